@@ -1,0 +1,5 @@
+"""`python -m dapo` is the `dapo` command."""
+
+from dapo.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""The paper as pure functions: no I/O, no configuration objects."""

@@ -1,0 +1,347 @@
+"""Every option, with its default (the paper's value where it has one) and its meaning. Imports no torch."""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from yaml import YAMLError
+
+from dapo.errors import ConfigError
+
+Positive: TypeAlias = Annotated[int, Field(gt=0)]
+Fraction: TypeAlias = Annotated[float, Field(ge=0.0, le=1.0)]
+DataSpec: TypeAlias = str | dict[str, Any]
+
+
+def _yaml_switch(value: object) -> object:
+    """YAML reads a bare `off` as False; here it is a word."""
+    return "off" if value is False else value
+
+
+class Section(BaseModel):
+    """A group of options; unknown names are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
+
+
+class ModelConfig(Section):
+    name: str = Field(description="alias (smollm2-135m-instruct, tiny-random), Hugging Face id or directory")
+    dtype: Literal["bfloat16", "float32", "float64"] = Field(
+        "bfloat16", description="of the forward and backward; master weights are float32 (float64 if that is asked)"
+    )
+    trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
+
+
+class DataConfig(Section):
+    train: DataSpec = Field(description="path, hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,... or a mapping")
+    eval: DataSpec | None = Field(None, description="held-out problems; their texts are removed from training")
+    max_prompt_tokens: Positive = Field(2048, description="longer prompts are dropped and counted, never cut")
+    instruction: str = Field("", description="added after a problem's text, before the chat template")
+    system: str | None = Field(None, description="system message, for chat models")
+    chat_template: Literal["auto", "on", "off"] = Field("auto", description="auto: on if the tokenizer has one")
+
+
+class RolloutConfig(Section):
+    engine: Literal["native"] = Field("native", description="what samples the responses")
+    prompts_per_step: Positive = Field(512, description="informative groups that make a batch")
+    group_size: int = Field(16, description="G: responses sampled to each prompt")
+    max_response_tokens: Positive = Field(20480, description="L_max, the sampled end token included")
+    temperature: float = Field(1.0, gt=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    slots: Positive = Field(64, description="native engine: sequences decoded at a time")
+    cache_tokens: Positive | None = Field(
+        None, description="native engine: bound on prompt + response tokens held at a time; none: as slots need"
+    )
+
+
+class DynamicSamplingConfig(Section):
+    enabled: bool = True
+    max_groups_per_step: Positive | None = Field(
+        None, description="bound on the groups judged in a step; none: ten times prompts_per_step"
+    )
+    on_shortfall: Literal["train", "stop"] = Field("train", description="at the bound: train on what there is, or stop")
+    surplus: Literal["drop"] = Field("drop", description="groups beyond the batch: the paper drops them")
+    filter: str | None = Field(None, description="module:function from a Group to a bool, instead of Eq. 11")
+
+
+class RewardConfig(Section):
+    verifier: str | dict[str, float] = Field(
+        "math", description="a name, module:function, or a mapping of several to their weights"
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="handed to the verifier")
+    threshold: float | None = Field(None, description="graded scores: correct from here on; none: no right or wrong")
+    timeout_s: float = Field(10.0, gt=0, description="for one verdict; then it is an error")
+    workers: Positive = Field(2, description="verifier processes")
+
+
+class OverlongConfig(Section):
+    mode: Annotated[Literal["soft", "filter", "off"], BeforeValidator(_yaml_switch)] = Field(
+        "soft", description="soft: Eq. 13; filter: truncated responses do not train; off"
+    )
+    buffer_tokens: Positive = Field(4096, description="L_cache: the penalty grows over this many tokens")
+    penalty: float = Field(1.0, ge=0, description="at max_response_tokens")
+
+
+class AdvantageConfig(Section):
+    scale: Annotated[Literal["std", "none"], BeforeValidator(lambda v: "none" if v is None else v)] = Field(
+        "std", description="Eq. 9 divides by the group's standard deviation"
+    )
+
+
+class LossConfig(Section):
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    clip_high: float = Field(0.28, gt=0)
+    dual_clip: float | None = Field(None, gt=1, description="bound on the ratio where A < 0; released scripts: 10")
+    aggregate: Literal["token", "group", "sequence", "constant"] = Field(
+        "token", description="token: DAPO as released; group: Eq. 8; sequence: GRPO; constant: Dr. GRPO"
+    )
+    kl_coef: float = Field(0.0, ge=0, description="k3 estimator against the frozen initial policy")
+    entropy_coef: float = Field(0.0, ge=0)
+
+
+class OptimConfig(Section):
+    lr: float = Field(1.0e-6, gt=0)
+    warmup_steps: int = Field(20, ge=0, description="training steps of linear warm-up, then constant")
+    weight_decay: float = Field(0.1, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    max_grad_norm: float = Field(1.0, gt=0)
+    max_skipped_updates: Positive = Field(10, description="non-finite updates in a row that end the run")
+
+
+class TrainConfig(Section):
+    num_steps: Positive = 300
+    minibatch_groups: Positive = Field(32, description="prompts (groups) an optimiser update")
+    microbatch_tokens: Positive = Field(16384, description="prompt + response tokens a backward")
+    save_every: int = Field(20, ge=0, description="steps between checkpoints; 0: only at the end")
+    keep_checkpoints: Positive = Field(2, description="newest checkpoints kept")
+    eval_every: int = Field(20, ge=0, description="steps between evaluations; 0: only first and last")
+    seed: int = Field(0, ge=0)
+    threads: Positive | None = Field(None, description="CPU threads of torch; none: torch's own choice")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+class EvalConfig(Section):
+    samples_per_problem: Positive = Field(1, description="k of avg@k; the paper's is 32")
+    max_problems: Positive | None = Field(None, description="the first so many; none: all")
+    temperature: float = Field(1.0, ge=0, description="0: greedy")
+    top_p: float = Field(0.7, gt=0, le=1)
+    max_response_tokens: Positive | None = Field(None, description="none: as in the rollout")
+    show_samples: int = Field(3, ge=0, description="responses printed before and after training")
+
+
+class LogConfig(Section):
+    sinks: list[Literal["tensorboard", "wandb", "trackio"]] = Field(
+        default_factory=list, description="besides metrics.jsonl and the console"
+    )
+    project: str = Field("dapo", description="of W&B and trackio")
+    rollouts: bool = Field(True, description="write every judged response to rollouts/*.parquet")
+
+
+class Config(Section):
+    """A whole run."""
+
+    preset: Literal["dapo", "grpo"] = "dapo"
+    model: ModelConfig
+    data: DataConfig
+    rollout: RolloutConfig = RolloutConfig()
+    dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
+    reward: RewardConfig = RewardConfig()
+    overlong: OverlongConfig = OverlongConfig()
+    advantage: AdvantageConfig = AdvantageConfig()
+    loss: LossConfig = LossConfig()
+    optim: OptimConfig = OptimConfig()
+    train: TrainConfig = TrainConfig()
+    eval: EvalConfig = EvalConfig()
+    log: LogConfig = LogConfig()
+
+    @property
+    def max_groups_per_step(self) -> int:
+        """The bound on the groups judged in a step."""
+        return self.dynamic_sampling.max_groups_per_step or 10 * self.rollout.prompts_per_step
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimiser updates in a step with a full batch."""
+        return self.rollout.prompts_per_step // self.train.minibatch_groups
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> "Config":
+        rollout, train = self.rollout, self.train
+        if rollout.group_size < 2:
+            raise ValueError(
+                f"rollout.group_size must be at least 2 to compare responses with each other, got {rollout.group_size}"
+            )
+        if rollout.prompts_per_step % train.minibatch_groups:
+            raise ValueError(
+                f"rollout.prompts_per_step={rollout.prompts_per_step} (prompts a step) must be a multiple of "
+                f"train.minibatch_groups={train.minibatch_groups} (prompts an optimiser update)"
+            )
+        if rollout.top_p < 1:
+            raise ValueError(
+                f"rollout.top_p must be 1 in training, got {rollout.top_p:g}: the sampler would draw from a "
+                "renormalised law that the trainer's log-probabilities do not describe (eval.top_p is free)"
+            )
+        if self.overlong.mode == "soft" and self.overlong.buffer_tokens > rollout.max_response_tokens:
+            raise ValueError(
+                f"overlong.buffer_tokens={self.overlong.buffer_tokens} must not exceed "
+                f"rollout.max_response_tokens={rollout.max_response_tokens}; lower it or set overlong.mode=off"
+            )
+        bound = self.dynamic_sampling.max_groups_per_step
+        if self.dynamic_sampling.enabled and bound is not None and bound < rollout.prompts_per_step:
+            raise ValueError(
+                f"dynamic_sampling.max_groups_per_step={bound} must be at least "
+                f"rollout.prompts_per_step={rollout.prompts_per_step}, or no batch could ever be full"
+            )
+        return self
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "dapo": {},
+    # Table 1's first row: naive GRPO. The paper names no KL coefficient; 0.001 is the released code's.
+    "grpo": {
+        "dynamic_sampling": {"enabled": False},
+        "overlong": {"mode": "off"},
+        "loss": {"clip_low": 0.2, "clip_high": 0.2, "aggregate": "sequence", "kl_coef": 0.001},
+    },
+}
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a YAML file, lay `key=value` overrides over it, and validate. Raises ConfigError."""
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"no config file {path}; expected a YAML file such as configs/quickstart.yaml")
+    try:
+        loaded = OmegaConf.load(path)
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{path} is not readable as YAML: {' '.join(str(error).split())}") from None
+    raw = OmegaConf.to_container(loaded) if loaded else {}
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path} must hold options as `name: value`, got a {type(raw).__name__}")
+    return build_config(raw, overrides, where=str(path))
+
+
+def build_config(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, where: str = "config") -> Config:
+    """Merge preset < `raw` < `overrides` and validate. Raises ConfigError with one message for all faults."""
+    layers = [_with_model_section(raw), _with_model_section(parse_overrides(overrides))]
+    name = next((layer["preset"] for layer in reversed(layers) if "preset" in layer), "dapo")
+    preset = PRESETS.get(name, {}) if isinstance(name, str) else {}
+    try:
+        # a mapping given for a data source or verifier replaces the old one, it does not mix with it
+        merged = preset
+        for layer in layers:
+            merged = _merge(merged, layer)
+        values = OmegaConf.to_container(OmegaConf.create(merged), resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{where}: {' '.join(str(error).split())}") from None
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        faults = "\n".join(f"  {line}" for line in _explain(error))
+        raise ConfigError(f"{where}:\n{faults}" if "\n" in faults else f"{where}: {faults.strip()}") from None
+
+
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """`["loss.clip_high=0.3"]` -> `{"loss": {"clip_high": 0.3}}`; values are YAML. Raises ConfigError."""
+    merged: dict[str, Any] = {}
+    for item in overrides:
+        key, equals, value = item.partition("=")
+        if not equals or not key or any(not part for part in key.split(".")):
+            raise ConfigError(f"override {item!r}: expected key=value, for example loss.clip_high=0.3")
+        try:
+            parsed: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"v={value}"]))
+        except (YAMLError, OmegaConfBaseException, ValueError) as error:
+            raise ConfigError(f"override {item!r}: {' '.join(str(error).split())}") from None
+        nested = parsed["v"]
+        for part in reversed(key.split(".")):
+            nested = {part: nested}
+        merged = _merge(merged, _with_model_section(nested))
+    return merged
+
+
+def dump_config(config: Config) -> str:
+    """The resolved configuration as YAML; loading it again gives an equal Config."""
+    return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
+
+
+_WHOLE_VALUES = {("data", "train"), ("data", "eval"), ("reward", "verifier"), ("reward", "options")}
+
+
+def _merge(base: Mapping[str, Any], top: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in top.items():
+        here = (*path, str(key))
+        if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping) and here not in _WHOLE_VALUES:
+            merged[key] = _merge(merged[key], value, here)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _with_model_section(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """`model: NAME` is short for `model: {name: NAME}`."""
+    values = dict(raw)
+    if isinstance(values.get("model"), str):
+        values["model"] = {"name": values["model"]}
+    return values
+
+
+def _explain(error: ValidationError) -> Iterator[str]:
+    seen = set()
+    for fault in error.errors():
+        parts = [str(part) for part in fault["loc"]]
+        # a union reports each of its branches: one line for the option is enough
+        option = ".".join(part for part in parts if part not in ("str", "dict[str,any]", "dict[str,float]"))
+        if option in seen:
+            continue
+        seen.add(option)
+        got = fault.get("input")
+        if fault["type"] == "extra_forbidden":
+            yield f"unknown option {option}; {_nearest(parts)}"
+        elif fault["type"] == "missing":
+            yield f"option {option} is missing; {_description(parts)}"
+        elif fault["type"] == "value_error":
+            yield fault["msg"].removeprefix("Value error, ")
+        else:
+            expected = fault["msg"][0].lower() + fault["msg"][1:]
+            if option == "data.train" or option == "data.eval":
+                expected = "input should be a data source as text or a mapping"
+            yield f"option {option}: {expected}, got {got!r}"
+
+
+def _nearest(parts: Sequence[str]) -> str:
+    known = list(option_names(Config))
+    wanted = ".".join(parts)
+    close = difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
+    if not close:
+        close = [name for name in known if name.split(".")[-1] == parts[-1]][:1] or difflib.get_close_matches(
+            parts[-1], [name.split(".")[-1] for name in known], n=1
+        )
+    if close:
+        return f"did you mean {close[0]}?"
+    section: Any = Config
+    for part in parts[:-1]:
+        section = section.model_fields[part].annotation
+    return f"known here: {', '.join(section.model_fields)}"
+
+
+def _description(parts: Sequence[str]) -> str:
+    section: Any = Config
+    for part in parts[:-1]:
+        section = section.model_fields[part].annotation
+    return section.model_fields[parts[-1]].description or f"set {'.'.join(parts)}"
+
+
+def option_names(section: type[Section], prefix: str = "") -> Iterator[str]:
+    """Every option of a section by its dotted name."""
+    for name, info in section.model_fields.items():
+        annotation = info.annotation
+        if isinstance(annotation, type) and issubclass(annotation, Section):
+            yield f"{prefix}{name}"
+            yield from option_names(annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"

@@ -1,0 +1,1 @@
+"""The native engine: continuous batching around the unmodified transformers model, in process."""

@@ -1,0 +1,43 @@
+"""Every error a user can meet. Messages say what was expected, what came, and what to do."""
+
+
+class DapoError(Exception):
+    """The base of all errors that are written for people; the command line prints them without a traceback."""
+
+    exit_code = 1
+
+
+class ConfigError(DapoError):
+    """The command line or the configuration is wrong; nothing has been written."""
+
+    exit_code = 2
+
+
+class DataError(DapoError):
+    """A data source is missing, empty or malformed; names the file and line."""
+
+    exit_code = 2
+
+
+class RewardError(DapoError):
+    """A verifier does not exist, cannot be imported or cannot be used."""
+
+    exit_code = 2
+
+
+class Starved(DapoError):
+    """Dynamic sampling reached its bound without enough informative groups; names the causes with counts."""
+
+
+class CheckpointError(DapoError):
+    """A run directory or checkpoint cannot be used as asked."""
+
+    exit_code = 2
+
+
+class EngineError(DapoError):
+    """A rollout engine broke its contract or cannot serve this model."""
+
+
+class NumericsError(DapoError):
+    """The update went wrong (non-finite gradient norm) too many times in a row."""

@@ -1,0 +1,22 @@
+"""Keyed randomness: every random choice is a function of its key, so nothing needs generator state."""
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def keyed_seed(*key: int | str) -> int:
+    """A 63-bit seed for a key, for example (run seed, "token", step, place in the stream, sample)."""
+    digest = hashlib.blake2b("\x1f".join(f"{type(part).__name__}:{part}" for part in key).encode(), digest_size=8)
+    return int.from_bytes(digest.digest(), "big") >> 1
+
+
+def keyed_uniforms(seed: int, count: int) -> NDArray[np.float64]:
+    """`[count]` draws in [0, 1); draw t depends on (seed, t) only, whatever `count` is."""
+    return np.random.Generator(np.random.Philox(key=seed)).random(count)
+
+
+def keyed_permutation(size: int, *key: int | str) -> NDArray[np.int64]:
+    """`[size]` a permutation of 0 .. size-1 that is a function of the key."""
+    return np.random.Generator(np.random.Philox(key=keyed_seed(*key))).permutation(size)

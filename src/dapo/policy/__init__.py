@@ -1,0 +1,1 @@
+"""The trained model: loading, packing, log-probabilities, updates, checkpoints."""

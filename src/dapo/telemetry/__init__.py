@@ -1,0 +1,1 @@
+"""What a run tells: metrics, sinks, rollout tables, curves."""
