@@ -70,7 +70,9 @@ class DynamicSamplingConfig(Section):
 
 class RewardConfig(Section):
     verifier: str | dict[str, float] = Field(
-        "math", description="a name, module:function, or a mapping of several to their weights"
+        "auto",
+        description="a name, module:function, or a mapping of several to their weights; auto: exact for builtin:, "
+        "gym for gym:, math otherwise",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="handed to the verifier")
     threshold: float | None = Field(None, description="graded scores: correct from here on; none: no right or wrong")

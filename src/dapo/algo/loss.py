@@ -1,0 +1,163 @@
+"""Eq. 5, 8, 10 and 12: the clipped policy gradient loss, with one weight for all tokens of a response.
+
+The loss is `-sum_i w_i sum_t min(r_it A_i, clip(r_it) A_i)`. The weights are made once for a whole minibatch, over all
+ranks, before it is cut up; so the losses of any microbatches on any ranks add up to the same sum, and so do their
+gradients (reduce them with SUM, never with a mean).
+"""
+
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+Aggregate: TypeAlias = Literal["token", "group", "sequence", "constant"]
+
+LOG_RATIO_BOUND = 20.0
+
+
+def policy_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    weights: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Eq. 8 and 10, negated: the scalar to minimise, and sums that describe it.
+
+    `logprobs`, `old_logprobs`, `mask`: `[N, T]`; `advantages`, `weights`: `[N]`, the weights from
+    `aggregation_weights`. Tokens without a true (non-zero) mask may hold anything, NaN included. Only `logprobs`
+    gets a gradient: `old_logprobs` may be `logprobs` itself. Packed tokens fit as well: with T = 1 each token is a row
+    that carries its response's advantage and weight.
+
+    `dual_clip` bounds r from above where A < 0 (released scripts: 10; not in the paper). The log-ratio is clamped to
+    +-20; beyond that a token has no gradient.
+
+    The loss has the type of `logprobs`, float32 if that is narrower. The metrics are 0-dim float64 tensors on the same
+    device, without gradient and unweighted; each is a plain sum over the trained tokens, so they add up over
+    microbatches and ranks:
+
+    - `tokens`: how many there are, zero advantages included;
+    - `clipped_high` (A > 0, r > 1 + clip_high), `clipped_low` (A < 0, r < 1 - clip_low), `clipped_dual` (A < 0,
+      r > dual_clip): counts of tokens that the clip robs of their gradient;
+    - `ratio_sum`: r_it;
+    - `approx_kl_sum`: r - 1 - log r, whose mean estimates KL(old || new);
+    - `prob_sum`: the probability under the policy now;
+    - `clipped_high_prob_sum`: the same, over the `clipped_high` tokens only (Fig. 3a is their mean).
+
+    Raises ValueError for shapes that do not fit and for a `dual_clip` that is not above 1.
+    """
+    _check_shapes(
+        logprobs, {"old_logprobs": old_logprobs, "mask": mask}, {"advantages": advantages, "weights": weights}
+    )
+    if dual_clip is not None and dual_clip <= 1:
+        raise ValueError(f"dual_clip must be above 1 (it bounds the ratio where A < 0), got {dual_clip}")
+    trained = mask.bool()  # [N, T]
+    log_ratio = _masked_log_ratio(logprobs, old_logprobs.detach(), trained)  # [N, T]
+    ratio = log_ratio.exp()  # [N, T] r_it, Eq. 6
+    advantage = advantages.to(ratio.dtype).unsqueeze(1)  # [N, 1] A_i
+    surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip_low, 1 + clip_high) * advantage)
+    if dual_clip is not None:
+        surrogate = torch.where(advantage < 0, torch.maximum(surrogate, dual_clip * advantage), surrogate)
+    loss = -_weighted_sum(surrogate, trained, weights)
+    with torch.no_grad():
+        falls, rises = trained & (advantage < 0), trained & (advantage > 0)
+        clipped_high = rises & (ratio > 1 + clip_high)
+        prob = torch.where(trained, logprobs, -torch.inf).to(ratio.dtype).exp()
+        metrics = {
+            "tokens": _total(trained),
+            "clipped_low": _total(falls & (ratio < 1 - clip_low)),
+            "clipped_high": _total(clipped_high),
+            "clipped_dual": _total(falls & (ratio > (torch.inf if dual_clip is None else dual_clip))),
+            "ratio_sum": _total(torch.where(trained, ratio, 0.0)),
+            "approx_kl_sum": _total(torch.expm1(log_ratio) - log_ratio),
+            "prob_sum": _total(prob),
+            "clipped_high_prob_sum": _total(torch.where(clipped_high, prob, 0.0)),
+        }
+    return loss, metrics
+
+
+def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
+    """Eq. 5's `D_KL(policy || reference)` by the k3 estimator, weighted like the loss: times beta, add it to the loss.
+
+    `sum_i w_i sum_t (q - 1 - log q)` with `q = reference / policy` at each sampled token, log q clamped to +-20.
+    Shapes, masking and types as in `policy_loss`; only `logprobs` gets a gradient. DAPO itself has no such term.
+    """
+    _check_shapes(logprobs, {"reference_logprobs": reference_logprobs, "mask": mask}, {"weights": weights})
+    trained = mask.bool()
+    log_q = -_masked_log_ratio(logprobs, reference_logprobs.detach(), trained)  # [N, T]
+    # expm1: near q = 1 the estimate is about (log q)^2 / 2, which exp() - 1 would round away
+    return _weighted_sum(torch.expm1(log_q) - log_q, trained, weights)
+
+
+def aggregation_weights(
+    lengths: Tensor, group_ids: Tensor, *, aggregate: Aggregate, max_length: int | None = None
+) -> Tensor:
+    """Eq. 12 and its rivals: `[N]` float64, the weight of every trained token of each response of a minibatch.
+
+    `lengths`: `[N]` tokens that train (end token in; prompt, padding and masked tokens out).
+    `group_ids`: `[N]` integers of any value; equal ones are one group. N counts responses with at least one trained
+    token, and groups likewise; a response without one has weight 0.
+
+    - `token`: 1 / trained tokens of the minibatch. DAPO as released.
+    - `group`: 1 / (groups x trained tokens of i's group). Eq. 8 and 12 to the letter.
+    - `sequence`: 1 / (N x length_i). GRPO, Eq. 5.
+    - `constant`: 1 / (N x max_length). Dr. GRPO.
+
+    Call it once for the whole minibatch, all ranks together, zero advantages included. Raises ValueError for shapes
+    that do not fit, negative lengths, an unknown `aggregate`, or `constant` without a positive `max_length`.
+    """
+    if lengths.ndim != 1 or group_ids.shape != lengths.shape:
+        raise ValueError(
+            f"lengths and group_ids must both be [N], got shapes {list(lengths.shape)} and {list(group_ids.shape)}"
+        )
+    if (lengths < 0).any():
+        raise ValueError(f"lengths must not be negative, got {lengths.tolist()}")
+    tokens = lengths.double()
+    responses = (tokens > 0).sum()
+    if aggregate == "token":
+        denominator = tokens.sum().expand_as(tokens)
+    elif aggregate == "group":
+        _, index = torch.unique(group_ids, return_inverse=True)
+        group_tokens = tokens.new_zeros(len(tokens)).index_add(0, index, tokens)  # as many as groups, then zeros
+        denominator = (group_tokens > 0).sum() * group_tokens[index]
+    elif aggregate == "sequence":
+        denominator = responses * tokens
+    elif aggregate == "constant":
+        if max_length is None or max_length < 1:
+            raise ValueError(f"aggregate='constant' needs max_length, the response limit in tokens, got {max_length}")
+        denominator = (responses * max_length).expand_as(tokens)
+    else:
+        raise ValueError(f"aggregate must be 'token', 'group', 'sequence' or 'constant', got {aggregate!r}")
+    return torch.where(tokens > 0, 1 / denominator.double(), 0.0)
+
+
+def _masked_log_ratio(logprobs: Tensor, base: Tensor, trained: Tensor) -> Tensor:
+    """`[N, T]` log(policy / base), 0 where nothing trains, in float32 or better."""
+    dtype = torch.promote_types(logprobs.dtype, torch.float32)
+    difference = logprobs.to(dtype) - base.to(dtype)
+    # inf * 0 is nan, so mask before exp(): then neither values nor gradients of padding get through
+    return torch.where(trained, difference, 0.0).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
+def _weighted_sum(values: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
+    return (torch.where(trained, values, 0.0).sum(dim=1) * weights.to(values.dtype)).sum()
+
+
+def _total(values: Tensor) -> Tensor:
+    return values.sum(dtype=torch.float64)
+
+
+def _check_shapes(logprobs: Tensor, per_token: dict[str, Tensor], per_response: dict[str, Tensor]) -> None:
+    """Broadcasting would turn a wrong shape into a wrong loss in silence."""
+    if logprobs.ndim != 2:
+        raise ValueError(f"logprobs must be [N, T], got shape {list(logprobs.shape)}")
+    for name, tensor in per_token.items():
+        if tensor.shape != logprobs.shape:
+            raise ValueError(f"{name} must be [N, T] = {list(logprobs.shape)}, got {list(tensor.shape)}")
+    for name, tensor in per_response.items():
+        if tensor.shape != logprobs.shape[:1]:
+            raise ValueError(f"{name} must be [N] = {list(logprobs.shape[:1])}, got {list(tensor.shape)}")

@@ -1,0 +1,36 @@
+"""Eq. 13 and overlong filtering: what becomes of responses that are too long."""
+
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from dapo.types import Finish
+
+OverlongMode: TypeAlias = Literal["soft", "filter", "off"]
+
+
+def overlong_penalty(length: int, *, max_length: int, buffer: int, factor: float = 1.0) -> float:
+    """Eq. 13: what a response of `length` tokens adds to its training reward, a number from `-factor` to 0.
+
+    0 up to `max_length - buffer` (L_max - L_cache), then linear down to `-factor` at `max_length`, and `-factor`
+    beyond. All lengths are in tokens and count the sampled end token. It shapes the training reward only: never the
+    verdict, never an evaluation. Raises ValueError for a buffer outside 1 .. max_length or a negative factor.
+    """
+    if not 1 <= buffer <= max_length:
+        raise ValueError(f"buffer must lie in 1 .. max_length={max_length} tokens, got {buffer}")
+    if factor < 0:
+        raise ValueError(f"factor must not be negative, got {factor}: the penalty is -factor at max_length")
+    excess = length - (max_length - buffer)
+    if excess <= 0:
+        return 0.0
+    return -factor * min(excess / buffer, 1.0)
+
+
+def trains(finish: "Finish", *, mode: OverlongMode) -> bool:
+    """Overlong filtering: whether a response's tokens train; in `filter` mode those of truncated ones do not.
+
+    Truncated is what the engine says (`finish == "length"`): an end token sampled exactly at the limit is "stop".
+    A response that does not train still counts in its group's mean and std. Raises ValueError for an unknown mode.
+    """
+    if mode not in ("soft", "filter", "off"):
+        raise ValueError(f"mode must be 'soft', 'filter' or 'off', got {mode!r}")
+    return mode != "filter" or finish != "length"

@@ -1,0 +1,116 @@
+"""The `dapo` command."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dapo import __version__
+from dapo.errors import DapoError
+
+# torch and transformers are imported inside the commands, so that --help and a config error answer at once
+
+app = typer.Typer(
+    name="dapo",
+    help="Reinforcement learning for language models with DAPO (arXiv 2503.14476).",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="a file such as configs/quickstart.yaml")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="options, for example loss.clip_high=0.3")
+]
+
+
+def main() -> None:
+    """Run the command; errors meant for people come without a traceback."""
+    try:
+        app()
+    except DapoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+@app.command()
+def train(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    run_dir: Annotated[Path | None, typer.Option(help="where to write; must not hold a run yet")] = None,
+) -> None:
+    """Train a model."""
+    from dapo.config import load_config
+
+    loaded = load_config(config, overrides or [])
+    from dapo.assemble import start_run
+
+    start_run(loaded, run_dir=run_dir, config_name=config.stem)
+
+
+@app.command()
+def resume(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="a run directory")],
+    overrides: Overrides = None,
+) -> None:
+    """Continue a run from its last checkpoint."""
+    from dapo.assemble import resume_run
+
+    resume_run(run_dir, overrides or [])
+
+
+@app.command("eval")
+def evaluate(
+    model_or_run: Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="alias, Hugging Face id, model or run directory")],
+    overrides: Overrides = None,
+    data: Annotated[str, typer.Option(help="data source, for example problems.jsonl or builtin:sums")] = ...,  # type: ignore[assignment]
+    samples_per_problem: Annotated[int | None, typer.Option(help="k of avg@k")] = None,
+    output: Annotated[Path | None, typer.Option(help="write the result with every response as JSON")] = None,
+) -> None:
+    """Evaluate a model: avg@k and pass@k with 95 % intervals."""
+    from dapo.assemble import evaluate_model
+
+    evaluate_model(
+        model_or_run, data=data, samples_per_problem=samples_per_problem, output=output, overrides=overrides or []
+    )
+
+
+@app.command()
+def check(config: ConfigPath, overrides: Overrides = None) -> None:
+    """Say what would run: sizes, counts, ignored options, differences from the paper. Trains nothing."""
+    from dapo.config import load_config
+    from dapo.explain import explain
+
+    for line in explain(load_config(config, overrides or [])):
+        print(line)
+
+
+@app.command()
+def export(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="a run directory")],
+    out_dir: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="the model directory to write; must not exist yet")],
+    step: Annotated[int | None, typer.Option(help="checkpoint to export; the newest if not given")] = None,
+) -> None:
+    """Write a run's model as a Hugging Face model directory."""
+    from dapo.assemble import export_run
+
+    export_run(run_dir, out_dir, step=step)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"dapo {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="and exit")] = False,
+) -> None:
+    """Reinforcement learning for language models with DAPO (arXiv 2503.14476)."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""`dapo check`: what a configuration would run, in words."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from dapo.config import Config, DataSpec
+from dapo.data.problems import load_problems, remove_overlap, spec_kind, spec_name
+from dapo.errors import DataError
+from dapo.types import Problem
+
+# What the paper trains with (section 4.1); option -> (value, unit)
+PAPER: dict[str, object] = {
+    "rollout.prompts_per_step": 512,
+    "rollout.group_size": 16,
+    "rollout.max_response_tokens": 20480,
+    "rollout.temperature": 1.0,
+    "dynamic_sampling.enabled": True,
+    "dynamic_sampling.filter": None,
+    "overlong.mode": "soft",
+    "overlong.buffer_tokens": 4096,
+    "overlong.penalty": 1.0,
+    "advantage.scale": "std",
+    "loss.clip_low": 0.2,
+    "loss.clip_high": 0.28,
+    "loss.dual_clip": None,
+    "loss.aggregate": "token",
+    "loss.kl_coef": 0.0,
+    "loss.entropy_coef": 0.0,
+    "optim.lr": 1e-6,
+    "optim.warmup_steps": 20,
+    "optim.weight_decay": 0.1,
+    "optim.max_grad_norm": 1.0,
+    "train.minibatch_groups": 32,
+    "eval.samples_per_problem": 32,
+    "eval.temperature": 1.0,
+    "eval.top_p": 0.7,
+}
+
+
+def explain(config: Config) -> Iterator[str]:
+    """Lines for a person. Raises DataError where a data source that is at hand cannot be read."""
+    yield f"model     {config.model.name} ({config.model.dtype} forward and backward)"
+    yield from _data(config)
+    yield ""
+    yield from _step(config)
+    yield ""
+    yield from _run(config)
+    for title, lines in (("ignored", list(ignored_options(config))), ("differs from the paper", list(departures(config)))):
+        yield ""
+        yield f"{title}:" if lines else f"{title}: nothing"
+        yield from (f"  - {line}" for line in lines)
+
+
+def resolved_verifier(config: Config) -> str | dict[str, float]:
+    """`reward.verifier`, with `auto` replaced by what suits the training data."""
+    if config.reward.verifier != "auto":
+        return config.reward.verifier
+    return {"builtin": "exact", "gym": "gym"}.get(spec_kind(config.data.train), "math")
+
+
+def option(config: Config, name: str) -> object:
+    """The value of an option by its dotted name."""
+    value: object = config
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def departures(config: Config) -> Iterator[str]:
+    """Where a configuration leaves the paper's values."""
+    for name, paper in PAPER.items():
+        value = option(config, name)
+        if value != paper:
+            yield f"{name}: {_show(value)} (paper: {_show(paper)})"
+
+
+def ignored_options(config: Config) -> Iterator[str]:
+    """Options that are set but have no effect, and why."""
+    set_sections = config.model_fields_set
+    if config.overlong.mode != "soft":
+        for name in ("buffer_tokens", "penalty"):
+            if "overlong" in set_sections and name in config.overlong.model_fields_set:
+                yield f"overlong.{name}: overlong.mode is {config.overlong.mode}"
+    if not config.dynamic_sampling.enabled:
+        if config.dynamic_sampling.filter:
+            yield "dynamic_sampling.filter: dynamic_sampling.enabled is false"
+        if config.dynamic_sampling.max_groups_per_step is not None:
+            yield (
+                "dynamic_sampling.max_groups_per_step: without dynamic sampling it only bounds the groups that verifier "
+                "errors make invalid"
+            )
+    if config.updates_per_step == 1:
+        clips = [name for name in ("clip_low", "clip_high", "dual_clip") if name in config.loss.model_fields_set]
+        if clips:
+            yield (
+                f"loss.{', loss.'.join(clips)}: with one update a step the policy is still the one that sampled, so the "
+                "ratio is 1 and nothing is clipped"
+            )
+    if config.data.eval is None:
+        if "eval" in set_sections:
+            yield "eval.*: data.eval is not set"
+        if "eval_every" in config.train.model_fields_set:
+            yield "train.eval_every: data.eval is not set"
+    if config.reward.threshold is not None and resolved_verifier(config) in ("math", "math_dapo", "exact", "gsm8k"):
+        yield "reward.threshold: the verifier says right or wrong, not a grade"
+    if not config.log.sinks and "project" in config.log.model_fields_set:
+        yield "log.project: log.sinks names neither wandb nor trackio"
+
+
+def _data(config: Config) -> Iterator[str]:
+    train = yield from _source("train", config.data.train)
+    if config.data.eval is None:
+        yield "eval      none: data.eval is not set, so nothing measures progress on held-out problems"
+        return
+    held_out = yield from _source("eval", config.data.eval)
+    if train and held_out:
+        _, removed = remove_overlap(train, held_out)
+        if removed:
+            yield f"          {removed} training problems are left out because their text is in the evaluation set"
+
+
+def _source(role: str, spec: DataSpec) -> "Iterator[str]":
+    label = f"{role:9} {spec_name(spec)}"
+    if spec_kind(spec) == "hub":
+        yield f"{label}: not counted here, it lies on the hub"
+        return []
+    problems: list[Problem] = load_problems(spec, split=role)
+    if not problems:
+        raise DataError(f"data.{role}: {spec_name(spec)} holds no problems")
+    distinct = len({problem.id for problem in problems})
+    sources = Counter(problem.source for problem in problems)
+    told = ", ".join(f"{count} {source}" for source, count in sources.most_common(6))
+    yield f"{label}: {len(problems):,} problems, {distinct:,} distinct ({told})"
+    return problems
+
+
+def _step(config: Config) -> Iterator[str]:
+    rollout, train = config.rollout, config.train
+    responses = rollout.prompts_per_step * rollout.group_size
+    yield "a step:"
+    kept = "that carry a signal (Eq. 11)" if config.dynamic_sampling.enabled else "whatever their verdicts"
+    yield f"  prompts     {rollout.prompts_per_step:,} {kept}; at most {config.max_groups_per_step:,} are judged"
+    yield f"  responses   {responses:,} train: {rollout.group_size} to each prompt"
+    yield (
+        f"  tokens      at most {responses * rollout.max_response_tokens:,} response tokens train "
+        f"({rollout.max_response_tokens:,} a response)"
+    )
+    yield (
+        f"  updates     {config.updates_per_step} of {train.minibatch_groups} prompts = "
+        f"{train.minibatch_groups * rollout.group_size:,} responses each, in microbatches of at most "
+        f"{train.microbatch_tokens:,} tokens"
+    )
+    shaping = {
+        "soft": f"minus up to {config.overlong.penalty:g} over the last {config.overlong.buffer_tokens:,} tokens",
+        "filter": "truncated responses do not train",
+        "off": "no length term",
+    }[config.overlong.mode]
+    yield f"  reward      {resolved_verifier(config)}, {shaping}"
+    yield (
+        f"  loss        ratio clipped to [{1 - config.loss.clip_low:g}, {1 + config.loss.clip_high:g}], averaged by "
+        f"{config.loss.aggregate}" + (f", KL {config.loss.kl_coef:g}" if config.loss.kl_coef else "")
+    )
+
+
+def _run(config: Config) -> Iterator[str]:
+    train = config.train
+    yield "the run:"
+    yield (
+        f"  {train.num_steps} steps, {train.num_steps * config.updates_per_step:,} updates, learning rate "
+        f"{config.optim.lr:g} after {config.optim.warmup_steps} steps of warm-up"
+    )
+    if config.data.eval is not None:
+        when = f"after every {train.eval_every} steps" if train.eval_every else "after the last step"
+        yield (
+            f"  evaluation before the first step and {when}: avg@{config.eval.samples_per_problem} at temperature "
+            f"{config.eval.temperature:g}, top_p {config.eval.top_p:g}"
+        )
+    yield f"  checkpoints {f'every {train.save_every} steps' if train.save_every else 'at the end'}, newest {train.keep_checkpoints} kept"
+
+
+def _show(value: object) -> str:
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,346 @@
+"""Dynamic sampling: engine + verifier + stream -> exactly one batch of groups, and the account of what it cost."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias, get_args
+
+from dapo.algo.sampling import is_informative
+from dapo.config import Config
+from dapo.data.stream import ProblemStream
+from dapo.engines.engine import RolloutEngine
+from dapo.errors import EngineError, RewardError, Starved
+from dapo.keyed import keyed_seed
+from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
+
+Fate: TypeAlias = Literal[
+    "trained", "all_correct", "all_wrong", "no_spread", "filtered", "invalid", "surplus", "aborted"
+]
+FATES: tuple[Fate, ...] = get_args(Fate)
+
+# A group's verdicts are looked at this many polls after its last token: the engine goes on while verifiers work, and
+# what is submitted next depends on polls, never on the clock.
+VERDICT_LAG_POLLS = 2
+
+
+class Judge(Protocol):
+    """Verdicts for a group's responses, in their order."""
+
+    def submit(
+        self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
+    ) -> "Future[tuple[Verdict, ...]]": ...
+
+
+class Encoder(Protocol):
+    """Problems to prompt ids, response ids to text."""
+
+    def encode(self, problem: Problem) -> tuple[int, ...]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+@dataclass(frozen=True)
+class SamplingPlan:
+    """How responses are sampled: the same for every request of a run."""
+
+    group_size: int
+    max_response_tokens: int
+    temperature: float
+    top_p: float
+    stop_ids: tuple[int, ...]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A step's groups, and everything that was generated for them."""
+
+    groups: tuple[Group, ...]
+    """Those that train, in the order of the stream."""
+    judged: tuple[tuple[Group, Fate], ...]
+    """Every group whose responses were all generated, in the order of the stream."""
+    group_counts: Mapping[Fate, int]
+    token_counts: Mapping[Fate, int]
+    shortfall: int
+    """Groups missing from a full batch: above 0 only where max_groups_per_step was reached."""
+    reason: str = ""
+    """For a short batch: why, with counts."""
+
+    @property
+    def num_generated_groups(self) -> int:
+        """Groups of which at least one token was generated."""
+        return sum(self.group_counts.values())
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Response tokens of every fate."""
+        return sum(self.token_counts.values())
+
+
+class DynamicSampler:
+    """Eq. 11 as a decision on each group, and a running keep rate that says how many to have in flight."""
+
+    def __init__(
+        self,
+        *,
+        prompts_per_step: int,
+        max_groups_per_step: int,
+        enabled: bool = True,
+        keep: Callable[[Group], bool] | None = None,
+    ) -> None:
+        self.prompts_per_step = prompts_per_step
+        self.max_groups_per_step = max_groups_per_step
+        self._enabled = enabled
+        self._keep = keep
+        self._memory = 1.0 - 1.0 / (4 * prompts_per_step)  # the keep rate of about the last four batches
+        self._kept = self._decided = 1.0
+
+    def fate(self, group: Group) -> Fate:
+        """What becomes of a judged group; counts towards the keep rate."""
+        fate = self._fate(group)
+        self._kept = self._memory * self._kept + (fate == "trained")
+        self._decided = self._memory * self._decided + 1.0
+        return fate
+
+    def in_flight_target(self, shortfall: int) -> int:
+        """Undecided groups to have submitted so that, at the running keep rate, the shortfall is just met."""
+        return math.ceil(shortfall * self._decided / max(self._kept, 0.1))
+
+    def state_dict(self) -> dict[str, float]:
+        """The running keep rate; JSON keeps it exactly."""
+        return {"kept": self._kept, "decided": self._decided}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Continue with a saved keep rate."""
+        self._kept, self._decided = float(state["kept"]), float(state["decided"])
+
+    def _fate(self, group: Group) -> Fate:
+        valid = [verdict for verdict in group.verdicts if verdict.error is None]
+        if len(valid) < 2:
+            return "invalid"
+        if not self._enabled:
+            return "trained"
+        if self._keep is not None:
+            return "trained" if self._user_keeps(group) else "filtered"
+        if is_informative(group.verdicts):
+            return "trained"
+        if any(verdict.correct is None for verdict in valid):
+            return "no_spread"
+        return "all_correct" if valid[0].correct else "all_wrong"
+
+    def _user_keeps(self, group: Group) -> bool:
+        assert self._keep is not None
+        try:
+            answer = self._keep(group)
+        except Exception as error:
+            raise RewardError(
+                f"dynamic_sampling.filter raised {type(error).__name__}: {error}; it must take a Group, return a bool"
+            ) from error
+        if not isinstance(answer, bool):
+            raise RewardError(f"dynamic_sampling.filter must return a bool, got {answer!r}")
+        return answer
+
+
+@dataclass
+class _Pending:
+    """A submitted group that is not yet decided."""
+
+    position: int
+    problem: Problem
+    prompt_ids: tuple[int, ...]
+    generations: list[Generation | None]
+    missing: int
+    texts: tuple[str, ...] = ()
+    verdicts: "Future[tuple[Verdict, ...]] | None" = None
+    due_poll: int = 0
+
+    def group(self) -> Group:
+        """The finished group with its verdicts; waits for the verifier."""
+        assert self.verdicts is not None
+        generations = tuple(g for g in self.generations if g is not None)
+        return Group(
+            self.problem, self.prompt_ids, generations, self.verdicts.result(), id=self.position, texts=self.texts
+        )
+
+
+def collect(
+    stream: ProblemStream,
+    engine: RolloutEngine,
+    judge: Judge,
+    sampler: DynamicSampler,
+    encoder: Encoder,
+    plan: SamplingPlan,
+    *,
+    step: int,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Batch:
+    """Algorithm 1, lines 4 to 8: sample until the batch holds exactly `prompts_per_step` groups that Eq. 11 keeps.
+
+    Groups are accepted in the order in which they were submitted, whichever finishes first. When the batch closes the
+    stream stands right after the last decided problem: later groups are dropped, counted, and drawn again next step.
+    At `max_groups_per_step` the batch is short, and `reason` says why. Raises EngineError if the engine breaks its
+    contract.
+    """
+    return _Collector(stream, engine, judge, sampler, encoder, plan, step, on_progress).run()
+
+
+@dataclass
+class _Collector:
+    stream: ProblemStream
+    engine: RolloutEngine
+    judge: Judge
+    sampler: DynamicSampler
+    encoder: Encoder
+    plan: SamplingPlan
+    step: int
+    on_progress: Callable[[int, int], None]
+    undecided: "deque[_Pending]" = field(default_factory=deque)
+    by_request: dict[str, tuple[_Pending, int]] = field(default_factory=dict)
+    judged: list[tuple[Group, Fate]] = field(default_factory=list)
+    accepted: list[Group] = field(default_factory=list)
+    submitted: int = 0
+    polls: int = 0
+    counts: dict[Fate, int] = field(default_factory=lambda: dict.fromkeys(FATES, 0))
+    tokens: dict[Fate, int] = field(default_factory=lambda: dict.fromkeys(FATES, 0))
+
+    def run(self) -> Batch:
+        while self.shortfall > 0:
+            self.top_up()
+            if not self.undecided:
+                break
+            if self.by_request:
+                self.receive(self.engine.poll())
+                self.polls += 1
+            self.decide()
+        self.drop_the_rest()
+        reason = self.explain_shortfall() if self.shortfall else ""
+        return Batch(
+            tuple(self.accepted), tuple(self.judged), self.counts, self.tokens, shortfall=self.shortfall, reason=reason
+        )
+
+    @property
+    def shortfall(self) -> int:
+        return self.sampler.prompts_per_step - len(self.accepted)
+
+    def top_up(self) -> None:
+        wanted = self.sampler.in_flight_target(self.shortfall) - len(self.undecided)
+        for _ in range(min(wanted, self.sampler.max_groups_per_step - self.submitted)):
+            self.submit_group()
+
+    def submit_group(self) -> None:
+        position, problem = self.stream.take()
+        prompt_ids = self.encoder.encode(problem)
+        size = self.plan.group_size
+        pending = _Pending(position, problem, prompt_ids, [None] * size, missing=size)
+        requests = [
+            GenerationRequest(
+                id=f"{self.step}/{position}/{i}",
+                prompt_ids=prompt_ids,
+                max_new_tokens=self.plan.max_response_tokens,
+                temperature=self.plan.temperature,
+                top_p=self.plan.top_p,
+                seed=keyed_seed(self.plan.seed, "token", self.step, position, i),
+                stop_ids=self.plan.stop_ids,
+            )
+            for i in range(size)
+        ]
+        self.engine.submit(requests)
+        self.by_request.update((request.id, (pending, i)) for i, request in enumerate(requests))
+        self.undecided.append(pending)
+        self.submitted += 1
+
+    def receive(self, generations: Sequence[Generation]) -> None:
+        for generation in generations:
+            if generation.request_id not in self.by_request:
+                raise EngineError(
+                    f"the engine answered request {generation.request_id!r}, which is not in flight (unknown, or "
+                    "answered twice)"
+                )
+            pending, i = self.by_request.pop(generation.request_id)
+            pending.generations[i] = generation
+            pending.missing -= 1
+            if pending.missing == 0:
+                self.send_to_judge(pending)
+
+    def send_to_judge(self, pending: _Pending) -> None:
+        ids = [generation.token_ids for generation in pending.generations if generation is not None]
+        pending.texts = tuple(self.encoder.decode(response) for response in ids)
+        pending.verdicts = self.judge.submit(pending.problem, pending.texts, ids)
+        pending.due_poll = self.polls + VERDICT_LAG_POLLS
+
+    def decide(self) -> None:
+        """Decide from the head of the queue; with nothing left to generate there is no reason to wait."""
+        while self.undecided and self.shortfall > 0:
+            head = self.undecided[0]
+            if head.missing or (self.by_request and head.due_poll > self.polls):
+                return
+            self.undecided.popleft()
+            group = head.group()
+            fate = self.sampler.fate(group)
+            if fate == "trained":
+                self.accepted.append(group)
+            self.book(group, fate)
+            self.on_progress(len(self.accepted), self.sampler.prompts_per_step)
+
+    def drop_the_rest(self) -> None:
+        """The batch is closed: what was submitted beyond it is dropped, counted, and goes back to the stream."""
+        if not self.undecided:
+            return
+        self.stream.rewind(self.undecided[0].position)
+        for generation in self.engine.abort(list(self.by_request)):
+            pending, i = self.by_request.pop(generation.request_id)
+            pending.generations[i] = generation
+        if self.by_request:
+            raise EngineError(f"the engine did not answer the abort of {next(iter(self.by_request))!r}")
+        for pending in self.undecided:
+            if pending.missing == 0:
+                self.book(pending.group(), "surplus")
+            elif tokens := sum(len(g.token_ids) for g in pending.generations if g is not None):
+                self.counts["aborted"] += 1
+                self.tokens["aborted"] += tokens
+
+    def book(self, group: Group, fate: Fate) -> None:
+        self.judged.append((group, fate))
+        self.counts[fate] += 1
+        self.tokens[fate] += group.num_tokens
+
+    def explain_shortfall(self) -> str:
+        decided = [group for group, fate in self.judged if fate != "surplus"]
+        causes = {
+            "all wrong": self.counts["all_wrong"],
+            "all correct": self.counts["all_correct"],
+            "scores without spread": self.counts["no_spread"],
+            "refused by dynamic_sampling.filter": self.counts["filtered"],
+            "with fewer than two valid verdicts": self.counts["invalid"],
+        }
+        told = ", ".join(f"{count} {cause}" for cause, count in causes.items() if count)
+        errors = [v.error for group in decided for v in group.verdicts if v.error is not None]
+        if errors:
+            told += f"; {len(errors)} verifier errors, most often: {max(set(errors), key=errors.count)}"
+        return (
+            f"{len(decided)} groups were judged (dynamic_sampling.max_groups_per_step) and {len(self.accepted)} of the "
+            f"{self.sampler.prompts_per_step} wanted carry a signal: {told}"
+        )
+
+
+def require_groups(batch: Batch, *, on_shortfall: str) -> None:
+    """Raise Starved where a short batch may not, or cannot, be trained on."""
+    if batch.shortfall and (on_shortfall == "stop" or not batch.groups):
+        raise Starved(
+            f"{batch.reason}. Choose problems nearer to what the model can do, raise rollout.group_size or "
+            "dynamic_sampling.max_groups_per_step, or look at the responses in rollouts/"
+        )
+
+
+def sampling_plan(config: Config, stop_ids: Sequence[int]) -> SamplingPlan:
+    """How a training run samples."""
+    return SamplingPlan(
+        group_size=config.rollout.group_size,
+        max_response_tokens=config.rollout.max_response_tokens,
+        temperature=config.rollout.temperature,
+        top_p=config.rollout.top_p,
+        stop_ids=tuple(stop_ids),
+        seed=config.train.seed,
+    )

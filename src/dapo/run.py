@@ -1,0 +1,346 @@
+"""The run directory: its layout, its lock, its manifest, and checkpoints that are whole or absent."""
+
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import dapo
+from dapo.errors import CheckpointError
+from dapo.telemetry.sinks import atomic_file, fsync, to_json, truncate_after
+
+_STEP_NAME = re.compile(r"step_(\d{6,})(\.parquet|\.json)?")
+SUMMARY_FIELDS = ("steps", "wall_s", "tokens_generated", "tokens_trained", "eval_first", "eval_last", "exit_reason")
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Where everything about one run lies. Make one with `create` or `open`."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: str | Path, config_yaml: str, manifest: Mapping[str, Any]) -> "RunDirectory":
+        """A new run in a new or empty directory. Raises CheckpointError if anything is there already."""
+        run = cls(Path(path))
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+            found = sorted(entry.name for entry in run.path.iterdir())
+        except OSError as error:
+            raise CheckpointError(f"cannot create the run directory {path}: {error.strerror}") from None
+        if run.config.name in found:
+            raise _already_a_run(run.path)
+        if found:
+            raise CheckpointError(
+                f"{path} is not empty and holds no run (found {', '.join(found[:3])}); choose a new or empty --run-dir"
+            )
+        try:
+            with open(run.config, "x", encoding="utf-8") as file:  # of two that start at once, one wins here
+                file.write(config_yaml)
+        except FileExistsError:
+            raise _already_a_run(run.path) from None
+        atomic_write_json(run.manifest, manifest)
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> "RunDirectory":
+        """An existing run. Raises CheckpointError naming what is missing."""
+        run = cls(Path(path))
+        if not run.path.is_dir():
+            raise CheckpointError(f"no run directory {path}; expected one that `dapo train` made")
+        missing = [file.name for file in (run.config, run.manifest) if not file.is_file()]
+        if missing:
+            raise CheckpointError(f"{path} is not a run directory: it has no {' and no '.join(missing)}")
+        return run
+
+    @property
+    def config(self) -> Path:
+        """Every option, as run."""
+        return self.path / "config.yaml"
+
+    @property
+    def manifest(self) -> Path:
+        """Versions, machine, command line, seed."""
+        return self.path / "manifest.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        """Written at the end."""
+        return self.path / "summary.json"
+
+    @property
+    def curves(self) -> Path:
+        """The plot of the metrics."""
+        return self.path / "curves.png"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The directory of `step_NNNNNN` directories."""
+        return self.path / "checkpoints"
+
+    def rollouts(self, step: int) -> Path:
+        """The table of a step's judged responses."""
+        return self.path / "rollouts" / f"step_{step:06d}.parquet"
+
+    def eval(self, step: int) -> Path:
+        """The evaluation at a step."""
+        return self.path / "eval" / f"step_{step:06d}.json"
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Held by the one process that writes here; the kernel frees it when that process dies, however it dies.
+
+        Raises CheckpointError naming the holder. Child processes must be spawned, not forked: a forked child that
+        outlives its parent would hold the lock on.
+        """
+        with open(self.path / "lock", "a+", encoding="ascii") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise CheckpointError(
+                    f"{self.path} is in use by process {file.read().strip() or '(just starting)'}; "
+                    "wait until it has ended, or stop it"
+                ) from None
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            file.flush()
+            yield
+
+    def save_checkpoint(self, step: int, write: Callable[[Path], None], keep: int) -> Path:
+        """Have `write(directory)` fill a checkpoint; then drop all but the newest `keep` up to this step.
+
+        It gets its name only when everything, checksums included, is on disk: after a crash at any moment the
+        checkpoints that have a name are whole.
+        """
+        final = self.checkpoints / f"step_{step:06d}"
+        temporary = self.checkpoints / f".{final.name}.tmp"
+        self._remove_leftovers()
+        temporary.mkdir(parents=True)
+        try:
+            write(temporary)
+            _seal(temporary, step)
+            if final.exists():
+                _set_aside(final)
+            os.rename(temporary, final)
+            fsync(self.checkpoints)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)  # a failed save must not fill the disk
+        upto = [path for path in _numbered(self.checkpoints) if step_of(path) <= step]
+        for old in upto[:-keep]:
+            _set_aside(old)
+        self._remove_leftovers()
+        return final
+
+    def latest_checkpoint(self, warn: Callable[[str], None]) -> Path | None:
+        """The newest checkpoint whose checksums hold; None if none was ever saved.
+
+        `warn` is told of each damaged one that is passed over. Raises CheckpointError if all are damaged.
+        """
+        saved = _numbered(self.checkpoints)
+        for path in reversed(saved):
+            fault = _fault(path)
+            if fault is None:
+                return path
+            warn(f"checkpoint {path} is damaged ({fault}); trying the one before it")
+        if saved:
+            raise CheckpointError(f"every checkpoint in {self.checkpoints} is damaged; start again in a new --run-dir")
+        return None
+
+    def checkpoint(self, step: int) -> Path:
+        """The checkpoint of one step. Raises CheckpointError if it is not there or damaged."""
+        path = self.checkpoints / f"step_{step:06d}"
+        if not path.is_dir():
+            steps = ", ".join(str(step_of(saved)) for saved in _numbered(self.checkpoints)) or "none"
+            raise CheckpointError(f"{self.path} has no checkpoint of step {step}; there are: {steps}")
+        fault = _fault(path)
+        if fault is not None:
+            raise CheckpointError(f"checkpoint {path} is damaged ({fault})")
+        return path
+
+    def cut_after(self, step: int) -> None:
+        """Forget what lies after a step, before resuming from it: metrics, rollouts, evaluations, checkpoints, summary.
+
+        A checkpoint after the step one resumes from is a damaged one: it would only be in the way of its successor.
+        """
+        truncate_after(self.metrics, step)
+        self.summary.unlink(missing_ok=True)
+        for folder in ("rollouts", "eval"):
+            for path in _numbered(self.path / folder):
+                if step_of(path) > step:
+                    path.unlink()
+        for path in _numbered(self.checkpoints):
+            if step_of(path) > step:
+                _set_aside(path)
+        self._remove_leftovers()
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write `summary.json`: SUMMARY_FIELDS, and whatever else is worth knowing.
+
+        `eval_first` and `eval_last` are None or hold accuracy, low, high, problems.
+        """
+        missing = [field for field in SUMMARY_FIELDS if field not in summary]
+        if missing:
+            raise ValueError(f"the summary of a run lacks {', '.join(missing)}")
+        atomic_write_json(self.summary, summary)
+
+    def _remove_leftovers(self) -> None:
+        for leftover in self.checkpoints.glob(".step_*.tmp"):
+            shutil.rmtree(leftover)
+
+
+def default_run_path(config_path: str | Path, now: datetime) -> Path:
+    """`runs/<config stem>-<YYYYmmdd-HHMMSS>`, for when no --run-dir is given."""
+    return Path("runs") / f"{Path(config_path).stem}-{now:%Y%m%d-%H%M%S}"
+
+
+def step_of(path: Path) -> int:
+    """The step in a name like `step_000012` or `step_000012.parquet`."""
+    match = _STEP_NAME.fullmatch(path.name)
+    if match is None:
+        raise ValueError(f"expected a name like step_000012, got {path.name}")
+    return int(match[1])
+
+
+def atomic_write_text(path: str | Path, text: str) -> None:
+    """Write a whole UTF-8 file, on disk when this returns; a crash leaves the old file or the new one."""
+    with atomic_file(Path(path)) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def atomic_write_json(path: str | Path, value: Any) -> None:
+    """Write indented JSON like `atomic_write_text`; numbers that are not finite become null."""
+    atomic_write_text(path, to_json(value, indent=2) + "\n")
+
+
+def make_manifest(command: Sequence[str], *, seed: int, started: datetime, gpus: Sequence[str] = ()) -> dict[str, Any]:
+    """What one needs to know to repeat a run. Reads no environment variable; secrets in `command` are masked."""
+    return {
+        "started": started.astimezone(UTC).isoformat(timespec="seconds"),
+        "command": mask_secrets(command),
+        "seed": seed,
+        "git_commit": _git_commit(),
+        "versions": {
+            "dapo": dapo.__version__,
+            "python": platform.python_version(),
+            **{name: _version(name) for name in ("torch", "transformers", "numpy")},
+        },
+        "machine": {
+            "platform": platform.platform(),
+            "cpu": _cpu_model(),
+            "cores": os.cpu_count(),
+            "gpus": list(gpus),
+        },
+    }
+
+
+_SECRET = re.compile(
+    r"(?<![a-z0-9])(token|password|passwd|passphrase|secret|credentials?|(api|access|private|auth)[_-]?key)['\"]?\s*[=:]"
+)
+_URL_PASSWORD = re.compile(r"(://[^/@\s:]+:)[^/@\s]+@")
+
+
+def mask_secrets(command: Sequence[str]) -> list[str]:
+    """`reward.options.api_key=abc` -> `reward.options.api_key=***`, also where the key is inside a mapping."""
+    masked = []
+    for argument in command:
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", argument).lower()  # openaiApiKey is three words
+        if _SECRET.search(words):
+            argument = f"{argument.partition('=')[0]}=***" if "=" in argument else "***"
+        masked.append(_URL_PASSWORD.sub(r"\1***@", argument))
+    return masked
+
+
+def _numbered(folder: Path) -> list[Path]:
+    """What is named `step_NNNNNN` in a folder, by step; whatever else a user keeps there is left alone."""
+    return sorted((path for path in folder.glob("step_*") if _STEP_NAME.fullmatch(path.name)), key=step_of)
+
+
+def _already_a_run(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path} already holds a run; continue it with `dapo resume {path}` or choose another --run-dir"
+    )
+
+
+def _seal(directory: Path, step: int) -> None:
+    """Put everything in a checkpoint on disk, and add the manifest by which damage is found."""
+    files = {}
+    for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+        fsync(path)
+        files[path.relative_to(directory).as_posix()] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+    atomic_write_json(directory / "manifest.json", {"step": step, "files": files})
+    for folder in [*(path for path in directory.rglob("*") if path.is_dir()), directory]:
+        fsync(folder)
+
+
+def _fault(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint, in a few words; None if its checksums hold."""
+    manifest = checkpoint / "manifest.json"
+    try:
+        files = json.loads(manifest.read_bytes())["files"]
+        for name, expected in files.items():
+            path = checkpoint / name
+            if not path.is_file():
+                return f"{name} is missing"
+            size = path.stat().st_size
+            if size != expected["bytes"]:
+                return f"{name} has {size} bytes instead of {expected['bytes']}"
+            if _sha256(path) != expected["sha256"]:
+                return f"{name} does not match its checksum"
+    except FileNotFoundError:
+        return "manifest.json is missing"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "manifest.json is not readable"
+    return None
+
+
+def _set_aside(checkpoint: Path) -> None:
+    """Make a checkpoint a leftover: it loses its name at once, so that half of it never looks like a whole."""
+    os.rename(checkpoint, checkpoint.with_name(f".{checkpoint.name}.old.tmp"))
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """Of the current directory, with `-dirty` where tracked files differ from it; None outside a repository."""
+    command = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--abbrev=40", "--match="]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()

@@ -1,0 +1,134 @@
+"""What the paper watches (section 4.3 and Fig. 2, 3, 7), computed from a step's groups and samples.
+
+Every name is `area/name`. Whatever depends on the machine and not on the run stands under `time/`.
+"""
+
+import re
+import resource
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from statistics import fmean
+
+from dapo.types import Group, Sample
+
+REFLECTION = re.compile(
+    r"\b(wait|hold on|let me (re-?)?check|let's (re-?)?check|re-?check|double-?check|on second thought|"
+    r"re-?think|re-?consider|i made a mistake)\b",
+    re.IGNORECASE,
+)
+
+
+def rollout_metrics(
+    decided: Sequence[tuple[Group, str]],
+    group_counts: Mapping[str, int],
+    token_counts: Mapping[str, int],
+    rewards: Mapping[int, Sequence[float]],
+    *,
+    shortfall: int,
+) -> dict[str, float]:
+    """Of one step's generation.
+
+    `decided`: judged groups with their fates, those beyond the closed batch left out, so that no figure depends on
+    how many were in flight. `rewards`: shaped rewards of the valid responses by group id. The account in groups and
+    tokens covers everything generated, by fate.
+    """
+    groups = [group for group, _ in decided]
+    generations = [generation for group in groups for generation in group.generations]
+    verdicts = [verdict for group in groups for verdict in group.verdicts]
+    valid = [verdict for verdict in verdicts if verdict.error is None]
+    texts = [text for group in groups for text in group.texts]
+    lengths = [len(generation.token_ids) for generation in generations]
+    fates = [fate for _, fate in decided]
+    shaped = [reward for group in groups for reward in rewards.get(group.id, ())]
+    trained = [reward for group, fate in decided if fate == "trained" for reward in rewards.get(group.id, ())]
+    metrics: dict[str, float] = {
+        "reward/mean": _mean(shaped),
+        "reward/trained_mean": _mean(trained),
+        "reward/score_mean": _mean([verdict.score for verdict in valid]),
+        "rollout/keep_rate": _share(fates, "trained"),
+        "rollout/all_correct_fraction": _share(fates, "all_correct"),
+        "rollout/all_wrong_fraction": _share(fates, "all_wrong"),
+        "rollout/response_tokens_mean": _mean(lengths),
+        "rollout/response_tokens_max": max(lengths, default=0),
+        "rollout/truncated_fraction": _share([g.finish for g in generations], "length"),
+        "rollout/reflection_fraction": _mean([REFLECTION.search(text) is not None for text in texts]),
+        "rollout/verifier_errors": len(verdicts) - len(valid),
+        "rollout/shortfall_groups": shortfall,
+    }
+    if any(verdict.correct is not None for verdict in valid):
+        metrics["reward/accuracy"] = _mean([verdict.correct is True for verdict in valid])
+    for kind, counts in (("groups", group_counts), ("tokens", token_counts)):
+        metrics[f"rollout/{kind}_generated"] = sum(counts.values())
+        metrics.update({f"rollout/{kind}_{fate}": count for fate, count in counts.items()})
+    return metrics
+
+
+def engine_gap_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """How far the sampler's log-probabilities are from the trainer's, over trained tokens, in nats."""
+    gaps = [
+        abs(engine - old)
+        for sample in samples
+        if sample.old_logprobs is not None
+        for engine, old, trains in zip(sample.engine_logprobs, sample.old_logprobs, sample.mask, strict=True)
+        if trains
+    ]
+    if not gaps:
+        return {}
+    return {"rollout/engine_logprob_gap_mean": fmean(gaps), "rollout/engine_logprob_gap_max": max(gaps)}
+
+
+def mean_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """A step's update metrics: the mean over its optimiser updates; names ending in `_max` keep the largest and
+    counts of tokens and skipped updates are summed."""
+    names = dict.fromkeys(name for update in updates for name in update)
+    return {name: _combine(name, [update[name] for update in updates if name in update]) for name in names}
+
+
+class Stopwatch:
+    """Seconds by phase of a step."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time inside to a phase."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
+
+    def metrics(self, *, tokens_generated: int) -> dict[str, float]:
+        """`time/*`: seconds by phase and of the step, generated tokens a second over the whole step, peak memory."""
+        total = time.perf_counter() - self._started
+        metrics = {f"time/{name}_s": round(seconds, 4) for name, seconds in self._seconds.items()}
+        metrics["time/step_s"] = round(total, 4)
+        metrics["time/tokens_per_s"] = round(tokens_generated / total, 2)
+        metrics["time/peak_memory_gib"] = round(peak_memory_gib(), 3)
+        return metrics
+
+
+def peak_memory_gib() -> float:
+    """Largest resident memory of this process so far."""
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kibibytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0
+
+
+def _share(values: Sequence[str], wanted: str) -> float:
+    return sum(value == wanted for value in values) / len(values) if values else 0.0
+
+
+def _combine(name: str, values: Sequence[float]) -> float:
+    if name.endswith("_max"):
+        return max(values)
+    if name in ("optim/skipped", "optim/update_tokens"):
+        return sum(values)
+    return fmean(values)

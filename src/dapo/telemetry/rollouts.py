@@ -1,0 +1,98 @@
+"""Every judged response of a step as a Parquet table, to query with DuckDB, pandas or pyarrow."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dapo.errors import DataError
+from dapo.telemetry.sinks import atomic_file
+
+ROWS_PER_CHUNK = 1024  # bounds memory: at the paper's lengths a whole step is gigabytes of ids
+
+
+def _required(name: str, kind: pa.DataType) -> pa.Field:
+    return pa.field(name, kind, nullable=False)
+
+
+ROLLOUT_SCHEMA = pa.schema(
+    [
+        _required("step", pa.int64()),
+        _required("group_id", pa.int64()),  # the problem's place in the stream
+        _required("problem_id", pa.string()),
+        _required("source", pa.string()),
+        _required("sample", pa.int32()),  # index in the group
+        _required("prompt", pa.string()),
+        _required("response", pa.string()),
+        _required("answer", pa.string()),
+        pa.field("correct", pa.bool_()),  # null: graded without right or wrong, or not judged
+        _required("score", pa.float64()),
+        pa.field("error", pa.string()),  # null: judged
+        pa.field("reward", pa.float64()),  # null: the group did not train
+        pa.field("advantage", pa.float64()),
+        _required("prompt_tokens", pa.int32()),
+        _required("response_tokens", pa.int32()),
+        _required("finish", pa.string()),
+        _required("fate", pa.string()),
+        _required("response_ids", pa.list_(pa.int32())),
+        _required("engine_logprobs", pa.list_(pa.float32())),
+        _required("version", pa.int64()),
+    ]
+)
+"""One row a response."""
+
+
+def write_rollouts(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write one row a response; equal rows give equal bytes (of one pyarrow version).
+
+    Every row names exactly the columns of ROLLOUT_SCHEMA. Text may be anything a tokenizer decodes to: lone
+    surrogates, which UTF-8 cannot hold, become U+FFFD. The file appears whole or not at all.
+    """
+    with (
+        atomic_file(Path(path)) as temporary,
+        pq.ParquetWriter(temporary, ROLLOUT_SCHEMA, compression="zstd") as writer,
+    ):
+        for chunk in _chunks(rows):
+            writer.write_table(_table(chunk))
+
+
+def read_rollouts(path: str | Path) -> pa.Table:
+    """The whole table. Raises DataError if there is no such file, or it is not Parquet."""
+    path = Path(path)
+    if not path.is_file():
+        raise DataError(f"no rollout table {path}; expected RUN_DIR/rollouts/step_NNNNNN.parquet (log.rollouts=true)")
+    try:
+        with pq.ParquetFile(path) as file:
+            return file.read()
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{path} is not readable as Parquet: {error}") from None
+
+
+def _chunks(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    remaining = iter(rows)
+    while chunk := list(islice(remaining, ROWS_PER_CHUNK)):
+        yield chunk
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    for row in rows:
+        # pyarrow would drop what it does not know and fill what is missing with nulls
+        if row.keys() != set(ROLLOUT_SCHEMA.names):
+            odd = sorted(row.keys() ^ set(ROLLOUT_SCHEMA.names))
+            raise ValueError(f"a rollout row must have exactly the columns of ROLLOUT_SCHEMA; these differ: {odd}")
+    columns = [_column([row[field.name] for row in rows], field) for field in ROLLOUT_SCHEMA]
+    return pa.Table.from_arrays(columns, schema=ROLLOUT_SCHEMA)
+
+
+def _column(values: list[Any], field: pa.Field) -> pa.Array:
+    if field.type == pa.string():
+        values = [None if value is None else _storable(value) for value in values]
+    return pa.array(values, field.type)
+
+
+def _storable(text: str) -> str:
+    """Surrogate pairs joined, lone surrogates replaced; everything else, NUL too, is kept."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

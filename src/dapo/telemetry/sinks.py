@@ -1,0 +1,195 @@
+"""Where metrics go: `metrics.jsonl`, which every run has, and trackers that are installed separately."""
+
+import importlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from dapo.errors import ConfigError, DataError
+
+Metrics: TypeAlias = Mapping[str, float | int]
+
+
+class Sink(Protocol):
+    """Takes the metrics of one step after the other; a step may be logged in several parts."""
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        """Record `area/name -> number`."""
+
+    def close(self) -> None:
+        """Write what is pending. Nothing may be logged afterwards."""
+
+
+class JsonlSink:
+    """Appends `{"step": 12, "reward/mean": 0.5, ...}` lines, each flushed as it is written so it can be followed.
+
+    Keys keep the order they are given in. JSON has no infinity and no NaN: both are written as null.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (closed by close)
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        """Append one line."""
+        self._file.write(to_json({"step": step, **metrics}) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class TensorBoardSink:
+    """Event files for `tensorboard --logdir DIRECTORY`.
+
+    A resumed run gives its `first_step`: TensorBoard then hides what an earlier process wrote from that step on.
+    """
+
+    def __init__(self, directory: str | Path, *, first_step: int | None = None) -> None:
+        tensorboard = _tracker("torch.utils.tensorboard", package="tensorboard")
+        self._writer = tensorboard.SummaryWriter(str(directory), purge_step=first_step)
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        """One scalar a metric."""
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, global_step=step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Write what is pending."""
+        self._writer.close()
+
+
+class WandbSink:
+    """Weights & Biases. The run's id is kept in `directory`, so that a resumed run continues the same curves.
+
+    W&B's history only grows: of the steps that are repeated after a resume it keeps what it saw first.
+    """
+
+    def __init__(self, project: str, name: str, config: Mapping[str, Any], directory: str | Path) -> None:
+        wandb = _tracker("wandb", package="wandb")
+        id_file = Path(directory) / "wandb-run-id"
+        run_id = id_file.read_text().strip() if id_file.exists() else None
+        self._run = wandb.init(
+            project=project, name=name, config=dict(config), dir=str(directory), id=run_id, resume="allow"
+        )
+        id_file.write_text(f"{self._run.id}\n")
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        """Send one step."""
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """Mark the run as finished."""
+        self._run.finish()
+
+
+class TrackioSink:
+    """trackio, which keeps its data where TRACKIO_DIR says; a run of the same name is continued."""
+
+    def __init__(self, project: str, name: str, config: Mapping[str, Any]) -> None:
+        self._trackio = _tracker("trackio", package="trackio")
+        self._trackio.init(project=project, name=name, config=dict(config), resume="allow")
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        """Record one step."""
+        self._trackio.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """Mark the run as finished."""
+        self._trackio.finish()
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """Every line of a metrics file, oldest first; a last line that is still being written is left out.
+
+    Raises DataError for a missing file, or a line that is no `{"step": ...}` object.
+    """
+    return [record for _, record in _records(Path(path))]
+
+
+def truncate_after(path: str | Path, step: int) -> None:
+    """Cut the lines of later steps, and a torn last line, so that a resumed run appends in their place.
+
+    The file is replaced as a whole: a crash leaves the old one or the new one. A missing file is left missing.
+    """
+    path = Path(path)
+    if not path.exists():
+        return
+    with atomic_file(path) as temporary, open(temporary, "wb") as kept:
+        for line, record in _records(path):
+            if record["step"] <= step:
+                kept.write(line)
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yields a temporary path; once the block ends its content is on disk and takes the name `path`, all or nothing.
+
+    Missing directories are made. If the block raises, `path` stays as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        yield temporary
+        fsync(temporary)
+        os.replace(temporary, path)
+        fsync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def fsync(path: Path) -> None:
+    """Wait until a file's content, or a directory's names, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """JSON that every reader takes: numbers that are not finite become null."""
+    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    if not path.is_file():
+        raise DataError(f"no metrics file {path}; expected the metrics.jsonl of a run directory")
+    with open(path, "rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n"):
+                return  # the writer was killed, or is at work, in the middle of this line
+            try:
+                record = json.loads(line)
+                is_step = isinstance(record, dict) and isinstance(record.get("step"), int)
+            except ValueError:
+                is_step = False
+            if not is_step:
+                raise DataError(f'{path}, line {number}: expected an object with a "step", got {line[:80]!r}')
+            yield line, record
+
+
+def _tracker(module: str, *, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise ConfigError(
+            f"log.sinks asks for {package}, which is not installed; run pip install 'dapo-rl[{package}]' "
+            f"or leave {package} out of log.sinks"
+        ) from None
