@@ -47,3 +47,176 @@ class Inputs:
     train: list[Problem]
     held_out: list[Problem]
     notes: list[str]
+
+
+@contextmanager
+def build_parts(
+    config: Config, inputs: Inputs, judge: VerifierPool, run: RunDirectory, display: ProgressDisplay, *, first_step: int
+) -> Iterator[Parts]:
+    """Everything that is plugged into the loop; closed at the end."""
+    with ExitStack() as stack:
+        engine = build_engine(config, inputs.loaded)
+        stack.callback(engine.close)
+        yield Parts(
+            stream=ProblemStream(inputs.train, seed=config.train.seed),
+            engine=engine,
+            judge=judge,
+            policy=Policy(
+                inputs.loaded,
+                loss=config.loss,
+                optim=config.optim,
+                temperature=config.rollout.temperature,
+                microbatch_tokens=config.train.microbatch_tokens,
+                max_response_tokens=config.rollout.max_response_tokens,
+            ),
+            sampler=DynamicSampler(
+                prompts_per_step=config.rollout.prompts_per_step,
+                max_groups_per_step=config.max_groups_per_step,
+                enabled=config.dynamic_sampling.enabled,
+                keep=load_filter(config.dynamic_sampling.filter),
+            ),
+            encoder=inputs.encoder,
+            plan=sampling_plan(config, inputs.loaded.stop_ids),
+            tracker=Tracker(build_sinks(config, run, first_step=first_step), display),
+            run=run,
+            held_out=inputs.held_out,
+            eval_plan=evaluation_plan(config, inputs.loaded) if inputs.held_out else None,
+        )
+
+
+def read_inputs(config: Config) -> Inputs:
+    """Load data and model and check that they fit each other; writes nothing."""
+    notes = []
+    load_filter(config.dynamic_sampling.filter)
+    problems = load_problems(config.data.train, split="train")
+    held_out = distinct(load_problems(config.data.eval, split="eval")) if config.data.eval is not None else []
+    problems, removed = remove_overlap(problems, held_out)
+    if removed:
+        notes.append(f"{removed} training problems left out: their text is in the evaluation set")
+    if not problems:
+        raise DataError("data.train: every problem is also in data.eval; nothing is left to train on")
+    set_up_torch(config)
+    loaded = load_model(
+        config.model.name,
+        dtype=DTYPES[config.model.dtype],
+        device=device_of(config),
+        trust_remote_code=config.model.trust_remote_code,
+    )
+    encoder = build_encoder(config, loaded)
+    problems, dropped = encoder.split_by_length(problems)
+    if dropped:
+        notes.append(f"{dropped} training prompts left out: longer than data.max_prompt_tokens")
+    if held_out:
+        held_out, dropped = encoder.split_by_length(held_out)
+        if dropped:
+            notes.append(f"{dropped} evaluation prompts left out: longer than data.max_prompt_tokens")
+    longest = max(len(encoder.encode(problem)) for problem in [*problems, *held_out])
+    require_context(loaded, longest, config.rollout.max_response_tokens)
+    return Inputs(loaded, encoder, problems, held_out[: config.eval.max_problems], notes)
+
+
+def distinct(problems: Sequence[Problem]) -> list[Problem]:
+    """Copies of a problem count once."""
+    return [problem for problem, _ in unique_problems(problems)]
+
+
+def require_context(loaded: LoadedModel, prompt_tokens: int, response_tokens: int) -> None:
+    """Raise ConfigError where prompt and response together exceed the model's positions."""
+    limit = getattr(loaded.model.config, "max_position_embeddings", None)
+    if limit is not None and prompt_tokens + response_tokens > limit:
+        raise ConfigError(
+            f"a prompt of {prompt_tokens} tokens and a response of rollout.max_response_tokens={response_tokens} exceed "
+            f"the {limit} positions of {loaded.name}; lower rollout.max_response_tokens or data.max_prompt_tokens"
+        )
+
+
+def build_encoder(config: Config, loaded: LoadedModel) -> PromptEncoder:
+    """Problems to prompts, as the config says."""
+    return PromptEncoder(
+        loaded.tokenizer,
+        instruction=config.data.instruction,
+        system=config.data.system,
+        chat_template=config.data.chat_template,
+        max_prompt_tokens=config.data.max_prompt_tokens,
+    )
+
+
+def build_engine(config: Config, loaded: LoadedModel) -> RolloutEngine:
+    """The engine has its own copy of the model, in the compute dtype."""
+    return NativeEngine(
+        copy.deepcopy(loaded.model), slots=config.rollout.slots, cache_tokens=config.rollout.cache_tokens
+    )
+
+
+def open_judge(config: Config) -> VerifierPool:
+    """Verifier processes. Raises RewardError if the verifier cannot be had."""
+    return VerifierPool(
+        resolved_verifier(config),
+        options=config.reward.options,
+        threshold=config.reward.threshold,
+        timeout_s=config.reward.timeout_s,
+        workers=config.reward.workers,
+    )
+
+
+def build_sinks(config: Config, run: RunDirectory, *, first_step: int) -> list[Sink]:
+    """metrics.jsonl always; the others as named."""
+    options = config.model_dump(mode="json")
+    makers: dict[str, Callable[[], Sink]] = {
+        "tensorboard": lambda: TensorBoardSink(run.path / "tensorboard", first_step=first_step),
+        "wandb": lambda: WandbSink(config.log.project, run.path.name, options, run.path),
+        "trackio": lambda: TrackioSink(config.log.project, run.path.name, options),
+    }
+    return [JsonlSink(run.metrics), *(makers[name]() for name in config.log.sinks)]
+
+
+def evaluation_plan(config: Config, loaded: LoadedModel) -> EvaluationPlan:
+    """How held-out problems are sampled."""
+    assert config.data.eval is not None
+    return EvaluationPlan(
+        name=spec_name(config.data.eval),
+        samples_per_problem=config.eval.samples_per_problem,
+        temperature=config.eval.temperature,
+        top_p=config.eval.top_p,
+        max_response_tokens=config.eval.max_response_tokens or config.rollout.max_response_tokens,
+        stop_ids=loaded.stop_ids,
+        seed=config.train.seed,
+    )
+
+
+def load_filter(name: str | None) -> Callable[[Group], bool] | None:
+    """A user's `module:function`. Raises ConfigError if it cannot be imported."""
+    if name is None:
+        return None
+    module_name, colon, attribute = name.partition(":")
+    if not colon:
+        raise ConfigError(f"dynamic_sampling.filter={name!r}: expected module:function")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        function = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"dynamic_sampling.filter={name!r} cannot be imported: {error}") from None
+    if not callable(function):
+        raise ConfigError(f"dynamic_sampling.filter={name!r} is a {type(function).__name__}, not a function")
+    return function
+
+
+def device_of(config: Config) -> str:
+    """The device to train on. Raises ConfigError where CUDA is asked for and absent."""
+    if config.train.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("train.device=cuda, but torch finds no CUDA device; use train.device=auto or cpu")
+    if config.train.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return config.train.device
+
+
+def set_up_torch(config: Config) -> None:
+    """Threads, once, before the first tensor."""
+    if config.train.threads is not None:
+        torch.set_num_threads(config.train.threads)
+
+
+def gpu_names() -> list[str]:
+    """For the manifest."""
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

@@ -45,7 +45,7 @@ def train(
     from dapo.config import load_config
 
     loaded = load_config(config, overrides or [])
-    from dapo.assemble import start_run
+    from dapo.commands import start_run
 
     start_run(loaded, run_dir=run_dir, config_name=config.stem)
 
@@ -56,7 +56,7 @@ def resume(
     overrides: Overrides = None,
 ) -> None:
     """Continue a run from its last checkpoint."""
-    from dapo.assemble import resume_run
+    from dapo.commands import resume_run
 
     resume_run(run_dir, overrides or [])
 
@@ -70,7 +70,7 @@ def evaluate(
     output: Annotated[Path | None, typer.Option(help="write the result with every response as JSON")] = None,
 ) -> None:
     """Evaluate a model: avg@k and pass@k with 95 % intervals."""
-    from dapo.assemble import evaluate_model
+    from dapo.commands import evaluate_model
 
     evaluate_model(
         model_or_run, data=data, samples_per_problem=samples_per_problem, output=output, overrides=overrides or []
@@ -94,7 +94,7 @@ def export(
     step: Annotated[int | None, typer.Option(help="checkpoint to export; the newest if not given")] = None,
 ) -> None:
     """Write a run's model as a Hugging Face model directory."""
-    from dapo.assemble import export_run
+    from dapo.commands import export_run
 
     export_run(run_dir, out_dir, step=step)
 

@@ -105,6 +105,7 @@ class Evaluation:
             {
                 "id": judged.problem.id,
                 "source": judged.problem.source,
+                "question": question_text(judged.problem),
                 "answer": judged.problem.answer,
                 "accuracy": fmean(judged.marks) if judged.marks else None,
                 "responses": [
@@ -201,6 +202,11 @@ def _requests(p: int, problem: Problem, encoder: Encoder, plan: EvaluationPlan) 
         )
         for i in range(plan.samples_per_problem)
     ]
+
+
+def question_text(problem: Problem) -> str:
+    """The problem as a person reads it: its text, or its last message."""
+    return problem.prompt if isinstance(problem.prompt, str) else problem.prompt[-1]["content"]
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:

@@ -1,8 +1,8 @@
 """Algorithm 1 of the paper."""
 
-import time
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,12 +13,14 @@ from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.errors import DapoError
 from dapo.evaluation import EvaluationPlan, evaluate
 from dapo.rollout import Batch, DynamicSampler, Encoder, Judge, SamplingPlan, collect, require_groups
-from dapo.run import RunDirectory
+from dapo.run import RunDirectory, atomic_write_json
 from dapo.samples import minibatches, shaped_reward, with_advantages
 from dapo.telemetry.metrics import Stopwatch, engine_gap_metrics, mean_of_updates, rollout_metrics
 from dapo.telemetry.rollouts import write_rollouts
 from dapo.telemetry.tracker import Tracker
 from dapo.types import Group, Problem, Sample, Verdict
+
+STATE_FILE = "state.json"
 
 
 class TrainablePolicy(Protocol):
@@ -165,7 +167,7 @@ def run_evaluation(parts: Parts, *, step: int) -> dict[str, float]:
         parts.eval_plan,
         on_progress=partial(parts.tracker.phase, "evaluate"),
     )
-    parts.run.write_json(parts.run.eval(step), {"step": step, **evaluation.summary(), "table": evaluation.table()})
+    atomic_write_json(parts.run.eval(step), {"step": step, **evaluation.summary(), "table": evaluation.table()})
     return evaluation.metrics()
 
 
@@ -192,7 +194,7 @@ def describe_batch(
 
 def save(config: Config, parts: Parts, progress: Progress) -> None:
     """Write a checkpoint of the last finished step, unless there is one."""
-    if parts.run.has_checkpoint(progress.step):
+    if (parts.run.checkpoints / f"step_{progress.step:06d}").exists():
         return
 
     def write(directory: Path) -> None:
@@ -202,31 +204,40 @@ def save(config: Config, parts: Parts, progress: Progress) -> None:
             "stream": parts.stream.state_dict(),
             "sampler": parts.sampler.state_dict(),
         }
-        parts.run.write_json(directory / "state.json", state)
+        atomic_write_json(directory / STATE_FILE, state)
 
     parts.run.save_checkpoint(progress.step, write, keep=config.train.keep_checkpoints)
 
 
-def restore(parts: Parts, directory: Path, state: Mapping[str, Any]) -> Progress:
+def restore(parts: Parts, checkpoint: Path) -> Progress:
     """Put policy, stream and sampler back to a checkpoint's state."""
-    parts.policy.load(directory)
+    state = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
+    parts.policy.load(checkpoint)
     parts.stream.load_state_dict(state["stream"])
     parts.sampler.load_state_dict(state["sampler"])
-    return replace(Progress(), **state["progress"])
+    return Progress(**state["progress"])
 
 
 def summarise(parts: Parts, progress: Progress, *, exit_reason: str) -> dict[str, Any]:
     """What summary.json holds."""
+    evaluations = [
+        {name: value for name, value in evaluation.items() if name != "table"}
+        for evaluation in read_evaluations(parts.run)
+    ]
     return {
         "steps": progress.step,
         "wall_s": round(progress.wall_s, 3),
         "tokens_generated": progress.tokens_generated,
         "tokens_trained": progress.tokens_trained,
-        "eval_first": parts.run.evaluation_summary(first=True),
-        "eval_last": parts.run.evaluation_summary(first=False),
+        "eval_first": evaluations[0] if evaluations else None,
+        "eval_last": evaluations[-1] if evaluations else None,
         "exit_reason": exit_reason,
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
+
+
+def read_evaluations(run: RunDirectory) -> list[dict[str, Any]]:
+    """Every evaluation of a run, oldest first, each with its table of responses."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(run.path.glob("eval/step_*.json"))]
 
 
 def _undo_sampling(parts: Parts, position: int, sampler_state: Mapping[str, float]) -> None:

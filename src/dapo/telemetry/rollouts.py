@@ -29,10 +29,10 @@ ROLLOUT_SCHEMA = pa.schema(
         _required("response", pa.string()),
         _required("answer", pa.string()),
         pa.field("correct", pa.bool_()),  # null: graded without right or wrong, or not judged
-        _required("score", pa.float64()),
+        pa.field("score", pa.float64()),  # null: not judged
         pa.field("error", pa.string()),  # null: judged
-        pa.field("reward", pa.float64()),  # null: the group did not train
-        pa.field("advantage", pa.float64()),
+        pa.field("reward", pa.float64()),  # null: not judged
+        pa.field("advantage", pa.float64()),  # null: did not train
         _required("prompt_tokens", pa.int32()),
         _required("response_tokens", pa.int32()),
         _required("finish", pa.string()),

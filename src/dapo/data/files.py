@@ -1,0 +1,90 @@
+"""Files to rows: JSON Lines and Parquet, each row with the words that name its place."""
+
+import difflib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from dapo.data.spec import FILE_TYPES
+from dapo.errors import DataError
+
+Rows: TypeAlias = Iterator[tuple[str, dict[str, Any]]]
+_ROWS_AT_ONCE = 1024
+
+
+def read_rows(path: Path) -> Rows:
+    """Yield (`FILE, line 3`, row) as the file is read. Raises DataError for whatever is wrong with it."""
+    _check(path)
+    return _jsonl_rows(path) if path.suffix.lower() == ".jsonl" else _parquet_rows(path)
+
+
+def _check(path: Path) -> None:
+    if path.is_dir():
+        inside = sorted(child.name for child in path.iterdir() if child.suffix.lower() in FILE_TYPES)
+        held = f"it holds {', '.join(inside[:5])}" if inside else "it holds no .jsonl or .parquet file"
+        raise DataError(f"{path} is a folder; expected one file: {held}")
+    if not path.exists():
+        raise DataError(f"no data file {path}; {_nearest_file(path)}")
+    if path.suffix.lower() not in FILE_TYPES:
+        raise DataError(f"{path}: expected a file that ends in .jsonl or .parquet, got {path.suffix or 'no ending'!r}")
+
+
+def _nearest_file(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f"the folder {path.parent} does not exist"
+    names = sorted(child.name for child in path.parent.iterdir() if child.suffix.lower() in FILE_TYPES)
+    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {path.parent / close[0]}?"
+    return f"the folder holds {', '.join(names[:5])}" if names else "the folder holds no .jsonl or .parquet file"
+
+
+def _jsonl_rows(path: Path) -> Rows:
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            where = f"{path}, line {number}"
+            text = _decoded(line, where, first=number == 1)
+            if text.strip():
+                yield where, _object(text, where)
+
+
+def _decoded(line: bytes, where: str, *, first: bool) -> str:
+    try:
+        # editors on Windows begin a file with a byte-order mark
+        return line.decode("utf-8-sig" if first else "utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{where}: not UTF-8 (byte {line[error.start]:#04x} at column {error.start + 1}); save the file as UTF-8"
+        ) from None
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
+    example = '{"prompt": "...", "answer": "..."}'
+    try:
+        row = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{where}: not valid JSON ({error.msg} at column {error.colno}); expected one object a line, like {example}"
+        ) from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets without end
+        raise DataError(f"{where}: JSON that cannot be read ({error}); expected one object like {example}") from None
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: expected one JSON object a line, like {example}, got a {type(row).__name__}")
+    return row
+
+
+def _parquet_rows(path: Path) -> Rows:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}, row {number}", row
+    except (pa.ArrowException, OSError, ValueError) as error:
+        after = f" after row {number}" if number else ""
+        raise DataError(f"{path}: not readable as Parquet{after} ({' '.join(str(error).split())})") from None

@@ -1,0 +1,97 @@
+"""A script that runs in a process of its own: reasoning-gym items to JSON. Imports nothing of this package.
+
+Some tasks iterate over sets of text, whose order Python shuffles anew in each process, or draw from the global
+generators. Here the parent has fixed PYTHONHASHSEED and the generators are seeded for each item, so an item is a
+function of (task, options, seed, index) alone.
+"""
+
+import json
+import os
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+
+def main() -> None:
+    """Request on standard input, `{"entries": {task: [entry]}}` or `{"fault": {...}}` on standard output."""
+    request = json.load(sys.stdin)
+    answer_pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    # a few tasks print while they work
+    os.dup2(2, 1)
+    try:
+        answer: dict[str, Any] = {"entries": {task["name"]: entries(task) for task in request["tasks"]}}
+    except Fault as fault:
+        answer = {"fault": fault.args[0]}
+    with answer_pipe:
+        json.dump(answer, answer_pipe)
+
+
+class Fault(Exception):
+    """What is wrong with a request, as a mapping that the parent puts into words."""
+
+
+def entries(task: dict[str, Any]) -> list[dict[str, Any]]:
+    """A task's first `count` entries, or distinct questions among the first ten times as many."""
+    from reasoning_gym.factory import DATASETS, create_dataset
+
+    name, options, seed, count, distinct = (task[key] for key in ("name", "options", "seed", "count", "distinct"))
+    if name not in DATASETS:
+        raise Fault({"kind": "task", "name": name, "known": sorted(DATASETS)})
+    known = [field.name for field in fields(DATASETS[name][1]) if field.name not in ("seed", "size")]
+    for option in options:
+        if option not in known:
+            raise Fault({"kind": "option", "name": name, "option": option, "known": known})
+    try:
+        fix_global_generators(seed, -1)
+        data = create_dataset(name, size=10 * count if distinct else count, seed=seed, **options)
+        drawn = (entry_at(data, seed, index) for index in range(len(data)))
+        found = list(islice(without_copies(drawn) if distinct else drawn, count))
+        if any(not isinstance(entry["answer"], str) for entry in found):
+            raise Fault({"kind": "unanswered", "name": name})
+        judged = data.score_answer(found[0]["answer"], found[0])
+    except Fault:
+        raise
+    except Exception as error:  # the library checks options by assertions and lets generators raise anything
+        raise Fault({"kind": "failed", "name": name, "reason": f"{type(error).__name__}: {error}"}) from None
+    if judged < 1.0:
+        raise Fault({"kind": "unjudged", "name": name, "score": judged})
+    return found
+
+
+def entry_at(data: Any, seed: int, index: int) -> dict[str, Any]:
+    """Question, answer and metadata as JSON values: tuples as lists, keys as text, numpy's numbers as Python's."""
+    fix_global_generators(seed, index)
+    item = data[index]
+    entry = {key: item[key] for key in ("question", "answer", "metadata")}
+    return json.loads(json.dumps(entry, default=python_value))
+
+
+def python_value(value: Any) -> Any:
+    """For what JSON does not know."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"an entry holds a {type(value).__name__}, which JSON cannot store")
+
+
+def without_copies(drawn: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Each question once."""
+    seen = set()
+    for entry in drawn:
+        if entry["question"] not in seen:
+            seen.add(entry["question"])
+            yield entry
+
+
+def fix_global_generators(seed: int, index: int) -> None:
+    """For tasks that draw from them."""
+    random.seed(f"{seed} {index}")
+    np.random.seed((seed + index) % 2**32)
+
+
+if __name__ == "__main__":
+    main()

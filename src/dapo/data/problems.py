@@ -1,0 +1,83 @@
+"""Problems from any source that a data spec can name."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from dapo.data.builtin import Split, builtin_problems
+from dapo.data.files import read_rows
+from dapo.data.gym import gym_problems
+from dapo.data.hub import read_hub_rows
+from dapo.data.rows import problem_from_row, prompt_text
+from dapo.data.spec import FileSource, HubSource, TaskSource, parse_spec, spec_kind, spec_name
+from dapo.errors import DataError
+from dapo.types import Problem
+
+__all__ = ["load_problems", "remove_overlap", "spec_kind", "spec_name", "unique_problems"]
+
+DEFAULT_SIZE: dict[Split, int] = {"train": 1000, "eval": 200}
+# reasoning-gym's item (seed, index) is item (seed + 1, index - 1) too: far apart, the two do not meet
+DEFAULT_GYM_SEED: dict[Split, int] = {"train": 0, "eval": 1_000_000}
+
+
+def load_problems(spec: str | dict[str, Any], *, split: Split = "train") -> list[Problem]:
+    """Every problem that `spec` names, in order, never none.
+
+    A spec is a path (`.jsonl`, `.parquet`), `hub:NAME[:SPLIT]`, `builtin:TASK,...`, `gym:TASK,...` or a mapping:
+    `{path: FILE, prompt: COLUMN, answer: COLUMN, size: N}`, `{hub: NAME, config:, split:, prompt:, answer:, size:}`,
+    `{builtin: {sums: {terms: 3}}, size: N, seed: S}`, `{gym: {chain_sum: {max_terms: 2}}, size: N, seed: S}`.
+    `size` takes a file's first rows; of generated problems it is the number over all tasks.
+
+    `split` says what the problems are for. Files and hub data sets give the same rows for both, copies included.
+    Built-in tasks never give one question to both, and generated evaluation sets hold no question twice (so they may
+    be smaller than `size`). Raises DataError, which names file and line.
+    """
+    source = parse_spec(spec)
+    if isinstance(source, TaskSource):
+        return _generated(source, split)
+    problems = list(islice(_read(source), source.size))
+    if not problems:
+        name = source.path if isinstance(source, FileSource) else f"hub:{source.name}:{source.split}"
+        raise DataError(f"{name} is empty; expected at least one problem with prompt and answer")
+    return problems
+
+
+def unique_problems(problems: Sequence[Problem]) -> list[tuple[Problem, int]]:
+    """Each problem once, with the number of its copies (equal ids), in the order of first appearance."""
+    found: dict[str, list[Problem]] = {}
+    for problem in problems:
+        found.setdefault(problem.id, []).append(problem)
+    return [(copies[0], len(copies)) for copies in found.values()]
+
+
+def remove_overlap(train: Sequence[Problem], held_out: Sequence[Problem]) -> tuple[list[Problem], int]:
+    """Training problems whose text is not held out, and how many were removed.
+
+    Texts are compared with whitespace collapsed and without system messages; answers play no part.
+    """
+    texts = {prompt_text(problem.prompt) for problem in held_out}
+    kept = [problem for problem in train if prompt_text(problem.prompt) not in texts]
+    return kept, len(train) - len(kept)
+
+
+def _read(source: FileSource | HubSource) -> Iterator[Problem]:
+    if isinstance(source, FileSource):
+        rows, name = read_rows(source.path), source.path.stem
+    else:
+        rows, name = read_hub_rows(source), source.name
+    # released files repeat a problem up to a hundred times: equal copies are one object
+    known: dict[str, Problem] = {}
+    for where, row in rows:
+        problem = problem_from_row(row, where=where, source=name, columns=source.columns)
+        first = known.setdefault(problem.id, problem)
+        yield first if first == problem else problem
+
+
+def _generated(source: TaskSource, split: Split) -> list[Problem]:
+    size = source.size if source.size is not None else DEFAULT_SIZE[split]
+    if size < len(source.tasks):
+        raise DataError(f"data source {source.kind}: size={size} is less than the {len(source.tasks)} tasks it names")
+    if source.kind == "builtin":
+        return builtin_problems(source.tasks, size=size, seed=source.seed or 0, split=split)
+    seed = source.seed if source.seed is not None else DEFAULT_GYM_SEED[split]
+    return gym_problems(source.tasks, size=size, seed=seed, distinct=split == "eval")

@@ -1,0 +1,121 @@
+"""Problems to token ids: instruction, system message, chat template."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from dapo.errors import DataError
+from dapo.types import Message, Problem, Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class PromptEncoder:
+    """What the model sees of a problem.
+
+    With a chat template, a text becomes a user message; `instruction` follows the last user message on a line of its
+    own; `system` stands in front where the problem brings no system message. Without one, the text and the
+    instruction are the prompt, and messages are joined by blank lines, their roles left out.
+    """
+
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        *,
+        instruction: str = "",
+        system: str | None = None,
+        chat_template: Literal["auto", "on", "off"] = "auto",
+        max_prompt_tokens: int = 2048,
+    ) -> None:
+        """`chat_template`: `auto` uses the tokenizer's if it has one. Raises DataError for what cannot apply."""
+        has_template = bool(getattr(tokenizer, "chat_template", None))
+        if chat_template == "on" and not has_template:
+            raise DataError("data.chat_template=on, but the model's tokenizer has no chat template; use auto or off")
+        self.uses_template = has_template and chat_template != "off"
+        if system is not None and not self.uses_template:
+            why = "data.chat_template=off" if has_template else "the model's tokenizer has no chat template"
+            raise DataError(f"data.system is set, but {why}; leave it out, or say it in data.instruction")
+        self._tokenizer = tokenizer
+        self._instruction = instruction
+        self._system = system
+        self.max_prompt_tokens = max_prompt_tokens
+
+    def encode(self, problem: Problem) -> tuple[int, ...]:
+        """Token ids, never cut. Without a template the tokenizer adds the special tokens it begins a text with."""
+        text = self.render(problem)
+        # a template writes the special tokens itself
+        ids = self._tokenizer(text, add_special_tokens=not self.uses_template)["input_ids"]
+        return tuple(ids)
+
+    def render(self, problem: Problem) -> str:
+        """The prompt as text; with a template, its special tokens included. Raises DataError for what cannot apply."""
+        prompt = self._with_instruction(problem)
+        if not self.uses_template:
+            return prompt if isinstance(prompt, str) else _joined(prompt, problem)
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+        if self._system is not None and all(message["role"] != "system" for message in messages):
+            messages.insert(0, {"role": "system", "content": self._system})
+        return self._templated(messages, problem)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """A response as text: special tokens left out, spaces as they are."""
+        return self._text(ids, skip_special_tokens=True)
+
+    def decode_prompt(self, ids: Sequence[int]) -> str:
+        """A prompt as text, special tokens included."""
+        return self._text(ids, skip_special_tokens=False)
+
+    def split_by_length(self, problems: Sequence[Problem]) -> tuple[list[Problem], int]:
+        """Problems of at most `max_prompt_tokens`, in order, and how many were longer. Raises DataError if all were."""
+        lengths: dict[str, int] = {}
+        for problem in problems:
+            if problem.id not in lengths:
+                lengths[problem.id] = len(self.encode(problem))
+        kept = [problem for problem in problems if lengths[problem.id] <= self.max_prompt_tokens]
+        if problems and not kept:
+            raise DataError(
+                f"all {len(problems)} prompts are longer than data.max_prompt_tokens={self.max_prompt_tokens}; "
+                f"the shortest has {min(lengths.values())} tokens"
+            )
+        return kept, len(problems) - len(kept)
+
+    def _with_instruction(self, problem: Problem) -> Prompt:
+        if not self._instruction:
+            return problem.prompt
+        if isinstance(problem.prompt, str):
+            return f"{problem.prompt}\n{self._instruction}"
+        messages = list(problem.prompt)
+        last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
+        if last is None:
+            raise DataError(f"problem {problem.id}: data.instruction follows the last user message, and there is none")
+        messages[last] = {**messages[last], "content": f"{messages[last]['content']}\n{self._instruction}"}
+        return messages
+
+    def _templated(self, messages: list[dict[str, str]], problem: Problem) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        except TemplateError as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise DataError(
+                f"problem {problem.id}: the model's chat template refuses messages of {roles}: {error}"
+            ) from None
+        assert isinstance(text, str)
+        return text
+
+    def _text(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        text = self._tokenizer.decode(
+            list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+        assert isinstance(text, str)
+        return text
+
+
+def _joined(messages: Sequence[Message], problem: Problem) -> str:
+    if any(message["role"] == "assistant" for message in messages):
+        raise DataError(
+            f"problem {problem.id}: a conversation with assistant messages cannot be told without a chat template; "
+            "use data.chat_template=on with a model that has one"
+        )
+    return "\n\n".join(message["content"] for message in messages)

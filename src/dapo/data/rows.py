@@ -1,0 +1,187 @@
+"""Rows to problems: the column layouts of TRL, verl and GSM8K, from whatever source."""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from dapo.data.spec import Columns
+from dapo.errors import DataError
+from dapo.types import Message, Problem, Prompt
+
+PROMPT_COLUMNS = ("prompt", "question", "problem")
+ANSWER_COLUMNS = ("reward_model.ground_truth", "answer", "solution", "ground_truth", "target")
+# pandas writes a frame's index as a column of this name; it would tell copies of a problem apart
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__")
+_MARKED_ANSWER = re.compile(r"^####[ \t]*(\S.*?)\s*\Z", re.MULTILINE)
+_THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
+
+
+def problem_from_row(row: Mapping[str, Any], *, where: str, source: str, columns: Columns = Columns()) -> Problem:
+    """Read one row; a column in a column is named with a dot (`reward_model.ground_truth`).
+
+    `where` names the row in errors. Further columns become `fields`; `data_source`, if there, is the problem's source.
+    An answer of GSM8K's form becomes the number after `####`, and the worked solution `fields["solution"]`.
+    Raises DataError.
+    """
+    prompt_column = _column(row, columns.prompt, PROMPT_COLUMNS, what="prompt", where=where)
+    answer_column = _column(row, columns.answer, ANSWER_COLUMNS, what="answer", where=where)
+    prompt = _prompt(_lookup(row, prompt_column), f"{where}: {prompt_column}")
+    text = _answer(_lookup(row, answer_column), f"{where}: {answer_column}")
+    used = (prompt_column, answer_column)
+    fields = {
+        str(name): json_value(value, f"{where}: {name}")
+        for name, value in row.items()
+        if name not in used and not _PANDAS_INDEX.fullmatch(str(name))
+    }
+    answer = _after_mark(text)
+    if answer != text:
+        fields.setdefault("solution", text)
+    named_source = fields.get("data_source")
+    return Problem(
+        id=problem_id(prompt, answer),
+        prompt=prompt,
+        answer=answer,
+        source=named_source if isinstance(named_source, str) and named_source else source,
+        fields=fields,
+    )
+
+
+def problem_id(prompt: Prompt, answer: str) -> str:
+    """16 hexadecimal digits of content: copies share it, wherever they stand."""
+    content = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
+    text = json.dumps([content, answer], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def prompt_text(prompt: Prompt) -> str:
+    """The question with whitespace collapsed: a text, or all messages but the system's, in one line."""
+    if not isinstance(prompt, str):
+        prompt = " ".join(message["content"] for message in prompt if message["role"] != "system")
+    return " ".join(prompt.split())
+
+
+def json_value(value: object, where: str) -> Any:
+    """The value as JSON knows it: times and decimals as text, NaN as None. Raises DataError for bytes and objects."""
+    if isinstance(value, str):
+        return _encodable(value, where)
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None if math.isnan(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): json_value(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(item, where) for item in value]
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if isinstance(value, timedelta | Decimal | UUID):
+        return str(value)
+    raise DataError(
+        f"{where} holds a value of type {type(value).__name__}; only text, numbers, times, lists and mappings are read: "
+        "drop this column or write it as text"
+    )
+
+
+def _column(row: Mapping[str, Any], named: str | None, known: Sequence[str], *, what: str, where: str) -> str:
+    for name in (named,) if named else known:
+        if _has(row, name):
+            return name
+    present = ", ".join(map(str, row)) or "(none)"
+    if named:
+        raise DataError(f"{where}: no column {named}, which is named as {what}; columns here: {present}")
+    raise DataError(
+        f"{where}: no {what}; expected a column {', '.join(known[:-1])} or {known[-1]}, columns here: {present}; "
+        f"name yours with {{path: FILE, {what}: COLUMN}}"
+    )
+
+
+def _has(row: Mapping[str, Any], column: str) -> bool:
+    if column in row:
+        return True
+    head, dot, rest = column.partition(".")
+    return bool(dot) and isinstance(row.get(head), Mapping) and _has(row[head], rest)
+
+
+def _lookup(row: Mapping[str, Any], column: str) -> object:
+    if column in row:
+        return row[column]
+    head, _, rest = column.partition(".")
+    return _lookup(row[head], rest)
+
+
+def _prompt(value: object, where: str) -> Prompt:
+    if _is_null(value):
+        raise DataError(f"{where} is null; expected the question as text or messages")
+    if isinstance(value, str):
+        if not value.strip():
+            raise DataError(f"{where} is empty; expected the question as text or messages")
+        return _encodable(value, where)
+    if not isinstance(value, list | tuple):
+        raise DataError(f"{where} must be text or a list of messages, got {_shown(value)}")
+    messages = [_message(item, f"{where}, message {number}") for number, item in enumerate(value, start=1)]
+    if not any(message["content"].strip() for message in messages):
+        raise DataError(f"{where} is empty; expected at least one message with content")
+    if messages[-1]["role"] == "assistant":
+        raise DataError(f"{where}: the last message is the assistant's; a prompt ends where the model is to answer")
+    return messages
+
+
+def _message(value: object, where: str) -> Message:
+    """Role and content; a message's other keys play no part."""
+    if not isinstance(value, Mapping) or not {"role", "content"} <= value.keys():
+        keys = f"the keys {', '.join(map(str, value)) or '(none)'}" if isinstance(value, Mapping) else _shown(value)
+        raise DataError(f"{where}: expected a mapping with role and content, got {keys}")
+    for key in ("role", "content"):
+        if not isinstance(value[key], str) or (key == "role" and not value[key].strip()):
+            raise DataError(f"{where}: {key} must be text, got {_shown(value[key])}")
+    return {"role": value["role"], "content": _encodable(value["content"], where)}
+
+
+def _answer(value: object, where: str) -> str:
+    """Text; a number as it is written, 3.0 as `3` since tables turn whole numbers into floats."""
+    if _is_null(value):
+        raise DataError(f"{where} is null; every problem needs a reference answer: fill it in or drop the row")
+    if isinstance(value, str):
+        if not value.strip():
+            raise DataError(f"{where} is empty; every problem needs a reference answer: fill it in or drop the row")
+        return _encodable(value, where)
+    if isinstance(value, float) and math.isfinite(value):
+        return str(int(value)) if value.is_integer() else repr(value)
+    if isinstance(value, int | Decimal) and not isinstance(value, bool):
+        return str(value)
+    raise DataError(f"{where} must be text or a number, got {_shown(value)}; write the reference answer as text")
+
+
+def _after_mark(text: str) -> str:
+    marked = _MARKED_ANSWER.search(text)
+    if marked is None:
+        return text
+    final = marked[1].rpartition("####")[2].strip()
+    return final.replace(",", "") if _THOUSANDS.fullmatch(final) else final
+
+
+def _is_null(value: object) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _encodable(text: str, where: str) -> str:
+    """JSON can spell half of a surrogate pair; no tokenizer or file takes it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where}: character {error.start + 1} is half of a surrogate pair ({text[error.start]!r}), not text; "
+            "write the text in UTF-8"
+        ) from None
+    return text
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

@@ -1,0 +1,203 @@
+"""Data specs: what `data.train` and `data.eval` may say, read into one typed form."""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from dapo.errors import DataError
+
+Kind: TypeAlias = Literal["path", "hub", "builtin", "gym"]
+KINDS: tuple[Kind, ...] = ("path", "hub", "builtin", "gym")
+FILE_TYPES = (".jsonl", ".parquet")
+EXPECTED = (
+    "expected a path (.jsonl, .parquet), hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,... "
+    "or a mapping with one of the keys path, hub, builtin, gym"
+)
+_OPTIONS: dict[Kind, tuple[str, ...]] = {
+    "path": ("path", "prompt", "answer", "size"),
+    "hub": ("hub", "config", "split", "prompt", "answer", "size"),
+    "builtin": ("builtin", "size", "seed"),
+    "gym": ("gym", "size", "seed"),
+}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns hold the question and the answer; None: the first known one that is there."""
+
+    prompt: str | None = None
+    answer: str | None = None
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """A `.jsonl` or `.parquet` file."""
+
+    path: Path
+    columns: Columns = Columns()
+    size: int | None = None
+    """The first so many rows; None: all."""
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """A data set of the Hugging Face hub."""
+
+    name: str
+    split: str = "train"
+    """Of the data set; also an evaluation reads `train` unless another is named."""
+    config: str | None = None
+    """The data set's configuration (`main` of openai/gsm8k)."""
+    columns: Columns = Columns()
+    size: int | None = None
+
+
+@dataclass(frozen=True)
+class TaskSource:
+    """Generated problems: several tasks, taking turns."""
+
+    kind: Literal["builtin", "gym"]
+    tasks: Mapping[str, Mapping[str, Any]]
+    """Task -> its options."""
+    size: int | None = None
+    """Over all tasks together; None: the default for training or evaluation."""
+    seed: int | None = None
+
+
+Source: TypeAlias = FileSource | HubSource | TaskSource
+
+
+def parse_spec(spec: str | Mapping[str, Any]) -> Source:
+    """Read a spec. Raises DataError with what was expected, what came and the nearest known word."""
+    if isinstance(spec, str):
+        return _from_text(spec)
+    if isinstance(spec, Mapping):
+        return _from_mapping({str(key): value for key, value in spec.items()})
+    raise DataError(f"data source {spec!r} is a {type(spec).__name__}; {EXPECTED}")
+
+
+def spec_kind(spec: str | Mapping[str, Any]) -> Kind:
+    """Where the problems come from."""
+    source = parse_spec(spec)
+    return source.kind if isinstance(source, TaskSource) else "hub" if isinstance(source, HubSource) else "path"
+
+
+def spec_name(spec: str | Mapping[str, Any]) -> str:
+    """A short name for people and metrics, without slashes: `aime-2024`, `gsm8k`, `sums+products`, `sums+7`."""
+    source = parse_spec(spec)
+    if isinstance(source, FileSource):
+        return source.path.stem
+    if isinstance(source, HubSource):
+        return source.name.rstrip("/").rpartition("/")[2]
+    names = list(source.tasks)
+    return "+".join(names) if len(names) <= 4 else f"{names[0]}+{len(names) - 1}"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`did you mean sums?`, or all known words where none is near."""
+    known = list(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+
+
+def _from_text(spec: str) -> Source:
+    if not spec.strip():
+        raise DataError(f"the data source is empty; {EXPECTED}")
+    prefix, colon, rest = spec.strip().partition(":")
+    if colon and prefix == "hub":
+        name, _, split = rest.partition(":")
+        return _hub({"hub": name, "split": split} if split else {"hub": name})
+    if colon and prefix in ("builtin", "gym"):
+        return _tasks(prefix, {prefix: rest})
+    # one letter is a Windows drive
+    if colon and len(prefix) > 1 and prefix.isidentifier() and not spec.endswith(FILE_TYPES):
+        raise DataError(f"data source {spec!r}: unknown kind {prefix!r}, {did_you_mean(prefix, KINDS[1:])}; {EXPECTED}")
+    return _file({"path": spec.strip()})
+
+
+def _from_mapping(spec: dict[str, Any]) -> Source:
+    kinds: list[Kind] = [kind for kind in KINDS if kind in spec]
+    if len(kinds) != 1:
+        came = f"both {' and '.join(kinds)}" if kinds else f"the keys {', '.join(spec) or '(none)'}"
+        raise DataError(f"data source: {came}; {EXPECTED}")
+    kind = kinds[0]
+    for key in spec:
+        if key not in _OPTIONS[kind]:
+            raise DataError(f"data source {kind}: unknown option {key!r}; {_nearest_option(key, _OPTIONS[kind])}")
+    spec = {key: value for key, value in spec.items() if value is not None or key == kind}
+    if kind == "path":
+        return _file(spec)
+    if kind == "hub":
+        return _hub(spec)
+    return _tasks(kind, spec)
+
+
+def _nearest_option(key: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    names = f"options: {', '.join(known)}"
+    return f"did you mean {close[0]}? ({names})" if close else names
+
+
+def _file(spec: Mapping[str, Any]) -> FileSource:
+    return FileSource(Path(_text(spec, "path", "path")).expanduser(), _columns(spec, "path"), _size(spec, "path"))
+
+
+def _hub(spec: Mapping[str, Any]) -> HubSource:
+    config = _text(spec, "config", "hub") if "config" in spec else None
+    split = _text(spec, "split", "hub") if "split" in spec else "train"
+    return HubSource(_text(spec, "hub", "hub"), split, config, _columns(spec, "hub"), _size(spec, "hub"))
+
+
+def _tasks(kind: Literal["builtin", "gym"], spec: Mapping[str, Any]) -> TaskSource:
+    seed = _whole_number(spec["seed"], f"{kind}: seed", low=0) if "seed" in spec else None
+    return TaskSource(kind, _task_options(kind, spec[kind]), _size(spec, kind), seed)
+
+
+def _task_options(kind: str, value: object) -> dict[str, dict[str, Any]]:
+    """`"a,b"`, `[a, b]` or `{a: {option: value}, b: null}` -> task -> options."""
+    if isinstance(value, str):
+        value = value.split(",")
+    if isinstance(value, Mapping):
+        tasks = [(str(name), options) for name, options in value.items()]
+    elif isinstance(value, Sequence) and all(isinstance(name, str) for name in value):
+        tasks = [(name.strip(), None) for name in value if name.strip()]
+    else:
+        raise DataError(f"data source {kind}: expected names of tasks or a mapping of tasks to options, got {value!r}")
+    if not tasks:
+        raise DataError(f"data source {kind}: no task is named; write for example {kind}:{_EXAMPLES[kind]}")
+    found: dict[str, dict[str, Any]] = {}
+    for name, options in tasks:
+        if name in found:
+            raise DataError(f"data source {kind}: task {name} is named twice; each takes part once")
+        if options is not None and not isinstance(options, Mapping):
+            raise DataError(
+                f"data source {kind}: the options of task {name} must be a mapping (option: value), got {options!r}"
+            )
+        found[name] = {str(key): option for key, option in (options or {}).items()}
+    return found
+
+
+_EXAMPLES = {"builtin": "sums,products", "gym": "chain_sum,gcd"}
+
+
+def _columns(spec: Mapping[str, Any], kind: str) -> Columns:
+    return Columns(*(_text(spec, key, kind) if key in spec else None for key in ("prompt", "answer")))
+
+
+def _size(spec: Mapping[str, Any], kind: str) -> int | None:
+    return _whole_number(spec["size"], f"{kind}: size", low=1) if "size" in spec else None
+
+
+def _text(spec: Mapping[str, Any], key: str, kind: str) -> str:
+    value = spec[key]
+    if not isinstance(value, str | Path) or not str(value).strip():
+        raise DataError(f"data source {kind}: {key} must be text, got {value!r}")
+    return str(value)
+
+
+def _whole_number(value: object, name: str, *, low: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise DataError(f"data source {name} must be a whole number of at least {low}, got {value!r}")
+    return value

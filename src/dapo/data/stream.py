@@ -1,0 +1,78 @@
+"""The endless order in which training meets its problems; its whole state is where it stands."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dapo.errors import CheckpointError, DataError
+from dapo.keyed import keyed_permutation
+from dapo.types import Problem
+
+
+class ProblemStream:
+    """Epoch after epoch, each in an order that is a function of (seed, epoch, number of problems).
+
+    A position counts from 0 over all epochs. `rewind` goes back to one, so that what was taken but not used is taken
+    again: nothing is lost and nothing repeats, also where an epoch ends in between.
+    """
+
+    def __init__(self, problems: Sequence[Problem], *, seed: int) -> None:
+        if not problems:
+            raise DataError("there is no problem to train on; the data source is empty or everything was left out")
+        self._problems = tuple(problems)
+        self._seed = seed
+        self._position = 0
+        self._order_of: tuple[int, NDArray[np.int64]] | None = None
+
+    def __len__(self) -> int:
+        """How many problems an epoch has."""
+        return len(self._problems)
+
+    @property
+    def position(self) -> int:
+        """The place in the stream of the problem that comes next."""
+        return self._position
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the problem that comes next, from 0."""
+        return self._position // len(self)
+
+    def take(self) -> tuple[int, Problem]:
+        """The next problem with its place in the stream."""
+        position = self._position
+        epoch, offset = divmod(position, len(self))
+        self._position += 1
+        return position, self._problems[self._order(epoch)[offset]]
+
+    def rewind(self, position: int) -> None:
+        """Stand at an earlier position again. Raises ValueError for one that has not been reached."""
+        if not 0 <= position <= self._position:
+            raise ValueError(f"cannot rewind to {position}: the stream stands at {self._position}")
+        self._position = position
+
+    def state_dict(self) -> dict[str, int]:
+        """Epoch and offset in it; `size` only guards against data that has changed."""
+        epoch, offset = divmod(self._position, len(self))
+        return {"epoch": epoch, "offset": offset, "size": len(self)}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Stand where the state says. Raises CheckpointError if it does not belong to this data."""
+        size = state.get("size", len(self))
+        if size != len(self):
+            raise CheckpointError(
+                f"the checkpoint was made with {size} training problems, the data source now gives {len(self)}; "
+                "resume with the data the run began with"
+            )
+        if state.get("epoch", -1) < 0 or not 0 <= state.get("offset", -1) < len(self):
+            raise CheckpointError(
+                f"stream state {dict(state)}: expected epoch >= 0 and 0 <= offset < {len(self)} problems; "
+                "the checkpoint is damaged or belongs to other data"
+            )
+        self._position = state["epoch"] * len(self) + state["offset"]
+
+    def _order(self, epoch: int) -> NDArray[np.int64]:
+        if self._order_of is None or self._order_of[0] != epoch:
+            self._order_of = (epoch, keyed_permutation(len(self), self._seed, "epoch", epoch))
+        return self._order_of[1]

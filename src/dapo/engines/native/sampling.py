@@ -1,0 +1,147 @@
+"""Draws one token a row from the model's law with one uniform number each, by inverting its cumulative sum.
+
+The sum is taken in two levels: block sums over the vocabulary, then the tokens of the one block that the draw falls
+into. One pass over the probabilities is left where a plain cumulative sum needs several, and noise for every logit
+(Gumbel) needs many.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+BLOCK = 256
+"""Tokens in a block; near the square root of common vocabularies."""
+
+FIRST_CANDIDATES = 64
+"""Most probable tokens looked at first for a nucleus; grows by `CANDIDATE_GROWTH` where they do not suffice."""
+
+CANDIDATE_GROWTH = 16
+
+
+def sample(
+    logits: Tensor, uniforms: Sequence[float], temperatures: Sequence[float], top_ps: Sequence[float]
+) -> tuple[Tensor, Tensor]:
+    """Draw from softmax(logits / temperature), cut to the nucleus of mass `top_p`; temperature 0 is the argmax.
+
+    `logits` is `[n, vocabulary]`; the rest has one number a row: uniforms in [0, 1). Returns token ids and their
+    log-probabilities under the law sampled from, `[n]` each, computed in float32 (float64 if the logits are). So a
+    nucleus is renormalised and a greedy token has log-probability 0. A token of probability zero is never returned.
+    A row whose logits are not finite has a log-probability of nan.
+    """
+    kinds = [_kind(t, p) for t, p in zip(temperatures, top_ps, strict=True)]
+    if len(set(kinds)) == 1:
+        return _DRAWS[kinds[0]](logits, uniforms, temperatures, top_ps)
+    tokens = torch.empty(len(kinds), dtype=torch.long, device=logits.device)
+    logprobs = torch.empty(len(kinds), dtype=_precision(logits), device=logits.device)
+    for kind in sorted(set(kinds)):
+        rows = [i for i, other in enumerate(kinds) if other == kind]
+        at = torch.tensor(rows, device=logits.device)
+        parts = [[values[i] for i in rows] for values in (uniforms, temperatures, top_ps)]
+        tokens[at], logprobs[at] = _DRAWS[kind](logits[at], *parts)
+    return tokens, logprobs
+
+
+def _kind(temperature: float, top_p: float) -> str:
+    if temperature == 0:
+        return "greedy"
+    return "nucleus" if top_p < 1 else "whole"
+
+
+def _greedy(
+    logits: Tensor, uniforms: Sequence[float], temperatures: Sequence[float], top_ps: Sequence[float]
+) -> tuple[Tensor, Tensor]:
+    # bfloat16 has a slow argmax on the CPU
+    best, tokens = logits.to(_precision(logits)).max(-1)
+    return tokens, best - best  # 0, or nan
+
+
+def _whole(
+    logits: Tensor, uniforms: Sequence[float], temperatures: Sequence[float], top_ps: Sequence[float]
+) -> tuple[Tensor, Tensor]:
+    probabilities = _softmax(logits, temperatures)
+    tokens = invert_cdf(probabilities, _column(uniforms, logits))
+    return tokens, probabilities.gather(1, tokens[:, None])[:, 0].log()
+
+
+def _nucleus(
+    logits: Tensor, uniforms: Sequence[float], temperatures: Sequence[float], top_ps: Sequence[float]
+) -> tuple[Tensor, Tensor]:
+    probabilities = _softmax(logits, temperatures)
+    return _draw_nucleus(probabilities, _column(uniforms, logits), _column(top_ps, logits), FIRST_CANDIDATES)
+
+
+_DRAWS = {"greedy": _greedy, "whole": _whole, "nucleus": _nucleus}
+
+
+def invert_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
+    """`[n]` first token whose cumulative probability exceeds u times the total.
+
+    `probabilities` is `[n, vocabulary]`, not necessarily normalised, `uniforms` `[n, 1]` float64 in [0, 1).
+    """
+    n, size = probabilities.shape
+    whole = size // BLOCK * BLOCK
+    sums = probabilities[:, :whole].unflatten(1, (-1, BLOCK)).sum(-1) if whole else probabilities[:, :0]
+    if whole < size:
+        sums = torch.cat((sums, probabilities[:, whole:].sum(-1, keepdim=True)), 1)
+    totals = sums.double().cumsum(1)  # [n, blocks]
+    target = uniforms * totals[:, -1:]
+    block = _first_above(totals, target)
+    before = totals.gather(1, (block - 1).clamp(min=0)).masked_fill(block == 0, 0.0)
+    ids = block * BLOCK + torch.arange(BLOCK, device=probabilities.device)  # [n, BLOCK]
+    within = probabilities.gather(1, ids.clamp(max=size - 1)).double().masked_fill(ids >= size, 0.0).cumsum(1)
+    return (block * BLOCK + _first_above(within, target - before))[:, 0]
+
+
+def _draw_nucleus(probabilities: Tensor, uniforms: Tensor, top_ps: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
+    """Draw from the smallest set of most probable tokens with mass `top_ps` or more; of equals, lower ids come first.
+
+    Looks at the `candidates` most probable ones, and again at more of them in the rows where these do not settle it.
+    """
+    n, size = probabilities.shape
+    candidates = min(candidates, size)
+    values, ids = probabilities.topk(candidates, dim=1)
+    # topk leaves equals in no particular order, and which of them it took: settle that by id
+    ids, order = ids.sort(1)
+    values, order = values.gather(1, order).sort(1, descending=True, stable=True)
+    ids = ids.gather(1, order)
+    masses = values.double().cumsum(1)
+    last = torch.searchsorted(masses, top_ps).clamp(max=candidates - 1)  # [n, 1] of the nucleus
+    mass = masses.gather(1, last)
+    index = torch.minimum(_first_above(masses, uniforms * mass), last)
+    tokens = ids.gather(1, index)[:, 0]
+    logprobs = (values.gather(1, index).double().log() - mass.log()).to(probabilities.dtype)[:, 0]
+    if candidates == size:
+        return tokens, logprobs
+    open_rows = ((mass < top_ps) | (values[:, -1:] >= values.gather(1, last)))[:, 0].nonzero()[:, 0]
+    if len(open_rows):
+        tokens[open_rows], logprobs[open_rows] = _draw_nucleus(
+            probabilities[open_rows], uniforms[open_rows], top_ps[open_rows], candidates * CANDIDATE_GROWTH
+        )
+    return tokens, logprobs
+
+
+def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:
+    """`[n, 1]` first index with `cumulative > target`: an entry that adds something, so never one of mass zero.
+
+    Rounding may put the target at the very total (u just under 1, or sums in another order): then just below it.
+    """
+    total = cumulative[:, -1:]
+    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
+    # nan compares with nothing: stay inside, and let the caller find the nan in the log-probability
+    return torch.searchsorted(cumulative, target, right=True).clamp(max=cumulative.shape[1] - 1)
+
+
+def _softmax(logits: Tensor, temperatures: Sequence[float]) -> Tensor:
+    scores = logits.to(_precision(logits))
+    if any(temperature != 1 for temperature in temperatures):
+        scores = scores / torch.tensor(temperatures, dtype=scores.dtype, device=scores.device)[:, None]
+    return scores.softmax(-1)
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]
+
+
+def _precision(logits: Tensor) -> torch.dtype:
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32

@@ -1,0 +1,149 @@
+"""Who is served when: a first-come-first-served queue, and what may be live at a time. Knows nothing of tensors."""
+
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dapo.errors import EngineError
+from dapo.keyed import keyed_uniforms
+from dapo.types import Finish, Generation, GenerationRequest
+
+FIRST_DRAWS = 64
+"""Uniform numbers drawn at first; then twice as many each time, so that no limit of 20,480 is drawn up front."""
+
+
+@dataclass(eq=False)
+class Live:
+    """A request being answered."""
+
+    request: GenerationRequest
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    draws: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+
+    @property
+    def reserved(self) -> int:
+        """Positions that it may come to hold."""
+        return len(self.request.prompt_ids) + self.request.max_new_tokens
+
+    @property
+    def length(self) -> int:
+        """Prompt and response tokens so far."""
+        return len(self.request.prompt_ids) + len(self.token_ids)
+
+    def next_draw(self) -> float:
+        """The uniform number that the next token is drawn with: a function of the seed and the token's place."""
+        t = len(self.token_ids)
+        if t >= len(self.draws):
+            self.draws = keyed_uniforms(self.request.seed, max(FIRST_DRAWS, 2 * len(self.draws)))
+        return float(self.draws[t])
+
+    def append(self, token: int, logprob: float) -> Finish | None:
+        """Add a sampled token; returns how the response is finished by it, if it is. An end token at the limit ends it."""
+        self.token_ids.append(token)
+        self.logprobs.append(logprob)
+        if token in self.request.stop_ids:
+            return "stop"
+        return "length" if len(self.token_ids) >= self.request.max_new_tokens else None
+
+    def generation(self, finish: Finish, version: int) -> Generation:
+        """What is answered."""
+        return Generation(self.request.id, tuple(self.token_ids), tuple(self.logprobs), finish, version)
+
+
+class Scheduler:
+    """The waiting requests, and the bound on the live ones: `slots` of them, holding `cache_tokens` positions.
+
+    A slot is as long as the longest live one may become, so n live requests hold n times the longest reservation
+    (prompt + max_new_tokens).
+    """
+
+    def __init__(self, slots: int, cache_tokens: int | None, max_positions: int | None, vocabulary: int) -> None:
+        for name, value in (("slots", slots), ("cache_tokens", cache_tokens)):
+            if value is not None and value < 1:
+                raise EngineError(f"{name} must be at least 1, got {value}")
+        self.slots = slots
+        self.cache_tokens = cache_tokens
+        self.max_positions = max_positions
+        self.vocabulary = vocabulary
+        self.waiting: OrderedDict[str, GenerationRequest] = OrderedDict()
+
+    def submit(self, requests: Sequence[GenerationRequest], live: Collection[str]) -> None:
+        """Queue all of them, or none: raises EngineError for the first that could never be served.
+
+        `live` holds the ids that are being answered.
+        """
+        new: dict[str, GenerationRequest] = {}
+        prompt: tuple[int, ...] | None = None
+        for request in requests:
+            if request.id in self.waiting or request.id in live or request.id in new:
+                raise EngineError(f"request id {request.id!r} is in flight already; ids must be unique")
+            new[request.id] = request
+            self._check_numbers(request)
+            self._check_size(request)
+            if request.prompt_ids is not prompt:
+                self._check_prompt(request)
+            prompt = request.prompt_ids
+        self.waiting.update(new)
+
+    def admit(self, live: Sequence[Live]) -> list[Live]:
+        """Take from the head of the queue what fits beside `live`; nothing overtakes the head."""
+        started: list[Live] = []
+        longest = self.longest_reservation(live)
+        while self.waiting and len(live) + len(started) < self.slots:
+            candidate = Live(self._head())
+            longest = max(longest, candidate.reserved)
+            if self.cache_tokens is not None and (len(live) + len(started) + 1) * longest > self.cache_tokens:
+                break
+            started.append(candidate)
+            self.waiting.popitem(last=False)
+        return started
+
+    def head_prompt(self) -> tuple[int, ...] | None:
+        """The prompt that is due next."""
+        return self._head().prompt_ids if self.waiting else None
+
+    def _head(self) -> GenerationRequest:
+        return next(iter(self.waiting.values()))
+
+    @staticmethod
+    def longest_reservation(live: Sequence[Live]) -> int:
+        """Positions that the longest of them may come to hold."""
+        return max((one.reserved for one in live), default=0)
+
+    def _check_numbers(self, request: GenerationRequest) -> None:
+        expectations = (
+            ("max_new_tokens", request.max_new_tokens, "at least 1", request.max_new_tokens >= 1),
+            ("temperature", request.temperature, "0 (greedy) or more", 0 <= request.temperature < float("inf")),
+            ("top_p", request.top_p, "above 0 and at most 1", 0 < request.top_p <= 1),
+            ("seed", request.seed, "0 or more", request.seed >= 0),
+            ("prompt length", len(request.prompt_ids), "at least 1 token", len(request.prompt_ids) >= 1),
+        )
+        for name, value, expected, holds in expectations:
+            if not holds:
+                raise EngineError(f"request {request.id!r}: {name} must be {expected}, got {value}")
+
+    def _check_size(self, request: GenerationRequest) -> None:
+        size = len(request.prompt_ids) + request.max_new_tokens
+        bounds = (
+            (self.cache_tokens, "rollout.cache_tokens", "raise it"),
+            (self.max_positions, "the model's max_position_embeddings", "use a model with a longer context"),
+        )
+        for bound, name, remedy in bounds:
+            if bound is not None and size > bound:
+                raise EngineError(
+                    f"request {request.id!r} needs {size} positions ({len(request.prompt_ids)} prompt + "
+                    f"{request.max_new_tokens} max_new_tokens), but {name} is {bound}; {remedy}, or lower "
+                    "rollout.max_response_tokens"
+                )
+
+    def _check_prompt(self, request: GenerationRequest) -> None:
+        low, high = min(request.prompt_ids), max(request.prompt_ids)
+        if low < 0 or high >= self.vocabulary:
+            raise EngineError(
+                f"request {request.id!r}: prompt token {low if low < 0 else high} is outside the model's vocabulary of "
+                f"{self.vocabulary}; is this the model's own tokenizer?"
+            )

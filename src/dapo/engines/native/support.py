@@ -1,0 +1,135 @@
+"""Which models the engine serves: refused by name where a feature is known to be missing, by numbers otherwise."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from dapo.engines.native import attention
+from dapo.engines.native.cache import SlotCache
+from dapo.engines.native.forward import Forward
+from dapo.errors import EngineError
+from dapo.keyed import keyed_uniforms
+
+KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+MULTIMODAL = ("vision_config", "audio_config", "text_config")
+
+PROMPT_LENGTHS = (5, 11)
+DECODE_STEPS = 4
+
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
+"""Of the logits' difference, relative to their spread; a wrong mask, position or scale gives 0.1 to 2."""
+
+HALF_TOLERANCE = 0.1
+"""For bfloat16 and float16, where two plain forwards already differ by a few hundredths."""
+
+
+def adopt(model: PreTrainedModel) -> Forward:
+    """Give the model the engine's attention and return it ready to run.
+
+    Raises EngineError, with the model as it was, if the engine cannot reproduce the model's plain forward.
+    """
+    for problem in _known_problems(model):
+        raise _refusal(model, problem)
+    plain = model.config._attn_implementation
+    samples = [_plain_logits(model, ids) for ids in _test_sequences(model)]
+    attention.register()
+    model.set_attn_implementation(attention.NAME)
+    try:
+        forward = Forward(model)
+        _compare(model, _engine_logits(model, forward), samples)
+    except Exception as error:
+        model.set_attn_implementation(plain)
+        if isinstance(error, EngineError) and error.args and str(error).startswith(_prefix(model)):
+            raise
+        raise _refusal(model, f"it does not run on the engine's cache and attention: {error}") from error
+    return forward
+
+
+def _known_problems(model: PreTrainedModel) -> Iterator[str]:
+    """What the configuration says that the engine does not do."""
+    config = model.config
+    if getattr(config, "is_encoder_decoder", False):
+        yield "it is an encoder-decoder"
+    if any(getattr(config, name, None) is not None for name in MULTIMODAL):
+        yield "it is multimodal"
+    if getattr(model, "_is_stateful", False):
+        yield "it keeps a recurrent state instead of keys and values"
+    for name in ("final_logit_softcapping", "attn_logit_softcapping"):
+        if getattr(config, name, None) is not None:
+            yield f"its logits are soft-capped ({name}={getattr(config, name)})"
+    if other := sorted(set(getattr(config, "layer_types", None) or ()) - KNOWN_LAYERS):
+        yield f"it has layers of type {', '.join(other)}"
+    if any(name.endswith("sinks") for name, _ in model.named_parameters()):
+        yield "it has attention sinks"
+    if found := LENGTH_DEPENDENT_ROPE & set(_rope_types(config)):
+        # a response would depend on how long its batch mates are
+        yield f"its rotary embedding ({', '.join(sorted(found))}) depends on the longest sequence in the batch"
+    if not model._supports_attention_backend:
+        yield "its attention cannot be replaced through transformers' AttentionInterface"
+    if model.get_output_embeddings() is None:
+        yield "it has no language-model head"
+
+
+def _rope_types(config: PretrainedConfig) -> Iterator[str]:
+    """The rotary embedding's kind, or one for each type of layer."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    for entry in (parameters, *parameters.values()):
+        if isinstance(entry, dict) and "rope_type" in entry:
+            yield entry["rope_type"]
+
+
+def _test_sequences(model: PreTrainedModel) -> list[list[int]]:
+    """Keyed token ids: two prompts of different lengths, each with the tokens that will be fed after it."""
+    size = model.get_input_embeddings().num_embeddings
+    return [
+        [int(u * size) for u in keyed_uniforms(seed, length + DECODE_STEPS)]
+        for seed, length in enumerate(PROMPT_LENGTHS)
+    ]
+
+
+@torch.inference_mode()
+def _plain_logits(model: PreTrainedModel, ids: list[int]) -> Tensor:
+    """`[DECODE_STEPS + 1, vocabulary]` of the model's own forward over one whole sequence."""
+    logits = model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits
+    return logits[0, -DECODE_STEPS - 1 :]
+
+
+@torch.inference_mode()
+def _engine_logits(model: PreTrainedModel, forward: Forward) -> list[Tensor]:
+    """The same by the engine's path: prompts together, then one token at a time."""
+    sequences = _test_sequences(model)
+    n, longest = len(sequences), max(PROMPT_LENGTHS)
+    prefilled = forward.prefill([ids[:length] for ids, length in zip(sequences, PROMPT_LENGTHS, strict=True)])
+    cache = SlotCache()
+    cache.reserve(n, longest + DECODE_STEPS, longest + DECODE_STEPS)
+    cache.store(prefilled.cache, range(n), range(n), longest)
+    steps = [prefilled.logits]
+    for step in range(DECODE_STEPS):
+        positions = [length + step for length in PROMPT_LENGTHS]
+        steps.append(forward.decode(cache, [ids[p] for ids, p in zip(sequences, positions, strict=True)], positions))
+    return list(torch.stack(steps, 1))
+
+
+def _compare(model: PreTrainedModel, engine: list[Tensor], plain: list[Tensor]) -> None:
+    tolerance = TOLERANCE.get(model.dtype, HALF_TOLERANCE)
+    for ours, theirs in zip(engine, plain, strict=True):
+        expected = theirs.double() - theirs.double().mean(-1, keepdim=True)
+        error = ours.double() - ours.double().mean(-1, keepdim=True) - expected
+        spread, distance = (float(t.square().mean().sqrt()) for t in (expected, error))
+        if not distance <= tolerance * spread:
+            raise _refusal(
+                model,
+                f"the engine's logits differ from its plain forward by {distance:.2g}, where their spread is "
+                f"{spread:.2g} and at most {tolerance:g} of it is rounding",
+            )
+
+
+def _prefix(model: PreTrainedModel) -> str:
+    return f"the native engine cannot serve {type(model).__name__} (model_type {model.config.model_type!r})"
+
+
+def _refusal(model: PreTrainedModel, problem: str) -> EngineError:
+    return EngineError(f"{_prefix(model)}: {problem}; use rollout.engine=vllm")

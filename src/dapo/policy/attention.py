@@ -1,0 +1,201 @@
+"""Attention over a packed stream of prompts and responses, for any model that uses transformers' attention interface.
+
+Everything else in a transformer works on one token at a time, so it runs on the flat stream as it is. Here queries,
+keys and values are gathered into padded blocks of similar lengths: prompts attend to their own past, responses to
+their group's prompt and their own past, and nothing else. A prompt's keys and values are computed once for its group.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PreTrainedModel
+
+from dapo.errors import ConfigError
+
+IMPLEMENTATION = "dapo_packed"
+
+MASK_ELEMENTS = 2**26
+"""A block whose mask would be larger recomputes its prompts' queries instead, which needs no mask."""
+
+UNSUPPORTED_FIELDS = {
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "logit_scale": None,
+    "logits_scaling": 1.0,
+    "lm_head_multiplier": 1.0,
+    "output_multiplier": None,
+    "attention_chunk_size": None,
+}
+"""Fields that change logits or attention in ways this path does not follow, with the value that switches them off."""
+
+UNSUPPORTED_ROPE = ("dynamic", "longrope")
+"""Their angles depend on the longest sequence of a batch, so on what else is in the stream."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sequence of the stream: where its prompt and its response lie."""
+
+    prompt_start: int
+    prompt_length: int
+    response_start: int
+    response_length: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """Sequences that attend together: N of them, Q queries and K keys each, padding at the end."""
+
+    queries: Tensor
+    """`[N * Q]` places in the stream; padding repeats some place of the stream."""
+    keys: Tensor
+    """`[N * K]` likewise."""
+    size: int
+    first_query: Tensor
+    """`[N or 1]` the key at which a sequence's first query stands; one for all where they are equal."""
+    masks: dict[tuple[int | None, torch.dtype], Tensor | None] = field(default_factory=dict, repr=False)
+    """Made at the first layer that needs one, kept for the others."""
+
+    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        """`[N or 1, 1, Q, K]` 0 where a query sees a key, else -inf; None for plain causal attention."""
+        if (window, dtype) not in self.masks:
+            self.masks[window, dtype] = self._make_mask(window, dtype)
+        return self.masks[window, dtype]
+
+    def _make_mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        num_queries, num_keys = len(self.queries) // self.size, len(self.keys) // self.size
+        windowed = window is not None and window < num_keys
+        if not windowed and num_queries == num_keys:
+            return None
+        key = torch.arange(num_keys, device=self.keys.device)
+        query = self.first_query[:, None, None] + torch.arange(num_queries, device=self.keys.device)[:, None]
+        seen = key <= query  # [N or 1, Q, K]; a padded query sees keys too, for a row of -inf would be nan
+        if windowed:
+            seen &= key > query - window
+        return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)[:, None]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a stream attends."""
+
+    blocks: tuple[Block, ...]
+    outputs: Tensor
+    """`[T]` where each token of the stream finds its output among those of all blocks, one after the other."""
+
+
+def build_layout(prompts: Sequence[Row], responses: Sequence[Row], num_tokens: int, device: torch.device) -> Layout:
+    """The layout of a stream of `num_tokens`: `prompts` are rows without a response, `responses` have one each."""
+    blocks: list[Block] = []
+    outputs = torch.empty(num_tokens, dtype=torch.long)  # [T]
+    offset = 0
+    for rows in [*_alike(prompts), *_alike(responses)]:
+        starts = torch.tensor([[r.prompt_start, r.prompt_length, r.response_start, r.response_length] for r in rows])
+        prompt_start, prompt_length, response_start, response_length = starts.unsqueeze(2).unbind(1)  # each [N, 1]
+        length = prompt_length + response_length
+        place = torch.arange(int(length.max()))
+        keys = torch.where(place < prompt_length, prompt_start + place, response_start + place - prompt_length)
+        keys = torch.where(place < length, keys, 0)  # [N, K]
+        num_queries = int(response_length.max())
+        # prompts attend as they are; so do responses where a mask would be too large
+        whole = num_queries == 0 or len(rows) * num_queries * keys.shape[1] > MASK_ELEMENTS
+        first = torch.zeros_like(prompt_length) if whole else prompt_length  # [N, 1]
+        step = torch.arange(keys.shape[1] if whole else num_queries)
+        queries = keys.gather(1, (first + step).clamp(max=keys.shape[1] - 1))  # [N, Q]
+        own = first + step >= (prompt_length if num_queries else 0)
+        own &= first + step < length
+        outputs[queries[own]] = offset + torch.arange(queries.numel()).view(queries.shape)[own]
+        offset += queries.numel()
+        if (first == first[0]).all():
+            first = first[:1]
+        blocks.append(
+            Block(queries.flatten().to(device), keys.flatten().to(device), len(rows), first.flatten().to(device))
+        )
+    return Layout(tuple(blocks), outputs.to(device))
+
+
+def use_packed_attention(model: PreTrainedModel) -> None:
+    """Make `model` attend by the layout that is given to its forward as `packed_layout`.
+
+    Raises ConfigError, naming model type and field, for models that do something this path would miss.
+    """
+    config = model.config
+    for name, off in UNSUPPORTED_FIELDS.items():
+        value = getattr(config, name, None)
+        if value is not None and value != off:
+            raise ConfigError(
+                f"models of type {config.model_type} with {name}={value} cannot be trained here: packed "
+                "log-probabilities would leave it out; use a Llama, Qwen2, Qwen3 or Mistral model"
+            )
+    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope_type in UNSUPPORTED_ROPE:
+        raise ConfigError(
+            f"models of type {config.model_type} with rope_type={rope_type} cannot be trained here: their positions "
+            "depend on the longest sequence of a batch; set another rope_type in config.json"
+        )
+    AttentionInterface.register(IMPLEMENTATION, packed_attention)
+    model.set_attn_implementation(IMPLEMENTATION)
+    if model.config._attn_implementation != IMPLEMENTATION:
+        raise ConfigError(f"models of type {config.model_type} have an attention of their own and cannot be packed")
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    packed_layout: Layout | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Called by every attention layer: `query` `[1, heads, T, d]`, `key` and `value` `[1, kv_heads, T, d]`.
+
+    Returns `[1, T, heads, d]`. Raises ConfigError for arguments that ask for more than causal attention.
+    """
+    for name in ("softcap", "s_aux"):
+        if others.get(name) is not None:
+            raise ConfigError(f"{type(module).__name__} asks for {name} in its attention, which cannot be packed")
+    if packed_layout is None:
+        raise ValueError("this model attends by a layout; call it with packed_layout=")
+    # [1, heads, T, d] is a view of [T, heads, d]: rows of the stream can be picked without a copy before
+    streams = [states[0].transpose(0, 1) for states in (query, key, value)]
+    outputs = [_attend(block, *streams, scaling, sliding_window) for block in packed_layout.blocks]
+    joined = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+    return joined.index_select(0, packed_layout.outputs).unsqueeze(0), None
+
+
+def _attend(
+    block: Block, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
+) -> Tensor:
+    """`[N * Q, heads, d]` of one block."""
+    q = _rows(query, block.queries, block.size)
+    k, v = (_rows(states, block.keys, block.size) for states in (key, value))
+    mask = block.mask(window, q.dtype)
+    if mask is not None and q.is_cuda:
+        # the kernels that take a mask do not take grouped heads there
+        k, v = (states.repeat_interleave(q.shape[1] // states.shape[1], dim=1) for states in (k, v))
+    out = scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=q.shape[1] != k.shape[1]
+    )
+    return out.transpose(1, 2).flatten(0, 1)
+
+
+def _rows(states: Tensor, places: Tensor, size: int) -> Tensor:
+    """`[T, heads, d]` -> `[N, heads, L, d]`."""
+    return states.index_select(0, places).unflatten(0, (size, -1)).transpose(1, 2)
+
+
+def _alike(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows in lists whose lengths differ by less than a factor of two, so that padding stays below a half."""
+    lists: dict[tuple[int, int], list[Row]] = defaultdict(list)
+    for row in rows:
+        total = row.prompt_length + row.response_length
+        lists[row.response_length.bit_length(), total.bit_length()].append(row)
+    return [lists[lengths] for lengths in sorted(lists)]

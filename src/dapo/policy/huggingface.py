@@ -1,0 +1,61 @@
+"""Dealings with transformers that loading and writing share: silence, and a model directory that appears whole."""
+
+import contextlib
+import copy
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars or advice from transformers inside; errors still raise."""
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def own_weights(model: PreTrainedModel) -> list[str]:
+    """The names under which a model's weights are stored: a tied one once, under its first name."""
+    return [name for name, _ in model.named_parameters()]
+
+
+def write_model_directory(
+    tensors: dict[str, Tensor], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path
+) -> None:
+    """Write weights, configuration, generation settings and tokenizer beside `out`, then rename.
+
+    `out` must be absent or empty. Weights keep their type. An error leaves nothing behind.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        config = copy.deepcopy(model.config)
+        config.architectures = [type(model).__name__]
+        config.dtype = next(iter(tensors.values())).dtype
+        config.save_pretrained(temporary)
+        if model.generation_config is not None:
+            # not save_pretrained: it refuses settings that published models do contain
+            model.generation_config.to_json_file(temporary / "generation_config.json")
+        with quiet_transformers():
+            tokenizer.save_pretrained(temporary)
+        dense = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        save_file(dense, temporary / "model.safetensors", metadata={"format": "pt"})
+        for path, mode in ((temporary, 0o755), (temporary / "model.safetensors", 0o644)):
+            path.chmod(mode)  # both were made for their owner alone
+        os.replace(temporary, out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

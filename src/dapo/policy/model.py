@@ -1,0 +1,132 @@
+"""Loads a language model with its tokenizer and end tokens; exports one as a Hugging Face directory."""
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from dapo.errors import ConfigError
+from dapo.policy.aliases import smollm2_directory, tiny_random
+from dapo.policy.huggingface import own_weights, quiet_transformers, write_model_directory
+
+ALIASES = ("smollm2-135m-instruct", "tiny-random")
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model with what is needed to prompt and to stop it."""
+
+    model: PreTrainedModel
+    """In evaluation mode (no dropout): a log-probability is a function of the weights."""
+    tokenizer: PreTrainedTokenizerBase
+    stop_ids: tuple[int, ...]
+    """Every token that ends a response, ascending; base models often have two."""
+    name: str
+
+
+def load_model(
+    name: str, *, dtype: torch.dtype, device: str | torch.device = "cpu", trust_remote_code: bool = False
+) -> LoadedModel:
+    """A model by alias, directory or Hugging Face id, with its weights in `dtype` on `device`.
+
+    Raises ConfigError, naming what is missing, if there is no such model, if a directory lacks configuration, weights
+    or tokenizer, if some weights would stay at random values, or if nothing ends a response.
+    """
+    model: Any
+    with quiet_transformers():
+        if name == "tiny-random":
+            model, tokenizer = tiny_random(dtype)
+        elif name == "smollm2-135m-instruct":
+            model, tokenizer = _from_pretrained(name, smollm2_directory(), dtype, trust_remote_code=False)
+        else:
+            model, tokenizer = _from_pretrained(name, _place(name), dtype, trust_remote_code)
+    stop_ids = find_stop_ids(model, tokenizer)
+    if not stop_ids:
+        raise ConfigError(
+            f"model {name!r} names no end token: set eos_token_id in its generation_config.json, or no response ends"
+        )
+    return LoadedModel(model.to(device).eval(), tokenizer, stop_ids, name)
+
+
+def find_stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """The union of the end tokens that generation settings, model configuration and tokenizer name, ascending."""
+    found: set[int] = set()
+    for source in (model.generation_config, model.config, tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
+    return tuple(sorted(found))
+
+
+def export_model(tensors: Iterable[tuple[str, Tensor]], source: LoadedModel, out_dir: str | Path) -> None:
+    """Write `tensors`, as `WeightSource.named_tensors` gives them, as a directory for `from_pretrained`.
+
+    Configuration, tokenizer and generation settings are those of `source`; a tied weight is written once. The
+    directory appears whole or not at all. Raises ConfigError if it is there already and not empty, and ValueError if
+    the names are not those of the model.
+    """
+    out = Path(out_dir)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} already exists and is not an empty directory; choose another place for the model")
+    given = dict(tensors)
+    expected = {name for name, _ in source.model.named_parameters(remove_duplicate=False)}
+    if differing := sorted(given.keys() ^ expected):
+        raise ValueError(f"{len(differing)} names are not those of {source.name}: {differing[0]} first")
+    write_model_directory(
+        {name: given[name] for name in own_weights(source.model)}, source.model, source.tokenizer, out
+    )
+
+
+def _from_pretrained(
+    name: str, place: str | Path, dtype: torch.dtype, trust_remote_code: bool
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    with _as_config_error(name):
+        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            place, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
+        )
+    model, info = loaded
+    # transformers would go on with random numbers in their place
+    if lost := sorted([*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])]):
+        raise ConfigError(f"model {name!r} is incomplete: {len(lost)} weights are missing, {lost[0]} first")
+    return model, tokenizer
+
+
+@contextlib.contextmanager
+def _as_config_error(name: str) -> Iterator[None]:
+    """What transformers says of a model that it cannot load, in one line."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError) as error:
+        cause = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ConfigError(
+            f"model {name!r} cannot be loaded as an alias ({', '.join(ALIASES)}), a directory or a Hugging Face id: "
+            f"{cause}"
+        ) from error
+
+
+def _place(name: str) -> str | Path:
+    """Where transformers finds the model. Raises ConfigError for a path that does not hold a whole one."""
+    path = Path(name).expanduser()
+    if not path.exists() and (path.is_absolute() or name.startswith(".") or name.count("/") > 1):
+        raise ConfigError(f"model {name!r}: there is no such directory")
+    if not path.exists():
+        return name
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"model {name!r} is not a Hugging Face model directory: it has no config.json")
+    try:
+        json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"model {name!r}: its config.json is not JSON: {error}") from None
+    for kind, patterns in (("weights", WEIGHT_FILES), ("tokenizer", TOKENIZER_FILES)):
+        if not any(file for pattern in patterns for file in path.glob(pattern)):
+            raise ConfigError(f"model {name!r} has no {kind}: expected one of {', '.join(patterns)} in the directory")
+    return path

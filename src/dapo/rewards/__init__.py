@@ -1,0 +1,16 @@
+"""Rewards: verifiers that judge a response's text, and the processes they run in. Imports no torch."""
+
+from dapo.rewards.combine import CombinedVerifier, build_verifier
+from dapo.rewards.judge import InlineJudge, Judge
+from dapo.rewards.pool import VerifierPool
+from dapo.rewards.verifier import Verifier, get_verifier
+
+__all__ = [
+    "CombinedVerifier",
+    "InlineJudge",
+    "Judge",
+    "Verifier",
+    "VerifierPool",
+    "build_verifier",
+    "get_verifier",
+]

@@ -1,0 +1,127 @@
+"""One reward from one or several verifiers with weights: the specification, the sum, and the verifiers at work."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from dapo.errors import RewardError
+from dapo.rewards.function import NOT_APPLIED, FunctionVerifier
+from dapo.rewards.verdicts import Failure, Opinion, attempt, unjudged
+from dapo.rewards.verifier import GroupVerifier, Verifier, get_verifier
+from dapo.types import Problem, Verdict
+
+Scope: TypeAlias = Literal["response", "group"]
+"""What a verifier wants to see in one call."""
+
+
+@dataclass(frozen=True)
+class RewardSpec:
+    """Which verifiers judge, with which weights and options. Plain JSON values, so that a worker can rebuild it."""
+
+    weights: Mapping[str, float]
+    options: Mapping[str, Mapping[str, Any]]
+    """By verifier."""
+    threshold: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        spec: str | Mapping[str, float],
+        *,
+        options: Mapping[str, Any] | None = None,
+        threshold: float | None = None,
+    ) -> "RewardSpec":
+        """From what a configuration says. With several verifiers, `options` are by verifier. Raises RewardError."""
+        options = options or {}
+        if isinstance(spec, str):
+            return cls({spec: 1.0}, {spec: options}, threshold)
+        if not spec:
+            raise RewardError("no verifier: expected a name, module:function, or a mapping of several to their weights")
+        for name, weight in spec.items():
+            if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+                raise RewardError(f"the weight of verifier {name} must be a finite number, got {weight!r}")
+        for name, values in options.items():
+            if name not in spec:
+                raise RewardError(
+                    f"options of {name!r}, which is not among the verifiers ({', '.join(spec)}); "
+                    "with several verifiers, options are given as {verifier: {option: value}}"
+                )
+            if not isinstance(values, Mapping):
+                raise RewardError(f"the options of verifier {name} must be a mapping, got {values!r}")
+        return cls(dict(spec), {name: options.get(name, {}) for name in spec}, threshold)
+
+    def as_json(self) -> dict[str, Any]:
+        """Arguments that rebuild this specification."""
+        options = {name: dict(values) for name, values in self.options.items()}
+        return {"weights": dict(self.weights), "options": options, "threshold": self.threshold}
+
+    def combine(self, opinions: Sequence[Opinion]) -> Verdict:
+        """One verdict from one opinion a verifier, in the order of `weights`.
+
+        The score is the weighted sum over those that apply. `correct` is whether all right-or-wrong opinions are right;
+        without any, whether the score reaches the threshold (None if there is none). An error of one is the error of
+        the whole: a reward with a part missing is another reward.
+        """
+        applied = [(w, o) for w, o in zip(self.weights.values(), opinions, strict=True) if o is not None]
+        errors = [opinion.error for _, opinion in applied if opinion.error is not None]
+        if errors:
+            return unjudged("; ".join(errors))
+        if not applied:
+            return unjudged(f"{', '.join(self.weights)}: {NOT_APPLIED}")
+        score = sum(weight * opinion.score for weight, opinion in applied)
+        decided = [opinion.correct for _, opinion in applied if opinion.correct is not None]
+        if decided:
+            return Verdict(all(decided), score)
+        return Verdict(None if self.threshold is None else score >= self.threshold, score)
+
+
+class CombinedVerifier:
+    """The verifiers of a specification, ready to judge whole groups in this process."""
+
+    def __init__(self, spec: RewardSpec) -> None:
+        """Imports what the verifiers need. Raises RewardError."""
+        self.spec = spec
+        self._verifiers = [get_verifier(name, **spec.options[name]) for name in spec.weights]
+        self.scopes: Mapping[Scope, tuple[int, ...]] = {
+            "response": tuple(i for i, v in enumerate(self._verifiers) if not isinstance(v, GroupVerifier)),
+            "group": tuple(i for i, v in enumerate(self._verifiers) if isinstance(v, GroupVerifier)),
+        }
+        """The places (in `spec.weights`) of the verifiers that see one response, and of those that see the group."""
+
+    def judge_group(
+        self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
+    ) -> list[Verdict]:
+        """One verdict a response, in order."""
+        table: list[list[Opinion]] = [[None] * len(self._verifiers) for _ in responses]
+        for scope, places in self.scopes.items():
+            for row, opinions in zip(table, self.opinions(scope, problem, responses, token_ids), strict=True):
+                for place, opinion in zip(places, opinions, strict=True):
+                    row[place] = opinion
+        return [self.spec.combine(row) for row in table]
+
+    def opinions(
+        self, scope: Scope, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
+    ) -> list[list[Opinion]]:
+        """`[response][verifier of this scope]`."""
+        names, columns = list(self.spec.weights), []
+        for place in self.scopes[scope]:
+            verifier = self._verifiers[place]
+            if isinstance(verifier, GroupVerifier):
+                columns.append(verifier.judge_group(problem, responses, token_ids))
+            else:
+                columns.append([_opinion(names[place], verifier, problem, response) for response in responses])
+        return [[column[i] for column in columns] for i in range(len(responses))]
+
+
+def build_verifier(
+    spec: str | Mapping[str, float], *, options: Mapping[str, Any] | None = None, threshold: float | None = None
+) -> CombinedVerifier:
+    """The verifier a configuration's `reward` section asks for. Raises RewardError."""
+    return CombinedVerifier(RewardSpec.of(spec, options=options, threshold=threshold))
+
+
+def _opinion(name: str, verifier: Verifier, problem: Problem, response: str) -> Opinion:
+    ask = verifier.judge if isinstance(verifier, FunctionVerifier) else verifier
+    result = attempt(lambda: ask(problem, response))
+    return unjudged(f"{name} {result.reason}") if isinstance(result, Failure) else result

@@ -1,0 +1,153 @@
+"""Is an answer the same mathematics as the reference? Strict where math-verify would guess."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from dapo.rewards.answer import plain_number
+from dapo.rewards.spelling import canonical, depths, has_text_command, plain_text, split_unit
+from dapo.rewards.symbolic import Symbolic
+
+_EXTRA_CHARS = 500
+"""An answer that is so much longer than the reference is no answer, and could keep a parser busy for long."""
+_MAX_DECIMALS, _MAX_DIGITS = 6, 15
+_SEPARATOR = re.compile(r"\s*(?:[,;]\s*)?(?:\\(?:text|mathrm|mbox)\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b|[,;])\s*")
+_EQUALS = re.compile(r"(?<![<>!=\\])=(?!=)")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_WORD = re.compile(r"[A-Za-z]{2,}")
+_TEXT = re.compile(r"[A-Za-z][A-Za-z' .-]*[A-Za-z]")
+_FREE_SPACE = re.compile(r"(?<!\d) +| +(?!\d)")
+_JUXTAPOSED = re.compile(r"(?<!_)\d\s+[\d.]|\d\s*\(\s*-?\d+\s*\)|\d\s*_")
+_SKIPPED = ("\\approx", "'", '"', "\\pm", "\\mp", "\\ldots", "\\dots", "\\cdots", "$")
+_UNFINISHED = ("\\sum", "\\prod", "\\int", "\\lim")
+_FUNCTIONS = frozenset(
+    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp sqrt max min gcd lcm mod pi abs det".split()
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the values that an answer lists; most answers have one."""
+
+    value: str
+    unit: str = ""
+    number: Fraction | None = None
+    """If it is a number plain enough that math-verify compares it exactly."""
+
+    @classmethod
+    def read(cls, text: str) -> "Part":
+        """From canonical text."""
+        value, unit = split_unit(text)
+        return cls(canonical(value), unit, _exact_number(canonical(value)))
+
+    @property
+    def is_text(self) -> bool:
+        """Words, not mathematics: `\\text{even}`, `Tuesday`."""
+        return has_text_command(self.value) or _TEXT.fullmatch(self.value) is not None
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A reference answer that can be read."""
+
+    parts: tuple[Part, ...]
+    symbolic: Symbolic
+    length: int
+    parsed: dict[str, list[Any]] = field(compare=False)
+    """What math-verify makes of the parts that are neither numbers nor words, by value."""
+
+    @classmethod
+    def read(cls, answer: str, symbolic: Symbolic) -> "Reference | None":
+        """None if any part of it is empty or math-verify cannot parse it."""
+        parts = _parts(answer)
+        parsed = {part.value: symbolic.parse(part.value) for part in parts if not part.is_text}
+        if not parts or any(not part.value or parsed.get(part.value) == [] for part in parts):
+            return None
+        return cls(parts, symbolic, len(answer), parsed)
+
+    def is_answered_by(self, answer: str) -> bool:
+        """Does the answer list exactly these values, in any order?"""
+        if len(answer) > self.length + _EXTRA_CHARS:
+            return False
+        candidates = list(_parts(answer))
+        if len(candidates) != len(self.parts):
+            return False
+        for part in self.parts:
+            found = next((c for c in candidates if self._matches(part, c)), None)
+            if found is None:
+                return False
+            candidates.remove(found)
+        return True
+
+    def _matches(self, part: Part, candidate: Part) -> bool:
+        if part.unit and candidate.unit and part.unit != candidate.unit:
+            return False
+        if _FREE_SPACE.sub("", part.value) == _FREE_SPACE.sub("", candidate.value):
+            return True
+        if part.is_text:
+            return plain_text(part.value) == plain_text(candidate.value)
+        sides = [candidate.value] if _EQUALS.search(part.value) else _values_of_equation(candidate.value)
+        return bool(sides) and all(self._same_value(part, side) for side in sides)
+
+    def _same_value(self, part: Part, value: str) -> bool:
+        number = _exact_number(value)
+        if part.number is not None and number is not None:
+            return part.number == number
+        if not _is_one_expression(value, part.value):
+            return False
+        return self.symbolic.equal(self.parsed[part.value], self.symbolic.parse(value))
+
+
+def _parts(answer: str) -> tuple[Part, ...]:
+    """The values of a list: `1, 2`, `1 and 2`, `\\{1, 2\\}`; brackets keep `(1, 2)` in one part."""
+    text = canonical(answer)
+    if text.startswith("\\{") and text.endswith("\\}"):
+        text = text[2:-2].strip()
+    return tuple(Part.read(piece) for piece in _split(text, _SEPARATOR)) if text else ()
+
+
+def _split(text: str, separator: re.Pattern[str]) -> list[str]:
+    """The pieces between separators that stand outside all brackets."""
+    depth_at, pieces, start = depths(text), [], 0
+    for match in separator.finditer(text):
+        if depth_at[match.start()] == 0:
+            pieces.append(text[start : match.start()].strip())
+            start = match.end()
+    return [*pieces, text[start:].strip()]
+
+
+def _values_of_equation(value: str) -> Sequence[str]:
+    """The sides of `m + n = 34` or `2 + 2 = 4` that claim a value: the last, and all without a variable.
+
+    Empty if a side is prose.
+    """
+    *left, last = _split(value, _EQUALS)
+    claims = [side for side in left if not re.search("[A-Za-z]", _COMMAND.sub("", side))]
+    names = [side for side in left if side not in claims]
+    if any(_prose(side, "") and re.search(r"\d", side) for side in names):
+        return []
+    return [*claims, last]
+
+
+def _is_one_expression(value: str, reference: str) -> bool:
+    """Not prose, numbers side by side, signs that math-verify skips, or the problem's own sum or integral."""
+    if _prose(value, reference) or (has_text_command(value) and not has_text_command(reference)):
+        return False
+    if _JUXTAPOSED.search(value) and not _JUXTAPOSED.search(reference):
+        return False
+    return not any(sign in value and sign not in reference for sign in _SKIPPED + _UNFINISHED)
+
+
+def _prose(value: str, reference: str) -> bool:
+    """Does it hold words? A run of letters may be a product of the reference's variables."""
+    words = _WORD.findall(_COMMAND.sub(" ", value))
+    return any(word.lower() not in _FUNCTIONS and not set(word) <= set(reference) for word in words)
+
+
+def _exact_number(text: str) -> Fraction | None:
+    whole, _, decimals = text.partition(".")
+    if decimals and (len(decimals) > _MAX_DECIMALS or len(whole) + len(decimals) > _MAX_DIGITS):
+        return None
+    return plain_number(text)

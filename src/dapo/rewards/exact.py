@@ -1,0 +1,48 @@
+"""`exact`: the response must be the answer itself, as the built-in problems ask (`Reply with only the answer.`)."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from dapo.errors import RewardError
+from dapo.rewards.answer import answer_line, final_part, numbers_in, peel, plain_number
+from dapo.rewards.verdicts import right_or_wrong, unjudged
+from dapo.types import Problem, Verdict
+
+Extract = Literal["none", "answer_line", "last_number"]
+
+
+@dataclass(frozen=True)
+class ExactVerifier:
+    """Compares texts: `12`, `12.`, `**12**` and `$12$` answer 12; `3 + 9 = 12` and `12 or 13` do not."""
+
+    extract: Extract = "none"
+    """What is compared: the whole response, its line `Answer:`, or its last number (by value: 1,000.0 is 1000)."""
+    ignore_case: bool = True
+
+    def __post_init__(self) -> None:
+        if self.extract not in get_args(Extract):
+            raise RewardError(f"exact: extract must be one of {', '.join(get_args(Extract))}, got {self.extract!r}")
+        if not isinstance(self.ignore_case, bool):
+            raise RewardError(f"exact: ignore_case must be true or false, got {self.ignore_case!r}")
+
+    def __call__(self, problem: Problem, response: str) -> Verdict:
+        """Right if the extracted text is the reference; a reference that is empty, or no number, gives an error."""
+        text = final_part(response)
+        if self.extract == "last_number":
+            return _same_number(problem.answer, text)
+        reference = self._normal(problem.answer)
+        if not reference:
+            return unjudged(f"exact: the reference is empty ({problem.answer!r})")
+        candidate = answer_line(text) if self.extract == "answer_line" else text
+        return right_or_wrong(candidate is not None and self._normal(candidate) == reference)
+
+    def _normal(self, text: str) -> str:
+        words = " ".join(peel(text).split())
+        return words.casefold() if self.ignore_case else words
+
+
+def _same_number(answer: str, text: str) -> Verdict:
+    reference = plain_number(peel(answer))
+    if reference is None:
+        return unjudged(f"exact: the reference {answer!r} is not a number, which extract=last_number needs")
+    return right_or_wrong(numbers_in(text)[-1:] == [reference])

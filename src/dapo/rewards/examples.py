@@ -1,0 +1,24 @@
+"""Small reward functions in TRL's convention: what configs/tiny.yaml trains on, and templates for your own."""
+
+from typing import Any
+
+
+def has_digit(completions: list[Any], **columns: Any) -> list[bool]:
+    """Right or wrong: does the response contain a digit? Even a random model is right now and then."""
+    return [any(character.isdigit() for character in _text(completion)) for completion in completions]
+
+
+def digit_share(completions: list[Any], **columns: Any) -> list[float]:
+    """A grade between 0 and 1: the share of digits among the response's characters."""
+    texts = [_text(completion) for completion in completions]
+    return [sum(character.isdigit() for character in text) / max(len(text), 1) for text in texts]
+
+
+def brevity(completions: list[Any], **columns: Any) -> list[float]:
+    """A grade between 0 and 1 that falls with the number of words; for use beside a verifier, with a small weight."""
+    return [1.0 / (1.0 + len(_text(completion).split())) for completion in completions]
+
+
+def _text(completion: Any) -> str:
+    """A completion is a string, or for chat prompts a list of one assistant message."""
+    return completion if isinstance(completion, str) else completion[-1]["content"]

@@ -1,0 +1,151 @@
+"""A user's own function as a verifier: `(problem, response)`, or TRL's calling convention for a whole group."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dapo.errors import RewardError
+from dapo.rewards.coroutines import EventLoop
+from dapo.rewards.loading import load_attribute
+from dapo.rewards.results import opinion_of, opinions_of
+from dapo.rewards.verdicts import Failure, Opinion, attempt, unjudged
+from dapo.types import Problem, Verdict
+
+NOT_APPLIED = "no reward function applied"
+_GIVEN = ("prompts", "completions", "completion_ids")
+
+
+def load_function(path: str, options: Mapping[str, Any]) -> "FunctionVerifier | RewardFunction":
+    """The callable at `module:name` as a verifier; a class is instantiated with the options, a function is handed them.
+
+    Parameters named `problem` and `response` make it a verifier of our own protocol, anything else is called as TRL
+    calls reward functions. Plain and `async def` both work. Raises RewardError if it cannot be either.
+    """
+    function = load_attribute(path)
+    if inspect.isclass(function):
+        function, options = _instance(path, function, options), {}
+    if not callable(function):
+        raise RewardError(f"{path!r} is not callable: it is a {type(function).__name__}")
+    parameters = _keyword_parameters(path, function)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    named = {name: p for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
+    _check_options(path, options, None if takes_any else named)
+    if {"problem", "response"} <= named.keys():
+        return FunctionVerifier(path, function, options, EventLoop())
+    if not takes_any and "completions" not in named:
+        raise RewardError(
+            f"{path!r} takes ({', '.join(named)}): expected (problem, response), or keywords as in TRL: completions, "
+            "and of prompts, completion_ids, answer and other data columns those it uses"
+        )
+    required = frozenset(name for name, p in named.items() if p.default is p.empty)
+    return RewardFunction(path, function, options, EventLoop(), required, None if takes_any else frozenset(named))
+
+
+@dataclass(frozen=True)
+class FunctionVerifier:
+    """A user's `(problem, response)`: returns a Verdict, a bool, a number, or None where it does not apply."""
+
+    name: str
+    function: Callable[..., Any]
+    options: Mapping[str, Any]
+    loop: EventLoop
+
+    def __call__(self, problem: Problem, response: str) -> Verdict:
+        """The function's result as a verdict; whatever is wrong with it is the verdict's error."""
+        return self.judge(problem, response) or unjudged(f"{self.name}: {NOT_APPLIED}")
+
+    def judge(self, problem: Problem, response: str) -> Opinion:
+        """As a call, but None where the function does not apply."""
+        result = attempt(
+            lambda: self.loop.finish(self.function(problem=problem, response=response, **self.options)),
+        )
+        return unjudged(f"{self.name} {result.reason}") if isinstance(result, Failure) else opinion_of(self.name, result)
+
+
+@dataclass(frozen=True)
+class RewardFunction:
+    """A reward function as TRL calls it: keywords, each a list over the responses of one group.
+
+    `prompts`, `completions` (texts, or `[{"role": "assistant", "content": text}]` where the prompt is a list of
+    messages), `completion_ids`, `answer`, `source`, and every field of the problem; what its signature does not accept
+    is left out. It returns a list with a number, a bool or None for each response.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    options: Mapping[str, Any]
+    loop: EventLoop
+    required: frozenset[str]
+    """Parameters without a default."""
+    accepted: frozenset[str] | None
+    """Parameters it has; None: it takes `**kwargs`."""
+
+    def __call__(self, problem: Problem, response: str) -> Verdict:
+        """The verdict on a group of one."""
+        return self.judge_group(problem, [response], [()])[0] or unjudged(f"{self.name}: {NOT_APPLIED}")
+
+    def judge_group(
+        self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
+    ) -> list[Opinion]:
+        """One call for the group. If that raises, one call a response, so that only the offender has an error."""
+        columns = self._columns(problem, responses, token_ids)
+        missing = sorted(self.required - columns.keys())
+        if missing:
+            has = ", ".join(sorted(columns.keys() - set(_GIVEN) - set(self.options)))
+            reason = f"{self.name} needs {', '.join(missing)}, which the problem does not have; it has {has}"
+            return [unjudged(reason) for _ in responses]
+        result = attempt(lambda: self.loop.finish(self.function(**columns)))
+        if not isinstance(result, Failure):
+            return opinions_of(self.name, result, len(responses))
+        if len(responses) == 1:
+            return [unjudged(f"{self.name} {result.reason}")]
+        alone = [
+            self.judge_group(problem, [text], [ids]) for text, ids in zip(responses, token_ids, strict=True)
+        ]
+        return [opinions[0] for opinions in alone]
+
+    def _columns(
+        self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
+    ) -> dict[str, Any]:
+        same = {"source": problem.source, **problem.fields, "answer": problem.answer}
+        columns: dict[str, Any] = {name: [value] * len(responses) for name, value in same.items()}
+        columns["completion_ids"] = [list(ids) for ids in token_ids]
+        if isinstance(problem.prompt, str):
+            columns["prompts"] = [problem.prompt] * len(responses)
+            columns["completions"] = list(responses)
+        else:
+            # a list of its own for each response: some functions pop messages
+            columns["prompts"] = [[dict(message) for message in problem.prompt] for _ in responses]
+            columns["completions"] = [[{"role": "assistant", "content": text}] for text in responses]
+        columns.update(self.options)
+        return {name: value for name, value in columns.items() if self.accepted is None or name in self.accepted}
+
+
+def _instance(path: str, kind: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    made = attempt(lambda: kind(**options))
+    if isinstance(made, Failure):
+        given = ", ".join(options) or "no options"
+        raise RewardError(f"{path!r}: making one with {given} {made.reason}")
+    return made
+
+
+def _keyword_parameters(path: str, function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        raise RewardError(f"{path!r} does not say which arguments it takes: wrap it in a function of your own") from None
+    unnamed = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_ONLY]
+    if unnamed:
+        raise RewardError(f"{path!r} takes {', '.join(unnamed)} by position only; arguments are given by name")
+    return {name: p for name, p in parameters.items() if p.kind is not p.VAR_POSITIONAL}
+
+
+def _check_options(path: str, options: Mapping[str, Any], named: Mapping[str, Any] | None) -> None:
+    reserved = {"problem", "response", *_GIVEN}
+    for option in options:
+        if option in reserved:
+            raise RewardError(f"{path!r}: {option!r} is an argument of every call and cannot be an option")
+        if named is not None and option not in named:
+            known = ", ".join(name for name in named if name not in reserved) or "none"
+            raise RewardError(f"{path!r} has no option {option!r}; it has {known}")

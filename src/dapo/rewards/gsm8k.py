@@ -1,0 +1,56 @@
+"""`gsm8k`: numbers after `####`, compared by value."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from dapo.errors import RewardError
+from dapo.rewards.answer import answer_line, final_part, last_boxed, numbers_in, peel, plain_number
+from dapo.rewards.verdicts import right_or_wrong, unjudged
+from dapo.types import Problem, Verdict
+
+_MARK = "####"
+
+
+@dataclass(frozen=True)
+class Gsm8kVerifier:
+    """The response's number stands after the last `####`, else on a line `Answer:`, else in the last `\\boxed{}`.
+
+    The marked text must hold exactly one number: `#### $1,200.00` and `Answer: 1200 dollars` are 1200, `#### 3 or 4`
+    is wrong whatever the reference.
+    """
+
+    flexible: bool = False
+    """Without any mark, take the last number of the response."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.flexible, bool):
+            raise RewardError(f"gsm8k: flexible must be true or false, got {self.flexible!r}")
+
+    def __call__(self, problem: Problem, response: str) -> Verdict:
+        """Right if the numbers are equal; a reference that is no number gives an error."""
+        reference = plain_number(_bare(problem.answer.rpartition(_MARK)[2]))
+        if reference is None:
+            return unjudged(f"gsm8k: the reference {problem.answer[-80:]!r} does not end in a number")
+        return right_or_wrong(self._number(final_part(response)) == reference)
+
+    def _number(self, text: str) -> Fraction | None:
+        marked = _marked(text)
+        if marked is not None:
+            found = numbers_in(_bare(marked))
+            return found[0] if len(found) == 1 else None
+        found = numbers_in(_bare(text)) if self.flexible else []
+        return found[-1] if found else None
+
+
+def _marked(text: str) -> str | None:
+    _, mark, tail = text.rpartition(_MARK)
+    if mark:
+        return tail.strip().partition("\n")[0]
+    line = answer_line(text)
+    return last_boxed(text) if line is None else line
+
+
+def _bare(text: str) -> str:
+    """Without currency signs and LaTeX's thousands separators, which would cut a number in two."""
+    text = peel(text).replace("{,}", ",").replace("\\,", "")
+    return text.replace("\\$", "").replace("$", "").strip()

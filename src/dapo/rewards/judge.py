@@ -1,0 +1,56 @@
+"""What the loop asks for verdicts, and the judge that works in process."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from dapo.errors import RewardError
+from dapo.rewards.combine import build_verifier
+from dapo.types import Problem, Verdict
+
+
+class Judge(Protocol):
+    """Judges groups of responses, now or later."""
+
+    def submit(
+        self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
+    ) -> "Future[tuple[Verdict, ...]]":
+        """One verdict a response, in order; `token_ids[i]` are the tokens of `responses[i]`."""
+
+    def close(self) -> None:
+        """Free everything; verdicts still out come as RewardError. May be called twice."""
+
+
+class InlineJudge:
+    """Judges at once, in this process and without a clock: for tests, notebooks and verifiers that one trusts."""
+
+    def __init__(
+        self,
+        spec: str | Mapping[str, float],
+        *,
+        options: Mapping[str, Any] | None = None,
+        threshold: float | None = None,
+    ) -> None:
+        """Raises RewardError if the verifier cannot be built."""
+        self._verifier = build_verifier(spec, options=options, threshold=threshold)
+        self._closed = False
+
+    def submit(
+        self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
+    ) -> "Future[tuple[Verdict, ...]]":
+        """The verdicts, as a future that is already done."""
+        if self._closed:
+            raise RewardError("the judge is closed")
+        future: Future[tuple[Verdict, ...]] = Future()
+        future.set_result(tuple(self._verifier.judge_group(problem, responses, token_ids)))
+        return future
+
+    def close(self) -> None:
+        """Refuse further work."""
+        self._closed = True
+
+    def __enter__(self) -> "InlineJudge":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()

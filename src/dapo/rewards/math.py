@@ -1,0 +1,52 @@
+"""`math`: the answer is found first (a line `Answer:`, else the last box), then compared as mathematics."""
+
+import re
+from functools import lru_cache
+
+from dapo.rewards.answer import answer_line, boxes, final_part, last_boxed
+from dapo.rewards.equivalence import Reference
+from dapo.rewards.symbolic import Symbolic
+from dapo.rewards.verdicts import right_or_wrong, unjudged
+from dapo.types import Problem, Verdict
+
+_REMEMBERED_REFERENCES = 1024
+_ONLY_WORDS = re.compile(r"(?:[A-Za-z\s.,:;!*$]|\\[()\[\]])*")
+
+
+
+class MathVerifier:
+    """Right if the marked answer is equivalent to the reference; strict about everything around it.
+
+    A response without a mark is wrong, and so is one that hedges (`3 or 4`) or explains on the answer's line. A
+    reference that cannot be read gives an error, whatever the response.
+    """
+
+    def __init__(self) -> None:
+        """Imports math-verify, so that no verdict's clock pays for it."""
+        symbolic = Symbolic()
+        self._read = lru_cache(_REMEMBERED_REFERENCES)(lambda answer: Reference.read(answer, symbolic))
+
+    def __call__(self, problem: Problem, response: str) -> Verdict:
+        """+1, -1, or an error that quotes the reference."""
+        reference = self._read(problem.answer)
+        if reference is None:
+            return unjudged(f"math: the reference {problem.answer[:80]!r} cannot be read as mathematics")
+        answer = marked_answer(response)
+        return right_or_wrong(answer is not None and reference.is_answered_by(answer))
+
+
+def marked_answer(response: str) -> str | None:
+    """The text of the response's last `Answer:` line, else of its last `\\boxed{}`, else None.
+
+    A single box on the line `Answer:` with only words around it is the answer; otherwise a box is just a bracket.
+    """
+    text = final_part(response)
+    line = answer_line(text)
+    if line is None:
+        return last_boxed(text)
+    found = boxes(line)
+    if len(found) != 1:
+        return line
+    (box,) = found
+    before, after = line[: box.start], line[box.end :]
+    return box.content if _ONLY_WORDS.fullmatch(before + after) else before + box.content + after

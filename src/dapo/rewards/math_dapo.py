@@ -1,0 +1,88 @@
+"""`math_dapo`: the verifier DAPO was released with, to the letter, quirks included (verl's `math_dapo`)."""
+
+import re
+from dataclasses import dataclass
+
+from dapo.rewards.verdicts import right_or_wrong
+from dapo.types import Problem, Verdict
+
+WINDOW_CHARS = 300
+"""Only the end of a response is read."""
+
+_ANSWER = re.compile(r"Answer\s*:\s*([^\n]+)", re.IGNORECASE)
+_NO_ANSWER = "[INVALID]"
+
+# in this order: articles go while the space behind them is still there
+_REPLACED = (
+    ("an ", ""),
+    ("a ", ""),
+    (".$", "$"),
+    (r"\$", ""),
+    ("\\ ", ""),
+    (" ", ""),
+    ("mbox", "text"),
+    (r",\text{and}", ","),
+    (r"\text{and}", ","),
+    (r"\text{m}", r"\text{}"),
+)
+_UNITS = (
+    "square ways integers dollars mph inches hours km units \\ldots sue points feet minutes digits cents degrees cm gm "
+    "pounds meters meals edges students childrentickets multiples"
+)
+_LEFTOVERS = (
+    r"\text{s}",
+    r"\text{.}",
+    "\\text{\ns}",
+    r"\text{}^2",
+    r"\text{}^3",
+    "\\text{\n}",
+    r"\text{}",
+    r"\mathrm{th}",
+    r"^\circ",
+    r"^{\circ}",
+    r"\;",
+    r",\!",
+    "{,}",
+    '"',
+    r"\dots",
+)
+_REMOVED = (*_UNITS.split(" "), *_LEFTOVERS)
+
+# pattern -> replacement, in this order: what stands in $ $, then the contents of commands, then TeX's shorthand
+_REWRITTEN = (
+    (re.compile(r".*?\$(.*?)\$.*"), r"$\1$"),
+    (re.compile(r"\\text\{(.*?)\}"), r"\1"),
+    (re.compile(r"\\textbf\{(.*?)\}"), r"\1"),
+    (re.compile(r"\\overline\{(.*?)\}"), r"\1"),
+    (re.compile(r"\\boxed\{(.*)\}"), r"\1"),
+    (re.compile(r"frac([^{])(.)"), r"frac{\1}{\2}"),
+    (re.compile(r"sqrt([^{])"), r"sqrt{\1}"),
+)
+
+
+@dataclass(frozen=True)
+class MathDapoVerifier:
+    """The last `Answer:` in the last 300 characters, normalised, must be the same text as the normalised reference.
+
+    No mathematics: `0.5` does not answer `1/2`, and a box without `Answer:` is wrong.
+    """
+
+    def __call__(self, problem: Problem, response: str) -> Verdict:
+        """+1 or -1, never an error."""
+        answers = _ANSWER.findall(response[-WINDOW_CHARS:])
+        prediction = answers[-1] if answers else _NO_ANSWER
+        return right_or_wrong(normalise(prediction) == normalise(problem.answer))
+
+
+def normalise(answer: str) -> str:
+    """The Minerva normalisation of a final answer, as released."""
+    answer = answer.rpartition("=")[2]
+    for before, after in _REPLACED:
+        answer = answer.replace(before, after)
+    for removed in _REMOVED:
+        answer = answer.replace(removed, "")
+    for pattern, replacement in _REWRITTEN:
+        answer = pattern.sub(replacement, answer)
+    answer = answer.replace("$", "")
+    without_commas = answer.replace(",", "")
+    return (without_commas if without_commas.isdigit() else answer).strip()

@@ -1,0 +1,173 @@
+"""Verifiers in worker processes: the clock is here, and a hung or dead worker costs its own verdicts only."""
+
+import queue
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from dapo.errors import RewardError
+from dapo.rewards.combine import RewardSpec, Scope
+from dapo.rewards.jobs import Job, jobs_of
+from dapo.rewards.process import WorkerLost, WorkerProcess, start_order
+from dapo.rewards.wire import opinions_from_json
+from dapo.types import Problem, Verdict
+
+STARTUP_S = 60.0
+"""For a worker to import what its verifier needs."""
+
+
+class VerifierPool:
+    """Judges groups in `workers` processes. Verdicts depend neither on their number nor on which of them judges.
+
+    A verifier of single responses gets one job a response; a function that wants a whole group gets one job a group.
+    A job that outlasts `timeout_s` is an error verdict for all of its responses (a group's call is not tried again),
+    and its process group is killed and replaced; so is a worker that dies. `timeout_s` counts from when a worker
+    receives the job, not from when it was submitted.
+    """
+
+    def __init__(
+        self,
+        spec: str | Mapping[str, float],
+        *,
+        options: Mapping[str, Any] | None = None,
+        threshold: float | None = None,
+        timeout_s: float = 10.0,
+        workers: int = 2,
+        startup_s: float = STARTUP_S,
+    ) -> None:
+        """Start the workers and wait for the first; the others start meanwhile.
+
+        Raises RewardError if the verifier cannot be built there, or not within `startup_s`.
+        """
+        if workers < 1 or timeout_s <= 0:
+            raise RewardError(f"expected at least one worker and a positive timeout, got {workers} and {timeout_s} s")
+        self.spec = RewardSpec.of(spec, options=options, threshold=threshold)
+        self._order = start_order(self.spec)
+        self._timeout_s, self._startup_s = timeout_s, startup_s
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._living: set[WorkerProcess] = set()
+        started: Future[Mapping[Scope, Sequence[int]]] = Future()
+        self._threads = [
+            threading.Thread(target=self._serve, args=(started,), daemon=True, name=f"dapo-verifier-{i}")
+            for i in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+        try:
+            self._scopes = started.result()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers that live now."""
+        with self._lock:
+            return sorted(worker.pid for worker in self._living)
+
+    def submit(
+        self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
+    ) -> "Future[tuple[Verdict, ...]]":
+        """Queue a group. The future holds one verdict a response, in order, or RewardError once the pool is closed.
+
+        `token_ids[i]` are the tokens of `responses[i]`. Raises RewardError for a problem whose fields are not JSON.
+        """
+        group, jobs = jobs_of(self.spec, self._scopes, problem, responses, token_ids)
+        with self._lock:
+            if self._closed:
+                raise RewardError("the verifier pool is closed")
+            for job in jobs:
+                self._jobs.put(job)
+        return group.future
+
+    def close(self) -> None:
+        """End the workers and everything they have started. Verdicts still out come as RewardError."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            busy = [worker for worker in self._living if worker.busy]
+        self._abandon_queue()
+        for _ in self._threads:
+            self._jobs.put(None)
+        for worker in busy:
+            worker.interrupt()
+        for thread in self._threads:
+            thread.join()
+
+    def __enter__(self) -> "VerifierPool":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _abandon_queue(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return
+            if job is not None:
+                job.group.abandon()
+
+    def _serve(self, started: "Future[Mapping[Scope, Sequence[int]]]") -> None:
+        """One worker's thread: ask, settle, replace."""
+        worker, reason = self._hire()
+        with self._lock:
+            if not started.done():
+                _announce(started, worker, reason)
+        while (job := self._jobs.get()) is not None:
+            if worker is None:
+                worker, reason = self._hire()
+            if worker is None:
+                self._fail(job, f"no worker process: {reason}")
+                continue
+            try:
+                answer = worker.ask(job.request, self._timeout_s)
+                rows = opinions_from_json(answer, len(job.indices), len(job.places))
+            except (WorkerLost, ValueError) as error:
+                self._dismiss(worker, graceful=False)
+                self._fail(job, str(error))
+                worker, reason = self._hire()
+            else:
+                job.settle(rows)
+        if worker is not None:
+            self._dismiss(worker, graceful=True)
+
+    def _hire(self) -> tuple[WorkerProcess | None, str]:
+        """A worker that is ready, or None and why there is none."""
+        with self._lock:
+            if self._closed:
+                return None, "the pool is closed"
+            try:
+                worker = WorkerProcess(self._order)
+            except OSError as error:
+                return None, f"it cannot be started ({error})"
+            self._living.add(worker)
+        try:
+            worker.wait_ready(self._startup_s)
+        except (WorkerLost, RewardError) as error:
+            self._dismiss(worker, graceful=False)
+            return None, str(error)
+        return worker, ""
+
+    def _dismiss(self, worker: WorkerProcess, *, graceful: bool) -> None:
+        worker.stop(graceful=graceful)
+        with self._lock:
+            self._living.discard(worker)
+
+    def _fail(self, job: Job, reason: str) -> None:
+        if self._closed:
+            job.group.abandon()
+        else:
+            job.fail(reason)
+
+
+def _announce(started: "Future[Mapping[Scope, Sequence[int]]]", worker: WorkerProcess | None, reason: str) -> None:
+    if worker is None:
+        started.set_exception(RewardError(reason))
+    else:
+        started.set_result(worker.scopes)

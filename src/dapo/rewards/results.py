@@ -1,0 +1,73 @@
+"""What a user's function returned, checked: a verdict, a bool, a number, None, or an error that says what came."""
+
+import math
+from numbers import Real
+from typing import Any
+
+from dapo.rewards.verdicts import Opinion, attempt, graded, right_or_wrong, unjudged
+from dapo.types import Verdict
+
+_SHOWN_CHARS = 80
+
+
+def opinion_of(name: str, value: Any) -> Opinion:
+    """One result of the function `name`.
+
+    A bool is right or wrong (Eq. 7: +1 or -1), a number is a score that does not say which, None does not apply.
+    """
+    value = _unboxed(value)
+    if value is None:
+        return None
+    if isinstance(value, Verdict):
+        return _checked(name, value)
+    if isinstance(value, bool):
+        return right_or_wrong(value)
+    score = _finite(value)
+    if score is None:
+        return unjudged(f"{name} returned {_shown(value)}, expected a finite number, a bool or None")
+    return graded(score)
+
+
+def opinions_of(name: str, results: Any, count: int) -> list[Opinion]:
+    """The results of one call over `count` responses; anything but a list of that length is an error for each."""
+    if hasattr(results, "tolist"):  # a NumPy array or a tensor
+        results = results.tolist()
+    if not isinstance(results, list | tuple):
+        reason = f"{name} returned {_shown(results)}, expected a list with one number for each response ({count})"
+    elif len(results) != count:
+        reason = f"{name} returned {len(results)} results for {count} responses"
+    else:
+        return [opinion_of(name, value) for value in results]
+    return [unjudged(reason) for _ in range(count)]
+
+
+def _unboxed(value: Any) -> Any:
+    """A NumPy or torch scalar as Python's own."""
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+
+
+def _finite(value: Any) -> float | None:
+    """A finite number as a float; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _shown(value: Any) -> str:
+    text = attempt(lambda: repr(value))
+    if not isinstance(text, str):
+        return f"a {type(value).__name__}"
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+
+
+def _checked(name: str, verdict: Verdict) -> Verdict:
+    if verdict.error is not None:
+        return unjudged(f"{name}: {verdict.error}")
+    correct, score = _unboxed(verdict.correct), _finite(_unboxed(verdict.score))
+    if score is None or not isinstance(correct, bool | None):
+        return unjudged(f"{name} returned {_shown(verdict)}, expected a bool or None as correct, a finite score")
+    return Verdict(correct, score)

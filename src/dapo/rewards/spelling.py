@@ -1,0 +1,94 @@
+"""One spelling for what means the same: LaTeX and plain text of an answer, before anything is compared."""
+
+import re
+
+from dapo.rewards.answer import peel
+
+_CHARACTERS = str.maketrans(
+    {
+        "−": "-",
+        "–": "-",
+        "×": "\\times ",
+        "·": "\\cdot ",
+        "÷": "\\div ",
+        "π": "\\pi ",
+        "∞": "\\infty ",
+        "≤": "\\le ",
+        "≥": "\\ge ",
+        "²": "^2",
+        "³": "^3",
+        "°": None,
+        "\xa0": " ",
+        "\u202f": " ",
+        "\u2009": " ",
+    }
+)
+_RULES = (
+    (re.compile(r"\\(?:left|right|displaystyle|bigl|bigr|big)(?![A-Za-z])"), ""),
+    (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
+    (re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])"), ""),
+    (re.compile(r"\{,\}"), ","),
+    (re.compile(r"\\!"), ""),
+    (re.compile(r"\\(?:[,;: ]|q?quad(?![A-Za-z]))|~"), " "),
+    (re.compile(r"\\\$|^\$(?=\d)|(?<=\d)\$$"), ""),  # money; the dollars of mathematics are peeled off in pairs
+    (re.compile(r"(?<!\\)%|\bpercent\b"), r"\\%"),
+    (re.compile(r"√\s*(\d+|\{[^{}]*\}|\([^()]*\))"), r"\\sqrt{\1}"),
+    (re.compile(r"^([-+])\s+(?=\d)"), r"\1"),
+    (re.compile(r"\s+"), " "),
+)
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])|(?<![\d.,] )(?<![\d.,])\d{1,3}(?: \d{3})+(?! ?[\d,])")
+_WORD = r"(?:cm|mm|km|kg|mg|ml|ft|lbs?|oz|mph|in|inch(?:es)?|feet|foot|yards?|miles?|(?:centi|milli|kilo)?met(?:er|re)s?"
+_UNIT_WORD = (
+    _WORD + r"|(?:kilo)?grams?|pounds?|ounces?|tons?|lit(?:er|re)s?|gallons?|seconds?|sec|minutes?|min|hours?|hrs?|days?"
+    r"|weeks?|months?|years?|degrees?|radians?|dollars?|cents?|euros?|units?|ways?|times|people|square|sq|cubic|per)"
+)
+_UNIT = re.compile(
+    rf"(?<=[\d}})])\s*(?:\\(?:text|mathrm|mbox|textrm|textit|operatorname)\s*\{{\s*(?:{_UNIT_WORD}|[mgsLh])(?:[ /]+{_UNIT_WORD})*\s*\}}"
+    rf"|(?<= ){_UNIT_WORD}(?:[ /]+{_UNIT_WORD})*)\s*(?:\^\s*\{{?\s*[23]\s*\}}?)?\s*\.?$",
+    re.IGNORECASE,
+)
+_TEXT_COMMAND = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
+
+
+def canonical(text: str) -> str:
+    """Without wrappings, spacing commands, degree and currency signs, and thousands separators."""
+    text = peel(text).translate(_CHARACTERS)
+    for pattern, replacement in _RULES:
+        text = pattern.sub(replacement, text)
+    return join_thousands(peel(text))
+
+
+def join_thousands(text: str) -> str:
+    """`1,234` and `1 234` become 1234, except in brackets, where a comma separates."""
+    depth_at = depths(text)
+    return _THOUSANDS.sub(
+        lambda match: match[0] if depth_at[match.start()] else match[0].replace(",", "").replace(" ", ""), text
+    )
+
+
+def depths(text: str) -> list[int]:
+    """How many brackets are open before each character."""
+    depth, found = 0, []
+    for character in text:
+        found.append(depth)
+        depth += (character in "([{") - (character in ")]}")
+    return found
+
+
+def split_unit(part: str) -> tuple[str, str]:
+    """`5 \\text{ cm}` -> (`5`, `cm`); a unit only counts behind a number or a bracket."""
+    match = _UNIT.search(part)
+    if match is None:
+        return part, ""
+    return part[: match.start()].strip(), re.sub(r"[^a-z0-9/]", "", plain_text(match[0]))
+
+
+def plain_text(part: str) -> str:
+    """The words of `\\text{...}` and the like, in lower case, without brackets around them."""
+    words = " ".join(_TEXT_COMMAND.sub(r" \1 ", part).casefold().split())
+    return words[1:-1].strip() if words.startswith("(") and words.endswith(")") else words
+
+
+def has_text_command(part: str) -> bool:
+    """Does it hold `\\text{...}` or a relative?"""
+    return _TEXT_COMMAND.search(part) is not None

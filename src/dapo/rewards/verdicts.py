@@ -1,0 +1,57 @@
+"""The three kinds of verdict a verifier gives, and what is said when its code fails."""
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+from dapo.types import Verdict
+
+T = TypeVar("T")
+
+Opinion: TypeAlias = Verdict | None
+"""What one of several verifiers says of a response; None: it does not apply to it."""
+
+_MESSAGE_CHARS = 300
+
+
+def right_or_wrong(correct: bool) -> Verdict:
+    """Eq. 7: +1 or -1."""
+    return Verdict(correct=correct, score=1.0 if correct else -1.0)
+
+
+def graded(score: float) -> Verdict:
+    """A score that does not say right or wrong."""
+    return Verdict(correct=None, score=score)
+
+
+def unjudged(reason: str) -> Verdict:
+    """No judgement, and why: the reason names the verifier. The score is a placeholder, not a zero."""
+    return Verdict(correct=None, score=0.0, error=reason)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A call that raised instead of returning."""
+
+    reason: str
+    """`raised ValueError: its first line (file.py, line 12)`."""
+
+
+def attempt(call: Callable[[], T]) -> T | Failure:
+    """`call()`, or why it failed."""
+    try:
+        return call()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # sys.exit() and the timeouts of some libraries are no Exceptions
+        return Failure(f"raised {describe(error)}")
+
+
+def describe(error: BaseException) -> str:
+    """An exception on one line: type, first line of its text, and the innermost place."""
+    lines = str(error).strip().splitlines()
+    text = type(error).__name__ + (f": {lines[0][:_MESSAGE_CHARS]}" if lines else "")
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text

@@ -1,0 +1,65 @@
+"""What a verifier is, and how one is found by its name."""
+
+import difflib
+import inspect
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, Protocol, runtime_checkable
+
+from dapo.errors import RewardError
+from dapo.rewards.function import load_function
+from dapo.rewards.verdicts import Opinion
+from dapo.types import Problem, Verdict
+
+REGISTERED: Mapping[str, str] = {
+    "exact": "dapo.rewards.exact:ExactVerifier",
+    "gsm8k": "dapo.rewards.gsm8k:Gsm8kVerifier",
+    "gym": "dapo.rewards.gym:GymVerifier",
+    "math": "dapo.rewards.math:MathVerifier",
+    "math_dapo": "dapo.rewards.math_dapo:MathDapoVerifier",
+}
+"""The class behind each name. Its constructor's parameters are the verifier's options."""
+
+
+class Verifier(Protocol):
+    """Judges one response. Never raises on what a model may write; what it cannot judge is `Verdict.error`."""
+
+    def __call__(self, problem: Problem, response: str) -> Verdict:
+        """The verdict on `response` as an answer to `problem`."""
+
+
+@runtime_checkable
+class GroupVerifier(Protocol):
+    """A verifier that wants all responses of a group in one call."""
+
+    def judge_group(
+        self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
+    ) -> list[Opinion]:
+        """One opinion a response, in order; `token_ids[i]` are the tokens of `responses[i]`."""
+
+
+def get_verifier(name: str, /, **options: Any) -> Verifier:
+    """The verifier called `name`: a registered one (`math`, `math_dapo`, `exact`, `gsm8k`, `gym`) or `module:function`.
+
+    What it needs is imported here, not inside a verdict's clock. Raises RewardError for an unknown name or option and
+    for a function that cannot be imported.
+    """
+    if ":" in name:
+        return load_function(name, options)
+    if name not in REGISTERED:
+        raise RewardError(f"unknown verifier {name!r}; {_nearest(name)}known: {', '.join(REGISTERED)}, or {_OWN}")
+    module, _, attribute = REGISTERED[name].partition(":")
+    factory = getattr(import_module(module), attribute)
+    known = list(inspect.signature(factory).parameters)
+    for option in options:
+        if option not in known:
+            raise RewardError(f"verifier {name} has no option {option!r}; it has {', '.join(known) or 'none'}")
+    return factory(**options)
+
+
+_OWN = "your own function as module:function"
+
+
+def _nearest(name: str) -> str:
+    close = difflib.get_close_matches(name, REGISTERED, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}? " if close else ""

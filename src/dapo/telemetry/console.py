@@ -1,0 +1,296 @@
+"""What a person sees: progress while the run goes on, and the report at its end."""
+
+import math
+import sys
+import time
+import unicodedata
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Any, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+REFRESHES_PER_SECOND = 2  # 0.7 % of a core
+BAR_WIDTH = 32
+STEPS_FOR_ETA = 20
+EXCERPT_CHARS = 800
+EXCERPT_LINES = 16
+PHASE_UNITS = {"generate": " groups", "update": " minibatches", "evaluate": " problems"}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A metric as a column: `width` characters for the number, `scale` turns a share into per cent."""
+
+    label: str
+    metric: str
+    width: int
+    decimals: int
+    unit: str = ""
+    scale: float = 1.0
+    sign: str = ""
+
+    def show(self, metrics: Mapping[str, float]) -> str:
+        """The number with its unit, right-aligned; a dash where there is none."""
+        value = metrics.get(self.metric)
+        if value is None or not math.isfinite(value):
+            return f"{'-':>{self.width}}{self.unit}"
+        return f"{value * self.scale:{self.sign}{self.width}.{self.decimals}f}{self.unit}"
+
+
+FIGURES = (
+    Figure("reward", "reward/mean", 6, 3, sign="+"),
+    Figure("accuracy", "reward/accuracy", 5, 1, "%", 100),
+    Figure("kept", "rollout/keep_rate", 5, 1, "%", 100),
+    Figure("length", "rollout/response_tokens_mean", 7, 1),
+    Figure("truncated", "rollout/truncated_fraction", 5, 1, "%", 100),
+    Figure("entropy", "loss/entropy", 5, 3),
+    Figure("", "time/tokens_per_s", 5, 0, " tok/s"),
+    Figure("", "time/step_s", 6, 1, " s"),
+)
+
+
+class ProgressDisplay:
+    """On a terminal a live picture; elsewhere (a log file, CI) one plain line a step, in stable columns."""
+
+    def __init__(self, num_steps: int, *, first_step: int = 1, stream: TextIO | None = None) -> None:
+        self._stream = stream if stream is not None else sys.stdout
+        self._num_steps = num_steps
+        self._finished_steps = first_step - 1
+        self._phase: tuple[str, int, int] | None = ("start", 0, 0)
+        self._phase_started = time.monotonic()
+        self._metrics: Mapping[str, float] = {}
+        self._accuracies: list[float] = []
+        self._step_seconds: deque[float] = deque(maxlen=STEPS_FOR_ETA)
+        self._live = self._start_live()
+
+    def phase(self, name: str, done: int = 0, total: int = 0) -> None:
+        """What is going on now, and how far it is (a `total` of 0: not known). Costs nothing: a thread draws."""
+        if self._phase is None or name != self._phase[0]:
+            self._phase_started = time.monotonic()
+        self._phase = (name, done, total)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A step's metrics, an evaluation's, or both."""
+        evaluation = evaluation_line(step, metrics)
+        if any(not name.startswith("eval/") for name in metrics):
+            self._finished_steps = step
+            self._metrics = metrics
+            _append_finite(self._accuracies, metrics.get("reward/accuracy"))
+            _append_finite(self._step_seconds, metrics.get("time/step_s"))
+            if self._live is None:
+                self._print(step_line(step, self._num_steps, metrics, self._seconds_left()))
+        if evaluation:
+            self.message(evaluation)
+
+    def message(self, text: str) -> None:
+        """Something to know; on a terminal it is printed above the picture."""
+        if self._live is None:
+            self._print(text)
+        else:
+            self._live.console.print(Text(printable(text, self._live.console.encoding)))
+
+    def close(self) -> None:
+        """Leave the last picture, less the phase. May be called twice."""
+        self._phase = None
+        if self._live is not None:
+            self._live.stop()
+
+    def _start_live(self) -> Live | None:
+        # FORCE_COLOR and the like make rich take a log file for a terminal; the stream knows better
+        if not self._stream.isatty():
+            return None
+        console = Console(file=self._stream, force_terminal=True, highlight=False)
+        if console.is_dumb_terminal:
+            return None
+        is_own = self._stream in (sys.stdout, sys.stderr)
+        live = Live(
+            get_renderable=self._picture,
+            console=console,
+            refresh_per_second=REFRESHES_PER_SECOND,
+            redirect_stdout=is_own,
+            redirect_stderr=is_own,
+        )
+        live.start()
+        return live
+
+    def _print(self, text: str) -> None:
+        print(printable(text, self._stream.encoding or "utf-8"), file=self._stream, flush=True)
+
+    def _seconds_left(self) -> float | None:
+        if not self._step_seconds:
+            return None
+        return median(self._step_seconds) * (self._num_steps - self._finished_steps)
+
+    def _picture(self) -> RenderableType:
+        rows = Table.grid(padding=(0, 2))
+        rows.add_row(*self._steps_row())
+        if (phase := self._phase) is not None:
+            rows.add_row(*self._phase_row(*phase))
+        if self._accuracies:
+            curve = Text(sparkline(self._accuracies, BAR_WIDTH), style="green")
+            now, first = self._accuracies[-1], self._accuracies[0]
+            rows.add_row("accuracy", curve, f"{now:.1%} now, {first:.1%} at first")
+        return Group(rows, self._figures()) if self._metrics else rows
+
+    def _steps_row(self) -> tuple[RenderableType, ...]:
+        done, total = self._finished_steps, self._num_steps
+        left = self._seconds_left()
+        note = f"{done / total:.0%}" if left is None or done >= total else f"{done / total:.0%}, {duration(left)} left"
+        bar = ProgressBar(total=total, completed=done, width=BAR_WIDTH)
+        return Text(f"step {min(done + 1, total)}/{total}", style="bold"), bar, note
+
+    def _phase_row(self, name: str, done: int, total: int) -> tuple[RenderableType, ...]:
+        seconds = duration(time.monotonic() - self._phase_started)
+        if not total:
+            return name, "", seconds
+        bar = ProgressBar(total=total, completed=done, width=BAR_WIDTH, complete_style="cyan", finished_style="cyan")
+        return name, bar, f"{done}/{total}{PHASE_UNITS.get(name, '')}, {seconds}"
+
+    def _figures(self) -> Text:
+        metrics, elsewhere = self._metrics, ("reward/accuracy", "time/step_s")
+        shown = [figure for figure in FIGURES if figure.metric in metrics and figure.metric not in elsewhere]
+        parts = [Text.assemble((f"{figure.label} ".lstrip(), "dim"), figure.show(metrics).lstrip()) for figure in shown]
+        return Text("  ").join(parts)
+
+
+def step_line(step: int, num_steps: int, metrics: Mapping[str, float], seconds_left: float | None) -> str:
+    """One step as a line of a log file; every step's columns are equally wide."""
+    columns = [f"step {step:>{len(str(num_steps))}}/{num_steps}"]
+    columns += [f"{figure.label} {figure.show(metrics)}".lstrip() for figure in FIGURES if figure.label]
+    columns += [figure.show(metrics) for figure in FIGURES if not figure.label]
+    columns.append(f"left {'-' if seconds_left is None else duration(seconds_left):>6}")
+    if short := metrics.get("rollout/shortfall_groups"):
+        columns.append(f"({short:.0f} groups short)")
+    return "  ".join(columns)
+
+
+def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
+    """The `eval/NAME/accuracy` among the metrics, with their intervals; empty if there are none."""
+    told = []
+    for metric, accuracy in metrics.items():
+        name = metric.removeprefix("eval/").removesuffix("/accuracy")
+        if metric != f"eval/{name}/accuracy" or accuracy is None:
+            continue
+        low, high = metrics.get(f"eval/{name}/low"), metrics.get(f"eval/{name}/high")
+        interval = f" ({low:.1%} to {high:.1%})" if low is not None and high is not None else ""
+        told.append(f"{name} {accuracy:.1%}{interval}")
+    return f"step {step}: evaluation: {', '.join(told)}" if told else ""
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Values as eight heights over 0 .. their largest; more than `width` of them are averaged into `width` bins."""
+    bins = min(width, len(values))
+    edges = [round(i * len(values) / bins) for i in range(bins + 1)]
+    means = [fmean(values[start:stop]) for start, stop in pairwise(edges)]
+    top = max([*means, 1e-9])
+    return "".join("▁▂▃▄▅▆▇█"[min(7, max(0, int(8 * mean / top)))] for mean in means)
+
+
+def duration(seconds: float) -> str:
+    """`45s`, `8m`, `2h05m`, `3d04h`."""
+    if seconds < 59.5:
+        return f"{seconds:.0f}s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes}m"
+    if minutes < 24 * 60:
+        return f"{minutes // 60}h{minutes % 60:02}m"
+    hours = round(minutes / 60)
+    return f"{hours // 24}d{hours % 24:02}h"
+
+
+def final_report(
+    console: Console,
+    *,
+    before: Mapping[str, Any] | None,
+    after: Mapping[str, Any] | None,
+    samples: Sequence[Mapping[str, Any]],
+    files: Mapping[str, object],
+) -> None:
+    """The end of a run: evaluation before and after, responses to the same problems, what lies where.
+
+    `before` and `after` hold accuracy, low, high (95 % interval), problems, response_tokens_mean, truncated_fraction;
+    `samples` question, answer, before, before_correct, after, after_correct; `files` names what is where, or which
+    command to run next, in the order to print. Model text is cut where it is long, and nothing in it is obeyed.
+    """
+    if before is not None and after is not None:
+        console.print(_comparison(before, after))
+    for number, sample in enumerate(samples, start=1):
+        console.print(Text(f"\nProblem {number} of {len(samples)}, before and after training", style="bold"))
+        console.print(_sample(sample, console))
+    console.print()
+    width = max((len(label) for label in files), default=0)
+    for label, place in files.items():
+        line = Text.assemble((f"{label:<{width}}  ", "dim"), printable(str(place), console.encoding))
+        console.print(line, soft_wrap=True)  # a path that is broken over two lines cannot be copied
+
+
+def printable(text: str, encoding: str = "utf-8") -> str:
+    """Text that can only be read: control, format and direction characters as escapes, and what cannot be encoded."""
+    safe = "".join(c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs") else _escape(c) for c in text)
+    return safe.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def excerpt(text: str) -> str:
+    """The beginning and the end of a long text, with a note of what was left out between them."""
+    lines = text.strip("\n").split("\n")
+    if len(lines) > EXCERPT_LINES:
+        head, tail = lines[: EXCERPT_LINES // 2], lines[-EXCERPT_LINES // 2 :]
+        lines = [*head, f"[... {len(lines) - EXCERPT_LINES:,} lines left out ...]", *tail]
+    text = "\n".join(lines)
+    if len(text) > EXCERPT_CHARS:
+        half = EXCERPT_CHARS // 2
+        text = f"{text[:half]} [... {len(text) - EXCERPT_CHARS:,} characters left out ...] {text[-half:]}"
+    return text
+
+
+def _append_finite(values: list[float] | deque[float], value: float | None) -> None:
+    if value is not None and math.isfinite(value):
+        values.append(value)
+
+
+def _escape(character: str) -> str:
+    return character.encode("ascii", "backslashreplace").decode() if ord(character) > 127 else repr(character)[1:-1]
+
+
+def _comparison(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
+    table = Table(title="Held-out problems", title_style="bold", title_justify="left")
+    table.add_column("")
+    for column in ("before training", "after training"):
+        table.add_column(column, justify="right")
+    table.add_row("accuracy", *(Text(f"{result['accuracy']:.1%}", style="bold") for result in (before, after)))
+    table.add_row("95 % interval", *(f"{result['low']:.1%} to {result['high']:.1%}" for result in (before, after)))
+    table.add_row("problems", *(f"{result['problems']:,}" for result in (before, after)))
+    table.add_row("mean response, tokens", *(f"{result['response_tokens_mean']:,.1f}" for result in (before, after)))
+    table.add_row("truncated", *(f"{result['truncated_fraction']:.1%}" for result in (before, after)))
+    return table
+
+
+def _sample(sample: Mapping[str, Any], console: Console) -> RenderableType:
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(no_wrap=True)
+    rows.add_column(overflow="fold")
+    for label, text in (("question", sample["question"]), ("reference", sample["answer"])):
+        rows.add_row(Text(label, style="dim"), Text(printable(excerpt(str(text)), console.encoding)))
+    for label in ("before", "after"):
+        mark = Text.assemble((f"{label} ", "dim"), _mark(sample[f"{label}_correct"], console))
+        rows.add_row(mark, Text(printable(excerpt(sample[label]), console.encoding)))
+    return Padding(rows, (0, 0, 0, 2))
+
+
+def _mark(correct: bool | None, console: Console) -> Text:
+    symbol, word, style = {
+        True: ("✓", "right", "green"),
+        False: ("✗", "wrong", "red"),
+        None: ("?", "not judged", "yellow"),
+    }[correct]
+    return Text(symbol if printable(symbol, console.encoding) == symbol else word, style=style)

@@ -1,0 +1,173 @@
+"""A run's curves as one picture: accuracy, response length, entropy, and what became of the groups."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dapo.errors import DataError
+from dapo.telemetry.sinks import atomic_file, read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Record = Mapping[str, Any]
+
+BLUE, ORANGE, GREEN, RED, INK, GRID = "#2563eb", "#ea580c", "#16a34a", "#dc2626", "#334155", "#e2e8f0"
+EVALUATION_COLOURS = (ORANGE, GREEN, RED, "#7c3aed")
+SMOOTHED_FROM_STEPS = 15  # fewer steps are shown as they are
+
+
+def plot_curves(metrics_jsonl: str | Path, out_png: str | Path, *, title: str = "") -> None:
+    """Draw the four curves that the paper watches. `title`: model and data.
+
+    What was not recorded is left out. Raises DataError if the file holds no steps.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    records = read_metrics(metrics_jsonl)
+    if not records:
+        raise DataError(f"{metrics_jsonl} holds no steps yet: there is nothing to plot")
+    layout = ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.08)
+    figure = Figure(figsize=(11, 7), dpi=130, layout=layout)
+    FigureCanvasAgg(figure)  # no pyplot: it would pick a backend for the whole process
+    panels = figure.subplots(2, 2, sharex=True)
+    _accuracy(panels[0, 0], records)
+    _length(panels[0, 1], records)
+    _entropy(panels[1, 0], records)
+    _groups(panels[1, 1], records)
+    _caption(figure, [record["step"] for record in records], title)
+    with atomic_file(Path(out_png)) as temporary:
+        figure.savefig(temporary, format="png")
+
+
+def _accuracy(axes: "Axes", records: Sequence[Record]) -> None:
+    _frame(axes, title="Accuracy", unit="correct (%)")
+    _curve(axes, records, "reward/accuracy", scale=100, colour=BLUE, label="training: all judged responses")
+    for name, colour in zip(_evaluation_names(records), EVALUATION_COLOURS, strict=False):
+        _evaluation(axes, records, name, colour)
+    axes.set_ylim(0, min(102.0, axes.get_ylim()[1]))
+    _legend(axes)
+
+
+def _evaluation(axes: "Axes", records: Sequence[Record], name: str, colour: str) -> None:
+    steps, accuracy = _series(records, f"eval/{name}/accuracy", scale=100)
+    _, low = _series(records, f"eval/{name}/low", scale=100)
+    _, high = _series(records, f"eval/{name}/high", scale=100)
+    label = f"held out: {_plain(name)}"
+    if len(low) == len(high) == len(accuracy):
+        # a bootstrap interval may just miss its mean by rounding; matplotlib refuses negative bars
+        below = [max(0.0, mean - end) for mean, end in zip(accuracy, low, strict=True)]
+        above = [max(0.0, end - mean) for mean, end in zip(accuracy, high, strict=True)]
+        axes.errorbar(steps, accuracy, yerr=[below, above], color=colour, capsize=3, linewidth=1.2, zorder=4)
+        label += " (95 % interval)"
+    axes.plot(steps, accuracy, color=colour, marker="o", markersize=4.5, linewidth=1.2, label=label, zorder=4)
+
+
+def _length(axes: "Axes", records: Sequence[Record]) -> None:
+    _frame(axes, title="Response length", unit="mean length (tokens)")
+    _curve(axes, records, "rollout/response_tokens_mean", colour=BLUE)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.label.set_color(BLUE)
+    truncated = axes.twinx()
+    _frame(truncated, title="", unit="truncated (%)")
+    _curve(truncated, records, "rollout/truncated_fraction", scale=100, colour=ORANGE, width=1.2)
+    truncated.set_ylim(0, max(10.0, truncated.get_ylim()[1]))
+    truncated.yaxis.label.set_color(ORANGE)
+    truncated.grid(False)
+
+
+def _entropy(axes: "Axes", records: Sequence[Record]) -> None:
+    _frame(axes, title="Entropy of the policy at the sampled positions", unit="nats a token")
+    _curve(axes, records, "loss/entropy", colour=BLUE)
+    axes.set_xlabel("training step", color=INK)
+    axes.set_ylim(bottom=0)
+
+
+def _groups(axes: "Axes", records: Sequence[Record]) -> None:
+    _frame(axes, title="What became of the groups", unit="of judged groups (%)")
+    _curve(axes, records, "rollout/keep_rate", scale=100, colour=BLUE, label="kept: informative (Eq. 11)")
+    _curve(axes, records, "rollout/all_correct_fraction", scale=100, colour=GREEN, label="dropped: all correct")
+    _curve(axes, records, "rollout/all_wrong_fraction", scale=100, colour=RED, label="dropped: all wrong")
+    axes.set_xlabel("training step", color=INK)
+    axes.set_ylim(0, 102)
+    _legend(axes)
+
+
+def _frame(axes: "Axes", *, title: str, unit: str) -> None:
+    axes.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold", pad=10)
+    axes.set_ylabel(unit, color=INK)
+    axes.grid(True, color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=9, length=0, labelcolor=INK)
+    axes.spines[:].set_visible(False)
+
+
+def _curve(
+    axes: "Axes",
+    records: Sequence[Record],
+    metric: str,
+    *,
+    colour: str,
+    label: str | None = None,
+    scale: float = 1.0,
+    width: float = 2.0,
+) -> None:
+    """The values as a thin line and, where there are enough steps, their running mean as a thick one."""
+    steps, values = _series(records, metric, scale=scale)
+    if not steps:
+        return
+    if len(steps) < SMOOTHED_FROM_STEPS:
+        marker = "o" if len(steps) == 1 else None
+        axes.plot(steps, values, color=colour, linewidth=width, marker=marker, label=label)
+        return
+    axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3)
+    axes.plot(steps, _running_mean(values, _window(len(steps))), color=colour, linewidth=width, label=label)
+
+
+def _caption(figure: "Figure", steps: Sequence[int], title: str) -> None:
+    margin = max(0.5, 0.02 * (max(steps) - min(steps)))
+    figure.axes[0].set_xlim(min(steps) - margin, max(steps) + margin)
+    figure.axes[0].locator_params(axis="x", integer=True)
+    figure.suptitle(_plain(title), color=INK, fontsize=13, x=0.01, ha="left")
+    if len(steps) >= SMOOTHED_FROM_STEPS:
+        note = f"thick lines: running mean over {_window(len(steps))} steps"
+        figure.supxlabel(note, color=INK, fontsize=8, x=0.99, ha="right")
+
+
+def _legend(axes: "Axes") -> None:
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=9, loc="best")
+
+
+def _series(records: Sequence[Record], metric: str, *, scale: float = 1.0) -> tuple[list[int], list[float]]:
+    """The steps that recorded a metric, and its values; null is a number that was not finite."""
+    known = [(record["step"], record[metric] * scale) for record in records if record.get(metric) is not None]
+    return [step for step, _ in known], [value for _, value in known]
+
+
+def _evaluation_names(records: Sequence[Record]) -> list[str]:
+    """Evaluations, in the order they first appear; those with an interval alone, where there are any."""
+    metrics = dict.fromkeys(metric for record in records for metric in record)
+    names = [m.removeprefix("eval/").removesuffix("/accuracy") for m in metrics if m.startswith("eval/")]
+    names = [name for name in names if f"eval/{name}/accuracy" in metrics]
+    return [name for name in names if f"eval/{name}/low" in metrics] or names
+
+
+def _window(steps: int) -> int:
+    """An odd number of steps, a tenth of the run, to average over."""
+    return max(3, steps // 10) | 1
+
+
+def _running_mean(values: Sequence[float], window: int) -> list[float]:
+    """Centred; at the ends over what there is."""
+    half = window // 2
+    around = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
+    return [sum(near) / len(near) for near in around]
+
+
+def _plain(text: str) -> str:
+    """Names are not formulas: matplotlib reads what stands between two dollars as one."""
+    return text.replace("$", r"\$")

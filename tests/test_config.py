@@ -1,0 +1,392 @@
+"""Laws of the configuration: what users type, what they get, and what they are told."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dapo.config import PRESETS, Config, build_config, dump_config, load_config, option_names, parse_overrides
+from dapo.errors import ConfigError
+
+SMALL: dict[str, Any] = {"model": "tiny-random", "data": {"train": "builtin:sums"}}
+
+
+def config(*overrides: str, **sections: Any) -> Config:
+    return build_config({**SMALL, **sections}, overrides)
+
+
+def message(*overrides: str, **sections: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        config(*overrides, **sections)
+    return str(caught.value)
+
+
+# --- defaults and presets
+
+
+def test_defaults_are_the_papers_values():
+    paper = config()
+    assert (paper.rollout.prompts_per_step, paper.rollout.group_size) == (512, 16)
+    assert (paper.train.minibatch_groups, paper.updates_per_step) == (32, 16)
+    assert (paper.rollout.max_response_tokens, paper.overlong.buffer_tokens) == (20480, 4096)
+    assert (paper.overlong.mode, paper.overlong.penalty) == ("soft", 1.0)
+    assert (paper.loss.clip_low, paper.loss.clip_high, paper.loss.dual_clip) == (0.2, 0.28, None)
+    assert (paper.loss.aggregate, paper.loss.kl_coef, paper.loss.entropy_coef) == ("token", 0.0, 0.0)
+    assert (paper.optim.lr, paper.optim.warmup_steps, paper.optim.weight_decay) == (1e-6, 20, 0.1)
+    assert (paper.optim.betas, paper.optim.max_grad_norm) == ((0.9, 0.999), 1.0)
+    assert (paper.rollout.temperature, paper.rollout.top_p) == (1.0, 1.0)
+    assert (paper.eval.temperature, paper.eval.top_p) == (1.0, 0.7)
+    assert (paper.dynamic_sampling.enabled, paper.max_groups_per_step) == (True, 5120)
+    assert paper.advantage.scale == "std"
+
+
+def test_grpo_preset_is_the_first_row_of_table_1():
+    grpo = config(preset="grpo")
+    assert not grpo.dynamic_sampling.enabled
+    assert grpo.overlong.mode == "off"
+    assert (grpo.loss.clip_low, grpo.loss.clip_high) == (0.2, 0.2)
+    assert (grpo.loss.aggregate, grpo.loss.kl_coef) == ("sequence", 0.001)
+
+
+def test_keys_the_user_sets_win_over_the_preset_and_overrides_win_over_the_file():
+    mixed = config("loss.clip_high=0.3", preset="grpo", loss={"kl_coef": 0.0, "clip_high": 0.28})
+    assert mixed.loss.clip_high == 0.3  # override
+    assert mixed.loss.kl_coef == 0.0  # file
+    assert mixed.loss.aggregate == "sequence"  # preset
+    assert mixed.loss.entropy_coef == 0.0  # default
+
+
+def test_a_preset_on_the_command_line_replaces_the_one_in_the_file():
+    assert config("preset=dapo", preset="grpo").loss == config().loss
+    assert config("preset=grpo").loss == config(preset="grpo").loss
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_preset_is_valid_and_is_not_changed_by_using_it(name):
+    before = json.dumps(PRESETS)
+    assert config("loss.clip_high=0.5", preset=name).preset == name
+    assert json.dumps(PRESETS) == before
+
+
+def test_an_unknown_preset_is_refused():
+    assert "preset: input should be 'dapo' or 'grpo', got 'gpro'" in message(preset="gpro")
+
+
+# --- overrides
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "option", "value"),
+    [
+        ("loss.clip_high=0.3", "loss", "clip_high", 0.3),
+        ("optim.lr=1e-5", "optim", "lr", 1e-5),
+        ("optim.lr=1.0e-5", "optim", "lr", 1e-5),
+        ("optim.betas=[0.9,0.95]", "optim", "betas", (0.9, 0.95)),
+        ("loss.dual_clip=10", "loss", "dual_clip", 10.0),
+        ("loss.dual_clip=null", "loss", "dual_clip", None),
+        ("overlong.mode=off", "overlong", "mode", "off"),
+        ("overlong.mode=filter", "overlong", "mode", "filter"),
+        ("advantage.scale=none", "advantage", "scale", "none"),
+        ("advantage.scale=null", "advantage", "scale", "none"),
+        ("dynamic_sampling.enabled=false", "dynamic_sampling", "enabled", False),
+        ("dynamic_sampling.filter=my.module:keep", "dynamic_sampling", "filter", "my.module:keep"),
+        ("reward.verifier=my.module:judge", "reward", "verifier", "my.module:judge"),
+        ("log.sinks=[wandb,tensorboard]", "log", "sinks", ["wandb", "tensorboard"]),
+        ("data.instruction=Reply with a=b, only.", "data", "instruction", "Reply with a=b, only."),
+        ("data.instruction=costs $5", "data", "instruction", "costs $5"),
+        ("train.device=cpu", "train", "device", "cpu"),
+    ],
+)
+def test_overrides_are_key_value_with_dots_and_yaml_values(override, section, option, value):
+    assert getattr(getattr(config(override), section), option) == value
+
+
+def test_the_last_of_two_overrides_wins_and_neighbours_stay():
+    assert parse_overrides(["loss.clip_high=0.3", "loss.clip_low=0.1", "loss.clip_high=0.4"]) == {
+        "loss": {"clip_high": 0.4, "clip_low": 0.1}
+    }
+
+
+@pytest.mark.parametrize("wrong", ["loss.clip_high", "=3", "loss..clip_high=3", ".loss=1", ""])
+def test_an_override_that_is_not_key_value_is_answered_with_an_example(wrong):
+    assert message(wrong) == f"override {wrong!r}: expected key=value, for example loss.clip_high=0.3"
+
+
+def test_an_override_whose_value_is_not_yaml_is_named():
+    assert message("optim.betas=[0.9").startswith("override 'optim.betas=[0.9': ")
+
+
+# --- the model's and data's short forms
+
+
+def test_a_models_name_alone_is_short_for_its_section():
+    assert config(model="m") == config(model={"name": "m"})
+    assert config("model.dtype=float32", model="m").model.model_dump() == {
+        "name": "m",
+        "dtype": "float32",
+        "trust_remote_code": False,
+    }
+
+
+@pytest.mark.parametrize("overrides", [["model=n", "model.dtype=float64"], ["model.dtype=float64", "model=n"]])
+def test_naming_another_model_keeps_the_options_beside_it(overrides):
+    model = config(*overrides, model={"name": "m", "trust_remote_code": True}).model
+    assert (model.name, model.dtype, model.trust_remote_code) == ("n", "float64", True)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["builtin:sums,products", "gym:chain_sum", "hub:open-r1/DAPO-Math-17k:train", "data/train.jsonl", "x.parquet"],
+)
+def test_a_data_source_is_text_or_a_mapping_in_the_file_and_on_the_command_line(spec):
+    assert config(data={"train": spec}).data.train == config(f"data.train={spec}").data.train == spec
+    mapping = {"gym": {"chain_sum": {"max_terms": 2}}, "size": 2000, "seed": 1}
+    typed = "data.train={gym: {chain_sum: {max_terms: 2}}, size: 2000, seed: 1}"
+    assert config(data={"train": mapping}).data.train == config(typed).data.train == mapping
+
+
+def test_another_data_source_replaces_the_old_one_whole():
+    old = {"gym": {"chain_sum": {}}, "size": 2000}
+    assert config("data.train=builtin:sums", data={"train": old}).data.train == "builtin:sums"
+    assert config("data.train={gym: {products: {}}}", data={"train": old}).data.train == {"gym": {"products": {}}}
+    assert config("data.train=builtin:products", data={"train": "x", "eval": "y"}).data.eval == "y"
+
+
+@pytest.mark.parametrize("wrong", [5, ["a.jsonl"], None, True])
+def test_a_data_source_of_another_kind_is_refused(wrong):
+    assert "option data.train: input should be a data source as text or a mapping" in message(data={"train": wrong})
+
+
+def test_several_verifiers_are_a_mapping_to_their_weights_and_replace_one():
+    assert config("reward.verifier={math: 1, 'my.module:style': 0.5}").reward.verifier == {
+        "math": 1.0,
+        "my.module:style": 0.5,
+    }
+    assert config("reward.verifier=gym", reward={"verifier": {"math": 1.0}}).reward.verifier == "gym"
+
+
+# --- what users are told
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("loss.clip_hihg=0.3", "unknown option loss.clip_hihg; did you mean loss.clip_high?"),
+        ("rollout.group_sise=8", "unknown option rollout.group_sise; did you mean rollout.group_size?"),
+        ("optim.learning_rate=1e-5", "unknown option optim.learning_rate; "),
+        ("clip_high=0.3", "unknown option clip_high; did you mean loss.clip_high?"),
+        ("seed=1", "unknown option seed; did you mean train.seed?"),
+        ("los.clip_high=0.3", "unknown option los; did you mean loss?"),
+        ("qqqqqq=1", "unknown option qqqqqq; known here: preset, model, data, rollout,"),
+    ],
+)
+def test_an_unknown_option_is_answered_with_the_nearest_known_one(override, told):
+    assert told in message(override)
+
+
+def test_a_missing_option_says_what_it_takes():
+    with pytest.raises(ConfigError, match=r"option data.train is missing; path, hub:NAME"):
+        build_config({"model": "m", "data": {}})
+    with pytest.raises(ConfigError, match=r"option model.name is missing; alias"):
+        build_config({"model": {"dtype": "float32"}, "data": {"train": "x"}})
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("optim.lr=fast", "option optim.lr: input should be a valid number"),
+        ("optim.lr=.nan", "option optim.lr: input should be a finite number"),
+        ("optim.lr=0", "option optim.lr: input should be greater than 0, got 0"),
+        ("rollout.group_size=4.5", "option rollout.group_size: input should be a valid integer"),
+        ("rollout.group_size=many", "option rollout.group_size: input should be a valid integer"),
+        ("rollout.temperature=0", "option rollout.temperature: input should be greater than 0, got 0"),
+        ("train.seed=-1", "option train.seed: input should be greater than or equal to 0, got -1"),
+        ("loss.clip_low=1", "option loss.clip_low: input should be less than 1, got 1"),
+        ("loss.dual_clip=1", "option loss.dual_clip: input should be greater than 1, got 1"),
+        ("loss.aggregate=mean", "option loss.aggregate: input should be 'token', 'group', 'sequence' or 'constant'"),
+        ("overlong.buffer_tokens=0", "option overlong.buffer_tokens: input should be greater than 0, got 0"),
+        ("log.sinks=[mlflow]", "option log.sinks.0: input should be 'tensorboard', 'wandb' or 'trackio'"),
+        ("loss=3", "option loss: "),
+    ],
+)
+def test_a_value_of_the_wrong_kind_names_the_option_and_what_came(override, told):
+    assert told in message(override)
+
+
+def test_all_wrong_options_are_named_at_once():
+    text = message("train.num_steps=0", "optim.lr=x", "loss.clip_hihg=1")
+    assert [name for name in ("train.num_steps", "optim.lr", "loss.clip_hihg") if name in text] == [
+        "train.num_steps",
+        "optim.lr",
+        "loss.clip_hihg",
+    ]
+    assert len(text.splitlines()) == 4
+
+
+def test_sizes_that_do_not_divide_name_both_numbers_and_their_units():
+    text = message("rollout.prompts_per_step=48", "train.minibatch_groups=32")
+    assert "rollout.prompts_per_step=48 (prompts a step)" in text
+    assert "train.minibatch_groups=32 (prompts an optimiser update)" in text
+    assert config("rollout.prompts_per_step=64", "train.minibatch_groups=32").updates_per_step == 2
+
+
+def test_a_minibatch_larger_than_the_batch_is_refused():
+    assert "rollout.prompts_per_step=8" in message("rollout.prompts_per_step=8", "train.minibatch_groups=16")
+
+
+@pytest.mark.parametrize("size", [1, 0, -4])
+def test_a_group_of_one_is_refused(size):
+    told = message(f"rollout.group_size={size}")
+    assert told.endswith(f"rollout.group_size must be at least 2 to compare responses with each other, got {size}")
+
+
+def test_top_p_below_one_is_refused_in_training_and_free_in_evaluation():
+    assert "rollout.top_p must be 1 in training, got 0.7" in message("rollout.top_p=0.7")
+    assert config("eval.top_p=0.5").eval.top_p == 0.5
+
+
+def test_a_punished_buffer_longer_than_the_response_is_refused_only_if_it_is_used():
+    wrong = "rollout.max_response_tokens=128"
+    told = message(wrong)
+    assert "overlong.buffer_tokens=4096 must not exceed rollout.max_response_tokens=128" in told
+    assert config(wrong, "overlong.mode=off").rollout.max_response_tokens == 128
+    assert config(wrong, "overlong.buffer_tokens=128").overlong.buffer_tokens == 128
+
+
+def test_a_bound_below_the_batch_is_refused_only_with_dynamic_sampling():
+    wrong = "dynamic_sampling.max_groups_per_step=511"
+    assert "max_groups_per_step=511 must be at least rollout.prompts_per_step=512" in message(wrong)
+    assert not config(wrong, "dynamic_sampling.enabled=false").dynamic_sampling.enabled
+
+
+def test_a_config_cannot_be_changed_once_it_is_made():
+    made = config()
+    with pytest.raises(ValueError, match="frozen"):
+        made.loss.clip_high = 0.5
+
+
+# --- files
+
+
+def test_a_file_is_read_with_overrides_over_it(tmp_path: Path):
+    path = tmp_path / "run.yaml"
+    path.write_text("preset: grpo\nmodel: m\ndata: {train: a.jsonl, eval: b.jsonl}\noverlong: {mode: off}\n")
+    loaded = load_config(path, ["loss.clip_high=0.3"])
+    assert (loaded.preset, loaded.model.name, loaded.data.eval) == ("grpo", "m", "b.jsonl")
+    assert (loaded.overlong.mode, loaded.loss.clip_high) == ("off", 0.3)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("model: [", "is not readable as YAML: "),
+        ("- a\n- b\n", "must hold options as `name: value`, got a list"),
+        ("", "option model is missing"),
+        ("model: m\ndata: {train: x}\nlos: {}\n", "unknown option los; did you mean loss?"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str, told: str):
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert str(path) in str(caught.value)
+    assert told in str(caught.value)
+
+
+def test_a_file_that_does_not_exist_is_named(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"no config file .*missing.yaml"):
+        load_config(tmp_path / "missing.yaml")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["preset=grpo"],
+        ["preset=grpo", "loss.clip_high=0.28", "overlong.mode=soft"],
+        ["overlong.mode=off", "advantage.scale=none", "optim.lr=1e-5", "train.threads=2"],
+        ["data.train={gym: {chain_sum: {max_terms: 2}}, size: 2000}", "log.sinks=[wandb]"],
+        ["reward.verifier={math: 1, 'a:b': 0.25}", "reward.options={strict: true, names: [a, b]}"],
+        ["data.instruction='on: 1\n\"two\" # three'", "data.system=yes, off and null"],
+    ],
+)
+def test_a_dumped_config_loads_as_an_equal_one_and_holds_every_option(tmp_path: Path, overrides: list[str]):
+    made = config(*overrides)
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_config(made))
+    assert load_config(path) == made
+    assert dump_config(load_config(path)) == dump_config(made)
+    for name in option_names(Config):
+        assert f"{name.split('.')[-1]}:" in path.read_text()
+
+
+def test_a_whole_mapping_of_options_replaces_the_old_one():
+    assert config("reward.options={strict: true}", reward={"options": {"digits": 3}}).reward.options == {"strict": True}
+
+
+# --- promises to other code
+
+
+def test_importing_the_config_imports_no_torch_and_no_model_library():
+    code = "import sys, dapo.config; print([m for m in ('torch', 'transformers', 'ray', 'vllm') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# --- known faults of dapo.config: strict, so that whoever mends one is told to delete its mark
+
+
+def known_fault(reason: str) -> pytest.MarkDecorator:
+    return pytest.mark.xfail(strict=True, reason=reason)
+
+
+@known_fault("YAML reads on and off as true and false; overlong.mode handles it, data.chat_template does not")
+@pytest.mark.parametrize("word", ["on", "off"])
+def test_chat_template_understands_the_words_on_and_off(word):
+    assert config(f"data.chat_template={word}").data.chat_template == word
+
+
+@known_fault("a missing tuple item raises AttributeError out of _description()")
+def test_a_list_that_is_too_short_is_answered_in_words():
+    assert "optim.betas" in message("optim.betas=[0.9]")
+
+
+@known_fault("betas have no bounds: AdamW refuses them only once the model is loaded")
+def test_betas_outside_zero_to_one_are_refused():
+    assert "optim.betas" in message("optim.betas=[0.9,1.5]")
+
+
+@known_fault("a dotted key below a whole value replaces the mapping in silence")
+def test_a_dotted_key_adds_to_a_mapping_of_options():
+    options = config("reward.options.strict=true", reward={"options": {"digits": 3}}).reward.options
+    assert options == {"digits": 3, "strict": True}
+
+
+@known_fault("pydantic's lax mode reads true as 1")
+def test_true_is_not_a_number():
+    assert "train.seed" in message("train.seed=true")
+
+
+@known_fault("a section whose keys are all commented out is None in YAML")
+def test_an_empty_section_means_its_defaults():
+    assert config(loss=None).loss == config().loss
+
+
+@known_fault("OmegaConf.create() reads ${...} in a value that has been resolved before")
+def test_a_literal_interpolation_survives_the_dump(tmp_path: Path):
+    made = config(data={"train": "x", "instruction": "write \\${x}"})
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_config(made))
+    assert load_config(path) == made
+
+
+@known_fault("_nearest() names the section itself, or a leaf without its section")
+@pytest.mark.parametrize(
+    ("override", "wrong"), [("loss.zzz=1", "did you mean loss?"), ("typo=1", "did you mean dtype?")]
+)
+def test_the_nearest_option_is_one_that_can_be_typed(override, wrong):
+    assert wrong not in message(override)

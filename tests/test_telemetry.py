@@ -1,0 +1,452 @@
+"""Sinks, the console, rollout tables and curves."""
+
+import importlib.util
+import io
+import json
+import os
+import pty
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dapo.errors import ConfigError, DataError
+from dapo.telemetry.console import (
+    ProgressDisplay,
+    duration,
+    evaluation_line,
+    excerpt,
+    final_report,
+    printable,
+    sparkline,
+    step_line,
+)
+from dapo.telemetry.plots import plot_curves
+from dapo.telemetry.rollouts import ROLLOUT_SCHEMA, read_rollouts, write_rollouts
+from dapo.telemetry.sinks import JsonlSink, TensorBoardSink, TrackioSink, WandbSink, read_metrics, truncate_after
+
+STEP = {
+    "reward/mean": -0.632,
+    "reward/accuracy": 0.234,
+    "rollout/keep_rate": 0.8,
+    "rollout/response_tokens_mean": 18.2,
+    "rollout/truncated_fraction": 0.03,
+    "loss/entropy": 0.84,
+    "time/tokens_per_s": 534.1,
+    "time/step_s": 11.2,
+}
+
+
+class TestMetricsFile:
+    def test_a_line_is_there_as_soon_as_it_is_logged_with_keys_in_the_order_given(self, tmp_path):
+        sink = JsonlSink(tmp_path / "metrics.jsonl")
+        sink.log(12, {"reward/mean": 0.5, "loss/entropy": 1, "a/b": 2.0})
+        assert (tmp_path / "metrics.jsonl").read_text() == (
+            '{"step": 12, "reward/mean": 0.5, "loss/entropy": 1, "a/b": 2.0}\n'
+        )
+        sink.close()
+
+    def test_numbers_that_are_not_finite_are_null(self, tmp_path):
+        sink = JsonlSink(tmp_path / "metrics.jsonl")
+        sink.log(1, {"a/nan": float("nan"), "a/inf": float("inf"), "a/x": -0.5})
+        sink.close()
+        assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "a/nan": None, "a/inf": None, "a/x": -0.5}]
+
+    def test_reopening_appends(self, tmp_path):
+        for step in (1, 2):
+            sink = JsonlSink(tmp_path / "metrics.jsonl")
+            sink.log(step, {})
+            sink.close()
+        assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
+
+    def test_truncate_cuts_later_steps_and_a_torn_line_and_leaves_the_others_byte_for_byte(self, tmp_path):
+        path = tmp_path / "metrics.jsonl"
+        kept = b'{"step": 0,   "eval/x/accuracy": 0.10}\n{"step": 2, "a/b": 1e-06}\n'
+        path.write_bytes(kept + b'{"step": 3, "a/b": 2}\n{"step": 4, "a')
+        truncate_after(path, 2)
+        assert path.read_bytes() == kept
+        assert list(tmp_path.iterdir()) == [path]
+
+    def test_truncating_a_missing_file_leaves_it_missing(self, tmp_path):
+        truncate_after(tmp_path / "metrics.jsonl", 3)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_line_still_being_written_is_not_read(self, tmp_path):
+        (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2')
+        assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1}]
+
+    def test_a_spoilt_line_is_named_and_nothing_is_cut(self, tmp_path):
+        path = tmp_path / "metrics.jsonl"
+        path.write_text('{"step": 1}\nhello\n{"step": 2}\n')
+        with pytest.raises(DataError, match=r"metrics.jsonl, line 2: expected an object with a \"step\", got b'hello"):
+            truncate_after(path, 1)
+        assert path.read_text() == '{"step": 1}\nhello\n{"step": 2}\n'
+
+    def test_a_missing_metrics_file_is_named(self, tmp_path):
+        with pytest.raises(DataError, match=r"no metrics file .*nowhere\.jsonl"):
+            read_metrics(tmp_path / "nowhere.jsonl")
+
+
+class TestTrackers:
+    def test_tensorboard_reads_back_what_was_logged(self, tmp_path):
+        sink = TensorBoardSink(tmp_path)
+        sink.log(1, {"reward/mean": 0.25, "rollout/groups": 8})
+        sink.log(2, {"reward/mean": 0.75})
+        sink.close()
+        assert _tensorboard_scalars(tmp_path, "reward/mean") == [(1, 0.25), (2, 0.75)]
+        assert _tensorboard_scalars(tmp_path, "rollout/groups") == [(1, 8.0)]
+
+    def test_a_resumed_run_hides_what_was_logged_after_its_checkpoint(self, tmp_path):
+        first = TensorBoardSink(tmp_path)
+        for step in (1, 2, 3):
+            first.log(step, {"reward/mean": float(step)})
+        first.close()
+        resumed = TensorBoardSink(tmp_path, first_step=2)
+        resumed.log(2, {"reward/mean": 20.0})
+        resumed.close()
+        assert _tensorboard_scalars(tmp_path, "reward/mean") == [(1, 1.0), (2, 20.0)]
+
+    @pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed")
+    def test_wandb_that_is_not_installed_says_how_to_install_it(self, tmp_path):
+        with pytest.raises(ConfigError) as error:
+            WandbSink("dapo", "run", {}, tmp_path)
+        assert str(error.value) == (
+            "log.sinks asks for wandb, which is not installed; run pip install 'dapo-rl[wandb]' "
+            "or leave wandb out of log.sinks"
+        )
+
+    @pytest.mark.skipif(importlib.util.find_spec("trackio") is not None, reason="trackio is installed")
+    def test_trackio_that_is_not_installed_says_how_to_install_it(self):
+        with pytest.raises(ConfigError, match=r"pip install 'dapo-rl\[trackio\]'"):
+            TrackioSink("dapo", "run", {})
+
+
+class TestPlainProgress:
+    def test_a_step_is_one_line(self):
+        assert step_line(3, 300, STEP, seconds_left=480.0) == (
+            "step   3/300  reward -0.632  accuracy  23.4%  kept  80.0%  length    18.2  truncated   3.0%  "
+            "entropy 0.840    534 tok/s    11.2 s  left     8m"
+        )
+
+    def test_columns_stay_where_they_are_whatever_the_numbers(self):
+        large = {
+            **STEP,
+            "reward/mean": 0.9,
+            "reward/accuracy": 1.0,
+            "rollout/response_tokens_mean": 20480.0,
+            "time/tokens_per_s": 99999.0,
+            "time/step_s": 9999.9,
+        }
+        lines = [
+            step_line(3, 300, STEP, None),
+            step_line(300, 300, large, 86_000.0),
+            step_line(12, 300, {"reward/mean": float("nan"), "loss/entropy": None}, 5.0),
+        ]
+        assert len({len(line) for line in lines}) == 1
+        assert lines[2].startswith("step  12/300  reward      -  accuracy     -%  kept     -%")
+
+    def test_a_short_batch_is_marked_at_the_end_of_the_line(self):
+        assert step_line(3, 300, {**STEP, "rollout/shortfall_groups": 2}, None).endswith(
+            "left      -  (2 groups short)"
+        )
+        assert step_line(3, 300, {**STEP, "rollout/shortfall_groups": 0}, None).endswith("left      -")
+
+    def test_an_evaluation_is_told_with_its_interval(self):
+        metrics = {
+            "eval/mix/accuracy": 0.5,
+            "eval/mix/low": 0.412,
+            "eval/mix/high": 0.59,
+            "eval/mix/avg@4": 0.5,
+            "eval/sums/accuracy": 1.0,
+        }
+        assert evaluation_line(20, metrics) == "step 20: evaluation: mix 50.0% (41.2% to 59.0%), sums 100.0%"
+        assert evaluation_line(20, STEP) == ""
+
+    def test_without_a_terminal_there_are_lines_and_nothing_else(self):
+        stream = io.StringIO()
+        display = ProgressDisplay(4, stream=stream)
+        display.log(0, {"eval/mix/accuracy": 0.5})
+        display.phase("generate", 3, 8)
+        display.log(1, {**STEP, "time/step_s": 100.0})
+        display.message("step 2: 3 verifier errors, most often: timed out\x1b[2J")
+        display.log(2, {**STEP, "time/step_s": 20.0})
+        display.log(3, {**STEP, "time/step_s": 30.0, "eval/mix/accuracy": 0.75})
+        display.close()
+        lines = stream.getvalue().splitlines()
+        assert [line.split("  ")[0] for line in lines] == [
+            "step 0: evaluation: mix 50.0%",
+            "step 1/4",
+            "step 2: 3 verifier errors, most often: timed out\\x1b[2J",
+            "step 2/4",
+            "step 3/4",
+            "step 3: evaluation: mix 75.0%",
+        ]
+        # medians of (100), (100, 20), (100, 20, 30) seconds times 3, 2, 1 steps
+        assert [line[-5:] for line in lines if "left" in line] == ["   5m", "   2m", "  30s"]
+
+    def test_durations_read_well(self):
+        seconds = [0.4, 59.4, 59.6, 3569, 3571, 3600 + 5 * 60, 86_399, 3 * 86_400 + 4 * 3600]
+        assert [duration(s) for s in seconds] == ["0s", "59s", "1m", "59m", "1h00m", "1h05m", "1d00h", "3d04h"]
+
+
+class TestLiveProgress:
+    def test_a_terminal_shows_the_last_step_and_keeps_messages_above(self):
+        text = _on_a_terminal(_three_steps)
+        text = re.sub(r"\x1b\[[0-9;]*m", "", text)  # colours
+        assert "step 1: 2 verifier errors, most often: [red]boom\\x1b[2J[/red]" in text
+        assert "step 0: evaluation: mix 50.0%" in text
+        last = text[text.rindex("step 3/3") :]
+        for figure in ("100%", "30.0% now, 10.0% at first", "▃▆█", "reward -0.632", "kept 80.0%", "534 tok/s"):
+            assert figure in last
+        assert "generate" not in last
+
+    def test_the_phase_shows_its_own_count(self):
+        def generate(display):
+            display.phase("generate", 5, 8)
+
+        assert "5/8 groups" in _on_a_terminal(generate, until=b"5/8 groups")
+
+    def test_the_cursor_is_given_back(self):
+        raw = _on_a_terminal(_three_steps)
+        assert raw.rindex("\x1b[?25h") > raw.rindex("\x1b[?25l")
+
+    def test_a_curve_is_drawn_from_zero_in_eight_heights(self):
+        assert sparkline([0.0, 0.5, 1.0], 10) == "▁▅█"
+        assert sparkline([0.1, 0.1, 0.9, 0.9], 2) == "▁█"
+        assert sparkline([0.0], 10) == "▁"
+        assert sparkline([-1.0, -2.0], 10) == "▁▁"
+        assert len(sparkline([0.5] * 1000, 32)) == 32
+
+
+class TestUntrustedText:
+    def test_control_format_and_direction_characters_are_spelled_out(self):
+        assert printable("a\x1b[31m\r\x00\u202eb\u200b\ud800\tc\nd") == "a\\x1b[31m\\r\\x00\\u202eb\\u200b\\ud800\tc\nd"
+
+    def test_what_the_terminal_cannot_encode_is_spelled_out(self):
+        assert printable("π = 3, ok", "ascii") == "\\u03c0 = 3, ok"
+
+    def test_ordinary_text_is_left_alone(self):
+        assert printable("Ответ: 7 ✓ 日本 é 🙂") == "Ответ: 7 ✓ 日本 é 🙂"
+
+    def test_long_text_keeps_its_beginning_and_its_end(self):
+        cut = excerpt("S" + "x" * 1998 + "E")
+        assert cut.startswith("Sx")
+        assert cut.endswith("xE")
+        assert "[... 1,200 characters left out ...]" in cut
+
+    def test_many_lines_keep_the_first_and_the_last(self):
+        cut = excerpt("\n".join(str(i) for i in range(100))).split("\n")
+        assert cut == [*"01234567", "[... 84 lines left out ...]", *(str(i) for i in range(92, 100))]
+
+
+class TestFinalReport:
+    RESULT = {  # noqa: RUF012
+        "accuracy": 0.152,
+        "low": 0.12,
+        "high": 0.19,
+        "problems": 1500,
+        "response_tokens_mean": 21.34,
+        "truncated_fraction": 0.5,
+    }
+    SAMPLE = {  # noqa: RUF012
+        "question": "What is 7 * 8?",
+        "answer": "56",
+        "before": "[bold]54\x1b[2J",
+        "before_correct": False,
+        "after": "56",
+        "after_correct": True,
+    }
+
+    def report(self, *, encoding="utf-8", **changes):
+        raw = io.BytesIO()
+        stream = io.TextIOWrapper(raw, encoding=encoding)
+        values = {"before": self.RESULT, "after": {**self.RESULT, "accuracy": 0.81}, "samples": [], "files": {}}
+        final_report(Console(file=stream, width=80), **{**values, **changes})
+        stream.flush()
+        return raw.getvalue().decode(encoding)
+
+    def test_before_and_after_stand_side_by_side_with_intervals(self):
+        rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in self.report().splitlines() if "│" in line]
+        assert rows == [
+            ["accuracy", "15.2%", "81.0%"],
+            ["95 % interval", "12.0% to 19.0%", "12.0% to 19.0%"],
+            ["problems", "1,500", "1,500"],
+            ["mean response, tokens", "21.3", "21.3"],
+            ["truncated", "50.0%", "50.0%"],
+        ]
+
+    def test_responses_are_shown_as_they_are_and_not_obeyed(self):
+        text = self.report(samples=[self.SAMPLE])
+        assert "before ✗   [bold]54\\x1b[2J" in text
+        assert "after ✓    56" in text
+        assert "What is 7 * 8?" in text
+        assert "\x1b" not in text
+
+    def test_an_unjudged_response_is_neither_right_nor_wrong(self):
+        assert "after ?" in self.report(samples=[{**self.SAMPLE, "after_correct": None}])
+
+    def test_paths_and_commands_are_never_broken_over_lines(self):
+        path = "/data/" + "x" * 120 + "/config.yaml"
+        assert path in self.report(files={"config": Path(path), "evaluate": "dapo eval runs/a --data builtin:sums"})
+
+    def test_without_an_evaluation_there_is_no_table(self):
+        assert "accuracy" not in self.report(before=None, after=None)
+
+    def test_a_terminal_that_knows_only_ascii_gets_ascii(self):
+        text = self.report(encoding="ascii", samples=[{**self.SAMPLE, "before": "π"}])
+        assert "before wrong  \\u03c0" in text
+        assert "after right" in text
+
+
+class TestRollouts:
+    def row(self, **changes):
+        values = {
+            "step": 12,
+            "group_id": 7,
+            "problem_id": "p7",
+            "source": "sums",
+            "sample": 3,
+            "prompt": "2+2?",
+            "response": "4",
+            "answer": "4",
+            "correct": True,
+            "score": 1.0,
+            "error": None,
+            "reward": 0.5,
+            "advantage": -0.25,
+            "prompt_tokens": 5,
+            "response_tokens": 2,
+            "finish": "stop",
+            "fate": "trained",
+            "response_ids": (19, 2),
+            "engine_logprobs": (-0.5, -1.25),
+            "version": 11,
+        }
+        return values | changes
+
+    def test_rows_come_back_as_they_were_written(self, tmp_path):
+        unjudged = {"correct": None, "score": None, "error": "timed out", "reward": None, "advantage": None}
+        rows = [self.row(), self.row(**unjudged, response="", response_ids=(), engine_logprobs=())]
+        write_rollouts(tmp_path / "rollouts" / "step_000012.parquet", rows)
+        table = read_rollouts(tmp_path / "rollouts" / "step_000012.parquet")
+        assert table.schema == ROLLOUT_SCHEMA
+        listed = [{**row, "response_ids": list(row["response_ids"])} for row in rows]
+        assert table.to_pylist() == [{**row, "engine_logprobs": list(row["engine_logprobs"])} for row in listed]
+        assert [path.name for path in (tmp_path / "rollouts").iterdir()] == ["step_000012.parquet"]
+
+    def test_equal_rows_give_equal_bytes(self, tmp_path):
+        for name in ("a", "b"):
+            write_rollouts(tmp_path / name, (self.row(sample=i, response=str(i) * 50) for i in range(300)))
+        assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+    def test_more_rows_than_one_chunk_keep_their_order(self, tmp_path):
+        write_rollouts(tmp_path / "t", (self.row(sample=i) for i in range(2500)))
+        assert read_rollouts(tmp_path / "t")["sample"].to_pylist() == list(range(2500))
+
+    def test_no_rows_are_an_empty_table(self, tmp_path):
+        write_rollouts(tmp_path / "t", [])
+        assert read_rollouts(tmp_path / "t").num_rows == 0
+
+    def test_a_lone_surrogate_is_replaced_and_a_nul_is_kept(self, tmp_path):
+        write_rollouts(tmp_path / "t", [self.row(response="a\ud83db\x00c\ud83d\ude42")])
+        assert read_rollouts(tmp_path / "t")["response"].to_pylist() == ["a\ufffdb\x00c🙂"]
+
+    def test_a_row_with_other_columns_is_refused_by_name(self, tmp_path):
+        row = self.row(extra=1)
+        del row["fate"]
+        with pytest.raises(ValueError, match=r"these differ: \['extra', 'fate'\]"):
+            write_rollouts(tmp_path / "t", [row])
+
+    def test_an_interrupted_write_leaves_the_old_table_and_nothing_else(self, tmp_path):
+        def interrupted():
+            yield self.row(sample=1)
+            raise KeyboardInterrupt
+
+        write_rollouts(tmp_path / "t", [self.row(sample=0)])
+        with pytest.raises(KeyboardInterrupt):
+            write_rollouts(tmp_path / "t", interrupted())
+        assert read_rollouts(tmp_path / "t")["sample"].to_pylist() == [0]
+        assert [path.name for path in tmp_path.iterdir()] == ["t"]
+
+    def test_a_file_that_is_no_table_is_refused(self, tmp_path):
+        (tmp_path / "t").write_text("not parquet, but long enough to have a footer")
+        with pytest.raises(DataError, match="t is not readable as Parquet"):
+            read_rollouts(tmp_path / "t")
+        with pytest.raises(DataError, match=r"no rollout table .*missing"):
+            read_rollouts(tmp_path / "missing")
+
+
+class TestCurves:
+    def metrics(self, path, steps, **changes):
+        lines = [{"step": 0, "eval/mix/accuracy": 0.1, "eval/mix/low": 0.05, "eval/mix/high": 0.15}]
+        lines += [{"step": step, **STEP, "loss/entropy": None if step == 2 else 0.5} for step in range(1, steps + 1)]
+        path.write_text("".join(json.dumps({**line, **changes}) + "\n" for line in lines))
+        return path
+
+    def test_the_picture_has_the_evaluation_in_its_own_colour(self, tmp_path):
+        plot_curves(self.metrics(tmp_path / "m", 20), tmp_path / "curves.png", title="model $x_1, data $y")
+        assert _share_of_orange(tmp_path / "curves.png") > 0.0005
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "m"]
+
+    def test_what_was_not_recorded_is_left_out(self, tmp_path):
+        (tmp_path / "m").write_text('{"step": 1, "loss/entropy": 0.5}\n')
+        plot_curves(tmp_path / "m", tmp_path / "curves.png")
+        # what is orange is the label of the axis for the truncated share
+        assert _share_of_orange(tmp_path / "curves.png") < 0.0005
+
+    def test_a_single_step_whose_interval_just_misses_its_mean_is_drawn_without_complaint(self, tmp_path):
+        plot_curves(self.metrics(tmp_path / "m", 1, **{"eval/mix/low": 0.1000001}), tmp_path / "curves.png")
+
+    def test_a_run_without_steps_has_no_curves(self, tmp_path):
+        (tmp_path / "m").write_text("")
+        with pytest.raises(DataError, match="m holds no steps yet"):
+            plot_curves(tmp_path / "m", tmp_path / "curves.png")
+
+
+def _tensorboard_scalars(directory, tag):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(directory))
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars(tag)]
+
+
+def _share_of_orange(path):
+    import numpy as np
+    from matplotlib.image import imread
+
+    pixels = imread(path)[..., :3]
+    return float((np.abs(pixels - np.array([0xEA, 0x58, 0x0C]) / 255).max(axis=-1) < 0.02).mean())
+
+
+def _three_steps(display):
+    display.log(0, {"eval/mix/accuracy": 0.5})
+    display.phase("generate", 5, 8)
+    display.message("step 1: 2 verifier errors, most often: [red]boom\x1b[2J[/red]")
+    for step in (1, 2, 3):
+        display.log(step, {**STEP, "reward/accuracy": 0.1 * step})
+
+
+def _on_a_terminal(use, until=b""):
+    """What a terminal receives; `until` is awaited before the display is closed."""
+    controller, terminal = pty.openpty()
+    with open(terminal, "w", encoding="utf-8") as stream, open(controller, "rb", buffering=0) as screen:
+        assert os.isatty(stream.fileno())
+        display = ProgressDisplay(3, stream=stream)
+        use(display)
+        received = b""
+        while until not in received:
+            received += screen.read(65536)
+        display.close()
+        display.close()
+        while not received.endswith(b"\x1b[?25h"):
+            received += screen.read(65536)
+    return received.decode()
+
+
+def test_progress_goes_to_standard_output_unless_told_otherwise(capsys):
+    assert not sys.stdout.isatty()
+    ProgressDisplay(3).message("hello")
+    assert capsys.readouterr().out == "hello\n"
