@@ -80,9 +80,7 @@ class NaiveDapo:
         epoch, offset = divmod(self.place, len(self.problems))
         problem = self.problems[int(keyed_permutation(len(self.problems), 0, "epoch", epoch)[offset])]
         prompt = self.tokenizer(problem.prompt)["input_ids"]
-        responses = [
-            self.sample(prompt, keyed_seed(0, "token", step, self.place, i)) for i in range(GROUP)
-        ]
+        responses = [self.sample(prompt, keyed_seed(0, "token", step, self.place, i)) for i in range(GROUP)]
         self.place += 1
         texts = [self.tokenizer.decode(ids, skip_special_tokens=True) for ids in responses]
         return {"prompt": prompt, "responses": responses, "texts": texts}

@@ -337,46 +337,32 @@ def test_importing_the_config_imports_no_torch_and_no_model_library():
     assert done.stdout.strip() == "[]"
 
 
-# --- known faults of dapo.config: strict, so that whoever mends one is told to delete its mark
-
-
-def known_fault(reason: str) -> pytest.MarkDecorator:
-    return pytest.mark.xfail(strict=True, reason=reason)
-
-
-@known_fault("YAML reads on and off as true and false; overlong.mode handles it, data.chat_template does not")
 @pytest.mark.parametrize("word", ["on", "off"])
 def test_chat_template_understands_the_words_on_and_off(word):
     assert config(f"data.chat_template={word}").data.chat_template == word
 
 
-@known_fault("a missing tuple item raises AttributeError out of _description()")
 def test_a_list_that_is_too_short_is_answered_in_words():
     assert "optim.betas" in message("optim.betas=[0.9]")
 
 
-@known_fault("betas have no bounds: AdamW refuses them only once the model is loaded")
 def test_betas_outside_zero_to_one_are_refused():
     assert "optim.betas" in message("optim.betas=[0.9,1.5]")
 
 
-@known_fault("a dotted key below a whole value replaces the mapping in silence")
 def test_a_dotted_key_adds_to_a_mapping_of_options():
     options = config("reward.options.strict=true", reward={"options": {"digits": 3}}).reward.options
     assert options == {"digits": 3, "strict": True}
 
 
-@known_fault("pydantic's lax mode reads true as 1")
 def test_true_is_not_a_number():
     assert "train.seed" in message("train.seed=true")
 
 
-@known_fault("a section whose keys are all commented out is None in YAML")
 def test_an_empty_section_means_its_defaults():
     assert config(loss=None).loss == config().loss
 
 
-@known_fault("OmegaConf.create() reads ${...} in a value that has been resolved before")
 def test_a_literal_interpolation_survives_the_dump(tmp_path: Path):
     made = config(data={"train": "x", "instruction": "write \\${x}"})
     path = tmp_path / "config.yaml"
@@ -384,7 +370,6 @@ def test_a_literal_interpolation_survives_the_dump(tmp_path: Path):
     assert load_config(path) == made
 
 
-@known_fault("_nearest() names the section itself, or a leaf without its section")
 @pytest.mark.parametrize(
     ("override", "wrong"), [("loss.zzz=1", "did you mean loss?"), ("typo=1", "did you mean dtype?")]
 )

@@ -7,6 +7,8 @@ import os
 import pty
 import re
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -432,17 +434,23 @@ def _three_steps(display):
 def _on_a_terminal(use, until=b""):
     """What a terminal receives; `until` is awaited before the display is closed."""
     controller, terminal = pty.openpty()
-    with open(terminal, "w", encoding="utf-8") as stream, open(controller, "rb", buffering=0) as screen:
-        assert os.isatty(stream.fileno())
+    received = bytearray()
+
+    def read():
+        while not received.endswith(b"\x1b[?25h"):  # the last thing: the cursor is shown again
+            received.extend(os.read(controller, 65536))
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    with open(terminal, "w", encoding="utf-8") as stream:
         display = ProgressDisplay(3, stream=stream)
         use(display)
-        received = b""
         while until not in received:
-            received += screen.read(65536)
+            time.sleep(0.01)
         display.close()
         display.close()
-        while not received.endswith(b"\x1b[?25h"):
-            received += screen.read(65536)
+        reader.join()
+    os.close(controller)
     return received.decode()
 
 

@@ -4,35 +4,31 @@ import copy
 import importlib
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
-import yaml
 
-from dapo.config import Config, DataSpec, build_config, dump_config, load_config
-from dapo.data.problems import load_problems, remove_overlap, spec_name, unique_problems
+from dapo.config import Config
+from dapo.data.problems import load_problems, remove_overlap, unique_problems
 from dapo.data.prompts import PromptEncoder
+from dapo.data.spec import spec_name
 from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.native.engine import NativeEngine
-from dapo.errors import CheckpointError, ConfigError, DapoError, DataError
-from dapo.evaluation import EvaluationPlan, evaluate
+from dapo.errors import ConfigError, DataError
+from dapo.evaluation import EvaluationPlan
 from dapo.explain import resolved_verifier
-from dapo.policy.model import LoadedModel, export_model, load_model
+from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.policy import Policy
 from dapo.rewards.pool import VerifierPool
 from dapo.rollout import DynamicSampler, sampling_plan
-from dapo.run import RunDirectory, machine_manifest
-from dapo.telemetry.console import ProgressDisplay, final_report
-from dapo.telemetry.plots import plot_curves
+from dapo.run import RunDirectory
+from dapo.telemetry.console import ProgressDisplay
 from dapo.telemetry.sinks import JsonlSink, Sink, TensorBoardSink, TrackioSink, WandbSink
 from dapo.telemetry.tracker import Tracker
-from dapo.train import Parts, Progress, restore, summarise, train
+from dapo.train import Parts
 from dapo.types import Group, Problem
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
@@ -84,26 +80,20 @@ def build_parts(
         )
 
 
-def read_inputs(config: Config) -> Inputs:
-    """Load data and model and check that they fit each other; writes nothing."""
+def read_inputs(config: Config, *, training: bool = True) -> Inputs:
+    """Load data (for `dapo eval` only the held-out problems) and model, check that they fit; writes nothing."""
     notes = []
     load_filter(config.dynamic_sampling.filter)
-    problems = load_problems(config.data.train, split="train")
+    problems = load_problems(config.data.train, split="train") if training else []
     held_out = distinct(load_problems(config.data.eval, split="eval")) if config.data.eval is not None else []
     problems, removed = remove_overlap(problems, held_out)
     if removed:
         notes.append(f"{removed} training problems left out: their text is in the evaluation set")
-    if not problems:
+    if training and not problems:
         raise DataError("data.train: every problem is also in data.eval; nothing is left to train on")
-    set_up_torch(config)
-    loaded = load_model(
-        config.model.name,
-        dtype=DTYPES[config.model.dtype],
-        device=device_of(config),
-        trust_remote_code=config.model.trust_remote_code,
-    )
+    loaded = read_model(config)
     encoder = build_encoder(config, loaded)
-    problems, dropped = encoder.split_by_length(problems)
+    problems, dropped = encoder.split_by_length(problems) if training else ([], 0)
     if dropped:
         notes.append(f"{dropped} training prompts left out: longer than data.max_prompt_tokens")
     if held_out:
@@ -111,8 +101,26 @@ def read_inputs(config: Config) -> Inputs:
         if dropped:
             notes.append(f"{dropped} evaluation prompts left out: longer than data.max_prompt_tokens")
     longest = max(len(encoder.encode(problem)) for problem in [*problems, *held_out])
-    require_context(loaded, longest, config.rollout.max_response_tokens)
+    require_context(loaded, longest, response_limit(config, training=training))
     return Inputs(loaded, encoder, problems, held_out[: config.eval.max_problems], notes)
+
+
+def read_model(config: Config) -> LoadedModel:
+    """The model as the config names it."""
+    if config.train.threads is not None:
+        torch.set_num_threads(config.train.threads)
+    return load_model(
+        config.model.name,
+        dtype=DTYPES[config.model.dtype],
+        device=device_of(config),
+        trust_remote_code=config.model.trust_remote_code,
+    )
+
+
+def response_limit(config: Config, *, training: bool) -> int:
+    """The longest response that will be sampled."""
+    evaluation = config.eval.max_response_tokens or config.rollout.max_response_tokens
+    return max(evaluation, config.rollout.max_response_tokens) if training else evaluation
 
 
 def distinct(problems: Sequence[Problem]) -> list[Problem]:
@@ -125,8 +133,8 @@ def require_context(loaded: LoadedModel, prompt_tokens: int, response_tokens: in
     limit = getattr(loaded.model.config, "max_position_embeddings", None)
     if limit is not None and prompt_tokens + response_tokens > limit:
         raise ConfigError(
-            f"a prompt of {prompt_tokens} tokens and a response of rollout.max_response_tokens={response_tokens} exceed "
-            f"the {limit} positions of {loaded.name}; lower rollout.max_response_tokens or data.max_prompt_tokens"
+            f"a prompt of {prompt_tokens} tokens and a response of {response_tokens} exceed the {limit} positions of "
+            f"{loaded.name}; lower rollout.max_response_tokens (or eval.max_response_tokens) or data.max_prompt_tokens"
         )
 
 
@@ -209,12 +217,6 @@ def device_of(config: Config) -> str:
     if config.train.device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return config.train.device
-
-
-def set_up_torch(config: Config) -> None:
-    """Threads, once, before the first tensor."""
-    if config.train.threads is not None:
-        torch.set_num_threads(config.train.threads)
 
 
 def gpu_names() -> list[str]:

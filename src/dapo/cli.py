@@ -63,7 +63,9 @@ def resume(
 
 @app.command("eval")
 def evaluate(
-    model_or_run: Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="alias, Hugging Face id, model or run directory")],
+    model_or_run: Annotated[
+        str, typer.Argument(metavar="MODEL_OR_RUN", help="alias, Hugging Face id, model or run directory")
+    ],
     overrides: Overrides = None,
     data: Annotated[str, typer.Option(help="data source, for example problems.jsonl or builtin:sums")] = ...,  # type: ignore[assignment]
     samples_per_problem: Annotated[int | None, typer.Option(help="k of avg@k")] = None,
@@ -90,7 +92,9 @@ def check(config: ConfigPath, overrides: Overrides = None) -> None:
 @app.command()
 def export(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="a run directory")],
-    out_dir: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="the model directory to write; must not exist yet")],
+    out_dir: Annotated[
+        Path, typer.Argument(metavar="OUT_DIR", help="the model directory to write; must not exist yet")
+    ],
     step: Annotated[int | None, typer.Option(help="checkpoint to export; the newest if not given")] = None,
 ) -> None:
     """Write a run's model as a Hugging Face model directory."""
@@ -107,7 +111,9 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="and exit")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="and exit")
+    ] = False,
 ) -> None:
     """Reinforcement learning for language models with DAPO (arXiv 2503.14476)."""
 

@@ -1,13 +1,16 @@
 """What each command does, from reading its inputs to telling the result."""
 
-import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.table import Table
 
 from dapo.assemble import (
     Inputs,
@@ -17,17 +20,22 @@ from dapo.assemble import (
     gpu_names,
     open_judge,
     read_inputs,
+    read_model,
 )
-from dapo.config import Config, DataSpec, build_config, dump_config, load_config
-from dapo.data.problems import spec_name
+from dapo.config import Config, DataSpec, build_config, dump_config, load_config, parse_overrides
+from dapo.data.spec import spec_kind, spec_name
 from dapo.errors import CheckpointError, ConfigError, DapoError
 from dapo.evaluation import evaluate
+from dapo.policy.checkpoint import SavedWeights
 from dapo.policy.model import export_model
 from dapo.rewards.pool import VerifierPool
 from dapo.run import RunDirectory, atomic_write_json, default_run_path, make_manifest, step_of
 from dapo.telemetry.console import ProgressDisplay, final_report
 from dapo.telemetry.plots import plot_curves
 from dapo.train import Progress, read_evaluations, restore, summarise, train
+
+DEFAULT_EVAL_TOKENS = 1024
+"""Response limit of `dapo eval` for a model that no run made; eval.max_response_tokens overrides it."""
 
 
 def start_run(config: Config, *, run_dir: Path | None, config_name: str) -> None:
@@ -90,13 +98,25 @@ def refuse_existing_run(path: Path) -> None:
 
 def report(config: Config, run: RunDirectory) -> None:
     """The end of a run, for a person: before and after, responses, curves, where everything lies."""
-    plot_curves(run.metrics, run.curves, title=f"{config.model.name}, DAPO on {spec_name(config.data.train)}")
+    plot_curves(
+        run.metrics, run.curves, title=f"{config.model.name}, {config.preset} on {spec_name(config.data.train)}"
+    )
     evaluations = read_evaluations(run)
+    newest = run.latest_checkpoint(warn=print)
     final_report(
+        Console(),
         before=evaluations[0] if evaluations else None,
         after=evaluations[-1] if evaluations else None,
         samples=compared_responses(evaluations, config.eval.show_samples),
-        run_path=run.path,
+        files={
+            "curves": run.curves,
+            "metrics, a line a step": run.metrics,
+            "every judged response": run.path / "rollouts",
+            "evaluations": run.path / "eval",
+            "checkpoint": newest,
+            "evaluate it": f"dapo eval {run.path} --data builtin:gcd",
+            "export it": f"dapo export {run.path} my-model",
+        },
     )
 
 
@@ -133,7 +153,7 @@ def evaluate_model(
         )
     if output is not None and not output.parent.is_dir():
         raise ConfigError(f"--output {output}: there is no directory {output.parent}")
-    inputs = read_inputs(config)
+    inputs = read_inputs(config, training=False)
     plan = evaluation_plan(config, inputs.loaded)
     with ExitStack() as stack:
         judge = stack.enter_context(open_judge(config))
@@ -141,10 +161,79 @@ def evaluate_model(
         stack.callback(engine.close)
         if checkpoint is not None:
             engine.load_weights(SavedWeights(checkpoint), version=step_of(checkpoint))
-        display = EvaluationDisplay()
+        display = ProgressDisplay(1)
         stack.callback(display.close)
-        result = evaluate(engine, judge, inputs.encoder, inputs.held_out, plan, on_progress=display.progress)
+        tell = partial(display.phase, "evaluate")
+        result = evaluate(engine, judge, inputs.encoder, inputs.held_out, plan, on_progress=tell)
     summary = {"model": model_or_run, "data": data, **result.summary()}
     if output is not None:
         atomic_write_json(output, {**summary, "table": result.table()})
-    evaluation_report(summary, output=output)
+    print_evaluation(summary, output)
+
+
+def evaluation_config(model_or_run: str, data: DataSpec, overrides: Sequence[str]) -> tuple[Config, Path | None]:
+    """A run's own options and newest checkpoint, or the paper's evaluation of a model that no run made."""
+    if (Path(model_or_run) / "manifest.json").is_file():
+        run = RunDirectory.open(model_or_run)
+        checkpoint = run.latest_checkpoint(warn=lambda text: print(f"warning: {text}", file=sys.stderr))
+        if checkpoint is None:
+            raise CheckpointError(f"{run.path} has no checkpoint yet, so there is nothing to evaluate")
+        trained = load_config(run.config)
+        raw = trained.model_dump(mode="json")
+        if spec_kind(data) != spec_kind(trained.data.train):
+            raw["reward"] = {}  # another kind of problem wants another verifier
+    else:
+        checkpoint = None
+        raw = {
+            "model": model_or_run,
+            "data": {},
+            "rollout": {"max_response_tokens": DEFAULT_EVAL_TOKENS},
+            "overlong": {"mode": "off"},
+        }
+    raw["data"] |= {"train": data, "eval": data}
+    return build_config(raw, overrides, where="dapo eval"), checkpoint
+
+
+def parse_data_argument(text: str) -> DataSpec:
+    """`--data` takes a spec, or a mapping as YAML: `{builtin: {sums: {}}, size: 50}`."""
+    if not text.lstrip().startswith("{"):
+        return text
+    parsed = parse_overrides([f"data={text}"])["data"]
+    if not isinstance(parsed, dict):
+        raise ConfigError(f"--data {text}: expected a data source or a mapping")
+    return parsed
+
+
+def print_evaluation(summary: Mapping[str, Any], output: Path | None) -> None:
+    """The result as a small table."""
+    table = Table(title=f"{summary['model']} on {summary['name']}", title_style="bold", title_justify="left")
+    for column in ("", "result"):
+        table.add_column(column, justify="right" if column else "left")
+    k = summary["samples_per_problem"]
+    table.add_row(f"avg@{k}", f"{summary['accuracy']:.1%}" if summary["binary"] else f"{summary['accuracy']:.4f}")
+    table.add_row("95 % interval", f"{summary['low']:.3f} to {summary['high']:.3f}")
+    for name in (name for name in summary if name.startswith("pass@")):
+        table.add_row(name, f"{summary[name]:.1%}")
+    for source, row in summary["by_source"].items() if len(summary["by_source"]) > 1 else ():
+        table.add_row(f"  {source} ({row['problems']} problems)", f"{row['accuracy']:.3f}")
+    table.add_row("problems", f"{summary['problems']:,}")
+    table.add_row("mean response, tokens", f"{summary['response_tokens_mean']:.1f}")
+    table.add_row("truncated", f"{summary['truncated_fraction']:.1%}")
+    console = Console()
+    console.print(table)
+    if summary["verifier_errors"]:
+        console.print(f"{summary['verifier_errors']} responses could not be judged: {summary['most_frequent_error']}")
+    if output is not None:
+        console.print(f"written to {output}", soft_wrap=True)
+
+
+def export_run(path: Path, out_dir: Path, *, step: int | None) -> None:
+    """`dapo export`: a checkpoint's weights as a Hugging Face model directory."""
+    run = RunDirectory.open(path)
+    config = load_config(run.config)
+    checkpoint = run.checkpoint(step) if step is not None else run.latest_checkpoint(warn=print)
+    if checkpoint is None:
+        raise CheckpointError(f"{run.path} has no checkpoint yet, so there is nothing to export")
+    loaded = read_model(config)
+    export_model(SavedWeights(checkpoint).named_tensors(), loaded, out_dir)
+    print(f"{out_dir}: {config.model.name} after {step_of(checkpoint)} steps")

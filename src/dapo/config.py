@@ -1,6 +1,7 @@
 """Every option, with its default (the paper's value where it has one) and its meaning. Imports no torch."""
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -12,14 +13,24 @@ from yaml import YAMLError
 
 from dapo.errors import ConfigError
 
-Positive: TypeAlias = Annotated[int, Field(gt=0)]
-Fraction: TypeAlias = Annotated[float, Field(ge=0.0, le=1.0)]
 DataSpec: TypeAlias = str | dict[str, Any]
 
 
 def _yaml_switch(value: object) -> object:
-    """YAML reads a bare `off` as False; here it is a word."""
-    return "off" if value is False else value
+    """YAML reads a bare `on` or `off` as a truth value; here they are words."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+def _no_truth_value(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("expected a number")
+    return value
+
+
+Int: TypeAlias = Annotated[int, BeforeValidator(_no_truth_value)]
+Float: TypeAlias = Annotated[float, BeforeValidator(_no_truth_value)]
+Positive: TypeAlias = Annotated[Int, Field(gt=0)]
+Beta: TypeAlias = Annotated[Float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
@@ -42,16 +53,18 @@ class DataConfig(Section):
     max_prompt_tokens: Positive = Field(2048, description="longer prompts are dropped and counted, never cut")
     instruction: str = Field("", description="added after a problem's text, before the chat template")
     system: str | None = Field(None, description="system message, for chat models")
-    chat_template: Literal["auto", "on", "off"] = Field("auto", description="auto: on if the tokenizer has one")
+    chat_template: Annotated[Literal["auto", "on", "off"], BeforeValidator(_yaml_switch)] = Field(
+        "auto", description="auto: on if the tokenizer has one"
+    )
 
 
 class RolloutConfig(Section):
     engine: Literal["native"] = Field("native", description="what samples the responses")
     prompts_per_step: Positive = Field(512, description="informative groups that make a batch")
-    group_size: int = Field(16, description="G: responses sampled to each prompt")
+    group_size: Int = Field(16, description="G: responses sampled to each prompt")
     max_response_tokens: Positive = Field(20480, description="L_max, the sampled end token included")
-    temperature: float = Field(1.0, gt=0)
-    top_p: float = Field(1.0, gt=0, le=1)
+    temperature: Float = Field(1.0, gt=0)
+    top_p: Float = Field(1.0, gt=0, le=1)
     slots: Positive = Field(64, description="native engine: sequences decoded at a time")
     cache_tokens: Positive | None = Field(
         None, description="native engine: bound on prompt + response tokens held at a time; none: as slots need"
@@ -75,8 +88,8 @@ class RewardConfig(Section):
         "gym for gym:, math otherwise",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="handed to the verifier")
-    threshold: float | None = Field(None, description="graded scores: correct from here on; none: no right or wrong")
-    timeout_s: float = Field(10.0, gt=0, description="for one verdict; then it is an error")
+    threshold: Float | None = Field(None, description="graded scores: correct from here on; none: no right or wrong")
+    timeout_s: Float = Field(10.0, gt=0, description="for one verdict; then it is an error")
     workers: Positive = Field(2, description="verifier processes")
 
 
@@ -85,7 +98,7 @@ class OverlongConfig(Section):
         "soft", description="soft: Eq. 13; filter: truncated responses do not train; off"
     )
     buffer_tokens: Positive = Field(4096, description="L_cache: the penalty grows over this many tokens")
-    penalty: float = Field(1.0, ge=0, description="at max_response_tokens")
+    penalty: Float = Field(1.0, ge=0, description="at max_response_tokens")
 
 
 class AdvantageConfig(Section):
@@ -95,22 +108,22 @@ class AdvantageConfig(Section):
 
 
 class LossConfig(Section):
-    clip_low: float = Field(0.2, gt=0, lt=1)
-    clip_high: float = Field(0.28, gt=0)
-    dual_clip: float | None = Field(None, gt=1, description="bound on the ratio where A < 0; released scripts: 10")
+    clip_low: Float = Field(0.2, gt=0, lt=1)
+    clip_high: Float = Field(0.28, gt=0)
+    dual_clip: Float | None = Field(None, gt=1, description="bound on the ratio where A < 0; released scripts: 10")
     aggregate: Literal["token", "group", "sequence", "constant"] = Field(
         "token", description="token: DAPO as released; group: Eq. 8; sequence: GRPO; constant: Dr. GRPO"
     )
-    kl_coef: float = Field(0.0, ge=0, description="k3 estimator against the frozen initial policy")
-    entropy_coef: float = Field(0.0, ge=0)
+    kl_coef: Float = Field(0.0, ge=0, description="k3 estimator against the frozen initial policy")
+    entropy_coef: Float = Field(0.0, ge=0)
 
 
 class OptimConfig(Section):
-    lr: float = Field(1.0e-6, gt=0)
-    warmup_steps: int = Field(20, ge=0, description="training steps of linear warm-up, then constant")
-    weight_decay: float = Field(0.1, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
-    max_grad_norm: float = Field(1.0, gt=0)
+    lr: Float = Field(1.0e-6, gt=0)
+    warmup_steps: Int = Field(20, ge=0, description="training steps of linear warm-up, then constant")
+    weight_decay: Float = Field(0.1, ge=0)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    max_grad_norm: Float = Field(1.0, gt=0)
     max_skipped_updates: Positive = Field(10, description="non-finite updates in a row that end the run")
 
 
@@ -118,10 +131,10 @@ class TrainConfig(Section):
     num_steps: Positive = 300
     minibatch_groups: Positive = Field(32, description="prompts (groups) an optimiser update")
     microbatch_tokens: Positive = Field(16384, description="prompt + response tokens a backward")
-    save_every: int = Field(20, ge=0, description="steps between checkpoints; 0: only at the end")
+    save_every: Int = Field(20, ge=0, description="steps between checkpoints; 0: only at the end")
     keep_checkpoints: Positive = Field(2, description="newest checkpoints kept")
-    eval_every: int = Field(20, ge=0, description="steps between evaluations; 0: only first and last")
-    seed: int = Field(0, ge=0)
+    eval_every: Int = Field(20, ge=0, description="steps between evaluations; 0: only first and last")
+    seed: Int = Field(0, ge=0)
     threads: Positive | None = Field(None, description="CPU threads of torch; none: torch's own choice")
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
@@ -129,10 +142,10 @@ class TrainConfig(Section):
 class EvalConfig(Section):
     samples_per_problem: Positive = Field(1, description="k of avg@k; the paper's is 32")
     max_problems: Positive | None = Field(None, description="the first so many; none: all")
-    temperature: float = Field(1.0, ge=0, description="0: greedy")
-    top_p: float = Field(0.7, gt=0, le=1)
+    temperature: Float = Field(1.0, ge=0, description="0: greedy")
+    top_p: Float = Field(0.7, gt=0, le=1)
     max_response_tokens: Positive | None = Field(None, description="none: as in the rollout")
-    show_samples: int = Field(3, ge=0, description="responses printed before and after training")
+    show_samples: Int = Field(3, ge=0, description="responses printed before and after training")
 
 
 class LogConfig(Section):
@@ -184,7 +197,7 @@ class Config(Section):
             )
         if rollout.top_p < 1:
             raise ValueError(
-                f"rollout.top_p must be 1 in training, got {rollout.top_p:g}: the sampler would draw from a "
+                f"rollout.top_p must be 1 in training, got {rollout.top_p}: the sampler would draw from a "
                 "renormalised law that the trainer's log-probabilities do not describe (eval.top_p is free)"
             )
         if self.overlong.mode == "soft" and self.overlong.buffer_tokens > rollout.max_response_tokens:
@@ -224,7 +237,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     raw = OmegaConf.to_container(loaded) if loaded else {}
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} must hold options as `name: value`, got a {type(raw).__name__}")
-    return build_config(raw, overrides, where=str(path))
+    return build_config({str(key): value for key, value in raw.items()}, overrides, where=str(path))
 
 
 def build_config(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, where: str = "config") -> Config:
@@ -233,11 +246,13 @@ def build_config(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, where
     name = next((layer["preset"] for layer in reversed(layers) if "preset" in layer), "dapo")
     preset = PRESETS.get(name, {}) if isinstance(name, str) else {}
     try:
-        # a mapping given for a data source or verifier replaces the old one, it does not mix with it
         merged = preset
         for layer in layers:
             merged = _merge(merged, layer)
-        values = OmegaConf.to_container(OmegaConf.create(merged), resolve=True)
+        values = OmegaConf.to_container(OmegaConf.create(_plain(merged)), resolve=True)
+        assert isinstance(values, dict)
+        # a section with nothing under it, or everything commented out, means its defaults
+        values = {name: value for name, value in values.items() if not (value is None and name in SECTIONS)}
     except OmegaConfBaseException as error:
         raise ConfigError(f"{where}: {' '.join(str(error).split())}") from None
     try:
@@ -249,7 +264,7 @@ def build_config(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, where
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """`["loss.clip_high=0.3"]` -> `{"loss": {"clip_high": 0.3}}`; values are YAML. Raises ConfigError."""
-    merged: dict[str, Any] = {}
+    merged: dict[str, Any] = _Dotted()
     for item in overrides:
         key, equals, value = item.partition("=")
         if not equals or not key or any(not part for part in key.split(".")):
@@ -260,24 +275,48 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"override {item!r}: {' '.join(str(error).split())}") from None
         nested = parsed["v"]
         for part in reversed(key.split(".")):
-            nested = {part: nested}
+            nested = _Dotted({part: nested})
         merged = _merge(merged, _with_model_section(nested))
     return merged
 
 
 def dump_config(config: Config) -> str:
     """The resolved configuration as YAML; loading it again gives an equal Config."""
-    return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
+    return OmegaConf.to_yaml(OmegaConf.create(_literal(config.model_dump(mode="json"))))
 
 
+def _literal(value: Any) -> Any:
+    """Keep `${x}` in resolved text from being read as an interpolation again."""
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + "\\${", value)
+    if isinstance(value, dict):
+        return {key: _literal(item) for key, item in value.items()}
+    return [_literal(item) for item in value] if isinstance(value, list) else value
+
+
+SECTIONS = frozenset(
+    name
+    for name, info in Config.model_fields.items()
+    if isinstance(info.annotation, type) and issubclass(info.annotation, Section)
+)
 _WHOLE_VALUES = {("data", "train"), ("data", "eval"), ("reward", "verifier"), ("reward", "options")}
 
 
+class _Dotted(dict[str, Any]):
+    """What the dots of `a.b.c=1` stand for, as against a mapping that was written out."""
+
+
+def _plain(value: Any) -> Any:
+    return {key: _plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
 def _merge(base: Mapping[str, Any], top: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
-    merged = dict(base)
+    merged = _Dotted(base) if isinstance(base, _Dotted) else dict(base)
     for key, value in top.items():
         here = (*path, str(key))
-        if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping) and here not in _WHOLE_VALUES:
+        # a mapping given for a data source or verifier replaces the old one; a dotted key below it adds to it
+        replaces = here in _WHOLE_VALUES and not isinstance(value, _Dotted)
+        if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping) and not replaces:
             merged[key] = _merge(merged[key], value, here)
         else:
             merged[key] = value
@@ -286,7 +325,7 @@ def _merge(base: Mapping[str, Any], top: Mapping[str, Any], path: tuple[str, ...
 
 def _with_model_section(raw: Mapping[str, Any]) -> dict[str, Any]:
     """`model: NAME` is short for `model: {name: NAME}`."""
-    values = dict(raw)
+    values = _Dotted(raw) if isinstance(raw, _Dotted) else dict(raw)
     if isinstance(values.get("model"), str):
         values["model"] = {"name": values["model"]}
     return values
@@ -303,39 +342,45 @@ def _explain(error: ValidationError) -> Iterator[str]:
         seen.add(option)
         got = fault.get("input")
         if fault["type"] == "extra_forbidden":
-            yield f"unknown option {option}; {_nearest(parts)}"
+            yield f"unknown option {option}; {_nearest(parts, is_section=isinstance(got, Mapping))}"
         elif fault["type"] == "missing":
             yield f"option {option} is missing; {_description(parts)}"
         elif fault["type"] == "value_error":
-            yield fault["msg"].removeprefix("Value error, ")
+            reason = fault["msg"].removeprefix("Value error, ")
+            yield f"option {option}: {reason}, got {got!r}" if parts else reason
         else:
             expected = fault["msg"][0].lower() + fault["msg"][1:]
-            if option == "data.train" or option == "data.eval":
+            if option.startswith(("data.train", "data.eval")):
                 expected = "input should be a data source as text or a mapping"
+            elif fault["type"] == "model_type":
+                expected = "input should be a section of options"
             yield f"option {option}: {expected}, got {got!r}"
 
 
-def _nearest(parts: Sequence[str]) -> str:
-    known = list(option_names(Config))
-    wanted = ".".join(parts)
-    close = difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
+def _nearest(parts: Sequence[str], *, is_section: bool) -> str:
+    leaves = [name for name in option_names(Config) if (name in SECTIONS) == is_section]
+    same_leaf = [name for name in leaves if name.split(".")[-1] == parts[-1]]
+    close = difflib.get_close_matches(".".join(parts), leaves, n=1, cutoff=0.75) or same_leaf
     if not close:
-        close = [name for name in known if name.split(".")[-1] == parts[-1]][:1] or difflib.get_close_matches(
-            parts[-1], [name.split(".")[-1] for name in known], n=1
-        )
-    if close:
-        return f"did you mean {close[0]}?"
-    section: Any = Config
-    for part in parts[:-1]:
-        section = section.model_fields[part].annotation
-    return f"known here: {', '.join(section.model_fields)}"
+        by_leaf = {name.split(".")[-1]: name for name in leaves}
+        close = [by_leaf[leaf] for leaf in difflib.get_close_matches(parts[-1], by_leaf, n=1, cutoff=0.75)]
+    return f"did you mean {close[0]}?" if close else f"known here: {', '.join(_section(parts).model_fields)}"
 
 
 def _description(parts: Sequence[str]) -> str:
+    info = _section(parts).model_fields.get(parts[-1])
+    return (info.description if info else None) or f"set {'.'.join(parts)}"
+
+
+def _section(parts: Sequence[str]) -> type[Section]:
+    """The innermost section that a dotted name leads to."""
     section: Any = Config
     for part in parts[:-1]:
-        section = section.model_fields[part].annotation
-    return section.model_fields[parts[-1]].description or f"set {'.'.join(parts)}"
+        inner = section.model_fields[part].annotation if part in section.model_fields else None
+        if not (isinstance(inner, type) and issubclass(inner, Section)):
+            break
+        section = inner
+    return section
 
 
 def option_names(section: type[Section], prefix: str = "") -> Iterator[str]:

@@ -117,9 +117,7 @@ class Evaluation:
                         "tokens": len(generation.token_ids),
                         "finish": generation.finish,
                     }
-                    for text, verdict, generation in zip(
-                        judged.texts, judged.verdicts, judged.generations, strict=True
-                    )
+                    for text, verdict, generation in zip(judged.texts, judged.verdicts, judged.generations, strict=True)
                 ],
             }
             for judged in self.problems

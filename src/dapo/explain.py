@@ -1,11 +1,12 @@
 """`dapo check`: what a configuration would run, in words."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import Literal
 
 from dapo.config import Config, DataSpec
-from dapo.data.problems import load_problems, remove_overlap, spec_kind, spec_name
-from dapo.errors import DataError
+from dapo.data.problems import load_problems, remove_overlap
+from dapo.data.spec import spec_kind, spec_name
 from dapo.types import Problem
 
 # What the paper trains with (section 4.1); option -> (value, unit)
@@ -45,7 +46,10 @@ def explain(config: Config) -> Iterator[str]:
     yield from _step(config)
     yield ""
     yield from _run(config)
-    for title, lines in (("ignored", list(ignored_options(config))), ("differs from the paper", list(departures(config)))):
+    for title, lines in (
+        ("ignored", list(ignored_options(config))),
+        ("differs from the paper", list(departures(config))),
+    ):
         yield ""
         yield f"{title}:" if lines else f"{title}: nothing"
         yield from (f"  - {line}" for line in lines)
@@ -86,15 +90,15 @@ def ignored_options(config: Config) -> Iterator[str]:
             yield "dynamic_sampling.filter: dynamic_sampling.enabled is false"
         if config.dynamic_sampling.max_groups_per_step is not None:
             yield (
-                "dynamic_sampling.max_groups_per_step: without dynamic sampling it only bounds the groups that verifier "
-                "errors make invalid"
+                "dynamic_sampling.max_groups_per_step: without dynamic sampling it only bounds the groups that "
+                "verifier errors make invalid"
             )
     if config.updates_per_step == 1:
         clips = [name for name in ("clip_low", "clip_high", "dual_clip") if name in config.loss.model_fields_set]
         if clips:
             yield (
-                f"loss.{', loss.'.join(clips)}: with one update a step the policy is still the one that sampled, so the "
-                "ratio is 1 and nothing is clipped"
+                f"loss.{', loss.'.join(clips)}: with one update a step the policy is still the one that sampled, so "
+                "the ratio is 1 and nothing is clipped"
             )
     if config.data.eval is None:
         if "eval" in set_sections:
@@ -119,14 +123,12 @@ def _data(config: Config) -> Iterator[str]:
             yield f"          {removed} training problems are left out because their text is in the evaluation set"
 
 
-def _source(role: str, spec: DataSpec) -> "Iterator[str]":
+def _source(role: Literal["train", "eval"], spec: DataSpec) -> "Generator[str, None, list[Problem]]":
     label = f"{role:9} {spec_name(spec)}"
     if spec_kind(spec) == "hub":
         yield f"{label}: not counted here, it lies on the hub"
         return []
-    problems: list[Problem] = load_problems(spec, split=role)
-    if not problems:
-        raise DataError(f"data.{role}: {spec_name(spec)} holds no problems")
+    problems = load_problems(spec, split=role)
     distinct = len({problem.id for problem in problems})
     sources = Counter(problem.source for problem in problems)
     told = ", ".join(f"{count} {source}" for source, count in sources.most_common(6))
@@ -175,7 +177,8 @@ def _run(config: Config) -> Iterator[str]:
             f"  evaluation before the first step and {when}: avg@{config.eval.samples_per_problem} at temperature "
             f"{config.eval.temperature:g}, top_p {config.eval.top_p:g}"
         )
-    yield f"  checkpoints {f'every {train.save_every} steps' if train.save_every else 'at the end'}, newest {train.keep_checkpoints} kept"
+    when = f"every {train.save_every} steps" if train.save_every else "at the end"
+    yield f"  checkpoints {when}, newest {train.keep_checkpoints} kept"
 
 
 def _show(value: object) -> str:

@@ -1,6 +1,8 @@
 """Keyed randomness: every random choice is a function of its key, so nothing needs generator state."""
 
 import hashlib
+import json
+import operator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +10,9 @@ from numpy.typing import NDArray
 
 def keyed_seed(*key: int | str) -> int:
     """A 63-bit seed for a key, for example (run seed, "token", step, place in the stream, sample)."""
-    digest = hashlib.blake2b("\x1f".join(f"{type(part).__name__}:{part}" for part in key).encode(), digest_size=8)
+    # numpy's integers are ints here: a place in the stream must mean the same after a round trip through JSON
+    parts = [part if isinstance(part, str) else operator.index(part) for part in key]
+    digest = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8)
     return int.from_bytes(digest.digest(), "big") >> 1
 
 

@@ -40,6 +40,8 @@ class Encoder(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
+    def decode_prompt(self, ids: Sequence[int]) -> str: ...
+
 
 @dataclass(frozen=True)
 class SamplingPlan:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from dapo.algo.advantages import group_advantages
-from dapo.algo.overlong import overlong_penalty
+from dapo.algo.overlong import overlong_penalty, trains
 from dapo.config import Config
 from dapo.keyed import keyed_permutation
 from dapo.types import Generation, Group, Sample, Verdict
@@ -61,7 +61,7 @@ def _group_samples(group: Group, config: Config) -> list[Sample]:
             advantage=advantage,
             engine_logprobs=generation.logprobs,
             old_logprobs=None,
-            mask=(config.overlong.mode != "filter" or generation.finish != "length",) * len(generation.token_ids),
+            mask=(trains(generation.finish, mode=config.overlong.mode),) * len(generation.token_ids),
         )
         for (generation, _), reward, advantage in zip(valid, rewards, advantages.tolist(), strict=True)
     ]

@@ -77,7 +77,7 @@ class Progress:
 
 
 def train(config: Config, parts: Parts, progress: Progress) -> None:
-    """Algorithm 1, from `progress.step` to `num_steps`. Raises a DapoError where the run cannot go on; state is saved."""
+    """Algorithm 1, from `progress.step` to `num_steps`. Where the run cannot go on: state is saved, a DapoError raised."""
     if progress.step == 0:
         sync_engine(parts, progress)
         if metrics := run_evaluation(parts, step=0):
@@ -185,11 +185,14 @@ def describe_batch(
     decided = [(group, fate) for group, fate in batch.judged if fate != "surplus"]
     return rollout_metrics(
         decided,
-        batch.group_counts,
-        batch.token_counts,
+        dict(batch.group_counts),
+        dict(batch.token_counts),
         {group_id: [r for r in row if r is not None] for group_id, row in rewards.items()},
         shortfall=batch.shortfall,
-    ) | {"rollout/epoch": parts.stream.epoch, "rollout/tokens_in_minibatches": sum(s.num_trained_tokens for s in samples)}
+    ) | {
+        "rollout/epoch": parts.stream.epoch,
+        "rollout/tokens_in_minibatches": sum(s.num_trained_tokens for s in samples),
+    }
 
 
 def save(config: Config, parts: Parts, progress: Progress) -> None:

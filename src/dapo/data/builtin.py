@@ -1,159 +1,26 @@
-"""Built-in problems: eight small tasks whose items are a pure function of seed, index and options.
+"""Built-in problems: each is a pure function of task, options, seed and index.
 
 One problem in five is held out: training never draws it, whatever its seed, and evaluation draws nothing else. A
 problem's numbers decide, not their order, so 4 + 3 is not a test of what 3 + 4 has taught.
 """
 
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Iterator, Mapping
+from itertools import count, islice
+from typing import Any, Literal, TypeAlias
 
+from dapo.data.builtin_tasks import TASKS, Draw, Option, Options
 from dapo.data.rows import problem_id
 from dapo.data.spec import did_you_mean
 from dapo.data.turns import shares, take_turns
 from dapo.errors import DataError
-from dapo.keyed import keyed_seed, keyed_uniforms
+from dapo.keyed import keyed_seed
 from dapo.types import Problem
 
-Options: TypeAlias = Mapping[str, int]
 Split: TypeAlias = Literal["train", "eval"]
 HELD_OUT_EVERY = 5
-_MAX_TERMS = 16
-_MAX_ATTEMPTS = 500
 REQUEST = "Reply with only the answer."
-
-
-class Draw:
-    """The numbers of one item, in the order in which the task asks for them."""
-
-    def __init__(self, *key: int | str) -> None:
-        self._uniforms = iter(keyed_uniforms(keyed_seed(*key), _MAX_TERMS).tolist())
-
-    def integer(self, low: int, high: int) -> int:
-        """A whole number from low to high, both included."""
-        return low + int(next(self._uniforms) * (high - low + 1))
-
-    def integers(self, count: int, low: int, high: int) -> list[int]:
-        """Several of them, independent."""
-        return [self.integer(low, high) for _ in range(count)]
-
-
-class Option(NamedTuple):
-    """A whole number with its bounds."""
-
-    default: int
-    low: int
-    high: int
-
-
-@dataclass(frozen=True)
-class Task:
-    """One kind of question."""
-
-    make: Callable[[Draw, Options], tuple[str, str]]
-    """Question and answer of one item."""
-    options: Mapping[str, Option]
-    distinct: Callable[[Options], int]
-    """How many different questions there are, held-out ones included."""
-
-
-def sums(draw: Draw, options: Options) -> tuple[str, str]:
-    """What is 3 + 14?"""
-    numbers = draw.integers(options["terms"], options["low"], options["high"])
-    return f"What is {' + '.join(map(str, numbers))}?", str(sum(numbers))
-
-
-def differences(draw: Draw, options: Options) -> tuple[str, str]:
-    """What is 14 - 3? Never below zero."""
-    small, large = sorted(draw.integers(2, options["low"], options["high"]))
-    return f"What is {large} - {small}?", str(large - small)
-
-
-def products(draw: Draw, options: Options) -> tuple[str, str]:
-    """What is 3 * 7?"""
-    numbers = draw.integers(options["terms"], options["low"], options["high"])
-    return f"What is {' * '.join(map(str, numbers))}?", str(math.prod(numbers))
-
-
-def remainders(draw: Draw, options: Options) -> tuple[str, str]:
-    """What is the remainder when 47 is divided by 5?"""
-    number, divisor = draw.integer(options["low"], options["high"]), draw.integer(2, options["divisor"])
-    return f"What is the remainder when {number} is divided by {divisor}?", str(number % divisor)
-
-
-def gcd(draw: Draw, options: Options) -> tuple[str, str]:
-    """What is the greatest common divisor of 12 and 18?"""
-    first, second = draw.integers(2, options["low"], options["high"])
-    return f"What is the greatest common divisor of {first} and {second}?", str(math.gcd(first, second))
-
-
-def largest(draw: Draw, options: Options) -> tuple[str, str]:
-    """Which is the largest of these numbers: 12, 93, 48, 61?"""
-    numbers = draw.integers(options["count"], options["low"], options["high"])
-    return f"Which is the largest of these numbers: {', '.join(map(str, numbers))}?", str(max(numbers))
-
-
-def sort_digits(draw: Draw, options: Options) -> tuple[str, str]:
-    """Sort these digits from smallest to largest: 7 2 9."""
-    digits = draw.integers(options["count"], 0, 9)
-    return (
-        f"Sort these digits from smallest to largest: {' '.join(map(str, digits))}.",
-        " ".join(map(str, sorted(digits))),
-    )
-
-
-def letter_counts(draw: Draw, options: Options) -> tuple[str, str]:
-    """How many times does the letter e appear in the word cheese?"""
-    word = _WORDS[draw.integer(0, len(_WORDS) - 1)]
-    letters = sorted(set(word))
-    letter = letters[draw.integer(0, len(letters) - 1)]
-    return f"How many times does the letter {letter} appear in the word {word}?", str(word.count(letter))
-
-
-_WORDS = (
-    "apple banana barrel basket bottle bridge butter button candle carrot castle cheese cherry circle coffee cotton "
-    "county cousin dinner doctor eleven energy father finger flower forest freedom garden ginger guitar hammer handle "
-    "hollow horror infant island jacket jelly jungle kettle kitten ladder lesson letter little lumber manner marble "
-    "meadow middle mirror mitten monkey mother muffin narrow needle nephew noodle number office orange oyster paddle "
-    "parrot pebble pencil people pepper pillow planet pocket potato puzzle rabbit ribbon river rubber saddle sailor "
-    "school season seven shadow silver sister soccer spirit spring street summer supper sweater tailor teacher temper "
-    "tennis thirteen ticket tomato tunnel turtle valley velvet village violin wallet weather window winter wonder yellow"
-).split()
-
-
-def _range(low: int, high: int) -> dict[str, Option]:
-    return {"low": Option(low, 0, 10**9), "high": Option(high, 1, 10**9)}
-
-
-def _span(options: Options) -> int:
-    return options["high"] - options["low"] + 1
-
-
-_TERMS = {"terms": Option(2, 2, _MAX_TERMS)}
-
-TASKS: dict[str, Task] = {
-    # 400 questions
-    "sums": Task(sums, _range(1, 20) | _TERMS, lambda o: _span(o) ** o["terms"]),
-    # 210
-    "differences": Task(differences, _range(1, 20), lambda o: _span(o) * (_span(o) + 1) // 2),
-    # 144
-    "products": Task(products, _range(1, 12) | _TERMS, lambda o: _span(o) ** o["terms"]),
-    # 720
-    "remainders": Task(
-        remainders, _range(10, 99) | {"divisor": Option(9, 2, 10**9)}, lambda o: _span(o) * (o["divisor"] - 1)
-    ),
-    # 361
-    "gcd": Task(gcd, _range(2, 20), lambda o: _span(o) ** 2),
-    # 65,610,000
-    "largest": Task(largest, _range(10, 99) | {"count": Option(4, 2, _MAX_TERMS)}, lambda o: _span(o) ** o["count"]),
-    # 1,000
-    "sort_digits": Task(sort_digits, {"count": Option(3, 2, _MAX_TERMS)}, lambda o: 10 ** o["count"]),
-    # every word with each of its letters
-    "letter_counts": Task(letter_counts, {}, lambda o: sum(len(set(word)) for word in _WORDS)),
-}
+_MAX_ATTEMPTS = 500
 
 
 def builtin_problems(
@@ -167,10 +34,10 @@ def builtin_problems(
     """
     resolved = {name: resolve_options(name, options) for name, options in tasks.items()}
     lists = [
-        list(islice(_items(name, options, seed, split), count))
+        list(islice(_items(name, options, seed, split), share))
         if split == "train"
-        else _distinct_items(name, options, seed, count)
-        for (name, options), count in zip(resolved.items(), shares(size, len(resolved)), strict=True)
+        else _distinct_items(name, options, seed, share)
+        for (name, options), share in zip(resolved.items(), shares(size, len(resolved)), strict=True)
     ]
     return list(take_turns(lists))
 
@@ -212,10 +79,7 @@ def _checked(task: str, name: str, value: object, option: Option) -> int:
 
 
 def _items(name: str, options: Options, seed: int, split: Split) -> Iterator[Problem]:
-    index = 0
-    while True:
-        yield _item(name, options, seed, index, split)
-        index += 1
+    return (_item(name, options, seed, index, split) for index in count())
 
 
 def _item(name: str, options: Options, seed: int, index: int, split: Split) -> Problem:
@@ -230,12 +94,12 @@ def _item(name: str, options: Options, seed: int, index: int, split: Split) -> P
     )
 
 
-def _distinct_items(name: str, options: Options, seed: int, count: int) -> list[Problem]:
-    # about count * log(count) draws meet every question of a task that has `count`; then nothing new comes
-    draws = islice(_items(name, options, seed, "eval"), 20 * count + 200)
+def _distinct_items(name: str, options: Options, seed: int, size: int) -> list[Problem]:
+    # all n held-out questions are met in about n * log(n) draws; then nothing new comes
+    draws = 4 * min(size, TASKS[name].distinct(options)) + 200
     found: dict[str, Problem] = {}
-    for problem in draws:
-        found.setdefault(problem.id, problem)
-        if len(found) == count:
+    for problem in islice(_items(name, options, seed, "eval"), draws):
+        if len(found) == size:
             break
+        found.setdefault(problem.id, problem)
     return list(found.values())

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -26,6 +27,8 @@ def _check(path: Path) -> None:
         raise DataError(f"{path} is a folder; expected one file: {held}")
     if not path.exists():
         raise DataError(f"no data file {path}; {_nearest_file(path)}")
+    if not os.access(path, os.R_OK):
+        raise DataError(f"{path} may not be read by this user; change its permissions")
     if path.suffix.lower() not in FILE_TYPES:
         raise DataError(f"{path}: expected a file that ends in .jsonl or .parquet, got {path.suffix or 'no ending'!r}")
 

@@ -92,7 +92,7 @@ def _in_words(kind: str, name: str, **fault: Any) -> str:
         return f"gym task {name}: it gives no reference answer, which every problem needs; choose another task"
     if kind == "unjudged":
         return (
-            f"gym task {name}: its own answer scores {fault['score']:g} from an entry stored as JSON, so responses could "
-            "not be judged; choose another task"
+            f"gym task {name}: its own answer scores {fault['score']:g} from an entry stored as JSON, so responses "
+            "could not be judged; choose another task"
         )
     return f"gym task {name}: {' '.join(fault['reason'].split())}"

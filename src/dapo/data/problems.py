@@ -32,6 +32,8 @@ def load_problems(spec: str | dict[str, Any], *, split: Split = "train") -> list
     Built-in tasks never give one question to both, and generated evaluation sets hold no question twice (so they may
     be smaller than `size`). Raises DataError, which names file and line.
     """
+    if split not in ("train", "eval"):
+        raise ValueError(f"split must be train or eval, got {split!r}")
     source = parse_spec(spec)
     if isinstance(source, TaskSource):
         return _generated(source, split)

@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from dapo.data.spec import Columns
+from dapo.data.spec import ANY_COLUMNS, Columns
 from dapo.errors import DataError
 from dapo.types import Message, Problem, Prompt
 
@@ -18,11 +18,10 @@ PROMPT_COLUMNS = ("prompt", "question", "problem")
 ANSWER_COLUMNS = ("reward_model.ground_truth", "answer", "solution", "ground_truth", "target")
 # pandas writes a frame's index as a column of this name; it would tell copies of a problem apart
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
-_MARKED_ANSWER = re.compile(r"^####[ \t]*(\S.*?)\s*\Z", re.MULTILINE)
 _THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
 
 
-def problem_from_row(row: Mapping[str, Any], *, where: str, source: str, columns: Columns = Columns()) -> Problem:
+def problem_from_row(row: Mapping[str, Any], *, where: str, source: str, columns: Columns = ANY_COLUMNS) -> Problem:
     """Read one row; a column in a column is named with a dot (`reward_model.ground_truth`).
 
     `where` names the row in errors. Further columns become `fields`; `data_source`, if there, is the problem's source.
@@ -83,8 +82,8 @@ def json_value(value: object, where: str) -> Any:
     if isinstance(value, timedelta | Decimal | UUID):
         return str(value)
     raise DataError(
-        f"{where} holds a value of type {type(value).__name__}; only text, numbers, times, lists and mappings are read: "
-        "drop this column or write it as text"
+        f"{where} holds a value of type {type(value).__name__}; only text, numbers, times, lists and mappings are "
+        "read: drop this column or write it as text"
     )
 
 
@@ -159,10 +158,10 @@ def _answer(value: object, where: str) -> str:
 
 
 def _after_mark(text: str) -> str:
-    marked = _MARKED_ANSWER.search(text)
-    if marked is None:
+    last_line = text.rstrip().rpartition("\n")[2]
+    final = last_line.removeprefix("####").strip()
+    if not last_line.startswith("####") or not final:
         return text
-    final = marked[1].rpartition("####")[2].strip()
     return final.replace(",", "") if _THOUSANDS.fullmatch(final) else final
 
 

@@ -9,7 +9,9 @@ from typing import Any, Literal, TypeAlias
 from dapo.errors import DataError
 
 Kind: TypeAlias = Literal["path", "hub", "builtin", "gym"]
+TaskKind: TypeAlias = Literal["builtin", "gym"]
 KINDS: tuple[Kind, ...] = ("path", "hub", "builtin", "gym")
+TASK_KINDS: tuple[TaskKind, ...] = ("builtin", "gym")
 FILE_TYPES = (".jsonl", ".parquet")
 EXPECTED = (
     "expected a path (.jsonl, .parquet), hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,... "
@@ -31,12 +33,15 @@ class Columns:
     answer: str | None = None
 
 
+ANY_COLUMNS = Columns()
+
+
 @dataclass(frozen=True)
 class FileSource:
     """A `.jsonl` or `.parquet` file."""
 
     path: Path
-    columns: Columns = Columns()
+    columns: Columns = ANY_COLUMNS
     size: int | None = None
     """The first so many rows; None: all."""
 
@@ -50,7 +55,7 @@ class HubSource:
     """Of the data set; also an evaluation reads `train` unless another is named."""
     config: str | None = None
     """The data set's configuration (`main` of openai/gsm8k)."""
-    columns: Columns = Columns()
+    columns: Columns = ANY_COLUMNS
     size: int | None = None
 
 
@@ -58,7 +63,7 @@ class HubSource:
 class TaskSource:
     """Generated problems: several tasks, taking turns."""
 
-    kind: Literal["builtin", "gym"]
+    kind: TaskKind
     tasks: Mapping[str, Mapping[str, Any]]
     """Task -> its options."""
     size: int | None = None
@@ -109,8 +114,9 @@ def _from_text(spec: str) -> Source:
     if colon and prefix == "hub":
         name, _, split = rest.partition(":")
         return _hub({"hub": name, "split": split} if split else {"hub": name})
-    if colon and prefix in ("builtin", "gym"):
-        return _tasks(prefix, {prefix: rest})
+    for kind in TASK_KINDS:
+        if colon and prefix == kind:
+            return _tasks(kind, {kind: rest})
     # one letter is a Windows drive
     if colon and len(prefix) > 1 and prefix.isidentifier() and not spec.endswith(FILE_TYPES):
         raise DataError(f"data source {spec!r}: unknown kind {prefix!r}, {did_you_mean(prefix, KINDS[1:])}; {EXPECTED}")
@@ -150,7 +156,7 @@ def _hub(spec: Mapping[str, Any]) -> HubSource:
     return HubSource(_text(spec, "hub", "hub"), split, config, _columns(spec, "hub"), _size(spec, "hub"))
 
 
-def _tasks(kind: Literal["builtin", "gym"], spec: Mapping[str, Any]) -> TaskSource:
+def _tasks(kind: TaskKind, spec: Mapping[str, Any]) -> TaskSource:
     seed = _whole_number(spec["seed"], f"{kind}: seed", low=0) if "seed" in spec else None
     return TaskSource(kind, _task_options(kind, spec[kind]), _size(spec, kind), seed)
 

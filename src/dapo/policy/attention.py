@@ -69,13 +69,14 @@ class Block:
 
     def _make_mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
         num_queries, num_keys = len(self.queries) // self.size, len(self.keys) // self.size
-        windowed = window is not None and window < num_keys
-        if not windowed and num_queries == num_keys:
+        if window is not None and window >= num_keys:
+            window = None
+        if window is None and num_queries == num_keys:
             return None
         key = torch.arange(num_keys, device=self.keys.device)
         query = self.first_query[:, None, None] + torch.arange(num_queries, device=self.keys.device)[:, None]
         seen = key <= query  # [N or 1, Q, K]; a padded query sees keys too, for a row of -inf would be nan
-        if windowed:
+        if window is not None:
             seen &= key > query - window
         return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)[:, None]
 
@@ -165,8 +166,8 @@ def packed_attention(
     if packed_layout is None:
         raise ValueError("this model attends by a layout; call it with packed_layout=")
     # [1, heads, T, d] is a view of [T, heads, d]: rows of the stream can be picked without a copy before
-    streams = [states[0].transpose(0, 1) for states in (query, key, value)]
-    outputs = [_attend(block, *streams, scaling, sliding_window) for block in packed_layout.blocks]
+    q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
+    outputs = [_attend(block, q, k, v, scaling, sliding_window) for block in packed_layout.blocks]
     joined = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
     return joined.index_select(0, packed_layout.outputs).unsqueeze(0), None
 

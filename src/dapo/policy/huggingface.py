@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -28,9 +29,11 @@ def quiet_transformers() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def own_weights(model: PreTrainedModel) -> list[str]:
-    """The names under which a model's weights are stored: a tied one once, under its first name."""
-    return [name for name, _ in model.named_parameters()]
+def tied_names(model: torch.nn.Module) -> dict[str, str]:
+    """Further names of weights that have several -> the first, under which they are stored."""
+    first = {parameter: name for name, parameter in model.named_parameters()}
+    names = model.named_parameters(remove_duplicate=False)
+    return {name: first[parameter] for name, parameter in names if first[parameter] != name}
 
 
 def write_model_directory(

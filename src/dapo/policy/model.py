@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from dapo.errors import ConfigError
 from dapo.policy.aliases import smollm2_directory, tiny_random
-from dapo.policy.huggingface import own_weights, quiet_transformers, write_model_directory
+from dapo.policy.huggingface import quiet_transformers, tied_names, write_model_directory
 
 ALIASES = ("smollm2-135m-instruct", "tiny-random")
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
@@ -77,12 +77,10 @@ def export_model(tensors: Iterable[tuple[str, Tensor]], source: LoadedModel, out
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} already exists and is not an empty directory; choose another place for the model")
     given = dict(tensors)
-    expected = {name for name, _ in source.model.named_parameters(remove_duplicate=False)}
-    if differing := sorted(given.keys() ^ expected):
+    stored, tied = dict(source.model.named_parameters()).keys(), tied_names(source.model).keys()
+    if differing := sorted(given.keys() ^ (stored | tied)):
         raise ValueError(f"{len(differing)} names are not those of {source.name}: {differing[0]} first")
-    write_model_directory(
-        {name: given[name] for name in own_weights(source.model)}, source.model, source.tokenizer, out
-    )
+    write_model_directory({name: given[name] for name in stored}, source.model, source.tokenizer, out)
 
 
 def _from_pretrained(

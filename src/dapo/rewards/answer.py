@@ -98,8 +98,8 @@ def peel(text: str) -> str:
             if inner and text.startswith(opening) and text.endswith(closing) and opening not in inner:
                 text = inner
                 break
-        whole = [box for box in boxes(text) if box.start == 0 and box.end == len(text)]
-        text = whole[0].content if whole else text
+        if text.startswith(("\\boxed", "\\fbox")):
+            text = next((box.content for box in boxes(text) if (box.start, box.end) == (0, len(text))), text)
     return text
 
 

@@ -22,8 +22,8 @@ _FREE_SPACE = re.compile(r"(?<!\d) +| +(?!\d)")
 _JUXTAPOSED = re.compile(r"(?<!_)\d\s+[\d.]|\d\s*\(\s*-?\d+\s*\)|\d\s*_")
 _SKIPPED = ("\\approx", "'", '"', "\\pm", "\\mp", "\\ldots", "\\dots", "\\cdots", "$")
 _UNFINISHED = ("\\sum", "\\prod", "\\int", "\\lim")
-_FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp sqrt max min gcd lcm mod pi abs det".split()
+_FUNCTIONS = re.compile(
+    "(?:arc)?(?:sin|cos|tan|cot|sec|csc)|sinh|cosh|tanh|log|ln|exp|sqrt|max|min|gcd|lcm|mod|pi|abs|det", re.IGNORECASE
 )
 
 
@@ -143,7 +143,7 @@ def _is_one_expression(value: str, reference: str) -> bool:
 def _prose(value: str, reference: str) -> bool:
     """Does it hold words? A run of letters may be a product of the reference's variables."""
     words = _WORD.findall(_COMMAND.sub(" ", value))
-    return any(word.lower() not in _FUNCTIONS and not set(word) <= set(reference) for word in words)
+    return any(not _FUNCTIONS.fullmatch(word) and not set(word) <= set(reference) for word in words)
 
 
 def _exact_number(text: str) -> Fraction | None:

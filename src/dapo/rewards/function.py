@@ -60,7 +60,9 @@ class FunctionVerifier:
         result = attempt(
             lambda: self.loop.finish(self.function(problem=problem, response=response, **self.options)),
         )
-        return unjudged(f"{self.name} {result.reason}") if isinstance(result, Failure) else opinion_of(self.name, result)
+        return (
+            unjudged(f"{self.name} {result.reason}") if isinstance(result, Failure) else opinion_of(self.name, result)
+        )
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,7 @@ class RewardFunction:
             return opinions_of(self.name, result, len(responses))
         if len(responses) == 1:
             return [unjudged(f"{self.name} {result.reason}")]
-        alone = [
-            self.judge_group(problem, [text], [ids]) for text, ids in zip(responses, token_ids, strict=True)
-        ]
+        alone = [self.judge_group(problem, [text], [ids]) for text, ids in zip(responses, token_ids, strict=True)]
         return [opinions[0] for opinions in alone]
 
     def _columns(
@@ -134,7 +134,7 @@ def _keyword_parameters(path: str, function: Callable[..., Any]) -> dict[str, in
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
-        raise RewardError(f"{path!r} does not say which arguments it takes: wrap it in a function of your own") from None
+        raise RewardError(f"{path!r} does not say which arguments it takes: wrap it in your own function") from None
     unnamed = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_ONLY]
     if unnamed:
         raise RewardError(f"{path!r} takes {', '.join(unnamed)} by position only; arguments are given by name")

@@ -13,7 +13,6 @@ _REMEMBERED_REFERENCES = 1024
 _ONLY_WORDS = re.compile(r"(?:[A-Za-z\s.,:;!*$]|\\[()\[\]])*")
 
 
-
 class MathVerifier:
     """Right if the marked answer is equivalent to the reference; strict about everything around it.
 

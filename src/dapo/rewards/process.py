@@ -29,7 +29,7 @@ def start_order(spec: RewardSpec) -> bytes:
     try:
         return encode({"spec": spec.as_json(), "path": [entry for entry in sys.path if entry]})
     except (TypeError, ValueError) as error:
-        raise RewardError(f"the verifier's options must be JSON values to reach the worker processes: {error}") from None
+        raise RewardError(f"a verifier's options must be JSON values to reach its processes: {error}") from None
 
 
 class WorkerProcess:

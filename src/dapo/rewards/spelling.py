@@ -36,15 +36,22 @@ _RULES = (
     (re.compile(r"^([-+])\s+(?=\d)"), r"\1"),
     (re.compile(r"\s+"), " "),
 )
-_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])|(?<![\d.,] )(?<![\d.,])\d{1,3}(?: \d{3})+(?! ?[\d,])")
-_WORD = r"(?:cm|mm|km|kg|mg|ml|ft|lbs?|oz|mph|in|inch(?:es)?|feet|foot|yards?|miles?|(?:centi|milli|kilo)?met(?:er|re)s?"
-_UNIT_WORD = (
-    _WORD + r"|(?:kilo)?grams?|pounds?|ounces?|tons?|lit(?:er|re)s?|gallons?|seconds?|sec|minutes?|min|hours?|hrs?|days?"
-    r"|weeks?|months?|years?|degrees?|radians?|dollars?|cents?|euros?|units?|ways?|times|people|square|sq|cubic|per)"
+_THOUSANDS = re.compile(
+    r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])"
+    r"|(?<![\d.,])(?<![\d.,] )\d{1,3}(?: \d{3})+(?! ?[\d,])"
 )
+_UNIT_WORD = (
+    "(?:cm|mm|km|kg|mg|ml|ft|lbs?|oz|mph|in|inch(?:es)?|feet|foot|yards?|miles?|(?:centi|milli|kilo)?met(?:er|re)s?"
+    "|(?:kilo)?grams?|pounds?|ounces?|tons?|lit(?:er|re)s?|gallons?|seconds?|sec|minutes?|min|hours?|hrs?|days?"
+    "|weeks?|months?|years?|degrees?|radians?|dollars?|cents?|euros?|units?|ways?|times|people|square|sq|cubic|per)"
+)
+_UNIT_PHRASE = rf"{_UNIT_WORD}(?:[ /]+{_UNIT_WORD})*"
 _UNIT = re.compile(
-    rf"(?<=[\d}})])\s*(?:\\(?:text|mathrm|mbox|textrm|textit|operatorname)\s*\{{\s*(?:{_UNIT_WORD}|[mgsLh])(?:[ /]+{_UNIT_WORD})*\s*\}}"
-    rf"|(?<= ){_UNIT_WORD}(?:[ /]+{_UNIT_WORD})*)\s*(?:\^\s*\{{?\s*[23]\s*\}}?)?\s*\.?$",
+    r"(?<=[\d})])\s*"
+    # a single letter is a unit only in \text{ }: 5 m may be a product
+    rf"(?:\\(?:text|mathrm|mbox|textrm|textit|operatorname)\s*\{{\s*(?:{_UNIT_PHRASE}|[mgsLh])\s*\}}"
+    rf"|(?<= ){_UNIT_PHRASE})"
+    r"\s*(?:\^\s*\{?\s*[23]\s*\}?)?$",
     re.IGNORECASE,
 )
 _TEXT_COMMAND = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
@@ -80,7 +87,8 @@ def split_unit(part: str) -> tuple[str, str]:
     match = _UNIT.search(part)
     if match is None:
         return part, ""
-    return part[: match.start()].strip(), re.sub(r"[^a-z0-9/]", "", plain_text(match[0]))
+    singular = re.sub(r"(?<=[a-z]{2})s\b", "", plain_text(match[0]))
+    return part[: match.start()].strip(), re.sub(r"[^a-z0-9/]", "", singular)
 
 
 def plain_text(part: str) -> str:

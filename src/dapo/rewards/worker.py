@@ -1,4 +1,4 @@
-"""The process that runs verifiers for a `VerifierPool`: `python -m dapo.rewards.worker DESCRIPTOR`. Imports no torch."""
+"""The process that runs verifiers for a pool: `python -m dapo.rewards.worker DESCRIPTOR`. Imports no torch."""
 
 import faulthandler
 import os

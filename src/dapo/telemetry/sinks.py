@@ -88,7 +88,10 @@ class WandbSink:
 
 
 class TrackioSink:
-    """trackio, which keeps its data where TRACKIO_DIR says; a run of the same name is continued."""
+    """trackio, which keeps its data where TRACKIO_DIR says. A run of the same name is continued.
+
+    Steps that are repeated after a resume are there twice.
+    """
 
     def __init__(self, project: str, name: str, config: Mapping[str, Any]) -> None:
         self._trackio = _tracker("trackio", package="trackio")

@@ -65,12 +65,13 @@ class NativeEngine:
     """
 
     def __init__(self, model: PreTrainedModel, *, slots: int, cache_tokens: int | None = None) -> None:
-        self._forward: Forward | None = adopt(model.eval().requires_grad_(False))
+        forward = adopt(model.eval().requires_grad_(False))
+        self._forward: Forward | None = forward
         self._scheduler = Scheduler(
             slots,
             cache_tokens,
             max_positions=getattr(model.config, "max_position_embeddings", None),
-            vocabulary=model.get_input_embeddings().num_embeddings,
+            vocabulary=forward.vocabulary,
         )
         self._cache = SlotCache()
         self._rows: list[Live | None] = []  # as in the cache; None: to be filled again before the poll ends
@@ -107,7 +108,10 @@ class NativeEngine:
 
     @torch.inference_mode()
     def poll(self) -> list[Generation]:
-        """Sample one token for every live sequence, start waiting ones, and return what has finished."""
+        """Sample one token for every live sequence, start waiting ones, and return what has finished.
+
+        Raises EngineError if the logits are not finite; then the engine can only be closed.
+        """
         forward = self._open()
         finished = self._decode(forward) if self._rows else []
         started = self._scheduler.admit(self._live())
@@ -124,9 +128,10 @@ class NativeEngine:
         waiting = self._scheduler.waiting
         if unknown := [name for name in request_ids if name not in rows and name not in waiting]:
             raise EngineError(f"abort: request {unknown[0]!r} is not in flight ({len(unknown)} unknown in all)")
-        stopped = []
-        for name in dict.fromkeys(request_ids):
-            stopped.append(Live(waiting.pop(name)) if name in waiting else self._vacate(rows[name]))
+        stopped = [
+            Live(waiting.pop(name)) if name in waiting else self._vacate(rows[name])
+            for name in dict.fromkeys(request_ids)
+        ]
         self._tidy()
         return [one.generation("aborted", self._loaded_version()) for one in stopped]
 
@@ -222,7 +227,7 @@ class NativeEngine:
 
     def _reserve(self, longest: int) -> None:
         live = self._live()
-        longest = max(longest, *(one.length for one in live))
+        longest = max([longest, *(one.length for one in live)])
         self._cache.reserve(len(self._rows), longest, self._scheduler.longest_reservation(live))
         if self._cache.num_bytes > self._stats.cache_bytes_peak:
             self._stats = replace(self._stats, cache_bytes_peak=self._cache.num_bytes)

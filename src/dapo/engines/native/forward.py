@@ -31,6 +31,7 @@ class Forward:
         self.backbone: nn.Module = model.base_model
         self.head: nn.Module = model.get_output_embeddings()
         self.device = model.device
+        self.vocabulary = next(model.get_input_embeddings().parameters()).shape[0]
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Prefilled:
         """Run prompts together: padded on the right, where causal attention never looks."""

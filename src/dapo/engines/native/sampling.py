@@ -79,7 +79,7 @@ def invert_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
 
     `probabilities` is `[n, vocabulary]`, not necessarily normalised, `uniforms` `[n, 1]` float64 in [0, 1).
     """
-    n, size = probabilities.shape
+    size = probabilities.shape[1]
     whole = size // BLOCK * BLOCK
     sums = probabilities[:, :whole].unflatten(1, (-1, BLOCK)).sum(-1) if whole else probabilities[:, :0]
     if whole < size:
@@ -98,12 +98,12 @@ def _draw_nucleus(probabilities: Tensor, uniforms: Tensor, top_ps: Tensor, candi
 
     Looks at the `candidates` most probable ones, and again at more of them in the rows where these do not settle it.
     """
-    n, size = probabilities.shape
+    size = probabilities.shape[1]
     candidates = min(candidates, size)
     values, ids = probabilities.topk(candidates, dim=1)
     # topk leaves equals in no particular order, and which of them it took: settle that by id
     ids, order = ids.sort(1)
-    values, order = values.gather(1, order).sort(1, descending=True, stable=True)
+    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
     ids = ids.gather(1, order)
     masses = values.double().cumsum(1)
     last = torch.searchsorted(masses, top_ps).clamp(max=candidates - 1)  # [n, 1] of the nucleus

@@ -42,7 +42,7 @@ class Live:
         return float(self.draws[t])
 
     def append(self, token: int, logprob: float) -> Finish | None:
-        """Add a sampled token; returns how the response is finished by it, if it is. An end token at the limit ends it."""
+        """Add a sampled token; returns how it ends the response, if it does: an end token at the limit is `stop`."""
         self.token_ids.append(token)
         self.logprobs.append(logprob)
         if token in self.request.stop_ids:

@@ -1,0 +1,107 @@
+"""A policy's state on disk: weights and AdamW's moments as safetensors, counters as JSON; exact, and no pickle."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from dapo.errors import CheckpointError
+from dapo.policy.optim import MasterAdamW
+
+WEIGHTS_FILE = "weights.safetensors"
+COUNTERS_FILE = "policy.json"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def save_optimizer(optimizer: MasterAdamW, directory: Path) -> None:
+    """Write master weights, moments and counters into `directory`, which exists, and see them to the disk."""
+    _write_tensors(directory / WEIGHTS_FILE, dict(optimizer.masters))
+    for kind, values in optimizer.moments().items():
+        _write_tensors(directory / f"{kind}.safetensors", values)
+    counters = {
+        "num_updates": optimizer.num_updates,
+        "skipped_in_a_row": optimizer.skipped_in_a_row,
+        "tied": optimizer.tied,
+    }
+    path = directory / COUNTERS_FILE
+    path.write_text(json.dumps(counters, indent=2) + "\n", encoding="utf-8")
+    _to_disk(path)
+
+
+def load_optimizer(optimizer: MasterAdamW, directory: Path) -> None:
+    """Put `optimizer` and its model into the state that `save_optimizer` wrote: bit for bit.
+
+    Raises CheckpointError where files are missing or unreadable, or hold another model or type.
+    """
+    counters = _read_counters(directory)
+    weights = _read_tensors(directory / WEIGHTS_FILE, optimizer.masters)
+    # moments of a policy that was never updated are empty, and are not looked at
+    moments = {}
+    if counters["num_updates"]:
+        moments = {kind: _read_tensors(directory / f"{kind}.safetensors", optimizer.masters) for kind in MOMENTS}
+    optimizer.restore(
+        weights, moments, num_updates=counters["num_updates"], skipped_in_a_row=counters["skipped_in_a_row"]
+    )
+
+
+class SavedWeights:
+    """The weights of a saved policy as a WeightSource, read one at a time."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self._directory = Path(directory)
+        self._tied = _read_counters(self._directory)["tied"]
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight by its Hugging Face name, tied ones under each of their names."""
+        path = self._directory / WEIGHTS_FILE
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118  (it is no mapping)
+                    yield name, file.get_tensor(name)
+                for name, stored in self._tied.items():
+                    yield name, file.get_tensor(stored)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def _read_counters(directory: Path) -> dict[str, Any]:
+    path = directory / COUNTERS_FILE
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def _read_tensors(path: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a file, which must have the names, shapes and types of `like`."""
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    for name in sorted(tensors.keys() ^ like.keys()):
+        raise CheckpointError(
+            f"{path} is of another model: {name} is only in {'it' if name in tensors else 'this one'}"
+        )
+    for name, expected in like.items():
+        found = tensors[name]
+        if found.shape != expected.shape or found.dtype != expected.dtype:
+            raise CheckpointError(
+                f"{path} is of another model: {name} is {found.dtype} {list(found.shape)} there and "
+                f"{expected.dtype} {list(expected.shape)} here; resume with the model and model.dtype it was saved with"
+            )
+    return tensors
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+    _to_disk(path)
+
+
+def _to_disk(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,169 @@
+"""Log-probabilities and entropies of response tokens, from hidden states and the head's weights, chunk by chunk.
+
+Where gradients are wanted, the caller takes a chunk through its loss and backward before the next one. So the
+probabilities of the forward pass are still there and need not be computed a second time, and yet nothing of the size
+`[tokens, vocabulary]` ever exists.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from transformers import PreTrainedModel
+
+from dapo.errors import ConfigError
+from dapo.policy.attention import IMPLEMENTATION, use_packed_attention
+from dapo.policy.packing import Microbatch, in_callers_order, pack
+from dapo.types import Sample
+
+CHUNK_LOGITS = 2**26
+"""Logits that exist at a time: 256 MB in float32, 1,365 positions of a vocabulary of 49,152."""
+
+AGREEMENT = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""Nats by which packed and plain log-probabilities may differ on average."""
+
+
+def hidden_states(model: PreTrainedModel, microbatch: Microbatch) -> Tensor:
+    """`[S, hidden]` the last hidden states that predict the microbatch's response tokens; differentiable."""
+    outputs = model.base_model(
+        input_ids=microbatch.input_ids.unsqueeze(0),
+        position_ids=microbatch.positions.unsqueeze(0),
+        use_cache=False,
+        packed_layout=microbatch.layout,
+    )
+    return outputs.last_hidden_state[0].index_select(0, microbatch.predictors)
+
+
+def score_tokens(
+    hidden: Tensor,
+    head: torch.nn.Module,
+    targets: Tensor,
+    *,
+    temperature: float,
+    differentiable_entropy: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """`[n]` log pi(target) and `[n]` entropy in nats, both of `softmax(logits / temperature)`, for one chunk.
+
+    `hidden`: `[n, hidden]`; `head`: a linear layer to the vocabulary, with or without bias; `targets`: `[n]` ids. The
+    matmuls run in the type of the weights, the rest in float32 (float64 for float64 weights), as are the results.
+    Entropies carry a gradient only if asked to. Backward may run once.
+    """
+    bias = getattr(head, "bias", None)
+    logprobs, entropies = _Score.apply(hidden, head.weight, bias, targets, temperature, differentiable_entropy)
+    return logprobs, entropies
+
+
+def chunks(num_tokens: int, vocabulary: int) -> Iterator[slice]:
+    """Slices that cover `num_tokens` positions, each with at most `CHUNK_LOGITS` logits (but one position at least)."""
+    size = max(1, CHUNK_LOGITS // vocabulary)
+    for start in range(0, num_tokens, size):
+        yield slice(start, min(start + size, num_tokens))
+
+
+@torch.no_grad()
+def token_logprobs(model: PreTrainedModel, microbatch: Microbatch, *, temperature: float) -> Tensor:
+    """`[S]` log-probabilities of the response tokens, float32 or float64, without a gradient."""
+    hidden = hidden_states(model, microbatch)
+    head: Any = model.get_output_embeddings()
+    scores = []
+    for part in chunks(len(hidden), len(head.weight)):
+        logits = _logits(hidden[part], head.weight, getattr(head, "bias", None), temperature)
+        chosen = logits.gather(1, microbatch.targets[part].unsqueeze(1)).squeeze(1)
+        scores.append(chosen - logits.logsumexp(dim=1))
+    return torch.cat(scores)
+
+
+@torch.no_grad()
+def use_packed_forward(model: PreTrainedModel) -> None:
+    """Switch `model` to packed attention, and check on a few tokens that it still computes the same.
+
+    Raises ConfigError where it does not: that is how an architecture shows that mixes tokens outside of attention, or
+    changes logits behind the head.
+    """
+    if model.config._attn_implementation == IMPLEMENTATION:
+        return
+    head: Any = model.get_output_embeddings()
+    ids = tuple((7 * i + 3) % len(head.weight) for i in range(15))
+    prompts, responses = (ids[:3], ids[3:8]), (ids[8:10], ids[10:14], ids[14:])
+    samples = [
+        Sample(group, prompt, response, 0.0, 0.0, (), None, (True,) * len(response))
+        for group, prompt in enumerate(prompts)
+        for response in responses
+    ]
+    plain = [_plain_logprobs(model, sample) for sample in samples]
+    use_packed_attention(model)
+    (microbatch,) = pack(samples, max_tokens=1000, device=model.device)
+    packed = in_callers_order([microbatch], [token_logprobs(model, microbatch, temperature=1.0)], len(samples))
+    differences = [
+        abs(a - b) for row, other in zip(plain, packed, strict=True) for a, b in zip(row, other, strict=True)
+    ]
+    mean = sum(differences) / len(differences)
+    if not mean <= AGREEMENT[head.weight.dtype]:
+        raise ConfigError(
+            f"models of type {model.config.model_type} cannot be trained here: log-probabilities of packed sequences "
+            f"differ by {mean:.2g} nats from those of single ones; use a Llama, Qwen2, Qwen3 or Mistral model"
+        )
+
+
+class _Score(torch.autograd.Function):
+    """With p = softmax(z), z = logits / temperature, entropy H and target y:
+
+    d log p_y / dz_v = [v = y] - p_v        dH / dz_v = -p_v (log p_v + H)
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        differentiable_entropy: bool,
+    ) -> tuple[Tensor, Tensor]:
+        log_p = _logits(hidden, weight, bias, temperature).log_softmax(dim=1)  # [n, V]
+        logprobs = log_p.gather(1, targets.unsqueeze(1)).squeeze(1)  # [n]
+        p = log_p.exp()
+        # a batched dot product reads both just once
+        entropies = -torch.bmm(p.unsqueeze(1), log_p.unsqueeze(2)).flatten()  # [n]
+        ctx.save_for_backward(hidden, weight, bias, targets, entropies)
+        ctx.probabilities = p  # not among the saved: backward overwrites it
+        ctx.temperature, ctx.differentiable_entropy = temperature, differentiable_entropy
+        if not differentiable_entropy:
+            ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_logprobs: Tensor, grad_entropies: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, entropies = ctx.saved_tensors
+        p = ctx.probabilities  # [n, V]
+        del ctx.probabilities
+        scale = grad_logprobs.unsqueeze(1) / ctx.temperature  # [n, 1]
+        slope = None
+        if ctx.differentiable_entropy:
+            # xlogy: a probability that underflowed to 0 has p log p = 0, not nan
+            slope = torch.xlogy(p, p).addcmul_(p, entropies.unsqueeze(1))  # [n, V] -dH/dz
+            slope.mul_(grad_entropies.unsqueeze(1) / ctx.temperature)
+        grad = p.mul_(-scale).scatter_add_(1, targets.unsqueeze(1), scale)  # [n, V]
+        if slope is not None:
+            grad -= slope
+        grad = grad.to(weight.dtype)
+        return grad @ weight, grad.T @ hidden, None if bias is None else grad.sum(dim=0), None, None, None
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+    """`[n, V]` logits over temperature, in float32 or better."""
+    logits = torch.nn.functional.linear(hidden, weight, bias)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return logits if temperature == 1 else logits.div_(temperature)
+
+
+def _plain_logprobs(model: PreTrainedModel, sample: Sample) -> list[float]:
+    """Of a response, from the model's own forward over the one sequence."""
+    ids = torch.tensor([sample.prompt_ids + sample.response_ids], device=model.device)
+    logits = model(input_ids=ids, use_cache=False).logits[0, len(sample.prompt_ids) - 1 : -1]  # [response, V]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return logits.log_softmax(dim=1).gather(1, ids[0, len(sample.prompt_ids) :, None]).flatten().tolist()

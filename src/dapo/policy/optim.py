@@ -1,0 +1,136 @@
+"""AdamW on full-precision master weights, with the learning rate's schedule and the guard against bad gradients.
+
+A model in bfloat16 is computed with a rounded copy: its gradients are added up in float32 beside float32 masters, and
+the copy is refreshed after each update. In float32 and float64 the model's own weights are the masters.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
+from dapo.config import OptimConfig
+from dapo.errors import NumericsError
+from dapo.policy.huggingface import tied_names
+
+
+def learning_rate(step: int, *, lr: float, warmup_steps: int) -> float:
+    """Linear warm-up over training steps, then constant: `lr * min(1, step / warmup_steps)`.
+
+    `step` counts training steps from 1, so the first update has a positive rate. Raises ValueError below 1.
+    """
+    if step < 1:
+        raise ValueError(f"training steps count from 1, got {step}")
+    return lr if step >= warmup_steps else lr * step / warmup_steps
+
+
+class MasterAdamW:
+    """AdamW over all parameters of a model; like the released code it decays every one of them, norms included."""
+
+    def __init__(self, model: torch.nn.Module, config: OptimConfig) -> None:
+        self._config = config
+        self._working = dict(model.named_parameters())  # tied weights once
+        self.masters = {
+            name: p if p.dtype in (torch.float32, torch.float64) else torch.nn.Parameter(p.detach().float())
+            for name, p in self._working.items()
+        }
+        self.tied = tied_names(model)
+        self._copies = [(p, self.masters[n]) for n, p in self._working.items() if p is not self.masters[n]]
+        for working, master in self._copies:
+            working.register_post_accumulate_grad_hook(_gradient_mover(master))
+        self._adamw = torch.optim.AdamW(
+            list(self.masters.values()), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
+        )
+        self.num_updates = 0
+        """Updates made, skipped ones not counted."""
+        self.skipped_in_a_row = 0
+
+    def zero_grad(self) -> None:
+        """Forget gradients, of a broken-off update too."""
+        for parameter in (*self._working.values(), *self.masters.values()):
+            parameter.grad = None
+
+    def update(self, lr: float) -> tuple[float, bool]:
+        """One AdamW step at rate `lr` on the gradients that backward has left; they are freed.
+
+        Returns the global norm before clipping, and whether the update was skipped because that norm is not finite.
+        Raises NumericsError at the `max_skipped_updates`-th skip in a row.
+        """
+        for master in self.masters.values():
+            if master.grad is None:  # no sample reached it: decay and momentum go on all the same
+                master.grad = torch.zeros_like(master)
+        gradients = [master.grad for master in self.masters.values() if master.grad is not None]
+        norm = float(get_total_norm(gradients))
+        if skipped := not norm < float("inf"):
+            self._count_skip(norm)
+        else:
+            if norm > self._config.max_grad_norm:
+                torch._foreach_mul_(gradients, self._config.max_grad_norm / norm)
+            for group in self._adamw.param_groups:
+                group["lr"] = lr
+            self._adamw.step()
+            self.refresh()
+            self.num_updates += 1
+            self.skipped_in_a_row = 0
+        self.zero_grad()
+        return norm, skipped
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Round the masters into the model's weights, where these are copies."""
+        for working, master in self._copies:
+            working.copy_(master)
+
+    def moments(self) -> dict[str, dict[str, Tensor]]:
+        """`exp_avg` and `exp_avg_sq` by parameter name; empty before the first update."""
+        state = self._adamw.state
+        return {
+            kind: {name: state[master][kind] for name, master in self.masters.items() if master in state}
+            for kind in ("exp_avg", "exp_avg_sq")
+        }
+
+    @torch.no_grad()
+    def restore(
+        self,
+        weights: Mapping[str, Tensor],
+        moments: Mapping[str, Mapping[str, Tensor]],
+        *,
+        num_updates: int,
+        skipped_in_a_row: int,
+    ) -> None:
+        """Continue from what `masters`, `moments()` and the two counters were. Every tensor is copied."""
+        for name, master in self.masters.items():
+            master.copy_(weights[name])
+        self.refresh()
+        self.zero_grad()
+        state = {}
+        if num_updates:
+            for i, name in enumerate(self.masters):
+                # AdamW counts its steps for each parameter, in a tensor
+                step = torch.tensor(float(num_updates))
+                state[i] = {"step": step} | {kind: values[name].clone() for kind, values in moments.items()}
+        self._adamw.load_state_dict({"state": state, "param_groups": self._adamw.state_dict()["param_groups"]})
+        self.num_updates, self.skipped_in_a_row = num_updates, skipped_in_a_row
+
+    def _count_skip(self, norm: float) -> None:
+        self.skipped_in_a_row += 1
+        if self.skipped_in_a_row >= self._config.max_skipped_updates:
+            raise NumericsError(
+                f"the gradient norm was not finite ({norm}) in {self.skipped_in_a_row} updates in a row "
+                "(optim.max_skipped_updates); lower optim.lr, or look at loss/* and optim/grad_norm before it happened"
+            )
+
+
+def _gradient_mover(master: torch.nn.Parameter) -> Callable[[Tensor], None]:
+    """A hook that adds a weight's fresh gradient to its master's, in the master's type, and frees it."""
+
+    def move(working: Tensor) -> None:
+        assert working.grad is not None
+        if master.grad is None:
+            master.grad = working.grad.to(master.dtype)
+        else:
+            master.grad += working.grad
+        working.grad = None
+
+    return move

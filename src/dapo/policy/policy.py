@@ -1,0 +1,248 @@
+"""The trained model: its log-probabilities before a step, and the optimiser updates of Algorithm 1, line 11."""
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dapo.algo.loss import aggregation_weights, kl_penalty, policy_loss
+from dapo.config import LossConfig, OptimConfig
+from dapo.policy.checkpoint import load_optimizer, save_optimizer
+from dapo.policy.logprobs import chunks, hidden_states, score_tokens, token_logprobs, use_packed_forward
+from dapo.policy.model import LoadedModel
+from dapo.policy.optim import MasterAdamW, learning_rate
+from dapo.policy.packing import Microbatch, in_callers_order, pack
+from dapo.types import Sample
+
+
+@dataclass(frozen=True)
+class MasterWeights:
+    """A policy's weights as they are when they are read, in the precision of the optimiser."""
+
+    masters: Mapping[str, Tensor]
+    tied: Mapping[str, str]
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight by its Hugging Face name, tied ones under each of their names."""
+        for name, master in self.masters.items():
+            yield name, master.detach()
+        for name, stored in self.tied.items():
+            yield name, self.masters[stored].detach()
+
+
+class Policy:
+    """pi_theta with its optimiser. Takes over `loaded.model`: it is trained in place."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        loss: LossConfig,
+        optim: OptimConfig,
+        temperature: float,
+        microbatch_tokens: int,
+        max_response_tokens: int,
+    ) -> None:
+        """`temperature`: of the rollout, divides the logits; `max_response_tokens`: for `loss.aggregate=constant`.
+
+        Where `loss.kl_coef` is positive, a copy of the model as it is now becomes the frozen reference: to resume,
+        make the policy from the initial model and then `load`. Raises ConfigError for models that cannot be packed.
+        """
+        self._model = loaded.model
+        use_packed_forward(self._model)
+        self._reference = copy.deepcopy(self._model).requires_grad_(False) if loss.kl_coef > 0 else None
+        self._optimizer = MasterAdamW(self._model, optim)
+        self._loss, self._optim = loss, optim
+        self._temperature = temperature
+        self._microbatch_tokens = microbatch_tokens
+        self._max_response_tokens = max_response_tokens
+
+    def weights(self) -> MasterWeights:
+        """For engines and export; reads the weights as they are at that moment."""
+        return MasterWeights(self._optimizer.masters, self._optimizer.tied)
+
+    def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
+        """The same samples in the same order with `old_logprobs`: pi_old of a step with several updates (Eq. 6)."""
+        microbatches = self._pack(samples)
+        scores = [token_logprobs(self._model, m, temperature=self._temperature) for m in microbatches]
+        rows = in_callers_order(microbatches, scores, len(samples))
+        return [replace(sample, old_logprobs=row) for sample, row in zip(samples, rows, strict=True)]
+
+    def update(self, minibatch: Sequence[Sample], *, step: int) -> dict[str, float]:
+        """One optimiser update on whole groups, at the learning rate of training step `step` (from 1).
+
+        Samples without `old_logprobs` are on policy: their ratio is 1. Rows whose advantage is exactly 0 are not
+        computed unless KL or entropy need them; they count in the loss weights (Eq. 12) all the same. Returns metrics;
+        all but `optim/grad_norm`, `optim/lr` and `optim/skipped` describe the `optim/update_tokens` tokens that were
+        computed and train, and means are left out where there are none:
+
+        - `loss/policy`: Eq. 8, negated; `loss/kl`: the estimate of D_KL to the reference, before its coefficient;
+        - `loss/entropy`: nats a token; `loss/ratio_mean`; `loss/approx_kl` to the old policy; `loss/token_prob_mean`;
+        - `loss/clip_low_fraction`, `loss/clip_high_fraction`: tokens that the clip robs of their gradient;
+          `loss/clip_dual_fraction` where there is a dual clip; `loss/clipped_high_prob_mean` where any is up-clipped;
+        - `rollout/engine_logprob_gap_mean`, `_max`: |engine - old| in nats, where the engine's are known;
+        - `optim/grad_norm` before clipping; `optim/lr`; `optim/skipped`: 1 if the norm was not finite, else 0.
+
+        Raises NumericsError after `optim.max_skipped_updates` skips in a row.
+        """
+        rate = learning_rate(step, lr=self._optim.lr, warmup_steps=self._optim.warmup_steps)
+        self._optimizer.zero_grad()
+        rows, weights = self._rows_to_compute(minibatch)
+        sums = [part for microbatch in self._pack(rows) for part in self._backward(microbatch, rows, weights)]
+        norm, skipped = self._optimizer.update(rate)
+        optimizer_metrics = {"optim/grad_norm": norm, "optim/lr": rate, "optim/skipped": float(skipped)}
+        return _token_metrics(sums, self._loss) | optimizer_metrics
+
+    def save(self, directory: str | Path) -> None:
+        """Write weights, AdamW's moments and counters into `directory`, which exists."""
+        save_optimizer(self._optimizer, Path(directory))
+
+    def load(self, directory: str | Path) -> None:
+        """Continue from what `save` wrote, bit for bit. Raises CheckpointError; the reference stays as it is."""
+        load_optimizer(self._optimizer, Path(directory))
+
+    def _pack(self, samples: Sequence[Sample]) -> list[Microbatch]:
+        return pack(samples, max_tokens=self._microbatch_tokens, device=self._model.device)
+
+    def _rows_to_compute(self, minibatch: Sequence[Sample]) -> tuple[list[Sample], Tensor]:
+        """The samples that can carry a gradient, and `[N]` their loss weights among all of the minibatch (Eq. 12)."""
+        lengths = torch.tensor([sample.num_trained_tokens for sample in minibatch])
+        weights = aggregation_weights(
+            lengths,
+            torch.tensor([sample.group_id for sample in minibatch]),
+            aggregate=self._loss.aggregate,
+            max_length=self._max_response_tokens,
+        )
+        every_row = self._loss.kl_coef > 0 or self._loss.entropy_coef > 0
+        chosen = [
+            i
+            for i, (sample, length) in enumerate(zip(minibatch, lengths.tolist(), strict=True))
+            if length and (every_row or sample.advantage != 0)
+        ]
+        return [minibatch[i] for i in chosen], weights[chosen]
+
+    def _backward(
+        self, microbatch: Microbatch, samples: Sequence[Sample], weights: Tensor
+    ) -> Iterator[dict[str, Tensor]]:
+        """Add the gradient of a microbatch's loss to what is there; yields sums over its trained tokens, by chunk.
+
+        The loss is a sum over tokens, so each chunk of tokens goes through the head, the loss and back to the hidden
+        states on its own, and the layers follow with all of them.
+        """
+        tokens = self._per_token(microbatch, samples, weights)
+        hidden = hidden_states(self._model, microbatch)  # [S, hidden]
+        gradient = torch.empty_like(hidden)
+        head: Any = self._model.get_output_embeddings()
+        for part in chunks(len(hidden), len(head.weight)):
+            inputs = hidden.detach()[part].requires_grad_()
+            logprobs, entropies = score_tokens(
+                inputs,
+                head,
+                microbatch.targets[part],
+                temperature=self._temperature,
+                differentiable_entropy=self._loss.entropy_coef > 0,
+            )
+            loss, sums = _objective(
+                logprobs, entropies, {name: values[part] for name, values in tokens.items()}, self._loss
+            )
+            loss.backward()
+            gradient[part] = inputs.grad
+            yield sums
+        hidden.backward(gradient)
+
+    def _per_token(self, microbatch: Microbatch, samples: Sequence[Sample], weights: Tensor) -> dict[str, Tensor]:
+        """`[S]` each: what the loss needs beside the log-probabilities; keys are missing where nothing is known."""
+        rows = [samples[i] for i in microbatch.indices]
+        device, dtype = self._model.device, torch.promote_types(self._model.dtype, torch.float32)
+        lengths = torch.tensor(microbatch.lengths)
+
+        def of_rows(values: Tensor) -> Tensor:
+            return values.to(dtype).repeat_interleave(lengths).to(device)
+
+        def of_tokens(values: list[Sequence[float]]) -> Tensor:
+            return torch.tensor([v for row in values for v in row], dtype=dtype, device=device)
+
+        tokens = {
+            "advantages": of_rows(torch.tensor([row.advantage for row in rows], dtype=torch.float64)),
+            "weights": of_rows(weights[list(microbatch.indices)]),
+            "mask": of_tokens([row.mask for row in rows]).bool(),
+        }
+        old = [row.old_logprobs for row in rows if row.old_logprobs is not None]
+        if old:
+            tokens["old"] = of_tokens(old)
+        if all(row.engine_logprobs for row in rows):
+            tokens["engine"] = of_tokens([row.engine_logprobs for row in rows])
+        if self._reference is not None:
+            tokens["reference"] = token_logprobs(self._reference, microbatch, temperature=self._temperature)
+        if any(len(values) != sum(microbatch.lengths) for values in tokens.values()):
+            raise ValueError(
+                "mask, old_logprobs and engine_logprobs need one value for each response token, "
+                "and old_logprobs either all samples or none"
+            )
+        return tokens
+
+
+def _objective(
+    logprobs: Tensor, entropies: Tensor, tokens: Mapping[str, Tensor], config: LossConfig
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of `[n]` tokens, each a response of its own with its response's advantage and weight, and their sums."""
+    mask, weights = tokens["mask"], tokens["weights"]
+    old = tokens.get("old", logprobs.detach())
+    loss, sums = policy_loss(
+        logprobs[:, None],
+        old[:, None],
+        tokens["advantages"],
+        mask[:, None],
+        weights,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        dual_clip=config.dual_clip,
+    )
+    sums["loss"] = loss.detach()
+    sums["entropy"] = entropies.detach()[mask].sum()
+    if "engine" in tokens:
+        gaps = (tokens["engine"] - old).abs()[mask]
+        sums["gap"], sums["gap_max"] = gaps.sum(), gaps.max() if len(gaps) else gaps.sum()
+    if "reference" in tokens:
+        kl = kl_penalty(logprobs[:, None], tokens["reference"][:, None], mask[:, None], weights)
+        sums["kl"] = kl.detach()
+        loss = loss + config.kl_coef * kl
+    if config.entropy_coef > 0:
+        loss = loss - config.entropy_coef * (weights * entropies)[mask].sum()
+    return loss, sums
+
+
+def _token_metrics(parts: Sequence[Mapping[str, Tensor]], config: LossConfig) -> dict[str, float]:
+    """Sums over chunks, turned into means over the trained tokens."""
+    sums: dict[str, float] = defaultdict(float)
+    for part in parts:
+        for name, value in part.items():
+            sums[name] = max(sums[name], float(value)) if name.endswith("_max") else sums[name] + float(value)
+    count = sums["tokens"]
+    metrics = {"loss/policy": sums["loss"], "optim/update_tokens": count}
+    if "kl" in sums:
+        metrics["loss/kl"] = sums["kl"]
+    if not count:
+        return metrics
+    means = {
+        "loss/entropy": "entropy",
+        "loss/ratio_mean": "ratio_sum",
+        "loss/approx_kl": "approx_kl_sum",
+        "loss/token_prob_mean": "prob_sum",
+        "loss/clip_low_fraction": "clipped_low",
+        "loss/clip_high_fraction": "clipped_high",
+    }
+    if config.dual_clip is not None:
+        means["loss/clip_dual_fraction"] = "clipped_dual"
+    metrics |= {name: sums[key] / count for name, key in means.items()}
+    if sums["clipped_high"]:
+        metrics["loss/clipped_high_prob_mean"] = sums["clipped_high_prob_sum"] / sums["clipped_high"]
+    if "gap" in sums:
+        metrics["rollout/engine_logprob_gap_mean"] = sums["gap"] / count
+        metrics["rollout/engine_logprob_gap_max"] = sums["gap_max"]
+    return metrics

@@ -1,0 +1,117 @@
+"""`gym`: reasoning-gym's own scorers, on an extracted answer."""
+
+import inspect
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from dapo.errors import RewardError
+from dapo.rewards.answer import answer_line, final_part, last_boxed, peel
+from dapo.rewards.verdicts import Failure, attempt, right_or_wrong, unjudged
+from dapo.types import Problem, Verdict
+
+TASK, CONFIG, ENTRY = "gym_task", "gym_config", "gym_entry"
+"""The fields of a problem from reasoning-gym: the task's name, its configuration, and the item (`question`, `answer`,
+`metadata`)."""
+
+_SHORT_CHARS = 200
+_REMEMBERED_TASKS = 256
+_TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_RUNS_CODE = re.compile(r"\b(?:eval|exec|parse_expr|sympify)\(")
+_NAME = re.compile(r"[^\W\d]\w+")
+_FUNCTIONS = re.compile("a?(?:sin|cos|tan)h?|log|ln|exp|sqrt|[Aa]bs|pi|oo")
+
+Scorer = Callable[[str, Mapping[str, Any]], float]
+
+
+@dataclass(frozen=True)
+class Task:
+    """How one task judges answers."""
+
+    score_answer: Scorer
+    runs_code: bool
+    """Its scorer evaluates the answer as Python."""
+
+    def score(self, answer: str, entry: Mapping[str, Any]) -> float:
+        """The task's score, without running a program that a model wrote."""
+        if self.runs_code and any(not _FUNCTIONS.fullmatch(name) for name in _NAME.findall(answer)):
+            return float(answer == entry["answer"])
+        return float(self.score_answer(answer, entry))
+
+
+class GymVerifier:
+    """Right if the task scores the answer 1: its partial credit (a substring, a bonus for trying) is no answer.
+
+    The answer is in the last `<answer>` tags, else on a line `Answer:`, else in the last `\\boxed{}`, else the response
+    itself if it is one short line.
+
+    Some scorers hand the answer to `eval`. To those only numbers, signs and one-letter or mathematical names are shown;
+    any other answer counts if it equals the reference.
+    """
+
+    def __init__(self, graded: bool = False) -> None:
+        """`graded`: the task's own score instead of right or wrong. Raises RewardError without reasoning-gym."""
+        if not isinstance(graded, bool):
+            raise RewardError(f"gym: graded must be true or false, got {graded!r}")
+        self._graded = graded
+        self._create = _reasoning_gym()
+        self._task = lru_cache(_REMEMBERED_TASKS)(self._load)
+
+    def __call__(self, problem: Problem, response: str) -> Verdict:
+        """An error if the problem does not come from reasoning-gym or the task's scorer fails."""
+        missing = [field for field in (TASK, ENTRY) if field not in problem.fields]
+        if missing:
+            return unjudged(f"gym: problem {problem.id!r} has no field {missing[0]}: it is not from reasoning-gym")
+        name, entry = problem.fields[TASK], problem.fields[ENTRY]
+        task = attempt(lambda: self._task(name, json.dumps(problem.fields.get(CONFIG) or {}, sort_keys=True)))
+        if isinstance(task, Failure):
+            return unjudged(f"gym: task {name!r} {task.reason}")
+        score = attempt(lambda: _best_score(task, extract(response), entry))
+        if isinstance(score, Failure):
+            return unjudged(f"gym: the scorer of task {name!r} {score.reason}")
+        if not math.isfinite(score):
+            return unjudged(f"gym: the scorer of task {name!r} returned {score}")
+        return Verdict(correct=None, score=score) if self._graded else right_or_wrong(score >= 1.0)
+
+    def _load(self, name: str, config: str) -> "Task":
+        dataset = self._create(name, **json.loads(config))
+        return Task(dataset.score_answer, _runs_code(dataset.score_answer))
+
+
+def extract(response: str) -> str | None:
+    """The answer's text, or None if the response gives none."""
+    text = final_part(response)
+    if tagged := _TAGS.findall(text):
+        return tagged[-1].strip()
+    line = answer_line(text)
+    if line is None:
+        line = last_boxed(text)
+    if line is None and "\n" not in text.strip() and len(text) <= _SHORT_CHARS:
+        line = text
+    return line.strip() if line and line.strip() else None
+
+
+def _best_score(task: Task, answer: str | None, entry: Mapping[str, Any]) -> float:
+    """Of the answer as it stands and without bold, dollars and full stops, which few scorers forgive."""
+    if answer is None:
+        return 0.0
+    return max(task.score(text, entry) for text in dict.fromkeys((answer, peel(answer))))
+
+
+def _runs_code(score_answer: Scorer) -> bool:
+    source = attempt(lambda: inspect.getsource(score_answer))
+    return isinstance(source, Failure) or _RUNS_CODE.search(source) is not None
+
+
+def _reasoning_gym() -> Callable[..., Any]:
+    try:
+        import reasoning_gym
+    except ModuleNotFoundError as error:
+        if error.name != "reasoning_gym":
+            raise
+        raise RewardError("verifier gym needs reasoning-gym: pip install 'dapo-rl[gym]'") from None
+    return reasoning_gym.create_dataset
