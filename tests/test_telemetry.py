@@ -387,16 +387,20 @@ class TestCurves:
         path.write_text("".join(json.dumps({**line, **changes}) + "\n" for line in lines))
         return path
 
-    def test_the_picture_has_the_evaluation_in_its_own_colour(self, tmp_path):
-        plot_curves(self.metrics(tmp_path / "m", 20), tmp_path / "curves.png", title="model $x_1, data $y")
-        assert _share_of_orange(tmp_path / "curves.png") > 0.0005
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "m"]
+    def test_an_evaluation_stands_out_in_its_own_colour(self, tmp_path):
+        steps = '{"step": 1, "reward/accuracy": 0.1}\n{"step": 30, "reward/accuracy": 0.5}\n'
+        evaluations = '{"step": 1, "eval/mix/accuracy": 0.2}\n{"step": 30, "eval/mix/accuracy": 0.6}\n'
+        shares = []
+        for name, text in (("without", steps), ("with", steps + evaluations)):
+            (tmp_path / "m").write_text(text)
+            plot_curves(tmp_path / "m", tmp_path / f"{name}.png")
+            shares.append(_share_of_orange(tmp_path / f"{name}.png"))
+        assert shares[1] > shares[0] + 0.0005
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "with.png", "without.png"]
 
-    def test_what_was_not_recorded_is_left_out(self, tmp_path):
-        (tmp_path / "m").write_text('{"step": 1, "loss/entropy": 0.5}\n')
-        plot_curves(tmp_path / "m", tmp_path / "curves.png")
-        # what is orange is the label of the axis for the truncated share
-        assert _share_of_orange(tmp_path / "curves.png") < 0.0005
+    def test_names_are_not_read_as_formulas(self, tmp_path):
+        plot_curves(self.metrics(tmp_path / "m", 20), tmp_path / "curves.png", title=r"model $\nonsense$")
+        assert (tmp_path / "curves.png").stat().st_size > 0
 
     def test_a_single_step_whose_interval_just_misses_its_mean_is_drawn_without_complaint(self, tmp_path):
         plot_curves(self.metrics(tmp_path / "m", 1, **{"eval/mix/low": 0.1000001}), tmp_path / "curves.png")

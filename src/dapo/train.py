@@ -77,7 +77,7 @@ class Progress:
 
 
 def train(config: Config, parts: Parts, progress: Progress) -> None:
-    """Algorithm 1, from `progress.step` to `num_steps`. Where the run cannot go on: state is saved, a DapoError raised."""
+    """Algorithm 1, from `progress.step` to `num_steps`. Raises DapoError, with state saved, where it cannot go on."""
     if progress.step == 0:
         sync_engine(parts, progress)
         if metrics := run_evaluation(parts, step=0):
@@ -185,8 +185,8 @@ def describe_batch(
     decided = [(group, fate) for group, fate in batch.judged if fate != "surplus"]
     return rollout_metrics(
         decided,
-        dict(batch.group_counts),
-        dict(batch.token_counts),
+        {str(fate): count for fate, count in batch.group_counts.items()},
+        {str(fate): count for fate, count in batch.token_counts.items()},
         {group_id: [r for r in row if r is not None] for group_id, row in rewards.items()},
         shortfall=batch.shortfall,
     ) | {

@@ -39,6 +39,7 @@ class PromptEncoder:
         self._instruction = instruction
         self._system = system
         self.max_prompt_tokens = max_prompt_tokens
+        self._lengths: dict[str, int] = {}
 
     def encode(self, problem: Problem) -> tuple[int, ...]:
         """Token ids, never cut. Without a template the tokenizer adds the special tokens it begins a text with."""
@@ -46,6 +47,12 @@ class PromptEncoder:
         # a template writes the special tokens itself
         ids = self._tokenizer(text, add_special_tokens=not self.uses_template)["input_ids"]
         return tuple(ids)
+
+    def length(self, problem: Problem) -> int:
+        """Tokens of the prompt; remembered by the problem's id, since a large data set takes a while."""
+        if problem.id not in self._lengths:
+            self._lengths[problem.id] = len(self.encode(problem))
+        return self._lengths[problem.id]
 
     def render(self, problem: Problem) -> str:
         """The prompt as text; with a template, its special tokens included. Raises DataError for what cannot apply."""
@@ -67,15 +74,11 @@ class PromptEncoder:
 
     def split_by_length(self, problems: Sequence[Problem]) -> tuple[list[Problem], int]:
         """Problems of at most `max_prompt_tokens`, in order, and how many were longer. Raises DataError if all were."""
-        lengths: dict[str, int] = {}
-        for problem in problems:
-            if problem.id not in lengths:
-                lengths[problem.id] = len(self.encode(problem))
-        kept = [problem for problem in problems if lengths[problem.id] <= self.max_prompt_tokens]
+        kept = [problem for problem in problems if self.length(problem) <= self.max_prompt_tokens]
         if problems and not kept:
             raise DataError(
                 f"all {len(problems)} prompts are longer than data.max_prompt_tokens={self.max_prompt_tokens}; "
-                f"the shortest has {min(lengths.values())} tokens"
+                f"the shortest has {min(map(self.length, problems))} tokens"
             )
         return kept, len(problems) - len(kept)
 

@@ -2,9 +2,8 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 from dapo.rewards.answer import plain_number
 from dapo.rewards.spelling import canonical, depths, has_text_command, plain_text, split_unit
@@ -15,7 +14,7 @@ _EXTRA_CHARS = 500
 _MAX_DECIMALS, _MAX_DIGITS = 6, 15
 _SEPARATOR = re.compile(r"\s*(?:[,;]\s*)?(?:\\(?:text|mathrm|mbox)\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b|[,;])\s*")
 _EQUALS = re.compile(r"(?<![<>!=\\])=(?!=)")
-_COMMAND = re.compile(r"\\[A-Za-z]+")
+_COMMAND = re.compile(r"\\(?:begin|end)\{[a-z]*\}|\\[A-Za-z]+")
 _WORD = re.compile(r"[A-Za-z]{2,}")
 _TEXT = re.compile(r"[A-Za-z][A-Za-z' .-]*[A-Za-z]")
 _FREE_SPACE = re.compile(r"(?<!\d) +| +(?!\d)")
@@ -55,17 +54,14 @@ class Reference:
     parts: tuple[Part, ...]
     symbolic: Symbolic
     length: int
-    parsed: dict[str, list[Any]] = field(compare=False)
-    """What math-verify makes of the parts that are neither numbers nor words, by value."""
+    """Of the reference's text, in characters."""
 
     @classmethod
     def read(cls, answer: str, symbolic: Symbolic) -> "Reference | None":
         """None if any part of it is empty or math-verify cannot parse it."""
         parts = _parts(answer)
-        parsed = {part.value: symbolic.parse(part.value) for part in parts if not part.is_text}
-        if not parts or any(not part.value or parsed.get(part.value) == [] for part in parts):
-            return None
-        return cls(parts, symbolic, len(answer), parsed)
+        readable = [p.number is not None or (p.value and (p.is_text or symbolic.reading(p.value))) for p in parts]
+        return cls(parts, symbolic, len(answer)) if parts and all(readable) else None
 
     def is_answered_by(self, answer: str) -> bool:
         """Does the answer list exactly these values, in any order?"""
@@ -97,7 +93,7 @@ class Reference:
             return part.number == number
         if not _is_one_expression(value, part.value):
             return False
-        return self.symbolic.equal(self.parsed[part.value], self.symbolic.parse(value))
+        return self.symbolic.equal(self.symbolic.reading(part.value), self.symbolic.parse(value))
 
 
 def _parts(answer: str) -> tuple[Part, ...]:

@@ -94,7 +94,7 @@ class RewardFunction:
         columns = self._columns(problem, responses, token_ids)
         missing = sorted(self.required - columns.keys())
         if missing:
-            has = ", ".join(sorted(columns.keys() - set(_GIVEN) - set(self.options)))
+            has = ", ".join(sorted({"answer", "source", *problem.fields}))
             reason = f"{self.name} needs {', '.join(missing)}, which the problem does not have; it has {has}"
             return [unjudged(reason) for _ in responses]
         result = attempt(lambda: self.loop.finish(self.function(**columns)))

@@ -9,7 +9,7 @@ from dapo.rewards.symbolic import Symbolic
 from dapo.rewards.verdicts import right_or_wrong, unjudged
 from dapo.types import Problem, Verdict
 
-_REMEMBERED_REFERENCES = 1024
+_REMEMBERED = 1024
 _ONLY_WORDS = re.compile(r"(?:[A-Za-z\s.,:;!*$]|\\[()\[\]])*")
 
 
@@ -23,7 +23,7 @@ class MathVerifier:
     def __init__(self) -> None:
         """Imports math-verify, so that no verdict's clock pays for it."""
         symbolic = Symbolic()
-        self._read = lru_cache(_REMEMBERED_REFERENCES)(lambda answer: Reference.read(answer, symbolic))
+        self._read = lru_cache(_REMEMBERED)(lambda answer: Reference.read(answer, symbolic))
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         """+1, -1, or an error that quotes the reference."""

@@ -29,7 +29,7 @@ _RULES = (
     (re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])"), ""),
     (re.compile(r"\{,\}"), ","),
     (re.compile(r"\\!"), ""),
-    (re.compile(r"\\(?:[,;: ]|q?quad(?![A-Za-z]))|~"), " "),
+    (re.compile(r"(?<!\\)\\(?:[,;: ]|q?quad(?![A-Za-z]))|~"), " "),
     (re.compile(r"\\\$|^\$(?=\d)|(?<=\d)\$$"), ""),  # money; the dollars of mathematics are peeled off in pairs
     (re.compile(r"(?<!\\)%|\bpercent\b"), r"\\%"),
     (re.compile(r"√\s*(\d+|\{[^{}]*\}|\([^()]*\))"), r"\\sqrt{\1}"),

@@ -2,7 +2,10 @@
 
 import logging
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
+
+_REMEMBERED = 1024
 
 
 class Symbolic:
@@ -22,6 +25,8 @@ class Symbolic:
         self._latex = [math_verify.LatexExtractionConfig()]
         self._parse: Callable[..., list[Any]] = math_verify.parse
         self._verify: Callable[..., bool] = math_verify.verify
+        self.reading = lru_cache(_REMEMBERED)(self.parse)
+        """`parse` for references, which come back with every response of a group."""
 
     def parse(self, latex: str) -> list[Any]:
         """The expression's readings; empty if it cannot be read."""

@@ -18,6 +18,10 @@ FIRST_CANDIDATES = 64
 
 CANDIDATE_GROWTH = 16
 
+CPU_CHUNK = 2**20
+"""Probabilities computed at a time on the CPU: they stay near the core, and the allocator reuses their memory, where
+fresh pages for a whole batch of them cost more than the arithmetic."""
+
 
 def sample(
     logits: Tensor, uniforms: Sequence[float], temperatures: Sequence[float], top_ps: Sequence[float]
@@ -29,6 +33,18 @@ def sample(
     nucleus is renormalised and a greedy token has log-probability 0. A token of probability zero is never returned.
     A row whose logits are not finite has a log-probability of nan.
     """
+    n, size = logits.shape
+    rows = n if logits.is_cuda else max(1, CPU_CHUNK // size)
+    slices = [slice(start, start + rows) for start in range(0, n, rows)]
+    chunks = [_sample_rows(logits[at], uniforms[at], temperatures[at], top_ps[at]) for at in slices]
+    tokens, logprobs = zip(*chunks, strict=True)
+    return torch.cat(tokens), torch.cat(logprobs)
+
+
+def _sample_rows(
+    logits: Tensor, uniforms: Sequence[float], temperatures: Sequence[float], top_ps: Sequence[float]
+) -> tuple[Tensor, Tensor]:
+    """Rows of one kind are drawn together."""
     kinds = [_kind(t, p) for t, p in zip(temperatures, top_ps, strict=True)]
     if len(set(kinds)) == 1:
         return _DRAWS[kinds[0]](logits, uniforms, temperatures, top_ps)

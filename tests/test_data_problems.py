@@ -1,0 +1,70 @@
+"""What holds for problems of any source: copies, overlap, light imports."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from dapo.data.extras import require_package
+from dapo.data.problems import load_problems, remove_overlap, unique_problems
+from dapo.errors import DataError
+from dapo.types import Problem
+
+
+def problem(prompt, answer="a"):
+    return Problem(str(prompt), prompt, answer)
+
+
+def test_unique_problems_keep_the_order_of_first_appearance():
+    first, second = problem("p"), problem("q")
+    assert unique_problems([second, first, second, second]) == [(second, 3), (first, 1)]
+    assert unique_problems([]) == []
+
+
+def test_held_out_texts_leave_the_training_set_however_they_are_laid_out():
+    train = [
+        problem("What is  1+1?\n", "2"),
+        problem([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 1+1?"}], "two"),
+        problem("What is 1+2?", "3"),
+        problem("what is 1+1?", "2"),
+    ]
+    kept, removed = remove_overlap(train, [problem([{"role": "user", "content": "What is 1+1?"}])])
+    assert (kept, removed) == (train[2:], 2)
+
+
+def test_without_held_out_problems_everything_is_kept():
+    train = [problem("p"), problem("p")]
+    assert remove_overlap(train, []) == (train, 0)
+
+
+@pytest.mark.skipif(find_spec("datasets") is not None, reason="the package datasets is installed")
+def test_the_hub_without_its_package_says_what_to_install():
+    with pytest.raises(DataError) as caught:
+        load_problems("hub:openai/gsm8k:test")
+    assert str(caught.value) == (
+        "hub:openai/gsm8k:test needs the package datasets, which is not installed: pip install 'dapo-rl[hub]'"
+    )
+
+
+def test_a_missing_package_names_its_extra():
+    require_package("json", extra="gym", purpose="x")
+    with pytest.raises(DataError) as caught:
+        require_package("no_such_package", extra="gym", purpose="gym:gcd")
+    assert str(caught.value) == (
+        "gym:gcd needs the package no_such_package, which is not installed: pip install 'dapo-rl[gym]'"
+    )
+
+
+def test_an_unknown_split_is_a_programming_error():
+    with pytest.raises(ValueError, match="split must be train or eval, got 'test'"):
+        load_problems("builtin:sums", split="test")
+
+
+def test_importing_the_data_modules_loads_nothing_heavy():
+    script = (
+        "import sys, dapo.data.problems, dapo.data.stream, dapo.data.prompts; "
+        "print(*{'torch', 'transformers', 'pyarrow', 'datasets', 'reasoning_gym', 'jinja2'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

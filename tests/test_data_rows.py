@@ -1,0 +1,210 @@
+"""Rows of every layout become problems; a row that cannot says why."""
+
+import math
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from uuid import UUID
+
+import pytest
+
+from dapo.data.rows import problem_from_row, problem_id, prompt_text
+from dapo.data.spec import Columns
+from dapo.errors import DataError
+
+USER = {"role": "user", "content": "1+1?"}
+
+
+def read(row, **columns):
+    return problem_from_row(row, where="f.jsonl, line 3", source="f", columns=Columns(**columns))
+
+
+def fault(row, **columns):
+    with pytest.raises(DataError) as caught:
+        read(row, **columns)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("column", ["answer", "solution", "ground_truth", "target"])
+def test_trl_layout_with_each_answer_column(column):
+    problem = read({"prompt": "1+1?", column: "2", "level": 4})
+    assert (problem.prompt, problem.answer, problem.source) == ("1+1?", "2", "f")
+    assert problem.fields == {"level": 4}
+
+
+def test_trl_layout_with_messages_keeps_role_and_content():
+    problem = read({"prompt": [{"role": "user", "content": "1+1?", "name": None}], "answer": "2"})
+    assert problem.prompt == [USER]
+
+
+def test_verl_layout_reads_the_ground_truth_and_keeps_the_other_columns():
+    row = {
+        "data_source": "math_dapo",
+        "prompt": [USER],
+        "ability": "MATH",
+        "reward_model": {"ground_truth": "2", "style": "rule"},
+        "extra_info": {"index": 7, "split": None},
+        "__index_level_0__": 3,
+    }
+    problem = read(row)
+    assert (problem.answer, problem.source) == ("2", "math_dapo")
+    assert problem.fields == {
+        "data_source": "math_dapo",
+        "ability": "MATH",
+        "reward_model": {"ground_truth": "2", "style": "rule"},
+        "extra_info": {"index": 7, "split": None},
+    }
+
+
+def test_gsm8k_answer_is_the_number_after_the_mark_and_the_solution_is_kept():
+    problem = read({"question": "How many?", "answer": "1000 + 80 = 1080\n#### 1,080"})
+    assert problem.answer == "1080"
+    assert problem.fields == {"solution": "1000 + 80 = 1080\n#### 1,080"}
+
+
+@pytest.mark.parametrize("text", ["#### 1\nand more", "see #### 1", "5\n####", "1,2"])
+def test_text_without_a_marked_last_line_stays_as_it_is(text):
+    assert read({"prompt": "q", "answer": text}).answer == text
+
+
+def test_columns_can_be_named_also_inside_a_column():
+    problem = read({"prompt": "no", "info": {"q": "1+1?", "a": 2}}, prompt="info.q", answer="info.a")
+    assert (problem.prompt, problem.answer) == ("1+1?", "2")
+    assert problem.fields == {"prompt": "no", "info": {"q": "1+1?", "a": 2}}
+
+
+def test_copies_share_an_id_whatever_their_other_columns_say():
+    first, second = read({"prompt": "q", "answer": 1, "id": 5}), read({"question": "q", "target": "1", "id": 6})
+    assert first.id == second.id == problem_id("q", "1")
+    assert len(first.id) == 16
+    assert first.fields == {"id": 5}
+
+
+def test_another_answer_or_role_is_another_problem():
+    assert problem_id("q", "1") != problem_id("q", "2")
+    system = [{"role": "system", "content": "1+1?"}]
+    assert problem_id([USER], "2") != problem_id(system, "2")
+    assert problem_id([USER], "2") == problem_id([{"content": "1+1?", "role": "user"}], "2")
+
+
+@pytest.mark.parametrize(("value", "text"), [(3, "3"), (3.0, "3"), (-0.5, "-0.5"), (Decimal("1.50"), "1.50")])
+def test_a_number_as_reference_answer_becomes_text(value, text):
+    assert read({"prompt": "q", "answer": value}).answer == text
+
+
+def test_fields_are_json_values():
+    row = {
+        "nan": math.nan,
+        "inf": math.inf,
+        "when": datetime(2024, 5, 6, 7, 8, tzinfo=UTC),
+        "day": date(2024, 5, 6),
+        "took": timedelta(seconds=90),
+        "price": Decimal("1.50"),
+        "key": UUID(int=1),
+        "pairs": (("a", 1), ("b", None)),
+        "flag": True,
+    }
+    assert read({"prompt": "q", "answer": "a", **row}).fields == {
+        "nan": None,
+        "inf": "inf",
+        "when": "2024-05-06T07:08:00+00:00",
+        "day": "2024-05-06",
+        "took": "0:01:30",
+        "price": "1.50",
+        "key": "00000000-0000-0000-0000-000000000001",
+        "pairs": [["a", 1], ["b", None]],
+        "flag": True,
+    }
+
+
+def test_prompt_text_collapses_whitespace_and_leaves_the_system_out():
+    assert prompt_text(" a\n\tb ") == "a b"
+    assert prompt_text([{"role": "system", "content": "s"}, {"role": "user", "content": "a\n b"}]) == "a b"
+
+
+KNOWN_ANSWERS = "reward_model.ground_truth, answer, solution, ground_truth or target"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            {"text": "q", "answer": "a"},
+            ": no prompt; expected a column prompt, question or problem, columns here: text, answer; "
+            "name yours with {path: FILE, prompt: COLUMN}",
+        ),
+        (
+            {"prompt": "q", "reward_model": {"style": "rule"}},
+            f": no answer; expected a column {KNOWN_ANSWERS}, columns here: prompt, reward_model; "
+            "name yours with {path: FILE, answer: COLUMN}",
+        ),
+        ({"prompt": " \n", "answer": "a"}, ": prompt is empty; expected the question as text or messages"),
+        ({"prompt": [], "answer": "a"}, ": prompt is empty; expected at least one message with content"),
+        (
+            {"prompt": [{"role": "user", "content": " "}], "answer": "a"},
+            ": prompt is empty; expected at least one message with content",
+        ),
+        ({"prompt": None, "answer": "a"}, ": prompt is null; expected the question as text or messages"),
+        ({"prompt": 5, "answer": "a"}, ": prompt must be text or a list of messages, got int 5"),
+        (
+            {"prompt": [{"role": "user", "text": "q"}], "answer": "a"},
+            ": prompt, message 1: expected a mapping with role and content, got the keys role, text",
+        ),
+        (
+            {"prompt": ["q"], "answer": "a"},
+            ": prompt, message 1: expected a mapping with role and content, got str 'q'",
+        ),
+        (
+            {"prompt": [USER, {"role": "user", "content": [{"type": "text", "text": "q"}]}], "answer": "a"},
+            ": prompt, message 2: content must be text, got list [{'type': 'text', 'text': 'q'}]",
+        ),
+        (
+            {"prompt": [{"role": None, "content": "q"}], "answer": "a"},
+            ": prompt, message 1: role must be text, got NoneType None",
+        ),
+        (
+            {"prompt": [USER, {"role": "assistant", "content": "2"}], "answer": "2"},
+            ": prompt: the last message is the assistant's; a prompt ends where the model is to answer",
+        ),
+        (
+            {"prompt": "q", "answer": None},
+            ": answer is null; every problem needs a reference answer: fill it in or drop the row",
+        ),
+        (
+            {"prompt": "q", "reward_model": {"ground_truth": math.nan}},
+            ": reward_model.ground_truth is null; every problem needs a reference answer: fill it in or drop the row",
+        ),
+        (
+            {"prompt": "q", "answer": ""},
+            ": answer is empty; every problem needs a reference answer: fill it in or drop the row",
+        ),
+        (
+            {"prompt": "q", "answer": True},
+            ": answer must be text or a number, got bool True; write the reference answer as text",
+        ),
+        (
+            {"prompt": "q", "answer": ["1", "2"]},
+            ": answer must be text or a number, got list ['1', '2']; write the reference answer as text",
+        ),
+        (
+            {"prompt": "q", "answer": math.inf},
+            ": answer must be text or a number, got float inf; write the reference answer as text",
+        ),
+        (
+            {"prompt": "q", "answer": "a", "image": {"bytes": b"\x89PNG"}},
+            ": image.bytes holds a value of type bytes; only text, numbers, times, lists and mappings are read: "
+            "drop this column or write it as text",
+        ),
+        (
+            {"prompt": "ab\ud83d", "answer": "a"},
+            ": prompt: character 3 is half of a surrogate pair ('\\ud83d'), not text; write the text in UTF-8",
+        ),
+    ],
+)
+def test_a_row_that_is_no_problem_says_why(row, message):
+    assert fault(row) == "f.jsonl, line 3" + message
+
+
+def test_a_named_column_that_is_absent_lists_those_present():
+    assert fault({"prompt": "q", "answer": "a"}, answer="label") == (
+        "f.jsonl, line 3: no column label, which is named as answer; columns here: prompt, answer"
+    )

@@ -1,0 +1,115 @@
+"""Data specs: every form that the contract names, and every way to get one wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from dapo.data.spec import Columns, FileSource, HubSource, TaskSource, parse_spec, spec_kind, spec_name
+from dapo.errors import DataError
+
+EXPECTED = (
+    "expected a path (.jsonl, .parquet), hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,... "
+    "or a mapping with one of the keys path, hub, builtin, gym"
+)
+
+
+@pytest.mark.parametrize(
+    ("spec", "source"),
+    [
+        ("data/x.jsonl", FileSource(Path("data/x.jsonl"))),
+        ("odd:name.parquet", FileSource(Path("odd:name.parquet"))),
+        ("hub:openai/gsm8k", HubSource("openai/gsm8k")),
+        ("hub:openai/gsm8k:test", HubSource("openai/gsm8k", "test")),
+        ("builtin:sums, products", TaskSource("builtin", {"sums": {}, "products": {}})),
+        ("gym:chain_sum", TaskSource("gym", {"chain_sum": {}})),
+        (
+            {"gym": {"chain_sum": {"max_terms": 2}}, "size": 2000, "seed": 1},
+            TaskSource("gym", {"chain_sum": {"max_terms": 2}}, 2000, 1),
+        ),
+        (
+            {"builtin": {"sums": {"digits": 1}, "products": None}, "size": 400, "seed": 7},
+            TaskSource("builtin", {"sums": {"digits": 1}, "products": {}}, 400, 7),
+        ),
+        ({"builtin": "sums,products", "size": None}, TaskSource("builtin", {"sums": {}, "products": {}})),
+        ({"builtin": ["sums", "gcd"]}, TaskSource("builtin", {"sums": {}, "gcd": {}})),
+        (
+            {"path": "f.jsonl", "prompt": "question", "answer": "target", "size": 5},
+            FileSource(Path("f.jsonl"), Columns("question", "target"), 5),
+        ),
+        (
+            {"hub": "openai/gsm8k", "config": "main", "split": "test"},
+            HubSource("openai/gsm8k", "test", "main"),
+        ),
+    ],
+)
+def test_every_form_of_the_contract_is_read(spec, source):
+    assert parse_spec(spec) == source
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("", f"the data source is empty; {EXPECTED}"),
+        (7, f"data source 7 is a int; {EXPECTED}"),
+        (
+            "buildin:sums",
+            f"data source 'buildin:sums': unknown kind 'buildin', did you mean builtin?; {EXPECTED}",
+        ),
+        ({}, f"data source: the keys (none); {EXPECTED}"),
+        ({"file": "x"}, f"data source: the keys file; {EXPECTED}"),
+        ({"path": "x", "hub": "y"}, f"data source: both path and hub; {EXPECTED}"),
+        (
+            {"path": "x.jsonl", "promt": "q"},
+            "data source path: unknown option 'promt'; did you mean prompt? (options: path, prompt, answer, size)",
+        ),
+        (
+            {"path": "x.jsonl", "zzz": 1},
+            "data source path: unknown option 'zzz'; options: path, prompt, answer, size",
+        ),
+        (
+            {"builtin": "sums", "sede": 1},
+            "data source builtin: unknown option 'sede'; did you mean seed? (options: builtin, size, seed)",
+        ),
+        (
+            {"builtin": "sums", "size": 0},
+            "data source builtin: size must be a whole number of at least 1, got 0",
+        ),
+        ({"gym": "gcd", "seed": True}, "data source gym: seed must be a whole number of at least 0, got True"),
+        ({"gym": "gcd", "seed": "1"}, "data source gym: seed must be a whole number of at least 0, got '1'"),
+        ("builtin:", "data source builtin: no task is named; write for example builtin:sums,products"),
+        ({"gym": {}}, "data source gym: no task is named; write for example gym:chain_sum,gcd"),
+        ("builtin:sums,sums", "data source builtin: task sums is named twice; each takes part once"),
+        (
+            {"builtin": 3},
+            "data source builtin: expected names of tasks or a mapping of tasks to options, got 3",
+        ),
+        (
+            {"builtin": {"sums": 2}},
+            "data source builtin: the options of task sums must be a mapping (option: value), got 2",
+        ),
+        ("hub:", "data source hub: hub must be text, got ''"),
+        ({"path": None}, "data source path: path must be text, got None"),
+        ({"path": "x.jsonl", "prompt": 3}, "data source path: prompt must be text, got 3"),
+    ],
+)
+def test_a_wrong_spec_says_what_was_expected_and_what_came(spec, message):
+    with pytest.raises(DataError) as caught:
+        parse_spec(spec)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "name"),
+    [
+        ("data/aime-2024.parquet", "path", "aime-2024"),
+        ("hub:openai/gsm8k:test", "hub", "gsm8k"),
+        ("builtin:sums,products", "builtin", "sums+products"),
+        ({"gym": {"a": {}, "b": {}, "c": {}, "d": {}, "e": {}}}, "gym", "a+4"),
+    ],
+)
+def test_kind_and_short_name(spec, kind, name):
+    assert (spec_kind(spec), spec_name(spec)) == (kind, name)
+
+
+def test_a_home_folder_is_expanded():
+    assert parse_spec("~/x.jsonl").path == Path.home() / "x.jsonl"

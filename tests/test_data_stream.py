@@ -1,0 +1,119 @@
+"""The stream: every problem once an epoch, any position again, two integers of state."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dapo.data.stream import ProblemStream
+from dapo.errors import CheckpointError, DataError
+from dapo.keyed import keyed_permutation
+from dapo.types import Problem
+
+PROBLEMS = [Problem(str(n), f"q{n}", "a") for n in range(7)]
+
+
+def take(stream, count):
+    return [stream.take() for _ in range(count)]
+
+
+def test_an_epoch_is_the_keyed_permutation_of_the_problems():
+    taken = take(ProblemStream(PROBLEMS, seed=3), 14)
+    expected = [*keyed_permutation(7, 3, "epoch", 0), *keyed_permutation(7, 3, "epoch", 1)]
+    assert taken == [(position, PROBLEMS[index]) for position, index in enumerate(expected)]
+
+
+def test_every_epoch_meets_every_problem_once_and_epochs_differ_in_order():
+    ids = [problem.id for _, problem in take(ProblemStream(PROBLEMS, seed=0), 70)]
+    epochs = [tuple(ids[start : start + 7]) for start in range(0, 70, 7)]
+    assert all(sorted(epoch) == list("0123456") for epoch in epochs)
+    assert len(set(epochs)) > 1
+
+
+def test_another_seed_is_another_order():
+    orders = {tuple(p.id for _, p in take(ProblemStream(PROBLEMS, seed=seed), 7)) for seed in range(5)}
+    assert len(orders) > 1
+
+
+def test_position_and_epoch_are_those_of_the_problem_that_comes_next():
+    stream = ProblemStream(PROBLEMS, seed=0)
+    assert (len(stream), stream.position, stream.epoch) == (7, 0, 0)
+    take(stream, 6)
+    assert (stream.position, stream.epoch) == (6, 0)
+    stream.take()
+    assert (stream.position, stream.epoch) == (7, 1)
+
+
+@given(batches=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=30), seed=st.integers(0, 5))
+def test_what_is_given_back_comes_again_so_nothing_is_lost_and_nothing_repeats(batches, seed):
+    stream, used = ProblemStream(PROBLEMS, seed=seed), []
+    for count, surplus in batches:
+        taken = take(stream, count + surplus)
+        used += taken[:count]
+        if surplus:
+            stream.rewind(taken[count][0])
+    assert used == take(ProblemStream(PROBLEMS, seed=seed), len(used))
+    assert max(Counter(p.id for _, p in used).values(), default=0) <= -(-len(used) // 7)
+
+
+def test_a_batch_over_the_end_of_an_epoch_can_go_back_across_it():
+    stream = ProblemStream(PROBLEMS, seed=1)
+    first = take(stream, 10)
+    stream.rewind(5)
+    assert stream.epoch == 0
+    assert take(stream, 5) == first[5:]
+
+
+@given(taken=st.integers(0, 40))
+def test_a_stream_continues_from_its_state(taken):
+    stream, resumed = ProblemStream(PROBLEMS, seed=2), ProblemStream(PROBLEMS, seed=2)
+    take(stream, taken)
+    state = stream.state_dict()
+    assert state == {"epoch": taken // 7, "offset": taken % 7, "size": 7}
+    resumed.load_state_dict({"epoch": state["epoch"], "offset": state["offset"]})
+    assert take(resumed, 15) == take(stream, 15)
+
+
+def test_data_that_has_changed_is_noticed():
+    state = ProblemStream(PROBLEMS, seed=0).state_dict()
+    with pytest.raises(CheckpointError) as caught:
+        ProblemStream(PROBLEMS[:6], seed=0).load_state_dict(state)
+    assert str(caught.value) == (
+        "the checkpoint was made with 7 training problems, the data source now gives 6; "
+        "resume with the data the run began with"
+    )
+
+
+@pytest.mark.parametrize(
+    "state", [{"epoch": 0, "offset": 7}, {"epoch": 0, "offset": -1}, {"epoch": -1, "offset": 0}, {"epoch": 1}, {}]
+)
+def test_a_state_outside_the_data_is_refused(state):
+    stream = ProblemStream(PROBLEMS, seed=0)
+    with pytest.raises(CheckpointError) as caught:
+        stream.load_state_dict(state)
+    assert str(caught.value) == (
+        f"stream state {state}: expected epoch >= 0 and 0 <= offset < 7 problems; "
+        "the checkpoint is damaged or belongs to other data"
+    )
+    assert stream.position == 0
+
+
+def test_a_position_that_was_never_reached_is_no_rewind():
+    stream = ProblemStream(PROBLEMS, seed=0)
+    take(stream, 3)
+    stream.rewind(3)
+    for position in (4, -1):
+        with pytest.raises(ValueError, match=f"cannot rewind to {position}: the stream stands at 3"):
+            stream.rewind(position)
+
+
+def test_a_stream_of_nothing_is_refused():
+    with pytest.raises(DataError, match="there is no problem to train on"):
+        ProblemStream([], seed=0)
+
+
+def test_one_problem_comes_again_and_again():
+    stream = ProblemStream(PROBLEMS[:1], seed=0)
+    assert [(position, p.id) for position, p in take(stream, 3)] == [(0, "0"), (1, "0"), (2, "0")]
+    assert stream.epoch == 3
