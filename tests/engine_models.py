@@ -125,7 +125,9 @@ def gemma2() -> PreTrainedModel:
 
 def gpt_oss() -> PreTrainedModel:
     """Attention sinks."""
-    return GptOssForCausalLM(GptOssConfig(**COMMON, num_local_experts=2, num_experts_per_tok=1))
+    options = {"num_local_experts": 2, "num_experts_per_tok": 1}
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    return GptOssForCausalLM(GptOssConfig(**COMMON, **options, rope_parameters=rope))
 
 
 def granite() -> PreTrainedModel:

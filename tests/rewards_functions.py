@@ -52,7 +52,9 @@ def sees(prompts, completions, completion_ids, answer, level, **kwargs):
         and prompts == [[{"role": "user", "content": "Q"}]] * 2
         and prompts[0] is not prompts[1]
     )
-    rest = completion_ids == [[1], [2, 3]] and answer == ["A", "A"] and level == [3, 3] and kwargs["source"] == ["s", "s"]
+    rest = (
+        completion_ids == [[1], [2, 3]] and answer == ["A", "A"] and level == [3, 3] and kwargs["source"] == ["s", "s"]
+    )
     return [1.0 if (text or chat) and rest else 0.0 for _ in completions]
 
 

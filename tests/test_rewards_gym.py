@@ -92,7 +92,10 @@ def test_the_attack_of_the_test_above_works_on_the_bare_scorer(tmp_path):
         ({}, "gym: problem 'p' has no field gym_task: it is not from reasoning-gym"),
         ({"gym_task": "chain_sum"}, "gym: problem 'p' has no field gym_entry"),
         ({"gym_task": "no_task", "gym_entry": {}}, "gym: task 'no_task' raised ValueError: Dataset 'no_task' not"),
-        ({"gym_task": "gcd", "gym_entry": {"question": "?"}}, "gym: the scorer of task 'gcd' raised KeyError: 'answer'"),
+        (
+            {"gym_task": "gcd", "gym_entry": {"question": "?"}},
+            "gym: the scorer of task 'gcd' raised KeyError: 'answer'",
+        ),
     ],
 )
 def test_what_cannot_be_scored_is_an_error(verifier, fields, message):

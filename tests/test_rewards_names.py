@@ -35,7 +35,7 @@ def test_every_registered_verifier_tells_right_from_wrong(name):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("maths", {}, "unknown verifier 'maths'; did you mean math? known: exact, gsm8k, gym, math, math_dapo, or your"),
+        ("maths", {}, "unknown verifier 'maths'; did you mean math? known: exact, gsm8k, gym, math, math_dapo, or"),
         ("zzz", {}, "unknown verifier 'zzz'; known: exact"),
         ("exact", {"extrct": "none"}, "verifier exact has no option 'extrct'; it has extract, ignore_case"),
         ("exact", {"extract": "first"}, "exact: extract must be one of none, answer_line, last_number, got 'first'"),
@@ -49,7 +49,7 @@ def test_every_registered_verifier_tells_right_from_wrong(name):
         ("no.such.module:f", {}, "there is no module 'no.such.module'"),
         ("rewards_functions:lenght", {}, "module rewards_functions has no 'lenght'; did you mean 'length'?"),
         ("rewards_functions:NOT_A_FUNCTION", {}, "'rewards_functions:NOT_A_FUNCTION' is not callable: it is a int"),
-        ("rewards_functions:stranger", {}, "takes (text, reference): expected (problem, response), or keywords as in TRL"),
+        ("rewards_functions:stranger", {}, "takes (text, reference): expected (problem, response), or keywords as in"),
         ("rewards_functions:positional", {}, "takes completions by position only"),
         ("builtins:max", {}, "'builtins:max' does not say which arguments it takes"),
         ("rewards_functions:tolerant", {"tolerence": 1}, "has no option 'tolerence'; it has tolerance"),

@@ -27,7 +27,20 @@ def test_exact_takes_the_answer_itself_in_any_wrapping(response):
 
 @pytest.mark.parametrize(
     "response",
-    ["", "13", "12 13", "12 or 13", "3 + 9 = 12", "The answer is 12", "Answer: 12", "12\n12", "1 2", "-12", "12%", "012"],
+    [
+        "",
+        "13",
+        "12 13",
+        "12 or 13",
+        "3 + 9 = 12",
+        "The answer is 12",
+        "Answer: 12",
+        "12\n12",
+        "1 2",
+        "-12",
+        "12%",
+        "012",
+    ],
 )
 def test_exact_takes_nothing_else(response):
     assert judged("exact", "12", response) is False

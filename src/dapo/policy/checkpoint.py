@@ -83,10 +83,8 @@ def _read_tensors(path: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-    for name in sorted(tensors.keys() ^ like.keys()):
-        raise CheckpointError(
-            f"{path} is of another model: {name} is only in {'it' if name in tensors else 'this one'}"
-        )
+    if differing := sorted(tensors.keys() ^ like.keys()):
+        raise CheckpointError(f"{path} is of another model: {len(differing)} names differ, {differing[0]} first")
     for name, expected in like.items():
         found = tensors[name]
         if found.shape != expected.shape or found.dtype != expected.dtype:

@@ -6,6 +6,8 @@ probabilities of the forward pass are still there and need not be computed a sec
 """
 
 from collections.abc import Iterator
+from itertools import chain
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -96,10 +98,8 @@ def use_packed_forward(model: PreTrainedModel) -> None:
     use_packed_attention(model)
     (microbatch,) = pack(samples, max_tokens=1000, device=model.device)
     packed = in_callers_order([microbatch], [token_logprobs(model, microbatch, temperature=1.0)], len(samples))
-    differences = [
-        abs(a - b) for row, other in zip(plain, packed, strict=True) for a, b in zip(row, other, strict=True)
-    ]
-    mean = sum(differences) / len(differences)
+    pairs = zip(chain(*plain), chain(*packed), strict=True)
+    mean = fmean(abs(alone - together) for alone, together in pairs)
     if not mean <= AGREEMENT[head.weight.dtype]:
         raise ConfigError(
             f"models of type {model.config.model_type} cannot be trained here: log-probabilities of packed sequences "

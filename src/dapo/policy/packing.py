@@ -71,9 +71,7 @@ def _pieces(samples: Sequence[Sample], max_tokens: int) -> list[_Piece]:
     groups: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for i, sample in enumerate(samples):
         if not sample.prompt_ids:
-            raise ValueError(
-                f"sample {i} of group {sample.group_id} has an empty prompt: nothing predicts its response"
-            )
+            raise ValueError(f"sample {i} of group {sample.group_id} has no prompt: nothing predicts its response")
         if sample.response_ids:
             groups.setdefault((sample.group_id, sample.prompt_ids), []).append(i)
     pieces = []
@@ -95,18 +93,17 @@ def _pieces(samples: Sequence[Sample], max_tokens: int) -> list[_Piece]:
 def _microbatch(pieces: Sequence[_Piece], samples: Sequence[Sample], device: torch.device) -> Microbatch:
     stream: list[int] = []
     positions: list[int] = []
-    prompts: list[Row] = []
-    responses: list[Row] = []
+    rows: list[Row] = []
     predictors: list[int] = []
     for piece in pieces:
         prompt_start, prompt_length = len(stream), len(piece.prompt_ids)
-        prompts.append(Row(prompt_start, prompt_length, 0, 0))
+        rows.append(Row(0, 0, prompt_start, prompt_length))
         stream += piece.prompt_ids
         positions += range(prompt_length)
         for i in piece.indices:
             response_start, fed = len(stream), samples[i].response_ids[:-1]
             if fed:
-                responses.append(Row(prompt_start, prompt_length, response_start, len(fed)))
+                rows.append(Row(prompt_start, prompt_length, response_start, len(fed)))
             stream += fed
             positions += range(prompt_length, prompt_length + len(fed))
             predictors += [prompt_start + prompt_length - 1, *range(response_start, response_start + len(fed))]
@@ -116,7 +113,7 @@ def _microbatch(pieces: Sequence[_Piece], samples: Sequence[Sample], device: tor
         lengths=tuple(len(samples[i].response_ids) for i in indices),
         input_ids=torch.tensor(stream, device=device),
         positions=torch.tensor(positions, device=device),
-        layout=build_layout(prompts, responses, len(stream), device),
+        layout=build_layout(rows, len(stream), device),
         predictors=torch.tensor(predictors, device=device),
         targets=torch.tensor([token for i in indices for token in samples[i].response_ids], device=device),
     )

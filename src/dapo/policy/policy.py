@@ -151,6 +151,7 @@ class Policy:
                 logprobs, entropies, {name: values[part] for name, values in tokens.items()}, self._loss
             )
             loss.backward()
+            assert inputs.grad is not None
             gradient[part] = inputs.grad
             yield sums
         hidden.backward(gradient)
@@ -164,7 +165,7 @@ class Policy:
         def of_rows(values: Tensor) -> Tensor:
             return values.to(dtype).repeat_interleave(lengths).to(device)
 
-        def of_tokens(values: list[Sequence[float]]) -> Tensor:
+        def of_tokens(values: Sequence[Sequence[float]]) -> Tensor:
             return torch.tensor([v for row in values for v in row], dtype=dtype, device=device)
 
         tokens = {

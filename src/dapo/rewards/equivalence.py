@@ -144,6 +144,7 @@ def _prose(value: str, reference: str) -> bool:
 
 def _exact_number(text: str) -> Fraction | None:
     whole, _, decimals = text.partition(".")
-    if decimals and (len(decimals) > _MAX_DECIMALS or len(whole) + len(decimals) > _MAX_DIGITS):
+    digits = len(whole.lstrip("+-")) + len(decimals)
+    if decimals and (len(decimals) > _MAX_DECIMALS or digits > _MAX_DIGITS):
         return None
     return plain_number(text)

@@ -41,7 +41,9 @@ class VerifierPool:
         Raises RewardError if the verifier cannot be built there, or not within `startup_s`.
         """
         if workers < 1 or timeout_s <= 0:
-            raise RewardError(f"expected at least one worker and a positive timeout, got {workers} and {timeout_s} s")
+            raise RewardError(
+                f"expected workers >= 1 and timeout_s > 0, got workers={workers} and timeout_s={timeout_s:g}"
+            )
         self.spec = RewardSpec.of(spec, options=options, threshold=threshold)
         self._order = start_order(self.spec)
         self._timeout_s, self._startup_s = timeout_s, startup_s
@@ -125,6 +127,9 @@ class VerifierPool:
             if worker is None:
                 self._fail(job, f"no worker process: {reason}")
                 continue
+            if not self._claim(worker):
+                job.group.abandon()
+                continue
             try:
                 answer = worker.ask(job.request, self._timeout_s)
                 rows = opinions_from_json(answer, len(job.indices), len(job.places))
@@ -153,6 +158,12 @@ class VerifierPool:
             self._dismiss(worker, graceful=False)
             return None, str(error)
         return worker, ""
+
+    def _claim(self, worker: WorkerProcess) -> bool:
+        """Mark it as busy, so that closing interrupts it; False if the pool has been closed already."""
+        with self._lock:
+            worker.busy = not self._closed
+            return worker.busy
 
     def _dismiss(self, worker: WorkerProcess, *, graceful: bool) -> None:
         worker.stop(graceful=graceful)

@@ -26,6 +26,9 @@ class WorkerLost(Exception):
 
 def start_order(spec: RewardSpec) -> bytes:
     """What a worker is told first: what to build, and where this process finds its modules. Raises RewardError."""
+    for name in spec.weights:
+        if name.startswith("__main__:"):
+            raise RewardError(f"{name!r}: what the running script or notebook defines stays there; put it in a module")
     try:
         return encode({"spec": spec.as_json(), "path": [entry for entry in sys.path if entry]})
     except (TypeError, ValueError) as error:
@@ -44,17 +47,25 @@ class WorkerProcess:
         self._lock = threading.Lock()
         self._reaped = False
         self._connection, theirs = socket.socketpair()
-        with theirs:
-            # -P: a file of the current directory called random.py must not stop the worker from starting
-            command = [sys.executable, "-P", "-m", "dapo.rewards.worker", str(theirs.fileno())]
+        their_lifeline, self._lifeline = os.pipe()
+        given = (theirs.fileno(), their_lifeline)
+        try:
             self._process = subprocess.Popen(
-                command,
+                # -P: a file of the current directory called random.py must not stop the worker from starting
+                [sys.executable, "-P", "-m", "dapo.rewards.worker", *map(str, given)],
                 stdin=subprocess.DEVNULL,
                 stdout=_STDERR,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=given,
                 start_new_session=True,
                 env=_environment(),
             )
+        except OSError:
+            self._connection.close()
+            os.close(self._lifeline)
+            raise
+        finally:
+            theirs.close()
+            os.close(their_lifeline)
         self._order = order
         self.busy = True
         """Starting or judging."""
@@ -124,6 +135,7 @@ class WorkerProcess:
             if not self._reaped:
                 self._kill()
                 self._process.wait()
+                os.close(self._lifeline)
                 self._reaped = True
 
     def _kill(self) -> None:

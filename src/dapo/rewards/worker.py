@@ -1,29 +1,24 @@
-"""The process that runs verifiers for a pool: `python -m dapo.rewards.worker DESCRIPTOR`. Imports no torch."""
+"""The process that runs verifiers for a pool: `python -m dapo.rewards.worker SOCKET PIPE`. Imports no torch."""
 
 import faulthandler
+import fcntl
 import os
-import select
-import signal
 import socket
 import sys
-import threading
-import time
 from typing import Any, TextIO, cast
 
 from dapo.errors import RewardError
 from dapo.rewards.combine import CombinedVerifier, RewardSpec
 from dapo.rewards.wire import encode, opinion_to_json, problem_from_json, receive
 
-GRACE_S = 1.0
-"""Between the parent's end and that of whatever a worker's process group still runs."""
-
 
 def main() -> None:
     """Build the verifier, say so, then judge until the connection ends."""
-    descriptor = int(sys.argv[1])
-    os.set_inheritable(descriptor, False)
+    descriptor, lifeline = map(int, sys.argv[1:])
+    for inherited in (descriptor, lifeline):
+        os.set_inheritable(inherited, False)
+    _end_with_parent(lifeline)
     connection = socket.socket(fileno=descriptor)
-    threading.Thread(target=_end_with_parent, args=(descriptor,), daemon=True).start()
     faulthandler.enable()
     cast(TextIO, sys.stdout).reconfigure(line_buffering=True)  # type: ignore[attr-defined]
     order = receive(connection)
@@ -46,13 +41,14 @@ def _judge(verifier: CombinedVerifier, job: dict[str, Any]) -> list[list[Any]]:
     return [[opinion_to_json(opinion) for opinion in row] for row in opinions]
 
 
-def _end_with_parent(descriptor: int) -> None:
-    """Kill the process group soon after the other end has closed, even if a verifier hangs."""
-    poll = select.poll()
-    poll.register(descriptor, 0)  # hang-up is reported without being asked for
-    poll.poll()
-    time.sleep(GRACE_S)
-    os.killpg(os.getpgrp(), signal.SIGKILL)
+def _end_with_parent(lifeline: int) -> None:
+    """Let the kernel kill the process group when the pipe's other end closes, which it does if the parent dies.
+
+    It sends SIGIO, whose default is death. A thread could not do that: a verifier that hangs inside one C call, an
+    enormous power for instance, lets no other thread run.
+    """
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 if __name__ == "__main__":

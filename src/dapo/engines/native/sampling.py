@@ -106,7 +106,8 @@ def invert_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     before = totals.gather(1, (block - 1).clamp(min=0)).masked_fill(block == 0, 0.0)
     ids = block * BLOCK + torch.arange(BLOCK, device=probabilities.device)  # [n, BLOCK]
     within = probabilities.gather(1, ids.clamp(max=size - 1)).double().masked_fill(ids >= size, 0.0).cumsum(1)
-    return (block * BLOCK + _first_above(within, target - before))[:, 0]
+    # a row of nan has no place anywhere: keep its id a valid one
+    return (block * BLOCK + _first_above(within, target - before))[:, 0].clamp(max=size - 1)
 
 
 def _draw_nucleus(probabilities: Tensor, uniforms: Tensor, top_ps: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
@@ -144,7 +145,6 @@ def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:
     """
     total = cumulative[:, -1:]
     target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
-    # nan compares with nothing: stay inside, and let the caller find the nan in the log-probability
     return torch.searchsorted(cumulative, target, right=True).clamp(max=cumulative.shape[1] - 1)
 
 

@@ -1,0 +1,136 @@
+"""A rollout engine without a model: answers come from a script, so that a loop can be tested without patching."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from dapo.engines.engine import WeightSource
+from dapo.errors import EngineError
+from dapo.types import Finish, Generation, GenerationRequest
+
+Script: TypeAlias = Callable[[GenerationRequest], tuple[Sequence[int], Finish]]
+"""A request's whole response and how it ends; the engine cuts it at the request's limits."""
+
+Delay: TypeAlias = Callable[[GenerationRequest], int]
+"""In how many polls after it starts a request is answered, 1 or more."""
+
+
+@dataclass
+class _Live:
+    request: GenerationRequest
+    token_ids: tuple[int, ...]
+    finish: Finish
+    delay: int
+    polls: int = 0
+
+    @property
+    def partial(self) -> tuple[int, ...]:
+        """Tokens sampled so far: they come evenly over the delay."""
+        return self.token_ids[: len(self.token_ids) * self.polls // self.delay]
+
+
+class ScriptedEngine:
+    """A deterministic `RolloutEngine` that samples nothing.
+
+    `script` gives each request's response; the first stop id ends it (`stop`), else `max_new_tokens` does (`length`),
+    else it ends as the script says. `delay` decides the order of finishing; by default a token takes a poll. At most
+    `slots` requests are live at a time, first come first served (None: all). Every log-probability is `logprob`.
+
+    What was asked of it stands in `submitted`, `aborted` (request ids), `loaded` (versions) and `polls`.
+    """
+
+    def __init__(
+        self, script: Script, *, delay: Delay | None = None, slots: int | None = None, logprob: float = -1.0
+    ) -> None:
+        if slots is not None and slots < 1:
+            raise EngineError(f"slots must be at least 1, got {slots}")
+        self._script = script
+        self._delay = delay
+        self._slots = slots
+        self._logprob = logprob
+        self._in_flight: dict[str, _Live] = {}
+        self._version = 0
+        self._closed = False
+        self.submitted: list[GenerationRequest] = []
+        self.aborted: list[str] = []
+        self.loaded: list[int] = []
+        self.polls = 0
+
+    @property
+    def in_flight(self) -> tuple[str, ...]:
+        """Ids of requests that are not answered yet, first come first."""
+        return tuple(self._in_flight)
+
+    def load_weights(self, weights: WeightSource, version: int) -> None:
+        """Takes the version; the weights are not looked at."""
+        self._require_open()
+        if self._in_flight:
+            raise EngineError(f"load_weights while {len(self._in_flight)} requests are in flight")
+        self._version = version
+        self.loaded.append(version)
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests. Raises EngineError, queueing none, for an id in flight or a request for no tokens."""
+        self._require_open()
+        new: dict[str, _Live] = {}
+        for request in requests:
+            if request.id in self._in_flight or request.id in new:
+                raise EngineError(f"request id {request.id!r} is in flight already; ids must be unique")
+            if request.max_new_tokens < 1 or not request.prompt_ids:
+                raise EngineError(
+                    f"request {request.id!r} must have a prompt and ask for at least 1 token, got "
+                    f"{len(request.prompt_ids)} prompt tokens and max_new_tokens={request.max_new_tokens}"
+                )
+            new[request.id] = self._answer(request)
+        self._in_flight.update(new)
+        self.submitted.extend(requests)
+
+    def poll(self) -> list[Generation]:
+        """Let one poll's time pass for the live requests, and return those whose delay is over."""
+        self._require_open()
+        self.polls += 1
+        live = list(self._in_flight.values())[: self._slots]
+        for one in live:
+            one.polls += 1
+        finished = [one for one in live if one.polls >= one.delay]
+        for one in finished:
+            del self._in_flight[one.request.id]
+        return [self._generation(one.request, one.token_ids, one.finish) for one in finished]
+
+    def abort(self, request_ids: Sequence[str]) -> list[Generation]:
+        """Stop these; returns the tokens that have come so far. Raises EngineError for an id not in flight."""
+        self._require_open()
+        if unknown := [name for name in request_ids if name not in self._in_flight]:
+            raise EngineError(f"abort: request {unknown[0]!r} is not in flight ({len(unknown)} unknown in all)")
+        stopped = [self._in_flight.pop(name) for name in dict.fromkeys(request_ids)]
+        self.aborted.extend(one.request.id for one in stopped)
+        return [self._generation(one.request, one.partial, "aborted") for one in stopped]
+
+    def close(self) -> None:
+        """Afterwards every other call raises EngineError; the logs stay."""
+        self._closed = True
+        self._in_flight = {}
+
+    def _answer(self, request: GenerationRequest) -> _Live:
+        token_ids, finish = cut(request, *self._script(request))
+        delay = max(1, len(token_ids)) if self._delay is None else self._delay(request)
+        if delay < 1:
+            raise EngineError(f"request {request.id!r}: a delay must be at least 1 poll, got {delay}")
+        return _Live(request, token_ids, finish, delay)
+
+    def _generation(self, request: GenerationRequest, token_ids: tuple[int, ...], finish: Finish) -> Generation:
+        return Generation(request.id, token_ids, (self._logprob,) * len(token_ids), finish, self._version)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise EngineError("the engine is closed")
+
+
+def cut(request: GenerationRequest, token_ids: Sequence[int], finish: Finish) -> tuple[tuple[int, ...], Finish]:
+    """A scripted response as an engine would give it: with its first stop id, and within `max_new_tokens`."""
+    for place, token in enumerate(token_ids[: request.max_new_tokens]):
+        if token in request.stop_ids:
+            return tuple(token_ids[: place + 1]), "stop"
+    if len(token_ids) >= request.max_new_tokens:
+        return tuple(token_ids[: request.max_new_tokens]), "length"
+    return tuple(token_ids), finish
