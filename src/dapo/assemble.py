@@ -19,7 +19,7 @@ from dapo.engines.engine import RolloutEngine
 from dapo.engines.native.engine import NativeEngine
 from dapo.errors import ConfigError, DataError
 from dapo.evaluation import EvaluationPlan
-from dapo.explain import resolved_verifier
+from dapo.explain import resolve_auto_verifier
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.policy import Policy
 from dapo.rewards.pool import VerifierPool
@@ -100,7 +100,7 @@ def read_inputs(config: Config, *, training: bool = True) -> Inputs:
         held_out, dropped = encoder.split_by_length(held_out)
         if dropped:
             notes.append(f"{dropped} evaluation prompts left out: longer than data.max_prompt_tokens")
-    longest = max(len(encoder.encode(problem)) for problem in [*problems, *held_out])
+    longest = max(encoder.length(problem) for problem in [*problems, *held_out])
     require_context(loaded, longest, response_limit(config, training=training))
     return Inputs(loaded, encoder, problems, held_out[: config.eval.max_problems], notes)
 
@@ -158,8 +158,9 @@ def build_engine(config: Config, loaded: LoadedModel) -> RolloutEngine:
 
 def open_judge(config: Config) -> VerifierPool:
     """Verifier processes. Raises RewardError if the verifier cannot be had."""
+    config = resolve_auto_verifier(config)
     return VerifierPool(
-        resolved_verifier(config),
+        config.reward.verifier,
         options=config.reward.options,
         threshold=config.reward.threshold,
         timeout_s=config.reward.timeout_s,

@@ -40,6 +40,7 @@ PAPER: dict[str, object] = {
 
 def explain(config: Config) -> Iterator[str]:
     """Lines for a person. Raises DataError where a data source that is at hand cannot be read."""
+    config = resolve_auto_verifier(config)
     yield f"model     {config.model.name} ({config.model.dtype} forward and backward)"
     yield from _data(config)
     yield ""
@@ -55,11 +56,13 @@ def explain(config: Config) -> Iterator[str]:
         yield from (f"  - {line}" for line in lines)
 
 
-def resolved_verifier(config: Config) -> str | dict[str, float]:
-    """`reward.verifier`, with `auto` replaced by what suits the training data."""
+def resolve_auto_verifier(config: Config) -> Config:
+    """`reward.verifier: auto` replaced by what suits the training data; its options stay the user's where given."""
     if config.reward.verifier != "auto":
-        return config.reward.verifier
-    return {"builtin": "exact", "gym": "gym"}.get(spec_kind(config.data.train), "math")
+        return config
+    name = {"builtin": "exact", "gym": "gym"}.get(spec_kind(config.data.train), "math")
+    options = ({"extract": "final"} if name == "exact" else {}) | config.reward.options
+    return config.model_copy(update={"reward": config.reward.model_copy(update={"verifier": name, "options": options})})
 
 
 def option(config: Config, name: str) -> object:
@@ -105,7 +108,7 @@ def ignored_options(config: Config) -> Iterator[str]:
             yield "eval.*: data.eval is not set"
         if "eval_every" in config.train.model_fields_set:
             yield "train.eval_every: data.eval is not set"
-    if config.reward.threshold is not None and resolved_verifier(config) in ("math", "math_dapo", "exact", "gsm8k"):
+    if config.reward.threshold is not None and config.reward.verifier in ("math", "math_dapo", "exact", "gsm8k"):
         yield "reward.threshold: the verifier says right or wrong, not a grade"
     if not config.log.sinks and "project" in config.log.model_fields_set:
         yield "log.project: log.sinks names neither wandb nor trackio"
@@ -157,11 +160,18 @@ def _step(config: Config) -> Iterator[str]:
         "filter": "truncated responses do not train",
         "off": "no length term",
     }[config.overlong.mode]
-    yield f"  reward      {resolved_verifier(config)}, {shaping}"
+    yield f"  reward      {_reward(config)}, {shaping}"
     yield (
         f"  loss        ratio clipped to [{1 - config.loss.clip_low:g}, {1 + config.loss.clip_high:g}], averaged by "
         f"{config.loss.aggregate}" + (f", KL {config.loss.kl_coef:g}" if config.loss.kl_coef else "")
     )
+
+
+def _reward(config: Config) -> str:
+    verifier = config.reward.verifier
+    named = verifier if isinstance(verifier, str) else " + ".join(f"{w:g} x {name}" for name, w in verifier.items())
+    options = ", ".join(f"{key}: {value}" for key, value in config.reward.options.items())
+    return f"{named} ({options})" if options else named
 
 
 def _run(config: Config) -> Iterator[str]:

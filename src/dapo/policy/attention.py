@@ -6,7 +6,7 @@ their group's prompt and their own past, and nothing else. A prompt's keys and v
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,13 +33,16 @@ UNSUPPORTED_FIELDS = {
 }
 """Fields that change logits or attention in ways this path does not follow, with the value that switches them off."""
 
+UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias")
+"""Of a layer's attention call: soft cap, sinks, biases."""
+
 UNSUPPORTED_ROPE = ("dynamic", "longrope")
 """Their angles depend on the longest sequence of a batch, so on what else is in the stream."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A run of tokens of the stream, and the context that lies before it: a response and its prompt, or a prompt alone."""
+    """A run of tokens of the stream and the context before it: a response and its prompt, or a prompt alone."""
 
     context_start: int
     context_length: int
@@ -120,28 +123,35 @@ def build_layout(
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
-    """Make `model` attend by the layout that is given to its forward as `packed_layout`.
+    """Make `model` attend by the layout that its forward is given as `packed_layout`.
 
     Raises ConfigError, naming model type and field, for models that do something this path would miss.
     """
-    config = model.config
-    for name, off in UNSUPPORTED_FIELDS.items():
-        value = getattr(config, name, None)
-        if value is not None and value != off:
-            raise ConfigError(
-                f"models of type {config.model_type} with {name}={value} cannot be trained here: packed "
-                "log-probabilities would leave it out; use a Llama, Qwen2, Qwen3 or Mistral model"
-            )
-    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope_type in UNSUPPORTED_ROPE:
+    for problem in _problems(model):
         raise ConfigError(
-            f"models of type {config.model_type} with rope_type={rope_type} cannot be trained here: their positions "
-            "depend on the longest sequence of a batch; set another rope_type in config.json"
+            f"models of type {model.config.model_type} cannot be trained here: {problem}; "
+            "use a Llama, Qwen2, Qwen3 or Mistral model"
         )
     AttentionInterface.register(IMPLEMENTATION, packed_attention)
     model.set_attn_implementation(IMPLEMENTATION)
-    if model.config._attn_implementation != IMPLEMENTATION:
-        raise ConfigError(f"models of type {config.model_type} have an attention of their own and cannot be packed")
+
+
+def _problems(model: PreTrainedModel) -> Iterator[str]:
+    config = model.config
+    if config.is_encoder_decoder:
+        yield "it is an encoder-decoder"
+    if not model._supports_attention_backend:
+        yield "its attention cannot be replaced through transformers' AttentionInterface"
+    if model.get_output_embeddings() is None:
+        yield "it has no language-model head"
+    for name, off in UNSUPPORTED_FIELDS.items():
+        value = getattr(config, name, None)
+        if value is not None and value != off:
+            yield f"packed log-probabilities would leave out its {name}={value}"
+    rope = getattr(config, "rope_parameters", None) or {}
+    for parameters in (rope, *rope.values()):
+        if isinstance(parameters, dict) and parameters.get("rope_type") in UNSUPPORTED_ROPE:
+            yield f"with rope_type={parameters['rope_type']} its positions depend on the longest sequence of a batch"
 
 
 def packed_attention(
@@ -159,9 +169,9 @@ def packed_attention(
 
     Returns `[1, T, heads, d]`. Raises ConfigError for arguments that ask for more than causal attention.
     """
-    for name in ("softcap", "s_aux"):
+    for name in UNSUPPORTED_ARGUMENTS:
         if others.get(name) is not None:
-            raise ConfigError(f"{type(module).__name__} asks for {name} in its attention, which cannot be packed")
+            raise ConfigError(f"{type(module).__name__} cannot be trained here: packed attention has no {name}")
     if packed_layout is None:
         raise ValueError("this model attends by a layout; call it with packed_layout=")
     # [1, heads, T, d] is a view of [T, heads, d]: rows of the stream can be picked without a copy before

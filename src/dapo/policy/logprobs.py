@@ -86,6 +86,8 @@ def use_packed_forward(model: PreTrainedModel) -> None:
     """
     if model.config._attn_implementation == IMPLEMENTATION:
         return
+    plain = model.config._attn_implementation
+    use_packed_attention(model)
     head: Any = model.get_output_embeddings()
     ids = tuple((7 * i + 3) % len(head.weight) for i in range(15))
     prompts, responses = (ids[:3], ids[3:8]), (ids[8:10], ids[10:14], ids[14:])
@@ -94,16 +96,16 @@ def use_packed_forward(model: PreTrainedModel) -> None:
         for group, prompt in enumerate(prompts)
         for response in responses
     ]
-    plain = [_plain_logprobs(model, sample) for sample in samples]
-    use_packed_attention(model)
     (microbatch,) = pack(samples, max_tokens=1000, device=model.device)
     packed = in_callers_order([microbatch], [token_logprobs(model, microbatch, temperature=1.0)], len(samples))
-    pairs = zip(chain(*plain), chain(*packed), strict=True)
-    mean = fmean(abs(alone - together) for alone, together in pairs)
-    if not mean <= AGREEMENT[head.weight.dtype]:
+    model.set_attn_implementation(plain)
+    alone = [_plain_logprobs(model, sample) for sample in samples]
+    model.set_attn_implementation(IMPLEMENTATION)
+    difference = fmean(abs(a - b) for a, b in zip(chain(*packed), chain(*alone), strict=True))
+    if not difference <= AGREEMENT[head.weight.dtype]:
         raise ConfigError(
             f"models of type {model.config.model_type} cannot be trained here: log-probabilities of packed sequences "
-            f"differ by {mean:.2g} nats from those of single ones; use a Llama, Qwen2, Qwen3 or Mistral model"
+            f"differ by {difference:.2g} nats from those of single ones; use a Llama, Qwen2, Qwen3 or Mistral model"
         )
 
 

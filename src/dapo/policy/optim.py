@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
-from torch.nn.utils import get_total_norm
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from dapo.config import OptimConfig
 from dapo.errors import NumericsError
@@ -61,12 +61,12 @@ class MasterAdamW:
             if master.grad is None:  # no sample reached it: decay and momentum go on all the same
                 master.grad = torch.zeros_like(master)
         gradients = [master.grad for master in self.masters.values() if master.grad is not None]
-        norm = float(get_total_norm(gradients))
+        total_norm = get_total_norm(gradients)
+        norm = float(total_norm)
         if skipped := not norm < float("inf"):
             self._count_skip(norm)
         else:
-            if norm > self._config.max_grad_norm:
-                torch._foreach_mul_(gradients, self._config.max_grad_norm / norm)
+            clip_grads_with_norm_(self.masters.values(), self._config.max_grad_norm, total_norm)
             for group in self._adamw.param_groups:
                 group["lr"] = lr
             self._adamw.step()

@@ -8,7 +8,7 @@ from dapo.rewards.answer import answer_line, final_part, numbers_in, peel, plain
 from dapo.rewards.verdicts import right_or_wrong, unjudged
 from dapo.types import Problem, Verdict
 
-Extract = Literal["none", "answer_line", "last_number"]
+Extract = Literal["none", "answer_line", "last_number", "final"]
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,8 @@ class ExactVerifier:
     """Compares texts: `12`, `12.`, `**12**` and `$12$` answer 12; `3 + 9 = 12` and `12 or 13` do not."""
 
     extract: Extract = "none"
-    """What is compared: the whole response, its line `Answer:`, or its last number (by value: 1,000.0 is 1000)."""
+    """What is compared: the whole response, its line `Answer:`, its last number (by value: 1,000.0 is 1000), or
+    `final`: the last number where the reference is one, else the whole response."""
     ignore_case: bool = True
 
     def __post_init__(self) -> None:
@@ -28,7 +29,9 @@ class ExactVerifier:
     def __call__(self, problem: Problem, response: str) -> Verdict:
         """Right if the extracted text is the reference; a reference that is empty, or no number, gives an error."""
         text = final_part(response)
-        if self.extract == "last_number":
+        if self.extract == "last_number" or (
+            self.extract == "final" and plain_number(peel(problem.answer)) is not None
+        ):
             return _same_number(problem.answer, text)
         reference = self._normal(problem.answer)
         if not reference:
