@@ -1,0 +1,293 @@
+"""Dynamic sampling with a scripted engine: what is accepted, when the batch closes, and that the account adds up."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dapo.data.stream import ProblemStream
+from dapo.engines.scripted import ScriptedEngine
+from dapo.errors import EngineError, RewardError, Starved
+from dapo.keyed import keyed_uniforms
+from dapo.rollout import Batch, DynamicSampler, SamplingPlan, collect, require_groups
+from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
+
+RIGHT, WRONG, BROKEN, FILL, END = 1, 2, 3, 4, 9
+
+
+class Letters:
+    """Encoder of the tests: a prompt is the problem's number, a text is the token ids."""
+
+    def encode(self, problem: Problem) -> tuple[int, ...]:
+        return (int(problem.id),)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(str, ids))
+
+    decode_prompt = decode
+
+
+class Marks:
+    """Judge of the tests: the first token says right or wrong, or that the verifier failed."""
+
+    def submit(
+        self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
+    ) -> "Future[tuple[Verdict, ...]]":
+        future: Future[tuple[Verdict, ...]] = Future()
+        future.set_result(tuple(self.verdict(text) for text in responses))
+        return future
+
+    @staticmethod
+    def verdict(text: str) -> Verdict:
+        if text[0] == str(BROKEN):
+            return Verdict(None, 0.0, "timed out after 1 s")
+        return Verdict(text[0] == str(RIGHT), 1.0 if text[0] == str(RIGHT) else -1.0)
+
+
+def problems(count: int) -> list[Problem]:
+    return [Problem(str(i), f"problem {i}", "") for i in range(count)]
+
+
+def plan(group_size: int = 4, limit: int = 12) -> SamplingPlan:
+    return SamplingPlan(group_size, limit, 1.0, 1.0, (END,), 0)
+
+
+def sampler(prompts: int = 4, bound: int = 40, **options: object) -> DynamicSampler:
+    return DynamicSampler(prompts_per_step=prompts, max_groups_per_step=bound, **options)  # type: ignore[arg-type]
+
+
+def random_script(request: GenerationRequest) -> tuple[list[int], str]:
+    """By the request's own seed: right or wrong with the problem's difficulty, and a length of 1 to 12."""
+    mark, length = keyed_uniforms(request.seed, 2)
+    difficulty = (request.prompt_ids[0] % 5) / 4  # 0, .25, .5, .75, 1: some groups can only be uniform
+    return [RIGHT if mark < difficulty else WRONG] + [FILL] * int(length * 11) + [END], "stop"
+
+
+def by_group(marks: Callable[[int], str]) -> Callable[[GenerationRequest], tuple[list[int], str]]:
+    """A script from a problem's number to its responses: `r`, `w` or `e` for each sample."""
+
+    def script(request: GenerationRequest) -> tuple[list[int], str]:
+        sample = int(request.id.split("/")[-1])
+        mark = {"r": RIGHT, "w": WRONG, "e": BROKEN}[marks(request.prompt_ids[0])[sample]]
+        return [mark, *[FILL] * (request.prompt_ids[0] % 3 + sample), END], "stop"
+
+    return script
+
+
+def in_order(count: int) -> ProblemStream:
+    """A stream whose permutation does not matter: the tests look problems up by number."""
+    return ProblemStream(problems(count), seed=0)
+
+
+def run(stream: ProblemStream, engine: ScriptedEngine, chosen: DynamicSampler, *, step: int = 1, **kw: int) -> Batch:
+    return collect(stream, engine, Marks(), chosen, Letters(), plan(**kw), step=step)
+
+
+def assert_account_adds_up(batch: Batch, engine: ScriptedEngine) -> None:
+    assert batch.group_counts["trained"] == len(batch.groups)
+    judged_tokens = sum(group.num_tokens for group, _ in batch.judged)
+    assert batch.num_generated_tokens == judged_tokens + batch.token_counts["aborted"]
+    judged = {group.id for group, _ in batch.judged}
+    cut_short = {place(request) for request in engine.submitted} - judged
+    # of what was submitted and not judged, only groups that had begun are in the account
+    assert batch.group_counts["aborted"] <= len(cut_short)
+    assert sum(batch.group_counts.values()) == len(batch.judged) + batch.group_counts["aborted"]
+    assert engine.in_flight == ()
+
+
+def place(request: GenerationRequest) -> int:
+    return int(request.id.split("/")[1])
+
+
+def test_the_batch_closes_at_exactly_the_number_of_informative_groups():
+    engine = ScriptedEngine(random_script)
+    batch = run(in_order(50), engine, sampler(prompts=6))
+    assert len(batch.groups) == 6
+    assert batch.shortfall == 0
+    assert all(0 < group.num_correct < group.size == 4 for group in batch.groups)
+    assert_account_adds_up(batch, engine)
+
+
+def test_groups_are_accepted_in_the_order_of_submission_whichever_finishes_first():
+    later_is_faster = ScriptedEngine(random_script, delay=lambda request: 500 - int(request.id.split("/")[1]))
+    batch = run(in_order(50), later_is_faster, sampler())
+    places = [group.id for group in batch.groups]
+    assert places == sorted(places)
+    slow_and_ordered = ScriptedEngine(random_script, slots=1)
+    assert run(in_order(50), slow_and_ordered, sampler()).groups == batch.groups
+
+
+def test_an_engine_that_finishes_short_answers_first_trains_on_the_same_lengths_as_an_ordered_one():
+    def lengths(engine: ScriptedEngine) -> list[int]:
+        stream, chosen = in_order(200), sampler(prompts=20, bound=200)
+        return [
+            len(g.token_ids)
+            for s in (1, 2, 3)
+            for group in run(stream, engine, chosen, step=s).groups
+            for g in group.generations
+        ]
+
+    short_first = lengths(ScriptedEngine(random_script))  # a token takes a poll
+    assert short_first == lengths(ScriptedEngine(random_script, slots=4, delay=lambda request: 1))
+    assert len(short_first) == 3 * 20 * 4
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    slots=st.integers(1, 64),
+    delays=st.lists(st.integers(1, 30), min_size=1, max_size=7),
+    size=st.integers(5, 60),
+    prompts=st.integers(1, 6),
+)
+def test_what_is_trained_never_depends_on_timing_or_on_how_much_was_in_flight(slots, delays, size, prompts):
+    def steps(engine: ScriptedEngine) -> list[tuple[Group, ...]]:
+        stream, chosen, batches = in_order(size), sampler(prompts=prompts, bound=60), []
+        for step in range(1, 5):
+            batch = run(stream, engine, chosen, step=step)
+            decided = [group for group, fate in batch.judged if fate != "surplus"]
+            # the stream stands right after the last decided problem
+            assert stream.position == decided[-1].id + 1
+            batches.append(batch.groups)
+        return batches
+
+    jittery = ScriptedEngine(random_script, slots=slots, delay=lambda r: delays[r.seed % len(delays)])
+    assert steps(jittery) == steps(ScriptedEngine(random_script, slots=1))
+
+
+def test_a_group_beyond_the_batch_is_dropped_counted_and_its_problem_drawn_again():
+    mixed = by_group(lambda problem: "rwrw")
+    engine = ScriptedEngine(mixed)
+    chosen = sampler(prompts=2)
+    chosen.load_state_dict({"kept": 1.0, "decided": 4.0})  # a low keep rate: eight are put in flight for two
+    stream = in_order(30)
+    batch = run(stream, engine, chosen)
+    assert len(engine.submitted) == 8 * 4
+    assert [group.id for group in batch.groups] == [0, 1]
+    assert batch.group_counts["surplus"] + batch.group_counts["aborted"] > 0
+    assert stream.position == 2
+    again = run(stream, ScriptedEngine(mixed), sampler(prompts=2), step=2)
+    assert [group.id for group in again.groups] == [2, 3]
+
+
+def test_all_wrong_and_all_correct_groups_are_dropped_and_a_lone_winner_keeps_its_losers():
+    kinds = {0: "wwww", 1: "rrrr", 2: "rwww"}
+    batch = run(in_order(30), ScriptedEngine(by_group(lambda p: kinds[p % 3])), sampler(prompts=3))
+    assert [group.num_correct for group in batch.groups] == [1, 1, 1]
+    decided = [fate for _, fate in batch.judged if fate != "surplus"]
+    assert decided.count("all_wrong") == batch.group_counts["all_wrong"] > 0
+    assert decided.count("all_correct") == batch.group_counts["all_correct"] > 0
+
+
+def test_the_same_prompt_twice_in_a_batch_is_two_groups():
+    one = ProblemStream(problems(1), seed=0)
+    batch = run(one, ScriptedEngine(random_script_mixed), sampler(prompts=3))
+    assert [group.problem.id for group in batch.groups] == ["0", "0", "0"]
+    assert len({group.id for group in batch.groups}) == 3
+    assert all(group.size == 4 for group in batch.groups)
+
+
+def random_script_mixed(request: GenerationRequest) -> tuple[list[int], str]:
+    return [RIGHT if keyed_uniforms(request.seed, 1)[0] < 0.5 else WRONG, END], "stop"
+
+
+def test_an_epoch_that_ends_in_the_middle_of_a_batch_loses_and_repeats_nothing():
+    stream = in_order(7)
+    everything = by_group(lambda problem: "rwrw")
+    seen = [
+        group.problem.id
+        for step in range(1, 8)
+        for group in run(stream, ScriptedEngine(everything), sampler(prompts=3), step=step).groups
+    ]
+    assert len(seen) == 21  # three epochs of seven
+    for epoch in range(3):
+        assert sorted(seen[7 * epoch : 7 * epoch + 7]) == list("0123456")
+
+
+def test_an_impossible_data_set_reaches_the_bound_and_says_why():
+    engine = ScriptedEngine(by_group(lambda problem: "wwww" if problem % 2 else "rrrr"))
+    batch = run(in_order(100), engine, sampler(prompts=4, bound=10))
+    assert batch.groups == ()
+    assert (batch.group_counts["all_wrong"] + batch.group_counts["all_correct"]) == 10
+    assert len(engine.submitted) == 40
+    assert_account_adds_up(batch, engine)
+    for mode in ("train", "stop"):
+        with pytest.raises(
+            Starved, match=r"10 groups were judged .* 0 of the 4 wanted carry a signal: \d all wrong, \d all"
+        ):
+            require_groups(batch, on_shortfall=mode)
+
+
+def test_a_short_batch_trains_or_stops_as_the_option_says():
+    engine = ScriptedEngine(by_group(lambda problem: "rwrw" if problem % 4 == 0 else "wwww"))
+    batch = run(in_order(40), engine, sampler(prompts=40, bound=40))
+    assert len(batch.groups) == 10
+    assert batch.shortfall == 30
+    require_groups(batch, on_shortfall="train")
+    with pytest.raises(Starved, match=r"40 groups were judged .* and 10 of the 40 wanted"):
+        require_groups(batch, on_shortfall="stop")
+
+
+def test_verdicts_with_an_error_do_not_count_and_a_group_of_them_is_invalid():
+    kinds = {0: "eeee", 1: "eeer", 2: "eerr", 3: "eerw"}
+    engine = ScriptedEngine(by_group(lambda problem: kinds[problem % 4]))
+    batch = run(in_order(40), engine, sampler(prompts=2))
+    assert [(group.num_correct, group.num_errors) for group in batch.groups] == [(1, 2), (1, 2)]
+    fates = {group.problem.id: fate for group, fate in batch.judged if fate != "surplus"}
+    expected = {"0": "invalid", "1": "invalid", "2": "all_correct", "3": "trained"}
+    assert all(fate == expected[str(int(problem) % 4)] for problem, fate in fates.items())
+    assert_account_adds_up(batch, engine)
+
+
+def test_only_verifier_errors_are_named_as_the_cause():
+    batch = run(in_order(9), ScriptedEngine(by_group(lambda problem: "eeee")), sampler(prompts=1, bound=3))
+    assert batch.reason.endswith(
+        "3 with fewer than two valid verdicts; 12 verifier errors, most often: timed out after 1 s"
+    )
+
+
+def test_without_dynamic_sampling_every_valid_group_trains():
+    engine = ScriptedEngine(by_group(lambda problem: ["wwww", "rrrr", "rwww", "eeee"][problem % 4]))
+    batch = run(in_order(40), engine, sampler(prompts=6, enabled=False))
+    assert [fate for _, fate in batch.judged if fate == "trained"] == ["trained"] * 6
+    assert {group.num_correct for group in batch.groups} <= {0, 1, 4}
+    assert batch.group_counts["all_wrong"] == batch.group_counts["all_correct"] == 0
+
+
+def test_a_users_filter_decides_instead_of_equation_11():
+    engine = ScriptedEngine(by_group(lambda problem: "rrrr" if problem % 2 else "rwww"))
+    batch = run(in_order(40), engine, sampler(prompts=3, keep=lambda group: group.num_correct == 4))
+    assert [group.num_correct for group in batch.groups] == [4, 4, 4]
+    assert batch.group_counts["filtered"] > 0
+    with pytest.raises(RewardError, match=r"dynamic_sampling.filter must return a bool, got 4"):
+        run(in_order(4), ScriptedEngine(random_script), sampler(keep=lambda group: group.size))
+    with pytest.raises(RewardError, match=r"dynamic_sampling.filter raised ZeroDivisionError: division by zero"):
+        run(in_order(4), ScriptedEngine(random_script), sampler(keep=lambda group: bool(1 / 0)))
+
+
+def test_how_many_are_in_flight_follows_the_shortfall_and_the_keep_rate():
+    chosen = sampler(prompts=8)
+    assert chosen.in_flight_target(8) == 8  # nothing is known yet: no group in vain
+    all_wrong = Group(problems(1)[0], (0,), (), (Verdict(False, -1.0),) * 4)
+    informative = Group(problems(1)[0], (0,), (), (Verdict(False, -1.0), Verdict(True, 1.0)))
+    for _ in range(100):
+        chosen.fate(all_wrong)
+        chosen.fate(informative)
+    assert chosen.in_flight_target(8) == pytest.approx(16, abs=1)
+    assert chosen.in_flight_target(1) in (2, 3)
+    copy = sampler(prompts=8)
+    copy.load_state_dict(chosen.state_dict())
+    assert copy.in_flight_target(1000) == chosen.in_flight_target(1000)
+
+
+class Confused(ScriptedEngine):
+    """Answers a request that nobody made."""
+
+    def poll(self) -> list[Generation]:
+        return [Generation("nobody", (END,), (-1.0,), "stop", 0)]
+
+
+def test_an_answer_to_an_unknown_request_is_an_engine_error():
+    with pytest.raises(EngineError, match="the engine answered request 'nobody', which is not in flight"):
+        run(in_order(4), Confused(random_script), sampler())
