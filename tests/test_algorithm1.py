@@ -170,7 +170,9 @@ def test_five_steps_of_the_system_equal_a_naive_reimplementation(tmp_path: Path,
 
     moved = max((tensor - before[name]).abs().max().item() for name, tensor in naive.model.named_parameters())
     assert moved > 2e-3  # the comparison would mean nothing if training did nothing
-    print("largest difference", max((real[n] - t.detach()).abs().max().item() for n, t in naive.model.named_parameters()))
+    print(
+        "largest difference", max((real[n] - t.detach()).abs().max().item() for n, t in naive.model.named_parameters())
+    )
     for name, tensor in naive.model.named_parameters():
         torch.testing.assert_close(real[name], tensor.detach(), rtol=0, atol=1e-8)
     metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -402,3 +402,52 @@ def test_top_p_draws_from_the_renormalised_nucleus(name: str) -> None:
     assert chi_square(count(tokens), inside, nucleus[:12]) < QUANTILE_12
     for g in done.values():
         assert g.logprobs[0] == pytest.approx(float(inside[g.token_ids[0]].log()), abs=TOLERANCE)
+
+
+# --- the scripted engine's own promises -------------------------------------------------------------------------------
+
+
+def test_a_script_is_cut_at_the_first_stop_id_and_at_the_limit() -> None:
+    def answer(token_ids: Sequence[int], finish: Finish = "stop", **options: object) -> tuple[tuple[int, ...], Finish]:
+        g = run(ScriptedEngine(lambda _: (token_ids, finish)), [request(**options)])["a"]
+        return g.token_ids, g.finish
+
+    assert answer([5, 6, 7], stop_ids=(7, 6)) == ((5, 6), "stop")
+    assert answer([5, 6, 7], max_new_tokens=2) == ((5, 6), "length")
+    assert answer([5, 6, 7], max_new_tokens=2, stop_ids=(6,)) == ((5, 6), "stop")
+    assert answer([5, 6, 7], max_new_tokens=2, stop_ids=(7,)) == ((5, 6), "length")
+    # shorter than every limit: the script's own word, and no tokens at all if it says so
+    assert answer([5, 6]) == ((5, 6), "stop")
+    assert answer([5, 6], "length") == ((5, 6), "length")
+    assert answer([]) == ((), "stop")
+
+
+def test_a_delay_decides_the_order_of_finishing() -> None:
+    lengths = {"a": 4, "b": 1, "c": 2}
+    engine = ScriptedEngine(lambda r: ([1] * lengths[r.id], "stop"))
+    engine.submit([request(label) for label in lengths])
+    assert [[g.request_id for g in engine.poll()] for _ in range(4)] == [["b"], ["c"], [], ["a"]]
+    slowest_first = ScriptedEngine(lambda r: ([1] * lengths[r.id], "stop"), delay=lambda r: 5 - lengths[r.id])
+    slowest_first.submit([request(label) for label in lengths])
+    assert [[g.request_id for g in slowest_first.poll()] for _ in range(4)] == [["a"], [], ["c"], ["b"]]
+    with pytest.raises(EngineError, match="delay must be at least 1 poll, got 0"):
+        ScriptedEngine(keyed_script, delay=lambda _: 0).submit([request()])
+
+
+def test_an_aborted_script_has_given_tokens_evenly_over_its_delay() -> None:
+    engine = ScriptedEngine(lambda _: ([1, 2, 3, 4], "stop"), delay=lambda _: 8)
+    engine.submit([request()])
+    for _ in range(5):
+        engine.poll()
+    assert engine.abort(["a"])[0].token_ids == (1, 2)
+
+
+def test_what_was_asked_of_a_scripted_engine_can_be_read() -> None:
+    engine = ScriptedEngine(keyed_script, slots=1)
+    requests = group("a", 3, max_new_tokens=1)
+    engine.load_weights(ModelWeights(tiny_model("llama")), 5)
+    engine.submit(requests)
+    engine.poll()
+    engine.abort(["a2"])
+    assert (engine.submitted, engine.aborted, engine.loaded, engine.polls) == (requests, ["a2"], [5], 1)
+    assert engine.in_flight == ("a1",)

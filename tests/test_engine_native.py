@@ -338,7 +338,7 @@ def test_a_model_that_it_cannot_serve_is_refused_by_name(name: str) -> None:
 
 
 def test_a_head_that_differs_from_the_models_own_logits_is_found_by_numbers() -> None:
-    class Shifted(type(llama())):  # type: ignore[misc]
+    class Shifted(type(llama())):
         def forward(self, *args: object, **kwargs: object) -> object:
             output = super().forward(*args, **kwargs)
             output.logits = output.logits * 1.01

@@ -1,6 +1,7 @@
 """The `dapo` command."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -26,10 +27,10 @@ Overrides = Annotated[
 ]
 
 
-def main() -> None:
-    """Run the command; errors meant for people come without a traceback."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command (`arguments`: in place of the process's); errors meant for people come without a traceback."""
     try:
-        app()
+        app(list(arguments) if arguments is not None else None)
     except DapoError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

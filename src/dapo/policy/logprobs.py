@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from dapo.errors import ConfigError
@@ -22,6 +23,9 @@ from dapo.types import Sample
 
 CHUNK_LOGITS = 2**26
 """Logits that exist at a time: 256 MB in float32, 1,365 positions of a vocabulary of 49,152."""
+
+BLOCK_LOGITS = 2**21
+"""What elementwise work takes at a time: its temporaries stay in the cache, and are not fetched from the system anew."""
 
 AGREEMENT = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Nats by which packed and plain log-probabilities may differ on average."""
@@ -59,9 +63,7 @@ def score_tokens(
 
 def chunks(num_tokens: int, vocabulary: int) -> Iterator[slice]:
     """Slices that cover `num_tokens` positions, each with at most `CHUNK_LOGITS` logits (but one position at least)."""
-    size = max(1, CHUNK_LOGITS // vocabulary)
-    for start in range(0, num_tokens, size):
-        yield slice(start, min(start + size, num_tokens))
+    return _slices(num_tokens, max(1, CHUNK_LOGITS // vocabulary))
 
 
 @torch.no_grad()
@@ -71,9 +73,9 @@ def token_logprobs(model: PreTrainedModel, microbatch: Microbatch, *, temperatur
     head: Any = model.get_output_embeddings()
     scores = []
     for part in chunks(len(hidden), len(head.weight)):
-        logits = _logits(hidden[part], head.weight, getattr(head, "bias", None), temperature)
-        chosen = logits.gather(1, microbatch.targets[part].unsqueeze(1)).squeeze(1)
-        scores.append(chosen - logits.logsumexp(dim=1))
+        logits, targets = linear(hidden[part], head.weight, getattr(head, "bias", None)), microbatch.targets[part]
+        for rows in _blocks(logits):
+            scores.append(_log_softmax(logits[rows], temperature).gather(1, targets[rows, None]).flatten())
     return torch.cat(scores)
 
 
@@ -125,11 +127,15 @@ class _Score(torch.autograd.Function):
         temperature: float,
         differentiable_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
-        log_p = _logits(hidden, weight, bias, temperature).log_softmax(dim=1)  # [n, V]
-        logprobs = log_p.gather(1, targets.unsqueeze(1)).squeeze(1)  # [n]
-        p = log_p.exp()
-        # a batched dot product reads both just once
-        entropies = -torch.bmm(p.unsqueeze(1), log_p.unsqueeze(2)).flatten()  # [n]
+        logits = linear(hidden, weight, bias)  # [n, V]
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        p = logits if logits.dtype == wide else torch.empty_like(logits, dtype=wide)
+        logprobs, entropies = p.new_empty(len(p)), p.new_empty(len(p))
+        for rows in _blocks(logits):
+            log_p = _log_softmax(logits[rows], temperature)  # [block, V]
+            logprobs[rows] = log_p.gather(1, targets[rows, None]).flatten()
+            torch.exp(log_p, out=p[rows])
+            entropies[rows] = -torch.linalg.vecdot(p[rows], log_p)
         ctx.save_for_backward(hidden, weight, bias, targets, entropies)
         ctx.probabilities = p  # not among the saved: backward overwrites it
         ctx.temperature, ctx.differentiable_entropy = temperature, differentiable_entropy
@@ -141,26 +147,36 @@ class _Score(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_logprobs: Tensor, grad_entropies: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, entropies = ctx.saved_tensors
-        p = ctx.probabilities  # [n, V]
+        p = ctx.probabilities  # [n, V], becomes dloss/dlogits in place
         del ctx.probabilities
-        scale = grad_logprobs.unsqueeze(1) / ctx.temperature  # [n, 1]
-        slope = None
-        if ctx.differentiable_entropy:
-            # xlogy: a probability that underflowed to 0 has p log p = 0, not nan
-            slope = torch.xlogy(p, p).addcmul_(p, entropies.unsqueeze(1))  # [n, V] -dH/dz
-            slope.mul_(grad_entropies.unsqueeze(1) / ctx.temperature)
-        grad = p.mul_(-scale).scatter_add_(1, targets.unsqueeze(1), scale)  # [n, V]
-        if slope is not None:
-            grad -= slope
-        grad = grad.to(weight.dtype)
+        scale = grad_logprobs[:, None] / ctx.temperature  # [n, 1]
+        slope = grad_entropies[:, None] / ctx.temperature  # [n, 1]
+        for rows in _blocks(p):
+            block = p[rows]
+            if ctx.differentiable_entropy:
+                # xlogy: a probability that underflowed to 0 has p log p = 0, not nan
+                fall = torch.xlogy(block, block).addcmul_(block, entropies[rows, None])  # -dH/dz
+                block.mul_(-scale[rows]).addcmul_(fall, -slope[rows])
+            else:
+                block.mul_(-scale[rows])
+        grad = p.scatter_add_(1, targets[:, None], scale).to(weight.dtype)
         return grad @ weight, grad.T @ hidden, None if bias is None else grad.sum(dim=0), None, None, None
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    """`[n, V]` logits over temperature, in float32 or better."""
-    logits = torch.nn.functional.linear(hidden, weight, bias)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return logits if temperature == 1 else logits.div_(temperature)
+def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
+    """`[n, V]` in float32 or better."""
+    scaled = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return (scaled if temperature == 1 else scaled / temperature).log_softmax(dim=1)
+
+
+def _blocks(logits: Tensor) -> Iterator[slice]:
+    """Slices of rows of `[n, V]` logits."""
+    return _slices(len(logits), max(1, BLOCK_LOGITS // logits.shape[1]))
+
+
+def _slices(length: int, size: int) -> Iterator[slice]:
+    for start in range(0, length, size):
+        yield slice(start, min(start + size, length))
 
 
 def _plain_logprobs(model: PreTrainedModel, sample: Sample) -> list[float]:

@@ -68,7 +68,7 @@ def _known_problems(model: PreTrainedModel) -> Iterator[str]:
     if found := LENGTH_DEPENDENT_ROPE & set(_rope_types(config)):
         # a response would depend on how long its batch mates are
         yield f"its rotary embedding ({', '.join(sorted(found))}) depends on the longest sequence in the batch"
-    if not model._supports_attention_backend:
+    if not getattr(model, "_supports_attention_backend", False):
         yield "its attention cannot be replaced through transformers' AttentionInterface"
     if model.get_output_embeddings() is None:
         yield "it has no language-model head"

@@ -18,7 +18,7 @@ def copy_weights(source: WeightSource, model: nn.Module) -> None:
     """
     targets = dict(model.named_parameters(remove_duplicate=False))
     buffers = dict(model.named_buffers(remove_duplicate=False))
-    given: dict[int, tuple[str, Tensor]] = {}
+    given: dict[int, str] = {}
     unexpected = []
     for name, tensor in source.named_tensors():
         if name in buffers:
@@ -35,16 +35,15 @@ def copy_weights(source: WeightSource, model: nn.Module) -> None:
         )
 
 
-def _copy_parameter(name: str, tensor: Tensor, target: Tensor, given: dict[int, tuple[str, Tensor]]) -> None:
+def _copy_parameter(name: str, tensor: Tensor, target: Tensor, given: dict[int, str]) -> None:
+    """`given` holds the name that each target has been filled under, by identity."""
     if id(target) not in given:
         _copy(name, tensor, target)
-        given[id(target)] = (name, tensor)
-        return
-    first_name, first = given[id(target)]
-    same = first.data_ptr() == tensor.data_ptr() and first.stride() == tensor.stride()
-    if not same and not torch.equal(tensor.to(target), target):
+        given[id(target)] = name
+    elif not torch.equal(tensor.to(target), target):
         raise EngineError(
-            f"{first_name} and {name} are one tied weight in the engine's model, but load_weights got different values"
+            f"{given[id(target)]} and {name} are one tied weight in the engine's model, but load_weights got different "
+            "values for them"
         )
 
 
