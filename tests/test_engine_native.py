@@ -441,12 +441,14 @@ def test_the_nucleus_is_that_of_a_full_sort(spread: float, top_p: float) -> None
         assert (token, pytest.approx(logprob, abs=1e-9)) == naive_nucleus(law, u, top_p)
 
 
-def test_equally_probable_tokens_enter_the_nucleus_by_id() -> None:
+@pytest.mark.parametrize("top_p", [0.05, 0.25])
+def test_equally_probable_tokens_enter_the_nucleus_by_id(top_p: float) -> None:
+    # fewer and more of them than are looked at first
     size = 10 * FIRST_CANDIDATES
-    flat = torch.zeros(50, size)
-    tokens, logprobs = draw(flat, [(i + 0.5) / 50 for i in range(50)], top_p=0.25)
-    assert tokens == [int((i + 0.5) / 50 * size / 4) for i in range(50)]
-    assert logprobs.tolist() == pytest.approx([-math.log(size / 4)] * 50, abs=1e-5)
+    logits = torch.zeros(50, size)
+    tokens, logprobs = draw(logits, [(i + 0.5) / 50 for i in range(50)], top_p=top_p)
+    assert tokens == [int((i + 0.5) / 50 * size * top_p) for i in range(50)]
+    assert logprobs.tolist() == pytest.approx([-math.log(size * top_p)] * 50, abs=1e-5)
 
 
 def test_the_nucleus_reaches_its_mass_and_no_further() -> None:

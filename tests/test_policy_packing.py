@@ -111,9 +111,13 @@ def test_less_than_half_of_what_attention_computes_is_padding() -> None:
     assert sum(len(block.queries) for block in microbatch.layout.blocks) < 2 * microbatch.num_tokens
 
 
-# Rows as (context_start, context_length, start, length): two prompts, a response to the first before and one after.
-ROWS = [Row(0, 0, 0, 5), Row(0, 5, 5, 3), Row(0, 0, 8, 2), Row(0, 5, 10, 7), Row(8, 2, 17, 3)]
-NUM_TOKENS = 20
+# Rows as (context_start, context_length, start, length): three prompts, responses before and behind the next prompt.
+# The last two are one block; the padded third query of the very last stands behind all keys.
+ROWS = [
+    *(Row(0, 0, 0, 5), Row(0, 5, 5, 2), Row(0, 0, 7, 2), Row(0, 5, 9, 7), Row(7, 2, 16, 3), Row(0, 0, 19, 6)),
+    *(Row(0, 5, 25, 3), Row(19, 6, 28, 2)),
+]
+NUM_TOKENS = 30
 
 
 def dense_attention(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
@@ -159,7 +163,8 @@ def test_blocks_without_masks_are_plain_causal() -> None:
     causal = build_layout(ROWS, NUM_TOKENS, CPU, mask_elements=0)
     assert all(block.mask(None, torch.float32) is None for block in causal.blocks)
     masked = build_layout(ROWS, NUM_TOKENS, CPU)
-    assert sum(block.mask(None, torch.float32) is None for block in masked.blocks) == 2
+    without = [block for block in masked.blocks if block.mask(None, torch.float32) is None]
+    assert sum(block.size for block in without) == 3  # the prompts
 
 
 def test_a_model_that_attends_by_a_layout_says_so_when_there_is_none() -> None:

@@ -123,6 +123,24 @@ def response_limit(config: Config, *, training: bool) -> int:
     return max(evaluation, config.rollout.max_response_tokens) if training else evaluation
 
 
+def resolve_auto(config: Config) -> Config:
+    """`auto` replaced by what it stands for on this machine and this data, so that a resumed run finds it settled."""
+    if config.model.dtype == "auto":
+        dtype = "bfloat16" if multiplies_bfloat16_fast(device_of(config)) else "float32"
+        config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
+    return resolve_auto_verifier(config)
+
+
+def multiplies_bfloat16_fast(device: str) -> bool:
+    """Has the processor instructions for it? Without them bfloat16 is several times slower than float32."""
+    if device == "cuda":
+        return True
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.12 and newer
+    if not capabilities:
+        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16", "arm_bf16"))
+
+
 def distinct(problems: Sequence[Problem]) -> list[Problem]:
     """Copies of a problem count once."""
     return [problem for problem, _ in unique_problems(problems)]
@@ -158,7 +176,6 @@ def build_engine(config: Config, loaded: LoadedModel) -> RolloutEngine:
 
 def open_judge(config: Config) -> VerifierPool:
     """Verifier processes. Raises RewardError if the verifier cannot be had."""
-    config = resolve_auto_verifier(config)
     return VerifierPool(
         config.reward.verifier,
         options=config.reward.options,

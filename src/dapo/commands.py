@@ -21,6 +21,7 @@ from dapo.assemble import (
     open_judge,
     read_inputs,
     read_model,
+    resolve_auto,
 )
 from dapo.config import Config, DataSpec, build_config, dump_config, load_config, parse_overrides
 from dapo.data.spec import spec_kind, spec_name
@@ -42,6 +43,7 @@ def start_run(config: Config, *, run_dir: Path | None, config_name: str) -> None
     """`dapo train`: read everything, then make the run directory, then train."""
     path = run_dir or default_run_path(config_name, datetime.now())
     refuse_existing_run(path)
+    config = resolve_auto(config)
     inputs = read_inputs(config)
     with open_judge(config) as judge:
         started = datetime.now(UTC)
@@ -54,7 +56,7 @@ def start_run(config: Config, *, run_dir: Path | None, config_name: str) -> None
 def resume_run(path: Path, overrides: Sequence[str]) -> None:
     """`dapo resume`: continue from the newest whole checkpoint, with the options of the run."""
     run = RunDirectory.open(path)
-    config = load_config(run.config, overrides)
+    config = resolve_auto(load_config(run.config, overrides))
     with run.lock():
         inputs = read_inputs(config)
         with open_judge(config) as judge:
@@ -191,7 +193,7 @@ def evaluation_config(model_or_run: str, data: DataSpec, overrides: Sequence[str
             "overlong": {"mode": "off"},
         }
     raw["data"] |= {"train": data, "eval": data}
-    return build_config(raw, overrides, where="dapo eval"), checkpoint
+    return resolve_auto(build_config(raw, overrides, where="dapo eval")), checkpoint
 
 
 def parse_data_argument(text: str) -> DataSpec:
@@ -230,7 +232,7 @@ def print_evaluation(summary: Mapping[str, Any], output: Path | None) -> None:
 def export_run(path: Path, out_dir: Path, *, step: int | None) -> None:
     """`dapo export`: a checkpoint's weights as a Hugging Face model directory."""
     run = RunDirectory.open(path)
-    config = load_config(run.config)
+    config = resolve_auto(load_config(run.config))
     checkpoint = run.checkpoint(step) if step is not None else run.latest_checkpoint(warn=print)
     if checkpoint is None:
         raise CheckpointError(f"{run.path} has no checkpoint yet, so there is nothing to export")

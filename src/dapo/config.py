@@ -41,8 +41,10 @@ class Section(BaseModel):
 
 class ModelConfig(Section):
     name: str = Field(description="alias (smollm2-135m-instruct, tiny-random), Hugging Face id or directory")
-    dtype: Literal["bfloat16", "float32", "float64"] = Field(
-        "bfloat16", description="of the forward and backward; master weights are float32 (float64 if that is asked)"
+    dtype: Literal["auto", "bfloat16", "float32", "float64"] = Field(
+        "auto",
+        description="of the forward and backward (master weights are float32, or float64 if that is asked); auto: "
+        "bfloat16 where the processor multiplies it fast, else float32",
     )
     trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
 

@@ -41,7 +41,8 @@ PAPER: dict[str, object] = {
 def explain(config: Config) -> Iterator[str]:
     """Lines for a person. Raises DataError where a data source that is at hand cannot be read."""
     config = resolve_auto_verifier(config)
-    yield f"model     {config.model.name} ({config.model.dtype} forward and backward)"
+    dtype = "bfloat16 where the processor is fast at it, else float32" if config.model.dtype == "auto" else None
+    yield f"model     {config.model.name} (computed in {dtype or config.model.dtype})"
     yield from _data(config)
     yield ""
     yield from _step(config)

@@ -78,7 +78,9 @@ class Block:
             return None
         key = torch.arange(num_keys, device=self.keys.device)
         query = self.first_query[:, None, None] + torch.arange(num_queries, device=self.keys.device)[:, None]
-        seen = key <= query  # [N or 1, Q, K]; a padded query sees keys too, for a row of -inf would be nan
+        # a padded query behind the last key would see none in a window: nan, also in the gradients of the keys
+        query = query.clamp(max=num_keys - 1)
+        seen = key <= query  # [N or 1, Q, K]
         if window is not None:
             seen &= key > query - window
         return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)[:, None]
@@ -128,12 +130,17 @@ def use_packed_attention(model: PreTrainedModel) -> None:
     Raises ConfigError, naming model type and field, for models that do something this path would miss.
     """
     for problem in _problems(model):
-        raise ConfigError(
-            f"models of type {model.config.model_type} cannot be trained here: {problem}; "
-            "use a Llama, Qwen2, Qwen3 or Mistral model"
-        )
+        raise refusal(model, problem)
     AttentionInterface.register(IMPLEMENTATION, packed_attention)
     model.set_attn_implementation(IMPLEMENTATION)
+
+
+def refusal(model: PreTrainedModel, problem: str) -> ConfigError:
+    """The error for a model that this path would compute wrongly."""
+    return ConfigError(
+        f"models of type {model.config.model_type} cannot be trained here: {problem}; "
+        "use a Llama, Qwen2, Qwen3 or Mistral model"
+    )
 
 
 def _problems(model: PreTrainedModel) -> Iterator[str]:

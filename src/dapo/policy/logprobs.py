@@ -16,8 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from dapo.errors import ConfigError
-from dapo.policy.attention import IMPLEMENTATION, use_packed_attention
+from dapo.policy.attention import IMPLEMENTATION, refusal, use_packed_attention
 from dapo.policy.packing import Microbatch, in_callers_order, pack
 from dapo.types import Sample
 
@@ -25,7 +24,7 @@ CHUNK_LOGITS = 2**26
 """Logits that exist at a time: 256 MB in float32, 1,365 positions of a vocabulary of 49,152."""
 
 BLOCK_LOGITS = 2**21
-"""What elementwise work takes at a time: its temporaries stay in the cache, and are not fetched from the system anew."""
+"""Elementwise work takes so many at a time: its temporaries stay in the cache and their memory is used again."""
 
 AGREEMENT = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Nats by which packed and plain log-probabilities may differ on average."""
@@ -74,8 +73,9 @@ def token_logprobs(model: PreTrainedModel, microbatch: Microbatch, *, temperatur
     scores = []
     for part in chunks(len(hidden), len(head.weight)):
         logits, targets = linear(hidden[part], head.weight, getattr(head, "bias", None)), microbatch.targets[part]
-        for rows in _blocks(logits):
-            scores.append(_log_softmax(logits[rows], temperature).gather(1, targets[rows, None]).flatten())
+        scores += [
+            _log_softmax(logits[rows], temperature).gather(1, targets[rows, None]).flatten() for rows in _blocks(logits)
+        ]
     return torch.cat(scores)
 
 
@@ -90,6 +90,18 @@ def use_packed_forward(model: PreTrainedModel) -> None:
         return
     plain = model.config._attn_implementation
     use_packed_attention(model)
+    try:
+        difference = _packed_difference(model, plain)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise refusal(model, f"it does not run on packed sequences ({error})") from error
+    if not difference <= AGREEMENT[model.dtype]:
+        raise refusal(
+            model, f"log-probabilities of packed sequences differ by {difference:.2g} nats from those of single ones"
+        )
+
+
+def _packed_difference(model: PreTrainedModel, plain: str) -> float:
+    """How far log-probabilities are apart with packed and with `plain` attention, in nats, on average."""
     head: Any = model.get_output_embeddings()
     ids = tuple((7 * i + 3) % len(head.weight) for i in range(15))
     prompts, responses = (ids[:3], ids[3:8]), (ids[8:10], ids[10:14], ids[14:])
@@ -103,12 +115,7 @@ def use_packed_forward(model: PreTrainedModel) -> None:
     model.set_attn_implementation(plain)
     alone = [_plain_logprobs(model, sample) for sample in samples]
     model.set_attn_implementation(IMPLEMENTATION)
-    difference = fmean(abs(a - b) for a, b in zip(chain(*packed), chain(*alone), strict=True))
-    if not difference <= AGREEMENT[head.weight.dtype]:
-        raise ConfigError(
-            f"models of type {model.config.model_type} cannot be trained here: log-probabilities of packed sequences "
-            f"differ by {difference:.2g} nats from those of single ones; use a Llama, Qwen2, Qwen3 or Mistral model"
-        )
+    return fmean(abs(a - b) for a, b in zip(chain(*packed), chain(*alone), strict=True))
 
 
 class _Score(torch.autograd.Function):

@@ -126,10 +126,8 @@ class Policy:
         ]
         return [minibatch[i] for i in chosen], weights[chosen]
 
-    def _backward(
-        self, microbatch: Microbatch, samples: Sequence[Sample], weights: Tensor
-    ) -> Iterator[dict[str, Tensor]]:
-        """Add the gradient of a microbatch's loss to what is there; yields sums over its trained tokens, by chunk.
+    def _backward(self, microbatch: Microbatch, samples: Sequence[Sample], weights: Tensor) -> list[dict[str, Tensor]]:
+        """Add the gradient of a microbatch's loss to what is there; returns sums over its trained tokens, by chunk.
 
         The loss is a sum over tokens, so each chunk of tokens goes through the head, the loss and back to the hidden
         states on its own, and the layers follow with all of them.
@@ -137,6 +135,7 @@ class Policy:
         tokens = self._per_token(microbatch, samples, weights)
         hidden = hidden_states(self._model, microbatch)  # [S, hidden]
         gradient = torch.empty_like(hidden)
+        sums = []
         head: Any = self._model.get_output_embeddings()
         for part in chunks(len(hidden), len(head.weight)):
             inputs = hidden.detach()[part].requires_grad_()
@@ -147,14 +146,14 @@ class Policy:
                 temperature=self._temperature,
                 differentiable_entropy=self._loss.entropy_coef > 0,
             )
-            loss, sums = _objective(
-                logprobs, entropies, {name: values[part] for name, values in tokens.items()}, self._loss
-            )
+            chunk = {name: values[part] for name, values in tokens.items()}
+            loss, chunk_sums = _objective(logprobs, entropies, chunk, self._loss)
             loss.backward()
             assert inputs.grad is not None
             gradient[part] = inputs.grad
-            yield sums
+            sums.append(chunk_sums)
         hidden.backward(gradient)
+        return sums
 
     def _per_token(self, microbatch: Microbatch, samples: Sequence[Sample], weights: Tensor) -> dict[str, Tensor]:
         """`[S]` each: what the loss needs beside the log-probabilities; keys are missing where nothing is known."""
