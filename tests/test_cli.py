@@ -1,4 +1,4 @@
-"""The command line: bad input is answered in words with exit code 2 and writes nothing; good input does what it says."""
+"""The command line: bad input is answered in words and writes nothing, good input does what it says."""
 
 import json
 from pathlib import Path

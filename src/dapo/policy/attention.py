@@ -78,7 +78,7 @@ class Block:
             return None
         key = torch.arange(num_keys, device=self.keys.device)
         query = self.first_query[:, None, None] + torch.arange(num_queries, device=self.keys.device)[:, None]
-        # a padded query behind the last key would see none in a window: nan, also in the gradients of the keys
+        # a padded query behind the last key would see none in a window, and not every kernel survives such a row
         query = query.clamp(max=num_keys - 1)
         seen = key <= query  # [N or 1, Q, K]
         if window is not None:
