@@ -8,7 +8,7 @@ PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check 
 # the extra dev is what `make test` and `make check` need
 PYTEST ?= $(VENV)/bin/python -m pytest
 
-.PHONY: install install-dev install-gym quickstart test check format clean
+.PHONY: install install-dev install-gym quickstart test check format golden clean
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -48,3 +48,7 @@ format: install-dev
 
 clean:
 	rm -rf $(VENV) build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+# makes the committed 20-step run anew: only with a change of numerics, and with the reason in the commit
+golden: install-dev
+	$(VENV)/bin/python tests/test_train.py $$(mktemp -d)/run

@@ -430,8 +430,15 @@ def test_a_checkpoint_of_other_shapes_is_refused(tmp_path: Path) -> None:
 
 def test_logprobs_for_some_samples_only_are_an_error() -> None:
     first, *others = make_policy().record_old_logprobs(ragged())
-    with pytest.raises(ValueError, match="all samples or none"):
-        make_policy(microbatch_tokens=1000).update([dataclasses.replace(first, old_logprobs=None), *others], step=1)
+    with pytest.raises(ValueError, match="all samples of a minibatch or for none"):
+        make_policy(microbatch_tokens=1).update([dataclasses.replace(first, old_logprobs=None), *others], step=1)
+
+
+@pytest.mark.parametrize("field", ["mask", "old_logprobs", "engine_logprobs"])
+def test_values_that_do_not_match_the_response_are_an_error(field: str) -> None:
+    rows = [sample(0, (1, 2), (3, 4, 5), **{field: (1.0,)}), sample(0, (1, 2), (6,), **{field: (1.0,)})]
+    with pytest.raises(ValueError, match="one value for each response token"):
+        make_policy().update(rows, step=1)
 
 
 def test_a_broken_off_update_leaves_no_gradient_behind(tmp_path: Path) -> None:

@@ -111,6 +111,8 @@ class Policy:
 
     def _rows_to_compute(self, minibatch: Sequence[Sample]) -> tuple[list[Sample], Tensor]:
         """The samples that can carry a gradient, and `[N]` their loss weights among all of the minibatch (Eq. 12)."""
+        if len({sample.old_logprobs is None for sample in minibatch}) > 1:
+            raise ValueError("old_logprobs must be there for all samples of a minibatch or for none of them")
         lengths = torch.tensor([sample.num_trained_tokens for sample in minibatch])
         weights = aggregation_weights(
             lengths,
@@ -180,10 +182,7 @@ class Policy:
         if self._reference is not None:
             tokens["reference"] = token_logprobs(self._reference, microbatch, temperature=self._temperature)
         if any(len(values) != sum(microbatch.lengths) for values in tokens.values()):
-            raise ValueError(
-                "mask, old_logprobs and engine_logprobs need one value for each response token, "
-                "and old_logprobs either all samples or none"
-            )
+            raise ValueError("mask, old_logprobs and engine_logprobs must have one value for each response token")
         return tokens
 
 
@@ -207,7 +206,8 @@ def _objective(
     sums["entropy"] = entropies.detach()[mask].sum()
     if "engine" in tokens:
         gaps = (tokens["engine"] - old).abs()[mask]
-        sums["gap"], sums["gap_max"] = gaps.sum(), gaps.max() if len(gaps) else gaps.sum()
+        sums["gap"], sums["gap_tokens"] = gaps.sum(), mask.sum()
+        sums["gap_max"] = gaps.max() if len(gaps) else gaps.sum()
     if "reference" in tokens:
         kl = kl_penalty(logprobs[:, None], tokens["reference"][:, None], mask[:, None], weights)
         sums["kl"] = kl.detach()
@@ -242,7 +242,7 @@ def _token_metrics(parts: Sequence[Mapping[str, Tensor]], config: LossConfig) ->
     metrics |= {name: sums[key] / count for name, key in means.items()}
     if sums["clipped_high"]:
         metrics["loss/clipped_high_prob_mean"] = sums["clipped_high_prob_sum"] / sums["clipped_high"]
-    if "gap" in sums:
-        metrics["rollout/engine_logprob_gap_mean"] = sums["gap"] / count
+    if sums["gap_tokens"]:
+        metrics["rollout/engine_logprob_gap_mean"] = sums["gap"] / sums["gap_tokens"]
         metrics["rollout/engine_logprob_gap_max"] = sums["gap_max"]
     return metrics
