@@ -135,7 +135,7 @@ def multiplies_bfloat16_fast(device: str) -> bool:
     """Has the processor instructions for it? Without them bfloat16 is several times slower than float32."""
     if device == "cuda":
         return True
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.12 and newer
+    capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.12 and newer
     if not capabilities:
         return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16", "arm_bf16"))
