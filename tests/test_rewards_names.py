@@ -38,7 +38,7 @@ def test_every_registered_verifier_tells_right_from_wrong(name):
         ("maths", {}, "unknown verifier 'maths'; did you mean math? known: exact, gsm8k, gym, math, math_dapo, or"),
         ("zzz", {}, "unknown verifier 'zzz'; known: exact"),
         ("exact", {"extrct": "none"}, "verifier exact has no option 'extrct'; it has extract, ignore_case"),
-        ("exact", {"extract": "first"}, "exact: extract must be one of none, answer_line, last_number, got 'first'"),
+        ("exact", {"extract": "first"}, "one of none, answer_line, last_number, final, got 'first'"),
         ("exact", {"ignore_case": 3}, "exact: ignore_case must be true or false, got 3"),
         ("math", {"timeout": 3}, "verifier math has no option 'timeout'; it has none"),
         ("gsm8k", {"flexible": "yes"}, "gsm8k: flexible must be true or false, got 'yes'"),

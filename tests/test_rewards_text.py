@@ -62,6 +62,8 @@ def test_exact_compares_words_without_case_unless_told():
         ({"extract": "last_number"}, "12.0 dollars", True),
         ({"extract": "last_number"}, "12, no: 13", False),
         ({"extract": "last_number"}, "twelve", False),
+        ({"extract": "final"}, "The answer is 12.", True),
+        ({"extract": "final"}, "12, no: 13", False),
     ],
 )
 def test_exact_reads_where_it_is_told_to(options, response, expected):
@@ -209,3 +211,10 @@ def test_math_dapo_judges_as_released(answer, response, expected):
 )
 def test_math_dapo_normalises_as_released(answer, expected):
     assert normalise(answer) == expected
+
+
+def test_exact_final_takes_the_last_number_only_where_the_reference_is_one():
+    verify = get_verifier("exact", extract="final")
+    assert verify(Problem("p", "?", "2 7 9"), "2 7 9.").correct
+    assert not verify(Problem("p", "?", "2 7 9"), "sorted: 2 7 9").correct
+    assert verify(Problem("p", "?", "9"), "sorted: 2 7 9").correct

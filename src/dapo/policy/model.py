@@ -46,7 +46,7 @@ def load_model(
         if name == "tiny-random":
             model, tokenizer = tiny_random(dtype)
         elif name == "smollm2-135m-instruct":
-            model, tokenizer = _from_pretrained(name, smollm2_directory(), dtype, trust_remote_code=False)
+            model, tokenizer = _from_pretrained(name, _place(str(smollm2_directory())), dtype, trust_remote_code=False)
         else:
             model, tokenizer = _from_pretrained(name, _place(name), dtype, trust_remote_code)
     stop_ids = find_stop_ids(model, tokenizer)
