@@ -30,7 +30,7 @@ from dapo.evaluation import evaluate
 from dapo.policy.checkpoint import SavedWeights
 from dapo.policy.model import export_model
 from dapo.rewards.pool import VerifierPool
-from dapo.run import RunDirectory, atomic_write_json, default_run_path, make_manifest, step_of
+from dapo.run import RunDirectory, atomic_write_json, default_run_path, make_manifest, refuse_existing_run, step_of
 from dapo.telemetry.console import ProgressDisplay, final_report
 from dapo.telemetry.plots import plot_curves
 from dapo.train import Progress, read_evaluations, restore, summarise, train
@@ -88,14 +88,6 @@ def run_training(config: Config, inputs: Inputs, judge: VerifierPool, run: RunDi
             parts.tracker.close()
             run.write_summary(summarise(parts, progress, exit_reason=reason))
     report(config, run)
-
-
-def refuse_existing_run(path: Path) -> None:
-    """Say so before the model is loaded, not after."""
-    if (path / "config.yaml").exists():
-        raise CheckpointError(
-            f"{path} already holds a run; continue it with `dapo resume {path}` or choose another --run-dir"
-        )
 
 
 def report(config: Config, run: RunDirectory) -> None:

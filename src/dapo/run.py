@@ -272,6 +272,12 @@ def _numbered(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("step_*") if _STEP_NAME.fullmatch(path.name)), key=step_of)
 
 
+def refuse_existing_run(path: Path) -> None:
+    """Raise CheckpointError if a run is there: to say so before a model is loaded, not after."""
+    if RunDirectory(path).config.exists():
+        raise _already_a_run(path)
+
+
 def _already_a_run(path: Path) -> CheckpointError:
     return CheckpointError(
         f"{path} already holds a run; continue it with `dapo resume {path}` or choose another --run-dir"
