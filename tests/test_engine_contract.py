@@ -138,6 +138,23 @@ def test_an_end_token_exactly_at_the_limit_is_stop(name: str) -> None:
 
 
 @each_engine
+def test_no_end_token_comes_among_the_first_min_new_tokens(name: str) -> None:
+    stop_ids = tuple(range(0, VOCABULARY, 2))  # every other token: five in a row without one are rare by chance
+    done = run(ENGINES[name].make(8), group("a", 24, max_new_tokens=12, min_new_tokens=5, stop_ids=stop_ids))
+    for generation in done.values():
+        assert not set(generation.token_ids[:5]) & set(stop_ids)
+        assert (len(generation.token_ids) >= 6 and generation.finish == "stop") or len(generation.token_ids) == 12
+    assert any(generation.finish == "stop" for generation in done.values())
+
+
+@each_engine
+@pytest.mark.parametrize("least", [-1, 9])
+def test_a_least_length_outside_the_limit_is_refused(name: str, least: int) -> None:
+    with pytest.raises(EngineError, match=f"min_new_tokens must be from 0 to max_new_tokens=8, got {least}"):
+        ENGINES[name].make(2).submit([request(max_new_tokens=8, min_new_tokens=least)])
+
+
+@each_engine
 def test_either_of_two_stop_ids_ends_a_response(name: str) -> None:
     engine = ENGINES[name].make(4)
     free = run(engine, [request(max_new_tokens=8)])["a"].token_ids
@@ -323,6 +340,17 @@ def test_logprobs_are_those_of_the_plain_forward(name: str) -> None:
     model = twin(name)
     for r in requests:
         assert_logprobs_agree(model, r, done[r.id])
+
+
+@each_law
+def test_before_the_least_length_the_law_is_renormalised_without_the_end_tokens(name: str) -> None:
+    entry = ENGINES[name]
+    assert entry.model is not None
+    stop_ids = tuple(range(0, VOCABULARY, 2))
+    done = run(entry.make(4), [request(max_new_tokens=1, min_new_tokens=1, stop_ids=stop_ids)])["a"]
+    logits = entry.model(0)(input_ids=torch.tensor([PROMPT])).logits[0, -1].detach()
+    logits[list(stop_ids)] = -torch.inf
+    assert done.logprobs[0] == pytest.approx(float(logits.log_softmax(-1)[done.token_ids[0]]), abs=TOLERANCE)
 
 
 @each_model

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dapo.config import build_config
 from dapo.data.stream import ProblemStream
 from dapo.engines.scripted import ScriptedEngine
 from dapo.errors import EngineError, RewardError, Starved
 from dapo.keyed import keyed_uniforms
-from dapo.rollout import Batch, DynamicSampler, SamplingPlan, collect, require_groups
+from dapo.rollout import Batch, DynamicSampler, SamplingPlan, collect, require_groups, sampling_plan
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
 
 RIGHT, WRONG, BROKEN, FILL, END = 1, 2, 3, 4, 9
@@ -291,3 +292,18 @@ class Confused(ScriptedEngine):
 def test_an_answer_to_an_unknown_request_is_an_engine_error():
     with pytest.raises(EngineError, match="the engine answered request 'nobody', which is not in flight"):
         run(in_order(4), Confused(random_script), sampler())
+
+
+def test_a_least_response_length_reaches_every_request():
+    config = build_config(
+        {
+            "model": "m",
+            "data": {"train": "t.jsonl"},
+            "rollout": {"prompts_per_step": 4, "group_size": 4, "max_response_tokens": 9, "min_response_tokens": 7},
+            "train": {"minibatch_groups": 4},
+            "overlong": {"buffer_tokens": 2},
+        }
+    )
+    engine = ScriptedEngine(random_script)
+    collect(in_order(50), engine, Marks(), sampler(), Letters(), sampling_plan(config, (END,)), step=1)
+    assert {(r.min_new_tokens, r.max_new_tokens) for r in engine.submitted} == {(7, 9)}

@@ -65,6 +65,9 @@ class RolloutConfig(Section):
     prompts_per_step: Positive = Field(512, description="informative groups that make a batch")
     group_size: Int = Field(16, description="G: responses sampled to each prompt")
     max_response_tokens: Positive = Field(20480, description="L_max, the sampled end token included")
+    min_response_tokens: Int = Field(
+        0, ge=0, description="end tokens cannot be sampled before; for measurements of equal work, not for training"
+    )
     temperature: Float = Field(1.0, gt=0)
     top_p: Float = Field(1.0, gt=0, le=1)
     slots: Positive = Field(64, description="native engine: sequences decoded at a time")
@@ -191,6 +194,11 @@ class Config(Section):
         if rollout.group_size < 2:
             raise ValueError(
                 f"rollout.group_size must be at least 2 to compare responses with each other, got {rollout.group_size}"
+            )
+        if rollout.min_response_tokens > rollout.max_response_tokens:
+            raise ValueError(
+                f"rollout.min_response_tokens={rollout.min_response_tokens} must not exceed "
+                f"rollout.max_response_tokens={rollout.max_response_tokens}"
             )
         if rollout.prompts_per_step % train.minibatch_groups:
             raise ValueError(

@@ -14,6 +14,7 @@ PAPER: dict[str, object] = {
     "rollout.prompts_per_step": 512,
     "rollout.group_size": 16,
     "rollout.max_response_tokens": 20480,
+    "rollout.min_response_tokens": 0,
     "rollout.temperature": 1.0,
     "dynamic_sampling.enabled": True,
     "dynamic_sampling.filter": None,

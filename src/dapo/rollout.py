@@ -53,6 +53,7 @@ class SamplingPlan:
     top_p: float
     stop_ids: tuple[int, ...]
     seed: int
+    min_response_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -245,6 +246,7 @@ class _Collector:
                 top_p=self.plan.top_p,
                 seed=keyed_seed(self.plan.seed, "token", self.step, position, i),
                 stop_ids=self.plan.stop_ids,
+                min_new_tokens=self.plan.min_response_tokens,
             )
             for i in range(size)
         ]
@@ -345,4 +347,5 @@ def sampling_plan(config: Config, stop_ids: Sequence[int]) -> SamplingPlan:
         top_p=config.rollout.top_p,
         stop_ids=tuple(stop_ids),
         seed=config.train.seed,
+        min_response_tokens=config.rollout.min_response_tokens,
     )

@@ -41,6 +41,8 @@ class GenerationRequest:
     """Keys every draw: token t is a function of (seed, t) and the model's law alone."""
     stop_ids: tuple[int, ...]
     """Sampling one of these ends the response; the token itself belongs to it."""
+    min_new_tokens: int = 0
+    """None of the first so many tokens is one of `stop_ids`: the law is renormalised over the others."""
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,11 @@ class ScriptedEngine:
         for request in requests:
             if request.id in self._in_flight or request.id in new:
                 raise EngineError(f"request id {request.id!r} is in flight already; ids must be unique")
+            if not 0 <= request.min_new_tokens <= request.max_new_tokens:
+                raise EngineError(
+                    f"request {request.id!r}: min_new_tokens must be from 0 to max_new_tokens="
+                    f"{request.max_new_tokens}, got {request.min_new_tokens}"
+                )
             if request.max_new_tokens < 1 or not request.prompt_ids:
                 raise EngineError(
                     f"request {request.id!r} must have a prompt and ask for at least 1 token, got "
@@ -127,7 +132,13 @@ class ScriptedEngine:
 
 
 def cut(request: GenerationRequest, token_ids: Sequence[int], finish: Finish) -> tuple[tuple[int, ...], Finish]:
-    """A scripted response as an engine would give it: with its first stop id, and within `max_new_tokens`."""
+    """A scripted response as an engine would give it: with its first stop id, and within `max_new_tokens`.
+
+    Stop ids among the first `min_new_tokens` are left out: no engine could sample them.
+    """
+    while early := [t for t in token_ids[: request.min_new_tokens] if t in request.stop_ids]:
+        place = list(token_ids).index(early[0])
+        token_ids = [*token_ids[:place], *token_ids[place + 1 :]]
     for place, token in enumerate(token_ids[: request.max_new_tokens]):
         if token in request.stop_ids:
             return tuple(token_ids[: place + 1]), "stop"

@@ -193,7 +193,7 @@ class NativeEngine:
     def _sample(self, sequences: Sequence[Live], logits: Tensor) -> list[Finish | None]:
         """Give each sequence its next token, from `[n, vocabulary]` logits. The one wait for the device in a step."""
         tokens, logprobs = sample(
-            logits,
+            _without(logits, [one.forbidden for one in sequences]),
             [one.next_draw() for one in sequences],
             [one.request.temperature for one in sequences],
             [one.request.top_p for one in sequences],
@@ -265,6 +265,15 @@ class NativeEngine:
 
     def _count(self, **added: int) -> None:
         self._stats = replace(self._stats, **{name: getattr(self._stats, name) + n for name, n in added.items()})
+
+
+def _without(logits: Tensor, forbidden: Sequence[Sequence[int]]) -> Tensor:
+    """`[n, vocabulary]` logits, changed in place: row i gives no probability to the tokens `forbidden[i]`."""
+    places = [(row, token) for row, tokens in enumerate(forbidden) for token in tokens]
+    if places:
+        rows, tokens = torch.tensor(places, device=logits.device).unbind(1)
+        logits[rows, tokens] = -torch.inf
+    return logits
 
 
 def prefill_batches(groups: Sequence[list[Live]]) -> Iterator[list[list[Live]]]:

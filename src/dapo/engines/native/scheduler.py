@@ -34,6 +34,11 @@ class Live:
         """Prompt and response tokens so far."""
         return len(self.request.prompt_ids) + len(self.token_ids)
 
+    @property
+    def forbidden(self) -> tuple[int, ...]:
+        """Tokens that the next one may not be: the end tokens, before the least length is reached."""
+        return self.request.stop_ids if len(self.token_ids) < self.request.min_new_tokens else ()
+
     def next_draw(self) -> float:
         """The uniform number that the next token is drawn with: a function of the seed and the token's place."""
         t = len(self.token_ids)
@@ -117,6 +122,12 @@ class Scheduler:
     def _check_numbers(self, request: GenerationRequest) -> None:
         expectations = (
             ("max_new_tokens", request.max_new_tokens, "at least 1", request.max_new_tokens >= 1),
+            (
+                "min_new_tokens",
+                request.min_new_tokens,
+                f"from 0 to max_new_tokens={request.max_new_tokens}",
+                0 <= request.min_new_tokens <= request.max_new_tokens,
+            ),
             ("temperature", request.temperature, "0 (greedy) or more", 0 <= request.temperature < float("inf")),
             ("top_p", request.top_p, "above 0 and at most 1", 0 < request.top_p <= 1),
             ("seed", request.seed, "0 or more", request.seed >= 0),
