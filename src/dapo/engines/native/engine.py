@@ -65,7 +65,7 @@ class NativeEngine:
     """
 
     def __init__(self, model: PreTrainedModel, *, slots: int, cache_tokens: int | None = None) -> None:
-        forward = adopt(model.eval().requires_grad_(False))
+        forward = adopt(model.eval().requires_grad_(False), rows=slots)
         self._forward: Forward | None = forward
         self._scheduler = Scheduler(
             slots,

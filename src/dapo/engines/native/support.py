@@ -9,6 +9,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from dapo.engines.native import attention
 from dapo.engines.native.cache import SlotCache
 from dapo.engines.native.forward import Forward
+from dapo.engines.native.linear import pack_linears
 from dapo.errors import EngineError
 from dapo.keyed import keyed_uniforms
 
@@ -26,16 +27,18 @@ HALF_TOLERANCE = 0.1
 """For bfloat16 and float16, where two plain forwards already differ by a few hundredths."""
 
 
-def adopt(model: PreTrainedModel) -> Forward:
-    """Give the model the engine's attention and return it ready to run.
+def adopt(model: PreTrainedModel, *, rows: int) -> Forward:
+    """Give the model the engine's attention and linear layers, for about `rows` rows; returns it ready to run.
 
-    Raises EngineError, with the model as it was, if the engine cannot reproduce the model's plain forward.
+    Raises EngineError if the engine cannot reproduce the model's plain forward; the model attends as before then, but
+    its linear layers may stay packed.
     """
     for problem in _known_problems(model):
         raise _refusal(model, problem)
     plain = model.config._attn_implementation
     samples = [_plain_logits(model, ids) for ids in _test_sequences(model)]
     attention.register()
+    pack_linears(model, rows=rows)
     model.set_attn_implementation(attention.NAME)
     cause: Exception | None = None
     try:

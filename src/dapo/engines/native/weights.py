@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from dapo.engines.engine import WeightSource
+from dapo.engines.native.linear import PackedLinear, packed_weights
 from dapo.errors import EngineError
 
 NAMES_SHOWN = 5
@@ -18,6 +19,7 @@ def copy_weights(source: WeightSource, model: nn.Module) -> None:
     """
     targets = dict(model.named_parameters(remove_duplicate=False))
     buffers = dict(model.named_buffers(remove_duplicate=False))
+    layers = packed_weights(model)
     given: dict[int, str] = {}
     unexpected = []
     for name, tensor in source.named_tensors():
@@ -26,7 +28,7 @@ def copy_weights(source: WeightSource, model: nn.Module) -> None:
         elif name not in targets:
             unexpected.append(name)
         else:
-            _copy_parameter(name, tensor, targets[name], given)
+            _copy_parameter(name, tensor, targets[name], given, layers.get(id(targets[name])))
     missing = [name for name, target in targets.items() if id(target) not in given]
     if missing or unexpected:
         raise EngineError(
@@ -35,10 +37,12 @@ def copy_weights(source: WeightSource, model: nn.Module) -> None:
         )
 
 
-def _copy_parameter(name: str, tensor: Tensor, target: Tensor, given: dict[int, str]) -> None:
-    """`given` holds the name that each target has been filled under, by identity."""
+def _copy_parameter(
+    name: str, tensor: Tensor, target: Tensor, given: dict[int, str], layer: PackedLinear | None
+) -> None:
+    """`given` holds the name that each target has been filled under, by identity; `layer` keeps its values packed."""
     if id(target) not in given:
-        _copy(name, tensor, target)
+        _copy(name, tensor, target if layer is None else layer)
         given[id(target)] = name
     elif not torch.equal(tensor.to(target), target):
         raise EngineError(
@@ -47,12 +51,16 @@ def _copy_parameter(name: str, tensor: Tensor, target: Tensor, given: dict[int, 
         )
 
 
-def _copy(name: str, tensor: Tensor, target: Tensor) -> None:
-    if tensor.shape != target.shape:
+def _copy(name: str, tensor: Tensor, target: Tensor | PackedLinear) -> None:
+    shape = (target.weight if isinstance(target, PackedLinear) else target).shape
+    if tensor.shape != shape:
         raise EngineError(
-            f"load_weights: {name} has shape {tuple(tensor.shape)}, the engine's model needs {tuple(target.shape)}"
+            f"load_weights: {name} has shape {tuple(tensor.shape)}, the engine's model needs {tuple(shape)}"
         )
-    target.copy_(tensor)
+    if isinstance(target, PackedLinear):
+        target.load(tensor)
+    else:
+        target.copy_(tensor)
 
 
 def _shown(names: list[str]) -> str:
