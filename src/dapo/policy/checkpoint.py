@@ -2,10 +2,12 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -19,18 +21,41 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def save_optimizer(optimizer: MasterAdamW, directory: Path) -> None:
-    """Write master weights, moments and counters into `directory`, which exists, and see them to the disk."""
-    _write_tensors(directory / WEIGHTS_FILE, dict(optimizer.masters))
-    for kind, values in optimizer.moments().items():
-        _write_tensors(directory / f"{kind}.safetensors", values)
-    counters = {
-        "num_updates": optimizer.num_updates,
-        "skipped_in_a_row": optimizer.skipped_in_a_row,
-        "tied": optimizer.tied,
-    }
-    path = directory / COUNTERS_FILE
-    path.write_text(json.dumps(counters, indent=2) + "\n", encoding="utf-8")
-    _to_disk(path)
+    """Write master weights, moments and counters into `directory`, which exists, and see them to the disk.
+
+    Raises OSError where that fails, as on a full disk.
+    """
+    _write(directory, _tensors(optimizer), _counters(optimizer))
+
+
+class OptimizerCopy:
+    """A copy of an optimiser's state in main memory, from which a checkpoint is written while training goes on.
+
+    It takes as much memory as the state itself, 12 bytes a parameter in float32, and keeps it from one checkpoint to
+    the next: into memory that is already there the copy is made four times as fast.
+    """
+
+    def __init__(self, optimizer: MasterAdamW) -> None:
+        self._optimizer = optimizer
+        self._buffers: dict[tuple[str, str], Tensor] = {}
+
+    def take(self) -> Callable[[Path], None]:
+        """Copy the state as it is now; the result does with the copy what `save_optimizer` does, in any thread.
+
+        The next `take` overwrites the copy.
+        """
+        copied = {
+            file: {name: self._copy((file, name), tensor) for name, tensor in tensors.items()}
+            for file, tensors in _tensors(self._optimizer).items()
+        }
+        return partial(_write, tensors=copied, counters=_counters(self._optimizer))
+
+    def _copy(self, key: tuple[str, str], tensor: Tensor) -> Tensor:
+        buffer = self._buffers.get(key)
+        if buffer is None:
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._buffers[key] = buffer
+        return buffer.copy_(tensor.detach())
 
 
 def load_optimizer(optimizer: MasterAdamW, directory: Path) -> None:
@@ -95,8 +120,29 @@ def _read_tensors(path: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+def _tensors(optimizer: MasterAdamW) -> dict[str, Mapping[str, Tensor]]:
+    """What is saved, by file name."""
+    return {WEIGHTS_FILE: optimizer.masters} | {f"{kind}.safetensors": v for kind, v in optimizer.moments().items()}
+
+
+def _counters(optimizer: MasterAdamW) -> dict[str, Any]:
+    return {
+        "num_updates": optimizer.num_updates,
+        "skipped_in_a_row": optimizer.skipped_in_a_row,
+        "tied": optimizer.tied,
+    }
+
+
+def _write(directory: Path, tensors: Mapping[str, Mapping[str, Tensor]], counters: Mapping[str, Any]) -> None:
+    for file, values in tensors.items():
+        path = directory / file
+        try:
+            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in values.items()}, path)
+        except SafetensorError as error:  # its writer wraps what the system says
+            raise OSError(f"{path} cannot be written: {error}") from error
+        _to_disk(path)
+    path = directory / COUNTERS_FILE
+    path.write_text(json.dumps(counters, indent=2) + "\n", encoding="utf-8")
     _to_disk(path)
 
 

@@ -2,7 +2,7 @@
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dapo.algo.loss import aggregation_weights, kl_penalty, policy_loss
 from dapo.config import LossConfig, OptimConfig
-from dapo.policy.checkpoint import load_optimizer, save_optimizer
+from dapo.policy.checkpoint import OptimizerCopy, load_optimizer, save_optimizer
 from dapo.policy.logprobs import chunks, hidden_states, score_tokens, token_logprobs, use_packed_forward
 from dapo.policy.model import LoadedModel
 from dapo.policy.optim import MasterAdamW, learning_rate
@@ -57,6 +57,7 @@ class Policy:
         use_packed_forward(self._model)
         self._reference = copy.deepcopy(self._model).requires_grad_(False) if loss.kl_coef > 0 else None
         self._optimizer = MasterAdamW(self._model, optim)
+        self._copy = OptimizerCopy(self._optimizer)
         self._loss, self._optim = loss, optim
         self._temperature = temperature
         self._microbatch_tokens = microbatch_tokens
@@ -101,6 +102,10 @@ class Policy:
     def save(self, directory: str | Path) -> None:
         """Write weights, AdamW's moments and counters into `directory`, which exists."""
         save_optimizer(self._optimizer, Path(directory))
+
+    def snapshot(self) -> Callable[[Path], None]:
+        """Copy the state; the result writes the copy like `save`, in any thread, until the next snapshot is taken."""
+        return self._copy.take()
 
     def load(self, directory: str | Path) -> None:
         """Continue from what `save` wrote, bit for bit. Raises CheckpointError; the reference stays as it is."""
