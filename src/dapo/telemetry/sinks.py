@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from dapo.errors import ConfigError, DataError
+from dapo.telemetry.secrets import mask_options
 
 Metrics: TypeAlias = Mapping[str, float | int]
 
@@ -25,17 +26,24 @@ class Sink(Protocol):
 
 
 class JsonlSink:
-    """Appends `{"step": 12, "reward/mean": 0.5, ...}` lines, each flushed as it is written so it can be followed.
+    """Appends `{"step": 12, "reward/mean": 0.5, ...}` lines, each written at once so it can be followed.
 
     Keys keep the order they are given in. JSON has no infinity and no NaN: both are written as null.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (closed by close)
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Append one line."""
-        self._file.write(to_json({"step": step, **metrics}) + "\n")
+        """Append one line, whole or not at all. Raises OSError, as on a full disk."""
+        line = (to_json({"step": step, **metrics}) + "\n").encode()
+        before = os.fstat(self._file.fileno()).st_size
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            self._file.truncate(before)
+            raise OSError(error.errno, error.strerror, self._file.name) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -64,8 +72,9 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """Weights & Biases. The run's id is kept in `directory`, so that a resumed run continues the same curves.
+    """Weights & Biases; secrets among the options are masked.
 
+    The run's id is kept in `directory`, so that a resumed run continues the same curves.
     W&B's history only grows: of the steps that are repeated after a resume it keeps what it saw first.
     """
 
@@ -74,7 +83,7 @@ class WandbSink:
         id_file = Path(directory) / "wandb-run-id"
         run_id = id_file.read_text().strip() if id_file.exists() else None
         self._run = wandb.init(
-            project=project, name=name, config=dict(config), dir=str(directory), id=run_id, resume="allow"
+            project=project, name=name, config=mask_options(config), dir=str(directory), id=run_id, resume="allow"
         )
         id_file.write_text(f"{self._run.id}\n")
 
@@ -88,14 +97,14 @@ class WandbSink:
 
 
 class TrackioSink:
-    """trackio, which keeps its data where TRACKIO_DIR says. A run of the same name is continued.
+    """trackio, which keeps its data where TRACKIO_DIR says; secrets are masked. A run of the same name is continued.
 
     Steps that are repeated after a resume are there twice.
     """
 
     def __init__(self, project: str, name: str, config: Mapping[str, Any]) -> None:
         self._trackio = _tracker("trackio", package="trackio")
-        self._trackio.init(project=project, name=name, config=dict(config), resume="allow")
+        self._trackio.init(project=project, name=name, config=mask_options(config), resume="allow")
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Record one step."""
