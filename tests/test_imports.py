@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1] / "src" / PACKAGE
 LAYERS = [
     {"types", "errors", "config", "keyed", "algo"},
     {"data", "rewards", "engines", "policy", "telemetry"},
-    {"rollout", "evaluation", "explain", "run", "samples", "train"},
+    {"rollout", "evaluation", "explain", "run", "checkpoints", "interrupt", "parts", "saving", "samples", "train"},
     {"distributed"},
     {"assemble"},
     {"commands", "cli", "__main__"},

@@ -48,7 +48,7 @@ class TestCreateAndOpen:
     def test_a_new_run_holds_its_config_and_manifest(self, run):
         assert run.config.read_text() == "seed: 0\n"
         assert json.loads(run.manifest.read_text()) == {"seed": 0}
-        assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "manifest.json"]
+        assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "lock", "manifest.json"]
         assert RunDirectory.open(run.path) == run
 
     def test_the_layout_is_the_documented_one(self):
@@ -126,7 +126,7 @@ class TestCheckpoints:
         assert manifest["step"] == 10
         assert manifest["files"]["policy/w"] == {
             "bytes": 5,
-            "sha256": "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824",
+            "crc32": "3610a686",
         }
         assert sorted(manifest["files"]) == ["policy/w", "state.json"]
         assert run.latest_checkpoint(no_warning) == path
@@ -235,7 +235,7 @@ class TestResume:
 
     def test_cutting_a_run_that_wrote_nothing_is_fine(self, run):
         run.cut_after(-1)
-        assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "manifest.json"]
+        assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "lock", "manifest.json"]
 
 
 class TestManifest:

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(list(arguments) if arguments is not None else None)
     except DapoError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error}" if error.exit_code < 128 else error, file=sys.stderr)
         sys.exit(error.exit_code)
 
 

@@ -23,17 +23,21 @@ from dapo.assemble import (
     read_model,
     resolve_auto,
 )
+from dapo.checkpoints import describe
 from dapo.config import Config, DataSpec, build_config, dump_config, load_config, parse_overrides
 from dapo.data.spec import spec_kind, spec_name
 from dapo.errors import CheckpointError, ConfigError, DapoError
 from dapo.evaluation import evaluate
+from dapo.interrupt import Interrupted, StoppableEngine, signals_as_requests
+from dapo.parts import Parts, Progress
 from dapo.policy.checkpoint import SavedWeights
 from dapo.policy.model import export_model
 from dapo.rewards.pool import VerifierPool
 from dapo.run import RunDirectory, atomic_write_json, default_run_path, make_manifest, refuse_existing_run, step_of
+from dapo.saving import is_logged, restore
 from dapo.telemetry.console import ProgressDisplay, final_report
 from dapo.telemetry.plots import plot_curves
-from dapo.train import Progress, read_evaluations, restore, summarise, train
+from dapo.train import read_evaluations, summarise, train
 
 DEFAULT_EVAL_TOKENS = 1024
 """Response limit of `dapo eval` for a model that no run made; eval.max_response_tokens overrides it."""
@@ -65,11 +69,18 @@ def resume_run(path: Path, overrides: Sequence[str]) -> None:
 
 def run_training(config: Config, inputs: Inputs, judge: VerifierPool, run: RunDirectory) -> None:
     """Train from the newest checkpoint (or the beginning) to the end, then show what came of it."""
-    checkpoint = run.latest_checkpoint(warn=lambda text: print(f"warning: {text}", file=sys.stderr))
+    checkpoint = run.latest_checkpoint(warn=warn)
     first_step = step_of(checkpoint) + 1 if checkpoint else 1
-    run.cut_after(first_step - 1 if checkpoint else -1)
+    if checkpoint:
+        run.cut_after(step_of(checkpoint), is_logged=is_logged(checkpoint))
+    else:
+        run.cut_after(-1)
     display = ProgressDisplay(config.train.num_steps, first_step=first_step)
-    with build_parts(config, inputs, judge, run, display, first_step=first_step) as parts:
+    with (
+        signals_as_requests() as request,
+        build_parts(config, inputs, judge, run, display, first_step=first_step) as parts,
+    ):
+        parts.engine = StoppableEngine(parts.engine, request)
         for note in inputs.notes:
             parts.tracker.message(note)
         parts.tracker.message(f"writing to {run.path}")
@@ -78,16 +89,29 @@ def run_training(config: Config, inputs: Inputs, judge: VerifierPool, run: RunDi
         try:
             train(config, parts, progress)
             reason = "finished"
+        except Interrupted as error:
+            reason = f"interrupted: {error}"
+            raise
         except DapoError as error:
             reason = f"{type(error).__name__}: {error}"
             raise
-        except KeyboardInterrupt:
-            reason = "interrupted"
-            raise
         finally:
-            parts.tracker.close()
-            run.write_summary(summarise(parts, progress, exit_reason=reason))
+            close_run(parts, progress, reason)
     report(config, run)
+
+
+def close_run(parts: Parts, progress: Progress, reason: str) -> None:
+    """Close the trackers and write summary.json; a disk that takes nothing more must not hide why the run ended."""
+    try:
+        parts.tracker.close()
+        parts.run.write_summary(summarise(parts, progress, exit_reason=reason))
+    except OSError as error:
+        warn(f"the summary could not be written: {describe(error)}")
+
+
+def warn(text: str) -> None:
+    """To the standard error."""
+    print(f"warning: {text}", file=sys.stderr)
 
 
 def report(config: Config, run: RunDirectory) -> None:
@@ -96,7 +120,7 @@ def report(config: Config, run: RunDirectory) -> None:
         run.metrics, run.curves, title=f"{config.model.name}, {config.preset} on {spec_name(config.data.train)}"
     )
     evaluations = read_evaluations(run)
-    newest = run.latest_checkpoint(warn=print)
+    newest = run.latest_checkpoint(warn=warn)
     final_report(
         Console(),
         before=evaluations[0] if evaluations else None,
@@ -169,7 +193,7 @@ def evaluation_config(model_or_run: str, data: DataSpec, overrides: Sequence[str
     """A run's own options and newest checkpoint, or the paper's evaluation of a model that no run made."""
     if (Path(model_or_run) / "manifest.json").is_file():
         run = RunDirectory.open(model_or_run)
-        checkpoint = run.latest_checkpoint(warn=lambda text: print(f"warning: {text}", file=sys.stderr))
+        checkpoint = run.latest_checkpoint(warn=warn)
         if checkpoint is None:
             raise CheckpointError(f"{run.path} has no checkpoint yet, so there is nothing to evaluate")
         trained = load_config(run.config)
@@ -225,7 +249,7 @@ def export_run(path: Path, out_dir: Path, *, step: int | None) -> None:
     """`dapo export`: a checkpoint's weights as a Hugging Face model directory."""
     run = RunDirectory.open(path)
     config = resolve_auto(load_config(run.config))
-    checkpoint = run.checkpoint(step) if step is not None else run.latest_checkpoint(warn=print)
+    checkpoint = run.checkpoint(step) if step is not None else run.latest_checkpoint(warn=warn)
     if checkpoint is None:
         raise CheckpointError(f"{run.path} has no checkpoint yet, so there is nothing to export")
     loaded = read_model(config)

@@ -27,6 +27,13 @@ def _no_truth_value(value: object) -> object:
     return value
 
 
+def _one_or_several(value: object) -> object:
+    """`3` is short for `[3]`, and nothing for none."""
+    if value is None:
+        return []
+    return value if isinstance(value, list | tuple) else [value]
+
+
 Int: TypeAlias = Annotated[int, BeforeValidator(_no_truth_value)]
 Float: TypeAlias = Annotated[float, BeforeValidator(_no_truth_value)]
 Positive: TypeAlias = Annotated[Int, Field(gt=0)]
@@ -138,6 +145,7 @@ class TrainConfig(Section):
     microbatch_tokens: Positive = Field(16384, description="prompt + response tokens a backward")
     save_every: Int = Field(20, ge=0, description="steps between checkpoints; 0: only at the end")
     keep_checkpoints: Positive = Field(2, description="newest checkpoints kept")
+    keep_best: bool = Field(True, description="also keep the checkpoint with the best evaluation")
     eval_every: Int = Field(20, ge=0, description="steps between evaluations; 0: only first and last")
     seed: Int = Field(0, ge=0)
     threads: Positive | None = Field(None, description="CPU threads of torch; none: torch's own choice")
@@ -161,6 +169,12 @@ class LogConfig(Section):
     rollouts: bool = Field(True, description="write every judged response to rollouts/*.parquet")
 
 
+class ProfileConfig(Section):
+    steps: Annotated[list[Positive], BeforeValidator(_one_or_several)] = Field(
+        default_factory=list, description="training steps, one or a list, whose traces go to profile/ in the run"
+    )
+
+
 class Config(Section):
     """A whole run."""
 
@@ -177,6 +191,7 @@ class Config(Section):
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()
     log: LogConfig = LogConfig()
+    profile: ProfileConfig = ProfileConfig()
 
     @property
     def max_groups_per_step(self) -> int:

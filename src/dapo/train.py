@@ -1,145 +1,114 @@
 """Algorithm 1 of the paper."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from dapo.checkpoints import StorageError, describe
 from dapo.config import Config
-from dapo.data.stream import ProblemStream
-from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.errors import DapoError
-from dapo.evaluation import EvaluationPlan, evaluate
-from dapo.rollout import Batch, DynamicSampler, Encoder, Judge, SamplingPlan, collect, require_groups
+from dapo.evaluation import Evaluation, evaluate
+from dapo.parts import Parts, Progress
+from dapo.rollout import Batch, collect, require_groups
 from dapo.run import RunDirectory, atomic_write_json
 from dapo.samples import minibatches, shaped_reward, with_advantages
+from dapo.saving import save_after_failure, save_now, save_when_due
 from dapo.telemetry.metrics import Stopwatch, engine_gap_metrics, mean_of_updates, rollout_metrics
+from dapo.telemetry.profile import watched_step
 from dapo.telemetry.rollouts import write_rollouts
-from dapo.telemetry.tracker import Tracker
-from dapo.types import Group, Problem, Sample, Verdict
-
-STATE_FILE = "state.json"
-
-
-class TrainablePolicy(Protocol):
-    """What the loop needs of a policy."""
-
-    def weights(self) -> WeightSource: ...
-
-    def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]: ...
-
-    def update(self, minibatch: Sequence[Sample], *, step: int) -> dict[str, float]: ...
-
-    def save(self, directory: Path) -> None: ...
-
-    def load(self, directory: Path) -> None: ...
-
-
-@dataclass
-class Parts:
-    """Everything that is plugged into the loop."""
-
-    stream: ProblemStream
-    engine: RolloutEngine
-    judge: Judge
-    policy: TrainablePolicy
-    sampler: DynamicSampler
-    encoder: Encoder
-    plan: SamplingPlan
-    tracker: Tracker
-    run: RunDirectory
-    held_out: Sequence[Problem] = ()
-    eval_plan: EvaluationPlan | None = None
-
-
-@dataclass
-class Progress:
-    """How far a run is: with stream, sampler and policy, all that a checkpoint holds."""
-
-    step: int = 0
-    """Finished training steps, which is also the version of the policy's weights."""
-    tokens_generated: int = 0
-    tokens_trained: int = 0
-    wall_s: float = 0.0
-    engine_version: int | None = field(default=None, compare=False)
-    """Of the weights that the engine holds."""
-
-    def state_dict(self) -> dict[str, float]:
-        """JSON values."""
-        return {
-            "step": self.step,
-            "tokens_generated": self.tokens_generated,
-            "tokens_trained": self.tokens_trained,
-            "wall_s": self.wall_s,
-        }
+from dapo.types import Group, Sample, Verdict
 
 
 def train(config: Config, parts: Parts, progress: Progress) -> None:
     """Algorithm 1, from `progress.step` to `num_steps`. Raises DapoError, with state saved, where it cannot go on."""
-    if progress.step == 0:
-        sync_engine(parts, progress)
-        if metrics := run_evaluation(parts, step=0):
-            parts.tracker.log(0, metrics)
-    for step in range(progress.step + 1, config.train.num_steps + 1):  # line 1
-        watch, before = Stopwatch(), (parts.stream.position, parts.sampler.state_dict())
-        try:
-            metrics = train_step(config, parts, progress, step=step, watch=watch)
-        except DapoError:
-            _undo_sampling(parts, *before)
-            save(config, parts, progress)
-            raise
-        if evaluation_is_due(config, step):
-            with watch.phase("evaluate"):
-                sync_engine(parts, progress)
-                metrics |= run_evaluation(parts, step=step)
-        timings = watch.metrics(tokens_generated=int(metrics["rollout/tokens_generated"]))
-        progress.wall_s += timings["time/step_s"]
-        parts.tracker.log(step, metrics | timings)
-        if step == config.train.num_steps or (config.train.save_every and step % config.train.save_every == 0):
-            parts.tracker.phase("save")
-            save(config, parts, progress)
+    try:
+        if progress.unlogged is not None:  # before the first step; or an evaluation was broken off
+            finish_step(config, parts, progress, Stopwatch())
+        for step in range(progress.step + 1, config.train.num_steps + 1):  # line 1
+            with watched_step(step, config.profile.steps, parts.run.profile, parts.tracker.message) as watch:
+                train_step(config, parts, progress, step=step, watch=watch)
+                finish_step(config, parts, progress, watch)
+            save_when_due(config, parts, progress)
+        save_now(config, parts, progress)
+    except (DapoError, OSError) as error:
+        save_after_failure(config, parts, progress, error)
+        if isinstance(error, OSError):
+            raise StorageError(f"the run cannot write ({describe(error)}); make room, or make it writable") from error
+        raise
 
 
-def train_step(config: Config, parts: Parts, progress: Progress, *, step: int, watch: Stopwatch) -> dict[str, float]:
+def train_step(config: Config, parts: Parts, progress: Progress, *, step: int, watch: Stopwatch) -> None:
     """One turn of Algorithm 1, lines 3 to 11."""
     tell = parts.tracker.phase
     with watch.phase("load_weights"):
         sync_engine(parts, progress)  # line 3: pi_old <- pi_theta
-    with watch.phase("generate"):
-        tell("generate", 0, config.rollout.prompts_per_step)
-        batch = collect(  # lines 2, 4-8: Eq. 11
-            parts.stream,
-            parts.engine,
-            parts.judge,
-            parts.sampler,
-            parts.encoder,
-            parts.plan,
-            step=step,
-            on_progress=partial(tell, "generate"),
-        )
-    samples = with_advantages(batch.groups, config)  # line 9: Eq. 9, 13
-    metrics = describe_batch(config, parts, batch, samples, step=step)
-    require_groups(batch, on_shortfall=config.dynamic_sampling.on_shortfall)
-    if batch.shortfall:
-        parts.tracker.message(f"step {step}: short batch: {batch.reason}")
-    if len(batch.groups) > config.train.minibatch_groups:
-        with watch.phase("old_logprobs"):  # with a single update, old = the detached current ones
-            tell("old log-probabilities")
-            samples = parts.policy.record_old_logprobs(samples)
-            metrics |= engine_gap_metrics(samples)
-    with watch.phase("update"):
-        updates = []
-        batches = minibatches(samples, config, step=step)
-        for i, minibatch in enumerate(batches):  # line 10: whole groups, shuffled
-            tell("update", i, len(batches))
-            updates.append(parts.policy.update(minibatch, step=step))  # line 11: Eq. 8
+    with sampling_undone_on_failure(parts):
+        with watch.phase("generate"):
+            tell("generate", 0, config.rollout.prompts_per_step)
+            batch = collect(  # lines 2, 4-8: Eq. 11
+                parts.stream,
+                parts.engine,
+                parts.judge,
+                parts.sampler,
+                parts.encoder,
+                parts.plan,
+                step=step,
+                on_progress=partial(tell, "generate"),
+            )
+        samples = with_advantages(batch.groups, config)  # line 9: Eq. 9, 13
+        metrics = describe_batch(config, parts, batch, samples, step=step)
+        require_groups(batch, on_shortfall=config.dynamic_sampling.on_shortfall)
+        if batch.shortfall:
+            parts.tracker.message(f"step {step}: short batch: {batch.reason}")
+        if len(batch.groups) > config.train.minibatch_groups:
+            with watch.phase("old_logprobs"):  # with a single update, old = the detached current ones
+                tell("old log-probabilities")
+                samples = parts.policy.record_old_logprobs(samples)
+                metrics |= engine_gap_metrics(samples)
+        with watch.phase("update"):
+            updates = []
+            batches = minibatches(samples, config, step=step)
+            for i, minibatch in enumerate(batches):  # line 10: whole groups, shuffled
+                tell("update", i, len(batches))
+                updates.append(parts.policy.update(minibatch, step=step))  # line 11: Eq. 8
+                progress.is_whole &= bool(updates[-1]["optim/skipped"])
     metrics |= {name: value for name, value in mean_of_updates(updates).items() if name not in metrics}
-    progress.step = step
-    progress.tokens_generated += batch.num_generated_tokens
-    progress.tokens_trained += sum(sample.num_trained_tokens for sample in samples)
-    return metrics
+    tokens_trained = sum(sample.num_trained_tokens for sample in samples)
+    progress.advance(metrics, tokens_generated=batch.num_generated_tokens, tokens_trained=tokens_trained)
+
+
+def finish_step(config: Config, parts: Parts, progress: Progress, watch: Stopwatch) -> None:
+    """Evaluate when due, and write the line of metrics of the step that `progress` stands at."""
+    step, metrics = progress.step, dict(progress.unlogged or {})
+    if evaluation_is_due(config, step):
+        with watch.phase("evaluate"):
+            sync_engine(parts, progress)
+            evaluation = run_evaluation(parts, step=step)
+        if evaluation is not None:
+            metrics |= evaluation.metrics()
+            progress.accuracy = metrics[f"eval/{evaluation.plan.name}/accuracy"]
+    if step > 0:
+        timings = watch.metrics(tokens_generated=int(metrics["rollout/tokens_generated"]))
+        progress.wall_s += timings["time/step_s"]
+        metrics |= timings
+    if metrics:
+        parts.tracker.log(step, metrics)
+    progress.unlogged, progress.is_saved = None, False
+
+
+@contextmanager
+def sampling_undone_on_failure(parts: Parts) -> Iterator[None]:
+    """A failed step's problems go back to the stream, so that a resumed run starts this step anew."""
+    position, keep_rate = parts.stream.position, parts.sampler.state_dict()
+    try:
+        yield
+    except (DapoError, OSError):
+        if parts.stream.position != position:
+            parts.stream.rewind(position)
+        parts.sampler.load_state_dict(keep_rate)
+        raise
 
 
 def sync_engine(parts: Parts, progress: Progress) -> None:
@@ -150,15 +119,15 @@ def sync_engine(parts: Parts, progress: Progress) -> None:
 
 
 def evaluation_is_due(config: Config, step: int) -> bool:
-    """After every `eval_every`-th step and the last."""
+    """Before the first step, after every `eval_every`-th and the last."""
     every = config.train.eval_every
-    return step == config.train.num_steps or bool(every and step % every == 0)
+    return step in (0, config.train.num_steps) or bool(every and step % every == 0)
 
 
-def run_evaluation(parts: Parts, *, step: int) -> dict[str, float]:
-    """Evaluate the policy after `step` steps; the engine holds it. Writes eval/step_*.json, returns its metrics."""
+def run_evaluation(parts: Parts, *, step: int) -> Evaluation | None:
+    """Evaluate the policy after `step` steps; the engine holds it. Writes eval/step_*.json."""
     if parts.eval_plan is None or not parts.held_out:
-        return {}
+        return None
     evaluation = evaluate(
         parts.engine,
         parts.judge,
@@ -168,7 +137,7 @@ def run_evaluation(parts: Parts, *, step: int) -> dict[str, float]:
         on_progress=partial(parts.tracker.phase, "evaluate"),
     )
     atomic_write_json(parts.run.eval(step), {"step": step, **evaluation.summary(), "table": evaluation.table()})
-    return evaluation.metrics()
+    return evaluation
 
 
 def describe_batch(
@@ -195,32 +164,6 @@ def describe_batch(
     }
 
 
-def save(config: Config, parts: Parts, progress: Progress) -> None:
-    """Write a checkpoint of the last finished step, unless there is one."""
-    if (parts.run.checkpoints / f"step_{progress.step:06d}").exists():
-        return
-
-    def write(directory: Path) -> None:
-        parts.policy.save(directory)
-        state = {
-            "progress": progress.state_dict(),
-            "stream": parts.stream.state_dict(),
-            "sampler": parts.sampler.state_dict(),
-        }
-        atomic_write_json(directory / STATE_FILE, state)
-
-    parts.run.save_checkpoint(progress.step, write, keep=config.train.keep_checkpoints)
-
-
-def restore(parts: Parts, checkpoint: Path) -> Progress:
-    """Put policy, stream and sampler back to a checkpoint's state."""
-    state = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
-    parts.policy.load(checkpoint)
-    parts.stream.load_state_dict(state["stream"])
-    parts.sampler.load_state_dict(state["sampler"])
-    return Progress(**state["progress"])
-
-
 def summarise(parts: Parts, progress: Progress, *, exit_reason: str) -> dict[str, Any]:
     """What summary.json holds."""
     evaluations = [
@@ -241,13 +184,6 @@ def summarise(parts: Parts, progress: Progress, *, exit_reason: str) -> dict[str
 def read_evaluations(run: RunDirectory) -> list[dict[str, Any]]:
     """Every evaluation of a run, oldest first, each with its table of responses."""
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(run.path.glob("eval/step_*.json"))]
-
-
-def _undo_sampling(parts: Parts, position: int, sampler_state: Mapping[str, float]) -> None:
-    """The failed step's problems go back to the stream, so that a resumed run starts this step anew."""
-    if parts.stream.position != position:
-        parts.stream.rewind(position)
-    parts.sampler.load_state_dict(sampler_state)
 
 
 def _rewards(group: Group, config: Config) -> list[float | None]:

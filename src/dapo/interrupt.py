@@ -1,0 +1,97 @@
+"""SIGINT and SIGTERM as a request that a run looks at between two polls of its engine, where nothing is half done."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+from dapo.engines.engine import RolloutEngine, WeightSource
+from dapo.errors import DapoError
+from dapo.types import Generation, GenerationRequest
+
+SHOW_CURSOR = "\x1b[?25h"
+
+
+class Interrupted(DapoError):
+    """A signal has asked the run to stop; the exit code is 128 plus its number, as a shell would say it."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(signum).name}")
+        self.exit_code = 128 + signum
+
+
+class StopRequest:
+    """Whether a signal has come."""
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+
+    def check(self) -> None:
+        """Raise Interrupted if one has."""
+        if self.signum is not None:
+            raise Interrupted(self.signum)
+
+
+@contextmanager
+def signals_as_requests() -> Iterator[StopRequest]:
+    """Inside, the first SIGINT or SIGTERM becomes a request; a SIGINT after that ends the process at once.
+
+    Python lets only the main thread have signals: in any other the signals keep their meaning.
+    """
+    request = StopRequest()
+
+    def ask(signum: int, frame: FrameType | None) -> None:
+        if request.signum is None:
+            request.signum = signum
+            # not print: a signal may come while a line is being printed
+            os.write(2, _announcement(signum).encode())
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the system's own: works in the middle of a matmul too
+
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before = {signum: signal.signal(signum, ask) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+class StoppableEngine:
+    """An engine that answers a request to stop at its next poll: in a rollout or an evaluation, never in an update."""
+
+    def __init__(self, engine: RolloutEngine, request: StopRequest) -> None:
+        self._engine, self._request = engine, request
+
+    def load_weights(self, weights: WeightSource, version: int) -> None:
+        """As the engine does."""
+        self._engine.load_weights(weights, version)
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """As the engine does."""
+        self._engine.submit(requests)
+
+    def poll(self) -> list[Generation]:
+        """As the engine does. Raises Interrupted once a signal has come."""
+        self._request.check()
+        return self._engine.poll()
+
+    def abort(self, request_ids: Sequence[str]) -> list[Generation]:
+        """As the engine does."""
+        return self._engine.abort(request_ids)
+
+    def close(self) -> None:
+        """As the engine does."""
+        self._engine.close()
+
+
+def _announcement(signum: int) -> str:
+    show_cursor = SHOW_CURSOR if sys.stderr.isatty() else ""  # the live display hides it, and may not get to show it
+    return (
+        f"{show_cursor}\n{signal.Signals(signum).name}: saving as soon as the work in hand allows; "
+        "Ctrl-C ends at once (the run then continues from its newest checkpoint)\n"
+    )

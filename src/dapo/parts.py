@@ -1,0 +1,96 @@
+"""What is plugged into the training loop, and how far it has come."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from dapo.checkpoints import CheckpointWriter
+from dapo.data.stream import ProblemStream
+from dapo.engines.engine import RolloutEngine, WeightSource
+from dapo.evaluation import EvaluationPlan
+from dapo.rollout import DynamicSampler, Encoder, Judge, SamplingPlan
+from dapo.run import RunDirectory
+from dapo.telemetry.tracker import Tracker
+from dapo.types import Problem, Sample
+
+
+class TrainablePolicy(Protocol):
+    """What the loop needs of a policy."""
+
+    def weights(self) -> WeightSource: ...
+
+    def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]: ...
+
+    def update(self, minibatch: Sequence[Sample], *, step: int) -> dict[str, float]: ...
+
+    def save(self, directory: Path) -> None: ...
+
+    def snapshot(self) -> Callable[[Path], None]: ...
+
+    def load(self, directory: Path) -> None: ...
+
+
+@dataclass
+class Parts:
+    """Everything that is plugged into the loop."""
+
+    stream: ProblemStream
+    engine: RolloutEngine
+    judge: Judge
+    policy: TrainablePolicy
+    sampler: DynamicSampler
+    encoder: Encoder
+    plan: SamplingPlan
+    tracker: Tracker
+    run: RunDirectory
+    held_out: Sequence[Problem] = ()
+    eval_plan: EvaluationPlan | None = None
+    checkpoints: CheckpointWriter = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Checkpoints go into the run's directory, and their troubles to its tracker."""
+        self.checkpoints = CheckpointWriter(self.run, tell=self.tracker.message)
+
+
+@dataclass
+class Progress:
+    """How far a run is: with stream, sampler and policy, all that a checkpoint holds."""
+
+    step: int = 0
+    """Finished training steps, which is also the version of the policy's weights."""
+    tokens_generated: int = 0
+    tokens_trained: int = 0
+    wall_s: float = 0.0
+    unlogged: dict[str, float] | None = field(default_factory=dict)
+    """Metrics of this step, or of the time before the first, that are not written yet: its evaluation is still due."""
+    accuracy: float | None = None
+    """Of this step's evaluation, if it had one."""
+    is_saved: bool = field(default=False, compare=False)
+    """A checkpoint of this very state has been written, or is being written."""
+    is_whole: bool = field(default=True, compare=False)
+    """The policy is that of `step`: no update of the next one has changed it."""
+    engine_version: int | None = field(default=None, compare=False)
+    """Of the weights that the engine holds."""
+
+    @property
+    def is_new(self) -> bool:
+        """Nothing has been done yet."""
+        return self.step == 0 and self.unlogged is not None
+
+    def advance(self, metrics: dict[str, float], *, tokens_generated: int, tokens_trained: int) -> None:
+        """One more step is done, with metrics still to be logged."""
+        self.step += 1
+        self.tokens_generated += tokens_generated
+        self.tokens_trained += tokens_trained
+        self.unlogged, self.accuracy = metrics, None
+        self.is_saved, self.is_whole = False, True
+
+    def state_dict(self) -> dict[str, float]:
+        """JSON values."""
+        return {
+            "step": self.step,
+            "tokens_generated": self.tokens_generated,
+            "tokens_trained": self.tokens_trained,
+            "wall_s": self.wall_s,
+        }

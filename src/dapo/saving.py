@@ -1,0 +1,105 @@
+"""When a run's state is saved, what belongs to it, and how it is put back."""
+
+import json
+import math
+import shlex
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dapo.checkpoints import StorageError
+from dapo.config import Config
+from dapo.errors import DapoError
+from dapo.parts import Parts, Progress
+from dapo.run import atomic_write_json
+
+STATE_FILE = "state.json"
+
+
+def save_when_due(config: Config, parts: Parts, progress: Progress) -> None:
+    """Have a checkpoint written beside training after every `save_every`-th step, and again where one failed."""
+    parts.checkpoints.settle()
+    every = config.train.save_every
+    is_due = bool(every and progress.step % every == 0) or parts.checkpoints.has_failed
+    if is_due and progress.step < config.train.num_steps:
+        parts.tracker.phase("save")
+        parts.checkpoints.settle(wait=True)  # the snapshot takes the place of the one before
+        write = parts.policy.snapshot()
+        parts.checkpoints.start(progress.step, checkpoint_of(config, parts, progress, write))
+        progress.is_saved = True
+
+
+def save_now(config: Config, parts: Parts, progress: Progress) -> None:
+    """See the last finished step to the disk. Raises StorageError if that fails."""
+    parts.tracker.phase("save")
+    parts.checkpoints.settle(wait=True)
+    if progress.is_saved and not parts.checkpoints.has_failed:
+        return
+    parts.checkpoints.save_now(progress.step, checkpoint_of(config, parts, progress, parts.policy.save))
+    progress.is_saved = True
+
+
+def checkpoint_of(
+    config: Config, parts: Parts, progress: Progress, write_policy: Callable[[Path], None]
+) -> Callable[[], Path]:
+    """What writes a checkpoint of the state as it is now; the policy's part comes from `write_policy`."""
+    state: dict[str, Any] = {
+        "progress": progress.state_dict(),
+        "stream": parts.stream.state_dict(),
+        "sampler": parts.sampler.state_dict(),
+    }
+    if progress.unlogged is not None:
+        state["unlogged"] = progress.unlogged
+
+    def write(directory: Path) -> None:
+        write_policy(directory)
+        atomic_write_json(directory / STATE_FILE, state)
+
+    return partial(
+        parts.run.save_checkpoint,
+        progress.step,
+        write,
+        config.train.keep_checkpoints,
+        accuracy=progress.accuracy,
+        keep_best=config.train.keep_best,
+    )
+
+
+def save_after_failure(config: Config, parts: Parts, progress: Progress, error: DapoError | OSError) -> None:
+    """Save what is worth it and whole, and tell from where the run will continue.
+
+    A step that broke off between its updates leaves a policy that no step of the run ever had: it is not saved.
+    """
+    tell = parts.tracker.message
+    try:
+        if not progress.is_whole:
+            tell(f"step {progress.step + 1} broke off in the middle of its updates; nothing of it is kept")
+            parts.checkpoints.settle(wait=True)
+        elif not progress.is_new and not isinstance(error, StorageError):
+            save_now(config, parts, progress)
+    except StorageError as another:
+        tell(str(another))
+    newest = parts.run.newest_step()
+    saved = "nothing is saved yet" if newest is None else f"saved: step {newest} of {config.train.num_steps}"
+    tell(f"{saved}; continue with: dapo resume {shlex.quote(str(parts.run.path))}")
+
+
+def restore(parts: Parts, checkpoint: Path) -> Progress:
+    """Put policy, stream and sampler back to a checkpoint's state."""
+    state = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
+    parts.policy.load(checkpoint)
+    parts.stream.load_state_dict(state["stream"])
+    parts.sampler.load_state_dict(state["sampler"])
+    return Progress(**state["progress"], unlogged=_unlogged(state), is_saved=True)
+
+
+def is_logged(checkpoint: Path) -> bool:
+    """Whether the metrics of a checkpoint's step were written before it was."""
+    return _unlogged(json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))) is None
+
+
+def _unlogged(state: Mapping[str, Any]) -> dict[str, float] | None:
+    """JSON has no number that is not finite, and null stands for it here as in the metrics."""
+    unlogged = state.get("unlogged")
+    return unlogged and {name: math.nan if value is None else value for name, value in unlogged.items()}

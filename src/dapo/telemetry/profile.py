@@ -1,0 +1,84 @@
+"""Where a step's time goes: a trace of one training step for Perfetto, and a table by phase and operation."""
+
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dapo.telemetry.metrics import Stopwatch
+
+PHASE_PREFIX = "phase: "
+OPERATIONS_A_PHASE = 6
+
+
+@contextmanager
+def watched_step(step: int, steps: Collection[int], folder: Path, tell: Callable[[str], None]) -> Iterator[Stopwatch]:
+    """The stopwatch of a step. Of the `steps` a trace is written to `folder`, and `tell` gets a table.
+
+    The other steps pay nothing. A trace holds every operation of torch, on GPUs every kernel: tens of megabytes, and
+    the step takes longer while it is recorded. Nothing is written of a step that fails.
+    """
+    if step not in steps:
+        yield Stopwatch()
+        return
+    import torch  # by now everything that trains has imported it
+
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as profiler:
+        watch = _MarkedStopwatch()
+        yield watch
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step_{step:06d}.json.gz"
+    started = time.perf_counter()
+    profiler.export_chrome_trace(str(path))
+    for line in phase_table(profiler.events()):
+        tell(line)
+    tell(f"trace of step {step}: {path} (open it at https://ui.perfetto.dev; {time.perf_counter() - started:.0f} s)")
+
+
+class _MarkedStopwatch(Stopwatch):
+    """Its phases stand in the trace as well."""
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        import torch
+
+        with super().phase(name), torch.profiler.record_function(PHASE_PREFIX + name):
+            yield
+
+
+def phase_table(events: Any) -> list[str]:
+    """Lines of a table from a profiler's events: seconds by phase, and in each the operations with most time in them.
+
+    An operation's time is its own, without what it calls: on the GPU where there is any, else on the CPU.
+    """
+    on_gpu = any(event.self_device_time_total for event in events)
+    phases = sorted(
+        (event.time_range.start, event.time_range.end, event.name.removeprefix(PHASE_PREFIX))
+        for event in events
+        if event.name.startswith(PHASE_PREFIX) and not event.is_async and event.device_type.name == "CPU"
+    )
+    starts = [start for start, _, _ in phases]
+    seconds: Counter[str] = Counter()
+    operations: dict[str, Counter[str]] = {name: Counter() for _, _, name in phases}
+    calls: Counter[tuple[str, str]] = Counter()
+    for start, end, name in phases:
+        seconds[name] += (end - start) / 1e6
+    for event in events:
+        place = bisect_right(starts, event.time_range.start) - 1
+        if event.name.startswith(PHASE_PREFIX) or place < 0 or event.time_range.start > phases[place][1]:
+            continue
+        own = event.self_device_time_total if on_gpu else event.self_cpu_time_total
+        operations[phases[place][2]][event.name] += own / 1e6
+        calls[phases[place][2], event.name] += 1
+    lines = [f"{'phase, operation':<44} {'seconds':>8} {'calls':>8}"]
+    for phase, total in seconds.most_common():
+        lines.append(f"{phase:<44} {total:>8.3f}")
+        for name, own in operations[phase].most_common(OPERATIONS_A_PHASE):
+            lines.append(f"  {name[:42]:<42} {own:>8.3f} {calls[phase, name]:>8,}")
+    return lines
