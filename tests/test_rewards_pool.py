@@ -191,8 +191,8 @@ def test_closing_leaves_no_process_and_answers_what_is_still_out():
         ({"spec": "exact", "options": {"extract": {1, 2}}}, "options must be JSON values"),
         ({"spec": "__main__:f"}, "'__main__:f': what the running script or notebook defines stays there"),
         ({"spec": {}}, "no verifier"),
-        ({"spec": "exact", "workers": 0}, "expected workers >= 1 and timeout_s > 0, got workers=0"),
-        ({"spec": "exact", "timeout_s": 0}, "expected workers >= 1 and timeout_s > 0, got workers=1 and timeout_s=0"),
+        ({"spec": "exact", "workers": 0}, "and memory_gib > 0, got workers=0, timeout_s=10 "),
+        ({"spec": "exact", "timeout_s": 0}, "got workers=1, timeout_s=0 and memory_gib=4"),
     ],
 )
 def test_a_verifier_that_cannot_be_built_is_refused_at_once_and_leaves_no_process(arguments, message):

@@ -70,6 +70,8 @@ class RewardSpec:
         if not applied:
             return unjudged(f"{', '.join(self.weights)}: {NOT_APPLIED}")
         score = sum(weight * opinion.score for weight, opinion in applied)
+        if not math.isfinite(score):
+            return unjudged(f"{', '.join(self.weights)}: the weighted sum of the scores is {score}")
         decided = [opinion.correct for _, opinion in applied if opinion.correct is not None]
         if decided:
             return Verdict(all(decided), score)

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -15,6 +16,7 @@ from dapo.types import Problem, Verdict
 
 STARTUP_S = 60.0
 """For a worker to import what its verifier needs."""
+MEMORY_GIB = 4.0
 
 
 class VerifierPool:
@@ -22,8 +24,11 @@ class VerifierPool:
 
     A verifier of single responses gets one job a response; a function that wants a whole group gets one job a group.
     A job that outlasts `timeout_s` is an error verdict for all of its responses (a group's call is not tried again),
-    and its process group is killed and replaced; so is a worker that dies. `timeout_s` counts from when a worker
-    receives the job, not from when it was submitted.
+    and its worker is killed with all that it has started, and replaced; so is a worker that dies, or that a job leaves
+    in another state than it found. `timeout_s` counts from when a worker receives the job, not from when it was
+    submitted. When a job is about to time out its worker's successor is started already.
+
+    `memory_gib` bounds the private memory of each process, and of a worker with all that it has started.
     """
 
     def __init__(
@@ -34,19 +39,24 @@ class VerifierPool:
         threshold: float | None = None,
         timeout_s: float = 10.0,
         workers: int = 2,
+        memory_gib: float = MEMORY_GIB,
         startup_s: float = STARTUP_S,
     ) -> None:
         """Start the workers and wait for the first; the others start meanwhile.
 
         Raises RewardError if the verifier cannot be built there, or not within `startup_s`.
         """
-        if workers < 1 or timeout_s <= 0:
+        if workers < 1 or timeout_s <= 0 or memory_gib <= 0:
             raise RewardError(
-                f"expected workers >= 1 and timeout_s > 0, got workers={workers} and timeout_s={timeout_s:g}"
+                "expected workers >= 1, timeout_s > 0 and memory_gib > 0, got "
+                f"workers={workers}, timeout_s={timeout_s:g} and memory_gib={memory_gib:g}"
             )
         self.spec = RewardSpec.of(spec, options=options, threshold=threshold)
         self._order = start_order(self.spec)
         self._timeout_s, self._startup_s = timeout_s, startup_s
+        self._memory_bytes = round(memory_gib * 2**30)
+        self._slow_s = timeout_s / 2
+        """After so long a worker's successor is started."""
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
@@ -117,13 +127,17 @@ class VerifierPool:
 
     def _serve(self, started: "Future[Mapping[Scope, Sequence[int]]]") -> None:
         """One worker's thread: ask, settle, replace."""
-        worker, reason = self._hire()
+        began = time.monotonic()
+        successor: list[WorkerProcess] = []  # none or one: started, not yet waited for
+        worker, reason = self._hire(successor)
         with self._lock:
             if not started.done():
+                # twice what starting has taken: then it is ready when the job's time is over
+                self._slow_s = max(self._timeout_s / 4, self._timeout_s - 2 * (time.monotonic() - began))
                 _announce(started, worker, reason)
         while (job := self._jobs.get()) is not None:
             if worker is None:
-                worker, reason = self._hire()
+                worker, reason = self._hire(successor)
             if worker is None:
                 self._fail(job, f"no worker process: {reason}")
                 continue
@@ -131,33 +145,51 @@ class VerifierPool:
                 job.group.abandon()
                 continue
             try:
-                answer = worker.ask(job.request, self._timeout_s)
+                answer = worker.ask(
+                    job.request, self._timeout_s, slow_s=self._slow_s, when_slow=lambda: self._prepare(successor)
+                )
                 rows = opinions_from_json(answer, len(job.indices), len(job.places))
             except (WorkerLost, ValueError) as error:
                 self._dismiss(worker, graceful=False)
                 self._fail(job, str(error))
-                worker, reason = self._hire()
+                worker, reason = self._hire(successor)
             else:
                 job.settle(rows)
-        if worker is not None:
-            self._dismiss(worker, graceful=True)
+                if answer["spent"]:
+                    self._dismiss(worker, graceful=False)
+                    worker, reason = self._hire(successor)
+        for last in [worker, *successor]:
+            if last is not None:
+                self._dismiss(last, graceful=last is worker)
 
-    def _hire(self) -> tuple[WorkerProcess | None, str]:
+    def _hire(self, successor: list[WorkerProcess]) -> tuple[WorkerProcess | None, str]:
         """A worker that is ready, or None and why there is none."""
-        with self._lock:
-            if self._closed:
-                return None, "the pool is closed"
-            try:
-                worker = WorkerProcess(self._order)
-            except OSError as error:
-                return None, f"it cannot be started ({error})"
-            self._living.add(worker)
+        reason = self._prepare(successor)
+        if not successor:
+            return None, reason
+        worker = successor.pop()
         try:
             worker.wait_ready(self._startup_s)
         except (WorkerLost, RewardError) as error:
             self._dismiss(worker, graceful=False)
             return None, str(error)
         return worker, ""
+
+    def _prepare(self, successor: list[WorkerProcess]) -> str:
+        """Start a worker, unless there is one already; why that cannot be done, or nothing."""
+        if successor:
+            return ""
+        with self._lock:
+            if self._closed:
+                return "the pool is closed"
+            try:
+                worker = WorkerProcess(self._order, memory_bytes=self._memory_bytes)
+            except OSError as error:
+                return f"it cannot be started ({error})"
+            self._living.add(worker)
+        worker.begin()
+        successor.append(worker)
+        return ""
 
     def _claim(self, worker: WorkerProcess) -> bool:
         """Mark it as busy, so that closing interrupts it; False if the pool has been closed already."""

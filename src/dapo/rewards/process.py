@@ -1,21 +1,23 @@
 """One worker process seen from the pool: started, asked with a clock, stopped with everything it has started."""
 
 import contextlib
+import math
 import os
-import signal
+import select
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 from dapo.errors import RewardError
 from dapo.rewards.combine import RewardSpec, Scope
 from dapo.rewards.wire import encode, receive
 
-_EXIT_S = 2.0
+_EXIT_S, _GUARD_S, _SEND_S = 1.0, 5.0, 10.0
+_MAX_REPORT_BYTES = 1000
 _STDERR = 2
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -36,23 +38,24 @@ def start_order(spec: RewardSpec) -> bytes:
 
 
 class WorkerProcess:
-    """A process of its own session, never forked from this one, spoken to over a socket pair.
+    """A guard and below it a worker of its own session, never forked from this process, spoken to over a socket pair.
 
-    Its standard output goes to this process's standard error: what a user's function prints is seen and corrupts
-    nothing. One thread asks; any thread may `interrupt`.
+    What the verifier prints goes, shortened, to this process's standard error. One thread asks; any thread may
+    `interrupt`.
     """
 
-    def __init__(self, order: bytes) -> None:
-        """Start it on a `start_order`; `wait_ready` says whether it works."""
+    def __init__(self, order: bytes, *, memory_bytes: int) -> None:
+        """Start it on a `start_order`; `begin` sends the order, `wait_ready` says whether it works."""
         self._lock = threading.Lock()
-        self._reaped = False
         self._connection, theirs = socket.socketpair()
-        their_lifeline, self._lifeline = os.pipe()
-        given = (theirs.fileno(), their_lifeline)
+        their_lifeline, lifeline = os.pipe()
+        self._report, their_report = os.pipe()
+        self._lifeline: int | None = lifeline
+        given = (theirs.fileno(), their_lifeline, their_report)
         try:
             self._process = subprocess.Popen(
                 # -P: a file of the current directory called random.py must not stop the worker from starting
-                [sys.executable, "-P", "-m", "dapo.rewards.worker", *map(str, given)],
+                [sys.executable, "-P", "-m", "dapo.rewards.worker", *map(str, given), str(memory_bytes)],
                 stdin=subprocess.DEVNULL,
                 stdout=_STDERR,
                 pass_fds=given,
@@ -61,40 +64,71 @@ class WorkerProcess:
             )
         except OSError:
             self._connection.close()
-            os.close(self._lifeline)
+            os.close(lifeline)
+            os.close(self._report)
             raise
         finally:
             theirs.close()
             os.close(their_lifeline)
+            os.close(their_report)
         self._order = order
+        self._begun = self._stopped = False
+        self._answers = 0
+        self.pid = self._process.pid
+        """Of the worker once it is ready, of its guard until then."""
         self.busy = True
         """Starting or judging."""
         self.scopes: Mapping[Scope, Sequence[int]] = {}
         """Which verifiers see a response and which a group, by their place; known once it is ready."""
 
-    @property
-    def pid(self) -> int:
-        """Of the process, and of its group."""
-        return self._process.pid
+    def begin(self) -> None:
+        """Let it import what its verifier needs. A failure shows in `wait_ready`."""
+        if not self._begun:
+            self._begun = True
+            with contextlib.suppress(OSError):
+                self._connection.settimeout(_SEND_S)
+                self._connection.sendall(self._order)
 
     def wait_ready(self, timeout_s: float) -> None:
         """Until it can judge. Raises RewardError if its verifier cannot be built, WorkerLost if it is gone."""
-        words = self._exchange(self._order, timeout_s, "the worker process was not ready after")
+        self.begin()
+        words = self._exchange(b"", timeout_s, "the worker process was not ready after")
         if "scopes" not in words:
             raise RewardError(words.get("error", "the worker process started with nonsense"))
-        self.scopes = words["scopes"]
+        self.scopes, self.pid = words["scopes"], words["pid"]
 
-    def ask(self, request: bytes, timeout_s: float) -> Mapping[str, Any]:
-        """The answer to an encoded message. Raises WorkerLost; the process is then gone."""
-        return self._exchange(request, timeout_s, "timed out after")
+    def ask(
+        self, request: bytes, timeout_s: float, *, slow_s: float, when_slow: Callable[[], object]
+    ) -> Mapping[str, Any]:
+        """The answer to an encoded message; `when_slow` is called if it takes longer than `slow_s`.
 
-    def _exchange(self, request: bytes, timeout_s: float, late: str) -> Mapping[str, Any]:
+        Raises WorkerLost; the process is then gone.
+        """
+        self._answers += 1
+        answer = self._exchange(request, timeout_s, "timed out after", slow_s=slow_s, when_slow=when_slow)
+        if answer.get("number") != self._answers:
+            self._lose("the worker process answered nonsense (an answer to another question)")
+        if answer.get("damage"):
+            self._lose(f"it {answer['damage']}, so its process was replaced")
+        return answer
+
+    def _exchange(
+        self,
+        request: bytes,
+        timeout_s: float,
+        late: str,
+        *,
+        slow_s: float | None = None,
+        when_slow: Callable[[], object] = lambda: None,
+    ) -> Mapping[str, Any]:
         self.busy = True
         deadline = time.monotonic() + timeout_s
         reason = None
         try:
             self._connection.settimeout(timeout_s)
             self._connection.sendall(request)
+            if slow_s is not None and not _readable(self._connection.fileno(), slow_s):
+                when_slow()
             answer = receive(self._connection, deadline)
             if answer is not None:
                 return answer
@@ -106,42 +140,46 @@ class WorkerProcess:
             pass  # it closed its end while we wrote: how it ended says more
         finally:
             self.busy = False
-        reason = reason or self._how_it_ended()
+        return self._lose(reason or self._how_it_ended())
+
+    def _lose(self, reason: str) -> NoReturn:
         self.stop(graceful=False)
         raise WorkerLost(reason)
 
     def _how_it_ended(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            code = self._process.wait(_EXIT_S)
-            if code >= 0:
-                return f"the worker process exited with code {code}"
-            hint = " (often: out of memory)" if -code == signal.SIGKILL else ""
-            return f"the worker process was killed by {signal.Signals(-code).name}{hint}"
-        return "the worker process closed its connection"
+        """As its guard saw it."""
+        if not _readable(self._report, _EXIT_S):
+            return "the worker process closed its connection"
+        return os.read(self._report, _MAX_REPORT_BYTES).decode() or "the worker process was ended from outside"
 
     def interrupt(self) -> None:
-        """Kill the process and everything in its group; whoever waits for its answer gets WorkerLost."""
+        """Have it killed with all that it has started; whoever waits for its answer gets WorkerLost."""
         with self._lock:
-            if not self._reaped:
-                self._kill()
+            if self._lifeline is not None:
+                os.close(self._lifeline)
+                self._lifeline = None
 
     def stop(self, *, graceful: bool = True) -> None:
-        """End it and free everything; gracefully means that exit handlers get a moment to run."""
+        """End it and free everything; gracefully means that exit handlers get a moment to run. Once, by its thread."""
         self._connection.close()
         if graceful:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_EXIT_S)
-        with self._lock:
-            if not self._reaped:
-                self._kill()
-                self._process.wait()
-                os.close(self._lifeline)
-                self._reaped = True
+            _readable(self._report, _EXIT_S)
+        self.interrupt()
+        try:
+            self._process.wait(_GUARD_S)
+        except subprocess.TimeoutExpired:  # it was stopped, or hangs in a write: the kernel ends the worker with it
+            self._process.kill()
+            self._process.wait()
+        if not self._stopped:
+            self._stopped = True
+            os.close(self._report)
 
-    def _kill(self) -> None:
-        # macOS answers PermissionError for a group whose leader has ended
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+
+def _readable(descriptor: int, timeout_s: float) -> bool:
+    """Is there something to read, or the end, within this time?"""
+    waiting = select.poll()  # select() refuses descriptors above 1023
+    waiting.register(descriptor, select.POLLIN)
+    return bool(waiting.poll(math.ceil(timeout_s * 1000)))
 
 
 def _environment() -> dict[str, str]:

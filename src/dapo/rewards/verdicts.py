@@ -13,6 +13,8 @@ T = TypeVar("T")
 Opinion: TypeAlias = Verdict | None
 """What one of several verifiers says of a response; None: it does not apply to it."""
 
+OUT_OF_MEMORY = "MemoryError (a worker may use reward.memory_gib)"
+
 _MESSAGE_CHARS = 300
 
 
@@ -51,7 +53,11 @@ def attempt(call: Callable[[], T]) -> T | Failure:
 
 def describe(error: BaseException) -> str:
     """An exception on one line: type, first line of its text, and the innermost place."""
-    lines = str(error).strip().splitlines()
-    text = type(error).__name__ + (f": {lines[0][:_MESSAGE_CHARS]}" if lines else "")
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:  # an exception's own text is user code too
+        lines = ["(its text cannot be read)"]
+    name = OUT_OF_MEMORY if isinstance(error, MemoryError) else type(error).__name__
+    text = name + (f": {lines[0][:_MESSAGE_CHARS]}" if lines else "")
     frames = traceback.extract_tb(error.__traceback__)
     return f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text

@@ -1,6 +1,7 @@
 """What the pool and its workers say to each other: JSON objects, each after its length in four bytes."""
 
 import json
+import math
 import socket
 import struct
 import time
@@ -12,6 +13,8 @@ from dapo.types import Problem, Verdict
 
 _LENGTH = struct.Struct(">I")
 _CHUNK = 1 << 20
+_MAX_ANSWER_BYTES = 1 << 26
+_MAX_ERROR_CHARS = 1000
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
@@ -24,13 +27,22 @@ def encode(message: Mapping[str, Any]) -> bytes:
 def receive(connection: socket.socket, deadline: float | None = None) -> dict[str, Any] | None:
     """The next message, or None at the end of the stream.
 
-    `deadline` is a reading of `time.monotonic()`; raises TimeoutError after it, and ValueError for what is no message.
+    `deadline`, which the pool's end gives, is a reading of `time.monotonic()`; raises TimeoutError after it, and
+    ValueError for what is no message: user code has the worker's end.
     """
     head = _read(connection, _LENGTH.size, deadline)
-    body = _read(connection, _LENGTH.unpack(head)[0], deadline) if head is not None else None
+    if head is None:
+        return None
+    (size,) = _LENGTH.unpack(head)
+    if deadline is not None and size > _MAX_ANSWER_BYTES:
+        raise ValueError(f"a message of {size} bytes")
+    body = _read(connection, size, deadline)
     if body is None:
         return None
-    message = json.loads(body)
+    try:
+        message = json.loads(body)
+    except RecursionError:
+        raise ValueError("brackets without end") from None
     if not isinstance(message, dict):
         raise ValueError(f"expected an object, got {type(message).__name__}")
     return message
@@ -68,12 +80,27 @@ def problem_from_json(values: Mapping[str, Any]) -> Problem:
 
 def opinion_to_json(opinion: Opinion) -> list[Any] | None:
     """A verdict as a list, or None where there is none."""
-    return None if opinion is None else [opinion.correct, opinion.score, opinion.error]
+    if opinion is None:
+        return None
+    return [opinion.correct, opinion.score, opinion.error and opinion.error[:_MAX_ERROR_CHARS]]
 
 
 def opinions_from_json(answer: Mapping[str, Any], num_responses: int, num_verifiers: int) -> list[list[Opinion]]:
     """The `[response][verifier]` opinions of a worker's answer. Raises ValueError if it is not that."""
     rows = answer.get("opinions")
-    if not isinstance(rows, list) or [len(row) for row in rows] != [num_verifiers] * num_responses:
+    if (
+        not isinstance(rows, list)
+        or not all(isinstance(row, list) for row in rows)
+        or [len(row) for row in rows] != [num_verifiers] * num_responses
+    ):
         raise ValueError("the worker process answered something else than opinions")
-    return [[None if values is None else Verdict(*values) for values in row] for row in rows]
+    return [[_opinion(values) for values in row] for row in rows]
+
+
+def _opinion(values: Any) -> Opinion:
+    match values:
+        case None:
+            return None
+        case [(bool() | None) as correct, (int() | float()) as score, (str() | None) as error] if math.isfinite(score):
+            return Verdict(correct, score, error)
+    raise ValueError("the worker process answered something else than an opinion")

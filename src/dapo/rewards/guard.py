@@ -1,0 +1,209 @@
+"""The process between the pool and one worker: it ends all that the worker has started and shows some of its output.
+
+User code can take its own process down, leave others behind, and fill a console; whoever ends and counts all that must
+not run that code itself. On Linux a guard adopts what its worker's processes leave behind, so that nothing
+escapes by a session or a parent of its own; elsewhere it ends the worker's process group.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from glob import glob
+from pathlib import Path
+
+MAX_PROCESSES = 256
+"""A worker with more of them alive has left them behind, or is a fork bomb."""
+SHOWN_BYTES = 8192
+"""Of a worker's output, at once; then as many in a minute."""
+_LOOK_MS = 250
+_PATIENCE_S = 3.0
+_LINUX = sys.platform == "linux"
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_CONTROL = bytes(b for b in (*range(32), 127) if b not in b"\t\n")
+_HARMLESS = bytes.maketrans(_CONTROL, b"?" * len(_CONTROL))
+
+
+def guard(worker: int, *, lifeline: int, output: int, report: int, memory_bytes: int) -> None:
+    """Watch the child process `worker` until it ends or the lifeline's other end closes; then end everything below it.
+
+    How it ended is written to `report`, unless it was ended from outside. Does not return.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    console = Console(sys.stderr.fileno(), worker)
+    reason = _watch(worker, lifeline, output, console, memory_bytes)
+    _end_all(worker)
+    console.show(_rest_of(output))
+    console.close()
+    with contextlib.suppress(OSError):  # the pool itself may be gone
+        os.write(report, reason.encode())
+    os._exit(0)
+
+
+def end_with_guard(guard_pid: int) -> None:
+    """In the worker: be killed if the guard is."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != guard_pid:
+        os._exit(1)
+
+
+class Console:
+    """Passes on a worker's output up to SHOWN_BYTES a minute and says how much it kept; control characters become `?`.
+
+    Never waits for a console that takes nothing.
+    """
+
+    def __init__(self, descriptor: int, worker: int) -> None:
+        self._descriptor, self._worker = descriptor, worker
+        self._left, self._since = float(SHOWN_BYTES), time.monotonic()
+        self._hidden = 0
+
+    def show(self, data: bytes) -> None:
+        """Some of it, or nothing."""
+        now = time.monotonic()
+        self._left = min(SHOWN_BYTES, self._left + (now - self._since) * SHOWN_BYTES / 60)
+        self._since = now
+        shown = min(len(data), int(self._left))
+        if self._hidden and shown == len(data):
+            self.close()
+        for start in range(0, shown, select.PIPE_BUF):
+            if not self._takes(data[start : min(start + select.PIPE_BUF, shown)]):
+                shown = start
+                break
+        self._hidden += len(data) - shown
+
+    def close(self) -> None:
+        """Say how much was kept since it was last said."""
+        if self._hidden:
+            self._takes(b"\n[verifier process %d: %d bytes of output not shown]\n" % (self._worker, self._hidden))
+            self._hidden = 0
+
+    def _takes(self, data: bytes) -> bool:
+        waiting = select.poll()
+        waiting.register(self._descriptor, select.POLLOUT)
+        with contextlib.suppress(OSError):
+            if any(event & select.POLLOUT for _, event in waiting.poll(0)):
+                os.write(self._descriptor, data.translate(_HARMLESS))
+                self._left -= len(data)
+                return True
+        return False
+
+
+def _watch(worker: int, lifeline: int, output: int, console: Console, memory_bytes: int) -> str:
+    """Until the worker or the pool ends, or the worker grows too large; how it ended, in words."""
+    waiting = select.poll()
+    for descriptor in (lifeline, output, _wakeup()):
+        waiting.register(descriptor, select.POLLIN)
+    looked = time.monotonic()
+    while True:
+        for descriptor, event in waiting.poll(_LOOK_MS):
+            if descriptor == lifeline:
+                return ""
+            data = os.read(descriptor, 1 << 16) if event & select.POLLIN else b""
+            if descriptor == output and data:
+                console.show(data)
+            elif not data:
+                waiting.unregister(descriptor)
+        for pid, status in _ended():
+            if pid == worker:
+                return _how(status)
+        if time.monotonic() - looked > _LOOK_MS / 1000:
+            if fault := _too_much(memory_bytes):
+                return fault
+            looked = time.monotonic()
+
+
+def _wakeup() -> int:
+    """A descriptor that is readable when a child ends."""
+    readable, writable = os.pipe()
+    os.set_blocking(writable, False)
+    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    return readable
+
+
+def _ended() -> Iterator[tuple[int, int]]:
+    """Process id and status of every child that has ended."""
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            yield found
+
+
+def _how(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"the worker process exited with code {code}"
+    hint = " (often: out of memory)" if -code == signal.SIGKILL else ""
+    return f"the worker process was killed by {signal.Signals(-code).name}{hint}"
+
+
+def _too_much(memory_bytes: int) -> str | None:
+    """Of memory, counted over the worker and all that it has started (each process has that limit too), or of them."""
+    processes = _descendants(os.getpid())
+    if len(processes) > MAX_PROCESSES:
+        return f"the worker process had more than {MAX_PROCESSES} processes running, itself included"
+    if len(processes) > 1 and sum(map(_memory_of, processes)) > memory_bytes:
+        return (
+            f"the worker process and what it had started used more than {memory_bytes / 2**30:g} GiB "
+            "(reward.memory_gib)"
+        )
+    return None
+
+
+def _descendants(pid: int) -> list[int]:
+    found, new = [], [pid]
+    while new:
+        new = [child for parent in new for child in _children(parent)]
+        found += new
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for path in glob(f"/proc/{pid}/task/*/children"):
+        with contextlib.suppress(OSError):  # it has ended
+            found += map(int, Path(path).read_text().split())
+    return found
+
+
+def _memory_of(pid: int) -> int:
+    """Bytes that are the process's own or shared memory, files not counted."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
+
+
+def _end_all(worker: int) -> None:
+    """Kill the worker's group, and whatever has been adopted, until nothing is left."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(worker, signal.SIGKILL)
+        for child in _children(os.getpid()):  # their own children are adopted in turn
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(child, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.001)
+
+
+def _rest_of(output: int) -> bytes:
+    """What the worker wrote just before it ended."""
+    os.set_blocking(output, False)
+    with contextlib.suppress(BlockingIOError):
+        return os.read(output, 1 << 16)
+    return b""
+
+
+def _prctl(option: int, value: int) -> None:
+    if _LINUX:
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
