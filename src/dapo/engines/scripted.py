@@ -131,6 +131,32 @@ class ScriptedEngine:
             raise EngineError("the engine is closed")
 
 
+class FaultyEngine(ScriptedEngine):
+    """A scripted engine that breaks its contract on purpose: `corrupt` says what `poll` and `abort` return instead.
+
+    It is handed what the engine would have returned, and may change, add, leave out or raise.
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        corrupt: Callable[[list[Generation]], list[Generation]],
+        *,
+        delay: Delay | None = None,
+        slots: int | None = None,
+    ) -> None:
+        super().__init__(script, delay=delay, slots=slots)
+        self._corrupt = corrupt
+
+    def poll(self) -> list[Generation]:
+        """What `corrupt` makes of it."""
+        return self._corrupt(super().poll())
+
+    def abort(self, request_ids: Sequence[str]) -> list[Generation]:
+        """What `corrupt` makes of it."""
+        return self._corrupt(super().abort(request_ids))
+
+
 def cut(request: GenerationRequest, token_ids: Sequence[int], finish: Finish) -> tuple[tuple[int, ...], Finish]:
     """A scripted response as an engine would give it: with its first stop id, and within `max_new_tokens`.
 
