@@ -1,5 +1,6 @@
 """Dynamic sampling with a scripted engine: what is accepted, when the batch closes, and that the account adds up."""
 
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 from dapo.config import build_config
 from dapo.data.stream import ProblemStream
 from dapo.engines.scripted import ScriptedEngine
-from dapo.errors import EngineError, RewardError, Starved
+from dapo.errors import EngineError, RewardError, Starved, VerifierFailed
 from dapo.keyed import keyed_uniforms
+from dapo.rewards.error_window import ErrorWindow
 from dapo.rollout import Batch, DynamicSampler, SamplingPlan, collect, require_groups, sampling_plan
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
 
@@ -307,3 +309,57 @@ def test_a_least_response_length_reaches_every_request():
     engine = ScriptedEngine(random_script)
     collect(in_order(50), engine, Marks(), sampler(), Letters(), sampling_plan(config, (END,)), step=1)
     assert {(r.min_new_tokens, r.max_new_tokens) for r in engine.submitted} == {(7, 9)}
+
+
+def broken_share(share: float) -> Callable[[GenerationRequest], tuple[list[int], str]]:
+    """Of each group of four, the first responses cannot be judged."""
+    return by_group(lambda problem: ("e" * round(4 * share) + "rwrw")[:4])
+
+
+def test_more_errors_than_allowed_over_the_window_end_the_run_with_causes_and_an_example():
+    chosen = sampler(prompts=100, bound=100, max_error_rate=0.4)
+    stream = in_order(100)
+    with pytest.raises(VerifierFailed) as caught:
+        run(stream, ScriptedEngine(broken_share(0.5)), chosen)
+    assert str(caught.value).startswith(
+        "128 of the last 256 judged responses have no verdict, which is more than reward.max_error_rate=0.4 allows. "
+        "128 times: timed out after 1 s. For example problem "
+    )
+    assert str(caught.value).endswith(
+        "Mend the verifier or the references, or raise reward.max_error_rate, and resume the run"
+    )
+
+
+def test_as_many_errors_as_allowed_do_not_end_the_run():
+    chosen = sampler(prompts=100, bound=100, max_error_rate=0.5)
+    assert len(run(in_order(100), ScriptedEngine(broken_share(0.5)), chosen).groups) == 100
+
+
+def test_the_window_looks_at_the_last_responses_only_and_is_part_of_the_state():
+    def group(*verdicts: Verdict) -> Group:
+        return Group(problems(1)[0], (0,), (), verdicts, texts=("a",) * len(verdicts))
+
+    good, bad = Verdict(True, 1.0), Verdict(None, 0.0, "exact: the reference 'x1' is empty")
+    chosen = sampler(max_error_rate=0.25)
+    for _ in range(100):
+        chosen.fate(group(good, good, good))  # 300 good ones
+    for _ in range(32):
+        chosen.fate(group(bad, bad))  # 64 of the last 256: not more than a quarter
+    restored = sampler(max_error_rate=0.25)
+    restored.load_state_dict(json.loads(json.dumps(chosen.state_dict())))
+    for each in (chosen, restored):
+        with pytest.raises(VerifierFailed, match=r"^65 of the last 256 judged .* 65 times: exact: the reference 'x1'"):
+            each.fate(group(bad, good))
+
+
+def test_causes_that_differ_in_a_number_or_a_quotation_are_one_and_three_are_told():
+    errors = [f"math: the reference '{i}' cannot be read" for i in range(100)]
+    errors += ["timed out after 1 s"] * 80 + ["the worker process exited with code 3"] * 50 + ["rare"] * 26
+    window = ErrorWindow(0.9)
+    with pytest.raises(VerifierFailed) as caught:
+        window.add("p7", ["what it said"] * 256, [Verdict(None, 0.0, error) for error in errors])
+    assert (
+        "100 times: math: the reference '99' cannot be read; 80 times: timed out after 1 s; "
+        "50 times: the worker process exited with code 3. For example problem p7, response 'what it said'."
+    ) in str(caught.value)
+    assert "rare" not in str(caught.value)

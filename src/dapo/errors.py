@@ -25,6 +25,12 @@ class RewardError(DapoError):
     exit_code = 2
 
 
+class VerifierFailed(RewardError):
+    """Too many responses have no verdict: the verifier or the references are broken. The run's state is saved."""
+
+    exit_code = 1
+
+
 class Starved(DapoError):
     """Dynamic sampling reached its bound without enough informative groups; names the causes with counts."""
 

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias, get_args
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from dapo.algo.sampling import is_informative
 from dapo.config import Config
@@ -13,6 +13,7 @@ from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
 from dapo.errors import EngineError, RewardError, Starved
 from dapo.keyed import keyed_seed
+from dapo.rewards.error_window import ErrorWindow
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
 
 Fate: TypeAlias = Literal[
@@ -92,6 +93,7 @@ class DynamicSampler:
         max_groups_per_step: int,
         enabled: bool = True,
         keep: Callable[[Group], bool] | None = None,
+        max_error_rate: float = 1.0,
     ) -> None:
         self.prompts_per_step = prompts_per_step
         self.max_groups_per_step = max_groups_per_step
@@ -99,9 +101,14 @@ class DynamicSampler:
         self._keep = keep
         self._memory = 1.0 - 1.0 / (4 * prompts_per_step)  # the keep rate of about the last four batches
         self._kept = self._decided = 1.0
+        self._errors = ErrorWindow(max_error_rate)
 
     def fate(self, group: Group) -> Fate:
-        """What becomes of a judged group; counts towards the keep rate."""
+        """What becomes of a judged group; counts towards the keep rate.
+
+        Raises VerifierFailed where `max_error_rate` of the last responses is exceeded.
+        """
+        self._errors.add(group.problem.id, group.texts or [""] * len(group.verdicts), group.verdicts)
         fate = self._fate(group)
         self._kept = self._memory * self._kept + (fate == "trained")
         self._decided = self._memory * self._decided + 1.0
@@ -111,13 +118,14 @@ class DynamicSampler:
         """Undecided groups to have submitted so that, at the running keep rate, the shortfall is just met."""
         return math.ceil(shortfall * self._decided / max(self._kept, 0.1))
 
-    def state_dict(self) -> dict[str, float]:
-        """The running keep rate; JSON keeps it exactly."""
-        return {"kept": self._kept, "decided": self._decided}
+    def state_dict(self) -> dict[str, Any]:
+        """The running keep rate and the window of verifier errors; JSON keeps both exactly."""
+        return {"kept": self._kept, "decided": self._decided, "errors": self._errors.state()}
 
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Continue with a saved keep rate."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with a saved state."""
         self._kept, self._decided = float(state["kept"]), float(state["decided"])
+        self._errors.load(state.get("errors", ()))
 
     def _fate(self, group: Group) -> Fate:
         valid = [verdict for verdict in group.verdicts if verdict.error is None]
@@ -184,7 +192,7 @@ def collect(
     Groups are accepted in the order in which they were submitted, whichever finishes first. When the batch closes the
     stream stands right after the last decided problem: later groups are dropped, counted, and drawn again next step.
     At `max_groups_per_step` the batch is short, and `reason` says why. Raises EngineError if the engine breaks its
-    contract.
+    contract and VerifierFailed if too many responses have no verdict.
     """
     return _Collector(stream, engine, judge, sampler, encoder, plan, step, on_progress).run()
 

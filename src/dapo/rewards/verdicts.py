@@ -30,7 +30,8 @@ def graded(score: float) -> Verdict:
 
 def unjudged(reason: str) -> Verdict:
     """No judgement, and why: the reason names the verifier. The score is a placeholder, not a zero."""
-    return Verdict(correct=None, score=0.0, error=reason)
+    # a reason may quote what no file can hold: halves of surrogate pairs
+    return Verdict(correct=None, score=0.0, error=reason.encode(errors="backslashreplace").decode())
 
 
 @dataclass(frozen=True)
