@@ -315,3 +315,34 @@ def test_prompts_that_are_too_long_are_dropped_and_counted(capsys: pytest.Captur
     )  # fmt: skip
     assert code == 0
     assert "10 training prompts left out: longer than data.max_prompt_tokens" in said
+
+
+def test_too_many_verifier_errors_end_the_run_saved_with_causes_and_an_example(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "my_rewards.py", MISBEHAVING)
+    path = tmp_path / "run"
+    code, _, err = run(
+        capsys, "train", TINY, *QUICK, "data.eval=null", "reward.verifier=my_rewards:a_string",
+        "dynamic_sampling.max_groups_per_step=80", "--run-dir", str(path),
+    )  # fmt: skip
+    assert code == 1
+    assert err.startswith(
+        "error: 256 of the last 256 judged responses have no verdict, which is more than reward.max_error_rate=0.5 "
+        "allows. 256 times: my_rewards:a_string returned 'good', expected a finite number, a bool or None. For example "
+    )
+    assert (path / "checkpoints" / "step_000000").is_dir()
+    assert json.loads((path / "summary.json").read_text())["exit_reason"].startswith("VerifierFailed: 256 of the last")
+
+
+def test_a_gap_between_sampler_and_trainer_is_warned_of_where_it_exceeds_the_limit(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    options = ["train", TINY, "train.num_steps=1", "train.threads=1", "data.eval=null"]
+    code, said, _ = run(capsys, *options, "rollout.max_logprob_gap=1e-30", "--run-dir", str(tmp_path / "run"))
+    assert code == 0
+    assert "step 1: sampler and trainer differ by " in said
+    assert "(rollout.max_logprob_gap=1e-30)" in said
+    _, said, _ = run(capsys, *options, "--run-dir", str(tmp_path / "other"))
+    assert "sampler and trainer differ" not in said

@@ -16,6 +16,7 @@ from dapo.data.prompts import PromptEncoder
 from dapo.data.spec import spec_name
 from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
+from dapo.engines.inspection import InspectedEngine
 from dapo.engines.native.engine import NativeEngine
 from dapo.errors import ConfigError, DataError
 from dapo.evaluation import EvaluationPlan
@@ -70,6 +71,7 @@ def build_parts(
                 max_groups_per_step=config.max_groups_per_step,
                 enabled=config.dynamic_sampling.enabled,
                 keep=load_filter(config.dynamic_sampling.filter),
+                max_error_rate=config.reward.max_error_rate,
             ),
             encoder=inputs.encoder,
             plan=sampling_plan(config, inputs.loaded.stop_ids),
@@ -168,10 +170,12 @@ def build_encoder(config: Config, loaded: LoadedModel) -> PromptEncoder:
 
 
 def build_engine(config: Config, loaded: LoadedModel) -> RolloutEngine:
-    """The engine has its own copy of the model, in the compute dtype."""
-    return NativeEngine(
+    """The engine has its own copy of the model, in the compute dtype; whatever it answers is inspected."""
+    engine = NativeEngine(
         copy.deepcopy(loaded.model), slots=config.rollout.slots, cache_tokens=config.rollout.cache_tokens
     )
+    vocabulary = next(loaded.model.get_input_embeddings().parameters()).shape[0]
+    return InspectedEngine(engine, vocabulary=vocabulary, stall_s=config.rollout.stall_s)
 
 
 def open_judge(config: Config) -> VerifierPool:
@@ -182,6 +186,7 @@ def open_judge(config: Config) -> VerifierPool:
         threshold=config.reward.threshold,
         timeout_s=config.reward.timeout_s,
         workers=config.reward.workers,
+        memory_gib=config.reward.memory_gib,
     )
 
 

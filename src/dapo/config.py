@@ -81,6 +81,10 @@ class RolloutConfig(Section):
     cache_tokens: Positive | None = Field(
         None, description="native engine: bound on prompt + response tokens held at a time; none: as slots need"
     )
+    max_logprob_gap: Float | None = Field(
+        0.1, gt=0, description="nats between sampler and trainer, mean over a step's tokens; beyond, the run warns"
+    )
+    stall_s: Float = Field(1800.0, gt=0, description="without one finished response; then the engine has hung")
 
 
 class DynamicSamplingConfig(Section):
@@ -103,6 +107,10 @@ class RewardConfig(Section):
     threshold: Float | None = Field(None, description="graded scores: correct from here on; none: no right or wrong")
     timeout_s: Float = Field(10.0, gt=0, description="for one verdict; then it is an error")
     workers: Positive = Field(2, description="verifier processes")
+    memory_gib: Float = Field(4.0, gt=0, description="for each verifier process, and for it with all it starts")
+    max_error_rate: Float = Field(
+        0.5, ge=0, le=1, description="share of error verdicts among the last 256 responses that ends the run"
+    )
 
 
 class OverlongConfig(Section):
