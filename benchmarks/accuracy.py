@@ -1,0 +1,2 @@
+def measure_accuracy(session, wanted):
+    return {}

@@ -1,0 +1,151 @@
+"""`make bench`: measure the chosen parts, write them to a results file, print the table.
+
+One persistent process for each system, in its own virtual environment; every round asks each of them once, so that a
+drift of the machine meets all alike. Parts that were measured before stay in the results file.
+"""
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from benchmarks.accuracy import measure_accuracy
+from benchmarks.compare import COMPARED, measure_four_updates, measure_one_update
+from benchmarks.gpu import measure_gpu
+from benchmarks.machine import describe_commit, describe_machine, today
+from benchmarks.protocol import WorkerFailed
+from benchmarks.report import console_table
+from benchmarks.session import ROOT, Session, Settings, python_of
+from benchmarks.studies import measure_growth, measure_longtail, measure_shared
+
+RESULTS = ROOT / "benchmarks" / "results"
+VARIANT = "update4"
+OURS_ALONE = {"shared": measure_shared, "growth": measure_growth, "longtail": measure_longtail}
+PARTS = (*COMPARED, VARIANT, *OURS_ALONE, "accuracy", "gpu")
+QUICK = Settings(rounds=1, prompts=4, group=4, tokens=16, seeds=1, cap=2.0, trl_microbatches=(8, 16), quick=True)
+
+
+def main() -> int:
+    """0: everything measured; 1: a part failed (the others are in the results); 2: the command line is wrong."""
+    arguments = parse_arguments(sys.argv[1:])
+    settings = settings_of(arguments)
+    parts = arguments.parts or arguments.names or list(PARTS)
+    signal.signal(signal.SIGTERM, _terminated)
+    if not python_of("ours").exists():
+        print("there is no .venv: run `make install` first", file=sys.stderr)
+        return 2
+    results_path = RESULTS / f"{arguments.name or default_name(settings)}.json"
+    failures = []
+    for measure, names in plan_of(parts):
+        try:
+            with Session(settings) as session:
+                found = measure(session, set(names))
+        except (WorkerFailed, ValueError) as error:
+            failures.append(f"{', '.join(names)}: {error}")
+            print(failures[-1], file=sys.stderr)
+            continue
+        write_results(results_path, found, settings)
+    if results_path.is_file():
+        print(console_table(json.loads(results_path.read_text(encoding="utf-8"))))
+        print(f"\nwritten to {results_path.relative_to(ROOT)}")
+    for failure in failures:
+        print(f"failed: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    defaults = Settings()
+    parser.add_argument("names", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; none: all")
+    parser.add_argument("--parts", nargs="+", choices=PARTS)
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default=defaults.dtype)
+    parser.add_argument("--threads", type=int, default=defaults.threads)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=defaults.device)
+    parser.add_argument("--model", default=defaults.model, help="alias, directory, or qwen2-0.5b / qwen2-1.5b (random)")
+    parser.add_argument("--microbatch-tokens", type=int, default=defaults.microbatch_tokens, help="ours")
+    parser.add_argument("--trl-microbatch", type=int, help="responses; none: a probe finds the fastest")
+    parser.add_argument("--seeds", type=int, help="of the accuracy part")
+    parser.add_argument("--cap", type=float, help="accuracy: give an opponent up after so many times our seconds")
+    parser.add_argument("--quick", action="store_true", help="small and noisy: does everything run?")
+    parser.add_argument("--name", help="of the results file")
+    arguments = parser.parse_args(words)
+    if unknown := [name for name in arguments.names if name not in PARTS]:
+        parser.error(f"there is no part {unknown[0]!r}; the parts are {', '.join(PARTS)}")
+    return arguments
+
+
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    """What is measured."""
+    settings = QUICK if arguments.quick else Settings()
+    given = {
+        name: value
+        for name in ("rounds", "dtype", "threads", "device", "model", "microbatch_tokens", "seeds", "cap")
+        if (value := getattr(arguments, name)) is not None
+    }
+    settings = replace(settings, **given)
+    if arguments.trl_microbatch is not None:
+        settings = replace(settings, trl_microbatches=(arguments.trl_microbatch,))
+    return replace(settings, plots=RESULTS) if settings.quick else settings
+
+
+def plan_of(parts: Sequence[str]) -> list[tuple[Any, list[str]]]:
+    """Which function measures which parts: those that share workers and rounds go together."""
+    together = [name for name in COMPARED if name in parts]
+    plan: list[tuple[Any, list[str]]] = [(measure_one_update, together)] if together else []
+    if VARIANT in parts:
+        plan.append((_variant, [VARIANT]))
+    plan += [(measure, [name]) for name, measure in OURS_ALONE.items() if name in parts]
+    plan += [
+        (measure, [name]) for name, measure in (("accuracy", measure_accuracy), ("gpu", measure_gpu)) if name in parts
+    ]
+    return plan
+
+
+def default_name(settings: Settings) -> str:
+    """Of the results file: one for each device and dtype, so that a later run replaces the figures of an earlier."""
+    name = f"{settings.device}-{settings.dtype}"
+    return f"quick-{name}" if settings.quick else name
+
+
+def write_results(path: Path, found: dict[str, dict[str, Any]], settings: Settings) -> None:
+    """Put the measured parts into the results file, in place of their earlier figures."""
+    results: dict[str, Any] = {"parts": {}}
+    if path.is_file():
+        results = json.loads(path.read_text(encoding="utf-8"))
+    stamp = {"date": today(), "commit": describe_commit(ROOT), "settings": settings_as_json(settings)}
+    merged = {**results["parts"], **{name: part | stamp for name, part in found.items()}}
+    ordered = {name: merged[name] for name in sorted(merged, key=_order)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"machine": describe_machine(), "parts": ordered}, indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def settings_as_json(settings: Settings) -> dict[str, Any]:
+    """As they were in force."""
+    return {key: value for key, value in vars(settings).items() if key not in ("plots", "timeout_s")}
+
+
+def _order(name: str) -> int:
+    return PARTS.index(name) if name in PARTS else len(PARTS)
+
+
+def _variant(session: Session, wanted: set[str]) -> dict[str, dict[str, Any]]:
+    """The variant's parts under one name."""
+    del wanted
+    found = measure_four_updates(session, {"update", "step", "memory"})
+    return {VARIANT: found["update"] | {"figures": [figure for part in found.values() for figure in part["figures"]]}}
+
+
+def _terminated(signum: int, frame: object) -> NoReturn:
+    """End by an exception, so that every worker is ended on the way."""
+    raise SystemExit(f"ended by signal {signum}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""The interleaved parts: the same forced tokens, and whole steps, in every system."""
+
+import json
+from typing import Any
+
+from benchmarks.limits import GENERATE_FLOP, UPDATE_FLOP
+from benchmarks.session import INSTALL, Session, is_installed, rotated
+
+UPDATES_IN_VARIANT = 4
+COMPARED = ("generation", "update", "step", "memory")
+FLOP = {"generation": GENERATE_FLOP, "update": UPDATE_FLOP, "step": GENERATE_FLOP + UPDATE_FLOP}
+
+
+def measure_one_update(session: Session, wanted: set[str]) -> dict[str, dict[str, Any]]:
+    """Generation, update, step and memory, with one update a step."""
+    return _measure(session, wanted, updates=1)
+
+
+def measure_four_updates(session: Session, wanted: set[str]) -> dict[str, dict[str, Any]]:
+    """The variant where old log-probabilities are computed and clipping is live."""
+    return _measure(session, wanted, updates=UPDATES_IN_VARIANT)
+
+
+def _measure(session: Session, wanted: set[str], *, updates: int) -> dict[str, dict[str, Any]]:
+    stepping = bool(wanted & {"update", "step", "memory"})
+    systems = ["ours", "trl"] if stepping or "generation" in wanted else []
+    systems += ["transformers", "vllm"] if "generation" in wanted else []
+    skipped = [
+        {"system": name, "reason": f"not installed; `{INSTALL}` installs it"}
+        for name in systems
+        if not is_installed(name)
+    ]
+    systems = [name for name in systems if is_installed(name)]
+    try:
+        prompts = _open(session, systems, updates)
+        rounds = [_round(session, systems, prompts, wanted, i) for i in range(-1, session.settings.rounds)][1:]
+        memory = {name: session.ask(name, "memory") for name in systems if name in ("ours", "trl") and stepping}
+    finally:
+        session.close(*session.workers)
+    return {name: _part(session, name, rounds, memory, skipped, updates) for name in COMPARED if name in wanted}
+
+
+def open_ours(session: Session, *, updates: int = 1, rows_wanted: int | None = None) -> list[dict[str, Any]]:
+    """Start our worker on forced lengths, and settle the session's dtype; returns the problems of every step."""
+    settings = session.settings
+    rows_wanted = rows_wanted or settings.prompts
+    session.start("ours", "ours")
+    first = session.ask("ours", "problems", config="configs/quickstart.yaml", count=rows_wanted)
+    path = session.folder / "problems.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in first["rows"]), encoding="utf-8")
+    overrides = [
+        f"model.name={settings.model}",
+        f"model.dtype={settings.dtype}",
+        f"data.train={path}",
+        "data.eval=null",
+        f"rollout.prompts_per_step={settings.prompts}",
+        f"rollout.group_size={settings.group}",
+        f"rollout.max_response_tokens={settings.tokens}",
+        f"rollout.min_response_tokens={settings.tokens}",
+        f"rollout.slots={settings.responses}",
+        "dynamic_sampling.enabled=false",
+        "dynamic_sampling.max_groups_per_step=null",
+        "overlong.mode=off",
+        "reward.verifier=benchmarks.reward:every_second",
+        "optim.lr=1.0e-6",
+        "optim.warmup_steps=0",
+        f"train.minibatch_groups={settings.prompts // updates}",
+        f"train.microbatch_tokens={settings.microbatch_tokens}",
+        f"train.threads={settings.threads}",
+        f"train.device={settings.device}",
+        "log.rollouts=false",
+    ]
+    session.say("loading ours")
+    session.answers["ours"] = session.ask("ours", "open", config="configs/quickstart.yaml", overrides=overrides)
+    rows: list[dict[str, Any]] = session.ask("ours", "rows", count=rows_wanted)["rows"]
+    return rows
+
+
+def _open(session: Session, systems: list[str], updates: int) -> list[list[int]]:
+    """Start every system; returns the prompts' ids."""
+    rows = open_ours(session, updates=updates)
+    settings, ours = session.settings, session.answers["ours"]
+    for name in systems:
+        if name == "trl":
+            session.answers[name] = open_trl(session, rows, updates=updates, microbatch=best_microbatch(session, rows))
+        elif name != "ours":
+            session.say(f"loading {name}")
+            session.start(name, name)
+            session.answers[name] = session.ask(
+                name,
+                "open",
+                model=ours["directory"],
+                dtype=ours["dtype"],
+                device=settings.device,
+                threads=settings.threads,
+            )
+    return [row["prompt_ids"] for row in rows]
+
+
+def trl_settings(session: Session, rows: list[dict[str, Any]], *, updates: int, microbatch: int) -> dict[str, Any]:
+    """TRL's forced-length steps on the same problems."""
+    settings, ours = session.settings, session.answers["ours"]
+    return {
+        "model": ours["directory"],
+        "dtype": ours["dtype"],
+        "device": settings.device,
+        "threads": settings.threads,
+        "rows": [{"prompt": row["prompt"], "answer": row["answer"]} for row in rows] * 64,
+        "prompts": settings.prompts,
+        "group": settings.group,
+        "max_new_tokens": settings.tokens,
+        "forced": True,
+        "microbatch": microbatch,
+        "updates": updates,
+        "lr": 1.0e-6,
+        "warmup_steps": 0,
+        "buffer_tokens": 0,
+        "seed": 0,
+    }
+
+
+def open_trl(session: Session, rows: list[dict[str, Any]], *, updates: int, microbatch: int) -> dict[str, Any]:
+    """Start TRL with a microbatch that fits the number of updates."""
+    microbatch = min(microbatch, session.settings.responses // updates)
+    session.say(f"loading trl, {microbatch} responses in a microbatch")
+    session.start("trl", "trl")
+    answer = session.ask("trl", "open", settings=trl_settings(session, rows, updates=updates, microbatch=microbatch))
+    return answer | {"microbatch": microbatch}
+
+
+def best_microbatch(session: Session, rows: list[dict[str, Any]]) -> int:
+    """TRL's fastest microbatch, measured in a process of its own (so that its peak memory is not the step's)."""
+    sizes = [size for size in session.settings.trl_microbatches if size <= session.settings.responses]
+    if "probe" not in session.answers:
+        session.say(f"probing trl with {', '.join(map(str, sizes))} responses in a microbatch")
+        session.start("trl-probe", "trl")
+        session.ask(
+            "trl-probe",
+            "open",
+            settings=trl_settings(session, rows, updates=1, microbatch=session.settings.responses),
+        )
+        session.answers["probe"] = session.ask("trl-probe", "probe", sizes=sizes)["seconds_per_response"]
+        session.close("trl-probe")
+        told = ", ".join(f"{size}: {float(s):.3f}" for size, s in session.answers["probe"].items())
+        session.say(f"  seconds a response: {told}")
+    found = session.answers["probe"]
+    return int(min(found, key=lambda size: found[size]))
+
+
+def _round(
+    session: Session, systems: list[str], prompts: list[list[int]], wanted: set[str], index: int
+) -> dict[str, Any]:
+    """One repetition of everything; round -1 warms up."""
+    settings = session.settings
+    measured: dict[str, Any] = {"gflops": session.matmul_gflops()}
+    for name in rotated(systems, index):
+        found: dict[str, Any] = {}
+        if "generation" in wanted:
+            answer = session.ask(name, "generate", prompts=prompts, group=settings.group, tokens=settings.tokens)
+            found["generation"] = answer["tokens"] / answer["seconds"]
+            require_tokens(name, answer["tokens"], settings.responses * settings.tokens)
+        if name in ("ours", "trl") and wanted & {"update", "step", "memory"}:
+            step = session.ask(name, "step")
+            require_tokens(name, step["trained_tokens"], settings.responses * settings.tokens)
+            found["update"] = step["trained_tokens"] / step["update_s"]
+            found["step"] = step["generated_tokens"] / step["step_s"]
+            found["phases"] = step
+        measured[name] = found
+        told = ", ".join(f"{key} {value:.0f} tokens/s" for key, value in found.items() if key != "phases")
+        session.say(f"  {'warm-up' if index < 0 else f'round {index + 1}'}: {name}: {told}")
+    return measured
+
+
+def require_tokens(name: str, tokens: int, expected: int) -> None:
+    """Raise ValueError where a system did not do the forced work."""
+    if tokens != expected:
+        raise ValueError(f"{name} computed {tokens} tokens where {expected} were forced: the figures cannot be compared")
+
+
+def _part(
+    session: Session,
+    name: str,
+    rounds: list[dict[str, Any]],
+    memory: dict[str, dict[str, Any]],
+    skipped: list[dict[str, str]],
+    updates: int,
+) -> dict[str, Any]:
+    label = name if updates == 1 else f"{name}, {updates} updates"
+    if name == "memory":
+        key = "gpu_bytes" if session.settings.device == "cuda" else "rss_bytes"
+        figures = [
+            {"name": f"peak memory, {label}" if updates > 1 else "peak memory of a step", "system": system}
+            | {"unit": "GiB", "better": "lower", "values": [found[key] / 2**30]}
+            for system, found in memory.items()
+        ]
+    else:
+        systems = [key for key in rounds[0] if key != "gflops" and name in rounds[0][key]]
+        figures = [
+            {
+                "name": label,
+                "system": system,
+                "unit": "tokens/s",
+                "better": "higher",
+                "flop_per_parameter": FLOP[name],
+                "values": [found[system][name] for found in rounds],
+            }
+            for system in systems
+        ]
+    return {
+        "figures": figures,
+        "skipped": [entry for entry in skipped if name == "generation" or entry["system"] == "trl"],
+        "gflops": [found["gflops"] for found in rounds],
+        "parameters": session.answers["ours"]["parameters"],
+        "versions": {key: answer["versions"] for key, answer in session.answers.items() if "versions" in answer},
+        "dtype": session.answers["ours"]["dtype"],
+        "trl_microbatch": session.answers.get("trl", {}).get("microbatch"),
+        "phases": [{key: value["phases"] for key, value in found.items() if _has_phases(value)} for found in rounds],
+    }
+
+
+def _has_phases(value: Any) -> bool:
+    return isinstance(value, dict) and "phases" in value

@@ -1,0 +1,2 @@
+def measure_gpu(session, wanted):
+    return {}

@@ -1,0 +1,178 @@
+"""The one table of a results file: for people, for the README, and as `python -m benchmarks.report README.md`."""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.limits import share_of_limit
+
+MARKER = "<!-- bench -->"
+HEADER = ("measured", "ours", "opponent", "", "ours / opponent (min to max)", "of the limit: ours", "opponent")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Repetitions as their median, with the smallest and the largest."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Raises ValueError for no values."""
+        if not values:
+            raise ValueError("no repetition was measured")
+        return cls(median(values), min(values), max(values))
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
+    """ours / theirs, round by round where the rounds were interleaved, else of the two medians."""
+    if len(ours) == len(theirs):
+        return Spread.of([a / b for a, b in zip(ours, theirs, strict=True)])
+    return Spread.of([median(ours) / median(theirs)])
+
+
+def table_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """One row for each figure and opponent, and one for each that was skipped."""
+    return [row for name, part in results["parts"].items() for row in _part_rows(name, part)]
+
+
+def markdown_table(results: Mapping[str, Any]) -> str:
+    """The table, and beneath it what it was measured on."""
+    lines = [_line(HEADER), _line(["---"] * len(HEADER))]
+    lines += [_line(row) for row in table_rows(results)]
+    return "\n".join([*lines, "", *footnotes(results)])
+
+
+def footnotes(results: Mapping[str, Any]) -> list[str]:
+    """The machine, the formula of the limit, and where each part comes from."""
+    machine, parts = results["machine"], results["parts"]
+    flags = ", ".join(machine["flags"]) or "none of the instructions that matter"
+    rates = [rate for part in parts.values() for rate in part.get("gflops", [])]
+    notes = [f"{machine['cpu']}, {machine['cores']} cores ({flags}). Medians; in brackets the smallest and the largest."]
+    if rates:
+        spread = Spread.of(rates)
+        notes.append(
+            f"The limit is the rate of large square matmuls in the same rounds ({spread.median:.0f} GFLOP/s, "
+            f"{spread.low:.0f} to {spread.high:.0f}) over 2 x parameters FLOP a generated token, 6 x parameters a "
+            "trained response token, 8 x for a step that does both; parameters counted once, tied head included; "
+            "prompts and attention are not in it."
+        )
+    versions: dict[str, str] = {}
+    for part in parts.values():
+        for found in part.get("versions", {}).values():
+            versions |= found
+    told = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    sources = sorted({(part["date"], part["commit"], part.get("dtype", "")) for part in parts.values()})
+    notes.append("; ".join(f"{date}, commit {commit}, {dtype}" for date, commit, dtype in sources) + (f"; {told}." if told else "."))
+    return notes
+
+
+def replace_between_markers(text: str, table: str) -> str:
+    """`text` with `table` between its two marker lines. Raises ValueError unless there are exactly two."""
+    pieces = text.split(MARKER)
+    if len(pieces) != 3:
+        raise ValueError(f"expected exactly two lines {MARKER} around the table, found {len(pieces) - 1}")
+    return f"{pieces[0]}{MARKER}\n{table}\n{MARKER}{pieces[2]}"
+
+
+def console_table(results: Mapping[str, Any]) -> str:
+    """The same rows in columns, for a terminal."""
+    rows = [HEADER, *table_rows(results)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:], "", *footnotes(results)])
+
+
+def _part_rows(name: str, part: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    for figure in part.get("figures", []):
+        by_name.setdefault(figure["name"], []).append(figure)
+    rows = [row for figures in by_name.values() for row in _figure_rows(figures, part)]
+    label = next(iter(by_name), name)
+    rows += [(label, "", "", entry["system"], f"skipped: {entry['reason']}", "", "") for entry in part.get("skipped", [])]
+    return rows
+
+
+def _figure_rows(figures: Sequence[Mapping[str, Any]], part: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    ours = next((figure for figure in figures if figure["system"] == "ours"), None)
+    if ours is None:
+        return []
+    others = [figure for figure in figures if figure["system"] != "ours"]
+    measured = f"{ours['name']}, {ours['unit']}" + (" (less is better)" if ours["better"] == "lower" else "")
+    rows = []
+    for other in others:
+        bound = "at least " if other.get("unfinished") and ours["better"] == "lower" else ""
+        ratio_text = _ratio_text(ours, other)
+        rows.append(
+            (
+                measured,
+                _figure_text(ours),
+                bound + _figure_text(other),
+                str(other["system"]),
+                ratio_text,
+                _share_text(ours, part),
+                _share_text(other, part),
+            )
+        )
+    if not others:
+        rows.append((measured, _figure_text(ours), "", "", "", _share_text(ours, part), ""))
+    return rows
+
+
+def _ratio_text(ours: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    if ours.get("unfinished"):
+        return "ours did not finish"
+    found = ratio(ours["values"], other["values"])
+    bound = "at most " if other.get("unfinished") else ""
+    spread = f" ({found.low:.2f} to {found.high:.2f})" if found.low != found.high else ""
+    return f"{bound}{found.median:.2f}{spread}"
+
+
+def _figure_text(figure: Mapping[str, Any]) -> str:
+    found = Spread.of(figure["values"])
+    spread = f" ({_number(found.low)} to {_number(found.high)})" if found.low != found.high else ""
+    return f"{_number(found.median)}{spread}"
+
+
+def _share_text(figure: Mapping[str, Any], part: Mapping[str, Any]) -> str:
+    flop = figure.get("flop_per_parameter")
+    if flop is None:
+        return ""
+    shares = [
+        share_of_limit(value, gflops, part["parameters"], flop)
+        for value, gflops in zip(figure["values"], part["gflops"], strict=True)
+    ]
+    return f"{100 * median(shares):.0f} %"
+
+
+def _number(value: float) -> str:
+    """Three significant digits, and never an exponent."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def main() -> None:
+    """Put the table of a results file between the markers of documents."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("documents", nargs="*", type=Path, help="Markdown files to rewrite; none: print")
+    parser.add_argument("--results", type=Path, required=True)
+    arguments = parser.parse_args()
+    results = json.loads(arguments.results.read_text(encoding="utf-8"))
+    table = markdown_table(results)
+    for document in arguments.documents:
+        document.write_text(replace_between_markers(document.read_text(encoding="utf-8"), table), encoding="utf-8")
+    if not arguments.documents:
+        print(table)
+
+
+if __name__ == "__main__":
+    main()

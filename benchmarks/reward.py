@@ -1,0 +1,8 @@
+"""The reward of forced-length steps: every second response is right, so that every group trains in every system."""
+
+from typing import Any
+
+
+def every_second(completions: list[Any], **columns: Any) -> list[float]:
+    """+1, -1, +1, ... in the order of the responses, whatever they say."""
+    return [1.0 if i % 2 == 0 else -1.0 for i in range(len(completions))]

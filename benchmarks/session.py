@@ -1,0 +1,161 @@
+"""The worker processes of a benchmark: which can be had, how they are started, and that all of them end."""
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from benchmarks.protocol import Worker
+
+ROOT = Path(__file__).parents[1]
+VENVS = {"ours": ".venv", "transformers": ".venv", "matmul": ".venv", "studies": ".venv"}
+VENVS |= {"trl": ".venv-trl", "vllm": ".venv-vllm"}
+INSTALL = "make bench-peers"
+MATMUL_SIZES = {"cpu": 4096, "cuda": 8192}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured, the same for every system."""
+
+    rounds: int = 5
+    dtype: str = "auto"
+    threads: int = 2
+    device: str = "cpu"
+    model: str = "smollm2-135m-instruct"
+    prompts: int = 8
+    group: int = 8
+    tokens: int = 64
+    microbatch_tokens: int = 1024
+    trl_microbatches: tuple[int, ...] = (8, 16, 32, 64)
+    seeds: int = 3
+    cap: float = 10.0
+    target: float = 0.75
+    quick: bool = False
+    timeout_s: float = 1800.0
+    plots: Path = ROOT / "docs"
+
+    @property
+    def responses(self) -> int:
+        """Of a step."""
+        return self.prompts * self.group
+
+
+@dataclass
+class Session:
+    """Started workers by name; on leaving, every one of them is ended."""
+
+    settings: Settings
+    workers: dict[str, Worker] = field(default_factory=dict)
+    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What each worker said when it was opened."""
+
+    def __post_init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="dapo-bench-")
+        self.folder = Path(self._folder.name)
+        self._started = time.monotonic()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(*self.workers)
+        self._folder.cleanup()
+
+    def say(self, text: str) -> None:
+        """Progress, on standard error."""
+        print(f"[{time.monotonic() - self._started:6.0f} s] {text}", file=sys.stderr, flush=True)
+
+    @property
+    def dtype(self) -> str:
+        """As dapo resolved it on this machine; known once our worker is open."""
+        return str(self.answers["ours"]["dtype"])
+
+    def start(self, name: str, module: str, *, environment: dict[str, str] | None = None) -> Worker:
+        """A worker process that runs `benchmarks.workers.MODULE` in its system's environment."""
+        python = python_of(module)
+        log = ROOT / "benchmarks" / "logs" / f"{name}.log"
+        env = worker_environment(self.settings, module) | (environment or {})
+        worker = Worker(name, [str(python), "-m", f"benchmarks.workers.{module}"], env=env, log=log, cwd=ROOT)
+        self.workers[name] = worker
+        return worker
+
+    def ask(self, name: str, do: str, **arguments: Any) -> dict[str, Any]:
+        """One command, one answer."""
+        return self.workers[name].ask(do, timeout_s=self.settings.timeout_s, **arguments)
+
+    def close(self, *names: str) -> None:
+        """End these workers."""
+        for name in names:
+            self.workers.pop(name).close()
+
+    def matmul_gflops(self) -> float:
+        """The machine's rate, in this moment."""
+        settings = self.settings
+        if "matmul" not in self.workers:
+            self.start("matmul", "matmul")
+        size = 2048 if settings.quick else MATMUL_SIZES[settings.device]
+        answer = self.ask(
+            "matmul",
+            "multiply",
+            dtype=self.dtype,
+            device=settings.device,
+            size=size,
+            repeats=3,
+            threads=settings.threads,
+        )
+        return float(answer["gflops"])
+
+
+def python_of(module: str) -> Path:
+    """The interpreter that a worker needs."""
+    return ROOT / VENVS[module] / "bin" / "python"
+
+
+def is_installed(module: str) -> bool:
+    """Is there an environment for this system?"""
+    return python_of(module).exists()
+
+
+def worker_environment(settings: Settings, module: str) -> dict[str, str]:
+    """Threads fixed, no network, and idle workers that sleep."""
+    environment = dict(os.environ)
+    threads = str(settings.threads)
+    environment |= {
+        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src"))),
+        "OMP_NUM_THREADS": threads,
+        "KMP_BLOCKTIME": "0",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+    }
+    if module == "vllm" and settings.device == "cpu":
+        environment |= {
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_NO_USAGE_STATS": "1",
+            "TORCH_COMPILE_DISABLE": "1",
+        }
+        # vLLM asks for one OpenMP library in the process: torch's own
+        library = next((ROOT / VENVS[module]).glob("lib/python3*/site-packages/torch/lib/libgomp*.so*"), None)
+        if library is not None:
+            environment["LD_PRELOAD"] = str(library)
+    return environment
+
+
+def rotated(names: list[str], round_index: int) -> list[str]:
+    """Another one begins in every round, so that none always follows the same neighbour."""
+    start = round_index % len(names) if names else 0
+    return names[start:] + names[:start]
+
+
+Part = Callable[[Session], dict[str, Any]]
+"""Measures one part: `{"figures": [...], "skipped": [...], ...}` as JSON values."""

@@ -1,0 +1,1 @@
+"""One process for each measured system, in that system's own virtual environment."""

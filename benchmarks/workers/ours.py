@@ -1,0 +1,180 @@
+"""dapo as a user runs it: the shipped loop, engine and policy, put together by `dapo.assemble`."""
+
+import io
+import tempfile
+import time
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import dapo
+from benchmarks.memory import peak_rss_bytes
+from benchmarks.protocol import serve
+from dapo.assemble import build_parts, device_of, open_judge, read_inputs, resolve_auto
+from dapo.config import dump_config, load_config
+from dapo.data.problems import load_problems
+from dapo.data.stream import ProblemStream
+from dapo.engines.engine import RolloutEngine
+from dapo.keyed import keyed_seed
+from dapo.policy.aliases import smollm2_directory
+from dapo.policy.model import export_model
+from dapo.run import RunDirectory, make_manifest
+from dapo.telemetry.console import ProgressDisplay
+from dapo.telemetry.metrics import Stopwatch
+from dapo.train import Progress, sync_engine, train_step
+from dapo.types import GenerationRequest
+
+
+def problems(config: str, count: int) -> dict[str, Any]:
+    """The first training problems of a configuration, as rows of a data file."""
+    found = load_problems(load_config(config).data.train, split="train")[:count]
+    return {"rows": [{"id": problem.id, "prompt": problem.prompt, "answer": problem.answer} for problem in found]}
+
+
+class Ours:
+    """One run, a step at a time."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+
+    def open(self, config: str, overrides: list[str]) -> dict[str, Any]:
+        """Load everything that a run of this configuration would."""
+        self.config = resolve_auto(load_config(config, overrides))
+        self.inputs = read_inputs(self.config)
+        parameters = sum(p.numel() for p in self.inputs.loaded.model.parameters())
+        self.judge = self._stack.enter_context(open_judge(self.config))
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory())
+        manifest = make_manifest([], seed=self.config.train.seed, started=datetime.now(UTC))
+        run = RunDirectory.create(Path(folder) / "run", dump_config(self.config), manifest)
+        display = ProgressDisplay(self.config.train.num_steps, stream=io.StringIO())
+        self.parts = self._stack.enter_context(
+            build_parts(self.config, self.inputs, self.judge, run, display, first_step=1)
+        )
+        self.progress = Progress()
+        return {
+            "directory": str(model_directory(self.config.model.name)),
+            "parameters": parameters,
+            "dtype": self.config.model.dtype,
+            "threads": torch.get_num_threads(),
+            "versions": {
+                "dapo": dapo.__version__,
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+            },
+            "stop_ids": list(self.inputs.loaded.stop_ids),
+        }
+
+    def rows(self, count: int) -> dict[str, Any]:
+        """The stream's first `count` problems, as any system reads them."""
+        stream = ProblemStream(self.inputs.train, seed=self.config.train.seed)
+        return {"rows": [self._row(stream.take()[1]) for _ in range(count)]}
+
+    def held_out(self) -> dict[str, Any]:
+        """The evaluation problems, and how they are sampled."""
+        plan = self.parts.eval_plan
+        assert plan is not None
+        return {
+            "rows": [self._row(problem) for problem in self.inputs.held_out],
+            "temperature": plan.temperature,
+            "top_p": plan.top_p,
+            "max_new_tokens": plan.max_response_tokens,
+        }
+
+    def generate(self, prompts: list[list[int]], group: int, tokens: int) -> dict[str, Any]:
+        """Exactly `tokens` tokens for `group` responses to each prompt, from submission to the last one."""
+        requests = [
+            GenerationRequest(
+                id=f"{p}/{i}",
+                prompt_ids=tuple(ids),
+                max_new_tokens=tokens,
+                min_new_tokens=tokens,
+                temperature=1.0,
+                top_p=1.0,
+                seed=keyed_seed("bench", p, i),
+                stop_ids=self.inputs.loaded.stop_ids,
+            )
+            for p, ids in enumerate(prompts)
+            for i in range(group)
+        ]
+        sync_engine(self.parts, self.progress)
+        started = time.perf_counter()
+        lengths = drain(self.parts.engine, requests)
+        return {"seconds": time.perf_counter() - started, "tokens": sum(lengths)}
+
+    def step(self) -> dict[str, Any]:
+        """One turn of Algorithm 1, with its seconds by phase."""
+        step = self.progress.step + 1
+        watch = Stopwatch()
+        metrics = train_step(self.config, self.parts, self.progress, step=step, watch=watch)
+        if device_of(self.config) == "cuda":
+            torch.cuda.synchronize()
+        times = watch.metrics(tokens_generated=int(metrics["rollout/tokens_generated"]))
+        return {
+            "step_s": times["time/step_s"],
+            "generation_s": times["time/generate_s"],
+            "update_s": times["time/update_s"] + times.get("time/old_logprobs_s", 0.0),
+            "load_weights_s": times.get("time/load_weights_s", 0.0),
+            "generated_tokens": int(metrics["rollout/tokens_generated"]),
+            "trained_tokens": int(metrics["rollout/tokens_in_minibatches"]),
+        }
+
+    def memory(self) -> dict[str, Any]:
+        """Peak bytes: resident, verifier processes included, and on the GPU."""
+        gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+        return {"rss_bytes": peak_rss_bytes(self.judge.worker_pids), "gpu_bytes": gpu}
+
+    def export(self, directory: str) -> dict[str, Any]:
+        """Write the policy as a Hugging Face directory."""
+        export_model(self.parts.policy.weights().named_tensors(), self.inputs.loaded, directory)
+        return {}
+
+    def close(self) -> None:
+        """End the verifier processes."""
+        self._stack.close()
+
+    def _row(self, problem: Any) -> dict[str, Any]:
+        prompt = problem.prompt
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+        return {
+            "id": problem.id,
+            "prompt": messages,
+            "answer": problem.answer,
+            "prompt_ids": list(self.parts.encoder.encode(problem)),
+        }
+
+
+def model_directory(name: str) -> Path:
+    """Where other systems find the model."""
+    return smollm2_directory() if name == "smollm2-135m-instruct" else Path(name)
+
+
+def drain(engine: RolloutEngine, requests: list[GenerationRequest]) -> list[int]:
+    """Answer all requests; the lengths of the responses, as they finished."""
+    engine.submit(requests)
+    lengths: list[int] = []
+    while len(lengths) < len(requests):
+        lengths += [len(generation.token_ids) for generation in engine.poll()]
+    return lengths
+
+
+if __name__ == "__main__":
+    ours = Ours()
+    try:
+        serve(
+            {
+                "problems": problems,
+                "open": ours.open,
+                "rows": ours.rows,
+                "held_out": ours.held_out,
+                "generate": ours.generate,
+                "step": ours.step,
+                "memory": ours.memory,
+                "export": ours.export,
+            }
+        )
+    finally:
+        ours.close()

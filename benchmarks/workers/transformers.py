@@ -1,0 +1,68 @@
+"""Plain `transformers.generate`: an opponent in generation, and the neutral evaluator of trained weights."""
+
+import time
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.protocol import serve
+from dapo.rewards.verifier import get_verifier
+from dapo.types import Problem
+
+EVALUATION_ROWS = 128
+"""Responses sampled at a time; more would only take more memory."""
+
+
+class Generate:
+    """A model with its tokenizer."""
+
+    def open(self, model: str, dtype: str, device: str, threads: int) -> dict[str, Any]:
+        """Load a Hugging Face directory."""
+        torch.set_num_threads(threads)
+        self.device = device
+        self.tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).to(device).eval()
+        return {"versions": {"transformers": transformers.__version__, "torch": torch.__version__}}
+
+    def generate(self, prompts: list[list[int]], group: int, tokens: int) -> dict[str, Any]:
+        """Exactly `tokens` tokens for `group` responses to each prompt, all rows at once."""
+        rows = [ids for ids in prompts for _ in range(group)]
+        started = time.perf_counter()
+        responses = self._sample(rows, min_new_tokens=tokens, max_new_tokens=tokens, temperature=1.0, top_p=1.0)
+        return {"seconds": time.perf_counter() - started, "tokens": responses.numel()}
+
+    def evaluate(
+        self, rows: list[dict[str, Any]], samples: int, temperature: float, top_p: float, max_new_tokens: int, seed: int
+    ) -> dict[str, Any]:
+        """The share of right responses, judged as the quickstart judges."""
+        verifier = get_verifier("exact")
+        torch.manual_seed(seed)
+        asked = [row for row in rows for _ in range(samples)]
+        right = 0
+        for start in range(0, len(asked), EVALUATION_ROWS):
+            batch = asked[start : start + EVALUATION_ROWS]
+            responses = self._sample(
+                [row["prompt_ids"] for row in batch],
+                max_new_tokens=max_new_tokens,
+                temperature=temperature,
+                top_p=top_p,
+            )
+            for row, response in zip(batch, responses, strict=True):
+                text = self.tokenizer.decode(response, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+                problem = Problem(row["id"], row["prompt"], row["answer"])
+                right += verifier(problem, text).correct is True
+        return {"accuracy": right / len(asked), "samples": len(asked)}
+
+    @torch.inference_mode()
+    def _sample(self, rows: list[list[int]], **settings: Any) -> torch.Tensor:
+        """`[rows, tokens]` sampled ids, padded where a response ended."""
+        batch = self.tokenizer.pad({"input_ids": rows}, return_tensors="pt").to(self.device)
+        output = self.model.generate(**batch, do_sample=True, top_k=0, **settings)
+        return output[:, batch["input_ids"].shape[1] :].cpu()
+
+
+if __name__ == "__main__":
+    system = Generate()
+    serve({"open": system.open, "generate": system.generate, "evaluate": system.evaluate})
