@@ -7,7 +7,14 @@ from benchmarks.limits import GENERATE_FLOP, UPDATE_FLOP
 from benchmarks.session import INSTALL, Session, is_installed, rotated
 
 UPDATES_IN_VARIANT = 4
+RANDOM_MODELS = {
+    "qwen2-0.5b": {"width": 896, "layers": 24, "heads": 14, "kv_heads": 2, "inner": 4864, "vocabulary": 151936},
+    "qwen2-1.5b": {"width": 1536, "layers": 28, "heads": 12, "kv_heads": 2, "inner": 8960, "vocabulary": 151936},
+}
+"""Geometries of Qwen2.5, written with random weights: no download."""
 COMPARED = ("generation", "update", "step", "memory")
+STEPPING = ("ours", "trl")
+"""The systems that train; their generation is that of their steps, where steps are measured."""
 FLOP = {"generation": GENERATE_FLOP, "update": UPDATE_FLOP, "step": GENERATE_FLOP + UPDATE_FLOP}
 
 
@@ -31,25 +38,25 @@ def _measure(session: Session, wanted: set[str], *, updates: int) -> dict[str, d
         if not is_installed(name)
     ]
     systems = [name for name in systems if is_installed(name)]
-    try:
-        prompts = _open(session, systems, updates)
-        rounds = [_round(session, systems, prompts, wanted, i) for i in range(-1, session.settings.rounds)][1:]
-        memory = {name: session.ask(name, "memory") for name in systems if name in ("ours", "trl") and stepping}
-    finally:
-        session.close(*session.workers)
+    prompts = _open(session, systems, updates)
+    rounds = [_round(session, systems, prompts, wanted, i) for i in range(-1, session.settings.rounds)][1:]
+    memory = {name: session.ask(name, "memory") for name in systems if name in STEPPING and stepping}
     return {name: _part(session, name, rounds, memory, skipped, updates) for name in COMPARED if name in wanted}
 
 
-def open_ours(session: Session, *, updates: int = 1, rows_wanted: int | None = None) -> list[dict[str, Any]]:
+def open_ours(session: Session, updates: int) -> list[dict[str, Any]]:
     """Start our worker on forced lengths, and settle the session's dtype; returns the problems of every step."""
     settings = session.settings
-    rows_wanted = rows_wanted or settings.prompts
     session.start("ours", "ours")
-    first = session.ask("ours", "problems", config="configs/quickstart.yaml", count=rows_wanted)
+    first = session.ask("ours", "problems", config="configs/quickstart.yaml", count=settings.prompts)
     path = session.folder / "problems.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in first["rows"]), encoding="utf-8")
+    model = settings.model
+    if model in RANDOM_MODELS:
+        model = str(session.folder / model)
+        session.ask("ours", "random_model", directory=model, geometry=RANDOM_MODELS[settings.model])
     overrides = [
-        f"model.name={settings.model}",
+        f"model.name={model}",
         f"model.dtype={settings.dtype}",
         f"data.train={path}",
         "data.eval=null",
@@ -72,17 +79,17 @@ def open_ours(session: Session, *, updates: int = 1, rows_wanted: int | None = N
     ]
     session.say("loading ours")
     session.answers["ours"] = session.ask("ours", "open", config="configs/quickstart.yaml", overrides=overrides)
-    rows: list[dict[str, Any]] = session.ask("ours", "rows", count=rows_wanted)["rows"]
+    rows: list[dict[str, Any]] = session.ask("ours", "rows", count=settings.prompts)["rows"]
     return rows
 
 
 def _open(session: Session, systems: list[str], updates: int) -> list[list[int]]:
     """Start every system; returns the prompts' ids."""
-    rows = open_ours(session, updates=updates)
+    rows = open_ours(session, updates)
     settings, ours = session.settings, session.answers["ours"]
     for name in systems:
         if name == "trl":
-            session.answers[name] = open_trl(session, rows, updates=updates, microbatch=best_microbatch(session, rows))
+            session.answers[name] = _open_trl(session, rows, updates)
         elif name != "ours":
             session.say(f"loading {name}")
             session.start(name, name)
@@ -97,10 +104,10 @@ def _open(session: Session, systems: list[str], updates: int) -> list[list[int]]
     return [row["prompt_ids"] for row in rows]
 
 
-def trl_settings(session: Session, rows: list[dict[str, Any]], *, updates: int, microbatch: int) -> dict[str, Any]:
-    """TRL's forced-length steps on the same problems."""
+def _open_trl(session: Session, rows: list[dict[str, Any]], updates: int) -> dict[str, Any]:
+    """TRL's forced-length steps on the same problems, with its fastest microbatch."""
     settings, ours = session.settings, session.answers["ours"]
-    return {
+    trl = {
         "model": ours["directory"],
         "dtype": ours["dtype"],
         "device": settings.device,
@@ -110,35 +117,28 @@ def trl_settings(session: Session, rows: list[dict[str, Any]], *, updates: int, 
         "group": settings.group,
         "max_new_tokens": settings.tokens,
         "forced": True,
-        "microbatch": microbatch,
         "updates": updates,
         "lr": 1.0e-6,
         "warmup_steps": 0,
         "buffer_tokens": 0,
         "seed": 0,
     }
-
-
-def open_trl(session: Session, rows: list[dict[str, Any]], *, updates: int, microbatch: int) -> dict[str, Any]:
-    """Start TRL with a microbatch that fits the number of updates."""
-    microbatch = min(microbatch, session.settings.responses // updates)
+    microbatch = best_microbatch(session, trl)
     session.say(f"loading trl, {microbatch} responses in a microbatch")
     session.start("trl", "trl")
-    answer = session.ask("trl", "open", settings=trl_settings(session, rows, updates=updates, microbatch=microbatch))
-    return answer | {"microbatch": microbatch}
+    return session.ask("trl", "open", settings=trl | {"microbatch": microbatch}) | {"microbatch": microbatch}
 
 
-def best_microbatch(session: Session, rows: list[dict[str, Any]]) -> int:
+def best_microbatch(session: Session, trl: dict[str, Any]) -> int:
     """TRL's fastest microbatch, measured in a process of its own (so that its peak memory is not the step's)."""
-    sizes = [size for size in session.settings.trl_microbatches if size <= session.settings.responses]
+    largest = trl["prompts"] * trl["group"] // trl["updates"]
+    sizes = [size for size in session.settings.trl_microbatches if size <= largest]
+    if len(sizes) < 2:
+        return sizes[0] if sizes else largest
     if "probe" not in session.answers:
         session.say(f"probing trl with {', '.join(map(str, sizes))} responses in a microbatch")
         session.start("trl-probe", "trl")
-        session.ask(
-            "trl-probe",
-            "open",
-            settings=trl_settings(session, rows, updates=1, microbatch=session.settings.responses),
-        )
+        session.ask("trl-probe", "open", settings=trl | {"updates": 1, "microbatch": trl["prompts"] * trl["group"]})
         session.answers["probe"] = session.ask("trl-probe", "probe", sizes=sizes)["seconds_per_response"]
         session.close("trl-probe")
         told = ", ".join(f"{size}: {float(s):.3f}" for size, s in session.answers["probe"].items())
@@ -155,16 +155,17 @@ def _round(
     measured: dict[str, Any] = {"gflops": session.matmul_gflops()}
     for name in rotated(systems, index):
         found: dict[str, Any] = {}
-        if "generation" in wanted:
-            answer = session.ask(name, "generate", prompts=prompts, group=settings.group, tokens=settings.tokens)
-            found["generation"] = answer["tokens"] / answer["seconds"]
-            require_tokens(name, answer["tokens"], settings.responses * settings.tokens)
-        if name in ("ours", "trl") and wanted & {"update", "step", "memory"}:
+        if name in STEPPING and wanted & {"update", "step", "memory"}:
             step = session.ask(name, "step")
             require_tokens(name, step["trained_tokens"], settings.responses * settings.tokens)
+            found["generation"] = step["generated_tokens"] / step["generation_s"]
             found["update"] = step["trained_tokens"] / step["update_s"]
             found["step"] = step["generated_tokens"] / step["step_s"]
             found["phases"] = step
+        else:
+            answer = session.ask(name, "generate", prompts=prompts, group=settings.group, tokens=settings.tokens)
+            require_tokens(name, answer["tokens"], settings.responses * settings.tokens)
+            found["generation"] = answer["tokens"] / answer["seconds"]
         measured[name] = found
         told = ", ".join(f"{key} {value:.0f} tokens/s" for key, value in found.items() if key != "phases")
         session.say(f"  {'warm-up' if index < 0 else f'round {index + 1}'}: {name}: {told}")
@@ -174,7 +175,9 @@ def _round(
 def require_tokens(name: str, tokens: int, expected: int) -> None:
     """Raise ValueError where a system did not do the forced work."""
     if tokens != expected:
-        raise ValueError(f"{name} computed {tokens} tokens where {expected} were forced: the figures cannot be compared")
+        raise ValueError(
+            f"{name} computed {tokens} tokens where {expected} were forced: the figures cannot be compared"
+        )
 
 
 def _part(
@@ -185,11 +188,11 @@ def _part(
     skipped: list[dict[str, str]],
     updates: int,
 ) -> dict[str, Any]:
-    label = name if updates == 1 else f"{name}, {updates} updates"
+    variant = f", {updates} updates" if updates > 1 else ""
     if name == "memory":
         key = "gpu_bytes" if session.settings.device == "cuda" else "rss_bytes"
         figures = [
-            {"name": f"peak memory, {label}" if updates > 1 else "peak memory of a step", "system": system}
+            {"name": f"peak memory of a step{variant}", "system": system}
             | {"unit": "GiB", "better": "lower", "values": [found[key] / 2**30]}
             for system, found in memory.items()
         ]
@@ -197,7 +200,7 @@ def _part(
         systems = [key for key in rounds[0] if key != "gflops" and name in rounds[0][key]]
         figures = [
             {
-                "name": label,
+                "name": f"{name}{variant}",
                 "system": system,
                 "unit": "tokens/s",
                 "better": "higher",

@@ -33,4 +33,6 @@ def heavy_tail_lengths(uniforms: Sequence[float], *, shortest: int, limit: int, 
     # P(length >= x) = (shortest / x) ** alpha, which is share_at_limit at x = limit
     survivals = [1.0 - u for u in uniforms]
     ratio = limit / shortest
-    return [limit if s <= share_at_limit else int(shortest * ratio ** (log(s) / log(share_at_limit))) for s in survivals]
+    return [
+        limit if s <= share_at_limit else int(shortest * ratio ** (log(s) / log(share_at_limit))) for s in survivals
+    ]

@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from select import select
 from typing import Any, TextIO
@@ -45,7 +46,9 @@ class Channel:
     def fail(self, error: BaseException) -> None:
         """Say that the last command failed, and how."""
         text = "".join(traceback.format_exception(error))
-        print(json.dumps({"error": f"{type(error).__name__}: {error}", "traceback": text}), file=self._answers, flush=True)
+        print(
+            json.dumps({"error": f"{type(error).__name__}: {error}", "traceback": text}), file=self._answers, flush=True
+        )
 
 
 def serve(handlers: Mapping[str, Handler]) -> None:
@@ -105,27 +108,21 @@ class Worker:
         """Ask it to end, and kill it if it does not."""
         if self._process.poll() is None:
             assert self._process.stdin is not None
-            try:
+            with suppress(OSError, subprocess.TimeoutExpired):  # killed below
                 self._process.stdin.write(b'{"do": "quit"}\n')
                 self._process.stdin.close()
                 self._process.wait(GRACE_S)
-            except (OSError, subprocess.TimeoutExpired):
-                pass  # killed below
         self.kill()
 
     def kill(self) -> None:
         """End it and everything it has started, by its process group."""
-        try:
+        with suppress(ProcessLookupError):  # everything has ended already
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # everything has ended already
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                try:
+                with suppress(BrokenPipeError):  # a command that it never read
                     pipe.close()
-                except BrokenPipeError:
-                    pass  # a command that it never read
 
     def _read_line(self, deadline: float, do: str) -> bytes:
         assert self._process.stdout is not None

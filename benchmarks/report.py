@@ -54,7 +54,9 @@ def footnotes(results: Mapping[str, Any]) -> list[str]:
     machine, parts = results["machine"], results["parts"]
     flags = ", ".join(machine["flags"]) or "none of the instructions that matter"
     rates = [rate for part in parts.values() for rate in part.get("gflops", [])]
-    notes = [f"{machine['cpu']}, {machine['cores']} cores ({flags}). Medians; in brackets the smallest and the largest."]
+    notes = [
+        f"{machine['cpu']}, {machine['cores']} cores ({flags}). Medians; in brackets the smallest and the largest."
+    ]
     if rates:
         spread = Spread.of(rates)
         notes.append(
@@ -68,8 +70,9 @@ def footnotes(results: Mapping[str, Any]) -> list[str]:
         for found in part.get("versions", {}).values():
             versions |= found
     told = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
-    sources = sorted({(part["date"], part["commit"], part.get("dtype", "")) for part in parts.values()})
-    notes.append("; ".join(f"{date}, commit {commit}, {dtype}" for date, commit, dtype in sources) + (f"; {told}." if told else "."))
+    sources = sorted({(part["date"], part["commit"], part["dtype"]) for part in parts.values() if part["figures"]})
+    measured = "; ".join(f"{date}, commit {commit}, {dtype}" for date, commit, dtype in sources)
+    notes.append(f"{measured}; {told}." if told else f"{measured}.")
     return notes
 
 
@@ -95,7 +98,9 @@ def _part_rows(name: str, part: Mapping[str, Any]) -> list[tuple[str, ...]]:
         by_name.setdefault(figure["name"], []).append(figure)
     rows = [row for figures in by_name.values() for row in _figure_rows(figures, part)]
     label = next(iter(by_name), name)
-    rows += [(label, "", "", entry["system"], f"skipped: {entry['reason']}", "", "") for entry in part.get("skipped", [])]
+    rows += [
+        (label, "", "", entry["system"], f"skipped: {entry['reason']}", "", "") for entry in part.get("skipped", [])
+    ]
     return rows
 
 
@@ -107,15 +112,13 @@ def _figure_rows(figures: Sequence[Mapping[str, Any]], part: Mapping[str, Any]) 
     measured = f"{ours['name']}, {ours['unit']}" + (" (less is better)" if ours["better"] == "lower" else "")
     rows = []
     for other in others:
-        bound = "at least " if other.get("unfinished") and ours["better"] == "lower" else ""
-        ratio_text = _ratio_text(ours, other)
         rows.append(
             (
                 measured,
                 _figure_text(ours),
-                bound + _figure_text(other),
+                _figure_text(other),
                 str(other["system"]),
-                ratio_text,
+                _ratio_text(ours, other),
                 _share_text(ours, part),
                 _share_text(other, part),
             )
@@ -137,7 +140,8 @@ def _ratio_text(ours: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 def _figure_text(figure: Mapping[str, Any]) -> str:
     found = Spread.of(figure["values"])
     spread = f" ({_number(found.low)} to {_number(found.high)})" if found.low != found.high else ""
-    return f"{_number(found.median)}{spread}"
+    bound = "at least " if figure.get("unfinished") else ""
+    return f"{bound}{_number(found.median)}{spread}"
 
 
 def _share_text(figure: Mapping[str, Any], part: Mapping[str, Any]) -> str:

@@ -66,7 +66,10 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(*self.workers)
+        for worker in self.workers.values():
+            # after an error, or a signal, nobody waits for a worker in the middle of a command
+            worker.close() if kind is None else worker.kill()
+        self.workers.clear()
         self._folder.cleanup()
 
     def say(self, text: str) -> None:

@@ -23,5 +23,10 @@ def multiply(dtype: str, device: str, size: int, repeats: int, threads: int) -> 
     return {"gflops": 2 * size**3 / min(seconds) / 1e9}
 
 
+def why_no_gpu() -> dict[str, Any]:
+    """Why nothing can be measured on a GPU; empty where it can."""
+    return {"reason": "" if torch.cuda.is_available() else f"torch {torch.__version__} finds no CUDA device here"}
+
+
 if __name__ == "__main__":
-    serve({"multiply": multiply})
+    serve({"multiply": multiply, "why_no_gpu": why_no_gpu})

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 import dapo
 from benchmarks.memory import peak_rss_bytes
@@ -35,6 +36,27 @@ def problems(config: str, count: int) -> dict[str, Any]:
     return {"rows": [{"id": problem.id, "prompt": problem.prompt, "answer": problem.answer} for problem in found]}
 
 
+def random_model(directory: str, geometry: dict[str, int]) -> dict[str, Any]:
+    """Write a Qwen2 of this geometry with random weights, with the tokenizer of the small model."""
+    tokenizer = AutoTokenizer.from_pretrained(smollm2_directory())
+    config = Qwen2Config(
+        hidden_size=geometry["width"],
+        intermediate_size=geometry["inner"],
+        num_hidden_layers=geometry["layers"],
+        num_attention_heads=geometry["heads"],
+        num_key_value_heads=geometry["kv_heads"],
+        vocab_size=geometry["vocabulary"],
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return {}
+
+
 class Ours:
     """One run, a step at a time."""
 
@@ -56,6 +78,7 @@ class Ours:
         )
         self.progress = Progress()
         return {
+            "config": self.config.model_dump(mode="json"),
             "directory": str(model_directory(self.config.model.name)),
             "parameters": parameters,
             "dtype": self.config.model.dtype,
@@ -167,6 +190,7 @@ if __name__ == "__main__":
         serve(
             {
                 "problems": problems,
+                "random_model": random_model,
                 "open": ours.open,
                 "rows": ours.rows,
                 "held_out": ours.held_out,

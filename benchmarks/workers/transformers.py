@@ -37,6 +37,7 @@ class Generate:
         self, rows: list[dict[str, Any]], samples: int, temperature: float, top_p: float, max_new_tokens: int, seed: int
     ) -> dict[str, Any]:
         """The share of right responses, judged as the quickstart judges."""
+        started = time.perf_counter()
         verifier = get_verifier("exact")
         torch.manual_seed(seed)
         asked = [row for row in rows for _ in range(samples)]
@@ -53,7 +54,7 @@ class Generate:
                 text = self.tokenizer.decode(response, skip_special_tokens=True, clean_up_tokenization_spaces=False)
                 problem = Problem(row["id"], row["prompt"], row["answer"])
                 right += verifier(problem, text).correct is True
-        return {"accuracy": right / len(asked), "samples": len(asked)}
+        return {"accuracy": right / len(asked), "samples": len(asked), "seconds": time.perf_counter() - started}
 
     @torch.inference_mode()
     def _sample(self, rows: list[list[int]], **settings: Any) -> torch.Tensor:
