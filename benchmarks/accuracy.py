@@ -14,7 +14,7 @@ from benchmarks.session import INSTALL, Session, is_installed
 
 CONFIG = "configs/quickstart.yaml"
 EVALUATE_EVERY = 2
-SAMPLES_PER_PROBLEM = 2
+SAMPLES_PER_PROBLEM = 1
 QUICK_HELD_OUT = 8
 QUICK_OVERRIDES = ("rollout.prompts_per_step=2", "rollout.group_size=4", "train.minibatch_groups=2")
 MAX_STEPS = 80
@@ -111,9 +111,8 @@ def _step(session: Session, runner: Runner, held_out: dict[str, Any], seed: int)
         device=settings.device,
         threads=settings.threads,
     )
-    sampling = {key: held_out[key] for key in ("rows", "temperature", "top_p", "max_new_tokens")}
     # the same noise at every evaluation of both
-    found = session.ask("evaluator", "evaluate", **sampling, samples=SAMPLES_PER_PROBLEM, seed=seed)
+    found = session.ask("evaluator", "evaluate", **held_out, samples=SAMPLES_PER_PROBLEM, seed=seed)
     shutil.rmtree(directory)
     runner.evaluation_s += found["seconds"]
     runner.curve.append((runner.seconds, found["accuracy"]))
@@ -158,6 +157,8 @@ def _open_trl(session: Session, seed: int) -> None:
         "lr": config["optim"]["lr"],
         "warmup_steps": config["optim"]["warmup_steps"],
         "buffer_tokens": config["overlong"]["buffer_tokens"],
+        "verifier": config["reward"]["verifier"],
+        "options": config["reward"]["options"],
         "seed": seed,
     }
     microbatch = best_microbatch(session, trl)

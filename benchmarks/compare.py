@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from benchmarks.limits import GENERATE_FLOP, UPDATE_FLOP
+from benchmarks.protocol import WorkerFailed
 from benchmarks.session import INSTALL, Session, is_installed, rotated
 
 UPDATES_IN_VARIANT = 4
@@ -38,7 +39,9 @@ def _measure(session: Session, wanted: set[str], *, updates: int) -> dict[str, d
         if not is_installed(name)
     ]
     systems = [name for name in systems if is_installed(name)]
-    prompts = _open(session, systems, updates)
+    prompts, failed = _open(session, systems, updates)
+    skipped += failed
+    systems = [name for name in systems if name in session.workers]
     rounds = [_round(session, systems, prompts, wanted, i) for i in range(-1, session.settings.rounds)][1:]
     memory = {name: session.ask(name, "memory") for name in systems if name in STEPPING and stepping}
     return {name: _part(session, name, rounds, memory, skipped, updates) for name in COMPARED if name in wanted}
@@ -83,25 +86,35 @@ def open_ours(session: Session, updates: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _open(session: Session, systems: list[str], updates: int) -> list[list[int]]:
-    """Start every system; returns the prompts' ids."""
+def _open(session: Session, systems: list[str], updates: int) -> tuple[list[list[int]], list[dict[str, str]]]:
+    """Start every system; returns the prompts' ids, and which opponents failed to start, with the reason."""
     rows = open_ours(session, updates)
-    settings, ours = session.settings, session.answers["ours"]
+    failed = []
     for name in systems:
-        if name == "trl":
-            session.answers[name] = _open_trl(session, rows, updates)
-        elif name != "ours":
-            session.say(f"loading {name}")
-            session.start(name, name)
-            session.answers[name] = session.ask(
-                name,
-                "open",
-                model=ours["directory"],
-                dtype=ours["dtype"],
-                device=settings.device,
-                threads=settings.threads,
-            )
-    return [row["prompt_ids"] for row in rows]
+        if name == "ours":
+            continue
+        session.say(f"loading {name}")
+        try:
+            session.answers[name] = _open_trl(session, rows, updates) if name == "trl" else _open_plain(session, name)
+        except WorkerFailed as error:
+            session.say(f"  {error}")
+            failed.append({"system": name, "reason": str(error).splitlines()[0]})
+            session.close(*(worker for worker in session.workers if worker.startswith(name)))
+    return [row["prompt_ids"] for row in rows], failed
+
+
+def _open_plain(session: Session, name: str) -> dict[str, Any]:
+    """A system that only generates."""
+    settings, ours = session.settings, session.answers["ours"]
+    session.start(name, name)
+    return session.ask(
+        name,
+        "open",
+        model=ours["directory"],
+        dtype=ours["dtype"],
+        device=settings.device,
+        threads=settings.threads,
+    )
 
 
 def _open_trl(session: Session, rows: list[dict[str, Any]], updates: int) -> dict[str, Any]:
@@ -124,7 +137,6 @@ def _open_trl(session: Session, rows: list[dict[str, Any]], updates: int) -> dic
         "seed": 0,
     }
     microbatch = best_microbatch(session, trl)
-    session.say(f"loading trl, {microbatch} responses in a microbatch")
     session.start("trl", "trl")
     return session.ask("trl", "open", settings=trl | {"microbatch": microbatch}) | {"microbatch": microbatch}
 

@@ -94,13 +94,13 @@ class Worker:
             reply = json.loads(self._read_line(time.monotonic() + timeout_s, do))
         except (OSError, ValueError) as error:
             self.kill()
-            raise WorkerFailed(f"{self.name}: {do}: {error}; its output is in {self.log}") from error
+            raise WorkerFailed(f"{self.name}: {do}: {error}; its output is in {os.path.relpath(self.log)}") from error
         except WorkerFailed:
             self.kill()
             raise
         if "error" in reply:
             self.kill()
-            raise WorkerFailed(f"{self.name}: {do}: {reply['error']}; its output is in {self.log}")
+            raise WorkerFailed(f"{self.name}: {do}: {reply['error']}; its output is in {os.path.relpath(self.log)}")
         result: dict[str, Any] = reply["ok"]
         return result
 
@@ -130,10 +130,14 @@ class Worker:
         while b"\n" not in self._pending:
             ready, _, _ = select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise WorkerFailed(f"{self.name}: no answer to {do} in time; its output is in {self.log}")
+                raise WorkerFailed(
+                    f"{self.name}: no answer to {do} in time; its output is in {os.path.relpath(self.log)}"
+                )
             data = os.read(descriptor, 1 << 20)
             if not data:
-                raise WorkerFailed(f"{self.name} ended while it was asked to {do}; its output is in {self.log}")
+                raise WorkerFailed(
+                    f"{self.name} ended while it was asked to {do}; its output is in {os.path.relpath(self.log)}"
+                )
             self._pending += data
         line, _, self._pending = self._pending.partition(b"\n")
         return line

@@ -110,22 +110,20 @@ def _figure_rows(figures: Sequence[Mapping[str, Any]], part: Mapping[str, Any]) 
         return []
     others = [figure for figure in figures if figure["system"] != "ours"]
     measured = f"{ours['name']}, {ours['unit']}" + (" (less is better)" if ours["better"] == "lower" else "")
-    rows = []
-    for other in others:
-        rows.append(
-            (
-                measured,
-                _figure_text(ours),
-                _figure_text(other),
-                str(other["system"]),
-                _ratio_text(ours, other),
-                _share_text(ours, part),
-                _share_text(other, part),
-            )
-        )
     if not others:
-        rows.append((measured, _figure_text(ours), "", "", "", _share_text(ours, part), ""))
-    return rows
+        return [(measured, _figure_text(ours), "", "", "", _share_text(ours, part), "")]
+    return [
+        (
+            measured,
+            _figure_text(ours),
+            _figure_text(other),
+            str(other["system"]),
+            _ratio_text(ours, other),
+            _share_text(ours, part),
+            _share_text(other, part),
+        )
+        for other in others
+    ]
 
 
 def _ratio_text(ours: Mapping[str, Any], other: Mapping[str, Any]) -> str:

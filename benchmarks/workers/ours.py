@@ -105,6 +105,8 @@ class Ours:
             "temperature": plan.temperature,
             "top_p": plan.top_p,
             "max_new_tokens": plan.max_response_tokens,
+            "verifier": self.config.reward.verifier,
+            "options": dict(self.config.reward.options),
         }
 
     def generate(self, prompts: list[list[int]], group: int, tokens: int) -> dict[str, Any]:

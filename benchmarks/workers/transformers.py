@@ -34,11 +34,19 @@ class Generate:
         return {"seconds": time.perf_counter() - started, "tokens": responses.numel()}
 
     def evaluate(
-        self, rows: list[dict[str, Any]], samples: int, temperature: float, top_p: float, max_new_tokens: int, seed: int
+        self,
+        rows: list[dict[str, Any]],
+        samples: int,
+        temperature: float,
+        top_p: float,
+        max_new_tokens: int,
+        verifier: str,
+        options: dict[str, Any],
+        seed: int,
     ) -> dict[str, Any]:
-        """The share of right responses, judged as the quickstart judges."""
+        """The share of right responses, judged as training judges them."""
         started = time.perf_counter()
-        verifier = get_verifier("exact")
+        judge = get_verifier(verifier, **options)
         torch.manual_seed(seed)
         asked = [row for row in rows for _ in range(samples)]
         right = 0
@@ -53,7 +61,7 @@ class Generate:
             for row, response in zip(batch, responses, strict=True):
                 text = self.tokenizer.decode(response, skip_special_tokens=True, clean_up_tokenization_spaces=False)
                 problem = Problem(row["id"], row["prompt"], row["answer"])
-                right += verifier(problem, text).correct is True
+                right += judge(problem, text).correct is True
         return {"accuracy": right / len(asked), "samples": len(asked), "seconds": time.perf_counter() - started}
 
     @torch.inference_mode()

@@ -195,14 +195,14 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def quickstart_reward(max_length: int, buffer: int) -> Any:
+def quickstart_reward(verifier: str, options: dict[str, Any], max_length: int, buffer: int) -> Any:
     """The quickstart's reward: right or wrong, plus the soft overlong penalty of Eq. 13."""
-    verifier = get_verifier("exact")
+    judge = get_verifier(verifier, **options)
 
     def reward(completions: list[Any], completion_ids: list[Any], answer: list[str], **_: Any) -> list[float]:
         texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
         return [
-            verifier(Problem("", "", reference), text).score
+            judge(Problem("", "", reference), text).score
             + overlong_penalty(len(ids), max_length=max_length, buffer=buffer)
             for text, ids, reference in zip(texts, completion_ids, answer, strict=True)
         ]
@@ -253,7 +253,9 @@ def make_trainer(settings: dict[str, Any], channel: Channel, folder: str) -> Tim
         save_strategy="no",
         disable_tqdm=True,
     )
-    reward = every_second if settings["forced"] else quickstart_reward(tokens, settings["buffer_tokens"])
+    reward = every_second
+    if not settings["forced"]:
+        reward = quickstart_reward(settings["verifier"], settings["options"], tokens, settings["buffer_tokens"])
     rows = [{"prompt": row["prompt"], "answer": row["answer"]} for row in settings["rows"]]
     commands = Commands(channel, updates)
     trainer = TimedTrainer(
