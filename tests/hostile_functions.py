@@ -20,6 +20,12 @@ def does(problem, response):
     return float(len(response))
 
 
+def does_slowly(problem, response):
+    """The same with a verdict that takes 20 ms."""
+    time.sleep(0.02)
+    return does(problem, response)
+
+
 def loop(_):
     while True:
         pass
@@ -159,6 +165,10 @@ def alarm_later(_):
     signal.setitimer(signal.ITIMER_REAL, 0.3)
 
 
+def sleep(_):
+    time.sleep(60)
+
+
 def nap(_):
     time.sleep(0.5)
 
@@ -233,6 +243,7 @@ DEEDS = {
         endless_message,
         alarm_later,
         nap,
+        sleep,
         thread,
         unspeakable,
         leave,

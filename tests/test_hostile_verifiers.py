@@ -159,3 +159,17 @@ def test_a_console_that_takes_nothing_holds_no_verdict_up():
 def test_weights_that_lead_out_of_the_numbers_are_an_error():
     spec = RewardSpec.of({"a": 1e308, "b": 1e308})
     assert spec.combine([Verdict(None, 1.0), Verdict(None, 1.0)]).error == "a, b: the weighted sum of the scores is inf"
+
+
+def test_five_percent_hanging_verifiers_cost_their_time_limit_and_little_more():
+    """160 verdicts of 20 ms, 8 of them never: what the limit implies is 8 times 0.5 s over two workers."""
+    timeout_s, count, workers = 0.5, 160, 2
+    texts = ["sleep" if i % 20 == 10 else f"Answer: {i}" for i in range(count)]
+    with VerifierPool("hostile_functions:does_slowly", timeout_s=timeout_s, workers=workers) as pool:
+        pool.submit(PROBLEM, ["a"] * 8, [[1]] * 8).result(60)  # both are up
+        start = time.monotonic()
+        verdicts = pool.submit(PROBLEM, texts, [[1]] * count).result(60)
+        took = time.monotonic() - start
+    late = [verdict.error is not None for verdict in verdicts]
+    assert late == [text == "sleep" for text in texts]
+    assert took < 1.3 * (sum(late) * timeout_s + (count - sum(late)) * 0.025) / workers
