@@ -187,8 +187,8 @@ class Config(Section):
     """A whole run."""
 
     preset: Literal["dapo", "grpo"] = "dapo"
-    model: ModelConfig
-    data: DataConfig
+    model: ModelConfig = Field(description="for example model=smollm2-135m-instruct")
+    data: DataConfig = Field(description="for example data.train=builtin:sums")
     rollout: RolloutConfig = RolloutConfig()
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
     reward: RewardConfig = RewardConfig()
@@ -210,6 +210,16 @@ class Config(Section):
     def updates_per_step(self) -> int:
         """Optimiser updates in a step with a full batch."""
         return self.rollout.prompts_per_step // self.train.minibatch_groups
+
+    @model_validator(mode="after")
+    def _no_secrets(self) -> "Config":
+        for name in secret_names(self.reward.options):
+            raise ValueError(
+                f"reward.options.{name} looks like a secret, and options are written to config.yaml and to trackers; "
+                "have the verifier read an environment variable, which its processes inherit, and give at most the "
+                f"variable's name: reward.options.{name}_env=NAME"
+            )
+        return self
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> "Config":
@@ -247,6 +257,22 @@ class Config(Section):
         return self
 
 
+_SECRET = re.compile(
+    r"(^|_)(password|passwd|passphrase|secret|credentials?|(api|access|private|auth|secret)_?key"
+    r"|((^|_)(api|access|auth|bearer|hf|hub|refresh|session|secret)_?|^)token)$"
+)
+
+
+def secret_names(options: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Options whose name says that their text is a secret, by dotted name; `stop_token` and `max_tokens` do not."""
+    for name, value in options.items():
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", str(name)).replace("-", "_").lower()  # apiKey is two words
+        if isinstance(value, Mapping):
+            yield from secret_names(value, f"{prefix}{name}.")
+        elif isinstance(value, str) and value and _SECRET.search(words):
+            yield f"{prefix}{name}"
+
+
 PRESETS: dict[str, dict[str, Any]] = {
     "dapo": {},
     # Table 1's first row: naive GRPO. The paper names no KL coefficient; 0.001 is the released code's.
@@ -261,11 +287,16 @@ PRESETS: dict[str, dict[str, Any]] = {
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a YAML file, lay `key=value` overrides over it, and validate. Raises ConfigError."""
     path = Path(path)
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; expected a YAML file such as configs/quickstart.yaml")
     if not path.is_file():
         raise ConfigError(f"no config file {path}; expected a YAML file such as configs/quickstart.yaml")
     try:
         loaded = OmegaConf.load(path)
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise ConfigError(f"{path} is not UTF-8 (byte {byte:#04x}); save the file as UTF-8") from None
+    except (YAMLError, OmegaConfBaseException, OSError, RecursionError) as error:
         raise ConfigError(f"{path} is not readable as YAML: {' '.join(str(error).split())}") from None
     raw = OmegaConf.to_container(loaded) if loaded else {}
     if not isinstance(raw, dict):
@@ -370,10 +401,12 @@ def _explain(error: ValidationError) -> Iterator[str]:
         parts = [str(part) for part in fault["loc"]]
         # a union reports each of its branches: one line for the option is enough
         option = ".".join(part for part in parts if part not in ("str", "dict[str,any]", "dict[str,float]"))
-        if option in seen:
+        got = fault.get("input")
+        # where a union has a branch for mappings, that one says what is wrong inside
+        of_other_branch = fault["type"] == "string_type" and parts[-1] == "str" and isinstance(got, Mapping)
+        if option in seen or of_other_branch:
             continue
         seen.add(option)
-        got = fault.get("input")
         if fault["type"] == "extra_forbidden":
             yield f"unknown option {option}; {_nearest(parts, is_section=isinstance(got, Mapping))}"
         elif fault["type"] == "missing":
@@ -393,7 +426,7 @@ def _explain(error: ValidationError) -> Iterator[str]:
 def _nearest(parts: Sequence[str], *, is_section: bool) -> str:
     leaves = [name for name in option_names(Config) if (name in SECTIONS) == is_section]
     same_leaf = [name for name in leaves if name.split(".")[-1] == parts[-1]]
-    close = difflib.get_close_matches(".".join(parts), leaves, n=1, cutoff=0.75) or same_leaf
+    close = same_leaf or difflib.get_close_matches(".".join(parts), leaves, n=1, cutoff=0.75)
     if not close:
         by_leaf = {name.split(".")[-1]: name for name in leaves}
         close = [by_leaf[leaf] for leaf in difflib.get_close_matches(parts[-1], by_leaf, n=1, cutoff=0.75)]

@@ -21,6 +21,10 @@ def read_rows(path: Path) -> Rows:
 
 
 def _check(path: Path) -> None:
+    try:
+        path.exists()
+    except OSError as error:
+        raise DataError(f"data file {str(path)[:60]}...: {error.strerror}") from None
     if path.is_dir():
         inside = sorted(child.name for child in path.iterdir() if child.suffix.lower() in FILE_TYPES)
         held = f"it holds {', '.join(inside[:5])}" if inside else "it holds no .jsonl or .parquet file"

@@ -34,7 +34,7 @@ def problem_from_row(row: Mapping[str, Any], *, where: str, source: str, columns
     text = _answer(_lookup(row, answer_column), f"{where}: {answer_column}")
     used = (prompt_column, answer_column)
     fields = {
-        str(name): json_value(value, f"{where}: {name}")
+        _name(name, where): json_value(value, f"{where}: {name}")
         for name, value in row.items()
         if name not in used and not _PANDAS_INDEX.fullmatch(str(name))
     }
@@ -74,7 +74,7 @@ def json_value(value: object, where: str) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None if math.isnan(value) else str(value)
     if isinstance(value, Mapping):
-        return {str(key): json_value(item, f"{where}.{key}") for key, item in value.items()}
+        return {_name(key, where): json_value(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [json_value(item, where) for item in value]
     if isinstance(value, datetime | date | time):
@@ -139,7 +139,7 @@ def _message(value: object, where: str) -> Message:
     for key in ("role", "content"):
         if not isinstance(value[key], str) or (key == "role" and not value[key].strip()):
             raise DataError(f"{where}: {key} must be text, got {_shown(value[key])}")
-    return {"role": value["role"], "content": _encodable(value["content"], where)}
+    return {"role": _encodable(value["role"], f"{where}: role"), "content": _encodable(value["content"], where)}
 
 
 def _answer(value: object, where: str) -> str:
@@ -167,6 +167,10 @@ def _after_mark(text: str) -> str:
 
 def _is_null(value: object) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _name(key: object, where: str) -> str:
+    return _encodable(str(key), f"{where}: a column's name")
 
 
 def _encodable(text: str, where: str) -> str:
