@@ -69,7 +69,7 @@ def evaluate(
     ],
     overrides: Overrides = None,
     data: Annotated[str, typer.Option(help="data source, for example problems.jsonl or builtin:sums")] = ...,  # type: ignore[assignment]
-    samples_per_problem: Annotated[int | None, typer.Option(help="k of avg@k")] = None,
+    samples_per_problem: Annotated[int | None, typer.Option(min=1, help="k of avg@k")] = None,
     output: Annotated[Path | None, typer.Option(help="write the result with every response as JSON")] = None,
 ) -> None:
     """Evaluate a model: avg@k and pass@k with 95 % intervals."""
