@@ -30,7 +30,7 @@ OVERRIDES: dict[str, tuple[Any, ...]] = {
         "zebra=1",
         (
             "unknown option zebra; known here: preset, model, data, rollout, dynamic_sampling, reward, "
-            "overlong, advantage, loss, optim, train, eval, log"
+            "overlong, advantage, loss, optim, train, eval, log, profile"
         ),
     ),
     "option of another section": ("rollout.lr=1", "unknown option rollout.lr; did you mean optim.lr?"),
@@ -141,7 +141,7 @@ FILES: dict[str, tuple[Any, ...]] = {
         (
             "{dir}/c.yaml:\n  option model is missing; for example model=smollm2-135m-instruct\n  option data "
             "is missing; for example data.train=builtin:sums\n  unknown option hello; known here: preset, "
-            "model, data, rollout, dynamic_sampling, reward, overlong, advantage, loss, optim, train, eval, log"
+            "model, data, rollout, dynamic_sampling, reward, overlong, advantage, loss, optim, train, eval, log, profile"
         ),
     ),
     "config is no YAML": (
