@@ -22,8 +22,8 @@ def measure_shared(session: Session, wanted: set[str]) -> dict[str, dict[str, An
     del wanted
     settings = session.settings
     shape = SHARED_QUICK if settings.quick else SHARED
-    # room for all copies of the prompt: both variants run as one microbatch
-    budget = shape["group"] * (shape["prompt"] + shape["tokens"]) if settings.quick else settings.microbatch_tokens
+    # room for the prompt and all its responses; for both variants the same
+    budget = max(settings.microbatch_tokens, shape["prompt"] + shape["group"] * shape["tokens"])
     opened = _open(session, settings.model)
     session.say("comparing the gradients with and without shared prompts")
     gap = session.ask("studies", "gradient_gap", **shape, microbatch_tokens=budget)["relative_gap"]

@@ -21,6 +21,7 @@ from benchmarks.limits import (  # noqa: E402
 from benchmarks.plots import Curve, plot_growth  # noqa: E402
 from benchmarks.protocol import Worker, WorkerFailed  # noqa: E402
 from benchmarks.session import Settings, rotated  # noqa: E402
+from benchmarks.workers.ours import Ours  # noqa: E402
 
 ECHO = """
 from benchmarks.protocol import serve
@@ -177,6 +178,15 @@ def test_a_growth_curve_of_a_square_has_slope_two_and_becomes_a_small_picture(tm
     curve = Curve("update", "width", "seconds", [64, 128, 256], [1.0, 4.0, 16.0])
     assert curve.final_slope() == pytest.approx(2.0)
     assert plot_growth(tmp_path / "growth.png", [curve]).stat().st_size < 150_000
+
+
+def test_our_worker_takes_a_step_and_says_what_it_cost():
+    ours = Ours()
+    ours.open(str(ROOT / "configs" / "tiny.yaml"), ["train.threads=1", "data.eval=null"])
+    step = ours.step()
+    assert step["generated_tokens"] >= step["trained_tokens"] > 0
+    assert 0 < step["generation_s"] + step["update_s"] < step["step_s"]
+    ours.close()
 
 
 def test_requirements_leave_out_extras_and_what_is_named():

@@ -134,7 +134,9 @@ class Ours:
         """One turn of Algorithm 1, with its seconds by phase."""
         step = self.progress.step + 1
         watch = Stopwatch()
-        metrics = train_step(self.config, self.parts, self.progress, step=step, watch=watch)
+        train_step(self.config, self.parts, self.progress, step=step, watch=watch)
+        metrics = self.progress.unlogged
+        assert metrics is not None
         if device_of(self.config) == "cuda":
             torch.cuda.synchronize()
         times = watch.metrics(tokens_generated=int(metrics["rollout/tokens_generated"]))
