@@ -8,8 +8,8 @@ from dapo.data.spec import Columns, FileSource, HubSource, TaskSource, parse_spe
 from dapo.errors import DataError
 
 EXPECTED = (
-    "expected a path (.jsonl, .parquet), hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,... "
-    "or a mapping with one of the keys path, hub, builtin, gym"
+    "expected a path (.jsonl, .parquet), hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,..., "
+    "a benchmark (aime24, aime25, math500, gsm8k, amc23) or a mapping with one of the keys path, hub, builtin, gym"
 )
 
 
@@ -21,6 +21,14 @@ EXPECTED = (
         ("hub:openai/gsm8k", HubSource("openai/gsm8k")),
         ("hub:openai/gsm8k:test", HubSource("openai/gsm8k", "test")),
         ("builtin:sums, products", TaskSource("builtin", {"sums": {}, "products": {}})),
+        (
+            "aime24",
+            HubSource("HuggingFaceH4/aime_2024", "train", columns=Columns("problem", "answer"), benchmark="aime24"),
+        ),
+        (
+            "gsm8k",
+            HubSource("openai/gsm8k", "test", "main", Columns("question", "answer"), benchmark="gsm8k"),
+        ),
         ("gym:chain_sum", TaskSource("gym", {"chain_sum": {}})),
         (
             {"gym": {"chain_sum": {"max_terms": 2}}, "size": 2000, "seed": 1},
@@ -113,3 +121,8 @@ def test_kind_and_short_name(spec, kind, name):
 
 def test_a_home_folder_is_expanded():
     assert parse_spec("~/x.jsonl").path == Path.home() / "x.jsonl"
+
+
+def test_a_benchmark_has_the_name_that_papers_give_it():
+    assert spec_name("aime24") == "aime24"
+    assert spec_name("hub:HuggingFaceH4/aime_2024") == "aime_2024"

@@ -3,12 +3,30 @@
 from collections.abc import Sequence
 from concurrent.futures import Future
 from itertools import combinations
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dapo.assemble import evaluation_plan
+from dapo.data.problems import load_problems, unique_problems
 from dapo.engines.scripted import ScriptedEngine
-from dapo.evaluation import Evaluation, EvaluationPlan, evaluate, mean_interval, pass_at_k
+from dapo.errors import ConfigError, DataError
+from dapo.eval_command import Request, evaluation_config, with_copies
+from dapo.evaluation import EngineSampler, Journal, evaluate, evaluate_samples
+from dapo.scores import (
+    Evaluation,
+    EvaluationPlan,
+    JudgedProblem,
+    JudgedResponse,
+    has_many_errors,
+    mean_interval,
+    paired_difference,
+    pass_at_k,
+)
 from dapo.types import GenerationRequest, Problem, Verdict
+
+AIME = Path(__file__).parents[2] / "shared" / "data" / "aime-2024.parquet"
 
 
 class Digits:
@@ -111,3 +129,126 @@ def test_an_interval_of_equal_marks_has_a_width_and_none_of_nothing():
     assert mean_interval([1.0] * 20) == pytest.approx((0.8389, 1.0), abs=1e-3)  # Wilson
     assert mean_interval([0.0] * 20) == pytest.approx((0.0, 0.1611), abs=1e-3)
     assert mean_interval([]) == (0.0, 1.0)
+
+
+def judged(*answers: str, right: str = "4") -> JudgedProblem:
+    """A response for each answer; the one called `right` is; "!" is an error."""
+    responses = [
+        JudgedResponse("", None, 0.0, "timed out", None, 1, "stop")
+        if answer == "!"
+        else JudgedResponse("", answer == right, 1.0 if answer == right else -1.0, None, answer, 1, "stop")
+        for answer in answers
+    ]
+    return JudgedProblem(Problem("p", "?", right), tuple(responses))
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        (("4", "4", "5"), 1.0),
+        (("5", "4", "5"), 0.0),
+        (("4", "5"), 0.5),  # a tie counts as the share that is right
+        (("4", "5", "6"), 1 / 3),
+        (("", "", "", "4"), 1.0),  # who finds no answer does not vote
+        (("", ""), 0.0),
+        (("!", "!", "4", "5", "4"), 1.0),
+    ],
+)
+def test_consensus_is_whether_the_most_frequent_answer_is_right(answers: tuple[str, ...], expected: float):
+    assert judged(*answers).consensus == pytest.approx(expected)
+
+
+def test_consensus_and_pass_at_j_have_intervals_over_problems():
+    plan = EvaluationPlan("toy", 3, 1.0, 0.7, 20, (9,), 0)
+    problems = [judged("4", "4", "5"), judged("5", "5", "4"), judged("4", "4", "4"), judged("5", "", "5")]
+    summary = Evaluation(plan, tuple(problems)).summary()
+    assert summary["cons@3"] == 0.5
+    assert summary["pass@1"] == pytest.approx((2 / 3 + 1 / 3 + 1 + 0) / 4)
+    assert summary["pass@2"] == pytest.approx((1 + 2 / 3 + 1 + 0) / 4)
+    assert summary["no_answer_fraction"] == pytest.approx(1 / 12)
+    for name in ("pass@1", "pass@2", "cons@3"):
+        low, high = summary["intervals"][name]
+        assert 0 <= low < summary[name] < high <= 1
+
+
+def test_more_than_one_percent_of_errors_is_noted_and_one_percent_is_not():
+    plan = EvaluationPlan("toy", 10, 1.0, 0.7, 20, (9,), 0)
+    sound = [judged(*["4"] * 10) for _ in range(9)]
+    one, two = judged(*"4" * 9, "!"), judged(*"4" * 8, "!", "!")
+    assert not has_many_errors(Evaluation(plan, (*sound, one)).summary())
+    assert has_many_errors(Evaluation(plan, (*sound, two)).summary())
+
+
+def table(*accuracies: float | None) -> list[dict[str, Any]]:
+    return [{"id": str(i), "accuracy": accuracy} for i, accuracy in enumerate(accuracies)]
+
+
+def test_a_paired_difference_is_narrower_than_the_spread_of_the_problems():
+    hard_and_easy = [i % 2 for i in range(40)]
+    first = table(*(0.8 * easy for easy in hard_and_easy))
+    second = table(*(0.8 * easy + 0.1 for easy in hard_and_easy))
+    found = paired_difference(first, list(reversed(second)))
+    assert found["difference"] == pytest.approx(0.1)
+    assert found["low"] == pytest.approx(0.1)
+    assert found["high"] == pytest.approx(0.1)
+    assert (found["better"], found["worse"], found["equal"]) == (40, 0, 0)
+
+
+def test_a_problem_without_a_judgement_on_either_side_is_no_pair():
+    found = paired_difference(table(1.0, None, 0.0), table(0.0, 1.0, 1.0))
+    assert (found["problems"], found["difference"]) == (2, 0.0)
+    with pytest.raises(DataError, match="not of the same problems: 1 are in one of them only"):
+        paired_difference(table(1.0), table(1.0, 0.0))
+
+
+class Breaks(Exception):
+    pass
+
+
+def test_an_evaluation_that_was_killed_continues_where_it_was(tmp_path: Path):
+    """Breaks after some problems; the second attempt samples only the others, and the result is the same."""
+    plan = EvaluationPlan("toy", 2, 1.0, 0.7, 20, (9,), 0)
+    problems = [Problem(str(number), "?", "!") for number in range(6)]
+    asked: list[int] = []
+
+    def script(request: GenerationRequest) -> tuple[list[int], str]:
+        asked.append(request.prompt_ids[0])
+        return [int(request.id[-1])], "stop"
+
+    def run(journal: Journal | None, limit: int = 99) -> Evaluation:
+        def stop_at(done: int, total: int) -> None:
+            if done == limit:
+                raise Breaks
+
+        sampler = EngineSampler(ScriptedEngine(script, slots=2), Digits(), plan)
+        return evaluate_samples(sampler, FirstDigit(), problems, plan, journal=journal, on_progress=stop_at)
+
+    whole = run(None).summary()
+    path = tmp_path / "out.json.partial"
+    with pytest.raises(Breaks), Journal(path, {"plan": 1}) as journal:
+        run(journal, limit=3)
+    with path.open("a") as file:
+        file.write('{"place": 5, "respo')  # killed in the middle of a line
+    asked.clear()
+    with Journal(path, {"plan": 1}) as journal:
+        assert run(journal).summary() == whole
+    assert sorted(set(asked)) == [3, 4, 5]
+    asked.clear()
+    with Journal(path, {"plan": 1}) as journal:
+        assert run(journal).summary() == whole
+    assert asked == []
+    with pytest.raises(ConfigError, match=r"first part of another evaluation \(other plan\)"):
+        Journal(path, {"plan": 2})
+
+
+@pytest.mark.skipif(not AIME.exists(), reason="needs the released evaluation file beside the checkout")
+def test_the_released_aime_file_is_thirty_problems_of_thirty_two_samples(capsys: pytest.CaptureFixture[str]):
+    request = Request(str(AIME), overrides=("eval.max_response_tokens=2", "train.threads=1"))
+    config, checkpoint = evaluation_config("tiny-random", str(AIME), request, None)
+    problems = [problem for problem, _ in unique_problems(load_problems(str(AIME), split="eval"))]
+    plan, asked = with_copies(config, request, evaluation_plan(config, ()), problems)
+    assert (checkpoint, plan.samples_per_problem, len(asked)) == (None, 32, 30)
+    assert "holds each problem 32 times: 32 samples for each of 30 problems" in capsys.readouterr().out
+    fewer = Request(str(AIME), samples_per_problem=4)
+    config, _ = evaluation_config("tiny-random", str(AIME), fewer, None)
+    assert with_copies(config, fewer, evaluation_plan(config, ()), problems)[0].samples_per_problem == 4

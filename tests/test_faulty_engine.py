@@ -11,8 +11,9 @@ from dapo.engines.engine import RolloutEngine
 from dapo.engines.inspection import InspectedEngine
 from dapo.engines.scripted import FaultyEngine, ScriptedEngine
 from dapo.errors import EngineError
-from dapo.evaluation import EvaluationPlan, evaluate
+from dapo.evaluation import evaluate
 from dapo.rollout import Batch, collect
+from dapo.scores import EvaluationPlan
 from dapo.types import Generation, GenerationRequest, Problem
 
 VOCABULARY = 10

@@ -17,10 +17,11 @@ ROOT = Path(__file__).parents[1] / "src" / PACKAGE
 LAYERS = [
     {"types", "errors", "config", "keyed", "algo"},
     {"data", "rewards", "engines", "policy", "telemetry"},
-    {"rollout", "evaluation", "explain", "run", "checkpoints", "interrupt", "parts", "saving", "samples", "train"},
+    {"rollout", "evaluation", "scores", "explain", "run", "checkpoints", "interrupt", "parts", "saving", "samples"}
+    | {"train"},
     {"distributed"},
     {"assemble"},
-    {"commands", "cli", "__main__"},
+    {"commands", "eval_command", "cli", "__main__"},
 ]
 
 # where an optional package may be imported: inside functions of one file of each folder named here

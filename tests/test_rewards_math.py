@@ -9,6 +9,7 @@ import pytest
 
 from dapo.rewards import get_verifier
 from dapo.rewards.equivalence import _exact_number
+from dapo.rewards.spelling import vote
 from dapo.rewards.symbolic import Symbolic
 from dapo.types import Problem
 
@@ -244,3 +245,26 @@ def test_it_sets_no_alarm_and_works_outside_the_main_thread(verifier):
     left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
     assert seen == [True]
     assert left > 0
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("0.5", r"\frac{1}{2}", True),
+        ("1/2", r"\frac12", True),
+        ("1,000", "1000.0", True),
+        (r"$\boxed{x+1}$", "x + 1", True),
+        (r"5\text{ cm}", "5 cm", False),  # one spelling, not one meaning: votes are never merged by guesswork
+        ("1/2", "2/1", False),
+        ("-3", "3", False),
+        ("", "0", False),
+    ],
+)
+def test_answers_of_one_value_are_one_vote(one: str, other: str, same: bool):
+    assert (vote(one) == vote(other)) is same
+
+
+def test_a_verdict_says_which_answer_it_read(verifier):
+    problem = Problem("p", "?", "1/2")
+    assert verifier(problem, "So it is\nAnswer: 0.5").answer == "1/2"
+    assert verifier(problem, "I do not know.").answer == ""

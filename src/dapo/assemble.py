@@ -19,13 +19,13 @@ from dapo.engines.engine import RolloutEngine
 from dapo.engines.inspection import InspectedEngine
 from dapo.engines.native.engine import NativeEngine
 from dapo.errors import ConfigError, DataError
-from dapo.evaluation import EvaluationPlan
 from dapo.explain import resolve_auto_verifier
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.policy import Policy
 from dapo.rewards.pool import VerifierPool
 from dapo.rollout import DynamicSampler, sampling_plan
 from dapo.run import RunDirectory
+from dapo.scores import EvaluationPlan
 from dapo.telemetry.console import ProgressDisplay
 from dapo.telemetry.sinks import JsonlSink, Sink, TensorBoardSink, TrackioSink, WandbSink
 from dapo.telemetry.tracker import Tracker
@@ -78,7 +78,7 @@ def build_parts(
             tracker=Tracker(build_sinks(config, run, first_step=first_step), display),
             run=run,
             held_out=inputs.held_out,
-            eval_plan=evaluation_plan(config, inputs.loaded) if inputs.held_out else None,
+            eval_plan=evaluation_plan(config, inputs.loaded.stop_ids) if inputs.held_out else None,
         )
 
 
@@ -201,7 +201,7 @@ def build_sinks(config: Config, run: RunDirectory, *, first_step: int) -> list[S
     return [JsonlSink(run.metrics), *(makers[name]() for name in config.log.sinks)]
 
 
-def evaluation_plan(config: Config, loaded: LoadedModel) -> EvaluationPlan:
+def evaluation_plan(config: Config, stop_ids: tuple[int, ...]) -> EvaluationPlan:
     """How held-out problems are sampled."""
     assert config.data.eval is not None
     return EvaluationPlan(
@@ -210,7 +210,7 @@ def evaluation_plan(config: Config, loaded: LoadedModel) -> EvaluationPlan:
         temperature=config.eval.temperature,
         top_p=config.eval.top_p,
         max_response_tokens=config.eval.max_response_tokens or config.rollout.max_response_tokens,
-        stop_ids=loaded.stop_ids,
+        stop_ids=stop_ids,
         seed=config.train.seed,
     )
 

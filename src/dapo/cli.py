@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dapo import __version__
-from dapo.errors import DapoError
+from dapo.errors import ConfigError, DapoError
 
 # torch and transformers are imported inside the commands, so that --help and a config error answer at once
 
@@ -65,19 +65,48 @@ def resume(
 @app.command("eval")
 def evaluate(
     model_or_run: Annotated[
-        str, typer.Argument(metavar="MODEL_OR_RUN", help="alias, Hugging Face id, model or run directory")
-    ],
+        str | None,
+        typer.Argument(
+            metavar="MODEL_OR_RUN", help="alias, Hugging Face id, model or run directory; not with --compare"
+        ),
+    ] = None,
     overrides: Overrides = None,
-    data: Annotated[str, typer.Option(help="data source, for example problems.jsonl or builtin:sums")] = ...,  # type: ignore[assignment]
+    data: Annotated[str, typer.Option(help="data source: problems.jsonl, builtin:sums, aime24")] = ...,  # type: ignore[assignment]
     samples_per_problem: Annotated[int | None, typer.Option(min=1, help="k of avg@k")] = None,
-    output: Annotated[Path | None, typer.Option(help="write the result with every response as JSON")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="write the result with every response as JSON; a killed evaluation continues from OUTPUT.partial"
+        ),
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="sample from an OpenAI-compatible server, http://HOST:PORT/v1; MODEL is its name"
+        ),
+    ] = None,
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            metavar="A B", help="two models, runs or results: paired difference on the same problems and draws"
+        ),
+    ] = None,
 ) -> None:
-    """Evaluate a model: avg@k and pass@k with 95 % intervals."""
-    from dapo.commands import evaluate_model
+    """Evaluate a model: avg@k, pass@j and cons@k with 95 % intervals."""
+    from dapo.eval_command import Request, compare_models, evaluate_model
 
-    evaluate_model(
-        model_or_run, data=data, samples_per_problem=samples_per_problem, output=output, overrides=overrides or []
-    )
+    if compare is not None and model_or_run is not None and "=" in model_or_run:
+        overrides, model_or_run = (
+            [model_or_run, *(overrides or [])],
+            None,
+        )  # there is no model to stand in front of them
+    request = Request(data, samples_per_problem, server, output, tuple(overrides or ()))
+    if (model_or_run is None) == (compare is None):
+        raise ConfigError("dapo eval takes either one model or run, or two with --compare A B")
+    if compare is not None:
+        compare_models(*compare, request)
+    elif model_or_run is not None:
+        evaluate_model(model_or_run, request)
 
 
 @app.command()

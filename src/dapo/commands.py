@@ -1,22 +1,17 @@
 """What each command does, from reading its inputs to telling the result."""
 
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from dapo.assemble import (
     Inputs,
-    build_engine,
     build_parts,
-    evaluation_plan,
     gpu_names,
     open_judge,
     read_inputs,
@@ -24,23 +19,19 @@ from dapo.assemble import (
     resolve_auto,
 )
 from dapo.checkpoints import describe
-from dapo.config import Config, DataSpec, build_config, dump_config, load_config, parse_overrides
-from dapo.data.spec import spec_kind, spec_name
-from dapo.errors import CheckpointError, ConfigError, DapoError
-from dapo.evaluation import evaluate
+from dapo.config import Config, dump_config, load_config
+from dapo.data.spec import spec_name
+from dapo.errors import CheckpointError, DapoError
 from dapo.interrupt import Interrupted, StoppableEngine, signals_as_requests
 from dapo.parts import Parts, Progress
 from dapo.policy.checkpoint import SavedWeights
 from dapo.policy.model import export_model
 from dapo.rewards.pool import VerifierPool
-from dapo.run import RunDirectory, atomic_write_json, default_run_path, make_manifest, refuse_existing_run, step_of
+from dapo.run import RunDirectory, default_run_path, make_manifest, refuse_existing_run, step_of
 from dapo.saving import is_logged, restore
 from dapo.telemetry.console import ProgressDisplay, final_report
 from dapo.telemetry.plots import plot_curves
 from dapo.train import read_evaluations, summarise, train
-
-DEFAULT_EVAL_TOKENS = 1024
-"""Response limit of `dapo eval` for a model that no run made; eval.max_response_tokens overrides it."""
 
 
 def start_run(config: Config, *, run_dir: Path | None, config_name: str) -> None:
@@ -158,91 +149,6 @@ def compared_responses(evaluations: Sequence[dict[str, Any]], count: int) -> lis
         }
         for i in picked
     ]
-
-
-def evaluate_model(
-    model_or_run: str, *, data: str, samples_per_problem: int | None, output: Path | None, overrides: Sequence[str]
-) -> None:
-    """`dapo eval`: print, and write if asked, avg@k and pass@k of a model or of a run's newest checkpoint."""
-    config, checkpoint = evaluation_config(model_or_run, parse_data_argument(data), overrides)
-    if samples_per_problem is not None:
-        config = config.model_copy(
-            update={"eval": config.eval.model_copy(update={"samples_per_problem": samples_per_problem})}
-        )
-    if output is not None and not output.parent.is_dir():
-        raise ConfigError(f"--output {output}: there is no directory {output.parent}")
-    inputs = read_inputs(config, training=False)
-    plan = evaluation_plan(config, inputs.loaded)
-    with ExitStack() as stack:
-        judge = stack.enter_context(open_judge(config))
-        engine = build_engine(config, inputs.loaded)
-        stack.callback(engine.close)
-        if checkpoint is not None:
-            engine.load_weights(SavedWeights(checkpoint), version=step_of(checkpoint))
-        display = ProgressDisplay(1)
-        stack.callback(display.close)
-        tell = partial(display.phase, "evaluate")
-        result = evaluate(engine, judge, inputs.encoder, inputs.held_out, plan, on_progress=tell)
-    summary = {"model": model_or_run, "data": data, **result.summary()}
-    if output is not None:
-        atomic_write_json(output, {**summary, "table": result.table()})
-    print_evaluation(summary, output)
-
-
-def evaluation_config(model_or_run: str, data: DataSpec, overrides: Sequence[str]) -> tuple[Config, Path | None]:
-    """A run's own options and newest checkpoint, or the paper's evaluation of a model that no run made."""
-    if (Path(model_or_run) / "manifest.json").is_file():
-        run = RunDirectory.open(model_or_run)
-        checkpoint = run.latest_checkpoint(warn=warn)
-        if checkpoint is None:
-            raise CheckpointError(f"{run.path} has no checkpoint yet, so there is nothing to evaluate")
-        trained = load_config(run.config)
-        raw = trained.model_dump(mode="json")
-        if spec_kind(data) != spec_kind(trained.data.train):
-            raw["reward"] = {}  # another kind of problem wants another verifier
-    else:
-        checkpoint = None
-        raw = {
-            "model": model_or_run,
-            "data": {},
-            "rollout": {"max_response_tokens": DEFAULT_EVAL_TOKENS},
-            "overlong": {"mode": "off"},
-        }
-    raw["data"] |= {"train": data, "eval": data}
-    return resolve_auto(build_config(raw, overrides, where="dapo eval")), checkpoint
-
-
-def parse_data_argument(text: str) -> DataSpec:
-    """`--data` takes a spec, or a mapping as YAML: `{builtin: {sums: {}}, size: 50}`."""
-    if not text.lstrip().startswith("{"):
-        return text
-    parsed = parse_overrides([f"data={text}"])["data"]
-    if not isinstance(parsed, dict):
-        raise ConfigError(f"--data {text}: expected a data source or a mapping")
-    return parsed
-
-
-def print_evaluation(summary: Mapping[str, Any], output: Path | None) -> None:
-    """The result as a small table."""
-    table = Table(title=f"{summary['model']} on {summary['name']}", title_style="bold", title_justify="left")
-    for column in ("", "result"):
-        table.add_column(column, justify="right" if column else "left")
-    k = summary["samples_per_problem"]
-    table.add_row(f"avg@{k}", f"{summary['accuracy']:.1%}" if summary["binary"] else f"{summary['accuracy']:.4f}")
-    table.add_row("95 % interval", f"{summary['low']:.3f} to {summary['high']:.3f}")
-    for name in (name for name in summary if name.startswith("pass@")):
-        table.add_row(name, f"{summary[name]:.1%}")
-    for source, row in summary["by_source"].items() if len(summary["by_source"]) > 1 else ():
-        table.add_row(f"  {source} ({row['problems']} problems)", f"{row['accuracy']:.3f}")
-    table.add_row("problems", f"{summary['problems']:,}")
-    table.add_row("mean response, tokens", f"{summary['response_tokens_mean']:.1f}")
-    table.add_row("truncated", f"{summary['truncated_fraction']:.1%}")
-    console = Console()
-    console.print(table)
-    if summary["verifier_errors"]:
-        console.print(f"{summary['verifier_errors']} responses could not be judged: {summary['most_frequent_error']}")
-    if output is not None:
-        console.print(f"written to {output}", soft_wrap=True)
 
 
 def export_run(path: Path, out_dir: Path, *, step: int | None) -> None:

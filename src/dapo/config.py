@@ -167,6 +167,9 @@ class EvalConfig(Section):
     top_p: Float = Field(0.7, gt=0, le=1)
     max_response_tokens: Positive | None = Field(None, description="none: as in the rollout")
     show_samples: Int = Field(3, ge=0, description="responses printed before and after training")
+    server_concurrency: Positive = Field(16, description="dapo eval --server: requests in flight")
+    server_timeout_s: Float = Field(600.0, gt=0, description="dapo eval --server: for one response")
+    server_retries: Int = Field(4, ge=0, description="dapo eval --server: after a failure that may pass")
 
 
 class LogConfig(Section):

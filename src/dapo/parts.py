@@ -8,9 +8,9 @@ from typing import Protocol
 from dapo.checkpoints import CheckpointWriter
 from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine, WeightSource
-from dapo.evaluation import EvaluationPlan
 from dapo.rollout import DynamicSampler, Encoder, Judge, SamplingPlan
 from dapo.run import RunDirectory
+from dapo.scores import EvaluationPlan
 from dapo.telemetry.tracker import Tracker
 from dapo.types import Problem, Sample
 

@@ -9,12 +9,13 @@ from typing import Any
 from dapo.checkpoints import StorageError, describe
 from dapo.config import Config
 from dapo.errors import DapoError
-from dapo.evaluation import Evaluation, evaluate
+from dapo.evaluation import evaluate
 from dapo.parts import Parts, Progress
 from dapo.rollout import Batch, collect, require_groups
 from dapo.run import RunDirectory, atomic_write_json
 from dapo.samples import minibatches, shaped_reward, with_advantages
 from dapo.saving import save_after_failure, save_now, save_when_due
+from dapo.scores import Evaluation
 from dapo.telemetry.metrics import Stopwatch, engine_gap_metrics, mean_of_updates, rollout_metrics
 from dapo.telemetry.profile import watched_step
 from dapo.telemetry.rollouts import write_rollouts

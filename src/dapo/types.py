@@ -69,6 +69,9 @@ class Verdict:
     """Eq. 7: +1 right, -1 wrong; a graded verifier may give any finite number."""
     error: str | None = None
     """Why there is no judgement (timed out, crashed, unparsable reference): never a silent zero."""
+    answer: str | None = field(default=None, compare=False)
+    """What the verifier took for the response's answer, in one spelling, so that responses can be counted as votes; ""
+    if it found none, None if it does not look for one."""
 
 
 @dataclass(frozen=True)

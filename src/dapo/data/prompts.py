@@ -56,13 +56,11 @@ class PromptEncoder:
 
     def render(self, problem: Problem) -> str:
         """The prompt as text; with a template, its special tokens included. Raises DataError for what cannot apply."""
-        prompt = self._with_instruction(problem)
-        if not self.uses_template:
-            return prompt if isinstance(prompt, str) else _joined(prompt, problem)
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
-        if self._system is not None and all(message["role"] != "system" for message in messages):
-            messages.insert(0, {"role": "system", "content": self._system})
-        return self._templated(messages, problem)
+        if self.uses_template:
+            messages = chat_messages(problem, instruction=self._instruction, system=self._system)
+            return self._templated(messages, problem)
+        prompt = with_instruction(problem, self._instruction)
+        return prompt if isinstance(prompt, str) else _joined(prompt, problem)
 
     def decode(self, ids: Sequence[int]) -> str:
         """A response as text: special tokens left out, spaces as they are."""
@@ -81,18 +79,6 @@ class PromptEncoder:
                 f"the shortest has {min(map(self.length, problems))} tokens"
             )
         return kept, len(problems) - len(kept)
-
-    def _with_instruction(self, problem: Problem) -> Prompt:
-        if not self._instruction:
-            return problem.prompt
-        if isinstance(problem.prompt, str):
-            return f"{problem.prompt}\n{self._instruction}"
-        messages = list(problem.prompt)
-        last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
-        if last is None:
-            raise DataError(f"problem {problem.id}: data.instruction follows the last user message, and there is none")
-        messages[last] = {**messages[last], "content": f"{messages[last]['content']}\n{self._instruction}"}
-        return messages
 
     def _templated(self, messages: list[dict[str, str]], problem: Problem) -> str:
         from jinja2 import TemplateError
@@ -113,6 +99,29 @@ class PromptEncoder:
         )
         assert isinstance(text, str)
         return text
+
+
+def chat_messages(problem: Problem, *, instruction: str = "", system: str | None = None) -> list[dict[str, str]]:
+    """The problem as a chat: a text becomes a user message; `system` in front where the problem brings none."""
+    prompt = with_instruction(problem, instruction)
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+    if system is not None and all(message["role"] != "system" for message in messages):
+        messages.insert(0, {"role": "system", "content": system})
+    return messages
+
+
+def with_instruction(problem: Problem, instruction: str) -> Prompt:
+    """The prompt with `instruction` on a line of its own behind the text, or behind the last user message."""
+    if not instruction:
+        return problem.prompt
+    if isinstance(problem.prompt, str):
+        return f"{problem.prompt}\n{instruction}"
+    messages = list(problem.prompt)
+    last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
+    if last is None:
+        raise DataError(f"problem {problem.id}: data.instruction follows the last user message, and there is none")
+    messages[last] = {**messages[last], "content": f"{messages[last]['content']}\n{instruction}"}
+    return messages
 
 
 def _joined(messages: Sequence[Message], problem: Problem) -> str:

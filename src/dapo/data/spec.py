@@ -2,10 +2,11 @@
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from dapo.data.benchmarks import BENCHMARKS
 from dapo.errors import DataError
 
 Kind: TypeAlias = Literal["path", "hub", "builtin", "gym"]
@@ -14,8 +15,8 @@ KINDS: tuple[Kind, ...] = ("path", "hub", "builtin", "gym")
 TASK_KINDS: tuple[TaskKind, ...] = ("builtin", "gym")
 FILE_TYPES = (".jsonl", ".parquet")
 EXPECTED = (
-    "expected a path (.jsonl, .parquet), hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,... "
-    "or a mapping with one of the keys path, hub, builtin, gym"
+    "expected a path (.jsonl, .parquet), hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,..., "
+    f"a benchmark ({', '.join(BENCHMARKS)}) or a mapping with one of the keys path, hub, builtin, gym"
 )
 _OPTIONS: dict[Kind, tuple[str, ...]] = {
     "path": ("path", "prompt", "answer", "size"),
@@ -57,6 +58,8 @@ class HubSource:
     """The data set's configuration (`main` of openai/gsm8k)."""
     columns: Columns = ANY_COLUMNS
     size: int | None = None
+    benchmark: str | None = None
+    """The name it was asked for by, if it is one of the benchmarks."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ def spec_name(spec: str | Mapping[str, Any]) -> str:
     if isinstance(source, FileSource):
         return source.path.stem
     if isinstance(source, HubSource):
-        return source.name.rstrip("/").rpartition("/")[2]
+        return source.benchmark or source.name.rstrip("/").rpartition("/")[2]
     names = list(source.tasks)
     return "+".join(names) if len(names) <= 4 else f"{names[0]}+{len(names) - 1}"
 
@@ -110,6 +113,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def _from_text(spec: str) -> Source:
     if not spec.strip():
         raise DataError(f"the data source is empty; {EXPECTED}")
+    if spec.strip() in BENCHMARKS:
+        return replace(_hub(BENCHMARKS[spec.strip()]), benchmark=spec.strip())
     prefix, colon, rest = spec.strip().partition(":")
     if colon and prefix == "hub":
         name, _, split = rest.partition(":")

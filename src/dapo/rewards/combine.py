@@ -73,9 +73,9 @@ class RewardSpec:
         if not math.isfinite(score):
             return unjudged(f"{', '.join(self.weights)}: the weighted sum of the scores is {score}")
         decided = [opinion.correct for _, opinion in applied if opinion.correct is not None]
-        if decided:
-            return Verdict(all(decided), score)
-        return Verdict(None if self.threshold is None else score >= self.threshold, score)
+        graded = None if self.threshold is None else score >= self.threshold
+        answer = next((opinion.answer for _, opinion in applied if opinion.answer is not None), None)
+        return Verdict(all(decided) if decided else graded, score, answer=answer)
 
 
 class CombinedVerifier:

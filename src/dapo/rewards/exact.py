@@ -37,7 +37,8 @@ class ExactVerifier:
         if not reference:
             return unjudged(f"exact: the reference is empty ({problem.answer!r})")
         candidate = answer_line(text) if self.extract == "answer_line" else text
-        return right_or_wrong(candidate is not None and self._normal(candidate) == reference)
+        found = self._normal(candidate or "")
+        return right_or_wrong(found == reference, found)
 
     def _normal(self, text: str) -> str:
         words = " ".join(peel(text).split())
@@ -48,4 +49,5 @@ def _same_number(answer: str, text: str) -> Verdict:
     reference = plain_number(peel(answer))
     if reference is None:
         return unjudged(f"exact: the reference {answer!r} is not a number, which extract=last_number needs")
-    return right_or_wrong(numbers_in(text)[-1:] == [reference])
+    found = numbers_in(text)[-1:]
+    return right_or_wrong(found == [reference], "".join(map(str, found)))

@@ -31,7 +31,8 @@ class Gsm8kVerifier:
         reference = plain_number(_bare(problem.answer.rpartition(_MARK)[2]))
         if reference is None:
             return unjudged(f"gsm8k: the reference {problem.answer[-80:]!r} does not end in a number")
-        return right_or_wrong(self._number(final_part(response)) == reference)
+        number = self._number(final_part(response))
+        return right_or_wrong(number == reference, "" if number is None else str(number))
 
     def _number(self, text: str) -> Fraction | None:
         marked = _marked(text)

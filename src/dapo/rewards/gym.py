@@ -70,12 +70,15 @@ class GymVerifier:
         task = attempt(lambda: self._task(name, json.dumps(problem.fields.get(CONFIG) or {}, sort_keys=True)))
         if isinstance(task, Failure):
             return unjudged(f"gym: task {name!r} {task.reason}")
-        score = attempt(lambda: _best_score(task, extract(response), entry))
+        answer = extract(response)
+        score = attempt(lambda: _best_score(task, answer, entry))
         if isinstance(score, Failure):
             return unjudged(f"gym: the scorer of task {name!r} {score.reason}")
         if not math.isfinite(score):
             return unjudged(f"gym: the scorer of task {name!r} returned {score}")
-        return Verdict(correct=None, score=score) if self._graded else right_or_wrong(score >= 1.0)
+        if self._graded:
+            return Verdict(correct=None, score=score)
+        return right_or_wrong(score >= 1.0, " ".join(peel(answer or "").casefold().split()))
 
     def _load(self, name: str, config: str) -> "Task":
         dataset = self._create(name, **json.loads(config))

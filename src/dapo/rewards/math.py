@@ -5,6 +5,7 @@ from functools import lru_cache
 
 from dapo.rewards.answer import answer_line, boxes, final_part, last_boxed
 from dapo.rewards.equivalence import Reference
+from dapo.rewards.spelling import vote
 from dapo.rewards.symbolic import Symbolic
 from dapo.rewards.verdicts import right_or_wrong, unjudged
 from dapo.types import Problem, Verdict
@@ -31,7 +32,7 @@ class MathVerifier:
         if reference is None:
             return unjudged(f"math: the reference {problem.answer[:80]!r} cannot be read as mathematics")
         answer = marked_answer(response)
-        return right_or_wrong(answer is not None and reference.is_answered_by(answer))
+        return right_or_wrong(answer is not None and reference.is_answered_by(answer), vote(answer))
 
 
 def marked_answer(response: str) -> str | None:

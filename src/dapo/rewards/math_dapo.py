@@ -71,7 +71,8 @@ class MathDapoVerifier:
         """+1 or -1, never an error."""
         answers = _ANSWER.findall(response[-WINDOW_CHARS:])
         prediction = answers[-1] if answers else _NO_ANSWER
-        return right_or_wrong(normalise(prediction) == normalise(problem.answer))
+        found = normalise(prediction)
+        return right_or_wrong(found == normalise(problem.answer), found if answers else "")
 
 
 def normalise(answer: str) -> str:

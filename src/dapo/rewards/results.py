@@ -70,4 +70,4 @@ def _checked(name: str, verdict: Verdict) -> Verdict:
     correct, score = _unboxed(verdict.correct), _finite(_unboxed(verdict.score))
     if score is None or not isinstance(correct, bool | None):
         return unjudged(f"{name} returned {_shown(verdict)}, expected a bool or None as correct, a finite score")
-    return Verdict(correct, score)
+    return Verdict(correct, score, answer=verdict.answer if isinstance(verdict.answer, str) else None)

@@ -1,8 +1,9 @@
 """One spelling for what means the same: LaTeX and plain text of an answer, before anything is compared."""
 
 import re
+from fractions import Fraction
 
-from dapo.rewards.answer import peel
+from dapo.rewards.answer import peel, plain_number
 
 _CHARACTERS = str.maketrans(
     {
@@ -54,6 +55,8 @@ _UNIT = re.compile(
     r"\s*(?:\^\s*\{?\s*[23]\s*\}?)?$",
     re.IGNORECASE,
 )
+_SIMPLE_FRACTION = re.compile(r"\\frac(?:\{(\d{1,15})\}\{(\d{1,15})\}|(\d)(\d))")
+_QUOTIENT = re.compile(r"([-+]?\d{1,15})/(\d{1,15})", re.ASCII)
 _TEXT_COMMAND = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
 
 
@@ -63,6 +66,16 @@ def canonical(text: str) -> str:
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     return join_thousands(peel(text))
+
+
+def vote(answer: str | None) -> str:
+    """An answer as `Verdict.answer`: numbers by value (`1/2` and `0.5` are one), the rest in one spelling."""
+    text = re.sub(r"\s+", "", canonical(answer or "")).casefold()
+    text = _SIMPLE_FRACTION.sub(lambda found: "/".join(filter(None, found.groups())), text)
+    number = plain_number(text)
+    if number is None and (match := _QUOTIENT.fullmatch(text)) and int(match[2]):
+        number = Fraction(int(match[1]), int(match[2]))
+    return text if number is None else str(number)
 
 
 def join_thousands(text: str) -> str:

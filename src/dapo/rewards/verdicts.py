@@ -18,9 +18,9 @@ OUT_OF_MEMORY = "MemoryError (a worker may use reward.memory_gib)"
 _MESSAGE_CHARS = 300
 
 
-def right_or_wrong(correct: bool) -> Verdict:
-    """Eq. 7: +1 or -1."""
-    return Verdict(correct=correct, score=1.0 if correct else -1.0)
+def right_or_wrong(correct: bool, answer: str | None = None) -> Verdict:
+    """Eq. 7: +1 or -1; `answer` as in `Verdict`."""
+    return Verdict(correct=correct, score=1.0 if correct else -1.0, answer=answer)
 
 
 def graded(score: float) -> Verdict:

@@ -15,6 +15,7 @@ _LENGTH = struct.Struct(">I")
 _CHUNK = 1 << 20
 _MAX_ANSWER_BYTES = 1 << 26
 _MAX_ERROR_CHARS = 1000
+_MAX_VOTE_CHARS = 200
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
@@ -82,7 +83,8 @@ def opinion_to_json(opinion: Opinion) -> list[Any] | None:
     """A verdict as a list, or None where there is none."""
     if opinion is None:
         return None
-    return [opinion.correct, opinion.score, opinion.error and opinion.error[:_MAX_ERROR_CHARS]]
+    error = opinion.error and opinion.error[:_MAX_ERROR_CHARS]
+    return [opinion.correct, opinion.score, error, opinion.answer and opinion.answer[:_MAX_VOTE_CHARS]]
 
 
 def opinions_from_json(answer: Mapping[str, Any], num_responses: int, num_verifiers: int) -> list[list[Opinion]]:
@@ -101,6 +103,11 @@ def _opinion(values: Any) -> Opinion:
     match values:
         case None:
             return None
-        case [(bool() | None) as correct, (int() | float()) as score, (str() | None) as error] if math.isfinite(score):
-            return Verdict(correct, score, error)
+        case [
+            (bool() | None) as correct,
+            (int() | float()) as score,
+            (str() | None) as error,
+            (str() | None) as answer,
+        ] if math.isfinite(score):
+            return Verdict(correct, score, error, answer)
     raise ValueError("the worker process answered something else than an opinion")

@@ -1,0 +1,259 @@
+"""What k judged responses a problem say of a model: avg@k, pass@j, cons@k, each with its interval over problems."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import comb, sqrt
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from dapo.errors import DataError
+from dapo.keyed import keyed_seed
+from dapo.types import Finish, Message, Problem, Verdict
+
+BOOTSTRAP_RESAMPLES = 2000
+NOTED_ERROR_SHARE = 0.01
+"""With a larger share of responses without a judgement, the headline of an evaluation says so."""
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """How evaluation samples; the paper: 32 samples, temperature 1.0, top_p 0.7."""
+
+    name: str
+    samples_per_problem: int
+    temperature: float
+    top_p: float
+    max_response_tokens: int
+    stop_ids: tuple[int, ...]
+    seed: int
+
+
+@dataclass(frozen=True)
+class JudgedResponse:
+    """One response with its verdict."""
+
+    text: str
+    correct: bool | None
+    score: float
+    error: str | None
+    """Why it could not be had, or could not be judged."""
+    answer: str | None
+    """As in `Verdict`: its vote."""
+    tokens: int
+    finish: Finish | None
+
+    @classmethod
+    def of(cls, text: str, verdict: Verdict, *, tokens: int, finish: Finish | None) -> "JudgedResponse":
+        """From its parts."""
+        return cls(text, verdict.correct, verdict.score, verdict.error, verdict.answer, tokens, finish)
+
+    @property
+    def mark(self) -> float:
+        """1 or 0 for right and wrong, the score itself where the verifier only grades."""
+        return float(self.correct) if self.correct is not None else self.score
+
+
+@dataclass(frozen=True)
+class JudgedProblem:
+    """One problem's k responses."""
+
+    problem: Problem
+    responses: tuple[JudgedResponse, ...]
+
+    @property
+    def valid(self) -> list[JudgedResponse]:
+        """Those that were judged."""
+        return [response for response in self.responses if response.error is None]
+
+    @property
+    def marks(self) -> list[float]:
+        """One a valid response."""
+        return [response.mark for response in self.valid]
+
+    @property
+    def consensus(self) -> float:
+        """cons@k: is the most frequent answer right? Of answers that are equally frequent, the share that is right.
+
+        Responses without an answer do not vote; without any vote it is 0.
+        """
+        votes = Counter(response.answer for response in self.valid if response.answer)
+        if not votes:
+            return 0.0
+        most = max(votes.values())
+        right = {response.answer for response in self.valid if response.correct}
+        return fmean(answer in right for answer, count in votes.items() if count == most)
+
+    def row(self) -> dict[str, Any]:
+        """As JSON values, with every response."""
+        return {
+            "id": self.problem.id,
+            "source": self.problem.source,
+            "question": question_text(self.problem.prompt),
+            "answer": self.problem.answer,
+            "accuracy": fmean(self.marks) if self.marks else None,
+            "responses": [asdict(response) for response in self.responses],
+        }
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result over all problems."""
+
+    plan: EvaluationPlan
+    problems: tuple[JudgedProblem, ...]
+
+    @property
+    def judged(self) -> list[JudgedProblem]:
+        """Problems with at least one valid verdict."""
+        return [problem for problem in self.problems if problem.marks]
+
+    def summary(self) -> dict[str, Any]:
+        """Everything that is reported, as JSON values: `accuracy` is avg@k, with its 95 % interval.
+
+        `intervals` holds those of `pass@j` and `cons@k`. `no_answer_fraction`, where the verifier looks for answers, is
+        the share of judged responses in which it found none.
+        """
+        k = self.plan.samples_per_problem
+        means = [fmean(problem.marks) for problem in self.judged]
+        low, high = mean_interval(means, seed=self.plan.seed)
+        responses = [response for problem in self.problems for response in problem.responses]
+        sampled = [response for response in responses if response.finish is not None]
+        valid = [response for response in responses if response.error is None]
+        errors = [response.error for response in responses if response.error is not None]
+        binary = all(response.correct is not None for response in valid)
+        estimates = self._estimates() if binary else {}
+        looked_for = [response for response in valid if response.answer is not None]
+        return {
+            "name": self.plan.name,
+            "accuracy": fmean(means) if means else 0.0,
+            "low": low,
+            "high": high,
+            "problems": len(self.problems),
+            "samples_per_problem": k,
+            "binary": binary,
+            **{name: fmean(values) for name, values in estimates.items()},
+            "intervals": {name: mean_interval(values, seed=self.plan.seed) for name, values in estimates.items()},
+            "response_tokens_mean": fmean([r.tokens for r in sampled]) if sampled else 0.0,
+            "truncated_fraction": fmean([r.finish == "length" for r in sampled]) if sampled else 0.0,
+            "no_answer_fraction": fmean([r.answer == "" for r in looked_for]) if looked_for else None,
+            "verifier_errors": len(errors),
+            "most_frequent_error": max(sorted(set(errors)), key=errors.count) if errors else None,
+            "by_source": self._by_source(),
+            "temperature": self.plan.temperature,
+            "top_p": self.plan.top_p,
+            "max_response_tokens": self.plan.max_response_tokens,
+            "seed": self.plan.seed,
+        }
+
+    def metrics(self) -> dict[str, float]:
+        """For the metrics file: `eval/NAME/...`."""
+        summary = self.summary()
+        name = self.plan.name
+        metrics = {f"eval/{name}/{key}": summary[key] for key in ("accuracy", "low", "high")}
+        metrics[f"eval/{name}/avg@{self.plan.samples_per_problem}"] = summary["accuracy"]
+        metrics[f"eval/{name}/response_tokens_mean"] = summary["response_tokens_mean"]
+        metrics[f"eval/{name}/truncated_fraction"] = summary["truncated_fraction"]
+        if len(summary["by_source"]) > 1:
+            metrics.update({f"eval/{source}/accuracy": row["accuracy"] for source, row in summary["by_source"].items()})
+        return metrics
+
+    def table(self) -> list[dict[str, Any]]:
+        """One row a problem, with every response."""
+        return [problem.row() for problem in self.problems]
+
+    def _estimates(self) -> dict[str, list[float]]:
+        """`pass@j` for the powers of two up to k, and `cons@k`: one value a problem that has enough valid responses."""
+        k = self.plan.samples_per_problem
+        found = {}
+        for j in (2**i for i in range(k.bit_length())):
+            if values := [
+                pass_at_k(len(p.marks), round(sum(p.marks)), j) for p in self.judged if len(p.marks) >= j <= k
+            ]:
+                found[f"pass@{j}"] = values
+        if k > 1 and any(response.answer is not None for problem in self.judged for response in problem.valid):
+            found[f"cons@{k}"] = [problem.consensus for problem in self.judged]
+        return found
+
+    def _by_source(self) -> dict[str, dict[str, float]]:
+        rows: dict[str, list[float]] = {}
+        for problem in self.judged:
+            rows.setdefault(problem.problem.source, []).append(fmean(problem.marks))
+        return {source: {"accuracy": fmean(means), "problems": len(means)} for source, means in sorted(rows.items())}
+
+
+def has_many_errors(summary: Mapping[str, Any]) -> bool:
+    """Were more than 1 % of an evaluation's responses not judged?"""
+    count: int = summary["problems"] * summary["samples_per_problem"]
+    return bool(summary["verifier_errors"] > NOTED_ERROR_SHARE * count)
+
+
+def paired_difference(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The tables of two evaluations, problem by problem: mean of second minus first, with its 95 % interval.
+
+    Pairing takes the difficulty of the problems out of the interval. Raises DataError where the tables do not hold the
+    same problems.
+    """
+    rows = {row["id"]: row for row in first}
+    if set(rows) != {row["id"] for row in second}:
+        alone = len(set(rows) ^ {row["id"] for row in second})
+        raise DataError(f"the two evaluations are not of the same problems: {alone} are in one of them only")
+    pairs = [(rows[row["id"]]["accuracy"], row["accuracy"]) for row in second]
+    judged = [(a, b) for a, b in pairs if a is not None and b is not None]
+    differences = [b - a for a, b in judged]
+    low, high = bootstrap_interval(differences, fmean) if differences else (float("nan"), float("nan"))
+    return {
+        "difference": fmean(differences) if differences else float("nan"),
+        "low": low,
+        "high": high,
+        "problems": len(judged),
+        "better": sum(difference > 0 for difference in differences),
+        "worse": sum(difference < 0 for difference in differences),
+        "equal": sum(difference == 0 for difference in differences),
+    }
+
+
+def question_text(prompt: str | Sequence[Message]) -> str:
+    """A problem's prompt as a person reads it: its text, or its last message."""
+    return prompt if isinstance(prompt, str) else prompt[-1]["content"]
+
+
+def pass_at_k(samples: int, correct: int, k: int) -> float:
+    """The unbiased estimate of P(at least one of k is correct) from `correct` of `samples` (Chen et al. 2021)."""
+    if not 0 <= correct <= samples or not 0 < k <= samples:
+        raise ValueError(f"pass@k needs 0 <= correct <= samples and 0 < k <= samples, got {correct}, {samples}, {k}")
+    return 1.0 - comb(samples - correct, k) / comb(samples, k)
+
+
+def mean_interval(means: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
+    """95 % interval of the mean over problems, by a keyed bootstrap over problems.
+
+    Where all problems score 0, or all score 1, a bootstrap has no width: there it is Wilson's interval.
+    """
+    if not means:
+        return 0.0, 1.0
+    if min(means) == max(means) and means[0] in (0.0, 1.0):
+        return _wilson(float(means[0]), len(means))
+    return bootstrap_interval(means, np.mean, seed=seed)
+
+
+def bootstrap_interval(
+    values: Sequence[float], statistic: Callable[[Any], Any], *, seed: int = 0
+) -> tuple[float, float]:
+    """The middle 95 % of `statistic` over keyed resamples of `values`."""
+    array = np.asarray(values, dtype=np.float64)
+    generator = np.random.Generator(np.random.Philox(key=keyed_seed(seed, "bootstrap")))
+    resampled = [
+        float(statistic(array[generator.integers(0, len(array), len(array))])) for _ in range(BOOTSTRAP_RESAMPLES)
+    ]
+    low, high = np.quantile(resampled, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _wilson(share: float, count: int) -> tuple[float, float]:
+    z = 1.959964
+    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return max(0.0, centre - half), min(1.0, centre + half)
