@@ -4,7 +4,8 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from dapo.errors import DapoError
 from dapo.run import RunDirectory
@@ -89,6 +90,17 @@ class CheckpointWriter:
         newest = self._run.newest_step()
         kept = f"the one of step {newest} is kept" if newest is not None else "there is none before it"
         return f"the checkpoint of step {step} could not be written ({describe(error)}); {kept}"
+
+
+@contextmanager
+def disk_errors_in_words() -> Iterator[None]:
+    """An OSError from inside becomes a StorageError."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"a file could not be read or written ({describe(error)}); make room there, or make it writable"
+        ) from error
 
 
 def describe(error: OSError) -> str:

@@ -18,7 +18,7 @@ from dapo.assemble import (
     read_model,
     resolve_auto,
 )
-from dapo.checkpoints import describe
+from dapo.checkpoints import describe, disk_errors_in_words
 from dapo.config import Config, dump_config, load_config
 from dapo.data.spec import spec_name
 from dapo.errors import CheckpointError, DapoError
@@ -44,7 +44,7 @@ def start_run(config: Config, *, run_dir: Path | None, config_name: str) -> None
         started = datetime.now(UTC)
         manifest = make_manifest(sys.argv, seed=config.train.seed, started=started, gpus=gpu_names())
         run = RunDirectory.create(path, dump_config(config), manifest)
-        with run.lock():
+        with disk_errors_in_words(), run.lock():
             run_training(config, inputs, judge, run)
 
 
@@ -52,7 +52,7 @@ def resume_run(path: Path, overrides: Sequence[str]) -> None:
     """`dapo resume`: continue from the newest whole checkpoint, with the options of the run."""
     run = RunDirectory.open(path)
     config = resolve_auto(load_config(run.config, overrides))
-    with run.lock():
+    with disk_errors_in_words(), run.lock():
         inputs = read_inputs(config)
         with open_judge(config) as judge:
             run_training(config, inputs, judge, run)

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from dapo.checkpoints import StorageError, describe
 from dapo.config import Config
 from dapo.errors import DapoError
 from dapo.evaluation import evaluate
@@ -23,7 +22,10 @@ from dapo.types import Group, Sample, Verdict
 
 
 def train(config: Config, parts: Parts, progress: Progress) -> None:
-    """Algorithm 1, from `progress.step` to `num_steps`. Raises DapoError, with state saved, where it cannot go on."""
+    """Algorithm 1, from `progress.step` to `num_steps`.
+
+    Raises DapoError, or OSError from the run directory, with state saved, where it cannot go on.
+    """
     try:
         if progress.unlogged is not None:  # before the first step; or an evaluation was broken off
             finish_step(config, parts, progress, Stopwatch())
@@ -35,8 +37,6 @@ def train(config: Config, parts: Parts, progress: Progress) -> None:
         save_now(config, parts, progress)
     except (DapoError, OSError) as error:
         save_after_failure(config, parts, progress, error)
-        if isinstance(error, OSError):
-            raise StorageError(f"the run cannot write ({describe(error)}); make room, or make it writable") from error
         raise
 
 

@@ -150,6 +150,10 @@ def atomic_file(path: Path) -> Iterator[Path]:
         fsync(temporary)
         os.replace(temporary, path)
         fsync(path.parent)
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error  # a write that fails does not say where
     finally:
         temporary.unlink(missing_ok=True)
 
