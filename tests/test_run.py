@@ -166,6 +166,22 @@ class TestCheckpoints:
         run.save_checkpoint(10, weights("ten"), keep=2)
         assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step_000005", "step_000010"]
 
+    def test_a_kill_between_the_two_renames_of_a_replacement_leaves_the_old_one(self, run):
+        path = run.save_checkpoint(5, weights("old"), keep=1)
+        path.rename(run.checkpoints / ".step_000005.replaced.tmp")
+        (run.checkpoints / ".step_000005.tmp").mkdir()
+        run.clear_leftovers()
+        assert list(run.checkpoints.iterdir()) == [path]
+        assert run.latest_checkpoint(no_warning) == path
+
+    def test_a_kill_before_the_old_are_dropped_is_made_up_for(self, run):
+        for step, accuracy in ((5, 0.5), (10, 0.25), (15, None), (20, None)):
+            run.save_checkpoint(step, weights(""), keep=9, accuracy=accuracy)
+        run.drop_old_checkpoints(15, keep=1, keep_best=True)
+        assert sorted(step_of(path) for path in run.checkpoints.iterdir()) == [5, 15, 20]
+        run.drop_old_checkpoints(20, keep=1)
+        assert [step_of(path) for path in run.checkpoints.iterdir()] == [20]
+
     @pytest.mark.parametrize(
         ("damage", "fault"),
         [

@@ -60,10 +60,14 @@ def resume_run(path: Path, overrides: Sequence[str]) -> None:
 
 def run_training(config: Config, inputs: Inputs, judge: VerifierPool, run: RunDirectory) -> None:
     """Train from the newest checkpoint (or the beginning) to the end, then show what came of it."""
+    run.clear_leftovers()
     checkpoint = run.latest_checkpoint(warn=warn)
     first_step = step_of(checkpoint) + 1 if checkpoint else 1
     if checkpoint:
         run.cut_after(step_of(checkpoint), is_logged=is_logged(checkpoint))
+        run.drop_old_checkpoints(
+            step_of(checkpoint), config.train.keep_checkpoints, keep_best=config.train.keep_best
+        )  # which a kill may have come before
     else:
         run.cut_after(-1)
     display = ProgressDisplay(config.train.num_steps, first_step=first_step)

@@ -22,6 +22,7 @@ from dapo.telemetry.secrets import mask_secrets
 from dapo.telemetry.sinks import atomic_file, fsync, to_json, truncate_after
 
 _STEP_NAME = re.compile(r"step_(\d{6,})(\.parquet|\.json)?")
+_REPLACED = ".replaced.tmp"
 CHECKSUM_CHUNK_BYTES = 2**20
 SUMMARY_FIELDS = ("steps", "wall_s", "tokens_generated", "tokens_trained", "eval_first", "eval_last", "exit_reason")
 
@@ -142,24 +143,42 @@ class RunDirectory:
         """
         final = self.checkpoints / f"step_{step:06d}"
         temporary = self.checkpoints / f".{final.name}.tmp"
-        self._remove_leftovers()
+        self.clear_leftovers()
         temporary.mkdir(parents=True)
         try:
             write(temporary)
             _seal(temporary, step, accuracy)
+            if self.metrics.exists():
+                fsync(self.metrics)  # a run that resumes from here will not write these lines again
             if final.exists():
-                _set_aside(final)
+                os.rename(final, final.with_name(f".{final.name}{_REPLACED}"))
             os.rename(temporary, final)
             fsync(self.checkpoints)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)  # a failed save must not fill the disk
+        self.drop_old_checkpoints(step, keep, keep_best=keep_best)
+        return final
+
+    def drop_old_checkpoints(self, step: int, keep: int, *, keep_best: bool = False) -> None:
+        """Of the checkpoints up to a step leave the newest `keep`, and with `keep_best` the best evaluated one."""
         upto = [path for path in _numbered(self.checkpoints) if step_of(path) <= step]
         best = best_checkpoint(upto) if keep_best else None
         for old in upto[:-keep]:
             if old != best:
                 _set_aside(old)
-        self._remove_leftovers()
-        return final
+        self.clear_leftovers()
+
+    def clear_leftovers(self) -> None:
+        """Remove what a killed process left half written or half removed.
+
+        A checkpoint that was to be replaced, and whose successor has not come, gets its name back: it is whole.
+        """
+        for replaced in self.checkpoints.glob(f".step_*{_REPLACED}"):
+            name = replaced.with_name(replaced.name.removeprefix(".").removesuffix(_REPLACED))
+            if not name.exists():
+                os.rename(replaced, name)
+        for leftover in self.checkpoints.glob(".step_*.tmp"):
+            shutil.rmtree(leftover)
 
     def latest_checkpoint(self, warn: Callable[[str], None]) -> Path | None:
         """The newest checkpoint whose checksums hold; None if none was ever saved.
@@ -207,7 +226,7 @@ class RunDirectory:
         for path in _numbered(self.checkpoints):
             if step_of(path) > step:
                 _set_aside(path)
-        self._remove_leftovers()
+        self.clear_leftovers()
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`: SUMMARY_FIELDS, and whatever else is worth knowing.
@@ -229,10 +248,6 @@ class RunDirectory:
                 f"{self.path} is not empty and holds no run (found {', '.join(strange[:3])}); "
                 "choose a new or empty --run-dir"
             )
-
-    def _remove_leftovers(self) -> None:
-        for leftover in self.checkpoints.glob(".step_*.tmp"):
-            shutil.rmtree(leftover)
 
 
 def default_run_path(config_path: str | Path, now: datetime) -> Path:
