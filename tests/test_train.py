@@ -2,44 +2,17 @@
 
 import json
 import math
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from run_examples import contents, metrics, tiny
 
 from dapo.commands import resume_run, start_run
-from dapo.config import Config, load_config
 from dapo.telemetry.rollouts import read_rollouts
 
-CONFIGS = Path(__file__).parents[1] / "configs"
 GOLDEN = Path(__file__).parent / "golden" / "tiny_20_steps.json"
-
-
-def tiny(*overrides: str) -> Config:
-    return load_config(CONFIGS / "tiny.yaml", ["train.threads=1", *overrides])
-
-
-def metrics(run: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
-
-
-def contents(run: Path) -> dict[str, Any]:
-    """Everything that must not depend on the machine or the moment."""
-    files = {
-        path.relative_to(run).as_posix(): path.read_bytes()
-        for folder in ("rollouts", "eval", "checkpoints")
-        for path in (run / folder).rglob("*")
-        # the wall time of a run stands in its state, and so in the checkpoint's list of checksums
-        if path.is_file() and path.name not in ("state.json", "manifest.json")
-    }
-    states = {path.parent.name: json.loads(path.read_text()) for path in run.glob("checkpoints/*/state.json")}
-    for state in states.values():
-        state["progress"].pop("wall_s")
-    return {"files": files, "states": states, "metrics": metrics(run)}
 
 
 def test_two_runs_of_one_config_are_equal_to_the_byte(tmp_path: Path):
@@ -65,24 +38,6 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_byte(tmp_path: Path, 
     for path in (tmp_path / "cut" / "checkpoints").iterdir():
         if int(path.name.removeprefix("step_")) > last_checkpoint:
             path.rename(tmp_path / path.name)
-    resume_run(tmp_path / "cut", [])
-    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
-
-
-def test_a_run_killed_in_its_middle_resumes_to_the_same_bytes(tmp_path: Path):
-    options = ["train.keep_checkpoints=9", "train.save_every=1"]
-    start_run(tiny(*options), run_dir=tmp_path / "whole", config_name="tiny")
-    command = [sys.executable, "-m", "dapo", "train", str(CONFIGS / "tiny.yaml"), "train.threads=1", *options]
-    killed = subprocess.Popen(
-        [*command, "--run-dir", str(tmp_path / "cut")], stdout=subprocess.PIPE, text=True, env={**os.environ}
-    )
-    assert killed.stdout is not None
-    for line in killed.stdout:
-        if line.startswith("step 3/5"):
-            killed.kill()
-            break
-    killed.stdout.close()
-    assert killed.wait() == -9
     resume_run(tmp_path / "cut", [])
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
