@@ -20,11 +20,16 @@ from benchmarks.machine import describe_commit, describe_machine, today
 from benchmarks.protocol import WorkerFailed
 from benchmarks.report import console_table
 from benchmarks.session import ROOT, Session, Settings, python_of
-from benchmarks.studies import measure_growth, measure_longtail, measure_shared
+from benchmarks.studies import measure_checkpoint, measure_growth, measure_longtail, measure_shared
 
 RESULTS = ROOT / "benchmarks" / "results"
 VARIANT = "update4"
-OURS_ALONE = {"shared": measure_shared, "growth": measure_growth, "longtail": measure_longtail}
+OURS_ALONE = {
+    "shared": measure_shared,
+    "growth": measure_growth,
+    "longtail": measure_longtail,
+    "checkpoint": measure_checkpoint,
+}
 PARTS = (*COMPARED, VARIANT, *OURS_ALONE, "accuracy", "gpu")
 QUICK = Settings(rounds=1, prompts=4, group=4, tokens=16, seeds=1, cap=2.0, trl_microbatches=(8, 16), quick=True)
 

@@ -1,5 +1,6 @@
-"""The parts that concern dapo alone: the shared prompt, slots under a heavy tail, and how cost grows."""
+"""The parts that concern dapo alone: shared prompts, slots under a heavy tail, checkpoints, and how cost grows."""
 
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ SHARED = {"groups": 1, "group": 16, "prompt": 512, "tokens": 64}
 SHARED_QUICK = {"groups": 1, "group": 4, "prompt": 64, "tokens": 16}
 GRADIENT_TOLERANCE = 1e-4
 """Relative, in float32: a sum of the same products in another order."""
+
+CHECKPOINT_STEP = {"prompt": 50, "tokens": 20}
+"""The quickstart's lengths: a short step, to which a checkpoint costs the more."""
 
 SMALL = {"width": 128, "layers": 4, "vocabulary": 1024}
 """A geometry whose 2,048-token responses are sampled in seconds."""
@@ -81,6 +85,50 @@ def measure_longtail(session: Session, wanted: set[str]) -> dict[str, dict[str, 
             "figures": figures,
             "dtype": opened["dtype"],
             "lengths": {"count": count, "mean": sum(lengths) / count, "at_limit": lengths.count(limit), "limit": limit},
+        }
+    }
+
+
+def measure_checkpoint(session: Session, wanted: set[str]) -> dict[str, dict[str, Any]]:
+    """What a checkpoint costs the step that it is written beside: whole steps with one and without, by turns."""
+    del wanted
+    settings = session.settings
+    opened = _open(session, settings.model)
+    shape = {"groups": settings.prompts, "group": settings.group} | CHECKPOINT_STEP
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    checkpoints = []
+    for index in range(-1, settings.rounds):
+        # the first round makes the copy's memory and the optimiser's state, and another one begins in every round
+        for saves in (False, True) if index % 2 else (True, False):
+            answer = session.ask(
+                "studies",
+                "step",
+                **shape,
+                slots=settings.responses,
+                microbatch_tokens=settings.microbatch_tokens,
+                folder=str(session.folder / "run") if saves else None,
+            )
+            if index >= 0:
+                seconds[saves].append(answer["seconds"])
+                checkpoints += [answer["checkpoint"]] if saves else []
+            session.say(f"  step {answer['seconds']:.2f} s, checkpoint {answer['checkpoint']}")
+    extra = [100 * (a / b - 1) for a, b in zip(seconds[True], seconds[False], strict=True)]
+    step = {"name": "step beside which a checkpoint is written", "unit": "s", "better": "lower"}
+    cost = {"name": "checkpoint: cost to the step", "unit": "%", "better": "lower"}
+    # what the step stands still for, and the processor time that is taken from it or from what it leaves idle: no
+    # difference of two noisy steps, but a bound
+    taken = [100 * (c["snapshot_s"] + c["writer_cpu_s"]) / median(seconds[False]) for c in checkpoints]
+    return {
+        "checkpoint": {
+            "figures": [
+                step | {"system": "ours", "values": seconds[True]},
+                step | {"system": "ours, no checkpoint", "values": seconds[False]},
+                cost | {"system": "ours", "values": extra},
+                cost | {"name": "checkpoint: time it takes of the step, at most", "system": "ours", "values": taken},
+            ],
+            "parameters": opened["parameters"],
+            "dtype": opened["dtype"],
+            "checkpoints": checkpoints,
         }
     }
 

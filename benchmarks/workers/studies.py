@@ -1,8 +1,9 @@
-"""What only concerns dapo: how its cost grows, what the shared prompt saves, how full its slots are."""
+"""What only concerns dapo: how cost grows, what shared prompts save, how full slots are, what a checkpoint costs."""
 
 import copy
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,11 +12,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from benchmarks.memory import current_rss_bytes, peak_rss_bytes
 from benchmarks.protocol import serve
 from dapo.assemble import multiplies_bfloat16_fast
+from dapo.checkpoints import CheckpointWriter
 from dapo.config import LossConfig, OptimConfig
 from dapo.engines.native.engine import EngineStats, NativeEngine
 from dapo.keyed import keyed_seed, keyed_uniforms
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.policy import Policy
+from dapo.run import RunDirectory
 from dapo.types import GenerationRequest, Sample
 
 HEAD_SIZE = 32
@@ -41,6 +44,7 @@ class Studies:
             replace(tiny, model=random_llama(**model, dtype=dtype).to(device)) if isinstance(model, dict) else tiny
         )
         self.policies: dict[str, Policy] = {}
+        self.engine: NativeEngine | None = None
         return {"parameters": sum(p.numel() for p in self.loaded.model.parameters()), "dtype": dtype}
 
     def generate(self, groups: int, group: int, prompt: int, tokens: int, slots: int) -> dict[str, Any]:
@@ -65,6 +69,35 @@ class Studies:
         started = time.perf_counter()
         metrics = policy.update(samples, step=1)
         return {"seconds": time.perf_counter() - started, "tokens": metrics["optim/update_tokens"]}
+
+    def step(
+        self,
+        groups: int,
+        group: int,
+        prompt: int,
+        tokens: int,
+        slots: int,
+        microbatch_tokens: int,
+        folder: str | None,
+    ) -> dict[str, Any]:
+        """Seconds of a step as in training; with a `folder`, beside writing the state before it to a run there."""
+        requests = self._requests([prompt] * groups, group, [tokens] * (groups * group))
+        samples = self._samples(groups, group, prompt, tokens, shared=True)
+        policy = self._policy("kept", microbatch_tokens)
+        if self.engine is None:
+            self.engine = NativeEngine(copy.deepcopy(self.loaded.model), slots=slots)
+        save = Save(Path(folder)) if folder is not None else None
+        started = time.perf_counter()
+        if save is not None:
+            save.begin(policy)
+        self.engine.load_weights(policy.weights(), version=1)
+        self.engine.submit(requests)
+        finished = 0
+        while finished < len(requests):
+            finished += len(self.engine.poll())
+        policy.update(samples, step=1)
+        seconds = time.perf_counter() - started
+        return {"seconds": seconds, "checkpoint": save.end() if save is not None else None}
 
     def gradient_gap(self, groups: int, group: int, prompt: int, tokens: int, microbatch_tokens: int) -> dict[str, Any]:
         """Relative L2 distance of the gradients with and without shared prompts, each from the same fresh policy."""
@@ -169,6 +202,37 @@ class Studies:
         return tuple((draws * vocabulary).astype(int).tolist())
 
 
+class Save:
+    """One checkpoint into a run directory, and what it took."""
+
+    def __init__(self, folder: Path) -> None:
+        self._run = RunDirectory(folder)
+        folder.mkdir(exist_ok=True)
+        self._writer = CheckpointWriter(self._run, tell=print)
+        self._found: dict[str, float] = {}
+
+    def begin(self, policy: Policy) -> None:
+        """Copy the state, and have the copy written."""
+        started = time.perf_counter()
+        write = policy.snapshot()
+        self._found["snapshot_s"] = time.perf_counter() - started
+
+        def save() -> None:
+            path = self._run.save_checkpoint(1, write, keep=1)
+            self._found["written_after_s"] = time.perf_counter() - started
+            self._found["writer_cpu_s"] = time.thread_time()  # of the writer's thread, which is new
+            self._found["bytes"] = sum(file.stat().st_size for file in path.iterdir())
+
+        self._writer.start(1, save)
+
+    def end(self) -> dict[str, float]:
+        """Wait for it. Raises OSError if it could not be written."""
+        self._writer.settle(wait=True)
+        if self._writer.has_failed:
+            raise OSError("the checkpoint could not be written: see the log")
+        return self._found
+
+
 def random_llama(width: int, layers: int, vocabulary: int, dtype: str) -> PreTrainedModel:
     """A Llama of this geometry with random weights: two query heads to each key-value head, tied embeddings."""
     config = LlamaConfig(
@@ -193,6 +257,7 @@ if __name__ == "__main__":
             "open": studies.open,
             "generate": studies.generate,
             "update": studies.update,
+            "step": studies.step,
             "gradient_gap": studies.gradient_gap,
             "update_memory": studies.update_memory,
             "long_tail": studies.long_tail,
