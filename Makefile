@@ -8,7 +8,7 @@ PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check 
 # the extra dev is what `make test` and `make check` need
 PYTEST ?= $(VENV)/bin/python -m pytest
 
-.PHONY: install install-dev install-gym quickstart test check format golden bench bench-peers clean
+.PHONY: install install-dev install-gym quickstart test nightly soak check format golden bench bench-peers clean
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -36,6 +36,15 @@ quickstart: install
 
 test: install-dev
 	$(PYTEST)
+
+# what takes too long for every change: 200 kills at random moments (about eight minutes), and the soak
+nightly: install-dev
+	DAPO_KILLS=200 $(PYTEST) -s --timeout=3600 tests/test_durable_kills.py
+	$(VENV)/bin/python -m benchmarks.soak $(ARGS)
+
+# 2,000 steps in one process: do memory and file handles stay flat? About four minutes
+soak: install
+	$(VENV)/bin/python -m benchmarks.soak $(ARGS)
 
 check: install-dev
 	$(VENV)/bin/ruff format --check src tests benchmarks

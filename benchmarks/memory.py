@@ -16,7 +16,12 @@ def peak_rss_bytes(children: Sequence[int] = ()) -> int:
 
 def current_rss_bytes() -> int:
     """The resident size of this process now (Linux only)."""
-    return _status_bytes(os.getpid(), "VmRSS")
+    return rss_bytes(os.getpid())
+
+
+def rss_bytes(process: int) -> int:
+    """The resident size of a process now (Linux only). Raises OSError if it has ended."""
+    return _status_bytes(process, "VmRSS")
 
 
 def _status_bytes(pid: int, field: str) -> int:

@@ -1,0 +1,117 @@
+"""`make soak`: 2,000 steps of a tiny model in one process, watched from outside: does anything grow?
+
+Linux only: memory and file handles are read from /proc. Prints the figures; exit code 1 where something grows.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.memory import rss_bytes
+from benchmarks.session import ROOT
+from dapo.telemetry.rollouts import read_rollouts
+from dapo.telemetry.sinks import read_metrics
+
+OPTIONS = (
+    "rollout.prompts_per_step=2",
+    "rollout.max_response_tokens=4",
+    "overlong.buffer_tokens=2",
+    "optim.lr=1.0e-9",
+    "train.minibatch_groups=1",
+    "train.threads=1",
+    "train.save_every=20",
+    "train.eval_every=100",
+)
+"""All that a run does, at the smallest size: two updates a step, checkpoints, evaluations, a verifier process."""
+
+MAX_GROWTH_PERCENT = 2.0
+SAMPLES_A_WINDOW = 20
+
+
+@dataclass(frozen=True)
+class Look:
+    """One moment of the run, seen from outside."""
+
+    step: int
+    rss_bytes: int
+    handles: int
+    rows: int
+    """Of the newest table of responses: read while the run goes on."""
+
+
+def main() -> int:
+    """0: flat; 1: something grew, or the run failed."""
+    parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--from-step", type=int, default=200, help="growth is counted from here")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="dapo-soak-") as folder:
+        looks, seconds = watch_run(Path(folder) / "run", steps=arguments.steps)
+    found = growth(looks, from_step=arguments.from_step) | {"seconds": round(seconds), "looks": len(looks)}
+    print(json.dumps(found, indent=1))
+    is_flat = found["memory_growth_percent"] < MAX_GROWTH_PERCENT and found["handles"][1] <= found["handles"][0]
+    print("flat" if is_flat else "something grows")
+    return 0 if is_flat else 1
+
+
+def watch_run(run: Path, *, steps: int) -> tuple[list[Look], float]:
+    """`dapo train` to its last step, looked at several times a second; the looks, and the seconds.
+
+    Raises CalledProcessError if the run fails, and DataError if one of its files is not readable at some moment.
+    """
+    command = [sys.executable, "-m", "dapo", "train", str(ROOT / "configs" / "tiny.yaml"), "--run-dir", str(run)]
+    command += [*OPTIONS, f"train.num_steps={steps}"]
+    started, looks = time.monotonic(), []
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        while process.poll() is None:
+            found = look(run, process.pid)
+            if found is not None and found.step < steps:  # after its last step it evaluates and draws
+                looks.append(found)
+            time.sleep(max(0.1, (time.monotonic() - started) / 500))  # reading all metrics takes the longer, the more
+    finally:
+        process.kill()  # only of use where looking failed
+        process.wait()
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return looks, time.monotonic() - started
+
+
+def look(run: Path, process: int) -> Look | None:
+    """The process and its files as they are now; None where it has not written metrics yet, or has just ended."""
+    tables = sorted((run / "rollouts").glob("step_*.parquet"))
+    if not (run / "metrics.jsonl").exists() or not tables:
+        return None
+    try:
+        memory, handles = rss_bytes(process), len(list(Path(f"/proc/{process}/fd").iterdir()))
+    except OSError:
+        return None  # it has ended, and is for us to reap
+    return Look(read_metrics(run / "metrics.jsonl")[-1]["step"], memory, handles, read_rollouts(tables[-1]).num_rows)
+
+
+def growth(looks: Sequence[Look], *, from_step: int) -> dict[str, Any]:
+    """Medians of the first looks from a step on against those of the last."""
+    counted = [each for each in looks if each.step >= from_step]
+    size = min(SAMPLES_A_WINDOW, len(counted) // 2)
+    if not size:
+        raise ValueError(f"{len(counted)} looks from step {from_step} on are too few; give more --steps")
+    first, last = counted[:size], counted[-size:]
+    memory = [median(each.rss_bytes for each in window) for window in (first, last)]
+    return {
+        "steps": [[window[0].step, window[-1].step] for window in (first, last)],
+        "memory_mib": [round(value / 2**20, 1) for value in memory],
+        "memory_growth_percent": round(100 * (memory[1] / memory[0] - 1), 2),
+        "handles": [median(each.handles for each in window) for window in (first, last)],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
