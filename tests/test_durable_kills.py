@@ -15,8 +15,8 @@ from run_examples import CONFIGS, contents, differences, metrics
 KILLS = int(os.environ.get("DAPO_KILLS", "20"))
 """`make nightly` sets 200."""
 
-# dynamic sampling with surplus and aborted groups, four updates a step, an epoch of eleven problems, evaluations
-# between; a checkpoint every second step, so that a kill loses finished steps as well
+# dynamic sampling with surplus, aborted groups and partly filled batches, several updates a step, an epoch of eleven
+# problems, evaluations between; a checkpoint every second step, so that a kill loses finished steps as well
 OPTIONS = (
     "train.threads=1",
     "train.num_steps=6",
@@ -28,7 +28,8 @@ OPTIONS = (
     "rollout.slots=8",
     "rollout.max_response_tokens=6",
     "overlong.buffer_tokens=2",
-    "dynamic_sampling.max_groups_per_step=40",
+    "rollout.prompts_per_step=5",
+    "dynamic_sampling.max_groups_per_step=7",
     "optim.lr=0.0005",
 )
 
@@ -63,7 +64,7 @@ def test_the_run_that_is_killed_has_everything_that_makes_resuming_hard(counted:
     assert sum(row["rollout/groups_aborted"] for row in rows) > 0
     assert [row["rollout/epoch"] for row in rows][-1] >= 2
     assert len({row["loss/entropy"] for row in rows}) == 6
-    assert all(row["rollout/shortfall_groups"] == 0 for row in rows)
+    assert 0 < sum(row["rollout/shortfall_groups"] > 0 for row in rows) < 6
     assert len(contents(whole)["files"]) == 6 + 3 + 4 * (3 if (whole / "checkpoints/step_000002").exists() else 2)
 
 
