@@ -17,7 +17,19 @@ ROOT = Path(__file__).parents[1] / "src" / PACKAGE
 LAYERS = [
     {"types", "errors", "config", "keyed", "algo"},
     {"data", "rewards", "engines", "policy", "telemetry"},
-    {"rollout", "evaluation", "scores", "explain", "run", "checkpoints", "interrupt", "parts", "saving", "samples"}
+    {
+        "rollout",
+        "evaluation",
+        "history",
+        "scores",
+        "explain",
+        "run",
+        "checkpoints",
+        "interrupt",
+        "parts",
+        "saving",
+        "samples",
+    }
     | {"train"},
     {"distributed"},
     {"assemble"},

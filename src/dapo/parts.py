@@ -8,6 +8,7 @@ from typing import Protocol
 from dapo.checkpoints import CheckpointWriter
 from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine, WeightSource
+from dapo.history import ProblemHistory
 from dapo.rollout import DynamicSampler, Encoder, Judge, SamplingPlan
 from dapo.run import RunDirectory
 from dapo.scores import EvaluationPlan
@@ -46,6 +47,7 @@ class Parts:
     run: RunDirectory
     held_out: Sequence[Problem] = ()
     eval_plan: EvaluationPlan | None = None
+    history: ProblemHistory = field(default_factory=ProblemHistory)
     checkpoints: CheckpointWriter = field(init=False)
 
     def __post_init__(self) -> None:

@@ -15,6 +15,8 @@ from dapo.parts import Parts, Progress
 from dapo.run import atomic_write_json
 
 STATE_FILE = "state.json"
+HISTORY_FILE = "problems.json"
+"""Of a checkpoint, and as of the newest one in the run directory."""
 
 
 def save_when_due(config: Config, parts: Parts, progress: Progress) -> None:
@@ -51,19 +53,21 @@ def checkpoint_of(
     }
     if progress.unlogged is not None:
         state["unlogged"] = progress.unlogged
+    history = parts.history.state_dict()
+    save = partial(parts.run.save_checkpoint, accuracy=progress.accuracy, keep_best=config.train.keep_best)
+    step = progress.step
 
     def write(directory: Path) -> None:
         write_policy(directory)
         atomic_write_json(directory / STATE_FILE, state)
+        atomic_write_json(directory / HISTORY_FILE, history)
 
-    return partial(
-        parts.run.save_checkpoint,
-        progress.step,
-        write,
-        config.train.keep_checkpoints,
-        accuracy=progress.accuracy,
-        keep_best=config.train.keep_best,
-    )
+    def save_all() -> Path:
+        path = save(step, write, config.train.keep_checkpoints)
+        atomic_write_json(parts.run.path / HISTORY_FILE, history)
+        return path
+
+    return save_all
 
 
 def save_after_failure(config: Config, parts: Parts, progress: Progress, error: DapoError | OSError) -> None:
@@ -91,6 +95,8 @@ def restore(parts: Parts, checkpoint: Path) -> Progress:
     parts.policy.load(checkpoint)
     parts.stream.load_state_dict(state["stream"])
     parts.sampler.load_state_dict(state["sampler"])
+    if (history := checkpoint / HISTORY_FILE).exists():  # runs of an earlier version kept none
+        parts.history.load_state_dict(json.loads(history.read_text(encoding="utf-8")))
     return Progress(**state["progress"], unlogged=_unlogged(state), is_saved=True)
 
 

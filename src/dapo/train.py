@@ -77,6 +77,7 @@ def train_step(config: Config, parts: Parts, progress: Progress, *, step: int, w
                 progress.is_whole &= bool(updates[-1]["optim/skipped"])
     metrics |= {name: value for name, value in mean_of_updates(updates).items() if name not in metrics}
     warn_of_gap(config, parts, metrics, step=step)
+    parts.history.record((group for group, fate in batch.judged if fate != "surplus"), step=step)
     tokens_trained = sum(sample.num_trained_tokens for sample in samples)
     progress.advance(metrics, tokens_generated=batch.num_generated_tokens, tokens_trained=tokens_trained)
 

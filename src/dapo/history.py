@@ -1,0 +1,38 @@
+"""What a run has seen of each problem: how often, how well it was answered, and when last."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dapo.types import Group
+
+
+class ProblemHistory:
+    """Counts by problem id; copies of one problem share them. Its state goes into checkpoints, so that it is exact."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, dict[str, float]] = {}
+
+    def __len__(self) -> int:
+        """Problems that were met."""
+        return len(self._of)
+
+    def record(self, groups: Iterable[Group], *, step: int) -> None:
+        """Judged groups of a step. A response whose verdict is an error counts in nothing but the visit."""
+        for group in groups:
+            entry = self._of.setdefault(
+                group.problem.id, {"visits": 0, "responses": 0, "correct": 0, "score_sum": 0.0, "last_step": 0}
+            )
+            valid = [verdict for verdict in group.verdicts if verdict.error is None]
+            entry["visits"] += 1
+            entry["responses"] += len(valid)
+            entry["correct"] += sum(verdict.correct is True for verdict in valid)
+            entry["score_sum"] += sum(verdict.score for verdict in valid)
+            entry["last_step"] = step
+
+    def state_dict(self) -> dict[str, dict[str, float]]:
+        """By problem id: visits, judged responses, correct ones, the sum of scores, the last step; JSON values."""
+        return {problem: dict(entry) for problem, entry in sorted(self._of.items())}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Continue with a saved state."""
+        self._of = {problem: dict(entry) for problem, entry in state.items()}

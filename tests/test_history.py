@@ -1,0 +1,53 @@
+"""What a run keeps of each problem."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dapo.cli import main
+from dapo.history import ProblemHistory
+from dapo.telemetry.rollouts import read_rollouts
+from dapo.types import Group, Problem, Verdict
+
+TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
+RIGHT, WRONG, FAILED, GRADED = Verdict(True, 1.0), Verdict(False, -1.0), Verdict(None, 0.0, "late"), Verdict(None, 0.25)
+
+
+def group(problem: str, *verdicts: Verdict) -> Group:
+    return Group(Problem(problem, "?", "!"), (1,), (), verdicts)
+
+
+def test_visits_responses_and_the_last_step_are_counted_by_problem():
+    history = ProblemHistory()
+    history.record([group("a", RIGHT, WRONG, WRONG, FAILED), group("b", FAILED, FAILED)], step=1)
+    history.record([group("a", RIGHT, RIGHT), group("c", GRADED, GRADED)], step=7)
+    assert history.state_dict() == {
+        "a": {"visits": 2, "responses": 5, "correct": 3, "score_sum": 1.0, "last_step": 7},
+        "b": {"visits": 1, "responses": 0, "correct": 0, "score_sum": 0.0, "last_step": 1},
+        "c": {"visits": 1, "responses": 2, "correct": 0, "score_sum": 0.5, "last_step": 7},
+    }
+    copy = ProblemHistory()
+    copy.load_state_dict(json.loads(json.dumps(history.state_dict())))
+    history.record([group("c", RIGHT)], step=8)
+    copy.record([group("c", RIGHT)], step=8)
+    assert copy.state_dict() == history.state_dict()
+
+
+def train(*arguments: str) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 0
+
+
+def test_the_history_of_a_run_agrees_with_its_rollouts_also_when_it_was_resumed(tmp_path: Path):
+    run = tmp_path / "run"
+    train("train", TINY, "train.num_steps=2", "train.threads=1", "data.eval=null", "--run-dir", str(run))
+    train("resume", str(run), "train.num_steps=4")
+    found = json.loads((run / "problems.json").read_text())
+    assert found == json.loads((run / "checkpoints" / "step_000004" / "problems.json").read_text())
+    rows = [row for path in sorted((run / "rollouts").glob("*.parquet")) for row in read_rollouts(path).to_pylist()]
+    decided = [row for row in rows if row["fate"] != "surplus"]
+    assert sum(entry["responses"] for entry in found.values()) == len(decided)
+    assert sum(entry["correct"] for entry in found.values()) == sum(row["correct"] for row in decided)
+    assert max(entry["last_step"] for entry in found.values()) == 4
