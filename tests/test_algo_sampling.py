@@ -3,7 +3,7 @@
 import pytest
 
 from dapo.algo.overlong import overlong_penalty
-from dapo.algo.sampling import is_informative
+from dapo.algo.sampling import Signal, is_informative
 from dapo.types import Generation, Group, Problem, Verdict
 
 RIGHT, WRONG = Verdict(True, 1.0), Verdict(False, -1.0)
@@ -69,18 +69,22 @@ def test_six_times_a_tenth_is_not_a_signal_though_its_std_is_above_zero():
 
 
 @pytest.mark.parametrize(
-    ("scores", "informative"),
+    ("scores", "shown"),
     [
         ((0.0, 1.0), True),  # mean 0.5
-        ((0.0, 0.2), False),  # mean 0.1, exactly the lower threshold
-        ((0.8, 1.0), False),  # mean 0.9, exactly the upper one
-        ((0.9, 1.0), False),
-        ((0.5, 0.5), False),  # between, but without spread
+        ((0.0, 0.25), False),  # mean 0.125, exactly the lower threshold
+        ((0.75, 1.0), False),  # mean 0.875, exactly the upper one
+        ((0.5, 0.625), False),  # spread 0.125 of 0.25
+        ((0.5, 0.75), True),  # exactly the spread
+        ((-3.0, 4.0), True),
     ],
 )
-def test_thresholds_ask_for_a_mean_strictly_between_them(scores, informative):
-    assert is_informative(graded(*scores), mean_between=(0.1, 0.9)) is informative
+def test_thresholds_ask_for_a_spread_and_for_a_mean_strictly_between(scores, shown):
+    signal = Signal(min_spread=0.25, mean_above=0.125, mean_below=0.875)
+    assert signal.is_shown_by(graded(*scores)) is shown
 
 
-def test_an_error_does_not_count_in_the_mean_of_graded_scores():
-    assert is_informative([*graded(0.4, 0.6), FAILED], mean_between=(0.45, 0.55))
+def test_an_error_counts_neither_in_the_mean_nor_in_the_spread_of_scores():
+    signal = Signal(min_spread=0.125, mean_above=0.375, mean_below=0.875)
+    assert signal.is_shown_by([*graded(0.5, 0.625), FAILED])
+    assert not signal.is_shown_by([*graded(0.5, 0.5625), FAILED])  # its placeholder of 0 is no score

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 # the benchmarks are not part of the package: they are run from the repository's root
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import bench, compare, peers, report  # noqa: E402
+from benchmarks import bench, compare, noise, peers, report  # noqa: E402
 from benchmarks.limits import (  # noqa: E402
     heavy_tail_lengths,
     limit_tokens_per_s,
@@ -192,3 +192,20 @@ def test_our_worker_takes_a_step_and_says_what_it_cost():
 def test_requirements_leave_out_extras_and_what_is_named():
     declared = ["torch==2.13.0", "numpy", "Torch_Vision; python_version > '3.8'", "ray>=2; extra == 'ray'"]
     assert peers.requirements(declared, {"torch", "torch-vision"}) == ["numpy"]
+
+
+def test_a_noisy_judge_pushes_as_hard_as_a_signal_under_std_and_by_its_own_size_under_none():
+    judged = noise.groups(400, 16, 0.25, seed=1)
+    without, with_signal = noise.push(judged, "std")
+    assert without == pytest.approx(with_signal, rel=0.03)
+    without, with_signal = noise.push(judged, "none")
+    assert without / with_signal == pytest.approx(0.25 / (1 + 0.25**2) ** 0.5, rel=0.1)
+
+
+def test_a_spread_of_six_standard_deviations_of_the_judge_keeps_groups_by_signal():
+    judged = noise.groups(400, 16, 0.25, seed=1)
+    assert len(noise.kept(judged, 0.0)) == 400  # Eq. 11 alone tells nothing: all scores differ
+    kept = noise.kept(judged, 6 * 0.25)
+    assert sum(group.has_signal for group in kept) >= 198
+    assert sum(not group.has_signal for group in kept) <= 2
+    assert noise.agreement(kept, "std") > 0.9 > 0.7 > noise.agreement(judged, "std")

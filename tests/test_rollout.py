@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dapo.algo.sampling import Signal
 from dapo.config import build_config
 from dapo.data.stream import ProblemStream
 from dapo.engines.scripted import ScriptedEngine
@@ -267,6 +268,16 @@ def test_a_users_filter_decides_instead_of_equation_11():
         run(in_order(4), ScriptedEngine(random_script), sampler(keep=lambda group: group.size))
     with pytest.raises(RewardError, match=r"dynamic_sampling.filter raised ZeroDivisionError: division by zero"):
         run(in_order(4), ScriptedEngine(random_script), sampler(keep=lambda group: bool(1 / 0)))
+
+
+def test_thresholds_on_scores_decide_beside_equation_11():
+    """`rwww` has mean -0.5, `rrww` 0: the threshold refuses the first, Eq. 11 the uniform ones."""
+    marks = ("rwww", "rrww", "wwww", "rrrr")
+    engine = ScriptedEngine(by_group(lambda problem: marks[problem % 4]))
+    batch = run(in_order(40), engine, sampler(prompts=3, signal=Signal(mean_above=-0.5)))
+    assert [group.num_correct for group in batch.groups] == [2, 2, 2]
+    fates = {group.num_correct: fate for group, fate in batch.judged if fate != "surplus"}
+    assert fates == {0: "all_wrong", 1: "filtered", 2: "trained", 4: "all_correct"}
 
 
 def test_how_many_are_in_flight_follows_the_shortfall_and_the_keep_rate():

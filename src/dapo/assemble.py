@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from dapo.config import Config
+from dapo.algo.sampling import Signal
+from dapo.config import Config, SignalConfig
 from dapo.data.problems import load_problems, remove_overlap, unique_problems
 from dapo.data.prompts import PromptEncoder
 from dapo.data.spec import spec_name
@@ -71,6 +72,7 @@ def build_parts(
                 max_groups_per_step=config.max_groups_per_step,
                 enabled=config.dynamic_sampling.enabled,
                 keep=load_filter(config.dynamic_sampling.filter),
+                signal=signal_of(config),
                 max_error_rate=config.reward.max_error_rate,
             ),
             encoder=inputs.encoder,
@@ -215,9 +217,15 @@ def evaluation_plan(config: Config, stop_ids: tuple[int, ...]) -> EvaluationPlan
     )
 
 
-def load_filter(name: str | None) -> Callable[[Group], bool] | None:
+def signal_of(config: Config) -> Signal | None:
+    """The thresholds of `dynamic_sampling.filter`, if that is what it holds."""
+    thresholds = config.dynamic_sampling.filter
+    return Signal(**thresholds.model_dump()) if isinstance(thresholds, SignalConfig) else None
+
+
+def load_filter(name: str | SignalConfig | None) -> Callable[[Group], bool] | None:
     """A user's `module:function`. Raises ConfigError if it cannot be imported."""
-    if name is None:
+    if not isinstance(name, str):
         return None
     module_name, colon, attribute = name.partition(":")
     if not colon:

@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -87,6 +87,14 @@ class RolloutConfig(Section):
     stall_s: Float = Field(1800.0, gt=0, description="without one finished response; then the engine has hung")
 
 
+class SignalConfig(Section):
+    """`dynamic_sampling.filter` as thresholds."""
+
+    min_spread: Float = Field(0.0, ge=0, description="largest minus smallest score of a group")
+    mean_above: Float | None = Field(None, description="the mean score is larger")
+    mean_below: Float | None = Field(None, description="the mean score is smaller")
+
+
 class DynamicSamplingConfig(Section):
     enabled: bool = True
     max_groups_per_step: Positive | None = Field(
@@ -94,7 +102,11 @@ class DynamicSamplingConfig(Section):
     )
     on_shortfall: Literal["train", "stop"] = Field("train", description="at the bound: train on what there is, or stop")
     surplus: Literal["drop"] = Field("drop", description="groups beyond the batch: the paper drops them")
-    filter: str | None = Field(None, description="module:function from a Group to a bool, instead of Eq. 11")
+    filter: str | SignalConfig | None = Field(
+        None,
+        description="module:function from a Group to a bool, instead of Eq. 11; or thresholds on scores, beside it: "
+        "{min_spread: 0.5, mean_above: 0, mean_below: 9}",
+    )
 
 
 class RewardConfig(Section):
@@ -251,6 +263,15 @@ class Config(Section):
                 f"overlong.buffer_tokens={self.overlong.buffer_tokens} must not exceed "
                 f"rollout.max_response_tokens={rollout.max_response_tokens}; lower it or set overlong.mode=off"
             )
+        signal = self.dynamic_sampling.filter
+        if isinstance(signal, SignalConfig) and None not in (signal.mean_above, signal.mean_below):
+            assert signal.mean_above is not None
+            assert signal.mean_below is not None
+            if signal.mean_above >= signal.mean_below:
+                raise ValueError(
+                    f"dynamic_sampling.filter.mean_above={signal.mean_above:g} must be less than "
+                    f"dynamic_sampling.filter.mean_below={signal.mean_below:g}"
+                )
         bound = self.dynamic_sampling.max_groups_per_step
         if self.dynamic_sampling.enabled and bound is not None and bound < rollout.prompts_per_step:
             raise ValueError(
@@ -401,12 +422,13 @@ def _with_model_section(raw: Mapping[str, Any]) -> dict[str, Any]:
 def _explain(error: ValidationError) -> Iterator[str]:
     seen = set()
     for fault in error.errors():
-        parts = [str(part) for part in fault["loc"]]
+        branch = fault["loc"][-1] if fault["loc"] else None
+        parts = [str(part) for part in fault["loc"] if part not in SECTION_BRANCHES]
         # a union reports each of its branches: one line for the option is enough
         option = ".".join(part for part in parts if part not in ("str", "dict[str,any]", "dict[str,float]"))
         got = fault.get("input")
         # where a union has a branch for mappings, that one says what is wrong inside
-        of_other_branch = fault["type"] == "string_type" and parts[-1] == "str" and isinstance(got, Mapping)
+        of_other_branch = fault["type"] == "string_type" and branch == "str" and isinstance(got, Mapping)
         if option in seen or of_other_branch:
             continue
         seen.add(option)
@@ -441,23 +463,33 @@ def _description(parts: Sequence[str]) -> str:
     return (info.description if info else None) or f"set {'.'.join(parts)}"
 
 
+SECTION_BRANCHES = {"SignalConfig"}
+"""How pydantic names the sections that are one branch of a union."""
+
+
+def _as_section(annotation: Any) -> type[Section] | None:
+    """The section that an option is, or that it may be instead of a text."""
+    return next((kind for kind in (annotation, *get_args(annotation)) if _is_section(kind)), None)
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Section)
+
+
 def _section(parts: Sequence[str]) -> type[Section]:
     """The innermost section that a dotted name leads to."""
     section: Any = Config
     for part in parts[:-1]:
         inner = section.model_fields[part].annotation if part in section.model_fields else None
-        if not (isinstance(inner, type) and issubclass(inner, Section)):
+        if (found := _as_section(inner)) is None:
             break
-        section = inner
+        section = found
     return section
 
 
 def option_names(section: type[Section], prefix: str = "") -> Iterator[str]:
     """Every option of a section by its dotted name."""
     for name, info in section.model_fields.items():
-        annotation = info.annotation
-        if isinstance(annotation, type) and issubclass(annotation, Section):
-            yield f"{prefix}{name}"
-            yield from option_names(annotation, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"
+        yield f"{prefix}{name}"
+        if inner := _as_section(info.annotation):
+            yield from option_names(inner, f"{prefix}{name}.")

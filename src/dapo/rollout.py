@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
-from dapo.algo.sampling import is_informative
+from dapo.algo.sampling import Signal, is_informative
 from dapo.config import Config
 from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
@@ -93,12 +93,14 @@ class DynamicSampler:
         max_groups_per_step: int,
         enabled: bool = True,
         keep: Callable[[Group], bool] | None = None,
+        signal: Signal | None = None,
         max_error_rate: float = 1.0,
     ) -> None:
         self.prompts_per_step = prompts_per_step
         self.max_groups_per_step = max_groups_per_step
         self._enabled = enabled
         self._keep = keep
+        self._signal = signal
         self._memory = 1.0 - 1.0 / (4 * prompts_per_step)  # the keep rate of about the last four batches
         self._kept = self._decided = 1.0
         self._errors = ErrorWindow(max_error_rate)
@@ -136,7 +138,7 @@ class DynamicSampler:
         if self._keep is not None:
             return "trained" if self._user_keeps(group) else "filtered"
         if is_informative(group.verdicts):
-            return "trained"
+            return "trained" if self._signal is None or self._signal.is_shown_by(group.verdicts) else "filtered"
         if any(verdict.correct is None for verdict in valid):
             return "no_spread"
         return "all_correct" if valid[0].correct else "all_wrong"
