@@ -42,6 +42,7 @@ OPTIONAL_HOMES = {
     "vllm": {"engines"},
     "peft": {"policy"},
     "datasets": {"data"},
+    "jsonschema": {"rewards"},
     "reasoning_gym": {"data", "rewards"},
     "tensorboard": {"telemetry"},
     "trackio": {"telemetry"},

@@ -35,8 +35,8 @@ def test_every_registered_verifier_tells_right_from_wrong(name):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("maths", {}, "unknown verifier 'maths'; did you mean math? known: exact, gsm8k, gym, math, math_dapo, or"),
-        ("zzz", {}, "unknown verifier 'zzz'; known: exact"),
+        ("maths", {}, "unknown verifier 'maths'; did you mean math? known: choice, exact, gsm8k, gym,"),
+        ("zzz", {}, "unknown verifier 'zzz'; known: choice"),
         ("exact", {"extrct": "none"}, "verifier exact has no option 'extrct'; it has extract, ignore_case"),
         ("exact", {"extract": "first"}, "one of none, answer_line, last_number, final, got 'first'"),
         ("exact", {"ignore_case": 3}, "exact: ignore_case must be true or false, got 3"),

@@ -42,8 +42,19 @@ def answer_line(text: str) -> str | None:
     lines = text.splitlines()
     for place in range(len(lines) - 1, -1, -1):
         if match := _ANSWER_LINE.match(lines[place]):
-            return match["content"].strip(" \t*_`") or _first_block(lines[place + 1 :])
+            return _content(match, lines[place + 1 :])
     return None
+
+
+def answer_lines(text: str) -> list[str]:
+    """What each line `Answer: ...` says, in order, read as `answer_line` reads the last; empty if it says nothing."""
+    lines = text.splitlines()
+    marked = [(place, match) for place, line in enumerate(lines) if (match := _ANSWER_LINE.match(line))]
+    return [_content(match, lines[place + 1 :]) or "" for place, match in marked]
+
+
+def _content(match: re.Match[str], following: Sequence[str]) -> str | None:
+    return match["content"].strip(" \t*_`") or _first_block(following)
 
 
 def _first_block(lines: Sequence[str]) -> str | None:

@@ -12,11 +12,14 @@ from dapo.rewards.verdicts import Opinion
 from dapo.types import Problem, Verdict
 
 REGISTERED: Mapping[str, str] = {
+    "choice": "dapo.rewards.choice:ChoiceVerifier",
     "exact": "dapo.rewards.exact:ExactVerifier",
     "gsm8k": "dapo.rewards.gsm8k:Gsm8kVerifier",
     "gym": "dapo.rewards.gym:GymVerifier",
+    "json_schema": "dapo.rewards.json_schema:JsonSchemaVerifier",
     "math": "dapo.rewards.math:MathVerifier",
     "math_dapo": "dapo.rewards.math_dapo:MathDapoVerifier",
+    "regex": "dapo.rewards.regex:RegexVerifier",
 }
 """The class behind each name. Its constructor's parameters are the verifier's options."""
 
@@ -39,7 +42,7 @@ class GroupVerifier(Protocol):
 
 
 def get_verifier(name: str, /, **options: Any) -> Verifier:
-    """The verifier called `name`: a registered one (`math`, `math_dapo`, `exact`, `gsm8k`, `gym`) or `module:function`.
+    """The verifier called `name`: one of REGISTERED (`math`, `choice`, ...) or `module:function`.
 
     What it needs is imported here, not inside a verdict's clock. Raises RewardError for an unknown name or option and
     for a function that cannot be imported.

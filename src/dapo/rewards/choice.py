@@ -1,0 +1,91 @@
+"""`choice`: multiple choice, one letter; whoever names two letters has named none."""
+
+import re
+import string
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dapo.errors import RewardError
+from dapo.rewards.answer import answer_lines, boxes, final_part, peel
+from dapo.rewards.verdicts import right_or_wrong, unjudged
+from dapo.types import Problem, Verdict
+
+_LETTER = r"[\(\[]?(?P<letter>[A-Za-z])[\)\]]?"
+_NAMED = r"(?:the\s+)?(?:correct\s+|right\s+|best\s+)?(?:option|choice|answer|letter)?\s*(?:is|:)?\s*"
+_ALONE = re.compile(rf"{_NAMED}{_LETTER}\s*[.:]?", re.IGNORECASE)
+_WITH_TEXT = re.compile(
+    rf"{_NAMED}(?:[\(\[](?P<bracketed>[A-Za-z])[\)\]]|(?P<bare>[A-Za-z])(?:[).:]|\s[-–—]\s))\s*(?P<text>.+)", re.I
+)
+_LAST_LINE = re.compile(
+    rf"(?:{_LETTER}|(?:so|thus|hence|therefore)?,?\s*(?:the\s+)?(?:final\s+|correct\s+|right\s+|best\s+)?"
+    r"(?:answer|option|choice)(?:\s+is)?\s*:?\s*\**[\(\[]?(?P<said>[A-Za-z])[\)\]]?)\s*[.]?",
+    re.IGNORECASE,
+)
+_TEXT_COMMAND = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+
+
+@dataclass(frozen=True)
+class ChoiceVerifier:
+    """Right if the response marks the reference's letter: `B`, `(B)`, `B.`, `B) the text`, `\\boxed{\\text{B}}`.
+
+    Where the answer stands: on lines `Answer:`, else in boxes, else the last line, if that is only a letter or `The
+    answer is B`. All lines `Answer:` (or all boxes) must name the same letter, and one letter each: `A or B`, and
+    `Answer: A` followed by `Answer: B`, are wrong whatever the reference.
+    """
+
+    letters: str = "ABCDE"
+    """The choices there are."""
+
+    def __post_init__(self) -> None:
+        valid = isinstance(self.letters, str) and set(self.letters) <= set(string.ascii_uppercase)
+        if not valid or len(set(self.letters)) != len(self.letters) or len(self.letters) < 2:
+            raise RewardError(f"choice: letters must be different capitals such as ABCDE, got {self.letters!r}")
+
+    def __call__(self, problem: Problem, response: str) -> Verdict:
+        """Right or wrong; a reference that is no letter of `letters` gives an error."""
+        reference = self._letter(problem.answer)
+        if reference is None:
+            return unjudged(f"choice: the reference {problem.answer[:80]!r} is not one of the letters {self.letters}")
+        return right_or_wrong(self.chosen(response) == reference)
+
+    def chosen(self, response: str) -> str | None:
+        """The letter that a response marks, or None if it marks none or several."""
+        text = unicodedata.normalize("NFKC", final_part(response))
+        for marked in (answer_lines(text), [box.content for box in boxes(text)]):
+            if marked:
+                return self._agreed(marked)
+        lines = [line for line in text.splitlines() if line.strip()]
+        match = _LAST_LINE.fullmatch(_bare(lines[-1])) if lines else None
+        return self._known(match["letter"] or match["said"]) if match else None
+
+    def _agreed(self, marked: Sequence[str]) -> str | None:
+        letters = {self._letter(text) for text in marked}
+        return letters.pop() if len(letters) == 1 else None
+
+    def _letter(self, text: str) -> str | None:
+        bare = _bare(text)
+        if match := _ALONE.fullmatch(bare):
+            return self._known(match["letter"])
+        match = _WITH_TEXT.fullmatch(bare)
+        if match is None:
+            return None
+        letter = self._known(match["bracketed"] or match["bare"])
+        others = {self._known(other) for other in _letters_in(match["text"])} - {None, letter}
+        return None if others else letter
+
+    def _known(self, letter: str) -> str | None:
+        return letter.upper() if letter.upper() in self.letters else None
+
+
+def _bare(text: str) -> str:
+    """Without boxes, dollars, `\\text{}` and bold."""
+    before = None
+    while text != before:
+        before, text = text, _TEXT_COMMAND.sub(r"\1", peel(text)).replace("**", "").strip()
+    return text
+
+
+def _letters_in(text: str) -> Iterable[str]:
+    """Capitals that stand alone, which may name a second choice; an `A` before a small letter is an article."""
+    return re.findall(r"(?<![A-Za-z'’])(?!A [a-z])[A-Z](?![A-Za-z'’])", text)

@@ -1,0 +1,112 @@
+"""`json_schema`: the response is JSON, and valid for a schema."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from dapo.errors import RewardError
+from dapo.rewards.answer import final_part
+from dapo.rewards.verdicts import Failure, attempt, right_or_wrong, unjudged
+from dapo.types import Problem, Verdict
+
+FIELD = "schema"
+"""The row's column that holds the schema, as a mapping or as text; without it, the reference is the schema."""
+
+_REMEMBERED = 1024
+_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[ \t]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+
+
+class JsonSchemaVerifier:
+    """Right if the response is one JSON value, bare or in its only fence, and the schema allows it.
+
+    Strict JSON: no NaN, no key twice. Schemas of any draft (`$schema`; without it 2020-12); `$ref` reaches into the
+    schema itself only, never the network; `format` is not checked.
+    """
+
+    def __init__(self, schema: Mapping[str, Any] | bool | None = None) -> None:
+        """`schema`: one for all problems, in place of the row's. Raises RewardError without jsonschema."""
+        self._validator_of = lru_cache(_REMEMBERED)(_validators())
+        self._schema: str | None = None
+        if schema is not None:
+            if not isinstance(schema, Mapping | bool):
+                raise RewardError(f"json_schema: schema must be a JSON schema as a mapping, got {schema!r}")
+            self._schema = json.dumps(schema)
+            failure = attempt(lambda: self._validator_of(self._schema))
+            if isinstance(failure, Failure):
+                raise RewardError(f"json_schema: reward.options.schema is not a JSON schema: it {failure.reason}")
+
+    def __call__(self, problem: Problem, response: str) -> Verdict:
+        """Right or wrong; without a schema, or with one that is none, an error."""
+        text = self._schema or _schema_of(problem)
+        if text is None:
+            return unjudged(
+                f"json_schema: problem {problem.id!r} has no schema: no field {FIELD!r}, an empty reference"
+            )
+        is_valid = attempt(lambda: self._validator_of(text))
+        if isinstance(is_valid, Failure):
+            return unjudged(f"json_schema: the schema {text[:80]!r} {is_valid.reason}")
+        try:
+            value = strict_json(json_text(response))
+        except (ValueError, RecursionError):
+            return right_or_wrong(False)
+        valid = attempt(lambda: is_valid(value))
+        if isinstance(valid, Failure):
+            return unjudged(f"json_schema: validating {valid.reason}")
+        return right_or_wrong(valid)
+
+
+def json_text(response: str) -> str:
+    """The text in the response's only fence; without a fence, all of it. Raises ValueError if there are several."""
+    text = final_part(response)
+    fences = _FENCE.findall(text)
+    if len(fences) > 1:
+        raise ValueError("several fences")
+    if fences and fences[0][0].lower() not in ("", "json"):
+        raise ValueError(f"a fence of {fences[0][0]}")
+    return fences[0][1] if fences else text
+
+
+def strict_json(text: str) -> Any:
+    """The value of a JSON text. Raises ValueError for anything else, NaN and repeated keys included."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            raise ValueError("a key twice")
+        return values
+
+    def refuse(name: str) -> Any:
+        raise ValueError(f"{name} is not JSON")
+
+    return json.loads(text, object_pairs_hook=once, parse_constant=refuse)
+
+
+def _schema_of(problem: Problem) -> str | None:
+    schema = problem.fields.get(FIELD)
+    if schema is None:
+        return problem.answer.strip() or None
+    return schema if isinstance(schema, str) else json.dumps(schema)
+
+
+def _validators() -> Callable[[str], Callable[[Any], bool]]:
+    """Schema text -> does this value satisfy it?"""
+    try:
+        import jsonschema
+        import referencing
+    except ModuleNotFoundError as error:
+        if error.name not in ("jsonschema", "referencing"):
+            raise
+        raise RewardError("verifier json_schema needs jsonschema: pip install 'dapo-rl[schema]'") from None
+    nothing: Any = referencing.Registry()  # the default one fetches what a $ref names
+
+    def validator_of(text: str) -> Callable[[Any], bool]:
+        schema = strict_json(text)
+        if not isinstance(schema, dict | bool):
+            raise ValueError(f"expected a mapping, got a {type(schema).__name__}")
+        kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+        kind.check_schema(schema)
+        return kind(schema, registry=nothing).is_valid
+
+    return validator_of

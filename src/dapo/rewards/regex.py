@@ -1,0 +1,81 @@
+"""`regex`: the response against a pattern, from the configuration or the row."""
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, get_args
+
+from dapo.errors import RewardError
+from dapo.rewards.answer import final_part
+from dapo.rewards.verdicts import Failure, attempt, right_or_wrong, unjudged
+from dapo.types import Problem, Verdict
+
+Match = Literal["full", "search"]
+
+_compiled = lru_cache(1024)(re.compile)
+
+
+@dataclass(frozen=True)
+class RegexVerifier:
+    """Python's regular expressions. Three ways:
+
+    - no `pattern`: the reference is the pattern;
+    - a `pattern` without a group: the same for every problem, for example a format;
+    - a `pattern` with one group: what it captures must be the reference. All that it captures in the response must
+      agree, so that naming every possible answer is wrong.
+
+    A pattern can take forever (`(a+)+$`): the time limit of the worker process, `reward.timeout_s`, ends it with an
+    error verdict.
+    """
+
+    pattern: str | None = None
+    match: Match = "full"
+    """`full`: the pattern must match the whole response but for white space around it; `search`: a part of it. A
+    pattern with a group is always searched for."""
+    ignore_case: bool = False
+
+    def __post_init__(self) -> None:
+        if self.match not in get_args(Match):
+            raise RewardError(f"regex: match must be one of {', '.join(get_args(Match))}, got {self.match!r}")
+        if not isinstance(self.ignore_case, bool):
+            raise RewardError(f"regex: ignore_case must be true or false, got {self.ignore_case!r}")
+        if self.pattern is None:
+            return
+        if not isinstance(self.pattern, str) or not self.pattern:
+            raise RewardError(f"regex: pattern must be a regular expression, got {self.pattern!r}")
+        compiled = self._compile(self.pattern)
+        if isinstance(compiled, Failure):
+            raise RewardError(f"regex: the pattern {self.pattern!r} {compiled.reason}")
+        if compiled.groups > 1:
+            raise RewardError(
+                f"regex: the pattern {self.pattern!r} has {compiled.groups} groups; one is compared with the "
+                "reference: write the others as (?:...)"
+            )
+
+    def __call__(self, problem: Problem, response: str) -> Verdict:
+        """Right if it matches; a reference that is empty or no pattern gives an error."""
+        text = final_part(response).strip()
+        if self.pattern is not None:
+            pattern = self._compile(self.pattern)
+            assert not isinstance(pattern, Failure)  # it was compiled above
+            if pattern.groups:
+                return self._captured(pattern, problem.answer.strip(), text)
+        elif not problem.answer:
+            return unjudged("regex: the reference is empty, and there is no reward.options.pattern")
+        else:
+            pattern = self._compile(problem.answer)
+            if isinstance(pattern, Failure):
+                return unjudged(f"regex: the reference {problem.answer[:80]!r} {pattern.reason}")
+        found = pattern.fullmatch(text) if self.match == "full" else pattern.search(text)
+        return right_or_wrong(found is not None)
+
+    def _captured(self, pattern: re.Pattern[str], reference: str, text: str) -> Verdict:
+        if not reference:
+            return unjudged("regex: the reference, with which the pattern's group is compared, is empty")
+        captured = {(found[1] or "").strip() for found in pattern.finditer(text)}
+        if self.ignore_case:
+            captured, reference = {value.casefold() for value in captured}, reference.casefold()
+        return right_or_wrong(captured == {reference})
+
+    def _compile(self, pattern: str) -> re.Pattern[str] | Failure:
+        return attempt(lambda: _compiled(pattern, re.IGNORECASE if self.ignore_case else 0))

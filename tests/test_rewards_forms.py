@@ -1,0 +1,264 @@
+"""The verifiers of a form: a letter of several, a regular expression, JSON with a schema."""
+
+import pytest
+
+from dapo.errors import RewardError
+from dapo.rewards import VerifierPool, get_verifier
+from dapo.types import Problem
+
+
+def judged(name, answer, response, /, fields=None, **options):
+    """True, False, or the error."""
+    verdict = get_verifier(name, **options)(Problem("1", "Q", answer, fields=fields or {}), response)
+    if verdict.error is None:
+        assert verdict.score == (1.0 if verdict.correct else -1.0)
+    return verdict.error or verdict.correct
+
+
+# --- choice
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "B",
+        "b",
+        "(B)",
+        "B.",
+        "**B**",
+        "Answer: B",
+        "answer: b",
+        "**Answer:** B",
+        "**Answer: (B)**",
+        "Final answer: B)",
+        "The answer is: option B",
+        "Answer: $\\boxed{B}$",
+        "Answer: \\boxed{\\text{(B)}}",
+        "Answer: B. A triangle",
+        "Answer: B) 42",
+        "Answer: (B) hepatitis B and a cold",
+        "Answer: B: the mitochondria",
+        "Answer: B - 1,200 cm",
+        "Answer:\nB",
+        "so \\boxed{B}",
+        "so \\boxed{\\text{B}}",
+        "so $\\boxed{\\mathrm{(B)}}$.",
+        "A is wrong, C too.\nB",
+        "A and C cannot be.\n\nThe answer is B.",
+        "A and C cannot be.\n\nTherefore, the correct option is (B).",
+        "The best choice: **B**",
+        "<think>Answer: A</think>Answer: B",
+        "Answer: B\nI am sure.\nAnswer: (B)",
+        "Answer: B\nthat is \\boxed{C} in the book",
+        "Ｂ",
+    ],
+)
+def test_the_letter_is_found_in_many_forms(response):
+    assert judged("choice", "B", response) is True
+    assert judged("choice", "C", response) is False
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "",
+        "Answer:",
+        "\\boxed{}",
+        "A or B",
+        "Answer: A or B",
+        "Answer: A, B",
+        "Answer: A/B",
+        "Answer: B and C",
+        "Answer: AB",
+        "Answer: B C",
+        "Answer: (A) (B)",
+        "Answer: B. C",
+        "Answer: B) or C)",
+        "Answer: B: C",
+        "Answer: B. or maybe D",
+        "Answer: B. the first, (C) the second",
+        "Answer: B. vitamin C",
+        "Answer: not B",
+        "Answer: A\nAnswer: B",
+        "Answer: B\nAnswer: A",
+        "Answer: B\nAnswer:",
+        "\\boxed{A} \\boxed{B}",
+        "\\boxed{B} \\boxed{A}",
+        "\\boxed{A, B}",
+        "Answer: Because it is so",
+        "Answer: Banana",
+        "Answer: F",
+        "I think that B",
+        "It is A.\nOr the answer is B, I am not sure.",
+        "A B C D E",
+        "A\nB\nC",
+        "B is right because\nof the sum",
+        "A. red B. blue C. green",
+        "<think>Answer: B",
+    ],
+)
+def test_no_letter_or_several_letters_are_wrong_whatever_the_reference(response):
+    for answer in "ABCDE":
+        if (answer, response) not in (("C", "A\nB\nC"), ("B", "<think>Answer: B")):
+            assert judged("choice", answer, response) is False, answer
+
+
+def test_of_lines_that_hold_only_a_letter_the_last_one_counts():
+    assert judged("choice", "C", "A\nB\nC") is True
+
+
+@pytest.mark.parametrize(("answer", "reads"), [("(B)", True), ("b", True), ("B. red", True), ("\\text{B}", True)])
+def test_a_reference_may_be_written_as_an_answer_may(answer, reads):
+    assert judged("choice", answer, "Answer: B") is reads
+
+
+@pytest.mark.parametrize("answer", ["", "F", "A or B", "42"])
+def test_a_reference_that_is_no_letter_is_an_error_whatever_the_response(answer):
+    message = f"choice: the reference {answer!r} is not one of the letters ABCDE"
+    assert {judged("choice", answer, response) for response in ("A", "", answer)} == {message}
+
+
+def test_there_may_be_more_letters_than_five():
+    assert judged("choice", "J", "Answer: J", letters="ABCDEFGHIJ") is True
+
+
+# --- regex
+
+
+@pytest.mark.parametrize(
+    ("answer", "options", "response", "expected"),
+    [
+        (r"yes|no", {}, "yes", True),
+        (r"yes|no", {}, " no\n", True),
+        (r"yes|no", {}, "yes, no", False),
+        (r"yes|no", {}, "Yes", False),
+        (r"yes|no", {"ignore_case": True}, "Yes", True),
+        (r"yes|no", {"match": "search"}, "I say no.", True),
+        (r"\d+ km", {}, "<think>none</think>12 km", True),
+        ("ignored", {"pattern": r"\d{4}-\d\d"}, "2024-05", True),
+        ("ignored", {"pattern": r"\d{4}-\d\d"}, "2024-5", False),
+        ("42", {"pattern": r"Result: (\d+)"}, "so\nResult: 42.", True),
+        ("42", {"pattern": r"Result: (\d+)"}, "Result: 43", False),
+        ("42", {"pattern": r"Result: (\d+)"}, "Result: 43\nResult: 42", False),
+        ("42", {"pattern": r"Result: (\d+)"}, "Result: 42 and again Result: 42", True),
+        ("42", {"pattern": r"(\d+)"}, " ".join(map(str, range(1000))), False),
+        ("Ja", {"pattern": r"<(\w+)>", "ignore_case": True}, "<JA>", True),
+        ("42", {"pattern": r"Result: (\d+)"}, "", False),
+    ],
+)  # fmt: skip
+def test_the_pattern_comes_from_the_reference_or_its_group_is_compared_with_it(answer, options, response, expected):
+    assert judged("regex", answer, response, **options) is expected
+
+
+def test_a_reference_that_is_no_pattern_is_an_error():
+    assert "regex: the reference '(' raised" in judged("regex", "(", "(")
+    assert judged("regex", "", "") == "regex: the reference is empty, and there is no reward.options.pattern"
+    assert "is compared, is empty" in judged("regex", "", "x", pattern="(x)")
+
+
+def test_a_pattern_that_takes_forever_is_stopped_by_the_time_limit():
+    with VerifierPool("regex", timeout_s=0.5, workers=1) as pool:
+        forever, after = pool.submit(Problem("1", "Q", "(a+)+b"), ["a" * 60, "aab"], [(), ()]).result(30)
+    assert forever.error == "regex: timed out after 0.5 s"
+    assert after.correct is True
+
+
+# --- json_schema
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "people": {"type": "integer", "minimum": 0}},
+    "required": ["city", "people"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture
+def jsonschema():
+    return pytest.importorskip("jsonschema", reason="needs the extra schema: pip install 'dapo-rl[schema]'")
+
+
+GOOD = '{"city": "Rome", "people": 3}'
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        (GOOD, True),
+        (f"\n {GOOD}\n", True),
+        (f"Here it is:\n```json\n{GOOD}\n```\nDone.", True),
+        (f"```\n{GOOD}\n```", True),
+        (f"<think>{{}}</think>{GOOD}", True),
+        (f"```json\n{GOOD}\n```\n```json\n{GOOD}\n```", False),
+        (f"```python\n{GOOD}\n```", False),
+        (f"Here: {GOOD}", False),
+        (f"{GOOD} {GOOD}", False),
+        ("", False),
+        ("{}", False),
+        ("null", False),
+        ('{"city": "Rome", "people": -1}', False),
+        ('{"city": "Rome", "people": "3"}', False),
+        ('{"city": "Rome", "people": 3, "more": 1}', False),
+        ('{"city": "Rome", "people": NaN}', False),
+        ('{"city": 1, "city": "Rome", "people": 3}', False),
+        ("{'city': 'Rome', 'people': 3}", False),
+        ('{"city": "Rome", "people": 3', False),
+        ("[" * 100_000, False),
+        ('{"city": "Rome", "people": ' + "9" * 5000 + "}", False),
+    ],
+)
+def test_the_response_is_one_json_value_that_the_schema_allows(jsonschema, response, expected):
+    assert judged("json_schema", "", response, fields={"schema": SCHEMA}) is expected
+
+
+def test_the_schema_may_stand_in_the_row_as_text_in_the_reference_or_in_the_options(jsonschema):
+    text = '{"type": "integer"}'
+    for answer, fields, options in [
+        ("", {"schema": text}, {}),
+        (text, {}, {}),
+        ("", {}, {"schema": {"type": "integer"}}),
+    ]:
+        assert judged("json_schema", answer, "3", fields=fields, **options) is True
+        assert judged("json_schema", answer, '"3"', fields=fields, **options) is False
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("", "json_schema: problem '1' has no schema: no field 'schema', an empty reference"),
+        ("42", "json_schema: the schema '42' raised ValueError: expected a mapping, got a int"),
+        ("{", "json_schema: the schema '{' raised JSONDecodeError"),
+        ('{"type": "whole"}', "raised SchemaError: 'whole' is not valid"),
+        ('{"$ref": "http://127.0.0.1:9/x"}', "json_schema: validating raised _WrappedReferencingError"),
+    ],
+)
+def test_a_row_without_a_usable_schema_is_an_error_and_nothing_is_fetched(jsonschema, answer, message):
+    assert message in judged("json_schema", answer, "{}")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("choice", {"letters": "abc"}, "choice: letters must be different capitals such as ABCDE, got 'abc'"),
+        ("choice", {"letters": "AA"}, "choice: letters must be different capitals"),
+        ("regex", {"pattern": "("}, "regex: the pattern '(' raised"),
+        ("regex", {"pattern": ""}, "regex: pattern must be a regular expression, got ''"),
+        ("regex", {"pattern": "(a)(b)"}, "regex: the pattern '(a)(b)' has 2 groups; one is compared"),
+        ("regex", {"match": "part"}, "regex: match must be one of full, search, got 'part'"),
+        ("regex", {"ignore_case": 1}, "regex: ignore_case must be true or false, got 1"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(name, options, message):
+    with pytest.raises(RewardError) as caught:
+        get_verifier(name, **options)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [("{}", "schema must be a JSON schema as a mapping, got '{}'"), ({"type": 3}, "is not a JSON schema: it raised")],
+)
+def test_a_schema_in_the_options_is_checked_before_anything_runs(jsonschema, schema, message):
+    with pytest.raises(RewardError, match="json_schema") as caught:
+        get_verifier("json_schema", schema=schema)
+    assert message in str(caught.value)
