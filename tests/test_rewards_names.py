@@ -35,7 +35,7 @@ def test_every_registered_verifier_tells_right_from_wrong(name):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("maths", {}, "unknown verifier 'maths'; did you mean math? known: choice, exact, gsm8k, gym,"),
+        ("maths", {}, "unknown verifier 'maths'; did you mean math? known: choice, code, exact, gsm8k,"),
         ("zzz", {}, "unknown verifier 'zzz'; known: choice"),
         ("exact", {"extrct": "none"}, "verifier exact has no option 'extrct'; it has extract, ignore_case"),
         ("exact", {"extract": "first"}, "one of none, answer_line, last_number, final, got 'first'"),

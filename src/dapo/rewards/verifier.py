@@ -13,6 +13,7 @@ from dapo.types import Problem, Verdict
 
 REGISTERED: Mapping[str, str] = {
     "choice": "dapo.rewards.choice:ChoiceVerifier",
+    "code": "dapo.rewards.code:CodeVerifier",
     "exact": "dapo.rewards.exact:ExactVerifier",
     "gsm8k": "dapo.rewards.gsm8k:Gsm8kVerifier",
     "gym": "dapo.rewards.gym:GymVerifier",

@@ -1,0 +1,169 @@
+"""`code`: a Python program or function that must pass the row's unit tests, run in a sandbox."""
+
+import json
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from dapo.errors import RewardError
+from dapo.rewards.answer import final_part
+from dapo.rewards.sandbox.run import JailBroken, Sandbox
+from dapo.rewards.verdicts import right_or_wrong, unjudged
+from dapo.types import Problem, Verdict
+
+Isolation = Literal["require", "best_effort"]
+
+_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+_LANGUAGES = ("", "python", "py", "python3")
+_CHECK = re.compile(r"^def check\(", re.MULTILINE)
+_OUTPUT_FACTOR, _LEAST_OUTPUT = 4, 1 << 16
+
+
+@dataclass(frozen=True)
+class Tests:
+    """What a row asks of a program: pairs of input and output, or statements about its functions."""
+
+    pairs: Sequence[tuple[str, str]] = ()
+    statements: Sequence[str] = ()
+    entry_point: str | None = None
+    """The only name of the program that the statements may use; None: any public one."""
+
+
+class CodeVerifier:
+    """Right if the response's last Python fence (without a fence: all of it) passes every test.
+
+    Tests are in the row's column `tests` (option `field`), else in the reference, as values or as JSON text:
+
+    - `[{"input": "1 2", "output": "3"}, ...]` or `{"inputs": [...], "outputs": [...]}`: the program reads standard
+      input, and what it prints must equal the output, but for white space at the end of lines and of all;
+    - `["assert add(1, 2) == 3", ...]`, or one text of Python: statements that use the program's functions. A column
+      `entry_point` names the one function there is, which a `def check(candidate)` in the tests is then given. Names of
+      built-ins and standard modules mean those, whatever the program defines.
+
+    The program never sees the tests: it gets inputs and arguments, and answers with text or plain values (see
+    `sandbox.exchange`), which are compared in another process. So a test cannot hand it a function, see a list that it
+    changes in place, or compare its objects.
+
+    Python's standard library only, one thread, no files (see `sandbox.jail` for what holds on which system). Too much
+    time, memory or output is wrong, as a failed test is; tests that cannot run are an error.
+    """
+
+    def __init__(
+        self,
+        field: str = "tests",
+        time_s: float = 6.0,
+        memory_mib: int = 1024,
+        isolation: Isolation = "require",
+    ) -> None:
+        """`time_s`: of all tests of one response; keep it below reward.timeout_s, which would make it an error.
+
+        `isolation`: with `best_effort`, run on a machine that cannot confine a program, too. Raises RewardError.
+        """
+        if not isinstance(field, str) or not field:
+            raise RewardError(f"code: field must be the name of a column, got {field!r}")
+        for name, value in (("time_s", time_s), ("memory_mib", memory_mib)):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise RewardError(f"code: {name} must be a positive number, got {value!r}")
+        if isolation not in get_args(Isolation):
+            raise RewardError(f"code: isolation must be one of {', '.join(get_args(Isolation))}, got {isolation!r}")
+        self._field, self._time_s = field, time_s
+        self._sandbox = Sandbox(round(memory_mib * 2**20))
+        try:
+            holes = self._sandbox.holes()
+        except JailBroken as error:
+            raise RewardError(f"code: {error}; memory_mib={memory_mib} may be too little") from None
+        if holes and isolation == "require":
+            raise RewardError(
+                f"code: on this machine a response's program could {', '.join(holes)}. Linux with Landlock (in the "
+                "kernel since 5.13) and with libseccomp, or the right to make namespaces, confines it; "
+                "reward.options.isolation=best_effort runs it all the same"
+            )
+
+    def __call__(self, problem: Problem, response: str) -> Verdict:
+        """Right or wrong; a row without usable tests gives an error."""
+        try:
+            tests = read_tests(problem, self._field)
+        except ValueError as error:
+            return unjudged(f"code: problem {problem.id!r}: {error}")
+        source = program_in(response)
+        if not source.strip():
+            return right_or_wrong(False)
+        deadline = time.monotonic() + self._time_s
+        try:
+            return self._passes(source, tests, deadline)
+        except JailBroken as error:
+            if time.monotonic() >= deadline:
+                return right_or_wrong(False)
+            return unjudged(f"code: {error}")
+
+    def _passes(self, source: str, tests: Tests, deadline: float) -> Verdict:
+        if tests.statements:
+            result = self._sandbox.examine(source, tests.statements, tests.entry_point, deadline=deadline)
+            if result.startswith("broken: "):
+                return unjudged(f"code: the tests cannot run: {result.removeprefix('broken: ')}")
+            return right_or_wrong(result == "passed")
+        return right_or_wrong(all(self._prints(source, *pair, deadline) for pair in tests.pairs))
+
+    def _prints(self, source: str, stdin: str, expected: str, deadline: float) -> bool:
+        limit = max(_OUTPUT_FACTOR * len(expected), _LEAST_OUTPUT)
+        outcome = self._sandbox.run(source, stdin, deadline=deadline, max_output_bytes=limit)
+        return outcome.exit_code == 0 and _lines(outcome.output.decode(errors="replace")) == _lines(expected)
+
+
+def program_in(response: str) -> str:
+    """The last fence of Python (or of no language), also one that is not closed; without any fence, everything."""
+    text = final_part(response)
+    fences = _FENCE.findall(text)
+    programs = [content for language, content in fences if language.lower() in _LANGUAGES]
+    if programs:
+        return programs[-1]
+    return "" if fences else text
+
+
+def read_tests(problem: Problem, field: str) -> Tests:
+    """The tests of a row. Raises ValueError, saying what was expected."""
+    value = problem.fields.get(field)
+    if value is None:
+        value = problem.answer
+    if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"its tests are no JSON ({error})") from None
+    entry_point = problem.fields.get("entry_point")
+    if isinstance(value, str) and value.strip():
+        return Tests(statements=_with_check([value], entry_point), entry_point=entry_point)
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        return Tests(statements=_with_check(value, entry_point), entry_point=entry_point)
+    if isinstance(value, Mapping) and isinstance(value.get("inputs"), list) and isinstance(value.get("outputs"), list):
+        value = [{"input": i, "output": o} for i, o in zip(value["inputs"], value["outputs"], strict=True)]
+    if isinstance(value, list) and value and all(_is_pair(item) for item in value):
+        pairs = [(_text(item["input"]), _text(item["output"])) for item in value]
+        if any(output.strip() for _, output in pairs):
+            return Tests(pairs=pairs)
+        raise ValueError("its tests expect no output at all")
+    raise ValueError(
+        f"no tests in field {field!r} or in the reference; expected pairs [{{'input': ..., 'output': ...}}], or "
+        "statements such as 'assert add(1, 2) == 3'"
+    )
+
+
+def _with_check(statements: Sequence[str], entry_point: Any) -> Sequence[str]:
+    if entry_point and any(_CHECK.search(text) for text in statements):
+        return [*statements, f"check({entry_point})"]
+    return statements
+
+
+def _is_pair(item: Any) -> bool:
+    return isinstance(item, Mapping) and {"input", "output"} <= item.keys()
+
+
+def _text(value: Any) -> str:
+    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _lines(output: str) -> list[str]:
+    return [line.rstrip() for line in output.rstrip().splitlines()]

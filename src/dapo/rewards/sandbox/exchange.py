@@ -1,0 +1,234 @@
+"""What runs in a jail: a program, a candidate whose functions are called, or the examiner that calls them.
+
+The candidate's process holds the model's code, the examiner's the tests. Only plain values cross, each rebuilt from
+its parts as exactly bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset or None, so nothing that a
+model defines (an `__eq__` that is always true) is there to be compared, and no expected value ever reaches its process.
+Anything else is a `Remote` to the examiner. Standard library only.
+"""
+
+import ast
+import builtins
+import importlib
+import io
+import json
+import os
+import socket
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_MAX_LINE = 1 << 24
+_SMALL = 1 << 62
+_CALL = "()"
+_PLAIN: tuple[type, ...] = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
+
+
+def program(channel_fd: int, source: str) -> None:
+    """Run it as a script."""
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    sys.argv = ["solution.py"]
+    exec(compile(source, "solution.py", "exec"), main.__dict__)
+
+
+def candidate(channel_fd: int, source: str) -> None:
+    """Run it as a module, say which names it has, then do what is asked until the connection ends."""
+    channel = socket.socket(fileno=channel_fd)
+    lines = channel.makefile("rb")
+    objects: list[Any] = []
+
+    def keep(value: Any) -> int:
+        objects.append(value)
+        return len(objects) - 1
+
+    def say(answer: Any) -> None:
+        channel.sendall(json.dumps(answer).encode() + b"\n")
+
+    module = types.ModuleType("solution")
+    sys.modules["solution"] = module
+    exec(compile(source, "solution.py", "exec"), module.__dict__)
+    names = {n: v for n, v in vars(module).items() if not n.startswith("_") and not isinstance(v, types.ModuleType)}
+    say([[name, encode(value, keep)] for name, value in names.items()])
+    for line in lines:
+        action, target, args, kwargs = json.loads(line)
+        try:
+            thing = objects[target]
+            if action == _CALL:
+                given = [decode(arg, objects.__getitem__) for arg in args]
+                named = {name: decode(arg, objects.__getitem__) for name, arg in kwargs.items()}
+                result = thing(*given, **named)
+            else:
+                result = getattr(thing, action)
+            say(["ok", encode(result, keep)])
+        except Exception as error:
+            say(["raised", type(error).__name__, str(error)[:1000]])
+
+
+def examiner(channel_fd: int, tests: list[str], entry_point: str | None) -> None:
+    """Run the tests, one after the other, until one fails. Writes `passed`, `failed` or `broken: why`."""
+    sys.stdout = io.StringIO()  # what the tests print is no result
+    os.write(1, _examined(socket.socket(fileno=channel_fd), tests, entry_point).encode(errors="replace"))
+    os._exit(0)
+
+
+def _examined(channel: socket.socket, tests: list[str], entry_point: str | None) -> str:
+    try:
+        trees = [ast.parse(test) for test in tests]
+        compiled = [compile(tree, "tests", "exec") for tree in trees]
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return f"broken: {type(error).__name__}: {error}"
+    used = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    names: dict[str, Any] = {"__name__": "tests"}
+    try:
+        connection = Connection(channel)
+        wanted = used if entry_point is None else {entry_point}
+        names.update((name, value) for name, value in connection.greeting() if name in wanted)
+        # a model's own `abs`, `sorted` or `math` is not what a test means
+        for name in (used & {*dir(builtins), *sys.stdlib_module_names}) - {entry_point}:
+            names.pop(name, None)
+            if name in sys.stdlib_module_names and not hasattr(builtins, name):
+                names[name] = importlib.import_module(name)
+        for code in compiled:
+            exec(code, names)
+    except Unsendable as error:
+        return f"broken: {error}"
+    except BaseException:  # a failed assertion, an error of the candidate, or its end
+        return "failed"
+    return "passed"
+
+
+class Unsendable(Exception):
+    """A test gives the candidate what cannot cross, such as a function of its own."""
+
+
+class Connection:
+    """The examiner's end."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._lines = channel.makefile("rb")
+
+    def greeting(self) -> Iterator[tuple[str, Any]]:
+        """The candidate's public names and what they stand for."""
+        for name, value in self._next():
+            if isinstance(name, str) and name.isidentifier() and not name.startswith("_"):
+                yield name, decode(value, self._remote)
+
+    def ask(self, action: str, target: int, args: Any = (), kwargs: Any = None) -> Any:
+        """The value of an attribute or a call; raises what the candidate raised, if that is a built-in Exception."""
+        given = [encode(arg, _handle) for arg in args]
+        named = {name: encode(arg, _handle) for name, arg in (kwargs or {}).items()}
+        self._channel.sendall(json.dumps([action, target, given, named]).encode() + b"\n")
+        kind, *content = self._next()
+        if kind == "ok":
+            return decode(content[0], self._remote)
+        raise _exception(*content)
+
+    def _next(self) -> Any:
+        line = self._lines.readline(_MAX_LINE)
+        if not line.endswith(b"\n"):
+            raise EOFError("the candidate has ended, or says too much")
+        return json.loads(line)
+
+    def _remote(self, handle: int) -> "Remote":
+        return Remote(self, handle)
+
+
+class Remote:
+    """A value of the candidate that is not plain: called, asked for attributes, iterated; never compared or trusted."""
+
+    def __init__(self, connection: Connection, handle: int) -> None:
+        self._connection, self._handle = connection, handle
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._connection.ask(_CALL, self._handle, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return self._connection.ask(name, self._handle)
+
+    def __iter__(self) -> Iterator[Any]:
+        step = self._connection.ask("__iter__", self._handle)().__getattr__("__next__")
+        while True:
+            try:
+                value = step()
+            except StopIteration:
+                return
+            yield value
+
+    def __len__(self) -> int:
+        try:
+            return int(self.__getattr__("__len__")())
+        except AttributeError:
+            raise TypeError("it has no length") from None
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.__getattr__("__getitem__")(key)
+
+    def __bool__(self) -> bool:
+        raise TypeError("only plain values are true or false here")
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("only plain values can be compared here")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _handle(value: Any) -> int:
+    if isinstance(value, Remote):
+        return value._handle
+    raise Unsendable(f"a test hands the solution a {type(value).__name__}; only plain values can be handed over")
+
+
+def _exception(name: str, text: str) -> Exception:
+    kind = getattr(builtins, str(name), None)
+    try:
+        return kind(str(text)) if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError(str(name))
+    except TypeError:  # some want more arguments
+        return RuntimeError(str(name))
+
+
+def encode(value: Any, keep: Callable[[Any], int]) -> Any:
+    """As JSON; what is not plain is kept, and goes as its number. Subclasses go as what they derive from."""
+    kind = next((plain for plain in _PLAIN if isinstance(value, plain)), None)
+    if value is None or kind is bool or kind is str:
+        return str(value) if kind is str else value
+    if kind is int:
+        return int(value) if abs(value) < _SMALL else ["int", hex(value)]
+    if kind is float:
+        return ["float", float.hex(value)]
+    if kind is complex:
+        return ["complex", float.hex(value.real), float.hex(value.imag)]
+    if kind is bytes:
+        return ["bytes", value.hex()]
+    if kind is dict:
+        return ["dict", [[encode(key, keep), encode(item, keep)] for key, item in value.items()]]
+    if kind is not None:
+        return [kind.__name__, [encode(item, keep) for item in value]]
+    if hasattr(value, "tolist") and hasattr(value, "dtype"):  # NumPy's
+        return encode(value.tolist(), keep)
+    return ["kept", keep(value)]
+
+
+def decode(value: Any, kept: Callable[[int], Any]) -> Any:
+    """What `encode` was given, of exactly the plain types. Raises for anything else."""
+    if not isinstance(value, list):
+        if value is None or isinstance(value, bool | int | str):
+            return value
+        raise ValueError(f"a {type(value).__name__}")
+    match value:
+        case ["int", str() as digits]:
+            return int(digits, 16)
+        case ["float", str() as digits]:
+            return float.fromhex(digits)
+        case ["complex", str() as real, str() as imaginary]:
+            return complex(float.fromhex(real), float.fromhex(imaginary))
+        case ["bytes", str() as digits]:
+            return bytes.fromhex(digits)
+        case ["dict", list() as pairs]:
+            return {decode(key, kept): decode(item, kept) for key, item in pairs}
+        case ["list" | "tuple" | "set" | "frozenset" as name, list() as items]:
+            return getattr(builtins, name)(decode(item, kept) for item in items)
+        case ["kept", int() as handle]:
+            return kept(handle)
+    raise ValueError(f"not a value: {value!r:.80}")

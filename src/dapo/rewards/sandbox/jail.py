@@ -1,0 +1,171 @@
+"""The process in which a program that a model wrote runs: `python jail.py ORDER`; it gives up its rights, then runs it.
+
+Standard library only; it never runs inside the verifier's process. What holds where, each part if the system has it:
+
+- Linux with Landlock (5.13 and newer): files outside Python's own libraries cannot be read, nothing can be written,
+  no program started; from 6.7 on no TCP, from 6.12 on no signals to other processes.
+- Linux namespaces (as root, or where users may make them): no network, no sight of other processes.
+- Linux with libseccomp (part of Debian, Ubuntu and Fedora): no sockets, processes, threads, signals, namespaces.
+- Any Unix: limits of CPU time, open files, processes and threads (not for root), and no bytes to any file; limited
+  memory where the system keeps RLIMIT_AS (Linux does, macOS does not). As root it becomes the user 65534 if that user
+  can read Python's library.
+
+`sandbox.run.Sandbox` tries the deeds themselves and tells which ones succeed.
+"""
+
+import ctypes
+import ctypes.util
+import json
+import os
+import resource
+import runpy
+import signal
+import socket  # noqa: F401  (so that a program's own `import socket` needs no file)
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_LINUX = sys.platform == "linux"
+_NOBODY = 65534
+_NEW_USER, _NEW_NETWORK_PROCESSES_IPC = 0x10000000, 0x40000000 | 0x20000000 | 0x08000000
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
+_READ_FILE, _READ_DIRECTORY = 1 << 2, 1 << 3
+_SECCOMP_ALLOW, _SECCOMP_EPERM = 0x7FFF0000, 0x00050000 | 1
+_REFUSED_CALLS = (
+    "socket connect bind fork vfork clone clone3 execve execveat kill tkill tgkill pidfd_open pidfd_send_signal "
+    "pidfd_getfd ptrace process_vm_readv process_vm_writev unshare setns mount umount2 pivot_root chroot bpf "
+    "perf_event_open add_key request_key keyctl io_uring_setup userfaultfd shmget msgget semget"
+)
+_MAX_FILES = 32
+
+
+def main() -> None:
+    """Read the order, split off a child, confine it, run the role; this process waits and passes on how it ended."""
+    order: Mapping[str, Any] = json.loads(sys.argv[1])
+    with os.fdopen(order["sources_fd"], encoding="utf-8", errors="surrogatepass") as file:
+        sources = json.load(file)
+    role = runpy.run_path(str(Path(__file__).with_name("exchange.py")))[order["role"]]
+    libc = ctypes.CDLL(None, use_errno=True)
+    _separate(libc)
+    child = os.fork()
+    if child:
+        _wait_for(child)
+    if _LINUX:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _confine(libc, order)
+    os.write(order["ready_fd"], b"ready")
+    os.close(order["ready_fd"])
+    role(order["channel_fd"], *sources)
+
+
+def _wait_for(child: int) -> None:
+    """Until it ends; a SIGTERM ends it. Does not return."""
+
+    def end(number: int, frame: object) -> None:
+        os.kill(child, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, end)
+    os.closerange(0, 1 << 16)  # whoever reads what the child writes waits for the last end to close
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _separate(libc: ctypes.CDLL) -> None:
+    """Namespaces, for children; whether the system allowed them is seen by trying, not asked here."""
+    if not _LINUX:
+        return
+    user, group = os.getuid(), os.getgid()
+    if user == 0 and libc.unshare(_NEW_NETWORK_PROCESSES_IPC) == 0:
+        return
+    if libc.unshare(_NEW_USER | _NEW_NETWORK_PROCESSES_IPC) == 0:
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            Path("/proc/self", name).write_text(text)
+
+
+def _confine(libc: ctypes.CDLL, order: Mapping[str, Any]) -> None:
+    """Everything that cannot be undone, the limits last: they would stop this function."""
+    seccomp = _seccomp() if _LINUX else None
+    if os.getuid() == 0 and all(_open_to_others(path) for path in order["readable"]):
+        os.setgroups([])
+        os.setgid(_NOBODY)
+        os.setuid(_NOBODY)
+    if _LINUX:
+        _drop_capabilities(libc)
+        libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        _landlock(libc, order["readable"])
+    for limit, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CPU, order["cpu_s"]),
+        (resource.RLIMIT_AS, order["memory_bytes"]),
+        (resource.RLIMIT_NOFILE, _MAX_FILES),
+        (resource.RLIMIT_NPROC, 0),
+    ):
+        _, most = resource.getrlimit(limit)
+        bound = value if most == resource.RLIM_INFINITY else min(value, most)
+        resource.setrlimit(limit, (bound, bound))
+    if seccomp is not None:
+        seccomp()
+
+
+def _open_to_others(path: str) -> bool:
+    """Can any user read it? What does not exist bars nobody."""
+    folders = [Path(path), *Path(path).parents]
+    return all(folder.stat().st_mode & 0o001 for folder in folders if folder.is_dir())
+
+
+def _drop_capabilities(libc: ctypes.CDLL) -> None:
+    version_3 = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    libc.capset(version_3, (ctypes.c_uint32 * 6)())
+
+
+def _landlock(libc: ctypes.CDLL, readable: Sequence[str]) -> None:
+    """No access to files but reading these, no TCP, no signals out; as far as this kernel knows these rights."""
+    abi = libc.syscall(_LANDLOCK_CREATE, None, 0, 1)
+    if abi < 1:
+        return
+    rights = (1 << (13 + (abi >= 2) + (abi >= 3) + (abi >= 5))) - 1
+    handled = (ctypes.c_uint64 * 3)(rights, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
+    size = 8 * (1 + (abi >= 4) + (abi >= 6))
+    ruleset = libc.syscall(_LANDLOCK_CREATE, ctypes.byref(handled), ctypes.c_size_t(size), 0)
+    for path in readable:
+        if not os.path.exists(path):
+            continue
+        allowed = _READ_FILE | (_READ_DIRECTORY if os.path.isdir(path) else 0)
+        opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        rule = allowed.to_bytes(8, sys.byteorder) + opened.to_bytes(4, sys.byteorder)
+        libc.syscall(_LANDLOCK_ADD, ruleset, 1, rule, 0)
+        os.close(opened)
+    libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0)
+    os.close(ruleset)
+
+
+def _seccomp() -> Callable[[], None] | None:
+    """What refuses the calls for good, if libseccomp is installed."""
+    # where find_library would start programs to look, dlopen finds the library itself
+    try:
+        library = ctypes.CDLL("libseccomp.so.2")
+    except OSError:
+        return None
+    library.seccomp_init.restype = ctypes.c_void_p
+    library.seccomp_load.argtypes = [ctypes.c_void_p]
+    library.seccomp_rule_add_array.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_uint32,
+        ctypes.c_int,
+        ctypes.c_uint,
+        ctypes.c_void_p,
+    ]
+    rules = library.seccomp_init(_SECCOMP_ALLOW)
+    for name in _REFUSED_CALLS.split():
+        number = library.seccomp_syscall_resolve_name(name.encode())
+        if number >= 0:
+            library.seccomp_rule_add_array(rules, _SECCOMP_EPERM, number, 0, None)
+    return lambda: library.seccomp_load(rules)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""Starts jails, bounds their time and output, and finds out what this machine's jails keep in."""
+
+import contextlib
+import json
+import math
+import os
+import select
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Role = Literal["program", "candidate", "examiner"]
+
+_JAIL = Path(__file__).with_name("jail.py")
+_PATIENCE_S = 2.0
+_CHUNK = 1 << 16
+_MAX_RESULT_BYTES = 1000
+_LIBRARIES = ("/usr/lib", "/lib", "/lib64", "/usr/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/urandom")
+# a fixed hash seed, so that a program that prints a set prints it alike every time
+_ENVIRONMENT = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a jailed process ended."""
+
+    output: bytes
+    exit_code: int | None
+    """None: it was ended, for its time was over or its output too long."""
+
+
+class JailBroken(Exception):
+    """The process could not be confined; nothing of the model's has run."""
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """Limits under which programs run; a process has no more than one thread, no children, and no files to write."""
+
+    memory_bytes: int
+    """Address space of each process."""
+
+    def run(self, source: str, stdin: str, *, deadline: float, max_output_bytes: int = 1 << 16) -> Outcome:
+        """A program, from standard input to standard output. `deadline` is a reading of `time.monotonic()`.
+
+        Raises JailBroken.
+        """
+        with tempfile.TemporaryFile() as file:
+            file.write(stdin.encode(errors="surrogatepass"))
+            file.seek(0)
+            with self._jail("program", [source], deadline, stdin=file.fileno()) as process:
+                return _read(process, deadline, max_output_bytes)
+
+    def examine(self, source: str, tests: Sequence[str], entry_point: str | None, *, deadline: float) -> str:
+        """Run tests on a module: `passed`, `failed`, or `broken: why`, for tests that cannot run. Raises JailBroken."""
+        ours, theirs = socket.socketpair()
+        with (
+            ours,
+            theirs,
+            self._jail("candidate", [source], deadline, channel=theirs.fileno()),
+            self._jail("examiner", [list(tests), entry_point], deadline, channel=ours.fileno()) as examiner,
+        ):
+            # so that each sees the end of the other
+            ours.close()
+            theirs.close()
+            return _read(examiner, deadline, _MAX_RESULT_BYTES).output.decode(errors="replace") or "failed"
+
+    def holes(self) -> list[str]:
+        """Deeds that a program could do on this machine, in words; empty if it is confined. Raises JailBroken."""
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = f"FOLDER, MEMORY = {folder!r}, {self.memory_bytes}\n"
+            done = self.run(arguments + _DEEDS, "", deadline=time.monotonic() + 30)
+        try:
+            return [str(deed) for deed in json.loads(done.output)]
+        except ValueError:
+            raise JailBroken("a program that looks for holes did not come to its end") from None
+
+    @contextlib.contextmanager
+    def _jail(
+        self,
+        role: Role,
+        sources: Sequence[Any],
+        deadline: float,
+        *,
+        stdin: int | None = None,
+        channel: int | None = None,
+    ) -> Iterator["subprocess.Popen[bytes]"]:
+        """A process that is confined by now, and ended on leaving."""
+        readable, writable = os.pipe()
+        with tempfile.TemporaryFile() as file:
+            file.write(json.dumps(sources).encode())
+            file.seek(0)
+            order = {
+                "role": role,
+                "sources_fd": file.fileno(),
+                "ready_fd": writable,
+                "channel_fd": -1 if channel is None else channel,
+                "cpu_s": max(1, math.ceil(deadline - time.monotonic())),
+                "memory_bytes": self.memory_bytes,
+                "readable": [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *_LIBRARIES],
+            }
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-s", "-S", "-P", "-B", "-X", "utf8", str(_JAIL), json.dumps(order)],
+                    stdin=subprocess.DEVNULL if stdin is None else stdin,
+                    stdout=subprocess.DEVNULL if role == "candidate" else subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=[file.fileno(), writable, *([] if channel is None else [channel])],
+                    env=_ENVIRONMENT,
+                    cwd="/",
+                    start_new_session=True,
+                )
+            finally:
+                os.close(writable)
+        try:
+            with os.fdopen(readable, "rb") as ready:
+                if not _wait(ready.fileno(), deadline) or not os.read(ready.fileno(), 16):
+                    raise JailBroken("the sandbox's process did not start")
+            yield process
+        finally:
+            _end(process)
+
+
+def _read(process: "subprocess.Popen[bytes]", deadline: float, max_bytes: int) -> Outcome:
+    """All output, and the exit code, unless it is too much or too late."""
+    assert process.stdout is not None
+    output = b""
+    while len(output) <= max_bytes and _wait(process.stdout.fileno(), deadline):
+        part = os.read(process.stdout.fileno(), _CHUNK)
+        if not part:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return Outcome(output, process.wait(max(deadline - time.monotonic(), 0.01)))
+            break
+        output += part
+    return Outcome(output[:max_bytes], None)
+
+
+def _wait(descriptor: int, deadline: float) -> bool:
+    """Is there something to read, or the end, before the deadline?"""
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN)
+    return bool(waiting.poll(max(0, math.ceil(1000 * (deadline - time.monotonic())))))
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """The jail's first process kills the second, whatever that one does about signals."""
+    process.terminate()
+    try:
+        process.wait(_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+_DEEDS = """
+import json, os, socket, tempfile
+holes = []
+def succeeds(words, deed):
+    try:
+        deed()
+    except (OSError, MemoryError):
+        return
+    holes.append(words)
+def fork():
+    if os.fork() == 0:
+        os._exit(0)
+def signal_parent():
+    if os.getppid() == 0:
+        raise ProcessLookupError
+    os.kill(os.getppid(), 0)
+def write():
+    open(os.path.join(FOLDER, "written"), "w").close()
+succeeds("use the network", lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(("127.0.0.1", 9)))
+succeeds("start processes", fork)
+succeeds("send signals to other processes", signal_parent)
+succeeds("read files", lambda: os.listdir(os.path.dirname(FOLDER)))
+succeeds("see other processes", lambda: os.listdir("/proc"))
+succeeds("write files", write)
+succeeds("use more memory than the limit", lambda: bytearray(2 * MEMORY))
+print(json.dumps(holes))
+"""
