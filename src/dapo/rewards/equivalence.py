@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from dapo.rewards.answer import plain_number
-from dapo.rewards.spelling import canonical, depths, has_text_command, plain_text, split_unit
+from dapo.rewards.spelling import (
+    canonical,
+    depths,
+    has_text_command,
+    plain_text,
+    split_unit,
+    without_text_commands,
+)
 from dapo.rewards.symbolic import Symbolic
 
 _EXTRA_CHARS = 500
@@ -20,6 +27,9 @@ _TEXT = re.compile(r"[A-Za-z][A-Za-z' .-]*[A-Za-z]")
 _FREE_SPACE = re.compile(r"(?<!\d) +| +(?!\d)")
 _JUXTAPOSED = re.compile(r"(?<!_)\d\s+[\d.]|\d\s*\(\s*-?\d+\s*\)|\d\s*_")
 _SKIPPED = ("\\approx", "'", '"', "\\pm", "\\mp", "\\ldots", "\\dots", "\\cdots", "$")
+_COSTLY = re.compile(r"\d{4,}\s*!|!\s*!|\^\s*\{?\s*-?\d{5,}|\^\s*\{?\s*\d+\s*\^")
+"""What would take minutes to expand."""
+_BASE = re.compile(r"\w+_\{?(\w+)\}?")
 _UNFINISHED = ("\\sum", "\\prod", "\\int", "\\lim")
 _FUNCTIONS = re.compile(
     "(?:arc)?(?:sin|cos|tan|cot|sec|csc)|sinh|cosh|tanh|log|ln|exp|sqrt|max|min|gcd|lcm|mod|pi|abs|det", re.IGNORECASE
@@ -82,6 +92,8 @@ class Reference:
             return False
         if _FREE_SPACE.sub("", part.value) == _FREE_SPACE.sub("", candidate.value):
             return True
+        if without_text_commands(candidate.value) in (part.value, f"({part.value})"):
+            return True
         if part.is_text:
             return plain_text(part.value) == plain_text(candidate.value)
         sides = [candidate.value] if _EQUALS.search(part.value) else _values_of_equation(candidate.value)
@@ -91,7 +103,7 @@ class Reference:
         number = _exact_number(value)
         if part.number is not None and number is not None:
             return part.number == number
-        if not _is_one_expression(value, part.value):
+        if not _is_one_expression(value, part.value) or _other_form(value, part.value):
             return False
         return self.symbolic.equal(self.symbolic.reading(part.value), self.symbolic.parse(value))
 
@@ -131,9 +143,19 @@ def _is_one_expression(value: str, reference: str) -> bool:
     """Not prose, numbers side by side, signs that math-verify skips, or the problem's own sum or integral."""
     if _prose(value, reference) or (has_text_command(value) and not has_text_command(reference)):
         return False
+    if _COSTLY.search(value) and not _COSTLY.search(reference):
+        return False
     if _JUXTAPOSED.search(value) and not _JUXTAPOSED.search(reference):
         return False
     return not any(sign in value and sign not in reference for sign in _SKIPPED + _UNFINISHED)
+
+
+def _other_form(value: str, reference: str) -> bool:
+    """Brackets, or a number's base, that math-verify takes for the same: `[1, 5]` and `(1, 5)`, `11_2` and `11_3`."""
+    if all("," in text and text[0] in "([" and text[-1] in ")]" for text in (value, reference)):
+        return (value[0], value[-1]) != (reference[0], reference[-1])
+    own, other = (match and match[1] for match in (_BASE.fullmatch(value), _BASE.fullmatch(reference)))
+    return own != other
 
 
 def _prose(value: str, reference: str) -> bool:

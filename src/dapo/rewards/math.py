@@ -11,6 +11,7 @@ from dapo.rewards.verdicts import right_or_wrong, unjudged
 from dapo.types import Problem, Verdict
 
 _REMEMBERED = 1024
+_SAYS_SO = re.compile(r"(?:so\s+|thus\s+)?(?:the\s+)?(?:final\s+|correct\s+)?answer\s+is:?\s*", re.IGNORECASE)
 _ONLY_WORDS = re.compile(r"(?:[A-Za-z\s.,:;!*$]|\\[()\[\]])*")
 
 
@@ -44,6 +45,7 @@ def marked_answer(response: str) -> str | None:
     line = answer_line(text)
     if line is None:
         return last_boxed(text)
+    line = _SAYS_SO.sub("", line, count=1) if _SAYS_SO.match(line) else line
     found = boxes(line)
     if len(found) != 1:
         return line

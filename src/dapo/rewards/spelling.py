@@ -22,6 +22,7 @@ _CHARACTERS = str.maketrans(
         "\xa0": " ",
         "\u202f": " ",
         "\u2009": " ",
+        **{chr(0xFF10 + digit): str(digit) for digit in range(10)},  # full width
     }
 )
 _RULES = (
@@ -35,6 +36,7 @@ _RULES = (
     (re.compile(r"(?<!\\)%|\bpercent\b"), r"\\%"),
     (re.compile(r"√\s*(\d+|\{[^{}]*\}|\([^()]*\))"), r"\\sqrt{\1}"),
     (re.compile(r"^([-+])\s+(?=\d)"), r"\1"),
+    (re.compile(r"^(-?\d+) +(\d+) ?/ ?(\d+)$"), r"\1\\frac{\2}{\3}"),  # a mixed number
     (re.compile(r"\s+"), " "),
 )
 _THOUSANDS = re.compile(
@@ -44,9 +46,9 @@ _THOUSANDS = re.compile(
 _UNIT_WORD = (
     "(?:cm|mm|km|kg|mg|ml|ft|lbs?|oz|mph|in|inch(?:es)?|feet|foot|yards?|miles?|(?:centi|milli|kilo)?met(?:er|re)s?"
     "|(?:kilo)?grams?|pounds?|ounces?|tons?|lit(?:er|re)s?|gallons?|seconds?|sec|minutes?|min|hours?|hrs?|days?"
-    "|weeks?|months?|years?|degrees?|radians?|dollars?|cents?|euros?|units?|ways?|times|people|square|sq|cubic|per)"
+    "|weeks?|months?|years?|degrees?|radians?|dollars?|cents?|euros?|USD|EUR|units?|ways?|times|people|square|sq|cubic|per)"
 )
-_UNIT_PHRASE = rf"{_UNIT_WORD}(?:[ /]+{_UNIT_WORD})*"
+_UNIT_PHRASE = rf"{_UNIT_WORD}(?:[ /]+{_UNIT_WORD}|/[hs])*"
 _UNIT = re.compile(
     r"(?<=[\d})])\s*"
     # a single letter is a unit only in \text{ }: 5 m may be a product
@@ -108,6 +110,11 @@ def plain_text(part: str) -> str:
     """The words of `\\text{...}` and the like, in lower case, without brackets around them."""
     words = " ".join(_TEXT_COMMAND.sub(r" \1 ", part).casefold().split())
     return words[1:-1].strip() if words.startswith("(") and words.endswith(")") else words
+
+
+def without_text_commands(part: str) -> str:
+    """`\\text{B}` as `B`."""
+    return _TEXT_COMMAND.sub(r"\1", part).strip()
 
 
 def has_text_command(part: str) -> bool:
