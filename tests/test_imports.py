@@ -33,7 +33,7 @@ LAYERS = [
     | {"train"},
     {"distributed"},
     {"assemble"},
-    {"commands", "eval_command", "cli", "__main__"},
+    {"commands", "eval_command", "reward_command", "cli", "__main__"},
 ]
 
 # where an optional package may be imported: inside functions of one file of each folder named here
@@ -51,7 +51,7 @@ OPTIONAL_HOMES = {
 SEVERAL_FILES = {"ray"}  # a whole folder stands for it
 
 # modules that must load in a fraction of a second: the command line, config errors, verifier processes
-LIGHT = ("config", "types", "errors", "keyed", "cli", "data", "rewards")
+LIGHT = ("config", "types", "errors", "keyed", "cli", "reward_command", "data", "rewards")
 HEAVY = {"torch", "transformers", "math_verify", "reasoning_gym", "datasets", "pyarrow"}
 
 

@@ -218,3 +218,14 @@ def test_exact_final_takes_the_last_number_only_where_the_reference_is_one():
     assert verify(Problem("p", "?", "2 7 9"), "2 7 9.").correct
     assert not verify(Problem("p", "?", "2 7 9"), "sorted: 2 7 9").correct
     assert verify(Problem("p", "?", "9"), "sorted: 2 7 9").correct
+
+
+def test_a_number_of_any_length_is_judged_and_a_denial_is_no_answer():
+    digits = "9" * 50_000
+    for name, options in (("gsm8k", {}), ("exact", {"extract": "last_number"})):
+        verifier = get_verifier(name, **options)
+        for answer, expected in (("42", False), (digits, True)):
+            verdict = verifier(Problem("1", "Q", answer), f"Answer: {digits}")
+            assert (verdict.correct, verdict.error) == (expected, None)
+    assert get_verifier("gsm8k")(Problem("1", "Q", "42"), "Answer: not 42").correct is False
+    assert get_verifier("gsm8k")(Problem("1", "Q", "42"), "#### isn't 42").correct is False

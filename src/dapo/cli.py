@@ -133,6 +133,25 @@ def export(
     export_run(run_dir, out_dir, step=step)
 
 
+reward_app = typer.Typer(no_args_is_help=True, help="Try a reward before training on it.", rich_markup_mode=None)
+app.add_typer(reward_app, name="reward")
+
+
+@reward_app.command("test")
+def reward_test(
+    verifier: Annotated[str, typer.Argument(metavar="VERIFIER", help="a name such as math, or MODULE:FUNCTION")],
+    overrides: Overrides = None,
+    data: Annotated[str | None, typer.Option(help="take the first problems of this source")] = None,
+    answer: Annotated[str | None, typer.Option(help="the example problem's reference")] = None,
+    right: Annotated[str | None, typer.Option(help="a response that is right, if no usual form is")] = None,
+) -> None:
+    """Show what a reward says of empty, endless, hedging and hostile responses; exit 1 if it pays for one."""
+    from dapo.reward_command import report_on_reward
+
+    if not report_on_reward(verifier, data=data, answer=answer, right=right, overrides=overrides or []):
+        raise typer.Exit(1)
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"dapo {__version__}")

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 
 _ANSWER_LINE = re.compile(
@@ -14,6 +15,8 @@ _ANSWER_LINE = re.compile(
 _BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)  # \{ and \} are text
 _NUMBER = re.compile(r"(?:(?<!\d)[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)", re.ASCII)
 _PLAIN_NUMBER = re.compile(r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)", re.ASCII)
+_DISPLAY_LINES = 50
+"""A bound, so that many marks before displays without end do not take long."""
 _WRAPPINGS = (
     ("$$", "$$"),
     ("$", "$"),
@@ -42,7 +45,7 @@ def answer_line(text: str) -> str | None:
     lines = text.splitlines()
     for place in range(len(lines) - 1, -1, -1):
         if match := _ANSWER_LINE.match(lines[place]):
-            return _content(match, lines[place + 1 :])
+            return _content(match, lines, place + 1)
     return None
 
 
@@ -50,18 +53,19 @@ def answer_lines(text: str) -> list[str]:
     """What each line `Answer: ...` says, in order, read as `answer_line` reads the last; empty if it says nothing."""
     lines = text.splitlines()
     marked = [(place, match) for place, line in enumerate(lines) if (match := _ANSWER_LINE.match(line))]
-    return [_content(match, lines[place + 1 :]) or "" for place, match in marked]
+    return [_content(match, lines, place + 1) or "" for place, match in marked]
 
 
-def _content(match: re.Match[str], following: Sequence[str]) -> str | None:
-    return match["content"].strip(" \t*_`") or _first_block(following)
+def _content(match: re.Match[str], lines: Sequence[str], after: int) -> str | None:
+    return match["content"].strip(" \t*_`") or _first_block(lines, after)
 
 
-def _first_block(lines: Sequence[str]) -> str | None:
-    """The first line that is not blank; if it opens a display (`$$`, `\\[`), all of the display."""
-    filled = [line.strip() for line in lines if line.strip()]
-    if not filled:
+def _first_block(lines: Sequence[str], after: int) -> str | None:
+    """The first line from there on that is not blank; if it opens a display (`$$`, `\\[`), all of the display."""
+    start = next((place for place in range(after, len(lines)) if lines[place].strip()), None)
+    if start is None:
         return None
+    filled = [line.strip() for line in lines[start : start + _DISPLAY_LINES] if line.strip()]
     closing = {"$$": "$$", "\\[": "\\]"}.get(filled[0])
     if closing is None or closing not in filled[1:]:
         return filled[0]
@@ -117,9 +121,14 @@ def peel(text: str) -> str:
 def plain_number(text: str) -> Fraction | None:
     """The value of a text that is one number (`-1,234.50`), else None."""
     text = text.strip().replace("−", "-")
-    return Fraction(text.replace(",", "")) if _PLAIN_NUMBER.fullmatch(text) else None
+    return _value(text) if _PLAIN_NUMBER.fullmatch(text) else None
 
 
 def numbers_in(text: str) -> list[Fraction]:
     """Every number of a text, in order: `-3` is one, `3-4` holds 3 and 4."""
-    return [Fraction(number.replace(",", "")) for number in _NUMBER.findall(text.replace("−", "-"))]
+    return [_value(number) for number in _NUMBER.findall(text.replace("−", "-"))]
+
+
+def _value(number: str) -> Fraction:
+    # not Fraction(text), which refuses numbers of more than 4300 digits: a model may write them
+    return Fraction(*Decimal(number.replace(",", "")).as_integer_ratio())

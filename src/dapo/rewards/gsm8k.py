@@ -1,5 +1,6 @@
 """`gsm8k`: numbers after `####`, compared by value."""
 
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -9,6 +10,7 @@ from dapo.rewards.verdicts import right_or_wrong, unjudged
 from dapo.types import Problem, Verdict
 
 _MARK = "####"
+_DENIAL = re.compile(r"\bnot\b|\bcannot\b|n't\b|≠|\\neq?(?![A-Za-z])", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,7 @@ class Gsm8kVerifier:
     """The response's number stands after the last `####`, else on a line `Answer:`, else in the last `\\boxed{}`.
 
     The marked text must hold exactly one number: `#### $1,200.00` and `Answer: 1200 dollars` are 1200, `#### 3 or 4`
-    is wrong whatever the reference.
+    or `#### not 3` is wrong whatever the reference.
     """
 
     flexible: bool = False
@@ -37,7 +39,7 @@ class Gsm8kVerifier:
     def _number(self, text: str) -> Fraction | None:
         marked = _marked(text)
         if marked is not None:
-            found = numbers_in(_bare(marked))
+            found = [] if _DENIAL.search(marked) else numbers_in(_bare(marked))
             return found[0] if len(found) == 1 else None
         found = numbers_in(_bare(text)) if self.flexible else []
         return found[-1] if found else None

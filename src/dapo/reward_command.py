@@ -1,0 +1,107 @@
+"""`dapo reward test`: a reward on trial, told as a table. Imports no torch."""
+
+from collections.abc import Sequence
+from itertools import islice
+
+from rich.console import Console
+from rich.table import Table
+
+from dapo.config import DataSpec, build_config
+from dapo.data.problems import load_problems
+from dapo.errors import ConfigError
+from dapo.explain import resolve_auto_verifier
+from dapo.rewards.pool import VerifierPool
+from dapo.rewards.trial import EXAMPLES, SUM, Finding, Trial, try_reward
+from dapo.types import Problem, Verdict
+
+PROBLEMS = 3
+_SHOWN_CHARS = 60
+
+
+def report_on_reward(
+    verifier: str, *, data: DataSpec | None, answer: str | None, right: str | None, overrides: Sequence[str]
+) -> bool:
+    """Print what a reward pays for; True if nothing is suspicious. Raises ConfigError, DataError or RewardError."""
+    raw = {"model": "none", "data": {"train": data or "builtin:sums"}, "reward": {"verifier": verifier}}
+    config = resolve_auto_verifier(build_config(raw, overrides, where="dapo reward test"))
+    if not all(item.startswith("reward.") for item in overrides):
+        raise ConfigError("dapo reward test takes options of reward only, for example reward.options.extract=final")
+    if data is not None and (answer is not None or right is not None):
+        raise ConfigError("--answer and --right belong to the example problem; with --data the problems bring theirs")
+    reward = config.reward
+    problems: list[tuple[Problem, str | None]]
+    if data is not None:
+        problems = [(problem, None) for problem in islice(load_problems(data), PROBLEMS)]
+    else:
+        known, known_right = EXAMPLES.get(verifier, (SUM, None))
+        problem = known if answer is None else Problem("example", SUM.prompt, answer)
+        problems = [(problem, right or (known_right if answer is None else None))]
+    with VerifierPool(
+        reward.verifier,
+        options=reward.options,
+        threshold=reward.threshold,
+        timeout_s=reward.timeout_s,
+        workers=reward.workers,
+        memory_gib=reward.memory_gib,
+    ) as pool:
+        trials = [try_reward(pool, problem, known_right) for problem, known_right in problems]
+    console = Console()
+    for trial in trials:
+        console.print(table_of(trial))
+        for line in remarks_on(trial):
+            console.print(line, highlight=False, soft_wrap=True)
+    return not any(trial.suspicious for trial in trials)
+
+
+def table_of(trial: Trial) -> Table:
+    """One row a response; of broken references those that are paid for."""
+    table = Table(title=f"Reference {trial.problem.answer[:_SHOWN_CHARS]!r}", title_justify="left", title_style="bold")
+    for column in ("response", "verdict", "score", "ms", ""):
+        table.add_column(column, justify="right" if column in ("score", "ms") else "left")
+    if trial.right is not None:
+        table.add_row(*_cells(trial.right), "")
+    for finding in trial.findings:
+        if finding.reference is None or finding.faults:
+            table.add_row(*_cells(finding), ", ".join(finding.faults))
+    return table
+
+
+def remarks_on(trial: Trial) -> list[str]:
+    """What the table does not say by itself."""
+    lines = [f"{1000 * trial.median_s:.1f} ms a verdict (median), each asked twice, in two orders"]
+    slowest = max(trial.findings, key=lambda finding: finding.seconds)
+    lines.append(f"slowest: {slowest.name}, {1000 * slowest.seconds:.1f} ms")
+    broken = [finding for finding in trial.findings if finding.reference is not None]
+    refused = sum(finding.verdict.error is not None for finding in broken)
+    if broken:
+        lines.append(f"references that nobody can read: {refused} of {len(broken)} verdicts are errors (best: all)")
+    if trial.right is None:
+        lines.append("a right answer in the usual forms is not paid: give one with --right, or problems with --data")
+    paid = sum("pays" in finding.faults for finding in trial.findings)
+    errors = sum("cannot judge" in finding.faults for finding in trial.findings)
+    moody = sum("changes its mind" in finding.faults for finding in trial.findings)
+    if not trial.suspicious:
+        lines.append("nothing suspicious")
+    if paid:
+        lines.append(f"it pays for {paid} responses that nobody should pay for")
+    if errors:
+        example = next(finding for finding in trial.findings if "cannot judge" in finding.faults)
+        lines.append(f"it cannot judge {errors} responses, for example ({example.name}): {example.verdict.error}")
+    if moody:
+        lines.append(f"it judges {moody} responses differently the second time")
+    return lines
+
+
+def _cells(finding: Finding) -> tuple[str, str, str, str]:
+    name = finding.name if finding.reference is None else f"{finding.name}, reference {finding.reference!r}"
+    return name, _said(finding.verdict), _score(finding.verdict), f"{1000 * finding.seconds:.1f}"
+
+
+def _said(verdict: Verdict) -> str:
+    if verdict.error is not None:
+        return "error"
+    return {True: "right", False: "wrong", None: "grade"}[verdict.correct]
+
+
+def _score(verdict: Verdict) -> str:
+    return "" if verdict.error is not None else f"{verdict.score:.4g}"

@@ -1,0 +1,23 @@
+"""Rewards with a fault each, for `dapo reward test`."""
+
+import itertools
+
+from dapo.rewards.trial import nonsense
+
+_ASKED = itertools.count()
+
+
+def contains(problem, response):
+    return problem.answer in response
+
+
+def moody(problem, response):
+    return float(next(_ASKED))
+
+
+def fragile(problem, response):
+    return response.split()[0] == "42"
+
+
+def silent_on_nonsense(problem, response):
+    return None if response in nonsense(problem).values() or problem.answer != "42" else True
