@@ -132,6 +132,14 @@ def test_scores_add_up_by_weight_and_right_or_wrong_decides():
     assert combined(spec, ["A", "BB"]) == [Verdict(True, 1.25), Verdict(False, -0.5)]
 
 
+def test_each_verifiers_own_score_is_kept_beside_the_sum_where_it_applied():
+    spec = {"exact": 1.0, "rewards_functions:length": 0.25}
+    right, wrong = combined(spec, ["A", "BB"], problem=Problem("1", "Q", "A"))
+    assert right.components == {"exact": 1.0, "rewards_functions:length": 1.0}
+    assert (wrong.score, wrong.components) == (-0.5, {"exact": -1.0, "rewards_functions:length": 2.0})
+    assert combined("exact", ["A"])[0].components == {}
+
+
 def test_all_right_or_wrong_verifiers_must_say_right():
     spec = {f"{F}yes_or_no": 1.0, "exact": 1.0}
     assert combined(spec, ["A", "a", "b"]) == [Verdict(True, 2.0), Verdict(False, 0.0), Verdict(False, -2.0)]

@@ -72,6 +72,8 @@ class Verdict:
     answer: str | None = field(default=None, compare=False)
     """What the verifier took for the response's answer, in one spelling, so that responses can be counted as votes; ""
     if it found none, None if it does not look for one."""
+    components: Mapping[str, float] = field(default_factory=dict, compare=False)
+    """Of several verifiers: each one's own score, before its weight, where it applied; empty for a single one."""
 
 
 @dataclass(frozen=True)

@@ -59,11 +59,12 @@ class RewardSpec:
     def combine(self, opinions: Sequence[Opinion]) -> Verdict:
         """One verdict from one opinion a verifier, in the order of `weights`.
 
-        The score is the weighted sum over those that apply. `correct` is whether all right-or-wrong opinions are right;
-        without any, whether the score reaches the threshold (None if there is none). An error of one is the error of
-        the whole: a reward with a part missing is another reward.
+        The score is the weighted sum over those that apply, whose own scores are the `components`. `correct` is whether
+        all right-or-wrong opinions are right; without any, whether the score reaches the threshold (None if there is
+        none). An error of one is the error of the whole: a reward with a part missing is another reward.
         """
-        applied = [(w, o) for w, o in zip(self.weights.values(), opinions, strict=True) if o is not None]
+        by_name = {name: o for name, o in zip(self.weights, opinions, strict=True) if o is not None}
+        applied = [(self.weights[name], opinion) for name, opinion in by_name.items()]
         errors = [opinion.error for _, opinion in applied if opinion.error is not None]
         if errors:
             return unjudged("; ".join(errors))
@@ -75,7 +76,8 @@ class RewardSpec:
         decided = [opinion.correct for _, opinion in applied if opinion.correct is not None]
         graded = None if self.threshold is None else score >= self.threshold
         answer = next((opinion.answer for _, opinion in applied if opinion.answer is not None), None)
-        return Verdict(all(decided) if decided else graded, score, answer=answer)
+        components = {name: o.score for name, o in by_name.items()} if len(self.weights) > 1 else {}
+        return Verdict(all(decided) if decided else graded, score, answer=answer, components=components)
 
 
 class CombinedVerifier:
@@ -110,7 +112,7 @@ class CombinedVerifier:
         for place in self.scopes[scope]:
             verifier = self._verifiers[place]
             if isinstance(verifier, GroupVerifier):
-                columns.append(verifier.judge_group(problem, responses, token_ids))
+                columns.append(_group_opinions(names[place], verifier, problem, responses, token_ids))
             else:
                 columns.append([_opinion(names[place], verifier, problem, response) for response in responses])
         return [[column[i] for column in columns] for i in range(len(responses))]
@@ -127,3 +129,14 @@ def _opinion(name: str, verifier: Verifier, problem: Problem, response: str) -> 
     ask = verifier.judge if isinstance(verifier, FunctionVerifier) else verifier
     result = attempt(lambda: ask(problem, response))
     return unjudged(f"{name} {result.reason}") if isinstance(result, Failure) else result
+
+
+def _group_opinions(
+    name: str,
+    verifier: GroupVerifier,
+    problem: Problem,
+    responses: Sequence[str],
+    token_ids: Sequence[Sequence[int]],
+) -> Sequence[Opinion]:
+    result = attempt(lambda: verifier.judge_group(problem, responses, token_ids))
+    return [unjudged(f"{name} {result.reason}")] * len(responses) if isinstance(result, Failure) else result

@@ -32,7 +32,8 @@ def rollout_metrics(
 
     `decided`: judged groups with their fates, those beyond the closed batch left out, so that no figure depends on
     how many were in flight. `rewards`: shaped rewards of the valid responses by group id. The account in groups and
-    tokens covers everything generated, by fate.
+    tokens covers everything generated, by fate. Of a reward of several verifiers, `reward/component/NAME` is the mean
+    of each one's own score over the responses to which it applied.
     """
     groups = [group for group, _ in decided]
     generations = [generation for group in groups for generation in group.generations]
@@ -59,6 +60,9 @@ def rollout_metrics(
     }
     if any(verdict.correct is not None for verdict in valid):
         metrics["reward/accuracy"] = _mean([verdict.correct is True for verdict in valid])
+    for name in dict.fromkeys(name for verdict in valid for name in verdict.components):
+        scores = [verdict.components[name] for verdict in valid if name in verdict.components]
+        metrics[f"reward/component/{name.replace(':', '.')}"] = _mean(scores)  # trackers do not take a colon
     for kind, counts in (("groups", group_counts), ("tokens", token_counts)):
         metrics[f"rollout/{kind}_generated"] = sum(counts.values())
         metrics.update({f"rollout/{kind}_{fate}": count for fate, count in counts.items()})
