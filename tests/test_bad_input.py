@@ -406,7 +406,7 @@ REWARDS: dict[str, tuple[Any, ...]] = {
         {},
         (
             "unknown verifier 'maths'; did you mean math? known: choice, code, exact, gsm8k, gym, json_schema, "
-            "math, math_dapo, regex, or your own function as module:function"
+            "math, math_dapo, regex, reward_model, server, or your own function as module:function"
         ),
     ),
     "none": ({}, {}, ("no verifier: expected a name, module:function, or a mapping of several to their weights")),

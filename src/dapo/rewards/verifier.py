@@ -21,6 +21,8 @@ REGISTERED: Mapping[str, str] = {
     "math": "dapo.rewards.math:MathVerifier",
     "math_dapo": "dapo.rewards.math_dapo:MathDapoVerifier",
     "regex": "dapo.rewards.regex:RegexVerifier",
+    "reward_model": "dapo.rewards.reward_model:RewardModelVerifier",
+    "server": "dapo.rewards.server:ServerVerifier",
 }
 """The class behind each name. Its constructor's parameters are the verifier's options."""
 
@@ -58,6 +60,10 @@ def get_verifier(name: str, /, **options: Any) -> Verifier:
     for option in options:
         if option not in known:
             raise RewardError(f"verifier {name} has no option {option!r}; it has {', '.join(known) or 'none'}")
+    missing = [p.name for p in inspect.signature(factory).parameters.values() if p.default is p.empty]
+    for option in missing:
+        if option not in options:
+            raise RewardError(f"verifier {name} needs the option {option}: reward.options.{option}=...")
     return factory(**options)
 
 

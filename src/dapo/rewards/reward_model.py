@@ -1,0 +1,107 @@
+"""`reward_model`: a Hugging Face sequence-classification model grades prompt and response; the score is its logit."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from dapo.errors import RewardError
+from dapo.rewards.verdicts import Failure, Opinion, attempt, graded, unjudged
+from dapo.types import Problem, Verdict
+
+
+class RewardModelVerifier:
+    """A grade, neither right nor wrong (set reward.threshold for that).
+
+    The model reads what it was trained on: with a chat template the conversation that ends in the response, without one
+    the prompt's text, a new line, and the response. What is longer than the model's positions is an error.
+
+    Each worker process holds a copy: use reward.workers=1, a reward.memory_gib that holds the model, and a
+    reward.timeout_s that a whole group takes (on CPU, one thread). Loading may take a minute, no longer.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        label: int = 0,
+        batch_size: int = 8,
+        device: str = "cpu",
+        dtype: str = "float32",
+        trust_remote_code: bool = False,
+    ) -> None:
+        """`model`: a directory or Hugging Face id. `label`: whose logit is the score. Raises RewardError."""
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise RewardError(f"reward_model: batch_size must be a positive whole number, got {batch_size!r}")
+        if dtype not in ("float32", "bfloat16", "float16"):
+            raise RewardError(f"reward_model: dtype must be float32, bfloat16 or float16, got {dtype!r}")
+        loaded = attempt(lambda: _load(model, device, dtype, trust_remote_code))
+        if isinstance(loaded, Failure):
+            raise RewardError(f"reward_model: loading {model!r} {loaded.reason}")
+        self._model, self._tokenizer = loaded
+        config = self._model.config
+        if not 0 <= label < config.num_labels:
+            raise RewardError(f"reward_model: label must be 0 to {config.num_labels - 1} for {model!r}, got {label!r}")
+        self._label = label
+        self._limit = getattr(config, "max_position_embeddings", None)
+        # the model finds a row's last token by the padding behind it, so padding must be told from text
+        self._batch_size = batch_size if _can_pad(self._model, self._tokenizer) else 1
+
+    def __call__(self, problem: Problem, response: str) -> Verdict:
+        """The verdict on a group of one."""
+        opinion = self.judge_group(problem, [response], [()])[0]
+        assert opinion is not None
+        return opinion
+
+    def judge_group(
+        self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
+    ) -> list[Opinion]:
+        """One grade a response."""
+        opinions: list[Opinion] = [None] * len(responses)
+        rows = {i: self._encode(problem, response) for i, response in enumerate(responses)}
+        short = [i for i in rows if self._limit is None or len(rows[i]) <= self._limit]
+        for start in range(0, len(short), self._batch_size):
+            batch = short[start : start + self._batch_size]
+            for i, score in zip(batch, self._scores([rows[i] for i in batch]), strict=True):
+                opinions[i] = graded(score) if abs(score) < float("inf") else unjudged(f"reward_model: a logit {score}")
+        return [
+            opinion or unjudged(f"reward_model: {len(rows[i])} tokens, and the model has {self._limit} positions")
+            for i, opinion in enumerate(opinions)
+        ]
+
+    def _encode(self, problem: Problem, response: str) -> list[int]:
+        if self._tokenizer.chat_template:
+            prompt = problem.prompt
+            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(map(dict, prompt))
+            text = self._tokenizer.apply_chat_template(
+                [*messages, {"role": "assistant", "content": response}], tokenize=False
+            )
+            return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        parts = [problem.prompt] if isinstance(problem.prompt, str) else [m["content"] for m in problem.prompt]
+        return list(self._tokenizer("\n".join([*parts, response]))["input_ids"])
+
+    def _scores(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        import torch
+
+        longest = max(map(len, rows))
+        pad = self._model.config.pad_token_id or 0
+        ids = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows], device=self._model.device)
+        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows], device=self._model.device)
+        with torch.inference_mode():
+            logits = self._model(input_ids=ids, attention_mask=mask).logits  # [B, labels]
+        return [float(score) for score in logits[:, self._label].float().cpu()]
+
+
+def _load(name: str, device: str, dtype: str, trust_remote_code: bool) -> tuple[Any, Any]:
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    model, report = AutoModelForSequenceClassification.from_pretrained(
+        name, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code, output_loading_info=True
+    )
+    if report["missing_keys"]:
+        raise ValueError(f"it has no {', '.join(sorted(report['missing_keys']))}: it is not a reward model")
+    return model.to(device).eval(), tokenizer
+
+
+def _can_pad(model: Any, tokenizer: Any) -> bool:
+    pad = model.config.pad_token_id
+    return pad is not None and pad == tokenizer.pad_token_id and pad != tokenizer.eos_token_id

@@ -1,0 +1,94 @@
+"""`reward_model`, with a tiny random model that this file builds."""
+
+import pytest
+
+from dapo.errors import RewardError
+from dapo.rewards import VerifierPool, get_verifier
+from dapo.types import Problem
+
+RESPONSES = ["one two", "three", "two two two one three", ""]
+
+
+@pytest.fixture(scope="module", params=["chat template", "plain, no padding token"])
+def model_path(request, tmp_path_factory):
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast
+
+    path = tmp_path_factory.mktemp("reward_model")
+    words = ["<pad>", "<eos>", "<unk>", "user", "assistant", "one", "two", "three", "count", ":"]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    chat = request.param == "chat template"
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<eos>", unk_token="<unk>", **({"pad_token": "<pad>"} if chat else {})
+    )
+    if chat:
+        fast.chat_template = "{% for m in messages %}{{ m.role }} : {{ m.content }}\n{% endfor %}"
+    fast.save_pretrained(path)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(words), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=32, num_labels=2, pad_token_id=0 if chat else None, eos_token_id=1, bos_token_id=None,
+    )  # fmt: skip
+    LlamaForSequenceClassification(config).save_pretrained(path)
+    return str(path)
+
+
+def scores(model_path, prompt="count", **options):
+    verifier = get_verifier("reward_model", model=model_path, **options)
+    verdicts = verifier.judge_group(Problem("1", prompt, ""), RESPONSES, [()] * len(RESPONSES))
+    assert all(v.correct is None and v.error is None for v in verdicts)
+    return [v.score for v in verdicts]
+
+
+def test_the_score_is_the_logit_of_the_conversation_whatever_the_batch(model_path):
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model = AutoModelForSequenceClassification.from_pretrained(model_path).eval()
+    tokenizer = AutoTokenizer.from_pretrained(model_path)
+    layout = "user : count\nassistant : {}\n" if tokenizer.chat_template else "count\n{}"
+    with torch.inference_mode():
+        rows = [tokenizer(layout.format(text), return_tensors="pt")["input_ids"] for text in RESPONSES]
+        expected = [model(input_ids=row).logits[0] for row in rows]
+    for label in (0, 1):
+        wanted = [float(logits[label]) for logits in expected]
+        assert scores(model_path, label=label) == pytest.approx(wanted, abs=1e-5)
+        assert scores(model_path, label=label, batch_size=1) == pytest.approx(wanted, abs=1e-5)
+    assert len(set(scores(model_path))) == len(RESPONSES)
+    assert scores(model_path, [{"role": "user", "content": "count"}]) == scores(model_path)
+
+
+def test_a_response_beyond_the_models_positions_is_an_error_and_the_others_are_graded(model_path):
+    verifier = get_verifier("reward_model", model=model_path)
+    long, short = verifier.judge_group(Problem("1", "count", ""), ["one " * 100, "one"], [(), ()])
+    assert long.error.endswith("tokens, and the model has 32 positions")
+    assert short.error is None
+
+
+@pytest.mark.slow
+def test_it_runs_in_a_worker_process(model_path):
+    with VerifierPool("reward_model", options={"model": model_path}, workers=1, threshold=-99.0) as pool:
+        verdicts = pool.submit(Problem("1", "count", ""), RESPONSES, [()] * 4).result(60)
+    assert [v.score for v in verdicts] == pytest.approx(scores(model_path), abs=1e-5)
+    assert all(v.correct for v in verdicts)
+
+
+def test_what_cannot_be_loaded_is_refused(model_path, tmp_path):
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    for options, message in (
+        ({"model": str(tmp_path / "none")}, "reward_model: loading"),
+        ({"model": model_path, "label": 2}, "label must be 0 to 1"),
+        ({"model": model_path, "dtype": "int8"}, "dtype must be float32, bfloat16 or float16, got 'int8'"),
+        ({"model": model_path, "batch_size": 0}, "batch_size must be a positive whole number, got 0"),
+    ):
+        with pytest.raises(RewardError) as caught:
+            get_verifier("reward_model", **options)
+        assert message in str(caught.value)
+    config = LlamaConfig(vocab_size=10, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(model_path).save_pretrained(tmp_path)
+    with pytest.raises(RewardError, match=r"it has no score\.weight: it is not a reward model"):
+        get_verifier("reward_model", model=str(tmp_path))
