@@ -244,6 +244,7 @@ def test_a_solution_without_end_is_wrong_in_the_pool_too_not_an_error():
         ([], "no tests in field 'tests'"),
         ([1], "no tests in field 'tests'"),
         ("[{", "its tests are no JSON"),
+        ("42", "its tests assert nothing: '42'"),
         ([{"input": "1", "output": " "}], "its tests expect no output at all"),
         ({"inputs": ["1"], "outputs": []}, "zip() argument 2 is shorter"),
         (["assert f( == 1"], "code: the tests cannot run: SyntaxError"),

@@ -135,8 +135,10 @@ def read_tests(problem: Problem, field: str) -> Tests:
             raise ValueError(f"its tests are no JSON ({error})") from None
     entry_point = problem.fields.get("entry_point")
     if isinstance(value, str) and value.strip():
-        return Tests(statements=_with_check([value], entry_point), entry_point=entry_point)
+        value = [value]
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        if not any("assert" in statement for statement in value):
+            raise ValueError(f"its tests assert nothing: {value[0][:80]!r}")
         return Tests(statements=_with_check(value, entry_point), entry_point=entry_point)
     if isinstance(value, Mapping) and isinstance(value.get("inputs"), list) and isinstance(value.get("outputs"), list):
         value = [{"input": i, "output": o} for i, o in zip(value["inputs"], value["outputs"], strict=True)]

@@ -1,6 +1,7 @@
 """The process in which a program that a model wrote runs: `python jail.py ORDER`; it gives up its rights, then runs it.
 
-Standard library only; it never runs inside the verifier's process. What holds where, each part if the system has it:
+Standard library only, and little of it, for every response waits for its import; it never runs inside the verifier's
+process. What holds where, each part if the system has it:
 
 - Linux with Landlock (5.13 and newer): files outside Python's own libraries cannot be read, nothing can be written,
   no program started; from 6.7 on no TCP, from 6.12 on no signals to other processes.
@@ -14,16 +15,13 @@ Standard library only; it never runs inside the verifier's process. What holds w
 """
 
 import ctypes
-import ctypes.util
 import json
 import os
 import resource
-import runpy
 import signal
 import socket  # noqa: F401  (so that a program's own `import socket` needs no file)
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 _LINUX = sys.platform == "linux"
@@ -46,7 +44,9 @@ def main() -> None:
     order: Mapping[str, Any] = json.loads(sys.argv[1])
     with os.fdopen(order["sources_fd"], encoding="utf-8", errors="surrogatepass") as file:
         sources = json.load(file)
-    role = runpy.run_path(str(Path(__file__).with_name("exchange.py")))[order["role"]]
+    roles: dict[str, Any] = {"__name__": "exchange"}
+    with open(os.path.join(os.path.dirname(__file__), "exchange.py"), encoding="utf-8") as file:
+        exec(compile(file.read(), file.name, "exec"), roles)  # not imported: beside it lie a math.py and a code.py
     libc = ctypes.CDLL(None, use_errno=True)
     _separate(libc)
     child = os.fork()
@@ -57,7 +57,7 @@ def main() -> None:
     _confine(libc, order)
     os.write(order["ready_fd"], b"ready")
     os.close(order["ready_fd"])
-    role(order["channel_fd"], *sources)
+    roles[order["role"]](order["channel_fd"], *sources)
 
 
 def _wait_for(child: int) -> None:
@@ -82,7 +82,8 @@ def _separate(libc: ctypes.CDLL) -> None:
         return
     if libc.unshare(_NEW_USER | _NEW_NETWORK_PROCESSES_IPC) == 0:
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-            Path("/proc/self", name).write_text(text)
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
 
 
 def _confine(libc: ctypes.CDLL, order: Mapping[str, Any]) -> None:
@@ -113,8 +114,11 @@ def _confine(libc: ctypes.CDLL, order: Mapping[str, Any]) -> None:
 
 def _open_to_others(path: str) -> bool:
     """Can any user read it? What does not exist bars nobody."""
-    folders = [Path(path), *Path(path).parents]
-    return all(folder.stat().st_mode & 0o001 for folder in folders if folder.is_dir())
+    while path != os.path.dirname(path):
+        if os.path.isdir(path) and not os.stat(path).st_mode & 0o001:
+            return False
+        path = os.path.dirname(path)
+    return True
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
@@ -145,7 +149,6 @@ def _landlock(libc: ctypes.CDLL, readable: Sequence[str]) -> None:
 
 def _seccomp() -> Callable[[], None] | None:
     """What refuses the calls for good, if libseccomp is installed."""
-    # where find_library would start programs to look, dlopen finds the library itself
     try:
         library = ctypes.CDLL("libseccomp.so.2")
     except OSError:

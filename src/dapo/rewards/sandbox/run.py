@@ -41,6 +41,18 @@ class JailBroken(Exception):
 
 
 @dataclass(frozen=True)
+class _Jail:
+    process: "subprocess.Popen[bytes]"
+    ready: int
+    """Where it says that it is confined."""
+
+    def await_confined(self, deadline: float) -> None:
+        """Raises JailBroken if it never is."""
+        if not _wait(self.ready, deadline) or not os.read(self.ready, 16):
+            raise JailBroken("the sandbox's process did not start")
+
+
+@dataclass(frozen=True)
 class Sandbox:
     """Limits under which programs run; a process has no more than one thread, no children, and no files to write."""
 
@@ -55,8 +67,9 @@ class Sandbox:
         with tempfile.TemporaryFile() as file:
             file.write(stdin.encode(errors="surrogatepass"))
             file.seek(0)
-            with self._jail("program", [source], deadline, stdin=file.fileno()) as process:
-                return _read(process, deadline, max_output_bytes)
+            with self._jail("program", [source], deadline, stdin=file.fileno()) as jail:
+                jail.await_confined(deadline)
+                return _read(jail.process, deadline, max_output_bytes)
 
     def examine(self, source: str, tests: Sequence[str], entry_point: str | None, *, deadline: float) -> str:
         """Run tests on a module: `passed`, `failed`, or `broken: why`, for tests that cannot run. Raises JailBroken."""
@@ -64,13 +77,15 @@ class Sandbox:
         with (
             ours,
             theirs,
-            self._jail("candidate", [source], deadline, channel=theirs.fileno()),
+            self._jail("candidate", [source], deadline, channel=theirs.fileno()) as candidate,
             self._jail("examiner", [list(tests), entry_point], deadline, channel=ours.fileno()) as examiner,
         ):
             # so that each sees the end of the other
             ours.close()
             theirs.close()
-            return _read(examiner, deadline, _MAX_RESULT_BYTES).output.decode(errors="replace") or "failed"
+            candidate.await_confined(deadline)
+            examiner.await_confined(deadline)
+            return _read(examiner.process, deadline, _MAX_RESULT_BYTES).output.decode(errors="replace") or "failed"
 
     def holes(self) -> list[str]:
         """Deeds that a program could do on this machine, in words; empty if it is confined. Raises JailBroken."""
@@ -91,8 +106,8 @@ class Sandbox:
         *,
         stdin: int | None = None,
         channel: int | None = None,
-    ) -> Iterator["subprocess.Popen[bytes]"]:
-        """A process that is confined by now, and ended on leaving."""
+    ) -> Iterator["_Jail"]:
+        """A process that confines itself before it runs anything, and is ended on leaving."""
         readable, writable = os.pipe()
         with tempfile.TemporaryFile() as file:
             file.write(json.dumps(sources).encode())
@@ -117,15 +132,16 @@ class Sandbox:
                     cwd="/",
                     start_new_session=True,
                 )
+            except OSError:
+                os.close(readable)
+                raise
             finally:
                 os.close(writable)
-        try:
-            with os.fdopen(readable, "rb") as ready:
-                if not _wait(ready.fileno(), deadline) or not os.read(ready.fileno(), 16):
-                    raise JailBroken("the sandbox's process did not start")
-            yield process
-        finally:
-            _end(process)
+            try:
+                yield _Jail(process, readable)
+            finally:
+                os.close(readable)
+                _end(process)
 
 
 def _read(process: "subprocess.Popen[bytes]", deadline: float, max_bytes: int) -> Outcome:
