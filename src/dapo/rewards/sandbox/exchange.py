@@ -6,17 +6,20 @@ model defines (an `__eq__` that is always true) is there to be compared, and no 
 Anything else is a `Remote` to the examiner. Standard library only.
 """
 
-import ast
+from __future__ import annotations
+
 import builtins
-import importlib
 import io
 import json
 import os
-import socket
 import sys
 import types
-from collections.abc import Callable, Iterator
-from typing import Any
+
+TYPE_CHECKING = False  # as in typing; every response waits for this file's imports
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterator
+    from typing import Any
 
 _MAX_LINE = 1 << 24
 _SMALL = 1 << 62
@@ -29,11 +32,13 @@ def program(channel_fd: int, source: str) -> None:
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     sys.argv = ["solution.py"]
-    exec(compile(source, "solution.py", "exec"), main.__dict__)
+    exec(compile(source, "solution.py", "exec", dont_inherit=True), main.__dict__)
 
 
 def candidate(channel_fd: int, source: str) -> None:
     """Run it as a module, say which names it has, then do what is asked until the connection ends."""
+    import socket
+
     channel = socket.socket(fileno=channel_fd)
     lines = channel.makefile("rb")
     objects: list[Any] = []
@@ -47,7 +52,7 @@ def candidate(channel_fd: int, source: str) -> None:
 
     module = types.ModuleType("solution")
     sys.modules["solution"] = module
-    exec(compile(source, "solution.py", "exec"), module.__dict__)
+    exec(compile(source, "solution.py", "exec", dont_inherit=True), module.__dict__)
     names = {n: v for n, v in vars(module).items() if not n.startswith("_") and not isinstance(v, types.ModuleType)}
     say([[name, encode(value, keep)] for name, value in names.items()])
     for line in lines:
@@ -67,15 +72,20 @@ def candidate(channel_fd: int, source: str) -> None:
 
 def examiner(channel_fd: int, tests: list[str], entry_point: str | None) -> None:
     """Run the tests, one after the other, until one fails. Writes `passed`, `failed` or `broken: why`."""
+    import socket
+
     sys.stdout = io.StringIO()  # what the tests print is no result
     os.write(1, _examined(socket.socket(fileno=channel_fd), tests, entry_point).encode(errors="replace"))
     os._exit(0)
 
 
 def _examined(channel: socket.socket, tests: list[str], entry_point: str | None) -> str:
+    import ast
+    import importlib
+
     try:
         trees = [ast.parse(test) for test in tests]
-        compiled = [compile(tree, "tests", "exec") for tree in trees]
+        compiled = [compile(tree, "tests", "exec", dont_inherit=True) for tree in trees]
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return f"broken: {type(error).__name__}: {error}"
     used = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
@@ -131,7 +141,7 @@ class Connection:
             raise EOFError("the candidate has ended, or says too much")
         return json.loads(line)
 
-    def _remote(self, handle: int) -> "Remote":
+    def _remote(self, handle: int) -> Remote:
         return Remote(self, handle)
 
 
