@@ -5,11 +5,13 @@ A hostile program prints (or returns) the right answer if and only if its deed s
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -206,6 +208,13 @@ def test_no_deed_makes_a_program_correct(verifier, surroundings, name, form):
     assert judged(verifier, source, tests) is (name == "the answer itself, to see that this table can fail")
 
 
+def jails_left():
+    """Children of this process, and orphans, that run this checkout's jail."""
+    jail = str(Path(exchange.__file__).with_name("jail.py"))
+    rows = subprocess.run(["ps", "-e", "-o", "ppid=,args="], capture_output=True, text=True).stdout.splitlines()
+    return [row for row in rows if jail in row and int(row.split()[0]) in (1, os.getpid())]
+
+
 @pytest.mark.parametrize(
     "source",
     [
@@ -225,7 +234,7 @@ def test_a_program_without_end_is_wrong_and_leaves_nothing_running(source, tests
     began = time.monotonic()
     assert judged(verifier, source, tests) is False
     assert time.monotonic() - began < 3
-    assert "sandbox/jail.py" not in subprocess.run(["ps", "-e", "-o", "args"], capture_output=True, text=True).stdout
+    assert jails_left() == []
 
 
 def test_a_solution_without_end_is_wrong_in_the_pool_too_not_an_error():
@@ -235,6 +244,14 @@ def test_a_solution_without_end_is_wrong_in_the_pool_too_not_an_error():
         slow, right = pool.submit(problem, responses, [(), ()]).result(30)
     assert (slow.correct, slow.error) == (False, None)
     assert (right.correct, right.error) == (True, None)
+
+
+def test_a_pool_that_loses_patience_first_leaves_nothing_running_either():
+    problem = Problem("1", "Q", "", fields={"tests": ["assert f() == 1"]})
+    with VerifierPool("code", options={"time_s": 60}, timeout_s=1.0, workers=1) as pool:
+        (verdict,) = pool.submit(problem, ["while True: pass"], [()]).result(30)
+    assert verdict.error == "code: timed out after 1 s"
+    assert jails_left() == []
 
 
 @pytest.mark.parametrize(
@@ -284,6 +301,25 @@ def test_options_that_make_no_sense_are_refused(options, message):
     with pytest.raises(RewardError) as caught:
         get_verifier("code", **options)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("missing", "hole"),
+    [
+        ({"    if abi < 1:": "    if True:"}, "read files"),
+        ({"libseccomp.so.2": "none.so", "    user, group =": "    return\n    user, group ="}, "use the network"),
+    ],
+)
+def test_a_jail_without_one_of_its_walls_is_found_out(tmp_path, missing, hole):
+    copy = shutil.copytree(Path(exchange.__file__).parents[2], tmp_path / "dapo")
+    jail = copy / "rewards" / "sandbox" / "jail.py"
+    for text, instead in missing.items():
+        assert text in jail.read_text()
+        jail.write_text(jail.read_text().replace(text, instead))
+    script = "from dapo.rewards import get_verifier; get_verifier('code')"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env={}, capture_output=True, text=True)
+    assert "RewardError: code: on this machine a response's program could " in done.stderr
+    assert hole in done.stderr
 
 
 def test_the_jail_loads_nothing_of_the_package():

@@ -115,7 +115,10 @@ class RewardConfig(Section):
         description="a name, module:function, or a mapping of several to their weights; auto: exact for builtin:, "
         "gym for gym:, math otherwise",
     )
-    options: dict[str, Any] = Field(default_factory=dict, description="handed to the verifier")
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="the verifier's own (docs/verifiers.md), such as letters: ABCD for choice; of several: by verifier",
+    )
     threshold: Float | None = Field(None, description="graded scores: correct from here on; none: no right or wrong")
     timeout_s: Float = Field(10.0, gt=0, description="for one verdict; then it is an error")
     workers: Positive = Field(2, description="verifier processes")

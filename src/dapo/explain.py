@@ -38,6 +38,9 @@ PAPER: dict[str, object] = {
     "eval.top_p": 0.7,
 }
 
+RIGHT_OR_WRONG = ("math", "math_dapo", "exact", "gsm8k", "choice", "regex", "json_schema", "code")
+"""Verifiers without grades, for which a threshold says nothing."""
+
 
 def explain(config: Config) -> Iterator[str]:
     """Lines for a person. Raises DataError where a data source that is at hand cannot be read."""
@@ -110,7 +113,7 @@ def ignored_options(config: Config) -> Iterator[str]:
             yield "eval.*: data.eval is not set"
         if "eval_every" in config.train.model_fields_set:
             yield "train.eval_every: data.eval is not set"
-    if config.reward.threshold is not None and config.reward.verifier in ("math", "math_dapo", "exact", "gsm8k"):
+    if config.reward.threshold is not None and config.reward.verifier in RIGHT_OR_WRONG:
         yield "reward.threshold: the verifier says right or wrong, not a grade"
     if not config.log.sinks and "project" in config.log.model_fields_set:
         yield "log.project: log.sinks names neither wandb nor trackio"

@@ -15,6 +15,7 @@ _ANSWER_LINE = re.compile(
 _BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)  # \{ and \} are text
 _NUMBER = re.compile(r"(?:(?<!\d)[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)", re.ASCII)
 _PLAIN_NUMBER = re.compile(r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)", re.ASCII)
+_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 _DISPLAY_LINES = 50
 """A bound, so that many marks before displays without end do not take long."""
 _WRAPPINGS = (
@@ -34,6 +35,11 @@ _WRAPPINGS = (
 def final_part(response: str) -> str:
     """What follows the model's private reasoning (`</think>`), or everything."""
     return response.rpartition("</think>")[2]
+
+
+def fences(text: str) -> list[tuple[str, str]]:
+    """Language (in lower case) and content of every Markdown fence; one that is not closed goes to the end."""
+    return [(language.lower(), content) for language, content in _FENCE.findall(text)]
 
 
 def answer_line(text: str) -> str | None:

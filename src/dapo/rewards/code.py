@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from dapo.errors import RewardError
-from dapo.rewards.answer import final_part
+from dapo.rewards.answer import fences, final_part
 from dapo.rewards.sandbox.run import JailBroken, Sandbox
 from dapo.rewards.verdicts import right_or_wrong, unjudged
 from dapo.types import Problem, Verdict
 
 Isolation = Literal["require", "best_effort"]
 
-_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 _LANGUAGES = ("", "python", "py", "python3")
 _CHECK = re.compile(r"^def check\(", re.MULTILINE)
 _OUTPUT_FACTOR, _LEAST_OUTPUT = 4, 1 << 16
@@ -116,11 +115,11 @@ class CodeVerifier:
 def program_in(response: str) -> str:
     """The last fence of Python (or of no language), also one that is not closed; without any fence, everything."""
     text = final_part(response)
-    fences = _FENCE.findall(text)
-    programs = [content for language, content in fences if language.lower() in _LANGUAGES]
+    found = fences(text)
+    programs = [content for language, content in found if language in _LANGUAGES]
     if programs:
         return programs[-1]
-    return "" if fences else text
+    return "" if found else text
 
 
 def read_tests(problem: Problem, field: str) -> Tests:

@@ -1,13 +1,12 @@
 """`json_schema`: the response is JSON, and valid for a schema."""
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
 from dapo.errors import RewardError
-from dapo.rewards.answer import final_part
+from dapo.rewards.answer import fences, final_part
 from dapo.rewards.verdicts import Failure, attempt, right_or_wrong, unjudged
 from dapo.types import Problem, Verdict
 
@@ -15,7 +14,6 @@ FIELD = "schema"
 """The row's column that holds the schema, as a mapping or as text; without it, the reference is the schema."""
 
 _REMEMBERED = 1024
-_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[ \t]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 
 
 class JsonSchemaVerifier:
@@ -58,14 +56,14 @@ class JsonSchemaVerifier:
 
 
 def json_text(response: str) -> str:
-    """The text in the response's only fence; without a fence, all of it. Raises ValueError if there are several."""
+    """The text in the response's only fence; without a fence, all of it. Raises ValueError for any other fence."""
     text = final_part(response)
-    fences = _FENCE.findall(text)
-    if len(fences) > 1:
-        raise ValueError("several fences")
-    if fences and fences[0][0].lower() not in ("", "json"):
-        raise ValueError(f"a fence of {fences[0][0]}")
-    return fences[0][1] if fences else text
+    match fences(text):
+        case []:
+            return text
+        case [("" | "json", content)]:
+            return content
+    raise ValueError("several fences, or one of another language")
 
 
 def strict_json(text: str) -> Any:

@@ -106,6 +106,7 @@ def nonsense(problem: Problem) -> dict[str, str]:
         "100 kB of a letter": "a" * _SIZE,
         "100 kB of brackets": "Answer: " + "(" * _SIZE,
         "100 kB of marks": "Answer: \n" * (_SIZE // 9),
+        "100 kB of open fences": "```a\n" * (_SIZE // 5),
         "100 kB of digits": "Answer: " + "9" * _SIZE,
         "Chinese and Arabic": "我不知道答案是什么。 لا أعرف",
         "emoji and invisible characters": "👍🏽\u200b\u202e\ufeff",
