@@ -122,6 +122,12 @@ def test_there_may_be_more_letters_than_five():
     assert judged("choice", "J", "Answer: J", letters="ABCDEFGHIJ") is True
 
 
+def test_the_letter_is_the_responses_vote():
+    verifier = get_verifier("choice")
+    votes = [verifier(Problem("1", "Q", "B"), response).answer for response in ("Answer: (c)", "A or B", "B")]
+    assert votes == ["C", "", "B"]
+
+
 # --- regex
 
 

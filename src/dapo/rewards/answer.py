@@ -130,6 +130,12 @@ def plain_number(text: str) -> Fraction | None:
     return _value(text) if _PLAIN_NUMBER.fullmatch(text) else None
 
 
+def spell(number: Fraction) -> str:
+    """A number as text, of any size: `str` refuses more than 4300 digits."""
+    is_huge = max(number.numerator.bit_length(), number.denominator.bit_length()) > 10_000
+    return f"a number with hash {hash(number)}" if is_huge else str(number)
+
+
 def numbers_in(text: str) -> list[Fraction]:
     """Every number of a text, in order: `-3` is one, `3-4` holds 3 and 4."""
     return [_value(number) for number in _NUMBER.findall(text.replace("−", "-"))]

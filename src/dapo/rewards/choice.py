@@ -47,7 +47,8 @@ class ChoiceVerifier:
         reference = self._letter(problem.answer)
         if reference is None:
             return unjudged(f"choice: the reference {problem.answer[:80]!r} is not one of the letters {self.letters}")
-        return right_or_wrong(self.chosen(response) == reference)
+        chosen = self.chosen(response)
+        return right_or_wrong(chosen == reference, chosen or "")
 
     def chosen(self, response: str) -> str | None:
         """The letter that a response marks, or None if it marks none or several."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from dapo.errors import RewardError
-from dapo.rewards.answer import answer_line, final_part, numbers_in, peel, plain_number
+from dapo.rewards.answer import answer_line, final_part, numbers_in, peel, plain_number, spell
 from dapo.rewards.verdicts import right_or_wrong, unjudged
 from dapo.types import Problem, Verdict
 
@@ -50,4 +50,4 @@ def _same_number(answer: str, text: str) -> Verdict:
     if reference is None:
         return unjudged(f"exact: the reference {answer!r} is not a number, which extract=last_number needs")
     found = numbers_in(text)[-1:]
-    return right_or_wrong(found == [reference], "".join(map(str, found)))
+    return right_or_wrong(found == [reference], "".join(map(spell, found)))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from dapo.errors import RewardError
-from dapo.rewards.answer import answer_line, final_part, last_boxed, numbers_in, peel, plain_number
+from dapo.rewards.answer import answer_line, final_part, last_boxed, numbers_in, peel, plain_number, spell
 from dapo.rewards.verdicts import right_or_wrong, unjudged
 from dapo.types import Problem, Verdict
 
@@ -34,7 +34,7 @@ class Gsm8kVerifier:
         if reference is None:
             return unjudged(f"gsm8k: the reference {problem.answer[-80:]!r} does not end in a number")
         number = self._number(final_part(response))
-        return right_or_wrong(number == reference, "" if number is None else str(number))
+        return right_or_wrong(number == reference, "" if number is None else spell(number))
 
     def _number(self, text: str) -> Fraction | None:
         marked = _marked(text)

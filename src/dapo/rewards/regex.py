@@ -75,7 +75,7 @@ class RegexVerifier:
         captured = {(found[1] or "").strip() for found in pattern.finditer(text)}
         if self.ignore_case:
             captured, reference = {value.casefold() for value in captured}, reference.casefold()
-        return right_or_wrong(captured == {reference})
+        return right_or_wrong(captured == {reference}, captured.pop() if len(captured) == 1 else "")
 
     def _compile(self, pattern: str) -> re.Pattern[str] | Failure:
         return attempt(lambda: _compiled(pattern, re.IGNORECASE if self.ignore_case else 0))

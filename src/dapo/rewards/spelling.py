@@ -3,7 +3,7 @@
 import re
 from fractions import Fraction
 
-from dapo.rewards.answer import peel, plain_number
+from dapo.rewards.answer import peel, plain_number, spell
 
 _CHARACTERS = str.maketrans(
     {
@@ -77,7 +77,7 @@ def vote(answer: str | None) -> str:
     number = plain_number(text)
     if number is None and (match := _QUOTIENT.fullmatch(text)) and int(match[2]):
         number = Fraction(int(match[1]), int(match[2]))
-    return text if number is None else str(number)
+    return text if number is None else spell(number)
 
 
 def join_thousands(text: str) -> str:
