@@ -83,7 +83,7 @@ def test_nothing_suspicious_is_exit_0_and_garbage_paid_is_exit_1(capsys):
 
 
 def test_problems_come_from_data_or_an_answer_is_given(capsys):
-    code, out, _ = run(capsys, "math", "--data", "builtin:sums", "reward.workers=1")
+    code, out, _ = run(capsys, "gsm8k", "--data", "builtin:sums", "reward.workers=1")
     assert (code, out.count("Reference")) == (0, 3)
     code, out, _ = run(capsys, "math", "--answer", "\\frac{1}{2}", "--right", "Answer: 0.5", "reward.workers=1")
     assert (code, "a right answer" in out) == (0, True)
