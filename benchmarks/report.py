@@ -167,8 +167,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("documents", nargs="*", type=Path, help="Markdown files to rewrite; none: print")
     parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--parts", nargs="+", help="only these; none: all")
     arguments = parser.parse_args()
     results = json.loads(arguments.results.read_text(encoding="utf-8"))
+    if arguments.parts:
+        results["parts"] = {name: part for name, part in results["parts"].items() if name in arguments.parts}
     table = markdown_table(results)
     for document in arguments.documents:
         document.write_text(replace_between_markers(document.read_text(encoding="utf-8"), table), encoding="utf-8")
