@@ -21,7 +21,7 @@ from dapo.telemetry.rollouts import read_rollouts
 from dapo.telemetry.sinks import read_metrics
 
 OPTIONS = (
-    "rollout.prompts_per_step=2",
+    "rollout.prompts_per_step=1",
     "rollout.max_response_tokens=4",
     "overlong.buffer_tokens=2",
     "optim.lr=1.0e-9",
@@ -30,7 +30,7 @@ OPTIONS = (
     "train.save_every=20",
     "train.eval_every=100",
 )
-"""All that a run does, at the smallest size: two updates a step, checkpoints, evaluations, a verifier process."""
+"""All that a run does, at the smallest size: rollouts, updates, checkpoints, evaluations, a verifier process."""
 
 MAX_GROWTH_PERCENT = 2.0
 SAMPLES_A_WINDOW = 20

@@ -128,6 +128,7 @@ def measure_checkpoint(session: Session, wanted: set[str]) -> dict[str, dict[str
             ],
             "parameters": opened["parameters"],
             "dtype": opened["dtype"],
+            "step": CHECKPOINT_STEP,
             "checkpoints": checkpoints,
         }
     }

@@ -23,7 +23,8 @@ from dapo.telemetry.sinks import atomic_file, fsync, to_json, truncate_after
 
 _STEP_NAME = re.compile(r"step_(\d{6,})(\.parquet|\.json)?")
 _REPLACED = ".replaced.tmp"
-CHECKSUM_CHUNK_BYTES = 2**20
+CHECKSUM_CHUNK_BYTES = 2**25
+"""Large, because between two chunks a writer of low priority holds the interpreter, and training waits for it."""
 SUMMARY_FIELDS = ("steps", "wall_s", "tokens_generated", "tokens_trained", "eval_first", "eval_last", "exit_reason")
 
 
@@ -367,7 +368,7 @@ def _set_aside(checkpoint: Path) -> None:
 
 def _crc32(path: Path) -> str:
     """Against accidents, which is what there is to guard against; 2.8 GiB/s where SHA-256 makes 0.3."""
-    crc, chunk = 0, memoryview(bytearray(CHECKSUM_CHUNK_BYTES))
+    crc, chunk = 0, memoryview(bytearray(min(CHECKSUM_CHUNK_BYTES, path.stat().st_size + 1)))
     with open(path, "rb", buffering=0) as file:
         while size := file.readinto(chunk):
             crc = zlib.crc32(chunk[:size], crc)
