@@ -42,7 +42,7 @@ nightly: install-dev
 	DAPO_KILLS=200 $(PYTEST) -s --timeout=3600 tests/test_durable_kills.py
 	$(VENV)/bin/python -m benchmarks.soak $(ARGS)
 
-# 2,000 steps in one process: do memory and file handles stay flat? About four minutes
+# 2,000 steps in one process: do memory and file handles stay flat? Two to four minutes
 soak: install
 	$(VENV)/bin/python -m benchmarks.soak $(ARGS)
 
