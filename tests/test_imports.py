@@ -23,6 +23,7 @@ LAYERS = [
         "history",
         "scores",
         "explain",
+        "health",
         "run",
         "checkpoints",
         "interrupt",

@@ -82,7 +82,16 @@ class RolloutConfig(Section):
         None, description="native engine: bound on prompt + response tokens held at a time; none: as slots need"
     )
     max_logprob_gap: Float | None = Field(
-        0.1, gt=0, description="nats between sampler and trainer, mean over a step's tokens; beyond, the run warns"
+        0.1,
+        gt=0,
+        description="nats between sampler and trainer, mean over a step's tokens; beyond, the run warns, unless "
+        "loss.engine_correction corrects",
+    )
+    min_entropy: Float | None = Field(
+        1.0e-4,
+        gt=0,
+        description="nats a token, the mean of -logprob over a step's responses; below it in 5 steps in a row the "
+        "policy has collapsed: the run stops, with its state saved; none: no limit",
     )
     stall_s: Float = Field(1800.0, gt=0, description="without one finished response; then the engine has hung")
 
@@ -151,6 +160,18 @@ class LossConfig(Section):
     )
     kl_coef: Float = Field(0.0, ge=0, description="k3 estimator against the frozen initial policy")
     entropy_coef: Float = Field(0.0, ge=0)
+    engine_correction: Annotated[Literal["none", "tis"], BeforeValidator(lambda v: "none" if v is None else v)] = Field(
+        "none",
+        description="where the engine computes otherwise than the trainer; tis: truncated importance sampling, each "
+        "token's loss times min(exp(old_logprob - engine_logprob), engine_correction_cap)",
+    )
+    engine_correction_cap: Float = Field(2.0, gt=0, description="largest weight of engine_correction=tis")
+    max_approx_kl: Float | None = Field(
+        10.0,
+        gt=0,
+        description="nats to the old policy (r - 1 - log r), mean over an update's tokens; beyond, the ratio has "
+        "exploded: the update is skipped and counted; none: no limit",
+    )
 
 
 class OptimConfig(Section):
@@ -159,7 +180,11 @@ class OptimConfig(Section):
     weight_decay: Float = Field(0.1, ge=0)
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     max_grad_norm: Float = Field(1.0, gt=0)
-    max_skipped_updates: Positive = Field(10, description="non-finite updates in a row that end the run")
+    max_skipped_updates: Positive = Field(
+        10,
+        description="updates skipped in a row (loss or gradient not finite, or loss.max_approx_kl exceeded) after "
+        "which the run stops at the end of the step, with its state saved",
+    )
 
 
 class TrainConfig(Section):

@@ -46,4 +46,4 @@ class EngineError(DapoError):
 
 
 class NumericsError(DapoError):
-    """The update went wrong (non-finite gradient norm) too many times in a row."""
+    """The numbers of training went wrong: updates skipped in a row, a collapsed policy, weights that are not finite."""

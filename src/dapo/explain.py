@@ -28,6 +28,7 @@ PAPER: dict[str, object] = {
     "loss.aggregate": "token",
     "loss.kl_coef": 0.0,
     "loss.entropy_coef": 0.0,
+    "loss.engine_correction": "none",
     "optim.lr": 1e-6,
     "optim.warmup_steps": 20,
     "optim.weight_decay": 0.1,
@@ -108,6 +109,8 @@ def ignored_options(config: Config) -> Iterator[str]:
                 f"loss.{', loss.'.join(clips)}: with one update a step the policy is still the one that sampled, so "
                 "the ratio is 1 and nothing is clipped"
             )
+    if config.loss.engine_correction == "none" and "engine_correction_cap" in config.loss.model_fields_set:
+        yield "loss.engine_correction_cap: loss.engine_correction is none"
     if config.data.eval is None:
         if "eval" in set_sections:
             yield "eval.*: data.eval is not set"

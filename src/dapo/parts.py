@@ -23,6 +23,9 @@ class TrainablePolicy(Protocol):
 
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]: ...
 
+    @property
+    def skipped_in_a_row(self) -> int: ...
+
     def update(self, minibatch: Sequence[Sample], *, step: int) -> dict[str, float]: ...
 
     def save(self, directory: Path) -> None: ...
@@ -64,6 +67,8 @@ class Progress:
     tokens_generated: int = 0
     tokens_trained: int = 0
     wall_s: float = 0.0
+    collapsed_steps: int = 0
+    """Steps in a row whose policy was all but deterministic (rollout.min_entropy)."""
     unlogged: dict[str, float] | None = field(default_factory=dict)
     """Metrics of this step, or of the time before the first, that are not written yet: its evaluation is still due."""
     accuracy: float | None = None
@@ -95,4 +100,5 @@ class Progress:
             "tokens_generated": self.tokens_generated,
             "tokens_trained": self.tokens_trained,
             "wall_s": self.wall_s,
+            "collapsed_steps": self.collapsed_steps,
         }

@@ -10,7 +10,7 @@ from typing import Any
 
 from dapo.checkpoints import StorageError
 from dapo.config import Config
-from dapo.errors import DapoError
+from dapo.errors import DapoError, NumericsError
 from dapo.parts import Parts, Progress
 from dapo.run import atomic_write_json
 
@@ -73,7 +73,8 @@ def checkpoint_of(
 def save_after_failure(config: Config, parts: Parts, progress: Progress, error: DapoError | OSError) -> None:
     """Save what is worth it and whole, and tell from where the run will continue.
 
-    A step that broke off between its updates leaves a policy that no step of the run ever had: it is not saved.
+    A step that broke off between its updates leaves a policy that no step of the run ever had: it is not saved, and
+    neither are weights that are not finite.
     """
     tell = parts.tracker.message
     try:
@@ -82,8 +83,9 @@ def save_after_failure(config: Config, parts: Parts, progress: Progress, error: 
             parts.checkpoints.settle(wait=True)
         elif not progress.is_new and not isinstance(error, StorageError):
             save_now(config, parts, progress)
-    except StorageError as another:
-        tell(str(another))
+    except (StorageError, NumericsError) as another:
+        if str(another) != str(error):
+            tell(str(another))
     newest = parts.run.newest_step()
     saved = "nothing is saved yet" if newest is None else f"saved: step {newest} of {config.train.num_steps}"
     tell(f"{saved}; continue with: dapo resume {shlex.quote(str(parts.run.path))}")

@@ -9,6 +9,7 @@ from typing import Any
 from dapo.config import Config
 from dapo.errors import DapoError
 from dapo.evaluation import evaluate
+from dapo.health import collapsed_steps, require_sound_numbers, warn_of_numbers
 from dapo.parts import Parts, Progress
 from dapo.rollout import Batch, collect, require_groups
 from dapo.run import RunDirectory, atomic_write_json
@@ -33,6 +34,7 @@ def train(config: Config, parts: Parts, progress: Progress) -> None:
             with watched_step(step, config.profile.steps, parts.run.profile, parts.tracker.message) as watch:
                 train_step(config, parts, progress, step=step, watch=watch)
                 finish_step(config, parts, progress, watch)
+            require_sound_numbers(config, parts, progress)
             save_when_due(config, parts, progress)
         save_now(config, parts, progress)
     except (DapoError, OSError) as error:
@@ -76,7 +78,8 @@ def train_step(config: Config, parts: Parts, progress: Progress, *, step: int, w
                 updates.append(parts.policy.update(minibatch, step=step))  # line 11: Eq. 8
                 progress.is_whole &= bool(updates[-1]["optim/skipped"])
     metrics |= {name: value for name, value in mean_of_updates(updates).items() if name not in metrics}
-    warn_of_gap(config, parts, metrics, step=step)
+    warn_of_numbers(config, parts, metrics, updates, step=step)
+    progress.collapsed_steps = collapsed_steps(config, batch, progress.collapsed_steps)
     parts.history.record((group for group, fate in batch.judged if fate != "surplus"), step=step)
     tokens_trained = sum(sample.num_trained_tokens for sample in samples)
     progress.advance(metrics, tokens_generated=batch.num_generated_tokens, tokens_trained=tokens_trained)
@@ -112,16 +115,6 @@ def sampling_undone_on_failure(parts: Parts) -> Iterator[None]:
             parts.stream.rewind(position)
         parts.sampler.load_state_dict(keep_rate)
         raise
-
-
-def warn_of_gap(config: Config, parts: Parts, metrics: Mapping[str, float], *, step: int) -> None:
-    """Say so where the sampler's log-probabilities are not the trainer's: then pi_old is not what has sampled."""
-    gap, limit = metrics.get("rollout/engine_logprob_gap_mean", 0.0), config.rollout.max_logprob_gap
-    if limit is not None and not gap <= limit:  # NaN is a gap too
-        parts.tracker.message(
-            f"step {step}: sampler and trainer differ by {gap:.3g} nats a token on average (rollout.max_logprob_gap="
-            f"{limit:g}): the engine may hold other weights, or compute in a coarser dtype"
-        )
 
 
 def sync_engine(parts: Parts, progress: Progress) -> None:

@@ -93,6 +93,20 @@ def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, weigh
     return _weighted_sum(torch.expm1(log_q) - log_q, trained, weights)
 
 
+def engine_weights(old_logprobs: Tensor, engine_logprobs: Tensor, mask: Tensor, *, cap: float) -> Tensor:
+    """Truncated importance sampling: `[N, T]` min(pi_old / pi_engine, `cap`), without gradient, 1 where nothing trains.
+
+    For an engine that does not sample from quite the policy that the trainer computes (other kernels, a coarser type):
+    a token's loss times its weight has, but for the truncation, the expectation it would have under pi_old. All three
+    are `[N, T]`; the log-ratio is clamped to +-20. Not in the paper; off unless `loss.engine_correction: tis`. Raises
+    ValueError for shapes that do not fit and for a `cap` that is not positive.
+    """
+    _check_shapes(old_logprobs, {"engine_logprobs": engine_logprobs, "mask": mask}, {})
+    if not cap > 0:
+        raise ValueError(f"cap must be above 0 (it bounds pi_old / pi_engine), got {cap}")
+    return _masked_log_ratio(old_logprobs.detach(), engine_logprobs.detach(), mask.bool()).exp().clamp(max=cap)
+
+
 def aggregation_weights(
     lengths: Tensor, group_ids: Tensor, *, aggregate: Aggregate, max_length: int | None = None
 ) -> Tensor:

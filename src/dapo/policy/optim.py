@@ -51,11 +51,12 @@ class MasterAdamW:
         for parameter in (*self._working.values(), *self.masters.values()):
             parameter.grad = None
 
-    def update(self, lr: float) -> tuple[float, bool]:
+    def update(self, lr: float, *, is_sound: bool = True) -> tuple[float, bool]:
         """One AdamW step at rate `lr` on the gradients that backward has left; they are freed.
 
-        Returns the global norm before clipping, and whether the update was skipped because that norm is not finite.
-        Raises NumericsError at the `max_skipped_updates`-th skip in a row.
+        Returns the global norm before clipping, and whether the update was skipped: because that norm is not finite, or
+        because the caller knows that it is not `is_sound`. Raises NumericsError where the step has led the weights out
+        of the finite numbers: they are lost then.
         """
         for master in self.masters.values():
             if master.grad is None:  # no sample reached it: decay and momentum go on all the same
@@ -63,18 +64,31 @@ class MasterAdamW:
         gradients = [master.grad for master in self.masters.values() if master.grad is not None]
         total_norm = get_total_norm(gradients)
         norm = float(total_norm)
-        if skipped := not norm < float("inf"):
-            self._count_skip(norm)
+        if skipped := not (is_sound and norm < float("inf")):
+            self.skipped_in_a_row += 1
         else:
             clip_grads_with_norm_(self.masters.values(), self._config.max_grad_norm, total_norm)
             for group in self._adamw.param_groups:
                 group["lr"] = lr
             self._adamw.step()
+            self.require_finite()
             self.refresh()
             self.num_updates += 1
             self.skipped_in_a_row = 0
         self.zero_grad()
         return norm, skipped
+
+    @torch.no_grad()
+    def require_finite(self) -> None:
+        """Raise NumericsError, which names it, where a weight is not a finite number."""
+        # the largest of each, and nan is larger than all: one pass that makes no second copy
+        largest = torch.stack(torch._foreach_norm(list(self.masters.values()), float("inf")))
+        if not largest.isfinite().all():
+            name = next(name for name, master in self.masters.items() if not master.isfinite().all())
+            raise NumericsError(
+                f"the weights are not finite after {self.num_updates} sound updates ({name} first): they are neither "
+                "saved nor sampled from; lower optim.lr, or look at loss/* and optim/grad_norm before it happened"
+            )
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -112,14 +126,6 @@ class MasterAdamW:
                 state[i] = {"step": step} | {kind: values[name].clone() for kind, values in moments.items()}
         self._adamw.load_state_dict({"state": state, "param_groups": self._adamw.state_dict()["param_groups"]})
         self.num_updates, self.skipped_in_a_row = num_updates, skipped_in_a_row
-
-    def _count_skip(self, norm: float) -> None:
-        self.skipped_in_a_row += 1
-        if self.skipped_in_a_row >= self._config.max_skipped_updates:
-            raise NumericsError(
-                f"the gradient norm was not finite ({norm}) in {self.skipped_in_a_row} updates in a row "
-                "(optim.max_skipped_updates); lower optim.lr, or look at loss/* and optim/grad_norm before it happened"
-            )
 
 
 def _gradient_mover(master: torch.nn.Parameter) -> Callable[[Tensor], None]:

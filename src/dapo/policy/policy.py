@@ -1,6 +1,7 @@
 """The trained model: its log-probabilities before a step, and the optimiser updates of Algorithm 1, line 11."""
 
 import copy
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dapo.algo.loss import aggregation_weights, kl_penalty, policy_loss
+from dapo.algo.loss import aggregation_weights, engine_weights, kl_penalty, policy_loss
 from dapo.config import LossConfig, OptimConfig
 from dapo.policy.checkpoint import OptimizerCopy, load_optimizer, save_optimizer
 from dapo.policy.logprobs import chunks, hidden_states, score_tokens, token_logprobs, use_packed_forward
@@ -64,7 +65,11 @@ class Policy:
         self._max_response_tokens = max_response_tokens
 
     def weights(self) -> MasterWeights:
-        """For engines and export; reads the weights as they are at that moment."""
+        """For engines and export; reads the weights as they are at that moment.
+
+        Raises NumericsError where a weight is not finite.
+        """
+        self._optimizer.require_finite()
         return MasterWeights(self._optimizer.masters, self._optimizer.tied)
 
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
@@ -87,24 +92,39 @@ class Policy:
         - `loss/clip_low_fraction`, `loss/clip_high_fraction`: tokens that the clip robs of their gradient;
           `loss/clip_dual_fraction` where there is a dual clip; `loss/clipped_high_prob_mean` where any is up-clipped;
         - `rollout/engine_logprob_gap_mean`, `_max`: |engine - old| in nats, where the engine's are known;
-        - `optim/grad_norm` before clipping; `optim/lr`; `optim/skipped`: 1 if the norm was not finite, else 0.
+        - `loss/engine_weight_mean`, `loss/engine_weight_truncated_fraction` with `loss.engine_correction: tis`;
+        - `optim/grad_norm` before clipping; `optim/lr`; `optim/skipped`: 1 if the update was not made, because the loss
+          or that norm is not finite, or `loss/approx_kl` above `loss.max_approx_kl`; else 0.
 
-        Raises NumericsError after `optim.max_skipped_updates` skips in a row.
+        Raises NumericsError where the update has led the weights out of the finite numbers.
         """
         rate = learning_rate(step, lr=self._optim.lr, warmup_steps=self._optim.warmup_steps)
         self._optimizer.zero_grad()
         rows, weights = self._rows_to_compute(minibatch)
         sums = [part for microbatch in self._pack(rows) for part in self._backward(microbatch, rows, weights)]
-        norm, skipped = self._optimizer.update(rate)
-        optimizer_metrics = {"optim/grad_norm": norm, "optim/lr": rate, "optim/skipped": float(skipped)}
-        return _token_metrics(sums, self._loss) | optimizer_metrics
+        metrics = _token_metrics(sums, self._loss)
+        norm, skipped = self._optimizer.update(rate, is_sound=_is_sound(metrics, self._loss))
+        return metrics | {"optim/grad_norm": norm, "optim/lr": rate, "optim/skipped": float(skipped)}
+
+    @property
+    def skipped_in_a_row(self) -> int:
+        """Updates that were not made since the last that was."""
+        return self._optimizer.skipped_in_a_row
 
     def save(self, directory: str | Path) -> None:
-        """Write weights, AdamW's moments and counters into `directory`, which exists."""
+        """Write weights, AdamW's moments and counters into `directory`, which exists.
+
+        Raises NumericsError, and writes nothing, where a weight is not finite.
+        """
+        self._optimizer.require_finite()
         save_optimizer(self._optimizer, Path(directory))
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy the state; the result writes the copy like `save`, in any thread, until the next snapshot is taken."""
+        """Copy the state; the result writes the copy like `save`, in any thread, until the next snapshot is taken.
+
+        Raises NumericsError where a weight is not finite.
+        """
+        self._optimizer.require_finite()
         return self._copy.take()
 
     def load(self, directory: str | Path) -> None:
@@ -184,6 +204,8 @@ class Policy:
             tokens["old"] = of_tokens(old)
         if all(row.engine_logprobs for row in rows):
             tokens["engine"] = of_tokens([row.engine_logprobs for row in rows])
+        elif self._loss.engine_correction == "tis":
+            raise ValueError("loss.engine_correction=tis needs engine_logprobs for all samples")
         if self._reference is not None:
             tokens["reference"] = token_logprobs(self._reference, microbatch, temperature=self._temperature)
         if any(len(values) != sum(microbatch.lengths) for values in tokens.values()):
@@ -197,16 +219,18 @@ def _objective(
     """The loss of `[n]` tokens, each a response of its own with its response's advantage and weight, and their sums."""
     mask, weights = tokens["mask"], tokens["weights"]
     old = tokens.get("old", logprobs.detach())
+    correction, corrected = _engine_correction(old, tokens, config)
     loss, sums = policy_loss(
         logprobs[:, None],
         old[:, None],
         tokens["advantages"],
         mask[:, None],
-        weights,
+        weights * correction,
         clip_low=config.clip_low,
         clip_high=config.clip_high,
         dual_clip=config.dual_clip,
     )
+    sums |= corrected
     sums["loss"] = loss.detach()
     sums["entropy"] = entropies.detach()[mask].sum()
     if "engine" in tokens:
@@ -220,6 +244,26 @@ def _objective(
     if config.entropy_coef > 0:
         loss = loss - config.entropy_coef * (weights * entropies)[mask].sum()
     return loss, sums
+
+
+def _engine_correction(
+    old: Tensor, tokens: Mapping[str, Tensor], config: LossConfig
+) -> tuple[Tensor | float, dict[str, Tensor]]:
+    """`[n]` what `loss.engine_correction` multiplies each token's policy loss by, and its sums."""
+    if config.engine_correction == "none":
+        return 1.0, {}
+    mask, cap = tokens["mask"], config.engine_correction_cap
+    correction = engine_weights(old[:, None], tokens["engine"][:, None], mask[:, None], cap=cap)[:, 0]
+    return correction, {
+        "engine_weight": correction[mask].sum(dtype=torch.float64),
+        "engine_truncated": (correction[mask] >= cap).sum(),
+    }
+
+
+def _is_sound(metrics: Mapping[str, float], config: LossConfig) -> bool:
+    """Is the loss finite, and the policy still near the one whose tokens it learns from?"""
+    approx_kl, limit = metrics.get("loss/approx_kl", 0.0), config.max_approx_kl
+    return math.isfinite(metrics["loss/policy"]) and (limit is None or approx_kl <= limit)
 
 
 def _token_metrics(parts: Sequence[Mapping[str, Tensor]], config: LossConfig) -> dict[str, float]:
@@ -244,6 +288,9 @@ def _token_metrics(parts: Sequence[Mapping[str, Tensor]], config: LossConfig) ->
     }
     if config.dual_clip is not None:
         means["loss/clip_dual_fraction"] = "clipped_dual"
+    if config.engine_correction == "tis":
+        means["loss/engine_weight_mean"] = "engine_weight"
+        means["loss/engine_weight_truncated_fraction"] = "engine_truncated"
     metrics |= {name: sums[key] / count for name, key in means.items()}
     if sums["clipped_high"]:
         metrics["loss/clipped_high_prob_mean"] = sums["clipped_high_prob_sum"] / sums["clipped_high"]

@@ -1,0 +1,84 @@
+"""Numbers that go wrong: what a run warns of, and what it stops for once its step is whole and can be saved."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from dapo.config import Config
+from dapo.errors import NumericsError
+from dapo.parts import Parts, Progress
+from dapo.rollout import Batch
+
+COLLAPSED_STEPS = 5
+"""Steps in a row below rollout.min_entropy that end a run: one such step may be a batch of easy problems."""
+
+
+def warn_of_numbers(
+    config: Config, parts: Parts, metrics: Mapping[str, float], updates: Sequence[Mapping[str, float]], *, step: int
+) -> None:
+    """Say so where updates were skipped, and where the engine's log-probabilities are not the trainer's."""
+    for told in (_skips(updates), _gap(config, metrics)):
+        if told:
+            parts.tracker.message(f"step {step}: {told}")
+
+
+def collapsed_steps(config: Config, batch: Batch, before: int) -> int:
+    """Steps in a row, this one included, whose policy was all but deterministic."""
+    entropy, limit = sampled_entropy(batch), config.rollout.min_entropy
+    if entropy is None:
+        return before
+    return before + 1 if limit is not None and entropy < limit else 0
+
+
+def sampled_entropy(batch: Batch) -> float | None:
+    """The policy's entropy in nats a token, estimated by the mean of -log p over the tokens that it sampled.
+
+    Unlike loss/entropy it knows the groups that carried no signal, which a collapsing policy has most of; like every
+    figure of a run it leaves out what was in flight when the batch closed. None where no token was sampled.
+    """
+    logprobs = [
+        logprob
+        for group, fate in batch.judged
+        if fate != "surplus"
+        for generation in group.generations
+        for logprob in generation.logprobs
+    ]
+    return -fmean(logprobs) if logprobs else None
+
+
+def require_sound_numbers(config: Config, parts: Parts, progress: Progress) -> None:
+    """Raise NumericsError, in words, where going on would be in vain. The finished step is worth saving."""
+    skipped, allowed = parts.policy.skipped_in_a_row, config.optim.max_skipped_updates
+    if skipped >= allowed:
+        raise NumericsError(
+            f"{skipped} updates in a row were skipped (optim.max_skipped_updates={allowed}): the loss or the gradient "
+            "was not finite, or the policy too far from the one that sampled (loss.max_approx_kl="
+            f"{config.loss.max_approx_kl}); lower optim.lr, or look at loss/* and optim/grad_norm before it happened"
+        )
+    if progress.collapsed_steps >= COLLAPSED_STEPS:
+        raise NumericsError(
+            f"the policy has collapsed: its entropy was below {config.rollout.min_entropy:g} nats a token "
+            f"(rollout.min_entropy) in {progress.collapsed_steps} steps in a row, so the responses to a prompt are all "
+            "alike; start again with a lower optim.lr or a higher loss.clip_high"
+        )
+
+
+def _skips(updates: Sequence[Mapping[str, float]]) -> str:
+    skipped = [update for update in updates if update["optim/skipped"]]
+    if not skipped:
+        return ""
+    causes = [
+        f"gradient norm {update['optim/grad_norm']:.3g}, loss/approx_kl {update.get('loss/approx_kl', 0.0):.3g}"
+        for update in skipped
+    ]
+    return f"{len(skipped)} of {len(updates)} updates skipped, the first with {causes[0]}"
+
+
+def _gap(config: Config, metrics: Mapping[str, float]) -> str:
+    """Then pi_old is not what has sampled, unless the loss is corrected for it."""
+    gap, limit = metrics.get("rollout/engine_logprob_gap_mean", 0.0), config.rollout.max_logprob_gap
+    if limit is None or gap <= limit or config.loss.engine_correction != "none":  # NaN is a gap too
+        return ""
+    return (
+        f"sampler and trainer differ by {gap:.3g} nats a token on average (rollout.max_logprob_gap={limit:g}): the "
+        "engine may hold other weights, or compute in a coarser dtype, which loss.engine_correction=tis corrects"
+    )
