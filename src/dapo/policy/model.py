@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import pickle
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,8 +104,13 @@ def _as_config_error(name: str) -> Iterator[None]:
     """What transformers says of a model that it cannot load, in one line."""
     try:
         yield
-    except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError, pickle.UnpicklingError) as error:
         cause = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        if "trust_remote_code" in str(error):
+            raise ConfigError(
+                f"model {name!r} comes with Python code of its own, which is not run unasked: read it, and set "
+                "model.trust_remote_code=true if you trust it"
+            ) from error
         raise ConfigError(
             f"model {name!r} cannot be loaded as an alias ({', '.join(ALIASES)}), a directory or a Hugging Face id: "
             f"{cause}"
