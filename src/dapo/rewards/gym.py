@@ -20,7 +20,7 @@ TASK, CONFIG, ENTRY = "gym_task", "gym_config", "gym_entry"
 
 _SHORT_CHARS = 200
 _REMEMBERED_TASKS = 256
-_TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_TAG = re.compile(r"<(?P<close>/?)answer>", re.IGNORECASE)
 _RUNS_CODE = re.compile(r"\b(?:eval|exec|parse_expr|sympify)\(")
 _NAME = re.compile(r"[^\W\d]\w+")
 _FUNCTIONS = re.compile("a?(?:sin|cos|tan)h?|log|ln|exp|sqrt|[Aa]bs|pi|oo")
@@ -88,14 +88,26 @@ class GymVerifier:
 def extract(response: str) -> str | None:
     """The answer's text, or None if the response gives none."""
     text = final_part(response)
-    if tagged := _TAGS.findall(text):
-        return tagged[-1].strip()
+    if (tagged := _last_tagged(text)) is not None:
+        return tagged.strip()
     line = answer_line(text)
     if line is None:
         line = last_boxed(text)
     if line is None and "\n" not in text.strip() and len(text) <= _SHORT_CHARS:
         line = text
     return line.strip() if line and line.strip() else None
+
+
+def _last_tagged(text: str) -> str | None:
+    """The last `<answer>...</answer>`, in time linear in the text: a pattern for both would look far from each tag."""
+    start: int | None = None
+    tagged = None
+    for tag in _TAG.finditer(text):
+        if not tag["close"]:
+            start = tag.end() if start is None else start
+        elif start is not None:
+            tagged, start = text[start : tag.start()], None
+    return tagged
 
 
 def _best_score(task: Task, answer: str | None, entry: Mapping[str, Any]) -> float:
