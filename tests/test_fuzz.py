@@ -219,8 +219,8 @@ VERIFIERS: dict[str, Callable[[], Any]] = {
     "gym": lambda: get_verifier("gym"),
 }
 REFERENCE = "7351902"  # no fuzzer writes that by chance
-SIZES = 200_000
-"""Characters: twice what the longest response of the paper, 20,480 tokens, comes to."""
+SIZES = 100_000
+"""Characters: what the longest response of the paper, 20,480 tokens, comes to."""
 BOMBS = {
     "no end of one letter": "x" * SIZES,
     "no end of digits": "7" * SIZES,

@@ -15,7 +15,7 @@ from dapo.types import Problem, Verdict
 
 NAME = "hostile_functions:does"
 PROBLEM = Problem("1", "Q", "A")
-TIMEOUT_S, SLACK_S = 1.0, 3.0
+TIMEOUT_S, SLACK_S = 2.0, 10.0
 AMPLE_S = 30.0
 """For a deed that ends by itself or by another limit, on a machine busy with others."""
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and orphans are those of Linux")
@@ -44,7 +44,7 @@ def alive(pid):
         return False
 
 
-LATE = "timed out after 1 s"
+LATE = "timed out after 2 s"
 TOO_LARGE = "the worker process and what it had started used more than 0.5 GiB (reward.memory_gib)"
 DEEDS = {
     "loop": LATE,
@@ -162,14 +162,19 @@ def test_weights_that_lead_out_of_the_numbers_are_an_error():
 
 
 def test_five_percent_hanging_verifiers_cost_their_time_limit_and_little_more():
-    """160 verdicts of 20 ms, 8 of them never: what the limit implies is 8 times 0.5 s over two workers."""
-    timeout_s, count, workers = 0.5, 160, 2
+    """80 verdicts of 20 ms, 4 of them never: what the limit implies is 4 times 2 s over two workers. What a verdict and
+    the start of a worker take is measured on the machine as it is, and a sound verdict has a hundred times its time."""
+    timeout_s, count, workers = 2.0, 80, 2
     texts = ["sleep" if i % 20 == 10 else f"Answer: {i}" for i in range(count)]
+    begun = time.monotonic()
     with VerifierPool("hostile_functions:does_slowly", timeout_s=timeout_s, workers=workers) as pool:
         pool.submit(PROBLEM, ["a"] * 8, [[1]] * 8).result(60)  # both are up
-        start = time.monotonic()
+        start_s, start = time.monotonic() - begun, time.monotonic()
+        pool.submit(PROBLEM, ["a"] * count, [[1]] * count).result(60)
+        sound_s, start = time.monotonic() - start, time.monotonic()
         verdicts = pool.submit(PROBLEM, texts, [[1]] * count).result(60)
         took = time.monotonic() - start
     late = [verdict.error is not None for verdict in verdicts]
     assert late == [text == "sleep" for text in texts]
-    assert took < 1.3 * (sum(late) * timeout_s + (count - sum(late)) * 0.025) / workers
+    hangs_s = sum(late) * timeout_s / workers
+    assert hangs_s <= took < 1.3 * (sound_s + hangs_s) + start_s

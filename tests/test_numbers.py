@@ -3,7 +3,7 @@ with a saved state and a sentence."""
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,8 @@ from dapo.assemble import build_parts, read_inputs
 from dapo.commands import resume_run, start_run
 from dapo.config import Config, load_config
 from dapo.engines.engine import RolloutEngine, WeightSource
-from dapo.errors import NumericsError
+from dapo.engines.inspection import InspectedEngine
+from dapo.errors import EngineError, NumericsError
 from dapo.health import sampled_entropy
 from dapo.parts import Parts, Progress
 from dapo.rewards.judge import InlineJudge
@@ -288,11 +289,11 @@ def test_a_collapsed_policy_ends_the_run_saved_and_says_why(tmp_path: Path, caps
 # the gap between sampler and trainer
 
 
-class BiasedEngine:
-    """A sound engine whose log-probabilities are all `nats` too low."""
+class AlteredEngine:
+    """A sound engine, but for what `alter` makes of each answer."""
 
-    def __init__(self, engine: RolloutEngine, nats: float) -> None:
-        self._engine, self._nats = engine, nats
+    def __init__(self, engine: RolloutEngine, alter: Callable[[Generation], Generation]) -> None:
+        self._engine, self._alter = engine, alter
 
     def load_weights(self, weights: WeightSource, version: int) -> None:
         self._engine.load_weights(weights, version)
@@ -301,7 +302,7 @@ class BiasedEngine:
         self._engine.submit(requests)
 
     def poll(self) -> list[Generation]:
-        return [replace(g, logprobs=tuple(p - self._nats for p in g.logprobs)) for g in self._engine.poll()]
+        return [self._alter(generation) for generation in self._engine.poll()]
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
         return self._engine.abort(request_ids)
@@ -318,7 +319,7 @@ def test_over_the_limit_the_run_warns_or_corrects(
     overrides = [f"loss.engine_correction={correction}", f"train.minibatch_groups={minibatch_groups}"]
     config = tiny("train.num_steps=2", "model.dtype=float64", *overrides)
     with parts_of(config, tmp_path / "run") as parts:
-        parts.engine = BiasedEngine(parts.engine, 0.5)
+        parts.engine = AlteredEngine(parts.engine, lambda g: replace(g, logprobs=tuple(p - 0.5 for p in g.logprobs)))
         train(config, parts, Progress())
     said, rows = capsys.readouterr().out, metrics(tmp_path / "run")
     assert [row["rollout/engine_logprob_gap_mean"] for row in rows] == pytest.approx([0.5, 0.5])
@@ -337,3 +338,32 @@ def test_with_an_engine_that_agrees_a_corrected_run_is_the_plain_one_within_roun
             train(config, parts, Progress())
         ends += checkpoints(tmp_path / correction).values()
     assert_close(*ends, relative=1e-9)
+
+
+# an engine that answers nonsense
+
+
+@pytest.mark.parametrize(
+    ("nonsense", "message"),
+    [
+        (lambda g: replace(g, logprobs=(math.nan, *g.logprobs[1:])), "got nan at token 0"),
+        (lambda g: replace(g, version=1), "expected weights of version 2, got version 1"),
+        (lambda g: replace(g, token_ids=(10**6, *g.token_ids[1:])), "got 1000000 at token 0"),
+    ],
+)
+def test_nothing_that_an_engine_got_wrong_is_trained_on_and_the_step_before_is_saved(
+    tmp_path: Path, nonsense: Callable[[Generation], Generation], message: str
+):
+    config = tiny("train.num_steps=2")
+    with parts_of(config, tmp_path / "sound") as parts:
+        train(config, parts, Progress())
+    config = tiny("train.num_steps=5")
+    with parts_of(config, tmp_path / "run") as parts:
+        altered = AlteredEngine(parts.engine, lambda g: nonsense(g) if g.version == 2 else g)
+        parts.engine = InspectedEngine(altered, vocabulary=1000)
+        with pytest.raises(EngineError, match=message):
+            train(config, parts, Progress())
+    assert [row["step"] for row in metrics(tmp_path / "run")] == [1, 2]
+    sound, saved = checkpoints(tmp_path / "sound"), checkpoints(tmp_path / "run")
+    assert sound.keys() == saved.keys() == {"step_000002"}
+    assert_close(saved["step_000002"], sound["step_000002"], relative=0)
