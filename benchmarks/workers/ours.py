@@ -76,6 +76,7 @@ class Ours:
         self.parts = self._stack.enter_context(
             build_parts(self.config, self.inputs, self.judge, run, display, first_step=1)
         )
+        self._stack.callback(self.parts.tracker.close)
         self.progress = Progress()
         return {
             "config": self.config.model_dump(mode="json"),
