@@ -1,0 +1,156 @@
+"""What makes two texts the same problem, and what kind of thing an answer is."""
+
+from fractions import Fraction
+
+import pytest
+
+from dapo.data.answers import answer_key, answer_type, answer_value
+from dapo.data.wording import Wrapper, find_wrapper, ngrams, normal_text, numbers, words
+
+BEFORE = "Solve the following problem step by step."
+AFTER = "Write the answer on the last line."
+QUESTIONS = [
+    "How many primes are below 20?",
+    "Find x if 2x = 10.",
+    "What is the area of a disc of radius 3?",
+    "Compute 5!",
+    "A train leaves at noon; when does it arrive?",
+    "Name the largest divisor of 91 below 91.",
+    "Let a + b = 3 and ab = 2. Find a.",
+    "How many edges has a cube?",
+    "Which digit is the last of 7^100?",
+]
+
+
+def test_the_instruction_around_most_questions_is_found_and_taken_off():
+    wrapper = find_wrapper(f"{BEFORE}\n\n{question}  {AFTER}" for question in QUESTIONS)
+    assert wrapper == Wrapper((tuple(BEFORE.split()),), (tuple(AFTER.split()),))
+    assert [wrapper.unwrap(f"{BEFORE}\n{question}\n\n{AFTER}") for question in QUESTIONS] == QUESTIONS
+    assert wrapper.unwrap("A question that stands alone.") == "A question that stands alone."
+
+
+def test_what_lies_between_keeps_its_own_spacing():
+    wrapper = Wrapper((("Solve", "this:"),), (("Thank", "you."),))
+    text = "Solve  this: a\n  b  \n Thank you."
+    assert text[slice(*wrapper.span(text))] == "a\n  b"
+
+
+def test_a_second_instruction_is_found_among_the_rows_without_the_first():
+    other = "Please think about this one carefully:"
+    texts = [f"{BEFORE} {question}" for question in QUESTIONS] + [f"{other} {question}" for question in QUESTIONS[:8]]
+    wrapper = find_wrapper(texts)
+    assert {wrapper.unwrap(text) for text in texts} == set(QUESTIONS)
+
+
+def test_a_word_that_most_questions_begin_with_is_not_taken_for_the_instruction():
+    questions = [f"Let x be {n}; find x." for n in range(6)] + [f"Find {n} + {n}." for n in range(4)]
+    wrapper = find_wrapper(f"{BEFORE} {question}" for question in questions)
+    assert wrapper.prefixes == (tuple(BEFORE.split()),)
+
+
+def test_copies_of_one_question_are_no_instruction():
+    wrapper = find_wrapper([*QUESTIONS, *["What is the area of a disc of radius 3?"] * 100])
+    assert wrapper == Wrapper()
+
+
+def test_few_texts_and_short_beginnings_are_left_as_they_are():
+    assert find_wrapper(f"{BEFORE} {question}" for question in QUESTIONS[:7]) == Wrapper()
+    assert find_wrapper(f"What is the {n}?" for n in range(20)) == Wrapper()
+
+
+def test_nothing_is_stripped_to_nothing():
+    wrapper = Wrapper((("a", "b"),), (("a", "b"), ("b",)))
+    assert [wrapper.unwrap(text) for text in ("a b", "a b b", "", "  ")] == ["a", "b", "", "  "]
+
+
+def test_wrappers_of_two_sides_are_joined_the_longest_first():
+    joined = Wrapper((("a",),), (("x",),)) | Wrapper((("a", "b"), ("a",)))
+    assert joined == Wrapper((("a", "b"), ("a",)), (("x",),))
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "same"),
+    [
+        ("Find x.", "  find\n X?", True),
+        ("Find x", "“Find x.”", True),
+        ("Compute 5!", "Compute 5", False),
+        ("Compute x²", "Compute x2", False),
+        ("Compute -5", "Compute 5", False),
+        ("a+b", "a + b", False),
+    ],
+)
+def test_normal_text_forgives_case_whitespace_and_punctuation_at_the_ends(left, right, same):
+    assert (normal_text(left) == normal_text(right)) is same
+
+
+def test_words_are_letters_and_digits_whatever_the_layout():
+    assert words(r"Let $\left(\dfrac{a}{b}\right)$, 3x^2") == ["let", "frac", "a", "b", "3x", "2"]
+    assert words(r"\text{If } x\,=\,1") == words("if x = 1") == ["if", "x", "1"]
+
+
+def test_numbers_are_sorted_and_thousands_separators_are_none():
+    assert numbers("3 men, 1,000 nuts and 2.5 hours") == ["1000", "2.5", "3"]
+
+
+def test_runs_of_words_and_a_short_text_is_one_run():
+    assert ngrams("abcd", 3) == [("a", "b", "c"), ("b", "c", "d")]
+    assert ngrams("ab", 3) == [("a", "b")]
+    assert ngrams("", 3) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        ("12", "integer"),
+        ("-1,234", "integer"),
+        ("−7.", "integer"),
+        ("\\boxed{$7$}", "integer"),
+        ("$$", "text"),
+        ("\\boxed{\\frac{1}{2}}", "fraction"),
+        ("{1}/{2}", "expression"),
+        ("2.50", "number"),
+        ("3.0", "number"),
+        ("50\\%", "number"),
+        ("3/4", "fraction"),
+        ("-\\frac{1}{2}", "fraction"),
+        ("\\tfrac34", "fraction"),
+        ("1/0", "expression"),
+        ("(B)", "letter"),
+        ("\\text{(D)}", "letter"),
+        ("x", "expression"),
+        ("2\\sqrt{3}", "expression"),
+        ("\\sin x + \\arccos y", "expression"),
+        ("[0, 1)", "expression"),
+        ("\\frac{1}{2", "expression"),
+        ("yes", "text"),
+        ("\\text{Monday}", "text"),
+        ("5 apples", "text"),
+        ("?", "text"),
+    ],
+)
+def test_kinds_of_answers(answer, kind):
+    assert answer_type(answer) == kind
+
+
+def test_values_of_answers():
+    assert answer_value("-\\frac{-3}{6}") == Fraction(1, 2)
+    assert answer_value("$1,234.50$") == Fraction(2469, 2)
+    assert answer_value("\\sqrt{4}") is None
+    assert answer_value("9" * 5000) is None
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "same"),
+    [
+        ("0.5", "\\frac{1}{2}", True),
+        ("1,000", "$1000.0$", True),
+        ("Yes", "yes.", True),
+        ("(B)", "\\text{B}", True),
+        ("x + 1", "x+1", True),
+        ("f", "F", False),
+        ("1/2", "2/1", False),
+        ("x", "-x", False),
+    ],
+)
+def test_answers_are_the_same_by_value_or_spelling(left, right, same):
+    assert (answer_key(left) == answer_key(right)) is same
