@@ -34,7 +34,7 @@ LAYERS = [
     | {"train"},
     {"distributed"},
     {"assemble"},
-    {"commands", "eval_command", "reward_command", "cli", "__main__"},
+    {"commands", "eval_command", "reward_command", "data_commands", "data_stats", "cli", "data_cli", "__main__"},
 ]
 
 # where an optional package may be imported: inside functions of one file of each folder named here
@@ -44,6 +44,7 @@ OPTIONAL_HOMES = {
     "peft": {"policy"},
     "datasets": {"data"},
     "jsonschema": {"rewards"},
+    "datasketch": {"data"},
     "reasoning_gym": {"data", "rewards"},
     "tensorboard": {"telemetry"},
     "trackio": {"telemetry"},

@@ -16,6 +16,7 @@ from dapo.types import Message, Problem, Prompt
 
 PROMPT_COLUMNS = ("prompt", "question", "problem")
 ANSWER_COLUMNS = ("reward_model.ground_truth", "answer", "solution", "ground_truth", "target")
+SOURCE_COLUMNS = ("data_source", "source")
 # pandas writes a frame's index as a column of this name; it would tell copies of a problem apart
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 _THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
@@ -24,9 +25,9 @@ _THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
 def problem_from_row(row: Mapping[str, Any], *, where: str, source: str, columns: Columns = ANY_COLUMNS) -> Problem:
     """Read one row; a column in a column is named with a dot (`reward_model.ground_truth`).
 
-    `where` names the row in errors. Further columns become `fields`; `data_source`, if there, is the problem's source.
-    An answer of GSM8K's form becomes the number after `####`, and the worked solution `fields["solution"]`.
-    Raises DataError.
+    `where` names the row in errors. Further columns become `fields`; `data_source` or `source`, if there, is the
+    problem's source. An answer of GSM8K's form becomes the number after `####`, and the worked solution
+    `fields["solution"]`. Raises DataError.
     """
     prompt_column = _column(row, columns.prompt, PROMPT_COLUMNS, what="prompt", where=where)
     answer_column = _column(row, columns.answer, ANSWER_COLUMNS, what="answer", where=where)
@@ -41,12 +42,12 @@ def problem_from_row(row: Mapping[str, Any], *, where: str, source: str, columns
     answer = _after_mark(text)
     if answer != text:
         fields.setdefault("solution", text)
-    named_source = fields.get("data_source")
+    sources = [fields[name] for name in SOURCE_COLUMNS if isinstance(fields.get(name), str) and fields[name]]
     return Problem(
         id=problem_id(prompt, answer),
         prompt=prompt,
         answer=answer,
-        source=named_source if isinstance(named_source, str) and named_source else source,
+        source=sources[0] if sources else source,
         fields=fields,
     )
 

@@ -1,0 +1,118 @@
+"""Training problems that give an evaluation problem away: shared runs of words."""
+
+from collections import Counter
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+from dapo.data.rows import prompt_text
+from dapo.data.wording import find_wrapper, ngrams, words
+from dapo.types import Problem
+
+
+@dataclass(frozen=True)
+class Contaminated:
+    """A training row, and the evaluation problem whose words it shares."""
+
+    row: int
+    """From 1, in the order of the source."""
+    problem: Problem
+    question: str
+    """Without the instruction around it."""
+    against: Problem
+    against_question: str
+    share: float
+    """Of the evaluation problem's word runs."""
+    passage: str
+    """The longest that both have, as words."""
+
+    def as_json(self) -> dict[str, Any]:
+        """A line of the report."""
+        return {
+            "row": self.row,
+            "id": self.problem.id,
+            "share": round(self.share, 4),
+            "matching_text": self.passage,
+            "question": self.question,
+            "answer": self.problem.answer,
+            "against_source": self.against.source,
+            "against_id": self.against.id,
+            "against_question": self.against_question,
+            "against_answer": self.against.answer,
+        }
+
+
+@dataclass(frozen=True)
+class Match:
+    """What a text has in common with the evaluation problem that it has most in common with."""
+
+    place: int
+    """Of the problem among those of the index."""
+    share: float
+    """Of that problem's word runs."""
+    passage: str
+    """The longest that both have."""
+
+
+def decontaminate(
+    train: Sequence[Problem], against: Sequence[Problem], *, ngram: int, min_share: float
+) -> tuple[list[Problem], list[Contaminated]]:
+    """Rows without much in common with an evaluation problem, and the others, each in the order of the source.
+
+    A row goes where it holds at least `min_share` of an evaluation problem's runs of `ngram` words (letters and digits
+    in lower case). An evaluation problem of no more words than that is one run, which only an equal text holds.
+    Instructions that most of the texts on either side share play no part.
+    """
+    texts = [prompt_text(problem.prompt) for problem in train]
+    held_out = {prompt_text(problem.prompt): problem for problem in against}
+    # what is taken off by mistake is taken off on both sides, so that small evaluation sets can be trusted here
+    wrapper = find_wrapper(texts) | find_wrapper(held_out, least=2)
+    references, originals = [wrapper.unwrap(text) for text in held_out], list(held_out.values())
+    index = OverlapIndex(references, ngram)
+    # released files repeat a text up to a hundred times
+    matches = {text: index.best(wrapper.unwrap(text)) for text in dict.fromkeys(texts)}
+    kept, removed = [], []
+    for row, (problem, text) in enumerate(zip(train, texts, strict=True), start=1):
+        match = matches[text]
+        if match is None or match.share < min_share:
+            kept.append(problem)
+        else:
+            question, reference = wrapper.unwrap(text), references[match.place]
+            removed.append(
+                Contaminated(
+                    row, problem, question, originals[match.place], reference, match.share, passage=match.passage
+                )
+            )
+    return kept, removed
+
+
+class OverlapIndex:
+    """Texts, searchable for the one that gives most of its word runs to another."""
+
+    def __init__(self, texts: Sequence[str], ngram: int) -> None:
+        self._ngram = ngram
+        self._runs = [frozenset(ngrams(words(text), ngram)) for text in texts]
+        self._places: dict[tuple[str, ...], list[int]] = {}
+        for place, runs in enumerate(self._runs):
+            for run in runs:
+                self._places.setdefault(run, []).append(place)
+
+    def best(self, text: str) -> Match | None:
+        """The indexed text of which this one holds the largest share, the first of equals; None: nothing is shared."""
+        runs = ngrams(words(text), self._ngram)
+        shared = Counter(place for run in set(runs) for place in self._places.get(run, ()))
+        if not shared:
+            return None
+        place = min(shared, key=lambda place: (-shared[place] / len(self._runs[place]), place))
+        passage = longest_passage(runs, self._runs[place])
+        return Match(place, shared[place] / len(self._runs[place]), passage)
+
+
+def longest_passage(runs: Sequence[tuple[str, ...]], reference: Set[tuple[str, ...]]) -> str:
+    """The words of the longest series of neighbouring runs that are all in the reference."""
+    longest: tuple[str, ...] = ()
+    current: tuple[str, ...] = ()
+    for run in runs:
+        current = () if run not in reference else (*current, run[-1]) if current else run
+        longest = max(longest, current, key=len)
+    return " ".join(longest)

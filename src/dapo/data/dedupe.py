@@ -1,0 +1,154 @@
+"""Copies of a problem: the same text in another dress, then nearly the same text with the same numbers and answer."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from dapo.data.answers import answer_key
+from dapo.data.near import NearIndex
+from dapo.data.rows import prompt_text
+from dapo.data.wording import find_wrapper, normal_text, numbers
+from dapo.types import Problem
+
+Rule: TypeAlias = Literal["exact copy", "near copy", "outvoted answer", "contradictory answers"]
+RULES: tuple[Rule, ...] = ("exact copy", "near copy", "outvoted answer", "contradictory answers")
+
+
+@dataclass(frozen=True)
+class Removed:
+    """A row that is left out, and why."""
+
+    row: int
+    """From 1, in the order of the source."""
+    problem: Problem
+    rule: Rule
+    kept_row: int | None
+    """The row that it is a copy of; None: its copies contradict each other, and none is kept."""
+    kept: Problem | None
+    similarity: float = 1.0
+
+    def as_json(self) -> dict[str, Any]:
+        """A line of the report; the text only where it is not that of the row that is kept."""
+        line: dict[str, Any] = {
+            "row": self.row,
+            "id": self.problem.id,
+            "rule": self.rule,
+            "copy_of_row": self.kept_row,
+            "copy_of_id": self.kept.id if self.kept else None,
+            "answer": self.problem.answer,
+            "source": self.problem.source,
+        }
+        if self.rule == "exact copy":
+            return line
+        line |= {"question": prompt_text(self.problem.prompt)}
+        if self.kept:
+            line |= {"kept_answer": self.kept.answer, "kept_question": prompt_text(self.kept.prompt)}
+        return line | ({"similarity": round(self.similarity, 4)} if self.rule == "near copy" else {})
+
+
+@dataclass(frozen=True)
+class Deduplicated:
+    """What is left, in the order of the source, and what is not."""
+
+    kept: tuple[Problem, ...]
+    removed: tuple[Removed, ...]
+    conflicts: int
+    """Texts whose copies had different answers."""
+    look_alikes: int
+    """Problems that are kept although nearly the same as an earlier one: their numbers or answers differ."""
+
+    @property
+    def by_rule(self) -> dict[Rule, int]:
+        """How many rows fell to which rule."""
+        counts = Counter(removed.rule for removed in self.removed)
+        return {rule: counts[rule] for rule in RULES}
+
+
+def deduplicate(
+    problems: Sequence[Problem], *, threshold: float | None, on_progress: Callable[[int], None] = lambda done: None
+) -> Deduplicated:
+    """Keep the first row of each problem.
+
+    Exact copies have the same text but for case, whitespace, punctuation at the ends and the instruction around it.
+    If their answers differ, the answer that most of the rows have is kept; without a majority no row is, because
+    nothing says which one is right. Near copies have word runs of at least `threshold` Jaccard similarity (None: they
+    are not looked for), the same numbers and the same answer: texts that differ in those are different problems.
+    """
+    wrapper = find_wrapper(prompt_text(problem.prompt) for problem in _distinct(problems))
+    stripped = {id(problem): wrapper.unwrap(prompt_text(problem.prompt)) for problem in _distinct(problems)}
+    clusters: dict[str, list[int]] = {}
+    normal = {key: normal_text(text) for key, text in stripped.items()}
+    for index, problem in enumerate(problems):
+        clusters.setdefault(normal[id(problem)], []).append(index)
+    removed: list[Removed] = []
+    survivors: list[int] = []
+    conflicts = 0
+    for rows in clusters.values():
+        kept, fallen, contradictory = _settle(problems, rows)
+        removed += fallen
+        survivors += [] if kept is None else [kept]
+        conflicts += contradictory
+    survivors.sort()
+    look_alikes = 0
+    if threshold is not None:
+        texts = [stripped[id(problems[index])] for index in survivors]
+        survivors, near, look_alikes = _without_near_copies(problems, survivors, texts, threshold, on_progress)
+        removed += near
+    removed.sort(key=lambda fallen: fallen.row)
+    return Deduplicated(tuple(problems[index] for index in survivors), tuple(removed), conflicts, look_alikes)
+
+
+def _distinct(problems: Sequence[Problem]) -> list[Problem]:
+    """Each object once: a reader gives equal rows as one object."""
+    return list({id(problem): problem for problem in problems}.values())
+
+
+def _settle(problems: Sequence[Problem], rows: Sequence[int]) -> tuple[int | None, list[Removed], bool]:
+    """Of rows with one text: the one to keep, the others, and whether their answers contradict each other."""
+    if len(rows) == 1:
+        return rows[0], [], False
+    keys = [answer_key(problems[row].answer) for row in rows]
+    votes = Counter(keys).most_common()
+    if 2 * votes[0][1] <= len(rows):
+        return None, [Removed(row + 1, problems[row], "contradictory answers", None, None) for row in rows], True
+    kept = rows[keys.index(votes[0][0])]
+    fallen = [
+        Removed(
+            row + 1,
+            problems[row],
+            "exact copy" if key == votes[0][0] else "outvoted answer",
+            kept + 1,
+            problems[kept],
+        )
+        for row, key in zip(rows, keys, strict=True)
+        if row != kept
+    ]
+    return kept, fallen, len(votes) > 1
+
+
+def _without_near_copies(
+    problems: Sequence[Problem],
+    rows: Sequence[int],
+    texts: Sequence[str],
+    threshold: float,
+    on_progress: Callable[[int], None],
+) -> tuple[list[int], list[Removed], int]:
+    """Rows to keep, near copies of these, and how many are kept although they look alike."""
+    index = NearIndex(threshold)
+    kept: dict[int, tuple[list[str], str]] = {}
+    removed: list[Removed] = []
+    look_alikes = 0
+    for done, (row, text) in enumerate(zip(rows, texts, strict=True), start=1):
+        sketched, meaning = index.read(text), (numbers(text), answer_key(problems[row].answer))
+        similar = index.similar(sketched)
+        first = next(((other, similarity) for other, similarity in similar if kept[other] == meaning), None)
+        if first is not None:
+            other, similarity = first
+            removed.append(Removed(row + 1, problems[row], "near copy", other + 1, problems[other], similarity))
+        else:
+            look_alikes += bool(similar)
+            kept[row] = meaning
+            index.add(row, sketched)
+        on_progress(done)
+    return list(kept), removed, look_alikes
