@@ -1,0 +1,56 @@
+"""Many problems through one slow function at once, each result kept as soon as it is there."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+from dapo.data.chat import ServerFailed
+
+MAX_FAILURES_IN_A_ROW = 8
+"""So many say that the server is gone."""
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def work_through(
+    items: Sequence[Item],
+    work: Callable[[Item, Callable[[], None]], Result],
+    keep: Callable[[Result], None],
+    *,
+    concurrency: int,
+) -> list[ServerFailed]:
+    """`keep(work(item, check))` for every item, `concurrency` at a time, `keep` in the calling thread.
+
+    Returns the failures of the server; after too many in a row it stops. `work` calls `check` before each slow thing:
+    it ends the thread once the whole is being abandoned. Any other error is raised after the running ones have ended.
+    """
+    stop = threading.Event()
+
+    def check() -> None:
+        if stop.is_set():
+            raise ServerFailed("abandoned")
+
+    failures: list[ServerFailed] = []
+    in_a_row = 0
+    remaining = iter(items)
+    running: set[Future[Result]] = set()
+    with ThreadPoolExecutor(concurrency) as pool:
+        try:
+            while True:
+                while len(running) < concurrency and (item := next(remaining, None)) is not None:
+                    running.add(pool.submit(work, item, check))
+                if not running:
+                    return failures
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    try:
+                        keep(future.result())
+                        in_a_row = 0
+                    except ServerFailed as error:
+                        failures.append(error)
+                        in_a_row += 1
+                if in_a_row >= MAX_FAILURES_IN_A_ROW:
+                    return failures
+        finally:
+            stop.set()

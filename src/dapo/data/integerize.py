@@ -1,0 +1,204 @@
+"""Section 3.5: problems rewritten by a model so that the answer is an integer, and checked by solving them anew."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from dapo.data.answers import answer_type, answer_value, bare
+from dapo.data.rows import problem_id
+from dapo.data.wording import Wrapper, normal_text
+from dapo.keyed import keyed_seed
+from dapo.types import Message, Problem
+
+Ask: TypeAlias = Callable[[str, int], str]
+"""A request and a seed to a response."""
+Action: TypeAlias = Literal["unchanged", "rewritten", "rejected"]
+ACTIONS: tuple[Action, ...] = ("unchanged", "rewritten", "rejected")
+REWRITE_ATTEMPTS = 2
+_MAX_DIGITS = 18
+_PART = r"<{0}>\s*(.*?)\s*</{0}>"
+_LAST_LINE = re.compile(r"^[ \t>#*_`-]*(?:final\s+)?answer[ \t*_`]*[:：](.*)$", re.IGNORECASE | re.MULTILINE)
+_BOX = re.compile(r"\\boxed\s*\{([^{}]*)\}")
+
+REWRITE = """\
+Below are a mathematics problem and its answer, which is not an integer. Rewrite the problem so that its answer is one \
+integer.
+
+Keep the mathematics of the problem. At its end, say which form the original answer has, with letters in the place of \
+its integers and with whatever makes these letters unique (positive, lowest terms, no square factor under a root), and \
+ask for one integer that is computed from them, for example their sum. If the answer were (3 + sqrt(5))/2, the new \
+problem would say that it can be written as (a + sqrt(b))/c with positive integers a, b and c in lowest terms, and ask \
+for a + b + c, which is 10. The new problem must be complete in itself and must not give its answer away.
+
+Think it through, then end with exactly this:
+<problem>the whole new problem</problem>
+<answer>the integer</answer>
+
+The problem:
+{question}
+
+Its answer:
+{answer}"""
+SOLVE = """\
+{question}
+
+Solve this problem step by step. The answer is an integer. End with a line of the form "Answer: N", where N is the \
+integer."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of one problem, and why."""
+
+    id: str
+    action: Action
+    reason: str
+    question: str | None = None
+    """The problem that was accepted, or the last one that was not."""
+    answer: str | None = None
+    """Its integer, as the rewriting says."""
+    votes: tuple[str | None, ...] = ()
+    """What solving it gave; None: no integer."""
+    attempts: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """A line of the journal."""
+        return {**asdict(self), "votes": list(self.votes)}
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> "Decision":
+        """Back from the journal."""
+        return cls(**{**record, "votes": tuple(record["votes"])})
+
+
+def decide_at_once(problem: Problem) -> Decision | None:
+    """For problems that no model needs to see; None for the others."""
+    kind = answer_type(problem.answer)
+    if kind == "integer":
+        return Decision(problem.id, "unchanged", "the answer is an integer")
+    value = answer_value(problem.answer)
+    if value is not None and value.denominator == 1:
+        return Decision(problem.id, "unchanged", f"the answer is the integer {value}", answer=str(value))
+    if kind in ("letter", "text"):
+        return Decision(problem.id, "rejected", f"the answer is a {kind}, which has no integers to ask for")
+    return None
+
+
+def decide(problem: Problem, wrapper: Wrapper, ask: Ask, *, solves: int) -> Decision:
+    """Have it rewritten, and accept what more than half of `solves` solutions confirm; a second attempt if not."""
+    question = wrapper.unwrap(_asking_text(problem))
+    decision = Decision(problem.id, "rejected", "not tried")
+    for attempt in range(1, REWRITE_ATTEMPTS + 1):
+        seed = _seed(problem, attempt, 0)
+        rewriting = read_rewriting(ask(_filled(REWRITE, question=question, answer=problem.answer), seed), question)
+        if isinstance(rewriting, str):
+            decision = Decision(problem.id, "rejected", rewriting, attempts=attempt)
+            continue
+        text, answer = rewriting
+        votes = _solve(problem, text, answer, ask, solves=solves, attempt=attempt)
+        agreeing = votes.count(answer)
+        accepted = 2 * agreeing > solves
+        decision = Decision(
+            problem.id,
+            "rewritten" if accepted else "rejected",
+            f"{agreeing} of {len(votes)} solutions give {answer}" + ("" if accepted else f", of {solves} at most"),
+            question=text,
+            answer=answer,
+            votes=tuple(votes),
+            attempts=attempt,
+        )
+        if accepted:
+            break
+    return decision
+
+
+def apply(problem: Problem, decision: Decision, wrapper: Wrapper) -> Problem | None:
+    """The problem as decided; None: it is left out. A new one keeps the instruction around it."""
+    if decision.action == "rejected":
+        return None
+    if decision.action == "unchanged":
+        answer = decision.answer or problem.answer
+        return replace(problem, id=problem_id(problem.prompt, answer), answer=answer)
+    assert decision.question is not None
+    assert decision.answer is not None
+    before = _asking_text(problem)
+    start, end = wrapper.span(before)
+    after = before[:start] + decision.question + before[end:]
+    prompt: str | list[dict[str, str]] = after
+    if not isinstance(problem.prompt, str):
+        prompt = [dict(message) for message in problem.prompt]
+        prompt[_asking_message(problem.prompt)]["content"] = after
+    original = {"original_id": problem.id, "original_question": before[start:end], "original_answer": problem.answer}
+    return replace(
+        problem,
+        id=problem_id(prompt, decision.answer),
+        prompt=prompt,
+        answer=decision.answer,
+        fields={**problem.fields, **original},
+    )
+
+
+def asking_texts(problems: Sequence[Problem]) -> list[str]:
+    """What is rewritten of each problem: its text, or its last user message."""
+    return [_asking_text(problem) for problem in problems]
+
+
+def read_rewriting(response: str, original: str) -> tuple[str, str] | str:
+    """New problem and its integer; or what is wrong with the response."""
+    final = response.rpartition("</think>")[2]
+    found = [re.findall(_PART.format(name), final, re.DOTALL | re.IGNORECASE) for name in ("problem", "answer")]
+    if not found[0] or not found[1]:
+        return "the rewriting has no <problem> or no <answer>"
+    text, answer = found[0][-1], read_integer(found[1][-1])
+    if answer is None:
+        return f"the rewriting's answer is no integer: {found[1][-1][:60]!r}"
+    if not text or normal_text(text) == normal_text(original):
+        return "the rewriting leaves the problem as it was"
+    return text, answer
+
+
+def read_integer(text: str) -> str | None:
+    """An integer as it is written plainly, `1,000` and `$1000$` as 1000; None for anything else."""
+    plain = bare(text.strip("*_` \t"))
+    if answer_type(plain) != "integer" or len(plain) > _MAX_DIGITS:
+        return None
+    return str(int(plain.replace(",", "")))
+
+
+def read_solution(response: str) -> str | None:
+    """The integer on the last line `Answer: N`, or else in the last box."""
+    final = response.rpartition("</think>")[2]
+    found = _LAST_LINE.findall(final) or _BOX.findall(final)
+    return read_integer(found[-1]) if found else None
+
+
+def _solve(problem: Problem, text: str, answer: str, ask: Ask, *, solves: int, attempt: int) -> list[str | None]:
+    """Up to `solves` solutions; no more than settle whether most of them agree."""
+    votes: list[str | None] = []
+    while len(votes) < solves:
+        votes.append(read_solution(ask(_filled(SOLVE, question=text), _seed(problem, attempt, len(votes) + 1))))
+        agreeing = votes.count(answer)
+        if 2 * agreeing > solves or 2 * (agreeing + solves - len(votes)) <= solves:
+            break
+    return votes
+
+
+def _filled(template: str, **values: str) -> str:
+    # not str.format, and in one pass: problems are full of braces
+    return re.sub(r"\{(\w+)\}", lambda match: values[match[1]], template)
+
+
+def _seed(problem: Problem, attempt: int, use: int) -> int:
+    # servers take 32 bits
+    return keyed_seed("integerize", problem.id, attempt, use) % 2**31
+
+
+def _asking_text(problem: Problem) -> str:
+    prompt = problem.prompt
+    return prompt if isinstance(prompt, str) else prompt[_asking_message(prompt)]["content"]
+
+
+def _asking_message(messages: Sequence[Message]) -> int:
+    users = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    return users[-1] if users else len(messages) - 1

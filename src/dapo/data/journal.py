@@ -1,0 +1,76 @@
+"""A file of finished pieces of work, one a line, from which an interrupted command goes on."""
+
+import fcntl
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from dapo.errors import DataError
+
+
+class Journal:
+    """Records by their `id`, in memory and in the file."""
+
+    def __init__(self, file: BinaryIO, records: dict[str, dict[str, Any]]) -> None:
+        self._file = file
+        self.records = records
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Written at once, so that a process killed afterwards has not worked in vain."""
+        self._file.write(_line(record))
+        self.records[record["id"]] = dict(record)
+
+
+@contextmanager
+def open_journal(path: Path, settings: Mapping[str, Any]) -> Iterator[Journal]:
+    """The journal at `path`, held by this process alone; a new one begins with `settings`.
+
+    A last line that was being written when the process died is cut; a journal without records is deleted at the end.
+    Raises DataError if the journal is in use, is none, or was begun with other settings.
+    """
+    # unbuffered: what add() has written is the kernel's
+    with open(path, "a+b", buffering=0) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataError(f"{path} is in use by another process; wait until it has ended, or stop it") from None
+        file.seek(0)
+        whole, _, torn = file.read().rpartition(b"\n")
+        if torn:
+            file.truncate(len(whole) + 1 if whole else 0)
+        lines = _read(whole, path)
+        if not lines:
+            file.truncate(0)
+            file.write(_line({"settings": dict(settings)}))
+        else:
+            _require_same(path, lines[0], settings)
+        journal = Journal(file, {line["id"]: line for line in lines[1:]})
+        try:
+            yield journal
+        finally:
+            if not journal.records:
+                path.unlink()
+
+
+def _line(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, ensure_ascii=False) + "\n").encode()
+
+
+def _read(content: bytes, path: Path) -> list[dict[str, Any]]:
+    try:
+        lines = [json.loads(line) for line in content.split(b"\n") if line]
+        if all("id" in line for line in lines[1:]) and (not lines or "settings" in lines[0]):
+            return lines
+    except (ValueError, TypeError):
+        pass
+    raise DataError(f"{path} is not the journal of an interrupted command; move it away or delete it")
+
+
+def _require_same(path: Path, header: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    before = header["settings"]
+    differing = sorted(key for key in {*before, *settings} if before.get(key) != settings.get(key))
+    if differing:
+        told = "; ".join(f"{key} was {before.get(key)!r} and is now {settings.get(key)!r}" for key in differing)
+        raise DataError(f"{path} holds work that was done with other settings: {told}; use those, or delete the file")
