@@ -187,13 +187,21 @@ def test_a_planted_evaluation_problem_is_found_in_another_instruction_and_the_in
 
 def test_the_share_is_of_the_evaluation_problems_runs():
     index = OverlapIndex(["a b c d e f", "x y z"], 3)  # 4 runs and 1
-    match = index.best("q a b c d q e f")
+    match = index.best("q a b c d q e f", "")
     assert match is not None
     assert (match.place, match.share, match.passage) == (0, 0.5, "a b c d")
-    assert index.best("x y z and a b c") == index.best("x y z")  # 1 of 1 is more than 1 of 4
-    assert index.best("x y") is None
-    assert OverlapIndex(["What is 3?"], 8).best("what is 3") is not None
-    assert OverlapIndex(["What is 3?"], 8).best("So what is 3?") is None
+    both = index.best("x y z and a b c", "")  # 1 of 1 is more than 1 of 4
+    assert both is not None
+    assert (both.place, both.share) == (1, 1.0)
+    assert index.best("x y", "x y") is None
+
+
+def test_a_short_evaluation_problem_is_shared_by_an_equal_one_only():
+    index = OverlapIndex(["What is 3?"], 8)
+    match = index.best("Tell me: what is 3", "what is 3")
+    assert match is not None
+    assert (match.share, match.passage) == (1.0, "what is 3")
+    assert index.best("So what is 3?", "So what is 3?") is None
 
 
 def test_a_passage_is_the_longest_series_of_neighbouring_runs():

@@ -61,16 +61,15 @@ def decontaminate(
 
     A row goes where it holds at least `min_share` of an evaluation problem's runs of `ngram` words (letters and digits
     in lower case). An evaluation problem of no more words than that is one run, which only an equal text holds.
-    Instructions that most of the texts on either side share play no part.
+    Instructions that most of the texts on either side share are no part of the evaluation problems.
     """
     texts = [prompt_text(problem.prompt) for problem in train]
     held_out = {prompt_text(problem.prompt): problem for problem in against}
-    # what is taken off by mistake is taken off on both sides, so that small evaluation sets can be trusted here
     wrapper = find_wrapper(texts) | find_wrapper(held_out, least=2)
     references, originals = [wrapper.unwrap(text) for text in held_out], list(held_out.values())
     index = OverlapIndex(references, ngram)
     # released files repeat a text up to a hundred times
-    matches = {text: index.best(wrapper.unwrap(text)) for text in dict.fromkeys(texts)}
+    matches = {text: index.best(text, wrapper.unwrap(text)) for text in dict.fromkeys(texts)}
     kept, removed = [], []
     for row, (problem, text) in enumerate(zip(train, texts, strict=True), start=1):
         match = matches[text]
@@ -97,14 +96,19 @@ class OverlapIndex:
             for run in runs:
                 self._places.setdefault(run, []).append(place)
 
-    def best(self, text: str) -> Match | None:
-        """The indexed text of which this one holds the largest share, the first of equals; None: nothing is shared."""
+    def best(self, text: str, unwrapped: str) -> Match | None:
+        """The indexed text of which this one holds the largest share, the first of equals; None: nothing is shared.
+
+        Short texts must be equal, without the instruction. Runs are those of the whole text: the end of an instruction
+        may be mistaken, and what it holds more than the problem is in no indexed text.
+        """
         runs = ngrams(words(text), self._ngram)
-        shared = Counter(place for run in set(runs) for place in self._places.get(run, ()))
+        short = tuple(words(unwrapped))
+        shared = Counter(place for run in {*runs, short} for place in self._places.get(run, ()))
         if not shared:
             return None
         place = min(shared, key=lambda place: (-shared[place] / len(self._runs[place]), place))
-        passage = longest_passage(runs, self._runs[place])
+        passage = longest_passage([*runs, short], self._runs[place])
         return Match(place, shared[place] / len(self._runs[place]), passage)
 
 
