@@ -23,9 +23,9 @@ def test_visits_responses_and_the_last_step_are_counted_by_problem():
     history.record([group("a", RIGHT, WRONG, WRONG, FAILED), group("b", FAILED, FAILED)], step=1)
     history.record([group("a", RIGHT, RIGHT), group("c", GRADED, GRADED)], step=7)
     assert history.state_dict() == {
-        "a": {"visits": 2, "responses": 5, "correct": 3, "score_sum": 1.0, "last_step": 7},
-        "b": {"visits": 1, "responses": 0, "correct": 0, "score_sum": 0.0, "last_step": 1},
-        "c": {"visits": 1, "responses": 2, "correct": 0, "score_sum": 0.5, "last_step": 7},
+        "a": {"visits": 2, "responses": 5, "decided": 5, "correct": 3, "score_sum": 1.0, "last_step": 7},
+        "b": {"visits": 1, "responses": 0, "decided": 0, "correct": 0, "score_sum": 0.0, "last_step": 1},
+        "c": {"visits": 1, "responses": 2, "decided": 0, "correct": 0, "score_sum": 0.5, "last_step": 7},
     }
     copy = ProblemHistory()
     copy.load_state_dict(json.loads(json.dumps(history.state_dict())))
@@ -51,3 +51,24 @@ def test_the_history_of_a_run_agrees_with_its_rollouts_also_when_it_was_resumed(
     assert sum(entry["responses"] for entry in found.values()) == len(decided)
     assert sum(entry["correct"] for entry in found.values()) == sum(row["correct"] for row in decided)
     assert max(entry["last_step"] for entry in found.values()) == 4
+
+
+def test_data_stats_of_a_run_shows_its_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run, out = tmp_path / "run", tmp_path / "stats.json"
+    train("train", TINY, "train.num_steps=2", "train.threads=1", "data.eval=null", "--run-dir", str(run))
+    history = json.loads((run / "problems.json").read_text())
+    capsys.readouterr()
+    train("data", "stats", str(run), "--output", str(out))
+    told = capsys.readouterr().out
+    assert f"judged by {run}" in " ".join(told.split())
+    assert "most visited" in told
+    rows = {row["id"]: row["run"] for row in json.loads(out.read_text())["table"] if row["run"]}
+    assert rows.keys() == {problem for problem, entry in history.items() if entry["decided"]}
+    for problem, row in rows.items():
+        entry = history[problem]
+        assert (row["visits"], row["responses"], row["correct"]) == (
+            entry["visits"],
+            entry["decided"],
+            entry["correct"],
+        )
+        assert row["last_seen"] == entry["last_step"]

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from dapo import __version__
+from dapo.data_cli import data_app
 from dapo.errors import ConfigError, DapoError
 
 # torch and transformers are imported inside the commands, so that --help and a config error answer at once
@@ -20,6 +21,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+app.add_typer(data_app, name="data", help="Import, inspect and clean problems.")
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="a file such as configs/quickstart.yaml")]
 Overrides = Annotated[

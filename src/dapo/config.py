@@ -396,6 +396,16 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     return merged
 
 
+def parse_data_argument(text: str, *, name: str = "--data") -> DataSpec:
+    """A data source on the command line: a spec, or a mapping as YAML, `{builtin: {sums: {}}, size: 50}`."""
+    if not text.lstrip().startswith("{"):
+        return text
+    parsed = parse_overrides([f"data={text}"])["data"]
+    if not isinstance(parsed, dict):
+        raise ConfigError(f"{name} {text}: expected a data source or a mapping")
+    return parsed
+
+
 def dump_config(config: Config) -> str:
     """The resolved configuration as YAML; loading it again gives an equal Config."""
     return OmegaConf.to_yaml(OmegaConf.create(_literal(config.model_dump(mode="json"))))

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from dapo.assemble import build_engine, evaluation_plan, open_judge, read_inputs, resolve_auto
-from dapo.config import Config, DataSpec, build_config, load_config, parse_overrides
+from dapo.config import Config, DataSpec, build_config, load_config, parse_data_argument
 from dapo.data.benchmarks import BENCHMARKS, INSTRUCTION
 from dapo.data.problems import load_problems, unique_problems
 from dapo.data.prompts import chat_messages
@@ -144,16 +144,6 @@ def evaluation_config(
     if request.samples_per_problem is not None:
         raw["eval"] = {**raw.get("eval", {}), "samples_per_problem": request.samples_per_problem}
     return resolve_auto(build_config(raw, request.overrides, where="dapo eval")), checkpoint
-
-
-def parse_data_argument(text: str) -> DataSpec:
-    """`--data` takes a spec, or a mapping as YAML: `{builtin: {sums: {}}, size: 50}`."""
-    if not text.lstrip().startswith("{"):
-        return text
-    parsed = parse_overrides([f"data={text}"])["data"]
-    if not isinstance(parsed, dict):
-        raise ConfigError(f"--data {text}: expected a data source or a mapping")
-    return parsed
 
 
 def require_folder(output: Path | None) -> None:

@@ -5,6 +5,15 @@ from typing import Any
 
 from dapo.types import Group
 
+_NOTHING: Mapping[str, float] = {
+    "visits": 0,
+    "responses": 0,  # that were judged
+    "decided": 0,  # of them right or wrong
+    "correct": 0,
+    "score_sum": 0.0,
+    "last_step": 0,
+}
+
 
 class ProblemHistory:
     """Counts by problem id; copies of one problem share them. Its state goes into checkpoints, so that it is exact."""
@@ -19,18 +28,17 @@ class ProblemHistory:
     def record(self, groups: Iterable[Group], *, step: int) -> None:
         """Judged groups of a step. A response whose verdict is an error counts in nothing but the visit."""
         for group in groups:
-            entry = self._of.setdefault(
-                group.problem.id, {"visits": 0, "responses": 0, "correct": 0, "score_sum": 0.0, "last_step": 0}
-            )
+            entry = self._of.setdefault(group.problem.id, dict(_NOTHING))
             valid = [verdict for verdict in group.verdicts if verdict.error is None]
             entry["visits"] += 1
             entry["responses"] += len(valid)
+            entry["decided"] += sum(verdict.correct is not None for verdict in valid)
             entry["correct"] += sum(verdict.correct is True for verdict in valid)
             entry["score_sum"] += sum(verdict.score for verdict in valid)
             entry["last_step"] = step
 
     def state_dict(self) -> dict[str, dict[str, float]]:
-        """By problem id: visits, judged responses, correct ones, the sum of scores, the last step; JSON values."""
+        """By problem id, as JSON values: visits, responses, decided, correct, score_sum, last_step."""
         return {problem: dict(entry) for problem, entry in sorted(self._of.items())}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:

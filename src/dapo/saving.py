@@ -99,6 +99,8 @@ def restore(parts: Parts, checkpoint: Path) -> Progress:
     parts.sampler.load_state_dict(state["sampler"])
     if (history := checkpoint / HISTORY_FILE).exists():  # runs of an earlier version kept none
         parts.history.load_state_dict(json.loads(history.read_text(encoding="utf-8")))
+        # a kill may have come between the checkpoint and the run's own copy
+        atomic_write_json(parts.run.path / HISTORY_FILE, parts.history.state_dict())
     return Progress(**state["progress"], unlogged=_unlogged(state), is_saved=True)
 
 

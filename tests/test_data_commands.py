@@ -1,0 +1,217 @@
+"""`dapo data`: good input does what it says, bad input is answered in words and writes nothing."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from dapo.cli import main
+from dapo.data.problems import load_problems
+from dapo.telemetry.rollouts import ROLLOUT_SCHEMA, write_rollouts
+
+NUMBERS = [(9, 2), (12, 5), (15, 4), (20, 6), (31, 7), (44, 8), (50, 9), (61, 10), (77, 11), (83, 12)]
+QUESTIONS = [
+    f"How many of the {n} apples are left when {k} are eaten by {n - k} hungry children?"
+    if n % 2 == 0
+    else f"Of {n} eggs a basket holds {k}, and each further one holds {n - k}; find the number of baskets."
+    for n, k in NUMBERS
+]
+BEFORE = "Solve the following math problem step by step and say the answer:"
+RUN_ROW = {
+    "step": 1, "group_id": 0, "problem_id": "", "source": "s", "sample": 0, "prompt": "p", "response": "r",
+    "answer": "1", "correct": True, "score": 1.0, "error": None, "reward": 1.0, "advantage": None, "prompt_tokens": 1,
+    "response_tokens": 1, "finish": "stop", "fate": "trained", "response_ids": [1], "engine_logprobs": [0.0],
+    "version": 0,
+}  # fmt: skip
+
+
+def run(capsys, *arguments):
+    """Exit code, standard output, standard error."""
+    with pytest.raises(SystemExit) as stopped:
+        main(["data", *map(str, arguments)])
+    return (stopped.value.code or 0, *capsys.readouterr())
+
+
+@pytest.fixture
+def released(tmp_path) -> Path:
+    """Ten problems with a hundred copies each, in the layout of the released files, as Parquet."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [
+        {
+            "data_source": "math_dapo",
+            "prompt": [{"content": f"{BEFORE}\n\n{question}\n\nRemember to put it on a line.", "role": "user"}],
+            "ability": "MATH",
+            "reward_model": {"ground_truth": str(n), "style": "rule-lighteval/MATH_v2"},
+            "extra_info": {"index": f"{n}"},
+            "__index_level_0__": copy * len(QUESTIONS) + n,
+        }
+        for copy in range(100)
+        for n, question in enumerate(QUESTIONS)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "released.parquet")
+    return tmp_path / "released.parquet"
+
+
+def counts(told):
+    """The last number of each line of a table."""
+    found = re.findall(r"│ (.*?) +│ +([\d,]+) │", told)
+    return {name: int(number.replace(",", "")) for name, number in found}
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_import_writes_what_reads_back_equal(tmp_path, capsys, released, ending):
+    out = tmp_path / f"out.{ending}"
+    code, told, _ = run(capsys, "import", released, out)
+    assert (code, told) == (0, f"{out}: 1,000 problems, 10 distinct\n")
+    before, after = load_problems(str(released)), load_problems(str(out))
+    assert [(p.id, p.prompt, p.answer, p.source) for p in after] == [
+        (p.id, p.prompt, p.answer, p.source) for p in before
+    ]
+    assert set(tmp_path.iterdir()) == {released, out}
+
+
+def test_import_takes_a_mapping(tmp_path, capsys):
+    spec = "{builtin: {sums: {terms: 3}}, size: 7, seed: 2}"
+    assert run(capsys, "import", spec, tmp_path / "out.jsonl")[0] == 0
+    written = load_problems(str(tmp_path / "out.jsonl"))
+    assert [p.id for p in written] == [
+        p.id for p in load_problems({"builtin": {"sums": {"terms": 3}}, "size": 7, "seed": 2})
+    ]
+    assert {p.source for p in written} == {"sums"}
+
+
+def test_dedupe_collapses_hundredfold_copies(tmp_path, capsys, released):
+    out = tmp_path / "out.parquet"
+    code, told, _ = run(capsys, "dedupe", released, out)
+    assert code == 0
+    table = counts(told)
+    assert (table["rows"], table["removed: exact copy"], table["kept"]) == (1000, 990, 10)
+    assert [p.id for p in load_problems(str(out))] == [p.id for p in load_problems(str(released))[:10]]
+    removed = [json.loads(line) for line in (tmp_path / "out.parquet.removed.jsonl").read_text().splitlines()]
+    assert [(line["row"], line["copy_of_row"]) for line in removed] == [(n, (n - 1) % 10 + 1) for n in range(11, 1001)]
+
+
+def test_decontaminate_says_which_text_is_shared(tmp_path, capsys, released):
+    held_out = tmp_path / "held.jsonl"
+    held_out.write_text(json.dumps({"prompt": f"Please: {QUESTIONS[3]}", "answer": "14"}) + "\n")
+    out = tmp_path / "out.jsonl"
+    code, told, _ = run(capsys, "decontaminate", released, out, "--against", held_out, "--against", "builtin:gcd")
+    assert code == 0
+    table = counts(told)
+    assert (table["removed"], table["kept"], table["of these given away"]) == (100, 900, 1)
+    line = json.loads((tmp_path / "out.jsonl.removed.jsonl").read_text().splitlines()[0])
+    assert line["question"] == QUESTIONS[3]
+    assert line["matching_text"] == "how many of the 20 apples are left when 6 are eaten by 14 hungry children"
+    assert line["against_answer"] == "14"
+    # 16 words have 9 runs of eight, and `Please` makes one more
+    assert line["share"] == 0.9
+
+
+def test_stats_counts_and_joins_the_pass_rates_of_a_run(tmp_path, capsys, released):
+    ids = [p.id for p in load_problems(str(released))[:10]]
+    run_dir = tmp_path / "run"
+    (run_dir / "rollouts").mkdir(parents=True)
+    for name in ("config.yaml", "manifest.json"):
+        (run_dir / name).touch()
+    marks = {ids[0]: [True] * 4, ids[1]: [True, False, False, False], "another": [False] * 4}
+    for step in (1, 2):
+        rows = [
+            {**RUN_ROW, "step": step, "group_id": group, "problem_id": key, "sample": i, "correct": mark}
+            for group, (key, row) in enumerate(marks.items())
+            for i, mark in enumerate(row)
+        ]
+        assert set(rows[0]) == set(ROLLOUT_SCHEMA.names)
+        write_rollouts(run_dir / "rollouts" / f"step_{step:06d}.parquet", rows)
+    out = tmp_path / "stats.json"
+    code, told, _ = run(capsys, "stats", released, "--rollouts", run_dir, "--group-size", "2", "--output", out)
+    assert code == 0
+    assert "990 (at most 100 of one problem)" in told
+    assert "expected keep rate of dynamic sampling with groups of 2: 18.8%, so a batch takes 5.3 times" in told
+    result = json.loads(out.read_text())
+    assert (result["rows"], result["distinct"], result["instruction_before"]) == (1000, 10, BEFORE)
+    assert result["run"]["histogram"] == [0, 0, 1, 0, 0, 0, 0, 0, 0, 1]
+    assert (result["run"]["unseen"], result["run"]["of_other_data"]) == (8, 1)
+    assert result["run"]["expected_keep_rate"] == pytest.approx((0 + 0.375) / 2)
+    assert result["table"][1]["run"] == {
+        "id": ids[1], "pass_rate": 0.25, "responses": 8, "correct": 2, "visits": 2, "last_seen": 2,
+    }  # fmt: skip
+    assert result["table"][2]["run"] is None
+
+
+def test_stats_samples_a_model(tmp_path, capsys):
+    out = tmp_path / "stats.json"
+    options = ["--model", "tiny-random", "--samples", "3", "--problems", "2", "--output", out]
+    judged = ["reward.verifier=dapo.rewards.examples:has_digit", "rollout.max_response_tokens=8", "reward.workers=1"]
+    code, told, _ = run(capsys, "stats", "{builtin: {sums: {}}, size: 12}", *judged, *options)
+    assert code == 0
+    result = json.loads(out.read_text())
+    assert result["model"]["problems"] == 2
+    assert result["model"]["responses"] == 6
+    assert result["prompt_tokens"]["min"] > 0
+    assert "3 responses of tiny-random a problem" in told
+    code, told, _ = run(capsys, "stats", "builtin:sums", "--model", "tiny-random", "--samples", "0")
+    assert code == 0
+    assert "prompt, tokens" in told
+    assert "keep rate" not in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["import", "nowhere.jsonl", "{dir}/out.jsonl"], "nowhere.jsonl"),
+        (["import", "builtin:sumz", "{dir}/out.jsonl"], "did you mean sums?"),
+        (["import", "{builtin: [", "{dir}/out.jsonl"], "override 'data={builtin: ['"),
+        (["import", "builtin:sums", "{dir}/out.csv"], "expected a file that ends in .jsonl or .parquet, got '.csv'"),
+        (["import", "builtin:sums", "{dir}/no/out.jsonl"], "there is no directory {dir}/no"),
+        (
+            ["import", "builtin:sums", "{dir}/there.jsonl"],
+            "there.jsonl exists already; choose another name, or --force",
+        ),
+        (["dedupe", "builtin:sums", "{dir}/new.jsonl"], "new.jsonl.removed.jsonl exists already"),
+        (["decontaminate", "builtin:sums", "{dir}/out.jsonl", "--against", "no.jsonl"], "no data file no.jsonl"),
+        (["stats", "builtin:sums", "--rollouts", "{dir}/none"], "no run directory {dir}/none"),
+        (["stats", "builtin:sums", "--output", "{dir}/there.jsonl"], "there.jsonl exists already"),
+        (["stats", "builtin:sums", "eval.top_p=1"], "none is named; add --model"),
+    ],
+)
+def test_bad_input_exits_2_with_one_message_and_writes_nothing(tmp_path, capsys, arguments, told):
+    (tmp_path / "there.jsonl").write_text("precious")
+    (tmp_path / "new.jsonl.removed.jsonl").write_text("precious")
+    code, out, err = run(capsys, *(argument.replace("{dir}", str(tmp_path)) for argument in arguments))
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert told.replace("{dir}", str(tmp_path)) in err
+    assert err.count("\n") == 1
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "there.jsonl": "precious",
+        "new.jsonl.removed.jsonl": "precious",
+    }
+
+
+def test_force_overwrites_also_the_source_itself(tmp_path, capsys):
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"question": "q", "answer": "1"}\n' * 3)
+    assert run(capsys, "dedupe", path, path, "--force")[0] == 0
+    assert path.read_text() == '{"prompt": "q", "answer": "1", "source": "data"}\n'
+
+
+def test_what_fails_while_it_is_written_leaves_the_old_file_and_nothing_else(tmp_path, capsys):
+    (tmp_path / "in.jsonl").write_text(
+        '{"prompt": "q", "answer": "1"}\n{"prompt": [{"role": "user", "content": "q"}], "answer": "1"}\n'
+    )
+    (tmp_path / "out.parquet").write_text("old")
+    code, _, err = run(capsys, "import", tmp_path / "in.jsonl", tmp_path / "out.parquet", "--force")
+    assert code == 2
+    assert "write .jsonl instead" in err
+    assert (tmp_path / "out.parquet").read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_data_without_a_majority_answer_is_refused_whole(tmp_path, capsys):
+    (tmp_path / "in.jsonl").write_text('{"prompt": "q", "answer": "1"}\n{"prompt": "q", "answer": "2"}\n')
+    code, _, err = run(capsys, "dedupe", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert (code, err) == (2, "error: nothing would be left: every row contradicts a copy of it\n")
+    assert not (tmp_path / "out.jsonl").exists()
