@@ -19,10 +19,15 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def contents(run: Path, *, checkpoints: str = "*") -> dict[str, Any]:
-    """Metrics, rollouts, evaluations, and the checkpoints whose name matches."""
+    """Metrics, rollouts, evaluations, and the checkpoints whose name matches; with all of them, the history too."""
     files = {
         path.relative_to(run).as_posix(): path.read_bytes()
-        for pattern in ("rollouts/*", "eval/*", f"checkpoints/{checkpoints}/*")
+        for pattern in (
+            "rollouts/*",
+            "eval/*",
+            f"checkpoints/{checkpoints}/*",
+            *(["problems.json"] if checkpoints == "*" else []),
+        )
         for path in run.glob(pattern)
         # the wall time of a run stands in its state, and so in the checkpoint's list of checksums
         if path.is_file() and path.name not in ("state.json", "manifest.json")

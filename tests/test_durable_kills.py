@@ -65,7 +65,7 @@ def test_the_run_that_is_killed_has_everything_that_makes_resuming_hard(counted:
     assert [row["rollout/epoch"] for row in rows][-1] >= 2
     assert len({row["loss/entropy"] for row in rows}) == 6
     assert 0 < sum(row["rollout/shortfall_groups"] > 0 for row in rows) < 6
-    assert len(contents(whole)["files"]) == 6 + 3 + 4 * (3 if (whole / "checkpoints/step_000002").exists() else 2)
+    assert len(contents(whole)["files"]) == 6 + 3 + 1 + 5 * (3 if (whole / "checkpoints/step_000002").exists() else 2)
 
 
 def test_killed_at_random_moments_and_resumed_it_ends_as_if_nothing_had_happened(
