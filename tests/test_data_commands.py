@@ -141,6 +141,16 @@ def test_stats_counts_and_joins_the_pass_rates_of_a_run(tmp_path, capsys, releas
     assert result["table"][2]["run"] is None
 
 
+def test_square_brackets_in_data_are_shown_as_they_are(tmp_path, capsys):
+    rows = [{"prompt": f"[INST] be [bold]brief about [/INST] {n}", "answer": "1", "source": "[/b]"} for n in range(9)]
+    (tmp_path / "[in].jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, told, _ = run(capsys, "stats", tmp_path / "[in].jsonl")
+    assert code == 0
+    assert "[INST] be [bold]brief about [/INST]" in told
+    assert "[/b] 9" in told
+    assert run(capsys, "dedupe", tmp_path / "[in].jsonl", tmp_path / "[out].jsonl")[0] == 0
+
+
 def test_stats_samples_a_model(tmp_path, capsys):
     out = tmp_path / "stats.json"
     options = ["--model", "tiny-random", "--samples", "3", "--problems", "2", "--output", out]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
@@ -236,7 +237,7 @@ def progress(what: str, *, total: int | None = None) -> Iterator[Callable[[int],
 
 def print_counts(title: str, counts: Mapping[str, int]) -> None:
     """A table of whole numbers."""
-    table = Table(title=title, title_style="bold", title_justify="left", show_header=False)
+    table = Table(title=escape(title), title_style="bold", title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
     for name, count in counts.items():

@@ -165,7 +165,7 @@ def table_of(
 
 def print_description(result: Mapping[str, Any]) -> None:
     """What the data is."""
-    table = Table(title=str(result["data"]), title_style="bold", title_justify="left", show_header=False)
+    table = Table(title=escape(str(result["data"])), title_style="bold", title_justify="left", show_header=False)
     table.add_column()
     table.add_column()
     table.add_row("rows", f"{result['rows']:,}")
@@ -177,18 +177,19 @@ def print_description(result: Mapping[str, Any]) -> None:
             table.add_row(name.replace("_", ", "), told)
     for name in ("instruction_before", "instruction_after"):
         if result[name]:
-            table.add_row(name.replace("_", " "), shortened(result[name]))
+            table.add_row(name.replace("_", " "), escape(shortened(result[name])))
     kinds = [(kind, count) for kind, count in result["answer_types"].items() if count]
     table.add_row("answers", ", ".join(f"{kind} {count:,}" for kind, count in kinds))
     sources = list(result["sources"].items())
     more = [f"and {len(sources) - SHOWN_SOURCES} more"] if len(sources) > SHOWN_SOURCES else []
-    table.add_row("sources", ", ".join([*(f"{name} {count:,}" for name, count in sources[:SHOWN_SOURCES]), *more]))
+    shown = [f"{escape(name)} {count:,}" for name, count in sources[:SHOWN_SOURCES]]
+    table.add_row("sources", ", ".join([*shown, *more]))
     Console().print(table)
 
 
 def print_difficulty(result: Mapping[str, Any], title: str) -> None:
     """Whether dynamic sampling will find what it needs."""
-    table = Table(title=title, title_style="bold", title_justify="left")
+    table = Table(title=escape(title), title_style="bold", title_justify="left")
     for column in ("pass rate", "problems", ""):
         table.add_column(column, justify="right" if column == "problems" else "left")
     most = max(1, *result["histogram"])
