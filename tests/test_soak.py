@@ -14,8 +14,8 @@ def test_sixty_steps_leave_as_many_handles_open_as_twenty(tmp_path: Path):
     found = growth(looks, from_step=20)
     # of a checkpoint that is being written a file or two are open
     assert found["handles"][1] <= found["handles"][0] + 2
-    # two groups of four are trained, and more judged
-    assert all(look.rows >= 8 for look in looks)
+    # one group of four is trained, and more may be judged
+    assert all(look.rows >= 4 for look in looks)
 
 
 def test_growth_compares_the_last_looks_with_the_first_that_count():

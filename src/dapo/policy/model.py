@@ -2,10 +2,10 @@
 
 import contextlib
 import json
-import pickle
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -104,7 +104,7 @@ def _as_config_error(name: str) -> Iterator[None]:
     """What transformers says of a model that it cannot load, in one line."""
     try:
         yield
-    except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError, pickle.UnpicklingError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError, UnpicklingError) as error:
         cause = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         if "trust_remote_code" in str(error):
             raise ConfigError(
