@@ -183,6 +183,13 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path, value: floa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_weights_whose_sum_alone_leaves_the_numbers_are_saved(tmp_path: Path):
+    policy = make_policy(loaded(dtype=torch.float32))
+    set_weights(policy, 3e38)
+    policy.save(tmp_path)
+    assert (tmp_path / "weights.safetensors").is_file()
+
+
 def test_an_update_that_leads_out_of_the_numbers_is_found_at_once():
     policy = make_policy(loaded(dtype=torch.float32), optim={"lr": BEYOND_FLOAT32})
     with pytest.raises(NumericsError, match="the weights are not finite after 0 sound updates"):
