@@ -217,6 +217,8 @@ VERIFIERS: dict[str, Callable[[], Any]] = {
     "math": lambda: get_verifier("math"),
     "math_dapo": lambda: get_verifier("math_dapo"),
     "gym": lambda: get_verifier("gym"),
+    "regex": lambda: get_verifier("regex"),
+    "json_schema": lambda: get_verifier("json_schema"),
 }
 REFERENCE = "7351902"  # no fuzzer writes that by chance
 SIZES = 100_000
@@ -267,12 +269,14 @@ ENDLESS = {
 
 @pytest.fixture(scope="module", params=VERIFIERS)
 def named_verifier(request: pytest.FixtureRequest) -> tuple[str, Any]:
-    if request.param == "gym":
-        pytest.importorskip("reasoning_gym")
+    if package := {"gym": "reasoning_gym", "json_schema": "jsonschema"}.get(request.param):
+        pytest.importorskip(package)
     return request.param, VERIFIERS[request.param]()
 
 
 def problem_for(name: str) -> Problem:
+    if name == "json_schema":
+        return Problem("p", "Q", f'{{"const": {REFERENCE}}}')
     if name != "gym":
         return Problem("p", "Q", REFERENCE)
     entry = {"question": "Q", "answer": REFERENCE, "metadata": {"difficulty": {}}}
