@@ -137,6 +137,7 @@ def test_a_models_name_alone_is_short_for_its_section():
         "name": "m",
         "dtype": "float32",
         "trust_remote_code": False,
+            "lora": None,
     }
 
 

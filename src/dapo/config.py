@@ -46,6 +46,16 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
 
+class LoraConfig(Section):
+    """`model.lora`: low-rank adapters are trained instead of the weights."""
+
+    rank: Positive = Field(16, description="of the adapters")
+    alpha: Float = Field(32.0, gt=0, description="an adapter's product is scaled by alpha / rank")
+    targets: str | list[str] = Field(
+        "all-linear", description="names of the linear layers that get adapters; all-linear: every one but the head"
+    )
+
+
 class ModelConfig(Section):
     name: str = Field(description="alias (smollm2-135m-instruct, tiny-random), Hugging Face id or directory")
     dtype: Literal["auto", "bfloat16", "float32", "float64"] = Field(
@@ -54,6 +64,9 @@ class ModelConfig(Section):
         "bfloat16 where the processor multiplies it fast, else float32",
     )
     trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
+    lora: LoraConfig | None = Field(
+        None, description="train low-rank adapters: {rank: 16, alpha: 32}; none: all weights"
+    )
 
 
 class DataConfig(Section):
@@ -67,8 +80,29 @@ class DataConfig(Section):
     )
 
 
+class VllmConfig(Section):
+    """`rollout.vllm`: options of the vLLM engine."""
+
+    cache_gib: Float = Field(2.0, gt=0, description="memory for keys and values, for each engine (GPU)")
+    dtype: Literal["auto", "bfloat16", "float32"] = Field("auto", description="auto: as model.dtype")
+    max_sequences: Positive = Field(256, description="sequences decoded at a time")
+    tensor_parallel: Positive = Field(1, description="GPUs an engine")
+    eager: bool = Field(True, description="no compilation and no captured graphs: starts at once, decodes slower")
+    python: str | None = Field(
+        None, description="interpreter with vLLM, where it has an environment of its own; none: the one that trains"
+    )
+
+
 class RolloutConfig(Section):
-    engine: Literal["native"] = Field("native", description="what samples the responses")
+    engine: Literal["native", "vllm"] = Field("native", description="what samples the responses")
+    engines: Int = Field(
+        0, ge=0, description="engine processes; 0: in the process that trains (vllm always has one of its own)"
+    )
+    engine_threads: Positive | None = Field(None, description="CPU threads of an engine process; none: an equal share")
+    reproducible: bool = Field(
+        True, description="several engines share requests by key, in lockstep; off: by load, equal only up to rounding"
+    )
+    vllm: VllmConfig = VllmConfig()
     prompts_per_step: Positive = Field(512, description="informative groups that make a batch")
     group_size: Int = Field(16, description="G: responses sampled to each prompt")
     max_response_tokens: Positive = Field(20480, description="L_max, the sampled end token included")
@@ -212,6 +246,23 @@ class EvalConfig(Section):
     server_retries: Int = Field(4, ge=0, description="dapo eval --server: after a failure that may pass")
 
 
+class DistributedConfig(Section):
+    """More than one process."""
+
+    trainer_ranks: Positive = Field(1, description="processes that the model is sharded over (FSDP2)")
+    backend: Literal["auto", "gloo", "nccl"] = Field("auto", description="auto: nccl between GPUs, gloo between CPUs")
+    trainer_threads: Positive | None = Field(None, description="CPU threads of a trainer rank; none: an equal share")
+    max_restarts: Int = Field(
+        3, ge=0, description="times that the run goes back to its last checkpoint by itself when a trainer rank is lost"
+    )
+    engine_restarts: Int = Field(10, ge=0, description="engines replaced in a run")
+    start_timeout_s: Float = Field(300.0, gt=0, description="for all processes to be ready")
+    call_timeout_s: Float = Field(1800.0, gt=0, description="for one answer of a process; then it counts as lost")
+    ray_address: str | None = Field(None, description="of a running Ray cluster, or auto; none: Ray on this machine")
+    engine_gpus: Float | None = Field(None, ge=0, description="of an engine; none: 1 if the cluster has GPUs, else 0")
+    trainer_gpus: Float | None = Field(None, ge=0, description="of a rank; none: 1 if the cluster has GPUs, else 0")
+
+
 class LogConfig(Section):
     sinks: list[Literal["tensorboard", "wandb", "trackio"]] = Field(
         default_factory=list, description="besides metrics.jsonl and the console"
@@ -230,6 +281,12 @@ class Config(Section):
     """A whole run."""
 
     preset: Literal["dapo", "grpo"] = "dapo"
+    launcher: Literal["local", "ray"] = Field(
+        "local", description="where processes run: on this machine, or on a Ray cluster (`dapo submit` for Slurm)"
+    )
+    schedule: Literal["sync", "one_step_off"] = Field(
+        "sync", description="sync: Algorithm 1; one_step_off: the next batch is sampled while the policy updates"
+    )
     model: ModelConfig = Field(description="for example model=smollm2-135m-instruct")
     data: DataConfig = Field(description="for example data.train=builtin:sums")
     rollout: RolloutConfig = RolloutConfig()
@@ -241,6 +298,7 @@ class Config(Section):
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()
+    distributed: DistributedConfig = DistributedConfig()
     log: LogConfig = LogConfig()
     profile: ProfileConfig = ProfileConfig()
 
@@ -501,7 +559,7 @@ def _description(parts: Sequence[str]) -> str:
     return (info.description if info else None) or f"set {'.'.join(parts)}"
 
 
-SECTION_BRANCHES = {"SignalConfig"}
+SECTION_BRANCHES = {"SignalConfig", "LoraConfig"}
 """How pydantic names the sections that are one branch of a union."""
 
 

@@ -47,3 +47,15 @@ class EngineError(DapoError):
 
 class NumericsError(DapoError):
     """The numbers of training went wrong: updates skipped in a row, a collapsed policy, weights that are not finite."""
+
+
+class LaunchError(DapoError):
+    """Processes that a run needs could not be started: names what was asked for and what there is."""
+
+
+class WorkerDied(DapoError):
+    """A process of the run is gone or does not answer; names it and the last it said."""
+
+
+class WorkerFault(DapoError):
+    """Code in another process of the run raised something unforeseen; its log has the traceback."""

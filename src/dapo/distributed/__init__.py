@@ -1,0 +1,1 @@
+"""More than one process: workers, how they are started, and what is spread over them."""

@@ -1,0 +1,62 @@
+"""What a local worker runs: `python -m dapo.distributed.child FD`. It makes one object and answers calls on it."""
+
+import importlib
+import os
+import pickle
+import queue
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+from dapo.errors import DapoError, WorkerFault
+
+
+def main() -> None:
+    """Serve until the controller closes the connection or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's business
+    connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    factory, options = connection.recv()
+    threading.Thread(target=_read, args=(connection, calls), daemon=True).start()
+    target: Any = None
+    while True:
+        number, method, arguments, named = (0, None, (), options) if target is None else calls.get()
+        try:
+            if method is None:
+                target = resolve(factory)(**named)
+                answer = (number, True, os.getpid())
+            else:
+                answer = (number, True, getattr(target, method)(*arguments, **named))
+        except DapoError as error:
+            answer = (number, False, error)
+        except Exception as error:
+            traceback.print_exc()
+            answer = (number, False, WorkerFault(f"{type(error).__name__}: {error}"))
+        try:
+            connection.send(answer)
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            connection.send((number, False, WorkerFault(f"the answer of {method} cannot be sent: {error}")))
+        if target is None:
+            return  # the object could not be made, and the controller knows why
+
+
+def resolve(name: str) -> Any:
+    """`module:function`."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _read(connection: "Connection[Any, Any]", calls: "queue.SimpleQueue[Any]") -> None:
+    """Queue calls as they come; without a controller there is nothing left to live for, even in the middle of one."""
+    try:
+        while True:
+            calls.put(connection.recv())
+    except (EOFError, OSError):
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

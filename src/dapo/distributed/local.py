@@ -1,0 +1,181 @@
+"""`launcher: local`: workers are processes on this machine, started by this one. No daemon."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import dapo
+from dapo.distributed.weights import WeightsFile, WeightsFolder
+from dapo.distributed.worker import Blueprint, answer
+from dapo.engines.engine import WeightSource
+from dapo.errors import LaunchError, WorkerDied
+
+CLOSE_S = 5.0
+LOG_TAIL_LINES = 5
+
+
+class LocalWorker:
+    """A child process that talks over a socket pair."""
+
+    def __init__(self, name: str, blueprint: Blueprint, log: Path) -> None:
+        self.name = name
+        self.log = log
+        self._lock = threading.Lock()
+        self._pending: dict[int, Future[Any]] = {}
+        self._count = 0
+        self._is_gone = False
+        ours, theirs = socket.socketpair()
+        with theirs, open(log, "ab") as output:
+            self._process = subprocess.Popen(
+                [blueprint.python or sys.executable, "-m", "dapo.distributed.child", str(theirs.fileno())],
+                env=os.environ | {"PYTHONPATH": _with_this_package()} | dict(blueprint.environment),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C reaches the controller alone
+            )
+        self._connection: Connection[Any, Any] = Connection(ours.detach())
+        self.made: Future[int] = Future()
+        self._pending[0] = self.made
+        threading.Thread(target=self._read, name=f"{name}-answers", daemon=True).start()
+        self._send((blueprint.factory, dict(blueprint.options)))
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def call(self, method: str, /, *arguments: Any, **options: Any) -> "Future[Any]":
+        """See Worker."""
+        future: Future[Any] = Future()
+        with self._lock:
+            if self._is_gone:
+                future.set_exception(WorkerDied(self._obituary()))
+                return future
+            self._count += 1
+            self._pending[self._count] = future
+            self._send((self._count, method, arguments, options))
+        return future
+
+    def kill(self) -> None:
+        """See Worker."""
+        if self._process.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def close(self) -> None:
+        """See Worker."""
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            self._connection.send_bytes(b"")  # not a call: its reader ends, and the process with it
+        try:
+            self._process.wait(CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def _send(self, message: Any) -> None:
+        # where this fails the reader sees the end of the connection too, and fails what is pending
+        with contextlib.suppress(OSError, ValueError):
+            self._connection.send(message)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                number, is_answer, value = self._connection.recv()
+                future = self._pending.pop(number)
+                if is_answer:
+                    future.set_result(value)
+                else:
+                    future.set_exception(value)
+        except (EOFError, OSError):
+            pass
+        with self._lock:
+            self._is_gone = True
+            pending, self._pending = list(self._pending.values()), {}
+        if pending:
+            cause = self._obituary()
+            for future in pending:
+                future.set_exception(WorkerDied(cause))
+
+    def _obituary(self) -> str:
+        """How the process ended, with the last it said."""
+        try:
+            code = self._process.wait(CLOSE_S)
+            ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        except subprocess.TimeoutExpired:
+            ended = "closed its connection"
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        said = " | ".join(lines[-LOG_TAIL_LINES:])
+        return f"{self.name} {ended}" + (f"; the last of {self.log}: {said}" if said else "")
+
+
+class LocalLauncher:
+    """Starts processes on this machine; what they print goes to `logs/NAME.log`."""
+
+    def __init__(self, logs: Path, *, timeout_s: float) -> None:
+        self._logs = logs
+        self._timeout_s = timeout_s
+        self._workers: list[LocalWorker] = []
+        self._weights: WeightsFolder | None = None
+
+    def start(
+        self, names: Sequence[str], blueprints: Sequence[Blueprint], *, together: bool = False
+    ) -> list[LocalWorker]:
+        """See Launcher."""
+        self._logs.mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + self._timeout_s
+        workers = [
+            LocalWorker(name, blueprint, self._logs / f"{name}.log")
+            for name, blueprint in zip(names, blueprints, strict=True)
+        ]
+        self._workers += workers
+        try:
+            for worker in workers:
+                self._wait(worker, deadline)
+        except BaseException:
+            for worker in workers:
+                worker.kill()
+            raise
+        return workers
+
+    def share(self, weights: WeightSource, version: int) -> WeightsFile:
+        """See Launcher."""
+        if self._weights is None:
+            self._weights = WeightsFolder()
+        return self._weights.write(weights, version)
+
+    def close(self) -> None:
+        """See Launcher."""
+        for worker in self._workers:
+            worker.close()
+        self._workers.clear()
+        if self._weights is not None:
+            self._weights.close()
+            self._weights = None
+
+    def _wait(self, worker: LocalWorker, deadline: float) -> None:
+        try:
+            answer(worker.made, timeout_s=max(deadline - time.monotonic(), 0.0), what=worker.name)
+        except WorkerDied as error:
+            if worker.made.done():
+                raise
+            raise LaunchError(
+                f"{worker.name} was not ready within {self._timeout_s:g} s (distributed.start_timeout_s); what it "
+                f"printed is in {worker.log}"
+            ) from error
+
+
+def _with_this_package() -> str:
+    """The import path of a child: this package first, wherever it was installed, then the user's own."""
+    ours = str(Path(dapo.__file__).parents[1])
+    return os.pathsep.join([ours, *filter(None, [os.environ.get("PYTHONPATH")])])

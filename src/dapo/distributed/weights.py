@@ -1,0 +1,86 @@
+"""Weights between processes of one machine: one file in shared memory for each version."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from dapo.engines.engine import WeightSource
+from dapo.errors import EngineError
+
+VERSION_KEY = "version"
+TIED_KEY = "tied"
+
+
+@dataclass(frozen=True)
+class WeightsFile:
+    """A version's weights in a safetensors file."""
+
+    path: Path
+    version: int
+
+    def open(self) -> "WeightsFile":
+        """Check that the file is there and holds this version. Raises EngineError."""
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                found = (file.metadata() or {}).get(VERSION_KEY)
+        except (OSError, SafetensorError) as error:
+            raise EngineError(f"the weights of version {self.version} cannot be read: {error}") from error
+        if found != str(self.version):
+            raise EngineError(f"{self.path} holds weights of version {found}, expected {self.version}")
+        return self
+
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every weight by its Hugging Face name, tied ones under each of their names."""
+        with safe_open(self.path, framework="pt") as file:
+            tied = dict(pair.split("=", 1) for pair in (file.metadata() or {}).get(TIED_KEY, "").split())
+            for name in file.keys():  # noqa: SIM118  (it is no mapping)
+                yield name, file.get_tensor(name)
+            for name, stored in tied.items():
+                yield name, file.get_tensor(stored)
+
+
+class WeightsFolder:
+    """A private folder in shared memory (`/dev/shm` where there is one) with the newest two versions."""
+
+    def __init__(self, parent: Path | None = None) -> None:
+        memory = Path("/dev/shm")
+        place = parent or (memory if memory.is_dir() and os.access(memory, os.W_OK) else None)
+        self._folder = tempfile.TemporaryDirectory(prefix="dapo-weights-", dir=place)
+        self._versions: list[Path] = []
+
+    def write(self, weights: WeightSource, version: int) -> WeightsFile:
+        """Write a complete file and give it its name when it is whole; the version before the last is removed."""
+        tensors: dict[str, torch.Tensor] = {}
+        first: dict[tuple[int, torch.Size], str] = {}
+        tied: list[str] = []
+        for name, tensor in weights.named_tensors():
+            key = (tensor.data_ptr(), tensor.shape)
+            if key in first and tensor.numel():
+                tied.append(f"{name}={first[key]}")
+            else:
+                first[key] = name
+                tensors[name] = tensor.detach().cpu().contiguous()
+        path = Path(self._folder.name) / f"version_{version}.safetensors"
+        temporary = path.with_suffix(".tmp")
+        try:
+            save_file(tensors, temporary, metadata={VERSION_KEY: str(version), TIED_KEY: " ".join(tied)})
+        except SafetensorError as error:
+            temporary.unlink(missing_ok=True)
+            raise EngineError(f"the weights cannot be handed to the engines: {path.parent}: {error}") from error
+        os.replace(temporary, path)
+        if path not in self._versions:
+            self._versions.append(path)
+        for old in self._versions[:-2]:
+            old.unlink(missing_ok=True)
+        self._versions = self._versions[-2:]
+        return WeightsFile(path, version)
+
+    def close(self) -> None:
+        """Remove the folder."""
+        self._folder.cleanup()
