@@ -281,12 +281,6 @@ class Config(Section):
     """A whole run."""
 
     preset: Literal["dapo", "grpo"] = "dapo"
-    launcher: Literal["local", "ray"] = Field(
-        "local", description="where processes run: on this machine, or on a Ray cluster (`dapo submit` for Slurm)"
-    )
-    schedule: Literal["sync", "one_step_off"] = Field(
-        "sync", description="sync: Algorithm 1; one_step_off: the next batch is sampled while the policy updates"
-    )
     model: ModelConfig = Field(description="for example model=smollm2-135m-instruct")
     data: DataConfig = Field(description="for example data.train=builtin:sums")
     rollout: RolloutConfig = RolloutConfig()
@@ -298,6 +292,12 @@ class Config(Section):
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()
+    launcher: Literal["local", "ray"] = Field(
+        "local", description="where processes run: on this machine, or on a Ray cluster (`dapo submit` for Slurm)"
+    )
+    schedule: Literal["sync", "one_step_off"] = Field(
+        "sync", description="sync: Algorithm 1; one_step_off: the next batch is sampled while the policy updates"
+    )
     distributed: DistributedConfig = DistributedConfig()
     log: LogConfig = LogConfig()
     profile: ProfileConfig = ProfileConfig()

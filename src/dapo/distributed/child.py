@@ -22,6 +22,7 @@ def main() -> None:
     factory, options = connection.recv()
     threading.Thread(target=_read, args=(connection, calls), daemon=True).start()
     target: Any = None
+    answer: tuple[int, bool, Any]
     while True:
         number, method, arguments, named = (0, None, (), options) if target is None else calls.get()
         try:
