@@ -15,10 +15,10 @@ from dapo.config import (
     build_config,
     dump_config,
     load_config,
-    option_names,
     parse_overrides,
 )
 from dapo.errors import ConfigError
+from dapo.option_errors import option_names
 
 SMALL: dict[str, Any] = {"model": "tiny-random", "data": {"train": "builtin:sums"}}
 
@@ -408,3 +408,22 @@ def test_the_filter_is_a_function_or_thresholds():
         with pytest.raises(ConfigError, match=told) as caught:
             build_config(base, [override])
         assert "SignalConfig" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (
+            ["reward.verifier=code", "reward.timeout_s=6"],
+            "reward.options.time_s=6 (s) must be less than reward.timeout_s=6",
+        ),
+        (["reward.verifier=server", "reward.options.total_s=20"], "reward.options.total_s=20 (s) must be less than"),
+        (
+            ["reward.verifier={code: 1.0, regex: 1.0}", "reward.options={code: {time_s: 30}}"],
+            "reward.options.code.time_s=30 (s) must be less than reward.timeout_s=10",
+        ),
+    ],
+)
+def test_a_verifier_must_end_before_its_verdict_becomes_an_error(overrides: list[str], told: str):
+    assert told in message(*overrides)
+    assert config("reward.verifier=code").reward.timeout_s == 10

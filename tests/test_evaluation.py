@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 
-from dapo.assemble import evaluation_plan
-from dapo.data.problems import load_problems, unique_problems
+from dapo.assemble import distinct
+from dapo.config import build_config
+from dapo.data.problems import load_problems
 from dapo.engines.scripted import ScriptedEngine
-from dapo.errors import ConfigError, DataError
-from dapo.eval_command import Request, evaluation_config, with_copies
-from dapo.evaluation import EngineSampler, Journal, evaluate, evaluate_samples
+from dapo.errors import DataError
+from dapo.eval_command import Request, evaluation_config
+from dapo.evaluation import EngineSampler, evaluate, evaluate_samples
+from dapo.journal import Journal, open_journal
 from dapo.scores import (
     Evaluation,
     EvaluationPlan,
     JudgedProblem,
     JudgedResponse,
-    has_many_errors,
     mean_interval,
     paired_difference,
     pass_at_k,
@@ -175,8 +176,9 @@ def test_more_than_one_percent_of_errors_is_noted_and_one_percent_is_not():
     plan = EvaluationPlan("toy", 10, 1.0, 0.7, 20, (9,), 0)
     sound = [judged(*["4"] * 10) for _ in range(9)]
     one, two = judged(*"4" * 9, "!"), judged(*"4" * 8, "!", "!")
-    assert not has_many_errors(Evaluation(plan, (*sound, one)).summary())
-    assert has_many_errors(Evaluation(plan, (*sound, two)).summary())
+    assert Evaluation(plan, (*sound, one)).summary()["warning"] is None
+    told = Evaluation(plan, (*sound, two)).summary()["warning"]
+    assert told == "2 of 100 responses have no judgement (2.0%): figures of the others only"
 
 
 def table(*accuracies: float | None) -> list[dict[str, Any]]:
@@ -225,30 +227,39 @@ def test_an_evaluation_that_was_killed_continues_where_it_was(tmp_path: Path):
 
     whole = run(None).summary()
     path = tmp_path / "out.json.partial"
-    with pytest.raises(Breaks), Journal(path, {"plan": 1}) as journal:
+    with pytest.raises(Breaks), open_journal(path, {"plan": 1}) as journal:
         run(journal, limit=3)
     with path.open("a") as file:
-        file.write('{"place": 5, "respo')  # killed in the middle of a line
+        file.write('{"id": "5", "respo')  # killed in the middle of a line
     asked.clear()
-    with Journal(path, {"plan": 1}) as journal:
+    with open_journal(path, {"plan": 1}) as journal:
         assert run(journal).summary() == whole
     assert sorted(set(asked)) == [3, 4, 5]
     asked.clear()
-    with Journal(path, {"plan": 1}) as journal:
+    with open_journal(path, {"plan": 1}) as journal:
         assert run(journal).summary() == whole
     assert asked == []
-    with pytest.raises(ConfigError, match=r"first part of another evaluation \(other plan\)"):
-        Journal(path, {"plan": 2})
+    with pytest.raises(DataError, match="plan was 1 and is now 2"), open_journal(path, {"plan": 2}):
+        pass
 
 
 @pytest.mark.skipif(not AIME.exists(), reason="needs the released evaluation file beside the checkout")
-def test_the_released_aime_file_is_thirty_problems_of_thirty_two_samples(capsys: pytest.CaptureFixture[str]):
-    request = Request(str(AIME), overrides=("eval.max_response_tokens=2", "train.threads=1"))
-    config, checkpoint = evaluation_config("tiny-random", str(AIME), request, None)
-    problems = [problem for problem, _ in unique_problems(load_problems(str(AIME), split="eval"))]
-    plan, asked = with_copies(config, request, evaluation_plan(config, ()), problems)
-    assert (checkpoint, plan.samples_per_problem, len(asked)) == (None, 32, 30)
-    assert "holds each problem 32 times: 32 samples for each of 30 problems" in capsys.readouterr().out
-    fewer = Request(str(AIME), samples_per_problem=4)
-    config, _ = evaluation_config("tiny-random", str(AIME), fewer, None)
-    assert with_copies(config, fewer, evaluation_plan(config, ()), problems)[0].samples_per_problem == 4
+def test_the_released_aime_file_is_thirty_problems_of_thirty_two_samples():
+    problems, copies = distinct(load_problems(str(AIME), split="eval"), str(AIME))
+    assert (len(problems), copies) == (30, 32)
+    assert distinct(load_problems(str(AIME), split="eval")[:-1], str(AIME))[1] == 1  # not as many of all
+
+
+def test_another_model_does_not_inherit_the_trust_that_a_run_has():
+    base = build_config(
+        {"model": {"name": "a", "dtype": "float64", "trust_remote_code": True}, "data": {"train": "builtin:sums"}}
+    ).model_dump(mode="json")
+    config, _ = evaluation_config("tiny-random", "builtin:sums", Request("builtin:sums"), base)
+    assert (config.model.name, config.model.dtype, config.model.trust_remote_code) == ("tiny-random", "float64", False)
+
+
+def test_the_number_of_samples_may_be_said_in_two_ways():
+    assert Request("d", samples_per_problem=4).counts_samples
+    assert Request("d", overrides=("eval.samples_per_problem=4",)).counts_samples
+    assert Request("d", overrides=("eval={samples_per_problem: 4}",)).counts_samples
+    assert not Request("d", overrides=("eval.temperature=1",)).counts_samples

@@ -15,7 +15,7 @@ PACKAGE = "dapo"
 ROOT = Path(__file__).parents[1] / "src" / PACKAGE
 
 LAYERS = [
-    {"types", "errors", "config", "keyed", "algo"},
+    {"types", "errors", "config", "keyed", "algo", "journal", "chat", "option_errors"},
     {"data", "rewards", "engines", "policy", "telemetry"},
     {
         "rollout",
@@ -34,7 +34,17 @@ LAYERS = [
     | {"train"},
     {"distributed"},
     {"assemble"},
-    {"commands", "eval_command", "reward_command", "data_commands", "data_stats", "cli", "data_cli", "__main__"},
+    {
+        "commands",
+        "eval_command",
+        "eval_report",
+        "reward_command",
+        "data_commands",
+        "data_stats",
+        "cli",
+        "data_cli",
+        "__main__",
+    },
 ]
 
 # where an optional package may be imported: inside functions of one file of each folder named here

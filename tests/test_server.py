@@ -1,102 +1,73 @@
 """Evaluation through an OpenAI-compatible server: a real one on loopback that can misbehave."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
-from collections import Counter
+import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_server import MODEL, ChatServer, Reply, chat_server, completion
 
 from dapo.cli import main
 from dapo.engines.server import ServerClient, ServerOptions
 from dapo.errors import ConfigError
 from dapo.types import Problem
 
-MODEL = "echo"
 
-
-class Server(ThreadingHTTPServer):
-    """Answers with `Answer: 4`, after what `faults` (a status, or "close", "slow", "nonsense") says first."""
-
-    daemon_threads = True
+class Faults:
+    """What the server says: `text`, after what `faults` (a status, or "close", "slow", "nonsense") says first."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
         self.faults: list[int | str] = []
-        self.bodies: list[dict[str, Any]] = []
-        self.keys: list[str | None] = []
-        self.live = Counter[str]()
-        self.lock = threading.Lock()
-        self.released = threading.Event()
         self.text = "Two and two.\nAnswer: 4"
+        self.released = threading.Event()
+        self.lock = threading.Lock()
+        self.seen: ChatServer
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+        return self.seen.url
 
+    @property
+    def bodies(self) -> list[dict[str, Any]]:
+        return self.seen.requests
 
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        self.reply(200, {"data": [{"id": MODEL}]})
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        server = self.server
-        with server.lock:
-            server.bodies.append(body)
-            server.keys.append(self.headers.get("authorization"))
-            server.live["now"] += 1
-            server.live["most"] = max(server.live["most"], server.live["now"])
-            fault = server.faults.pop(0) if server.faults else None
+    def __call__(self, message: str, number: int) -> Reply:
+        with self.lock:
+            fault = self.faults.pop(0) if self.faults else None
         if fault == "slow":
-            server.released.wait(20)
-        with server.lock:
-            server.live["now"] -= 1
+            self.released.wait(20)
         if fault == "close":
-            self.close_connection = True
-        elif fault == "nonsense":
-            self.reply(200, {"choices": []})
-        elif isinstance(fault, int):
-            self.reply(fault, {"error": {"message": "come again"}})
-        else:
-            reason = "content_filter" if fault == "filtered" else "stop"
-            choice = {"message": {"role": "assistant", "content": server.text}, "finish_reason": reason}
-            self.reply(200, {"choices": [choice], "usage": {"completion_tokens": 7}})
-
-    def reply(self, status: int, values: dict[str, Any]) -> None:
-        content = json.dumps(values).encode()
-        self.send_response(status)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *arguments: object) -> None:
-        pass
+            return None
+        if fault == "nonsense":
+            return 200, json.dumps({"choices": []})
+        if isinstance(fault, int):
+            return fault, json.dumps({"error": {"message": "come again"}})
+        return 200, completion(self.text, finish="content_filter" if fault == "filtered" else "stop")
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    made = Server()
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield made
-    made.released.set()
-    made.shutdown()
-    thread.join()
-    made.server_close()
+def server() -> Iterator[Faults]:
+    faults = Faults()
+    with chat_server(faults) as faults.seen:
+        yield faults
+        faults.released.set()
 
 
-def asked(server: Server, *, samples: int = 1, problems: int = 1, **options: Any) -> list[Any]:
+def asked(server: Faults, *, samples: int = 1, problems: int = 1, **options: Any) -> list[Any]:
     """What the client says of each response, in the order of problems and samples."""
     values = {"temperature": 0.5, "top_p": 0.7, "max_tokens": 9, "seed": 3, "pause_s": 0.0, **options}
     found = {}
-    with ServerClient(ServerOptions(server.url, MODEL, samples, **values), lambda p: [{"role": "user"}]) as client:
+    with ServerClient(
+        ServerOptions(server.url, MODEL, samples, **values), lambda p: [{"role": "user", "content": "?"}]
+    ) as client:
         for place in range(problems):
             client.submit(place, Problem(str(place), "?", "4"))
         while len(found) < samples * problems:
@@ -104,7 +75,7 @@ def asked(server: Server, *, samples: int = 1, problems: int = 1, **options: Any
     return [found[key] for key in sorted(found)]
 
 
-def test_every_sample_is_a_request_with_its_own_seed_and_the_plan(server: Server):
+def test_every_sample_is_a_request_with_its_own_seed_and_the_plan(server: Faults):
     responses = asked(server, samples=3, problems=2)
     assert [(r.text, r.tokens, r.finish, r.error) for r in responses] == [(server.text, 7, "stop", None)] * 6
     assert len({body["seed"] for body in server.bodies}) == 6
@@ -117,7 +88,7 @@ def test_every_sample_is_a_request_with_its_own_seed_and_the_plan(server: Server
 
 
 @pytest.mark.parametrize("fault", [500, 503, 429, "close"])
-def test_a_failure_that_passes_costs_nothing_but_time(server: Server, fault: int | str):
+def test_a_failure_that_passes_costs_nothing_but_time(server: Faults, fault: int | str):
     server.faults = [fault, fault]
     (response,) = asked(server, retries=2)
     assert (response.text, response.error) == (server.text, None)
@@ -134,7 +105,7 @@ def test_a_failure_that_passes_costs_nothing_but_time(server: Server, fault: int
     ],
 )
 def test_what_stays_wrong_is_an_error_and_not_an_empty_response(
-    server: Server, fault: int | str, tries: int, told: str
+    server: Faults, fault: int | str, tries: int, told: str
 ):
     server.faults = [fault] * 3
     (response,) = asked(server, retries=2)
@@ -142,24 +113,24 @@ def test_what_stays_wrong_is_an_error_and_not_an_empty_response(
     assert len(server.bodies) == tries
 
 
-def test_a_server_that_hangs_is_an_error_in_time(server: Server):
+def test_a_server_that_hangs_is_an_error_in_time(server: Faults):
     server.faults = ["slow"]
     (response,) = asked(server, retries=0, timeout_s=0.3)
     assert response.error.startswith("server: ReadTimeoutError: Read timed out")
 
 
-def test_no_more_requests_are_in_flight_than_allowed(server: Server):
+def test_no_more_requests_are_in_flight_than_allowed(server: Faults):
     asked(server, samples=20, concurrency=3)
-    assert 1 <= server.live["most"] <= 3
+    assert 1 <= server.seen.most_in_flight <= 3
 
 
-def test_the_key_comes_from_the_environment_only(server: Server, monkeypatch: pytest.MonkeyPatch):
+def test_the_key_comes_from_the_environment_only(server: Faults, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OPENAI_API_KEY", "k-123")
     asked(server)
-    assert server.keys == ["Bearer k-123"]
+    assert [headers.get("Authorization") for headers in server.seen.headers] == ["Bearer k-123"]
 
 
-def test_a_wrong_model_or_address_is_told_before_anything_is_asked(server: Server):
+def test_a_wrong_model_or_address_is_told_before_anything_is_asked(server: Faults):
     options = {"samples": 1, "temperature": 1.0, "top_p": 1.0, "max_tokens": 9, "seed": 0}
     with pytest.raises(ConfigError, match="has no model 'gpt'; it has echo"):
         ServerClient(ServerOptions(server.url, "gpt", **options), lambda p: [])
@@ -180,7 +151,7 @@ def evaluated(*arguments: str) -> int:
 
 
 def test_dapo_eval_judges_a_served_model(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    server: Faults, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     data, output = problems_file(tmp_path / "p.jsonl"), tmp_path / "out.json"
     command = [MODEL, "--data", data, "--server", server.url, "data.instruction=Say it.", "data.system=Be brief."]
@@ -198,18 +169,19 @@ def test_dapo_eval_judges_a_served_model(
 
 
 def test_an_evaluation_with_over_one_percent_of_errors_says_so(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: Faults, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     server.faults = [400]
     data = problems_file(tmp_path / "p.jsonl")
     assert evaluated(MODEL, "--data", data, "--server", server.url, "eval.server_concurrency=1") == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "WARNING, over 1 % errors" in told
-    assert "1 of 8 responses have no judgement: server: status 400: come again" in told
+    title, _, rest = told.partition("avg@2")
+    assert "WARNING: 1 of 8 responses have no judgement (12.5%): figures of the others only" in title
+    assert "1 of 8 responses have no judgement: server: status 400: come again" in rest
 
 
 def test_two_results_are_compared_problem_by_problem(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: Faults, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     data, first, both = problems_file(tmp_path / "p.jsonl"), tmp_path / "first.json", tmp_path / "both.json"
     server.text = "Answer: 5"
@@ -223,3 +195,81 @@ def test_two_results_are_compared_problem_by_problem(
     assert json.loads(both.read_text())["comparison"]["difference"] == 0.5
     assert evaluated(*compare, "train.seed=1") == 2
     assert "cannot be compared: seed is 0 in one and 1 in the other" in capsys.readouterr().err
+
+
+@contextmanager
+def server_process(seconds: float) -> Iterator[str]:
+    """A server in a process of its own."""
+    command = [sys.executable, str(Path(__file__).with_name("chat_server.py")), str(seconds)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.stdin.close()
+
+
+def evaluation(url: str, data: str, output: Path) -> "subprocess.Popen[str]":
+    """`dapo eval` of four problems twice, one request after the other, as a process."""
+    command = [sys.executable, "-m", "dapo", "eval", MODEL, "--data", data, "--server", url, "--output", str(output)]
+    return subprocess.Popen(
+        [*command, "eval.server_concurrency=1", "reward.workers=1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+
+
+def wait_for_lines(path: Path, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists() or path.read_bytes().count(b"\n") < count:
+        assert time.monotonic() < deadline, f"{path} has no {count} lines after a minute"
+        time.sleep(0.02)
+
+
+def test_an_evaluation_that_is_killed_or_interrupted_continues(tmp_path: Path):
+    """kill -9 after a problem, Ctrl-C after another; the third attempt asks for the rest only."""
+    data, output = problems_file(tmp_path / "p.jsonl"), tmp_path / "out.json"
+    journal = tmp_path / "out.json.partial"
+    with server_process(0.2) as url:
+        for lines, signum, status in ((2, signal.SIGKILL, -9), (3, signal.SIGINT, 130)):
+            with evaluation(url, data, output) as process:
+                wait_for_lines(journal, lines)
+                process.send_signal(signum)
+                started = time.monotonic()
+                _, err = process.communicate(timeout=60)
+                assert process.returncode == status
+                assert time.monotonic() - started < 10
+            assert not output.exists()
+        assert "stopped by SIGINT; the same command continues" in err
+        done = journal.read_bytes().count(b"\n") - 1
+        with evaluation(url, data, output) as process:
+            out, _ = process.communicate(timeout=60)
+    assert f"continuing: {done} of 4 problems" in out
+    assert process.returncode == 0
+    assert json.loads(output.read_text())["accuracy"] == 0.75
+    assert not journal.exists()
+
+
+def test_a_line_a_problem_is_printed_on_demand(server: Faults, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    data = problems_file(tmp_path / "p.jsonl")
+    assert evaluated(MODEL, "--data", data, "--server", server.url, "--by-problem") == 0
+    lines = capsys.readouterr().out.split("by problem")[1].splitlines()
+    assert any("0 + 4?" in line and "2/2" in line and "1.000" in line for line in lines)
+    assert any("5?" in line and "0/2" in line and "0.000" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("[]", "holds a list, not an evaluation"),
+        ('{"table": []}', "is not what `dapo eval --output` or a run writes: it lacks accuracy, binary"),
+    ],
+)
+def test_a_file_that_is_no_result_is_refused_in_words(
+    content: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = tmp_path / "r.json"
+    path.write_text(content)
+    assert evaluated("--compare", str(path), str(path), "--data", "builtin:sums") == 2
+    assert told in " ".join(capsys.readouterr().err.split())

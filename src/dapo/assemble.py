@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 
 from dapo.algo.sampling import Signal
-from dapo.config import Config, SignalConfig
+from dapo.config import Config, DataSpec, SignalConfig
 from dapo.data.problems import load_problems, remove_overlap, unique_problems
 from dapo.data.prompts import PromptEncoder
-from dapo.data.spec import spec_name
+from dapo.data.spec import spec_kind, spec_name
 from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.inspection import InspectedEngine
@@ -45,6 +45,8 @@ class Inputs:
     train: list[Problem]
     held_out: list[Problem]
     notes: list[str]
+    copies: int = 1
+    """How often the file of held-out problems has each of them, where it is the same for all."""
 
 
 @contextmanager
@@ -89,7 +91,10 @@ def read_inputs(config: Config, *, training: bool = True) -> Inputs:
     notes = []
     load_filter(config.dynamic_sampling.filter)
     problems = load_problems(config.data.train, split="train") if training else []
-    held_out = distinct(load_problems(config.data.eval, split="eval")) if config.data.eval is not None else []
+    held_out: list[Problem] = []
+    copies = 1
+    if config.data.eval is not None:
+        held_out, copies = distinct(load_problems(config.data.eval, split="eval"), config.data.eval)
     problems, removed = remove_overlap(problems, held_out)
     if removed:
         notes.append(f"{removed} training problems left out: their text is in the evaluation set")
@@ -106,7 +111,7 @@ def read_inputs(config: Config, *, training: bool = True) -> Inputs:
             notes.append(f"{dropped} evaluation prompts left out: longer than data.max_prompt_tokens")
     longest = max(encoder.length(problem) for problem in [*problems, *held_out])
     require_context(loaded, longest, response_limit(config, training=training))
-    return Inputs(loaded, encoder, problems, held_out[: config.eval.max_problems], notes)
+    return Inputs(loaded, encoder, problems, held_out[: config.eval.max_problems], notes, copies)
 
 
 def read_model(config: Config) -> LoadedModel:
@@ -145,9 +150,12 @@ def multiplies_bfloat16_fast(device: str) -> bool:
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16", "arm_bf16"))
 
 
-def distinct(problems: Sequence[Problem]) -> list[Problem]:
-    """Copies of a problem count once."""
-    return [problem for problem, _ in unique_problems(problems)]
+def distinct(problems: Sequence[Problem], spec: DataSpec) -> tuple[list[Problem], int]:
+    """Copies of a problem count once; and how many there are of each, in a file that has as many of all of them."""
+    counted = unique_problems(problems)
+    counts = {count for _, count in counted}
+    copies = counts.pop() if len(counts) == 1 and spec_kind(spec) in ("path", "hub") else 1
+    return [problem for problem, _ in counted], copies
 
 
 def require_context(loaded: LoadedModel, prompt_tokens: int, response_tokens: int) -> None:

@@ -94,6 +94,7 @@ def evaluate(
             metavar="A B", help="two models, runs or results: paired difference on the same problems and draws"
         ),
     ] = None,
+    by_problem: Annotated[bool, typer.Option("--by-problem", help="also print a line a problem")] = False,
 ) -> None:
     """Evaluate a model: avg@k, pass@j and cons@k with 95 % intervals."""
     from dapo.eval_command import Request, compare_models, evaluate_model
@@ -103,7 +104,7 @@ def evaluate(
             [model_or_run, *(overrides or [])],
             None,
         )  # there is no model to stand in front of them
-    request = Request(data, samples_per_problem, server, output, tuple(overrides or ()))
+    request = Request(data, samples_per_problem, server, output, tuple(overrides or ()), by_problem)
     if (model_or_run is None) == (compare is None):
         raise ConfigError("dapo eval takes either one model or run, or two with --compare A B")
     if compare is not None:

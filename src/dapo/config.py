@@ -1,10 +1,9 @@
 """Every option, with its default (the paper's value where it has one) and its meaning. Imports no torch."""
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -12,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from yaml import YAMLError
 
 from dapo.errors import ConfigError
+from dapo.option_errors import faults_in_words, section_names
 
 DataSpec: TypeAlias = str | dict[str, Any]
 
@@ -323,6 +323,22 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _verifiers_end_in_time(self) -> "Config":
+        verifier, reward = self.reward.verifier, self.reward
+        for name, (limit, default) in _LIMITS_OF_VERIFIERS.items():
+            if name != verifier and not (isinstance(verifier, dict) and name in verifier):
+                continue
+            options = reward.options if isinstance(verifier, str) else reward.options.get(name, {})
+            seconds = options.get(limit, default) if isinstance(options, dict) else default
+            if isinstance(seconds, int | float) and seconds >= reward.timeout_s:
+                place = f"reward.options.{limit}" if isinstance(verifier, str) else f"reward.options.{name}.{limit}"
+                raise ValueError(
+                    f"{place}={seconds:g} (s) must be less than reward.timeout_s={reward.timeout_s:g}, at which a "
+                    "verdict becomes an error"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _sizes_fit(self) -> "Config":
         rollout, train = self.rollout, self.train
         if rollout.group_size < 2:
@@ -383,6 +399,9 @@ def secret_names(options: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
+_LIMITS_OF_VERIFIERS = {"code": ("time_s", 6.0), "server": ("total_s", 9.0)}
+"""Options of verifiers that have a time limit of their own, and their defaults."""
+
 PRESETS: dict[str, dict[str, Any]] = {
     "dapo": {},
     # Table 1's first row: naive GRPO. The paper names no KL coefficient; 0.001 is the released code's.
@@ -432,7 +451,7 @@ def build_config(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, where
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        faults = "\n".join(f"  {line}" for line in _explain(error))
+        faults = "\n".join(f"  {line}" for line in faults_in_words(error, Config))
         raise ConfigError(f"{where}:\n{faults}" if "\n" in faults else f"{where}: {faults.strip()}") from None
 
 
@@ -478,11 +497,7 @@ def _literal(value: Any) -> Any:
     return [_literal(item) for item in value] if isinstance(value, list) else value
 
 
-SECTIONS = frozenset(
-    name
-    for name, info in Config.model_fields.items()
-    if isinstance(info.annotation, type) and issubclass(info.annotation, Section)
-)
+SECTIONS = section_names(Config)
 _WHOLE_VALUES = {("data", "train"), ("data", "eval"), ("reward", "verifier"), ("reward", "options")}
 
 
@@ -513,79 +528,3 @@ def _with_model_section(raw: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(values.get("model"), str):
         values["model"] = {"name": values["model"]}
     return values
-
-
-def _explain(error: ValidationError) -> Iterator[str]:
-    seen = set()
-    for fault in error.errors():
-        branch = fault["loc"][-1] if fault["loc"] else None
-        parts = [str(part) for part in fault["loc"] if part not in SECTION_BRANCHES]
-        # a union reports each of its branches: one line for the option is enough
-        option = ".".join(part for part in parts if part not in ("str", "dict[str,any]", "dict[str,float]"))
-        got = fault.get("input")
-        # where a union has a branch for mappings, that one says what is wrong inside
-        of_other_branch = fault["type"] == "string_type" and branch == "str" and isinstance(got, Mapping)
-        if option in seen or of_other_branch:
-            continue
-        seen.add(option)
-        if fault["type"] == "extra_forbidden":
-            yield f"unknown option {option}; {_nearest(parts, is_section=isinstance(got, Mapping))}"
-        elif fault["type"] == "missing":
-            yield f"option {option} is missing; {_description(parts)}"
-        elif fault["type"] == "value_error":
-            reason = fault["msg"].removeprefix("Value error, ")
-            yield f"option {option}: {reason}, got {got!r}" if parts else reason
-        else:
-            expected = fault["msg"][0].lower() + fault["msg"][1:]
-            if option.startswith(("data.train", "data.eval")):
-                expected = "input should be a data source as text or a mapping"
-            elif fault["type"] == "model_type":
-                expected = "input should be a section of options"
-            yield f"option {option}: {expected}, got {got!r}"
-
-
-def _nearest(parts: Sequence[str], *, is_section: bool) -> str:
-    leaves = [name for name in option_names(Config) if (name in SECTIONS) == is_section]
-    same_leaf = [name for name in leaves if name.split(".")[-1] == parts[-1]]
-    close = same_leaf or difflib.get_close_matches(".".join(parts), leaves, n=1, cutoff=0.75)
-    if not close:
-        by_leaf = {name.split(".")[-1]: name for name in leaves}
-        close = [by_leaf[leaf] for leaf in difflib.get_close_matches(parts[-1], by_leaf, n=1, cutoff=0.75)]
-    return f"did you mean {close[0]}?" if close else f"known here: {', '.join(_section(parts).model_fields)}"
-
-
-def _description(parts: Sequence[str]) -> str:
-    info = _section(parts).model_fields.get(parts[-1])
-    return (info.description if info else None) or f"set {'.'.join(parts)}"
-
-
-SECTION_BRANCHES = {"SignalConfig", "LoraConfig"}
-"""How pydantic names the sections that are one branch of a union."""
-
-
-def _as_section(annotation: Any) -> type[Section] | None:
-    """The section that an option is, or that it may be instead of a text."""
-    return next((kind for kind in (annotation, *get_args(annotation)) if _is_section(kind)), None)
-
-
-def _is_section(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Section)
-
-
-def _section(parts: Sequence[str]) -> type[Section]:
-    """The innermost section that a dotted name leads to."""
-    section: Any = Config
-    for part in parts[:-1]:
-        inner = section.model_fields[part].annotation if part in section.model_fields else None
-        if (found := _as_section(inner)) is None:
-            break
-        section = found
-    return section
-
-
-def option_names(section: type[Section], prefix: str = "") -> Iterator[str]:
-    """Every option of a section by its dotted name."""
-    for name, info in section.model_fields.items():
-        yield f"{prefix}{name}"
-        if inner := _as_section(info.annotation):
-            yield from option_names(inner, f"{prefix}{name}.")

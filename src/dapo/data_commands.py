@@ -11,22 +11,22 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
 from rich.table import Table
 
+from dapo.chat import ChatClient, ServerFailed
 from dapo.config import DataSpec, parse_data_argument
 from dapo.data.builtin import Split
-from dapo.data.chat import ChatClient, ServerFailed
 from dapo.data.crowd import work_through
 from dapo.data.decontaminate import decontaminate
 from dapo.data.dedupe import deduplicate
 from dapo.data.integerize import ACTIONS, REWRITE, SOLVE, Decision, apply, asking_texts, decide, decide_at_once
-from dapo.data.journal import Journal, open_journal
 from dapo.data.problems import load_problems, unique_problems
 from dapo.data.wording import find_wrapper
 from dapo.data.writing import require_file_type, write_problems
 from dapo.errors import ConfigError, DataError
+from dapo.journal import Journal, open_journal
 from dapo.keyed import keyed_seed
+from dapo.telemetry.progress import progress
 from dapo.telemetry.sinks import fsync
 from dapo.types import Problem
 
@@ -48,8 +48,8 @@ def dedupe_data(spec: str, out: Path, *, threshold: float | None, force: bool) -
     removed_out = beside(out, "removed.jsonl")
     require_new(out, removed_out, force=force)
     problems = read(spec)
-    with progress("rows") as tell:
-        result = deduplicate(problems, threshold=threshold, on_progress=tell)
+    with progress("dedupe", unit="rows") as tell:
+        result = deduplicate(problems, threshold=threshold, on_progress=lambda done: tell(done, len(problems)))
     require_some(result.kept, "every row contradicts a copy of it")
     with new_files(out, removed_out) as (target, removed_target):
         write_problems(target, result.kept)
@@ -113,7 +113,7 @@ def integerize_data(
         def ask(request: str, seed: int) -> str:
             check()
             messages = [{"role": "user", "content": request}]
-            return client.ask(messages, temperature=TEMPERATURE, max_tokens=max_tokens, seed=seed)
+            return client.complete(messages, temperature=TEMPERATURE, max_tokens=max_tokens, seed=seed).text
 
         return decide(problem, wrapper, ask, solves=solves)
 
@@ -147,11 +147,11 @@ def decide_all(
     missing = [problem for problem in problems if problem.id not in journal.records]
     if len(missing) < len(problems):
         print(f"{len(problems) - len(missing):,} of {len(problems):,} problems were decided before")
-    with progress("problems", total=len(problems)) as tell:
+    with progress("integerize") as tell:
 
         def keep(decision: Decision) -> None:
             journal.add(decision.as_json())
-            tell(len(journal.records))
+            tell(len(journal.records), len(problems))
 
         failures = work_through(missing, work, keep, concurrency=concurrency)
     if failures:
@@ -224,15 +224,6 @@ def secret(variable: str | None) -> str | None:
     if not os.environ.get(variable):
         raise ConfigError(f"--api-key-env {variable}: that environment variable is not set")
     return os.environ[variable]
-
-
-@contextmanager
-def progress(what: str, *, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, nothing elsewhere; yields what moves it to a count."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda done: bar.update(task, completed=done)
 
 
 def print_counts(title: str, counts: Mapping[str, int]) -> None:

@@ -15,11 +15,12 @@ from dapo.data.describe import describe_problems
 from dapo.data.difficulty import PassRate, describe_difficulty, pass_rates
 from dapo.data.problems import unique_problems
 from dapo.data.rows import prompt_text
-from dapo.data_commands import progress, read
+from dapo.data_commands import read
 from dapo.errors import ConfigError, DataError
 from dapo.keyed import keyed_permutation
 from dapo.run import RunDirectory, atomic_write_json
 from dapo.saving import HISTORY_FILE
+from dapo.telemetry.progress import progress
 from dapo.types import Problem
 
 BAR_WIDTH = 40
@@ -135,8 +136,8 @@ def ask_model(
         stack.callback(engine.close)
         if checkpoint is not None:
             engine.load_weights(SavedWeights(checkpoint), version=step_of(checkpoint))
-        tell = stack.enter_context(progress("problems", total=len(chosen)))
-        result = evaluate(engine, judge, encoder, chosen, plan, on_progress=lambda done, total: tell(done))
+        tell = stack.enter_context(progress("sample and judge"))
+        result = evaluate(engine, judge, encoder, chosen, plan, on_progress=tell)
     rows = [
         {"step": 0, "group_id": place, "problem_id": judged.problem.id, "correct": response.correct}
         for place, judged in enumerate(result.problems)

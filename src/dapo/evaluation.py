@@ -1,15 +1,13 @@
 """Evaluation as the paper does it: k samples a problem, from an engine or a server, judged on the verdict alone."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 from dapo.engines.engine import RolloutEngine
-from dapo.errors import ConfigError, EngineError
+from dapo.errors import EngineError
+from dapo.journal import Journal
 from dapo.keyed import keyed_seed
 from dapo.rollout import Encoder, Judge
 from dapo.scores import Evaluation, EvaluationPlan, JudgedProblem, JudgedResponse
@@ -80,44 +78,6 @@ class EngineSampler:
         return found
 
 
-class Journal:
-    """What an evaluation has judged so far, a line a problem, so that a killed one continues where it was."""
-
-    def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
-        """`identity`: JSON values that say what is evaluated. Raises ConfigError where the file belongs to another."""
-        self.path = path
-        self.rows: dict[int, list[dict[str, Any]]] = {}
-        written = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-        whole = [json.loads(line) for line in written if line.endswith("\n")]  # a line that a crash cut is left out
-        identity = json.loads(json.dumps(identity))
-        if whole and whole[0] != identity:
-            different = ", ".join(sorted(key for key in identity if whole[0].get(key) != identity[key]))
-            raise ConfigError(
-                f"{path} holds the first part of another evaluation (other {different or 'version'}); "
-                "finish that one, delete the file, or choose another --output"
-            )
-        self.rows = {row["place"]: row["responses"] for row in whole[1:]}
-        self._file = path.open("w", encoding="utf-8")
-        for line in [identity, *whole[1:]]:
-            self._write(line)
-
-    def add(self, place: int, judged: JudgedProblem) -> None:
-        """A finished problem."""
-        self._write({"place": place, "responses": [asdict(response) for response in judged.responses]})
-
-    def __enter__(self) -> "Journal":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-
-    def _write(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
-
-
 def evaluate(
     engine: RolloutEngine,
     judge: Judge,
@@ -144,10 +104,10 @@ def evaluate_samples(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
     """As `evaluate`, from any source of responses; what the journal holds already is not sampled again."""
-    known = journal.rows if journal is not None else {}
+    known = journal.records if journal is not None else {}
     finished = {
-        place: JudgedProblem(problems[place], tuple(JudgedResponse(**response) for response in responses))
-        for place, responses in known.items()
+        int(place): JudgedProblem(problems[int(place)], tuple(JudgedResponse(**r) for r in record["responses"]))
+        for place, record in known.items()
     }
     waiting: dict[int, dict[int, Response]] = {}
     for place, problem in enumerate(problems):
@@ -166,7 +126,7 @@ def evaluate_samples(
             responses, future = judging.pop(place)
             finished[place] = JudgedProblem(problems[place], _with_verdicts(responses, future.result()))
             if journal is not None:
-                journal.add(place, finished[place])
+                journal.add({"id": str(place), "responses": [asdict(r) for r in finished[place].responses]})
             on_progress(len(finished), len(problems))
     return Evaluation(plan, tuple(finished[place] for place in range(len(problems))))
 

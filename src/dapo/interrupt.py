@@ -18,8 +18,8 @@ SHOW_CURSOR = "\x1b[?25h"
 class Interrupted(DapoError):
     """A signal has asked the run to stop; the exit code is 128 plus its number, as a shell would say it."""
 
-    def __init__(self, signum: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(signum).name}")
+    def __init__(self, signum: int, advice: str = "") -> None:
+        super().__init__(f"stopped by {signal.Signals(signum).name}{advice}")
         self.exit_code = 128 + signum
 
 
@@ -29,17 +29,21 @@ class StopRequest:
     def __init__(self) -> None:
         self.signum: int | None = None
 
-    def check(self) -> None:
-        """Raise Interrupted if one has."""
+    def check(self, advice: str = "") -> None:
+        """Raise Interrupted, with advice on how to go on, if one has."""
         if self.signum is not None:
-            raise Interrupted(self.signum)
+            raise Interrupted(self.signum, advice)
 
 
 @contextmanager
-def signals_as_requests() -> Iterator[StopRequest]:
+def signals_as_requests(
+    announcement: str = "saving as soon as the work in hand allows; Ctrl-C ends at once (the run then continues from "
+    "its newest checkpoint)",
+) -> Iterator[StopRequest]:
     """Inside, the first SIGINT or SIGTERM becomes a request; a SIGINT after that ends the process at once.
 
-    Python lets only the main thread have signals: in any other the signals keep their meaning.
+    `announcement` is what a person is told when the first one comes. Python lets only the main thread have signals: in
+    any other the signals keep their meaning.
     """
     request = StopRequest()
 
@@ -47,7 +51,7 @@ def signals_as_requests() -> Iterator[StopRequest]:
         if request.signum is None:
             request.signum = signum
             # not print: a signal may come while a line is being printed
-            os.write(2, _announcement(signum).encode())
+            os.write(2, _told(signum, announcement).encode())
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # the system's own: works in the middle of a matmul too
 
     if threading.current_thread() is not threading.main_thread():
@@ -89,9 +93,6 @@ class StoppableEngine:
         self._engine.close()
 
 
-def _announcement(signum: int) -> str:
+def _told(signum: int, announcement: str) -> str:
     show_cursor = SHOW_CURSOR if sys.stderr.isatty() else ""  # the live display hides it, and may not get to show it
-    return (
-        f"{show_cursor}\n{signal.Signals(signum).name}: saving as soon as the work in hand allows; "
-        "Ctrl-C ends at once (the run then continues from its newest checkpoint)\n"
-    )
+    return f"{show_cursor}\n{signal.Signals(signum).name}: {announcement}\n"

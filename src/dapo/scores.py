@@ -139,6 +139,7 @@ class Evaluation:
             "response_tokens_mean": fmean([r.tokens for r in sampled]) if sampled else 0.0,
             "truncated_fraction": fmean([r.finish == "length" for r in sampled]) if sampled else 0.0,
             "no_answer_fraction": fmean([r.answer == "" for r in looked_for]) if looked_for else None,
+            "warning": _warning(len(errors), len(responses)),
             "verifier_errors": len(errors),
             "most_frequent_error": max(sorted(set(errors)), key=errors.count) if errors else None,
             "by_source": self._by_source(),
@@ -184,10 +185,24 @@ class Evaluation:
         return {source: {"accuracy": fmean(means), "problems": len(means)} for source, means in sorted(rows.items())}
 
 
-def has_many_errors(summary: Mapping[str, Any]) -> bool:
-    """Were more than 1 % of an evaluation's responses not judged?"""
-    count: int = summary["problems"] * summary["samples_per_problem"]
-    return bool(summary["verifier_errors"] > NOTED_ERROR_SHARE * count)
+def require_summary(found: Any, where: str) -> dict[str, Any]:
+    """A stored evaluation with all that its report needs. Raises DataError where something is missing."""
+    blank = EvaluationPlan("", 1, 1.0, 1.0, 1, (), 0)
+    if not isinstance(found, dict):
+        raise DataError(f"{where} holds a {type(found).__name__}, not an evaluation")
+    if missing := sorted((Evaluation(blank, ()).summary().keys() | {"table"}) - {"warning"} - found.keys()):
+        raise DataError(f"{where} is not what `dapo eval --output` or a run writes: it lacks {', '.join(missing[:3])}")
+    rows = found["table"]
+    if not isinstance(rows, list) or any(not isinstance(r, dict) or {"id", "accuracy"} - r.keys() for r in rows):
+        raise DataError(f"{where} is damaged: each row of its table must have id and accuracy")
+    return found
+
+
+def _warning(errors: int, responses: int) -> str | None:
+    """What the headline of an evaluation says if more than 1 % of the responses were not judged."""
+    if errors <= NOTED_ERROR_SHARE * responses:
+        return None
+    return f"{errors} of {responses} responses have no judgement ({errors / responses:.1%}): figures of the others only"
 
 
 def paired_difference(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

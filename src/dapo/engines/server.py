@@ -2,27 +2,21 @@
 
 import os
 import queue
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
-import urllib3
-
-from dapo.errors import ConfigError
+from dapo.chat import ChatClient, ServerFailed, ServerRefused
+from dapo.errors import ConfigError, DapoError, DataError
 from dapo.keyed import keyed_seed
 from dapo.types import Finish, Problem
 
 API_KEY = "OPENAI_API_KEY"
 """The environment variable that holds the server's key, where it wants one."""
 _FINISHES: Mapping[str, Finish] = {"stop": "stop", "length": "length"}
-_PASSING = {408, 409, 425, 429, 500, 502, 503, 504}
-_OK, _UNAUTHORIZED, _FORBIDDEN = 200, 401, 403
-_CONNECT_S, _LONGEST_PAUSE_S = 10.0, 30.0
 _POLL_S = 0.2
 _SEED_BITS = 31
-_SHOWN_CHARS = 200
 
 
 @dataclass(frozen=True)
@@ -63,31 +57,32 @@ class ServerClient:
     def __init__(self, options: ServerOptions, messages: Callable[[Problem], Sequence[Mapping[str, str]]]) -> None:
         """Raises ConfigError where the server cannot be reached, or does not know the model."""
         self._options, self._messages = options, messages
-        key = os.environ.get(API_KEY)
-        self._url = options.url.rstrip("/")
-        self._pool = urllib3.PoolManager(
-            maxsize=options.concurrency,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=urllib3.Timeout(connect=min(_CONNECT_S, options.timeout_s), read=options.timeout_s),
-            retries=urllib3.Retry(
-                options.retries,
-                allowed_methods=None,
-                status_forcelist=_PASSING,
-                backoff_factor=options.pause_s,
-                backoff_max=_LONGEST_PAUSE_S,
-                raise_on_status=False,
-            ),
-        )
-        self._arrived: queue.SimpleQueue[tuple[int, int, ServedResponse]] = queue.SimpleQueue()
+        try:
+            self._chat = ChatClient(
+                options.url,
+                options.model,
+                api_key=os.environ.get(API_KEY),
+                timeout_s=options.timeout_s,
+                retries=options.retries,
+                backoff_s=options.pause_s,
+                connections=options.concurrency,
+            )
+        except DataError as error:
+            raise ConfigError(f"--server: {error}") from None
         self._require_model()
-        self._threads = ThreadPoolExecutor(options.concurrency, thread_name_prefix="dapo-server")
+        self._arrived: queue.SimpleQueue[tuple[int, int, ServedResponse]] = queue.SimpleQueue()
+        self._wanted: queue.SimpleQueue[tuple[int, int, list[dict[str, str]], int] | None] = queue.SimpleQueue()
+        self._is_closed = False
+        for _ in range(options.concurrency):
+            # daemons: a request that is still out must not keep an interrupted command alive
+            threading.Thread(target=self._work, name="dapo-server", daemon=True).start()
 
     def submit(self, place: int, problem: Problem) -> None:
         """Ask for the k responses to a problem."""
         messages = [dict(message) for message in self._messages(problem)]
         for i in range(self._options.samples):
             seed = keyed_seed(self._options.seed, "eval", problem.id, i) % (1 << _SEED_BITS)
-            self._threads.submit(self._ask, place, i, messages, seed)
+            self._wanted.put((place, i, messages, seed))
 
     def poll(self) -> list[tuple[int, int, ServedResponse]]:
         """What has arrived; waits a moment if nothing has."""
@@ -101,8 +96,10 @@ class ServerClient:
 
     def close(self) -> None:
         """Give up what is still out."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._pool.clear()
+        self._is_closed = True
+        for _ in range(self._options.concurrency):
+            self._wanted.put(None)
+        self._chat.close()
 
     def __enter__(self) -> "ServerClient":
         return self
@@ -112,78 +109,43 @@ class ServerClient:
     ) -> None:
         self.close()
 
-    def _ask(self, place: int, i: int, messages: list[dict[str, str]], seed: int) -> None:
+    def _work(self) -> None:
+        while (wanted := self._wanted.get()) is not None and not self._is_closed:
+            place, i, messages, seed = wanted
+            try:
+                response = self._ask(messages, seed)
+            except Exception as error:  # a thread's exception would be lost, and the evaluation would wait for ever
+                reason = str(error).removeprefix(f"{self._chat.url}: ")
+                response = _nothing(reason if isinstance(error, DapoError) else f"{type(error).__name__}: {reason}")
+            self._arrived.put((place, i, response))
+
+    def _ask(self, messages: list[dict[str, str]], seed: int) -> ServedResponse:
         options = self._options
-        body = {
-            "model": options.model,
-            "messages": messages,
-            "temperature": options.temperature,
-            "top_p": options.top_p,
-            "max_tokens": options.max_tokens,
-            "seed": seed,
-        }
-        try:
-            answer = self._pool.request("POST", f"{self._url}/chat/completions", json=body)
-            response = _read(answer) if answer.status == _OK else _nothing(f"status {answer.status}: {_told(answer)}")
-        except Exception as error:  # a thread's exception would be lost, and the evaluation would wait for ever
-            response = _nothing(_cause(error))
-        self._arrived.put((place, i, response))
+        found = self._chat.complete(
+            messages,
+            temperature=options.temperature,
+            top_p=options.top_p,
+            max_tokens=options.max_tokens,
+            seed=seed,
+        )
+        if found.finish not in _FINISHES:
+            return _nothing(f"the response ended by {found.finish!r}")
+        return ServedResponse(found.text, found.tokens, _FINISHES[found.finish])
 
     def _require_model(self) -> None:
         options = self._options
         try:
-            answer = self._pool.request("GET", f"{self._url}/models", retries=False)
-        except urllib3.exceptions.HTTPError as error:
+            served = self._chat.models()
+        except ServerFailed as error:
             raise ConfigError(
-                f"--server {options.url} cannot be reached ({_cause(error)}); "
-                "expected a URL such as http://localhost:8000/v1 of a server that runs"
+                f"--server {error}; expected a URL such as http://localhost:8000/v1 of a server that runs"
             ) from None
-        if answer.status in (_UNAUTHORIZED, _FORBIDDEN):
-            raise ConfigError(
-                f"--server {options.url} refuses us (status {answer.status}); "
-                f"put its key into the environment variable {API_KEY}"
-            )
-        try:
-            served = [str(model["id"]) for model in answer.json()["data"]]
-        except (ValueError, KeyError, TypeError):
-            return  # not every server lists its models; an unknown one shows with the first answer
-        if served and options.model not in served:
+        except ServerRefused as error:
+            raise ConfigError(f"--server {error}; put its key into the environment variable {API_KEY}") from None
+        # not every server lists its models; an unknown one shows with the first answer
+        if served is not None and options.model not in served:
             raise ConfigError(f"--server {options.url} has no model {options.model!r}; it has {', '.join(served)}")
-
-
-def _read(answer: urllib3.BaseHTTPResponse) -> ServedResponse:
-    try:
-        values = answer.json()
-        choice = values["choices"][0]
-        text = choice["message"]["content"] or ""
-        said = choice.get("finish_reason") or "stop"
-        tokens = int((values.get("usage") or {}).get("completion_tokens") or 0)
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-        return _nothing(f"the answer is no chat completion: {_told(answer)}")
-    if not isinstance(text, str):
-        return _nothing(f"the answer's content is a {type(text).__name__}, not text")
-    if said not in _FINISHES:
-        return _nothing(f"the response ended by {said!r}")
-    return ServedResponse(text, tokens, _FINISHES[said])
 
 
 def _nothing(reason: str) -> ServedResponse:
     return ServedResponse("", 0, None, f"server: {reason}")
-
-
-def _told(answer: urllib3.BaseHTTPResponse) -> str:
-    """The server's own words."""
-    try:
-        values: Any = answer.json()
-        error = values.get("error", values)
-        text = error.get("message", error) if isinstance(error, dict) else error
-    except (ValueError, AttributeError):
-        text = answer.data.decode(errors="replace")
-    return " ".join(str(text).split())[:_SHOWN_CHARS] or "(nothing)"
-
-
-def _cause(error: Exception) -> str:
-    """The innermost reason, without the addresses of objects."""
-    cause = error.reason if isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason else error
-    text = str(cause).rpartition(": ")[2] if isinstance(cause, urllib3.exceptions.HTTPError) else str(cause)
-    return f"{type(cause).__name__}: {text}"

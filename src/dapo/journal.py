@@ -31,6 +31,7 @@ def open_journal(path: Path, settings: Mapping[str, Any]) -> Iterator[Journal]:
     Raises DataError if the journal is in use, is none, or was begun with other settings.
     """
     # unbuffered: what add() has written is the kernel's
+    settings = json.loads(json.dumps(settings))  # as they will be read
     with open(path, "a+b", buffering=0) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -43,7 +44,7 @@ def open_journal(path: Path, settings: Mapping[str, Any]) -> Iterator[Journal]:
         lines = _read(whole, path)
         if not lines:
             file.truncate(0)
-            file.write(_line({"settings": dict(settings)}))
+            file.write(_line({"settings": settings}))
         else:
             _require_same(path, lines[0], settings)
         journal = Journal(file, {line["id"]: line for line in lines[1:]})

@@ -1,0 +1,134 @@
+"""A chat model behind an OpenAI-compatible server (vLLM, SGLang, llama.cpp, a hosted one)."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import urllib3
+
+from dapo.errors import DapoError, DataError
+
+_TRY_AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
+_OK, _UNAUTHORIZED, _FORBIDDEN, _FAULT_OF_SERVER = 200, 401, 403, 500
+_CONNECT_S, _LONGEST_PAUSE_S = 10.0, 30.0
+_SHOWN_CHARS = 200
+
+
+class ServerFailed(DapoError):
+    """The server did not answer as a chat server does, however often it was asked; another time it may."""
+
+
+class ServerRefused(DataError):
+    """The server says that the request is wrong: its model, its key, its address."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The first choice of a chat completion."""
+
+    text: str
+    """Empty where all of it was hidden reasoning."""
+    tokens: int
+    """0 where the server does not count them."""
+    finish: str
+    """In the server's words: `stop`, `length`, `content_filter`, ..."""
+
+
+class ChatClient:
+    """Asks for one completion at a time; several threads may share one."""
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = 600.0,
+        retries: int = 5,
+        backoff_s: float = 0.5,
+        connections: int = 8,
+    ) -> None:
+        """`url` ends where `/chat/completions` begins, as in `http://localhost:8000/v1`. Raises DataError.
+
+        A failed connection or a status that may pass is tried again `retries` times, after 0, 2, 4, 8 ... times
+        `backoff_s` or as long as the server asks for.
+        """
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise DataError(f"server {url!r}: expected an address such as http://localhost:8000/v1")
+        # it warns of every attempt that fails; the last failure is told by complete()
+        logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
+        self.url = url.rstrip("/")
+        self._model = model
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._pool = urllib3.PoolManager(
+            maxsize=connections,
+            timeout=urllib3.Timeout(connect=min(_CONNECT_S, timeout_s), read=timeout_s),
+            retries=urllib3.Retry(
+                total=retries,
+                status_forcelist=_TRY_AGAIN,
+                allowed_methods=None,
+                backoff_factor=backoff_s,
+                backoff_max=_LONGEST_PAUSE_S,
+                raise_on_status=False,
+            ),
+        )
+
+    def complete(self, messages: Sequence[Mapping[str, str]], **parameters: float) -> Completion:
+        """Ask with `parameters` such as temperature, max_tokens, seed. Raises ServerFailed or ServerRefused."""
+        body = {"model": self._model, "messages": [dict(message) for message in messages], **parameters}
+        try:
+            answer = self._pool.request("POST", f"{self.url}/chat/completions", json=body, headers=self._headers)
+        except urllib3.exceptions.HTTPError as error:
+            raise ServerFailed(f"{self.url}: {_cause(error)}") from None
+        if answer.status != _OK:
+            may_pass = answer.status in _TRY_AGAIN or answer.status >= _FAULT_OF_SERVER
+            raise (ServerFailed if may_pass else ServerRefused)(f"{self.url}: status {answer.status}: {_told(answer)}")
+        try:
+            values = answer.json()
+            choice = values["choices"][0]
+            text = choice["message"]["content"] or ""
+            tokens = int((values.get("usage") or {}).get("completion_tokens") or 0)
+            finish = str(choice.get("finish_reason") or "stop")
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+            raise ServerFailed(f"{self.url}: the answer is no chat completion: {_told(answer)}") from None
+        if not isinstance(text, str):
+            raise ServerFailed(f"{self.url}: the answer's content is a {type(text).__name__}, not text")
+        return Completion(text, tokens, finish)
+
+    def models(self) -> list[str] | None:
+        """The names of the models it serves; None where it does not say. Raises ServerFailed or ServerRefused."""
+        try:
+            answer = self._pool.request("GET", f"{self.url}/models", headers=self._headers, retries=False)
+        except urllib3.exceptions.HTTPError as error:
+            raise ServerFailed(f"{self.url} cannot be reached ({_cause(error)})") from None
+        if answer.status in (_UNAUTHORIZED, _FORBIDDEN):
+            raise ServerRefused(f"{self.url} refuses us (status {answer.status})")
+        try:
+            return [str(model["id"]) for model in answer.json()["data"]] or None
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self._pool.clear()
+
+
+def _told(answer: urllib3.BaseHTTPResponse) -> str:
+    """The server's own words."""
+    try:
+        values: Any = answer.json()
+        error = values.get("error", values)
+        text = error.get("message", error) if isinstance(error, dict) else error
+    except (ValueError, AttributeError, RecursionError):
+        text = answer.data.decode(errors="replace")
+    return " ".join(str(text).split())[:_SHOWN_CHARS] or "(nothing)"
+
+
+def _cause(error: Exception) -> str:
+    """The innermost reason, without the addresses of objects."""
+    cause = error.reason if isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason else error
+    text = str(cause).rpartition(": ")[2] if isinstance(cause, urllib3.exceptions.HTTPError) else str(cause)
+    return f"{type(cause).__name__}: {text}"
