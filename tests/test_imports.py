@@ -15,7 +15,7 @@ PACKAGE = "dapo"
 ROOT = Path(__file__).parents[1] / "src" / PACKAGE
 
 LAYERS = [
-    {"types", "errors", "config", "keyed", "algo", "journal", "chat", "option_errors"},
+    {"types", "errors", "config", "keyed", "algo", "journal", "chat", "checksums", "option_errors"},
     {"data", "rewards", "engines", "policy", "telemetry"},
     {
         "rollout",

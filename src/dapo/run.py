@@ -8,7 +8,6 @@ import platform
 import re
 import shutil
 import subprocess
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import dapo
+from dapo.checksums import crc32_of, is_note, take_noted
 from dapo.errors import CheckpointError
 from dapo.telemetry.secrets import mask_secrets
 from dapo.telemetry.sinks import atomic_file, fsync, to_json, truncate_after
 
 _STEP_NAME = re.compile(r"step_(\d{6,})(\.parquet|\.json)?")
 _REPLACED = ".replaced.tmp"
-CHECKSUM_CHUNK_BYTES = 2**25
-"""Large, because between two chunks a writer of low priority holds the interpreter, and training waits for it."""
 SUMMARY_FIELDS = ("steps", "wall_s", "tokens_generated", "tokens_trained", "eval_first", "eval_last", "exit_reason")
 
 
@@ -330,9 +328,11 @@ def _accuracy(checkpoint: Path) -> float | None:
 def _seal(directory: Path, step: int, accuracy: float | None) -> None:
     """Put everything in a checkpoint on disk, and add the manifest by which damage is found."""
     files = {}
-    for path in sorted(path for path in directory.rglob("*") if path.is_file()):
-        fsync(path)
-        files[path.relative_to(directory).as_posix()] = {"bytes": path.stat().st_size, "crc32": _crc32(path)}
+    for path in sorted(path for path in directory.rglob("*") if path.is_file() and not is_note(path)):
+        if (crc32 := take_noted(path)) is None:  # a note says that the file is on the disk
+            fsync(path)
+            crc32 = crc32_of(path)
+        files[path.relative_to(directory).as_posix()] = {"bytes": path.stat().st_size, "crc32": crc32}
     atomic_write_json(directory / "manifest.json", {"step": step, "accuracy": accuracy, "files": files})
     for folder in [*(path for path in directory.rglob("*") if path.is_dir()), directory]:
         fsync(folder)
@@ -350,7 +350,7 @@ def _fault(checkpoint: Path) -> str | None:
             size = path.stat().st_size
             if size != expected["bytes"]:
                 return f"{name} has {size} bytes instead of {expected['bytes']}"
-            if _crc32(path) != expected["crc32"]:
+            if crc32_of(path) != expected["crc32"]:
                 return f"{name} does not match its checksum"
     except FileNotFoundError:
         return "manifest.json is missing"
@@ -364,15 +364,6 @@ def _fault(checkpoint: Path) -> str | None:
 def _set_aside(checkpoint: Path) -> None:
     """Make a checkpoint a leftover: it loses its name at once, so that half of it never looks like a whole."""
     os.rename(checkpoint, checkpoint.with_name(f".{checkpoint.name}.old.tmp"))
-
-
-def _crc32(path: Path) -> str:
-    """Against accidents, which is what there is to guard against; 2.8 GiB/s where SHA-256 makes 0.3."""
-    crc, chunk = 0, memoryview(bytearray(min(CHECKSUM_CHUNK_BYTES, path.stat().st_size + 1)))
-    with open(path, "rb", buffering=0) as file:
-        while size := file.readinto(chunk):
-            crc = zlib.crc32(chunk[:size], crc)
-    return f"{crc:08x}"
 
 
 def _version(package: str) -> str | None:

@@ -2,13 +2,13 @@
 
 import importlib
 import os
-import pickle
 import queue
 import signal
 import sys
 import threading
 import traceback
 from multiprocessing.connection import Connection
+from pickle import PicklingError
 from typing import Any
 
 from dapo.errors import DapoError, WorkerFault
@@ -38,7 +38,7 @@ def main() -> None:
             answer = (number, False, WorkerFault(f"{type(error).__name__}: {error}"))
         try:
             connection.send(answer)
-        except (TypeError, AttributeError, pickle.PicklingError) as error:
+        except (TypeError, AttributeError, PicklingError) as error:
             connection.send((number, False, WorkerFault(f"the answer of {method} cannot be sent: {error}")))
         if target is None:
             return  # the object could not be made, and the controller knows why

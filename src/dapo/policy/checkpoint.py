@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from dapo.errors import CheckpointError
 from dapo.policy.optim import MasterAdamW
+from dapo.policy.tensor_file import write_tensors
 
 WEIGHTS_FILE = "weights.safetensors"
 COUNTERS_FILE = "policy.json"
@@ -136,11 +137,7 @@ def _counters(optimizer: MasterAdamW) -> dict[str, Any]:
 def _write(directory: Path, tensors: Mapping[str, Mapping[str, Tensor]], counters: Mapping[str, Any]) -> None:
     for file, values in tensors.items():
         path = directory / file
-        try:
-            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in values.items()}, path)
-        except SafetensorError as error:  # its writer wraps what the system says
-            raise OSError(f"{path} cannot be written: {error}") from error
-        _to_disk(path)
+        write_tensors(path, values)
     path = directory / COUNTERS_FILE
     path.write_text(json.dumps(counters, indent=2) + "\n", encoding="utf-8")
     _to_disk(path)
