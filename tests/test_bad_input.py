@@ -30,7 +30,7 @@ OVERRIDES: dict[str, tuple[Any, ...]] = {
         "zebra=1",
         (
             "unknown option zebra; known here: preset, model, data, rollout, dynamic_sampling, reward, "
-            "overlong, advantage, loss, optim, train, eval, log, profile"
+            "overlong, advantage, loss, optim, train, eval, launcher, schedule, distributed, log, profile"
         ),
     ),
     "option of another section": ("rollout.lr=1", "unknown option rollout.lr; did you mean optim.lr?"),
@@ -88,7 +88,7 @@ OVERRIDES: dict[str, tuple[Any, ...]] = {
         ("option loss.aggregate: input should be 'token', 'group', 'sequence' or 'constant', got 'tokens'"),
     ),
     "unknown preset": ("preset=grop", "option preset: input should be 'dapo' or 'grpo', got 'grop'"),
-    "unknown engine": ("rollout.engine=vlm", "option rollout.engine: input should be 'native', got 'vlm'"),
+    "unknown engine": ("rollout.engine=vlm", "option rollout.engine: input should be 'native' or 'vllm', got 'vlm'"),
     "unknown sink": (
         "log.sinks=[tensorbord]",
         ("option log.sinks.0: input should be 'tensorboard', 'wandb' or 'trackio', got 'tensorbord'"),
