@@ -141,8 +141,8 @@ FILES: dict[str, tuple[Any, ...]] = {
         (
             "{dir}/c.yaml:\n  option model is missing; for example model=smollm2-135m-instruct\n  option data "
             "is missing; for example data.train=builtin:sums\n  unknown option hello; known here: preset, "
-            "model, data, rollout, dynamic_sampling, reward, overlong, advantage, loss, optim, train, eval, log, "
-            "profile"
+            "model, data, rollout, dynamic_sampling, reward, overlong, advantage, loss, optim, train, eval, "
+            "launcher, schedule, distributed, log, profile"
         ),
     ),
     "config is no YAML": (
