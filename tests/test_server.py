@@ -161,10 +161,10 @@ def test_dapo_eval_judges_a_served_model(
     assert "75.0% (25.0% to 100.0%)" in told
     result = json.loads(output.read_text())
     assert (result["accuracy"], result["cons@2"], result["response_tokens_mean"]) == (0.75, 0.75, 7)
-    assert server.bodies[0]["messages"] == [
+    assert [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "What is 0 + 4?\nSay it."},
-    ]
+    ] in [body["messages"] for body in server.bodies]
     assert not list(tmp_path.glob("*.partial"))
 
 
