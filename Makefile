@@ -34,8 +34,9 @@ $(VENV)/.installed-gym: $(VENV)/.installed
 quickstart: install
 	$(VENV)/bin/dapo train configs/quickstart.yaml $(ARGS)
 
+# a file at a time in each of up to four processes: tests measure nothing, and half of them wait for processes
 test: install-dev
-	$(PYTEST)
+	$(PYTEST) --numprocesses=auto --maxprocesses=4 --dist=loadfile $(ARGS)
 
 # what takes too long for every change: 200 kills at random moments (about eight minutes), and the soak
 nightly: install-dev
