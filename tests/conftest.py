@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from forkserver import ForkServer
+from pools import WARM
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +13,10 @@ def server() -> Iterator[ForkServer]:
     server = ForkServer()
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm_processes() -> Iterator[None]:
+    """Whatever engine processes tests have started and shared, end with the last of them."""
+    yield
+    WARM.close()

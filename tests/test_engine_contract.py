@@ -1,14 +1,17 @@
 """What every rollout engine promises, run over each of them. A new engine joins by an entry in `ENGINES`."""
 
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from engine_models import SERVED, VOCABULARY, ModelWeights, tiny_model
+from pools import WARM, blueprint
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from dapo.distributed.pool import EnginePool
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.native.engine import NativeEngine
 from dapo.engines.scripted import ScriptedEngine
@@ -43,11 +46,25 @@ def native(name: str) -> Entry:
     )
 
 
+def pool(size: int, *, reproducible: bool = True) -> Entry:
+    """Native engines in processes of their own."""
+
+    def make(slots: int) -> RolloutEngine:
+        WARM.take_back()
+        blueprints = [blueprint("native", model=pickle.dumps(tiny_model("llama")), slots=slots)] * size
+        return EnginePool(WARM, blueprints, reproducible=reproducible, max_restarts=0, tell=print)
+
+    return Entry(make=make, model=lambda seed: tiny_model("llama", seed=seed))
+
+
 ENGINES: dict[str, Entry] = {
     "scripted": Entry(make=lambda slots: ScriptedEngine(keyed_script, slots=slots)),
     **{f"native, {name}": native(name) for name in SERVED},
+    "pool of 1": pool(1),
+    "pool of 2": pool(2),
+    "pool of 2 by load": pool(2, reproducible=False),
 }
-PROTOCOL = [name for name in ENGINES if name in ("scripted", "native, llama")]
+PROTOCOL = [name for name in ENGINES if name in ("scripted", "native, llama") or name.startswith("pool")]
 MODELLED = [name for name, entry in ENGINES.items() if entry.model is not None]
 # a law over tokens is drawn the same way whatever the model
 STATISTICAL = ["native, llama"]

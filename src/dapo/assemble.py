@@ -16,6 +16,10 @@ from dapo.data.problems import load_problems, remove_overlap, unique_problems
 from dapo.data.prompts import PromptEncoder
 from dapo.data.spec import spec_kind, spec_name
 from dapo.data.stream import ProblemStream
+from dapo.distributed.engines import engine_blueprints
+from dapo.distributed.launchers import open_launcher
+from dapo.distributed.pool import EnginePool
+from dapo.distributed.worker import Launcher
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.inspection import InspectedEngine
 from dapo.engines.native.engine import NativeEngine
@@ -55,7 +59,8 @@ def build_parts(
 ) -> Iterator[Parts]:
     """Everything that is plugged into the loop; closed at the end."""
     with ExitStack() as stack:
-        engine = build_engine(config, inputs.loaded)
+        launcher = stack.enter_context(open_launcher(config, run.logs))
+        engine = build_engine(config, inputs.loaded, launcher, tell=display.message)
         stack.callback(engine.close)
         yield Parts(
             stream=ProblemStream(inputs.train, seed=config.train.seed),
@@ -179,11 +184,26 @@ def build_encoder(config: Config, loaded: LoadedModel) -> PromptEncoder:
     )
 
 
-def build_engine(config: Config, loaded: LoadedModel) -> RolloutEngine:
-    """The engine has its own copy of the model, in the compute dtype; whatever it answers is inspected."""
-    engine = NativeEngine(
-        copy.deepcopy(loaded.model), slots=config.rollout.slots, cache_tokens=config.rollout.cache_tokens
-    )
+def build_engine(
+    config: Config, loaded: LoadedModel, launcher: Launcher | None = None, *, tell: Callable[[str], None] = print
+) -> RolloutEngine:
+    """In this process with its own copy of the model, in the compute dtype, or in others, which `launcher` starts and
+    whose losses go to `tell`. Whatever it answers is inspected."""
+    engine: RolloutEngine
+    if config.engine_processes:
+        assert launcher is not None, "engine processes need a launcher"
+        engine = EnginePool(
+            launcher,
+            engine_blueprints(config, cluster_gpus=launcher.gpus),
+            tell=tell,
+            reproducible=config.rollout.reproducible,
+            call_timeout_s=config.distributed.call_timeout_s,
+            max_restarts=config.distributed.engine_restarts,
+        )
+    else:
+        engine = NativeEngine(
+            copy.deepcopy(loaded.model), slots=config.rollout.slots, cache_tokens=config.rollout.cache_tokens
+        )
     vocabulary = next(loaded.model.get_input_embeddings().parameters()).shape[0]
     return InspectedEngine(engine, vocabulary=vocabulary, stall_s=config.rollout.stall_s)
 

@@ -111,7 +111,7 @@ class RolloutConfig(Section):
     )
     temperature: Float = Field(1.0, gt=0)
     top_p: Float = Field(1.0, gt=0, le=1)
-    slots: Positive = Field(64, description="native engine: sequences decoded at a time")
+    slots: Positive = Field(64, description="native engine: sequences decoded at a time, by each")
     cache_tokens: Positive | None = Field(
         None, description="native engine: bound on prompt + response tokens held at a time; none: as slots need"
     )
@@ -311,6 +311,16 @@ class Config(Section):
     def updates_per_step(self) -> int:
         """Optimiser updates in a step with a full batch."""
         return self.rollout.prompts_per_step // self.train.minibatch_groups
+
+    @property
+    def engine_processes(self) -> int:
+        """Engines in processes of their own; 0: the one that trains also samples."""
+        return max(self.rollout.engines, int(self.rollout.engine == "vllm"))
+
+    @property
+    def runs_processes(self) -> bool:
+        """Is there any process of the run besides the controller's (and the verifiers')?"""
+        return self.engine_processes > 0 or self.distributed.trainer_ranks > 1
 
     @model_validator(mode="after")
     def _no_secrets(self) -> "Config":

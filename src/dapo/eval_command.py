@@ -16,6 +16,7 @@ from dapo.data.benchmarks import BENCHMARKS, INSTRUCTION
 from dapo.data.problems import load_problems
 from dapo.data.prompts import chat_messages
 from dapo.data.spec import spec_kind
+from dapo.distributed.launchers import open_launcher
 from dapo.engines.server import ServerClient, ServerOptions
 from dapo.errors import CheckpointError, ConfigError, DataError
 from dapo.eval_report import print_comparison, print_evaluation
@@ -147,7 +148,7 @@ def evaluation_config(
             raw["reward"] = {}  # another kind of problem wants another verifier
     if (Path(model) / "manifest.json").is_file():
         run = RunDirectory.open(model)
-        checkpoint = run.latest_checkpoint(warn=lambda text: print(f"warning: {text}", file=sys.stderr))
+        checkpoint = run.latest_checkpoint(warn=warn)
         if checkpoint is None:
             raise CheckpointError(f"{run.path} has no checkpoint yet, so there is nothing to evaluate")
         raw["model"] = load_config(run.config).model_dump(mode="json")["model"]
@@ -194,15 +195,23 @@ Opened: TypeAlias = tuple[list[Problem], int, EvaluationPlan, Callable[[Evaluati
 """Problems, how often each is in its file, the plan, and what opens the sampler."""
 
 
+def warn(text: str) -> None:
+    """To the standard error."""
+    print(f"warning: {text}", file=sys.stderr)
+
+
 def _sampled_here(config: Config, checkpoint: Path | None) -> Opened:
     """Problems and plan for a model that is loaded here, and how its sampler is opened."""
     inputs = read_inputs(config, training=False)
 
     def open_sampler(plan: EvaluationPlan, stack: ExitStack) -> Sampler:
-        engine = build_engine(config, inputs.loaded)
+        launcher = stack.enter_context(open_launcher(config))
+        engine = build_engine(config, inputs.loaded, launcher, tell=warn)
         stack.callback(engine.close)
         if checkpoint is not None:
             engine.load_weights(SavedWeights(checkpoint), version=step_of(checkpoint))
+        elif launcher is not None:  # an engine elsewhere may have begun without any weights
+            engine.load_weights(inputs.loaded, version=0)
         return EngineSampler(engine, inputs.encoder, plan)
 
     return inputs.held_out, inputs.copies, evaluation_plan(config, inputs.loaded.stop_ids), open_sampler

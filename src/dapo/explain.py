@@ -118,8 +118,38 @@ def ignored_options(config: Config) -> Iterator[str]:
             yield "train.eval_every: data.eval is not set"
     if config.reward.threshold is not None and config.reward.verifier in RIGHT_OR_WRONG:
         yield "reward.threshold: the verifier says right or wrong, not a grade"
+    yield from _ignored_of_processes(config)
     if not config.log.sinks and "project" in config.log.model_fields_set:
         yield "log.project: log.sinks names neither wandb nor trackio"
+
+
+def _ignored_of_processes(config: Config) -> Iterator[str]:
+    rollout, distributed = config.rollout, config.distributed.model_fields_set
+    sampled_here = "the process that trains also samples (rollout.engines is 0)"
+    only_native = [name for name in ("slots", "cache_tokens") if name in rollout.model_fields_set]
+    if rollout.engine == "vllm" and only_native:
+        yield f"rollout.{', rollout.'.join(only_native)}: rollout.engine is vllm"
+    if rollout.engine != "vllm" and "vllm" in rollout.model_fields_set:
+        yield f"rollout.vllm.*: rollout.engine is {rollout.engine}"
+    if not config.engine_processes:
+        for name in ("engine_threads", "reproducible"):
+            if name in rollout.model_fields_set:
+                yield f"rollout.{name}: {sampled_here}"
+        for name in ("engine_restarts", "engine_gpus"):
+            if name in distributed:
+                yield f"distributed.{name}: {sampled_here}"
+    if config.distributed.trainer_ranks == 1:
+        for name in ("backend", "trainer_threads", "trainer_gpus", "max_restarts"):
+            if name in distributed:
+                yield f"distributed.{name}: distributed.trainer_ranks is 1"
+    if not config.runs_processes:
+        for name in ("start_timeout_s", "call_timeout_s"):
+            if name in distributed:
+                yield f"distributed.{name}: everything runs in one process"
+        if config.launcher != "local":
+            yield f"launcher: {config.launcher} starts nothing, everything runs in one process"
+    if config.launcher != "ray" and "ray_address" in distributed:
+        yield f"distributed.ray_address: launcher is {config.launcher}"
 
 
 def _data(config: Config) -> Iterator[str]:
@@ -189,6 +219,7 @@ def _run(config: Config) -> Iterator[str]:
         f"  {train.num_steps} steps, {train.num_steps * config.updates_per_step:,} updates, learning rate "
         f"{config.optim.lr:g} after {config.optim.warmup_steps} steps of warm-up"
     )
+    yield f"  {_processes(config)}"
     if config.data.eval is not None:
         when = f"after every {train.eval_every} steps" if train.eval_every else "after the last step"
         yield (
@@ -197,6 +228,23 @@ def _run(config: Config) -> Iterator[str]:
         )
     when = f"every {train.save_every} steps" if train.save_every else "at the end"
     yield f"  checkpoints {when}, newest {train.keep_checkpoints} kept"
+
+
+def _processes(config: Config) -> str:
+    """Who samples and who trains."""
+    ranks, engines = config.distributed.trainer_ranks, config.engine_processes
+    trains = "one trains" if ranks == 1 else f"{ranks} train"
+    if not config.runs_processes:
+        return "one process that samples and trains"
+    if not engines:
+        return f"{ranks} processes that train, the first also samples, {_where(config)}"
+    sample = "one samples" if engines == 1 else f"{engines} sample"
+    shared = "" if engines == 1 else ", in lockstep" if config.rollout.reproducible else ", balanced by load"
+    return f"{ranks + engines} processes {_where(config)}: {trains}, {sample} ({config.rollout.engine}{shared})"
+
+
+def _where(config: Config) -> str:
+    return {"local": "on this machine", "ray": "on Ray"}[config.launcher]
 
 
 def _show(value: object) -> str:

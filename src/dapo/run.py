@@ -92,6 +92,11 @@ class RunDirectory:
         return self.path / "profile"
 
     @property
+    def logs(self) -> Path:
+        """The directory of what the run's other processes print."""
+        return self.path / "logs"
+
+    @property
     def checkpoints(self) -> Path:
         """The directory of `step_NNNNNN` directories."""
         return self.path / "checkpoints"

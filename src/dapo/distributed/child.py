@@ -57,6 +57,9 @@ def _read(connection: "Connection[Any, Any]", calls: "queue.SimpleQueue[Any]") -
             calls.put(connection.recv())
     except (EOFError, OSError):
         os._exit(0)
+    except Exception:  # a call that cannot be read: better no process than one that never answers
+        traceback.print_exc()
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -128,6 +128,11 @@ class LocalLauncher:
         self._workers: list[LocalWorker] = []
         self._weights: WeightsFolder | None = None
 
+    @property
+    def gpus(self) -> float:
+        """See Launcher."""
+        return 0.0
+
     def start(
         self, names: Sequence[str], blueprints: Sequence[Blueprint], *, together: bool = False
     ) -> list[LocalWorker]:

@@ -1,5 +1,6 @@
 """The seam between the controller and every other process of a run: an object somewhere else that answers calls."""
 
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -58,6 +59,10 @@ class WeightsHandle(Protocol):
 class Launcher(Protocol):
     """Where workers come from."""
 
+    @property
+    def gpus(self) -> float:
+        """GPUs that it has to give to workers by `Blueprint.gpus`; 0 where every worker sees what there is."""
+
     def start(self, names: Sequence[str], blueprints: Sequence[Blueprint], *, together: bool = False) -> list[Worker]:
         """Start one worker for each blueprint and wait until every object is made.
 
@@ -72,10 +77,13 @@ class Launcher(Protocol):
         """End all workers, and leave nothing behind."""
 
 
-def answer(future: "Future[Any]", *, timeout_s: float, what: str) -> Any:
-    """The result of a call. Raises WorkerDied, which names `what`, if none came in time; the worker is still there."""
+def answer(future: "Future[Any]", *, timeout_s: float, what: str, since: float | None = None) -> Any:
+    """The result of a call. Raises WorkerDied, which names `what`, if none came in time; the worker is still there.
+
+    `since`: when it was asked for, by `time.monotonic`; none: now.
+    """
     try:
-        return future.result(timeout_s)
+        return future.result(timeout_s if since is None else max(0.0, since + timeout_s - time.monotonic()))
     except FutureTimeoutError:
         if future.done():  # the method itself raised it
             raise

@@ -33,6 +33,10 @@ class LoadedModel:
     """Every token that ends a response, ascending; base models often have two."""
     name: str
 
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """As a `WeightSource`: every weight by its name, tied ones under each of their names."""
+        return self.model.named_parameters(remove_duplicate=False)
+
 
 def load_model(
     name: str, *, dtype: torch.dtype, device: str | torch.device = "cpu", trust_remote_code: bool = False

@@ -1,0 +1,44 @@
+"""What an engine's process holds: any rollout engine, behind calls whose arguments and answers can travel."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dapo.distributed.child import resolve
+from dapo.distributed.worker import Blueprint, WeightsHandle
+from dapo.engines.engine import RolloutEngine
+from dapo.types import Generation, GenerationRequest
+
+
+def hosted(blueprint: Blueprint) -> Blueprint:
+    """The same process with the engine that `blueprint` makes inside an `EngineHost`."""
+    options = {"factory": blueprint.factory, "options": dict(blueprint.options)}
+    return replace(blueprint, factory="dapo.distributed.host:EngineHost", options=options)
+
+
+class EngineHost:
+    """Makes the engine, and gives it weights by their handle."""
+
+    def __init__(self, factory: str, options: Mapping[str, Any]) -> None:
+        self._engine: RolloutEngine = resolve(factory)(**options)
+
+    def load_weights(self, handle: WeightsHandle) -> int:
+        """Returns the version that was loaded."""
+        self._engine.load_weights(handle.open(), handle.version)
+        return handle.version
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """As the engine does."""
+        self._engine.submit(requests)
+
+    def poll(self) -> list[Generation]:
+        """As the engine does."""
+        return self._engine.poll()
+
+    def abort(self, request_ids: Sequence[str]) -> list[Generation]:
+        """As the engine does."""
+        return self._engine.abort(request_ids)
+
+    def close(self) -> None:
+        """As the engine does."""
+        self._engine.close()

@@ -1,0 +1,136 @@
+"""Engines for processes of a pool in tests. Nothing here imports torch before it must: most processes start at once."""
+
+import os
+import pickle
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dapo.distributed.host import EngineHost
+from dapo.engines.engine import RolloutEngine, WeightSource
+from dapo.engines.scripted import Script, ScriptedEngine
+from dapo.keyed import keyed_seed, keyed_uniforms
+from dapo.types import Finish, Generation, GenerationRequest
+
+VOCABULARY = 197
+
+
+class Warm:
+    """Holds one engine after the other, in a process that has imported what takes long."""
+
+    def __init__(self) -> None:
+        import dapo.distributed.engines  # noqa: F401
+
+        self.host: EngineHost | None = None
+
+    def remake(self, factory: str, options: Mapping[str, Any]) -> None:
+        self.host = EngineHost(factory, options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.host, name)
+
+
+def native(model: bytes, slots: int) -> RolloutEngine:
+    from dapo.engines.native.engine import NativeEngine
+
+    return NativeEngine(pickle.loads(model), slots=slots)
+
+
+def keyed_script(vocabulary: int = VOCABULARY) -> Script:
+    """As a model's answer would be, a function of the seed alone."""
+    return lambda request: ([int(u * vocabulary) for u in keyed_uniforms(request.seed, 64)], "stop")
+
+
+def scripted(slots: int | None = None) -> ScriptedEngine:
+    return ScriptedEngine(keyed_script(), slots=slots)
+
+
+class Company(ScriptedEngine):
+    """Its log-probabilities are a function of everything that it was ever asked, as rounding is of a batch: an engine
+    that was not brought to the very state of another gives other answers."""
+
+    def __init__(self, slots: int, vocabulary: int = VOCABULARY) -> None:
+        super().__init__(keyed_script(vocabulary), slots=slots)
+        self._trace = 0
+
+    def load_weights(self, weights: WeightSource, version: int) -> None:
+        super().load_weights(weights, version)
+        self._trace = version
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        super().submit(requests)
+        self._mix("submit", *(request.id for request in requests))
+
+    def poll(self) -> list[Generation]:
+        self._mix("poll")
+        return super().poll()
+
+    def abort(self, request_ids: Sequence[str]) -> list[Generation]:
+        found = super().abort(request_ids)
+        self._mix("abort", *request_ids)
+        return found
+
+    def _mix(self, *words: str) -> None:
+        self._trace = keyed_seed(self._trace, *words)
+
+    def _generation(self, request: GenerationRequest, token_ids: tuple[int, ...], finish: Finish) -> Generation:
+        logprobs = (-1.0 - self._trace % 1000 / 1000,) * len(token_ids)
+        return replace(super()._generation(request, token_ids, finish), logprobs=logprobs)
+
+
+class Unsteady(ScriptedEngine):
+    """Every response takes another time in every process, as on a device whose rounding varies."""
+
+    def __init__(self) -> None:
+        super().__init__(keyed_script(), delay=lambda request: 1 + (request.seed ^ os.getpid()) % 7)
+
+
+class Stuck(ScriptedEngine):
+    """Hangs in its third poll, but only in the first process that gets there: that one leaves a mark."""
+
+    def __init__(self, mark: str) -> None:
+        super().__init__(keyed_script())
+        self._mark = Path(mark)
+
+    def poll(self) -> list[Generation]:
+        if self.polls == 2 and not self._mark.exists():
+            self._mark.touch()
+            time.sleep(600)
+        return super().poll()
+
+
+class Slow(ScriptedEngine):
+    """Takes its time for a poll."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(keyed_script())
+        self._seconds = seconds
+
+    def poll(self) -> list[Generation]:
+        time.sleep(self._seconds)
+        return super().poll()
+
+
+class Failing(ScriptedEngine):
+    """Breaks down in its first poll."""
+
+    def __init__(self) -> None:
+        super().__init__(keyed_script())
+
+    def poll(self) -> list[Generation]:
+        raise ZeroDivisionError("by zero")
+
+
+@dataclass(frozen=True)
+class NoWeights:
+    """A handle that needs no torch to be read."""
+
+    version: int
+
+    def open(self) -> "NoWeights":
+        return self
+
+    def named_tensors(self) -> Iterator[tuple[str, Any]]:
+        yield from ()
