@@ -236,7 +236,7 @@ def test_where_moments_differ_every_request_is_still_answered_once_with_its_own_
         assert generation.token_ids == tokens[: len(generation.token_ids)]
         assert generation.finish == "aborted" or (generation.finish, generation.token_ids) == (finish, tokens)
     assert len({generation.request_id for generation in found}) == len(found) > 10
-    assert answered.restarts >= 4
+    assert answered.restarts >= 3
 
 
 def test_an_engine_that_hangs_is_replaced(launcher: LightLauncher, tmp_path: Path) -> None:
