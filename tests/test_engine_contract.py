@@ -3,6 +3,7 @@
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -46,13 +47,13 @@ def native(name: str) -> Entry:
     )
 
 
-def pool(size: int, *, reproducible: bool = True) -> Entry:
+def pool(size: int, **options: Any) -> Entry:
     """Native engines in processes of their own."""
 
     def make(slots: int) -> RolloutEngine:
         WARM.take_back()
         blueprints = [blueprint("native", model=pickle.dumps(tiny_model("llama")), slots=slots)] * size
-        return EnginePool(WARM, blueprints, reproducible=reproducible, max_restarts=0, tell=print)
+        return EnginePool(WARM, blueprints, max_restarts=0, tell=print, **options)
 
     return Entry(make=make, model=lambda seed: tiny_model("llama", seed=seed))
 
@@ -62,7 +63,7 @@ ENGINES: dict[str, Entry] = {
     **{f"native, {name}": native(name) for name in SERVED},
     "pool of 1": pool(1),
     "pool of 2": pool(2),
-    "pool of 2 by load": pool(2, reproducible=False),
+    "pool of 2 by load, two tokens a poll": pool(2, reproducible=False, poll_tokens=2),
 }
 PROTOCOL = [name for name in ENGINES if name in ("scripted", "native, llama") or name.startswith("pool")]
 MODELLED = [name for name, entry in ENGINES.items() if entry.model is not None]

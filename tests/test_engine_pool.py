@@ -91,6 +91,12 @@ def test_groups_go_whole_to_the_engine_with_least_to_do(launcher: LightLauncher)
     assert [g.request_id for _ in range(2) for g in engine.poll()] == ["4/0", "6/0"]
 
 
+def test_a_poll_may_give_several_tokens_and_serves_the_queue_meanwhile(launcher: LightLauncher) -> None:
+    engine = pool(launcher, blueprint("scripted", slots=2), poll_tokens=4)
+    engine.submit([request(name, max_new_tokens=limit) for name, limit in [("a", 9), ("b", 2), ("c", 2), ("d", 3)]])
+    assert [[g.request_id for g in engine.poll()] for _ in range(3)] == [["b", "c"], ["d"], ["a"]]
+
+
 def test_what_one_engine_refuses_is_queued_at_none(launcher: LightLauncher) -> None:
     engine = pool(launcher, *[blueprint("scripted")] * 2)
     with pytest.raises(EngineError, match="'bad' must have a prompt and ask for at least 1 token"):
@@ -210,12 +216,13 @@ def kill(pid: int) -> None:
 def test_killed_engines_change_no_answer_and_no_moment_of_one(launcher: LightLauncher, engines: int) -> None:
     """These engines' log-probabilities depend on every call that was made on them."""
     blueprints, said = [blueprint("Company", slots=3)] * engines, list[str]()
-    for seed in range(2):
-        expected = play(pool(launcher, *blueprints), seed)
+    for seed, tokens in ((0, 1), (1, 3)):
+        expected = play(pool(launcher, *blueprints, poll_tokens=tokens), seed)
         assert len(expected) > 80
         launcher.running.clear()
         calls = random.Random(seed).sample(range(60), 5)
-        assert play(pool(launcher, *blueprints, said=said), seed, before_call=Killer(launcher, seed, calls)) == expected
+        harmed = pool(launcher, *blueprints, said=said, poll_tokens=tokens)
+        assert play(harmed, seed, before_call=Killer(launcher, seed, calls)) == expected
     assert 6 <= len(said) <= 10  # one that is not needed any more before the end is not missed
     assert launcher.starts == 4 * engines + len(said)
     assert "engine-0 was ended by SIGKILL; engine-0 is replaced (1 of at most 10 times)" in said

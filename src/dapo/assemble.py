@@ -197,6 +197,7 @@ def build_engine(
             engine_blueprints(config, cluster_gpus=launcher.gpus),
             tell=tell,
             reproducible=config.rollout.reproducible,
+            poll_tokens=config.rollout.poll_tokens,
             call_timeout_s=config.distributed.call_timeout_s,
             max_restarts=config.distributed.engine_restarts,
         )

@@ -102,6 +102,11 @@ class RolloutConfig(Section):
     reproducible: bool = Field(
         True, description="several engines share requests by key, in lockstep; off: by load, equal only up to rounding"
     )
+    poll_tokens: Positive = Field(
+        1,
+        description="tokens that an engine process gives every live sequence for one call; more save calls where there "
+        "are dozens of engines, for up to as many tokens of each surplus response",
+    )
     vllm: VllmConfig = VllmConfig()
     prompts_per_step: Positive = Field(512, description="informative groups that make a batch")
     group_size: Int = Field(16, description="G: responses sampled to each prompt")

@@ -132,7 +132,7 @@ def _ignored_of_processes(config: Config) -> Iterator[str]:
     if rollout.engine != "vllm" and "vllm" in rollout.model_fields_set:
         yield f"rollout.vllm.*: rollout.engine is {rollout.engine}"
     if not config.engine_processes:
-        for name in ("engine_threads", "reproducible"):
+        for name in ("engine_threads", "reproducible", "poll_tokens"):
             if name in rollout.model_fields_set:
                 yield f"rollout.{name}: {sampled_here}"
         for name in ("engine_restarts", "engine_gpus"):

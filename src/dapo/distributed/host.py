@@ -31,9 +31,9 @@ class EngineHost:
         """As the engine does."""
         self._engine.submit(requests)
 
-    def poll(self) -> list[Generation]:
-        """As the engine does."""
-        return self._engine.poll()
+    def poll(self, times: int) -> list[Generation]:
+        """As the engine does, several times in a row."""
+        return [generation for _ in range(times) for generation in self._engine.poll()]
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
         """As the engine does."""

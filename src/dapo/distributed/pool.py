@@ -18,7 +18,7 @@ from itertools import groupby
 from typing import Any
 
 from dapo.distributed.host import hosted
-from dapo.distributed.seat import POLL, Call, Seat
+from dapo.distributed.seat import Call, Seat
 from dapo.distributed.worker import Blueprint, Launcher
 from dapo.engines.engine import WeightSource
 from dapo.errors import DapoError, EngineError, WorkerDied
@@ -41,13 +41,16 @@ class EnginePool:
         *,
         tell: Callable[[str], None],
         reproducible: bool = True,
+        poll_tokens: int = 1,
         call_timeout_s: float = 1800.0,
         max_restarts: int = 10,
     ) -> None:
-        """The launcher stays the caller's, who closes it after the pool."""
+        """The launcher stays the caller's, who closes it after the pool. `poll_tokens`: tokens that a poll gives every
+        live sequence: several save calls, which matters where there are dozens of engines."""
         self._launcher = launcher
         self._tell = tell
         self._reproducible = reproducible
+        self._poll = Call("poll", poll_tokens)
         self._call_timeout_s = call_timeout_s
         self._max_restarts = max_restarts
         self._restarts = 0
@@ -98,13 +101,13 @@ class EnginePool:
             raise
 
     def poll(self) -> list[Generation]:
-        """One token for every live sequence of every engine; not reproducible: of those that are ready first."""
+        """Advance every engine, and return what has finished; not reproducible: of those that are ready first."""
         self._require_open()
         if not any(seat.arrived for seat in self._seats):
             busy = [seat for seat in self._seats if seat.has_work]
             for seat in busy:
                 if seat.asked is None:
-                    self._ask(seat, POLL)
+                    self._ask(seat, self._poll)
             self._take_polls(busy if self._reproducible else ready(busy))
         return [generation for seat in self._seats for generation in self._deliver(seat)]
 

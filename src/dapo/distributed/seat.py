@@ -15,10 +15,7 @@ class Call(NamedTuple):
     """A call on an engine's process."""
 
     method: str
-    argument: Any = None
-
-
-POLL = Call("poll")
+    argument: Any
 
 
 @dataclass(eq=False)
@@ -51,8 +48,7 @@ class Seat:
 
     def send(self, call: Call, *, timeout_s: float) -> None:
         """Ask the process."""
-        arguments = () if call.argument is None else (call.argument,)
-        self.asked = self.worker.call(call.method, *arguments)
+        self.asked = self.worker.call(call.method, call.argument)
         self.asked_at, self.timeout_s = time.monotonic(), timeout_s
 
     def receive(self) -> Any:
