@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from dapo.engines.requests import PositionBound, new_requests
 from dapo.errors import EngineError
 from dapo.keyed import keyed_uniforms
 from dapo.types import Finish, Generation, GenerationRequest
@@ -72,8 +73,12 @@ class Scheduler:
                 raise EngineError(f"{name} must be at least 1, got {value}")
         self.slots = slots
         self.cache_tokens = cache_tokens
-        self.max_positions = max_positions
         self.vocabulary = vocabulary
+        bounds = (
+            (cache_tokens, "rollout.cache_tokens", "raise it"),
+            (max_positions, "the model's max_position_embeddings", "use a model with a longer context"),
+        )
+        self._bounds = [PositionBound(bound, name, remedy) for bound, name, remedy in bounds if bound is not None]
         self.waiting: OrderedDict[str, GenerationRequest] = OrderedDict()
 
     def submit(self, requests: Sequence[GenerationRequest], live: Collection[str]) -> None:
@@ -81,18 +86,9 @@ class Scheduler:
 
         `live` holds the ids that are being answered.
         """
-        new: dict[str, GenerationRequest] = {}
-        prompt: tuple[int, ...] | None = None
-        for request in requests:
-            if request.id in self.waiting or request.id in live or request.id in new:
-                raise EngineError(f"request id {request.id!r} is in flight already; ids must be unique")
-            new[request.id] = request
-            self._check_numbers(request)
-            self._check_size(request)
-            if request.prompt_ids is not prompt:
-                self._check_prompt(request)
-            prompt = request.prompt_ids
-        self.waiting.update(new)
+        self.waiting.update(
+            new_requests(requests, (self.waiting, live), vocabulary=self.vocabulary, bounds=self._bounds)
+        )
 
     def admit(self, live: Sequence[Live]) -> list[Live]:
         """Take from the head of the queue what fits beside `live`; nothing overtakes the head."""
@@ -118,43 +114,3 @@ class Scheduler:
     def longest_reservation(live: Sequence[Live]) -> int:
         """Positions that the longest of them may come to hold."""
         return max((one.reserved for one in live), default=0)
-
-    def _check_numbers(self, request: GenerationRequest) -> None:
-        expectations = (
-            ("max_new_tokens", request.max_new_tokens, "at least 1", request.max_new_tokens >= 1),
-            (
-                "min_new_tokens",
-                request.min_new_tokens,
-                f"from 0 to max_new_tokens={request.max_new_tokens}",
-                0 <= request.min_new_tokens <= request.max_new_tokens,
-            ),
-            ("temperature", request.temperature, "0 (greedy) or more", 0 <= request.temperature < float("inf")),
-            ("top_p", request.top_p, "above 0 and at most 1", 0 < request.top_p <= 1),
-            ("seed", request.seed, "0 or more", request.seed >= 0),
-            ("prompt length", len(request.prompt_ids), "at least 1 token", len(request.prompt_ids) >= 1),
-        )
-        for name, value, expected, holds in expectations:
-            if not holds:
-                raise EngineError(f"request {request.id!r}: {name} must be {expected}, got {value}")
-
-    def _check_size(self, request: GenerationRequest) -> None:
-        size = len(request.prompt_ids) + request.max_new_tokens
-        bounds = (
-            (self.cache_tokens, "rollout.cache_tokens", "raise it"),
-            (self.max_positions, "the model's max_position_embeddings", "use a model with a longer context"),
-        )
-        for bound, name, remedy in bounds:
-            if bound is not None and size > bound:
-                raise EngineError(
-                    f"request {request.id!r} needs {size} positions ({len(request.prompt_ids)} prompt + "
-                    f"{request.max_new_tokens} max_new_tokens), but {name} is {bound}; {remedy}, or lower "
-                    "rollout.max_response_tokens"
-                )
-
-    def _check_prompt(self, request: GenerationRequest) -> None:
-        low, high = min(request.prompt_ids), max(request.prompt_ids)
-        if low < 0 or high >= self.vocabulary:
-            raise EngineError(
-                f"request {request.id!r}: prompt token {low if low < 0 else high} is outside the model's vocabulary of "
-                f"{self.vocabulary}; is this the model's own tokenizer?"
-            )
