@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 
@@ -36,6 +36,13 @@ def tied_names(model: torch.nn.Module) -> dict[str, str]:
     return {name: first[parameter] for name, parameter in names if first[parameter] != name}
 
 
+def config_of(model: PreTrainedModel) -> PreTrainedConfig:
+    """A copy of the configuration that names the model's own class, as a config.json must."""
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__]
+    return config
+
+
 def write_model_directory(
     tensors: dict[str, Tensor], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path
 ) -> None:
@@ -46,8 +53,7 @@ def write_model_directory(
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
-        config = copy.deepcopy(model.config)
-        config.architectures = [type(model).__name__]
+        config = config_of(model)
         config.dtype = next(iter(tensors.values())).dtype
         config.save_pretrained(temporary)
         if model.generation_config is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from dapo.errors import ConfigError
 from dapo.policy.aliases import smollm2_directory, tiny_random
@@ -60,6 +60,20 @@ def load_model(
             f"model {name!r} names no end token: set eos_token_id in its generation_config.json, or no response ends"
         )
     return LoadedModel(model.to(device).eval(), tokenizer, stop_ids, name)
+
+
+def load_skeleton(name: str, *, trust_remote_code: bool = False) -> PreTrainedModel:
+    """The model without its weights (on the meta device): its configuration, and the names and shapes of its weights.
+
+    Raises ConfigError if there is no such model.
+    """
+    if name == "tiny-random":
+        return tiny_random(torch.float32)[0]
+    place = smollm2_directory() if name == "smollm2-135m-instruct" else _place(name)
+    with quiet_transformers(), _as_config_error(name), torch.device("meta"):
+        config = AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    return model
 
 
 def find_stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
