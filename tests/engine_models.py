@@ -118,6 +118,17 @@ SERVED: dict[str, Callable[[], PreTrainedModel]] = {
 }
 
 
+WIDE = {"head_dim": 32}
+"""vLLM's attention on CPUs takes no narrower heads."""
+
+SERVED_BY_VLLM: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama": lambda: llama(**WIDE),
+    "tied llama": lambda: llama(**WIDE, tie_word_embeddings=True),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**(COMMON | WIDE | {"hidden_size": 192}))),
+    "tied qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**(COMMON | WIDE | {"tie_word_embeddings": True}))),
+}
+
+
 def gemma2() -> PreTrainedModel:
     """Soft-capped logits and attention."""
     return Gemma2ForCausalLM(Gemma2Config(**COMMON))
@@ -171,6 +182,11 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
 def tiny_model(name: str, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> PreTrainedModel:
     """One of `SERVED` with random weights that depend on `seed`."""
     return randomised(SERVED[name](), seed).to(dtype).eval()
+
+
+def wide_model(name: str, *, seed: int = 0) -> PreTrainedModel:
+    """The same of `SERVED_BY_VLLM`."""
+    return randomised(SERVED_BY_VLLM[name](), seed).eval()
 
 
 def randomised(model: PreTrainedModel, seed: int) -> PreTrainedModel:

@@ -375,6 +375,11 @@ class Config(Section):
                 f"rollout.top_p must be 1 in training, got {rollout.top_p}: the sampler would draw from a "
                 "renormalised law that the trainer's log-probabilities do not describe (eval.top_p is free)"
             )
+        for name, temperature in (("rollout", rollout.temperature), ("eval", self.eval.temperature)):
+            if rollout.engine == "vllm" and temperature and not 0.01 <= temperature <= 2:
+                raise ValueError(
+                    f"{name}.temperature must be from 0.01 to 2 with rollout.engine=vllm, got {temperature:g}"
+                )
         if self.overlong.mode == "soft" and self.overlong.buffer_tokens > rollout.max_response_tokens:
             raise ValueError(
                 f"overlong.buffer_tokens={self.overlong.buffer_tokens} must not exceed "

@@ -1,0 +1,106 @@
+"""The process of a vLLM engine: what it is started with, and in what surroundings."""
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+import dapo
+from dapo.config import Config
+from dapo.distributed.worker import Blueprint
+from dapo.engines.vllm_start import VllmOptions
+from dapo.errors import ConfigError
+from dapo.policy.huggingface import config_of
+from dapo.policy.model import load_skeleton
+
+
+def vllm_blueprint(config: Config, *, threads: int) -> Blueprint:
+    """An engine with the model of `config` (whose `model.dtype` is settled); the policy's weights come later.
+
+    Raises ConfigError for a model that is more than its weights, and for an interpreter that does not exist.
+    """
+    vllm = config.rollout.vllm
+    return Blueprint(
+        "dapo.engines.vllm_start:open_vllm_engine",
+        {"options": vllm_options(config)},
+        environment=vllm_environment(threads=threads, eager=vllm.eager) | _import_path(vllm.python),
+        python=None if vllm.python is None else _interpreter(vllm.python),
+        cpus=threads,
+    )
+
+
+def vllm_options(config: Config) -> VllmOptions:
+    """What the engine is started with. Nothing of the model is loaded for it but its configuration."""
+    skeleton = load_skeleton(config.model.name, trust_remote_code=config.model.trust_remote_code)
+    rollout = config.rollout
+    tokens = config.data.max_prompt_tokens + max(
+        rollout.max_response_tokens, config.eval.max_response_tokens or rollout.max_response_tokens
+    )
+    positions = getattr(skeleton.config, "max_position_embeddings", None)
+    dtype = config.model.dtype if rollout.vllm.dtype == "auto" else rollout.vllm.dtype
+    return VllmOptions(
+        model=config.model.name,
+        model_config=config_of(skeleton).to_json_string(use_diff=False),
+        weight_shapes=weight_shapes(skeleton),
+        dtype="float32" if dtype == "float64" else dtype,  # vLLM has nothing wider
+        cache_gib=rollout.vllm.cache_gib,
+        max_sequences=rollout.vllm.max_sequences,
+        max_tokens=tokens if positions is None else min(tokens, positions),
+        tensor_parallel=rollout.vllm.tensor_parallel,
+        eager=rollout.vllm.eager,
+        trust_remote_code=config.model.trust_remote_code,
+    )
+
+
+def weight_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+    """By name, tied weights under each of their names. Raises ConfigError for a model that is more than its weights."""
+    shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters(remove_duplicate=False)}
+    if beside := sorted(model.state_dict().keys() - shapes):
+        raise ConfigError(
+            f"rollout.engine=vllm cannot serve a {type(model).__name__}: it holds {len(beside)} tensors that are no "
+            f"weights, and that engines are not given ({beside[0]} first); use rollout.engine=native"
+        )
+    return shapes
+
+
+def vllm_environment(*, threads: int, eager: bool) -> dict[str, str]:
+    """Variables that vLLM reads when it is imported."""
+    variables = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is stepped here, in the process that answers calls
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # or it takes every core for itself
+        "VLLM_HOST_IP": "127.0.0.1",  # nobody outside has business with it
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),  # or it tells of every new version
+        "OMP_NUM_THREADS": str(threads),
+    }
+    return variables | ({"TORCH_COMPILE_DISABLE": "1"} if eager else {})
+
+
+def _interpreter(python: str) -> str:
+    path = Path(python).expanduser()
+    if not (path.is_file() and os.access(path, os.X_OK)):
+        raise ConfigError(f"rollout.vllm.python={python}: expected the path of a Python interpreter that has vLLM")
+    return str(path.absolute())
+
+
+def _import_path(python: str | None) -> dict[str, str]:
+    """For another interpreter, a place to import this package from that holds nothing else.
+
+    The package's own folder will not do: installed, it stands among this environment's packages, and its torch would
+    hide the one that vLLM needs.
+    """
+    if python is None:
+        return {}
+    package = Path(dapo.__file__).parent
+    cache = Path(os.environ.get("DAPO_CACHE") or Path.home() / ".cache" / "dapo")
+    folder = cache / "import" / hashlib.sha256(str(package).encode()).hexdigest()[:16]
+    link = folder / package.name
+    if not link.is_symlink():
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=folder)) / package.name
+        temporary.symlink_to(package, target_is_directory=True)
+        os.replace(temporary, link)  # another process may be at it as well
+        temporary.parent.rmdir()
+    return {"PYTHONPATH": str(folder)}

@@ -1,0 +1,173 @@
+"""Starts vLLM in a process that is its alone: the only file that imports it.
+
+vLLM changes its process for good (threads, process groups, generators, torch itself), so `open_vllm_engine` is called
+in a worker: `dapo.distributed.vllm_blueprint` says in what surroundings.
+"""
+
+import os
+import tempfile
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dapo.engines.engine import WeightSource
+from dapo.engines.vllm import VllmEngine
+from dapo.errors import EngineError
+from dapo.types import GenerationRequest
+
+INSTALL = "pip install 'dapo-rl[vllm]' on a GPU; docs/vllm.md tells how on a CPU"
+_GIB = 2**30
+# the block of keys and values that is shared or not: vLLM's own choice for CPUs, 128, is longer than most prompts
+_CPU_BLOCK_TOKENS = 32
+_CPU_BATCH_TOKENS = 8192
+_CAUSE_CHARS = 600
+
+
+@dataclass(frozen=True)
+class VllmOptions:
+    """What a vLLM engine is started with; picklable, and complete: no file is read but what vLLM itself needs."""
+
+    model: str
+    """For messages."""
+    model_config: str
+    """The text of the model's config.json. Weights come with `load_weights`."""
+    weight_shapes: Mapping[str, tuple[int, ...]]
+    """Of all weights by their Hugging Face names, tied ones under each of them."""
+    dtype: str
+    cache_gib: float
+    max_sequences: int
+    max_tokens: int
+    """Of a prompt and its response."""
+    tensor_parallel: int = 1
+    eager: bool = True
+    trust_remote_code: bool = False
+
+
+def open_vllm_engine(options: VllmOptions) -> VllmEngine:
+    """Start vLLM in this process, with memory for keys and values and random weights.
+
+    Raises EngineError if the package is missing, or where vLLM refuses the model or the sizes.
+    """
+    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # would be stronger than rollout.vllm.cache_gib
+    try:
+        from vllm import EngineArgs, LLMEngine
+        from vllm.platforms import current_platform
+    except ImportError as error:
+        raise EngineError(
+            f"rollout.engine=vllm needs the Python package vllm, which cannot be imported here ({error}); install it: "
+            f"{INSTALL}; or name another environment's interpreter, rollout.vllm.python=PATH"
+        ) from None
+    try:
+        with tempfile.TemporaryDirectory(prefix="dapo-vllm-") as folder:
+            (Path(folder) / "config.json").write_text(options.model_config, encoding="utf-8")
+            arguments = engine_arguments(options, folder, on_cpu=current_platform.is_cpu())
+            engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        if current_platform.is_cpu():
+            _require_heads(engine.model_config.get_head_size(), options.model)
+    except EngineError:
+        raise
+    except Exception as error:  # vLLM refuses with errors of many kinds
+        traceback.print_exc()
+        raise EngineError(
+            f"vLLM does not start with model {options.model} (sequences of up to {options.max_tokens} tokens, "
+            f"rollout.vllm.cache_gib={options.cache_gib:g}, {options.dtype}): {_cause(error)}"
+        ) from None
+    return VllmEngine(
+        engine,
+        sampling_params=sampling_params,
+        weight_shapes=options.weight_shapes,
+        max_sequences=options.max_sequences,
+    )
+
+
+def engine_arguments(options: VllmOptions, folder: str, *, on_cpu: bool) -> Mapping[str, Any]:
+    """For `vllm.EngineArgs`: what makes its log-probabilities those of the law that it samples from."""
+    arguments = {
+        "model": folder,
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "trust_remote_code": options.trust_remote_code,
+        "dtype": options.dtype,
+        "generation_config": "vllm",  # no end tokens, temperatures and the like but those of a request
+        "logprobs_mode": "processed_logprobs",
+        "max_model_len": options.max_tokens,
+        "max_num_seqs": options.max_sequences,
+        "kv_cache_memory_bytes": int(options.cache_gib * _GIB),
+        "gpu_memory_utilization": 0.01,  # of no use beside the line above, but vLLM asks for so much free memory
+        "enable_prefix_caching": True,
+        "enforce_eager": options.eager,
+        "tensor_parallel_size": options.tensor_parallel,
+        "async_scheduling": False,  # a step that is under way could not be aborted with its tokens
+        "worker_extension_cls": f"{WeightReader.__module__}.{WeightReader.__qualname__}",
+        "disable_log_stats": True,
+        "seed": 0,
+    }
+    if on_cpu:
+        arguments |= {
+            "block_size": _CPU_BLOCK_TOKENS,
+            "enable_chunked_prefill": False,  # a request with a seed would end the process
+            "max_num_batched_tokens": max(options.max_tokens, options.max_sequences, _CPU_BATCH_TOKENS),
+        }
+    return arguments
+
+
+def sampling_params(request: GenerationRequest) -> Any:
+    """The request in vLLM's words; its seeds are 63 bits as ours are."""
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        seed=request.seed,
+        max_tokens=request.max_new_tokens,
+        min_tokens=request.min_new_tokens,
+        stop_token_ids=list(request.stop_ids),
+        ignore_eos=True,
+        logprobs=0,  # of the sampled token alone
+        flat_logprobs=True,
+        detokenize=False,
+        skip_clone=True,
+    )
+
+
+class WeightReader:
+    """What vLLM's workers are taught: each, in whatever process it is, reads the weights from their source."""
+
+    model_runner: Any
+
+    def dapo_load_weights(self, weights: WeightSource) -> list[str]:
+        """Replace all weights in place; returns vLLM's names of those that got nothing."""
+        model = self.model_runner.get_model()
+        left_out = {name for name, _ in model.named_parameters()}
+        load = model.load_weights
+
+        def load_and_note(pairs: Any) -> Any:
+            loaded = load(pairs)
+            left_out.difference_update(left_out if loaded is None else loaded)
+            return loaded
+
+        model.load_weights = load_and_note
+        try:
+            self.reload_weights(weights_iterator=iter(weights.named_tensors()))  # type: ignore[attr-defined]
+        finally:
+            del model.load_weights
+        return sorted(left_out)
+
+
+def _require_heads(width: int, model: str) -> None:
+    """On a CPU vLLM would find out with the first request."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    if width not in (served := CPUAttentionBackend.get_supported_head_sizes()):
+        raise EngineError(
+            f"model {model} has attention heads of {width}; vLLM on a CPU takes {', '.join(map(str, served))}; use "
+            "rollout.engine=native"
+        )
+
+
+def _cause(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines()]
+    text = " ".join(filter(None, lines)) or type(error).__name__
+    return text if len(text) <= _CAUSE_CHARS else text[:_CAUSE_CHARS] + "..."
