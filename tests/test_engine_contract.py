@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from engine_models import SERVED, VOCABULARY, ModelWeights, tiny_model
+import vllm_engines
+from engine_models import SERVED, VOCABULARY, ModelWeights, tiny_model, wide_model
 from pools import WARM, blueprint
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -33,6 +34,8 @@ class Entry:
     """From the number of slots."""
     model: Callable[[int], PreTrainedModel] | None = None
     """From a seed for its weights; the engine starts with those of seed 0."""
+    tolerance: float = TOLERANCE
+    """Of its log-probabilities against the model's plain forward, in nats."""
 
 
 def keyed_script(request: GenerationRequest) -> tuple[list[int], Finish]:
@@ -58,21 +61,49 @@ def pool(size: int, **options: Any) -> Entry:
     return Entry(make=make, model=lambda seed: tiny_model("llama", seed=seed))
 
 
+def vllm(name: str) -> Entry:
+    """vLLM on a tiny model, in a process of its own."""
+
+    def make(slots: int) -> RolloutEngine:
+        engine = vllm_engines.fresh(name, slots=slots)
+        engine.load_weights(ModelWeights(wide_model(name)), 0)
+        return engine
+
+    return Entry(make=make, model=lambda seed: wide_model(name, seed=seed), tolerance=1e-4)
+
+
 ENGINES: dict[str, Entry] = {
     "scripted": Entry(make=lambda slots: ScriptedEngine(keyed_script, slots=slots)),
     **{f"native, {name}": native(name) for name in SERVED},
     "pool of 1": pool(1),
     "pool of 2": pool(2),
     "pool of 2 by load, two tokens a poll": pool(2, reproducible=False, poll_tokens=2),
+    **({"vllm, llama": vllm("llama")} if vllm_engines.AVAILABLE else {}),
 }
-PROTOCOL = [name for name in ENGINES if name in ("scripted", "native, llama") or name.startswith("pool")]
+PROTOCOL = [name for name in ENGINES if name in ("scripted", "native, llama", "vllm, llama") or name.startswith("pool")]
 MODELLED = [name for name, entry in ENGINES.items() if entry.model is not None]
 # a law over tokens is drawn the same way whatever the model
-STATISTICAL = ["native, llama"]
+STATISTICAL = [name for name in ENGINES if name in ("native, llama", "vllm, llama")]
 
-each_engine = pytest.mark.parametrize("name", PROTOCOL)
-each_model = pytest.mark.parametrize("name", MODELLED)
-each_law = pytest.mark.parametrize("name", STATISTICAL)
+
+def each(names: Sequence[str]) -> pytest.MarkDecorator:
+    """Run a test for each of these engines."""
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=[pytest.mark.vllm] if name.startswith("vllm") else []) for name in names]
+    )
+
+
+each_engine, each_model, each_law = each(PROTOCOL), each(MODELLED), each(STATISTICAL)
+
+
+def new_weights(name: str) -> ModelWeights:
+    """That the engine can load, if it looks at them at all."""
+    return ModelWeights((ENGINES[name].model or tiny_model_of)(1))
+
+
+def tiny_model_of(seed: int) -> PreTrainedModel:
+    """Any."""
+    return tiny_model("llama", seed=seed)
 
 
 def request(label: str = "a", **options: object) -> GenerationRequest:
@@ -286,7 +317,7 @@ def test_polling_an_idle_engine_gives_nothing(name: str) -> None:
 @each_engine
 def test_every_generation_carries_the_version_of_the_weights(name: str) -> None:
     engine = ENGINES[name].make(2)
-    weights = ModelWeights(tiny_model("llama", seed=1))
+    weights = new_weights(name)
     for version in (3, 4):
         engine.load_weights(weights, version)
         engine.submit(group("a", 3))
@@ -297,7 +328,7 @@ def test_every_generation_carries_the_version_of_the_weights(name: str) -> None:
 @each_engine
 def test_loading_weights_under_way_is_refused(name: str) -> None:
     engine = ENGINES[name].make(1)
-    weights = ModelWeights(tiny_model("llama", seed=1))
+    weights = new_weights(name)
     engine.submit(group("a", 2))
     with pytest.raises(EngineError, match="in flight"):
         engine.load_weights(weights, 1)
@@ -319,7 +350,7 @@ def test_a_closed_engine_refuses_every_call(name: str) -> None:
         engine.poll,
         lambda: engine.submit([request("b")]),
         lambda: engine.abort(["a0"]),
-        lambda: engine.load_weights(ModelWeights(tiny_model("llama")), 1),
+        lambda: engine.load_weights(new_weights(name), 1),
     ]
     for call in calls:
         with pytest.raises(EngineError, match="closed"):
@@ -344,10 +375,10 @@ def response_logits(model: PreTrainedModel, prompt_ids: Sequence[int], response:
     return logits[len(prompt_ids) - 1 : -1]
 
 
-def assert_logprobs_agree(model: PreTrainedModel, r: GenerationRequest, g: Generation) -> None:
+def assert_logprobs_agree(name: str, model: PreTrainedModel, r: GenerationRequest, g: Generation) -> None:
     law = (response_logits(model, r.prompt_ids, g.token_ids) / r.temperature).log_softmax(-1)
     expected = law[range(len(g.token_ids)), list(g.token_ids)]
-    assert (torch.tensor(g.logprobs) - expected).abs().max() < TOLERANCE
+    assert (torch.tensor(g.logprobs) - expected).abs().max() < ENGINES[name].tolerance
 
 
 @each_model
@@ -357,7 +388,7 @@ def test_logprobs_are_those_of_the_plain_forward(name: str) -> None:
     done = run(ENGINES[name].make(9), requests)
     model = twin(name)
     for r in requests:
-        assert_logprobs_agree(model, r, done[r.id])
+        assert_logprobs_agree(name, model, r, done[r.id])
 
 
 @each_law
@@ -368,7 +399,7 @@ def test_before_the_least_length_the_law_is_renormalised_without_the_end_tokens(
     done = run(entry.make(4), [request(max_new_tokens=1, min_new_tokens=1, stop_ids=stop_ids)])["a"]
     logits = entry.model(0)(input_ids=torch.tensor([PROMPT])).logits[0, -1].detach()
     logits[list(stop_ids)] = -torch.inf
-    assert done.logprobs[0] == pytest.approx(float(logits.log_softmax(-1)[done.token_ids[0]]), abs=TOLERANCE)
+    assert done.logprobs[0] == pytest.approx(float(logits.log_softmax(-1)[done.token_ids[0]]), abs=entry.tolerance)
 
 
 @each_model
@@ -379,9 +410,9 @@ def test_new_weights_are_sampled_from_and_old_ones_are_gone(name: str) -> None:
     engine.load_weights(ModelWeights(new), 1)
     after = run(engine, requests)
     for r in requests:
-        assert_logprobs_agree(new, r, after[r.id])
+        assert_logprobs_agree(name, new, r, after[r.id])
     with pytest.raises(AssertionError):
-        assert_logprobs_agree(new, requests[0], before["a0"])
+        assert_logprobs_agree(name, new, requests[0], before["a0"])
 
 
 @each_model
@@ -439,7 +470,8 @@ def test_top_p_draws_from_the_renormalised_nucleus(name: str) -> None:
     size = int((ordered.cumsum(0) < 0.7).sum()) + 1
     nucleus, mass = ids[:size].tolist(), ordered[:size].sum()
     assert size > 20
-    done = run(ENGINES[name].make(500), group("a", SAMPLES, max_new_tokens=1, temperature=1.3, top_p=0.7))
+    entry = ENGINES[name]
+    done = run(entry.make(500), group("a", SAMPLES, max_new_tokens=1, temperature=1.3, top_p=0.7))
     tokens = [g.token_ids[0] for g in done.values()]
     assert set(tokens) <= set(nucleus)
     assert len(set(tokens)) == size
@@ -447,7 +479,7 @@ def test_top_p_draws_from_the_renormalised_nucleus(name: str) -> None:
     inside[nucleus] = law[nucleus] / mass
     assert chi_square(count(tokens), inside, nucleus[:12]) < QUANTILE_12
     for g in done.values():
-        assert g.logprobs[0] == pytest.approx(float(inside[g.token_ids[0]].log()), abs=TOLERANCE)
+        assert g.logprobs[0] == pytest.approx(float(inside[g.token_ids[0]].log()), abs=entry.tolerance)
 
 
 # --- the scripted engine's own promises -------------------------------------------------------------------------------
