@@ -19,6 +19,7 @@ from benchmarks.gpu import measure_gpu
 from benchmarks.machine import describe_commit, describe_machine, today
 from benchmarks.protocol import WorkerFailed
 from benchmarks.report import console_table
+from benchmarks.schedule import measure_schedule
 from benchmarks.session import ROOT, Session, Settings, python_of
 from benchmarks.studies import measure_checkpoint, measure_growth, measure_longtail, measure_shared
 
@@ -29,6 +30,7 @@ OURS_ALONE = {
     "growth": measure_growth,
     "longtail": measure_longtail,
     "checkpoint": measure_checkpoint,
+    "schedule": measure_schedule,
 }
 PARTS = (*COMPARED, VARIANT, *OURS_ALONE, "accuracy", "gpu")
 QUICK = Settings(rounds=1, prompts=4, group=4, tokens=16, seeds=1, cap=2.0, trl_microbatches=(8, 16), quick=True)

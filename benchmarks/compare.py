@@ -50,40 +50,48 @@ def _measure(session: Session, wanted: set[str], *, updates: int) -> dict[str, d
 def open_ours(session: Session, updates: int) -> list[dict[str, Any]]:
     """Start our worker on forced lengths, and settle the session's dtype; returns the problems of every step."""
     settings = session.settings
+    overrides = [
+        *forced_lengths(session, settings.prompts, settings.group, settings.tokens),
+        f"rollout.slots={settings.responses}",
+        "dynamic_sampling.enabled=false",
+        f"train.minibatch_groups={settings.prompts // updates}",
+        f"train.threads={settings.threads}",
+    ]
+    session.say("loading ours")
+    session.answers["ours"] = session.ask("ours", "open", config="configs/quickstart.yaml", overrides=overrides)
+    rows: list[dict[str, Any]] = session.ask("ours", "rows", count=settings.prompts)["rows"]
+    return rows
+
+
+def forced_lengths(session: Session, prompts: int, group: int, tokens: int) -> list[str]:
+    """Options under which every step has the same work, whatever the model says. Starts our worker."""
+    settings = session.settings
     session.start("ours", "ours")
-    first = session.ask("ours", "problems", config="configs/quickstart.yaml", count=settings.prompts)
+    first = session.ask("ours", "problems", config="configs/quickstart.yaml", count=prompts)
     path = session.folder / "problems.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in first["rows"]), encoding="utf-8")
     model = settings.model
     if model in RANDOM_MODELS:
         model = str(session.folder / model)
         session.ask("ours", "random_model", directory=model, geometry=RANDOM_MODELS[settings.model])
-    overrides = [
+    return [
         f"model.name={model}",
         f"model.dtype={settings.dtype}",
         f"data.train={path}",
         "data.eval=null",
-        f"rollout.prompts_per_step={settings.prompts}",
-        f"rollout.group_size={settings.group}",
-        f"rollout.max_response_tokens={settings.tokens}",
-        f"rollout.min_response_tokens={settings.tokens}",
-        f"rollout.slots={settings.responses}",
-        "dynamic_sampling.enabled=false",
+        f"rollout.prompts_per_step={prompts}",
+        f"rollout.group_size={group}",
+        f"rollout.max_response_tokens={tokens}",
+        f"rollout.min_response_tokens={tokens}",
         "dynamic_sampling.max_groups_per_step=null",
         "overlong.mode=off",
         "reward.verifier=benchmarks.reward:every_second",
         "optim.lr=1.0e-6",
         "optim.warmup_steps=0",
-        f"train.minibatch_groups={settings.prompts // updates}",
         f"train.microbatch_tokens={settings.microbatch_tokens}",
-        f"train.threads={settings.threads}",
         f"train.device={settings.device}",
         "log.rollouts=false",
     ]
-    session.say("loading ours")
-    session.answers["ours"] = session.ask("ours", "open", config="configs/quickstart.yaml", overrides=overrides)
-    rows: list[dict[str, Any]] = session.ask("ours", "rows", count=settings.prompts)["rows"]
-    return rows
 
 
 def _open(session: Session, systems: list[str], updates: int) -> tuple[list[list[int]], list[dict[str, str]]]:

@@ -2,7 +2,14 @@
 
 from typing import Any
 
+from dapo.types import Group
+
 
 def every_second(completions: list[Any], **columns: Any) -> list[float]:
     """+1, -1, +1, ... in the order of the responses, whatever they say."""
     return [1.0 if i % 2 == 0 else -1.0 for i in range(len(completions))]
+
+
+def every_second_group(group: Group) -> bool:
+    """Every second problem of the stream carries a signal, whatever the responses to it are."""
+    return group.id % 2 == 0

@@ -1,4 +1,4 @@
-"""Runs the `dapo` command many times without starting Python many times, and kills it where it is told to.
+"""Runs the `dapo` command, or a program of the tests, many times without starting Python many times, and kills it.
 
 A process that has imported everything, and started no thread, forks for each command. One JSON object a line comes in,
 one goes out when the command has ended: its wait status and the calls that were counted.
@@ -7,6 +7,7 @@ Moments are counted in calls: of Python functions and C functions made in the fi
 thread. So a moment is the same one on every machine, up to what the threads of verifiers and checkpoints do meanwhile.
 """
 
+import importlib
 import json
 import os
 import resource
@@ -26,9 +27,9 @@ AREAS = {
     "rollout": ("rollout", "engines", "keyed"),
     "judging": ("rewards",),
     "update": ("policy/policy", "policy/packing", "policy/logprobs", "policy/optim", "policy/attention"),
-    "saving": ("checkpoints", "saving", "run", "policy/checkpoint"),
+    "saving": ("checkpoints", "saving", "run", "policy/checkpoint", "ahead"),
     "evaluation": ("evaluation",),
-    "loop": ("train", "samples", "telemetry"),
+    "loop": ("train", "one_step_off", "samples", "telemetry"),
 }
 
 
@@ -47,7 +48,8 @@ class ForkServer:
 
         `area`, `calls`: the moment at which `signals` are sent, each with its delay in seconds; `hold`: the seconds
         that the command's thread then waits, so that a signal finds it there.
-        `file_bytes`: no file may become larger. `count`: count calls by area, which makes it slow.
+        `file_bytes`: no file may become larger. `count`: count calls by area, which makes it slow. `program`: a
+        `module:function` of the tests that takes the arguments instead.
         """
         request = {"arguments": arguments, "output": str(output), **moment}
         self._lines.write(json.dumps(request) + "\n")
@@ -94,8 +96,8 @@ def fork_and_watch(request: dict[str, Any]) -> dict[str, Any]:
 
 def be_the_command(request: dict[str, Any], writer: int) -> None:
     """In the child; does not return."""
-    import dapo.cli
-
+    module, _, function = request.get("program", "dapo.cli:main").partition(":")
+    program = getattr(importlib.import_module(module), function)
     out = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(out, 1)
     os.dup2(out, 2)
@@ -108,7 +110,7 @@ def be_the_command(request: dict[str, Any], writer: int) -> None:
         watch_calls(counts, request, writer)
     code = 1
     try:
-        dapo.cli.main(request["arguments"])
+        program(request["arguments"])
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1

@@ -30,6 +30,8 @@ LAYERS = [
         "parts",
         "saving",
         "samples",
+        "ahead",
+        "one_step_off",
     }
     | {"train"},
     {"distributed"},

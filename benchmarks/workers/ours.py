@@ -15,6 +15,7 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 import dapo
 from benchmarks.memory import peak_rss_bytes
 from benchmarks.protocol import serve
+from dapo import one_step_off
 from dapo.assemble import build_parts, device_of, open_judge, read_inputs, resolve_auto
 from dapo.config import dump_config, load_config
 from dapo.data.problems import load_problems
@@ -132,10 +133,11 @@ class Ours:
         return {"seconds": time.perf_counter() - started, "tokens": sum(lengths)}
 
     def step(self) -> dict[str, Any]:
-        """One turn of Algorithm 1, with its seconds by phase."""
+        """One step of the schedule, with its seconds by phase."""
         step = self.progress.step + 1
         watch = Stopwatch()
-        train_step(self.config, self.parts, self.progress, step=step, watch=watch)
+        take_step = one_step_off.train_step if self.config.schedule == "one_step_off" else train_step
+        take_step(self.config, self.parts, self.progress, step=step, watch=watch)
         metrics = self.progress.unlogged
         assert metrics is not None
         if device_of(self.config) == "cuda":
@@ -146,6 +148,7 @@ class Ours:
             "generation_s": times["time/generate_s"],
             "update_s": times["time/update_s"] + times.get("time/old_logprobs_s", 0.0),
             "load_weights_s": times.get("time/load_weights_s", 0.0),
+            "wait_s": times.get("time/wait_s", 0.0),
             "generated_tokens": int(metrics["rollout/tokens_generated"]),
             "trained_tokens": int(metrics["rollout/tokens_in_minibatches"]),
         }

@@ -1,7 +1,7 @@
 """What each command does, from reading its inputs to telling the result."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from dapo import one_step_off
 from dapo.assemble import (
     Inputs,
     build_parts,
@@ -32,6 +33,8 @@ from dapo.saving import is_logged, restore
 from dapo.telemetry.console import ProgressDisplay, final_report
 from dapo.telemetry.plots import plot_curves
 from dapo.train import read_evaluations, summarise, train
+
+SCHEDULES: Mapping[str, Callable[[Config, Parts, Progress], None]] = {"sync": train, "one_step_off": one_step_off.train}
 
 
 def start_run(config: Config, *, run_dir: Path | None, config_name: str) -> None:
@@ -75,14 +78,16 @@ def run_training(config: Config, inputs: Inputs, judge: VerifierPool, run: RunDi
         signals_as_requests() as request,
         build_parts(config, inputs, judge, run, display, first_step=first_step) as parts,
     ):
-        parts.engine = StoppableEngine(parts.engine, request)
+        parts.engine, parts.stop = StoppableEngine(parts.engine, request), request
         for note in inputs.notes:
             parts.tracker.message(note)
         parts.tracker.message(f"writing to {run.path}")
         progress = restore(parts, checkpoint) if checkpoint else Progress()
+        if config.schedule == "sync":  # the run may have had another, whose next batch is stale
+            one_step_off.give_back(parts, progress)
         reason = "failed"
         try:
-            train(config, parts, progress)
+            SCHEDULES[config.schedule](config, parts, progress)
             reason = "finished"
         except Interrupted as error:
             reason = f"interrupted: {error}"

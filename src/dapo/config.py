@@ -402,6 +402,33 @@ class Config(Section):
             )
         return self
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_step_off_is_corrected(cls, values: Any) -> Any:
+        """`schedule: one_step_off` has a default of its own: its responses are those of another policy."""
+        if isinstance(values, Mapping) and values.get("schedule") == "one_step_off":
+            loss = values.get("loss", {})
+            if isinstance(loss, Mapping) and "engine_correction" not in loss:
+                return {**values, "loss": {**loss, "engine_correction": "tis"}}
+        return values
+
+    @model_validator(mode="after")
+    def _schedule_fits(self) -> "Config":
+        if self.schedule != "one_step_off":
+            return self
+        if self.loss.engine_correction == "none":
+            raise ValueError(
+                "schedule=one_step_off trains on responses that the policy of one step before has sampled, which "
+                "loss.engine_correction=none would leave uncorrected; set loss.engine_correction=tis (what this "
+                "schedule takes where nothing is set), or schedule=sync"
+            )
+        if self.rollout.engine == "native" and not self.rollout.engines:
+            raise ValueError(
+                "schedule=one_step_off samples while the policy updates, for which the engine needs a process of its "
+                "own; set rollout.engines=1 (or more), or schedule=sync"
+            )
+        return self
+
 
 _SECRET = re.compile(
     r"(^|_)(password|passwd|passphrase|secret|credentials?|(api|access|private|auth|secret)_?key"

@@ -34,6 +34,7 @@ PAPER: dict[str, object] = {
     "optim.weight_decay": 0.1,
     "optim.max_grad_norm": 1.0,
     "train.minibatch_groups": 32,
+    "schedule": "sync",
     "eval.samples_per_problem": 32,
     "eval.temperature": 1.0,
     "eval.top_p": 0.7,
@@ -106,8 +107,8 @@ def ignored_options(config: Config) -> Iterator[str]:
         clips = [name for name in ("clip_low", "clip_high", "dual_clip") if name in config.loss.model_fields_set]
         if clips:
             yield (
-                f"loss.{', loss.'.join(clips)}: with one update a step the policy is still the one that sampled, so "
-                "the ratio is 1 and nothing is clipped"
+                f"loss.{', loss.'.join(clips)}: with one update a step the policy is still the one that the step began "
+                "with, so the ratio is 1 and nothing is clipped"
             )
     if config.loss.engine_correction == "none" and "engine_correction_cap" in config.loss.model_fields_set:
         yield "loss.engine_correction_cap: loss.engine_correction is none"
@@ -228,6 +229,12 @@ def _run(config: Config) -> Iterator[str]:
         )
     when = f"every {train.save_every} steps" if train.save_every else "at the end"
     yield f"  checkpoints {when}, newest {train.keep_checkpoints} kept"
+    if config.schedule == "one_step_off":
+        yield (
+            "  schedule    one_step_off: while a step trains, the next one's responses are sampled with the weights "
+            "that it began with; corrected by each token's loss times "
+            f"min(pi_old / pi_sampler, {config.loss.engine_correction_cap:g})"
+        )
 
 
 def _processes(config: Config) -> str:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Protocol
 
 from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.errors import DapoError
@@ -28,11 +29,24 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signum: int | None = None
+        self._is_held = False
 
     def check(self, advice: str = "") -> None:
-        """Raise Interrupted, with advice on how to go on, if one has."""
-        if self.signum is not None:
+        """Raise Interrupted, with advice on how to go on, if one has, unless stopping is put off."""
+        if self.signum is not None and not self._is_held:
             raise Interrupted(self.signum, advice)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Inside, no thread is stopped: what is in hand is seen through. Raises Interrupted if a signal came before."""
+        self._is_held = True
+        try:
+            # only now: a thread that was stopped a moment ago must not be waited for
+            if self.signum is not None:
+                raise Interrupted(self.signum)
+            yield
+        finally:
+            self._is_held = False
 
 
 @contextmanager
@@ -65,10 +79,17 @@ def signals_as_requests(
             signal.signal(signum, handler)
 
 
+class Checked(Protocol):
+    """Something that may ask to stop."""
+
+    def check(self) -> None:
+        """Raise if it does."""
+
+
 class StoppableEngine:
     """An engine that answers a request to stop at its next poll: in a rollout or an evaluation, never in an update."""
 
-    def __init__(self, engine: RolloutEngine, request: StopRequest) -> None:
+    def __init__(self, engine: RolloutEngine, request: Checked) -> None:
         self._engine, self._request = engine, request
 
     def load_weights(self, weights: WeightSource, version: int) -> None:

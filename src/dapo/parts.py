@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from dapo.ahead import Ahead
 from dapo.checkpoints import CheckpointWriter
 from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.history import ProblemHistory
+from dapo.interrupt import StopRequest
 from dapo.rollout import DynamicSampler, Encoder, Judge, SamplingPlan
 from dapo.run import RunDirectory
 from dapo.scores import EvaluationPlan
@@ -51,6 +53,7 @@ class Parts:
     held_out: Sequence[Problem] = ()
     eval_plan: EvaluationPlan | None = None
     history: ProblemHistory = field(default_factory=ProblemHistory)
+    stop: StopRequest = field(default_factory=StopRequest)
     checkpoints: CheckpointWriter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -73,6 +76,8 @@ class Progress:
     """Metrics of this step, or of the time before the first, that are not written yet: its evaluation is still due."""
     accuracy: float | None = None
     """Of this step's evaluation, if it had one."""
+    ahead: Ahead | None = None
+    """The next step's batch, where the schedule samples it before the step."""
     is_saved: bool = field(default=False, compare=False)
     """A checkpoint of this very state has been written, or is being written."""
     is_whole: bool = field(default=True, compare=False)

@@ -71,6 +71,8 @@ class Batch:
     """Groups missing from a full batch: above 0 only where max_groups_per_step was reached."""
     reason: str = ""
     """For a short batch: why, with counts."""
+    epoch: int = 0
+    """Of the problem that came next when the batch closed."""
 
     @property
     def num_generated_groups(self) -> int:
@@ -230,7 +232,13 @@ class _Collector:
         self.drop_the_rest()
         reason = self.explain_shortfall() if self.shortfall else ""
         return Batch(
-            tuple(self.accepted), tuple(self.judged), self.counts, self.tokens, shortfall=self.shortfall, reason=reason
+            tuple(self.accepted),
+            tuple(self.judged),
+            self.counts,
+            self.tokens,
+            shortfall=self.shortfall,
+            reason=reason,
+            epoch=self.stream.epoch,
         )
 
     @property

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dapo.ahead import read_ahead, write_ahead
 from dapo.checkpoints import StorageError
 from dapo.config import Config
 from dapo.errors import DapoError, NumericsError
@@ -53,7 +54,7 @@ def checkpoint_of(
     }
     if progress.unlogged is not None:
         state["unlogged"] = progress.unlogged
-    history = parts.history.state_dict()
+    history, ahead = parts.history.state_dict(), progress.ahead
     save = partial(parts.run.save_checkpoint, accuracy=progress.accuracy, keep_best=config.train.keep_best)
     step = progress.step
 
@@ -61,6 +62,8 @@ def checkpoint_of(
         write_policy(directory)
         atomic_write_json(directory / STATE_FILE, state)
         atomic_write_json(directory / HISTORY_FILE, history)
+        if ahead is not None:
+            write_ahead(directory, ahead)
 
     def save_all() -> Path:
         path = save(step, write, config.train.keep_checkpoints)
@@ -92,7 +95,7 @@ def save_after_failure(config: Config, parts: Parts, progress: Progress, error: 
 
 
 def restore(parts: Parts, checkpoint: Path) -> Progress:
-    """Put policy, stream and sampler back to a checkpoint's state."""
+    """Put policy, stream and sampler back to a checkpoint's state; what it holds of the next step comes along."""
     state = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
     parts.policy.load(checkpoint)
     parts.stream.load_state_dict(state["stream"])
@@ -101,7 +104,8 @@ def restore(parts: Parts, checkpoint: Path) -> Progress:
         parts.history.load_state_dict(json.loads(history.read_text(encoding="utf-8")))
         # a kill may have come between the checkpoint and the run's own copy
         atomic_write_json(parts.run.path / HISTORY_FILE, parts.history.state_dict())
-    return Progress(**state["progress"], unlogged=_unlogged(state), is_saved=True)
+    ahead = read_ahead(checkpoint, parts.stream)
+    return Progress(**state["progress"], unlogged=_unlogged(state), ahead=ahead, is_saved=True)
 
 
 def is_logged(checkpoint: Path) -> bool:

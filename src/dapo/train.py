@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from dapo.config import Config
 from dapo.errors import DapoError
@@ -22,17 +22,28 @@ from dapo.telemetry.rollouts import write_rollouts
 from dapo.types import Group, Sample, Verdict
 
 
+class TakeStep(Protocol):
+    """One step of a schedule; it ends with `conclude`."""
+
+    def __call__(self, config: Config, parts: Parts, progress: Progress, *, step: int, watch: Stopwatch) -> None: ...
+
+
 def train(config: Config, parts: Parts, progress: Progress) -> None:
     """Algorithm 1, from `progress.step` to `num_steps`.
 
     Raises DapoError, or OSError from the run directory, with state saved, where it cannot go on.
     """
+    run_steps(config, parts, progress, train_step)
+
+
+def run_steps(config: Config, parts: Parts, progress: Progress, take_step: TakeStep) -> None:
+    """What lies around the steps of any schedule: evaluate, log, look at the numbers, save."""
     try:
         if progress.unlogged is not None:  # before the first step; or an evaluation was broken off
             finish_step(config, parts, progress, Stopwatch())
         for step in range(progress.step + 1, config.train.num_steps + 1):  # line 1
             with watched_step(step, config.profile.steps, parts.run.profile, parts.tracker.message) as watch:
-                train_step(config, parts, progress, step=step, watch=watch)
+                take_step(config, parts, progress, step=step, watch=watch)
                 finish_step(config, parts, progress, watch)
             require_sound_numbers(config, parts, progress)
             save_when_due(config, parts, progress)
@@ -60,23 +71,53 @@ def train_step(config: Config, parts: Parts, progress: Progress, *, step: int, w
                 step=step,
                 on_progress=partial(tell, "generate"),
             )
-        samples = with_advantages(batch.groups, config)  # line 9: Eq. 9, 13
-        metrics = describe_batch(config, parts, batch, samples, step=step)
-        require_groups(batch, on_shortfall=config.dynamic_sampling.on_shortfall)
-        if batch.shortfall:
-            parts.tracker.message(f"step {step}: short batch: {batch.reason}")
-        if len(batch.groups) > config.train.minibatch_groups:
-            with watch.phase("old_logprobs"):  # with a single update, old = the detached current ones
-                tell("old log-probabilities")
-                samples = parts.policy.record_old_logprobs(samples)
-                metrics |= engine_gap_metrics(samples)
-        with watch.phase("update"):
-            updates = []
-            batches = minibatches(samples, config, step=step)
-            for i, minibatch in enumerate(batches):  # line 10: whole groups, shuffled
-                tell("update", i, len(batches))
-                updates.append(parts.policy.update(minibatch, step=step))  # line 11: Eq. 8
-                progress.is_whole &= bool(updates[-1]["optim/skipped"])
+        samples, metrics = prepare(config, parts, batch, step=step, watch=watch)  # line 9
+        updates = update_policy(config, parts, progress, samples, step=step, watch=watch)  # lines 10, 11
+    conclude(config, parts, progress, batch, samples, metrics, updates)
+
+
+def prepare(
+    config: Config, parts: Parts, batch: Batch, *, step: int, watch: Stopwatch
+) -> tuple[list[Sample], dict[str, float]]:
+    """The samples to train on, and the metrics of their rollout. Raises Starved where there is too little."""
+    samples = with_advantages(batch.groups, config)  # line 9: Eq. 9, 13
+    metrics = describe_batch(config, parts, batch, samples, step=step)
+    require_groups(batch, on_shortfall=config.dynamic_sampling.on_shortfall)
+    if batch.shortfall:
+        parts.tracker.message(f"step {step}: short batch: {batch.reason}")
+    if len(batch.groups) > config.train.minibatch_groups:
+        with watch.phase("old_logprobs"):  # with a single update, old = the detached current ones
+            parts.tracker.phase("old log-probabilities")
+            samples = parts.policy.record_old_logprobs(samples)
+            metrics |= engine_gap_metrics(samples)
+    return samples, metrics
+
+
+def update_policy(
+    config: Config, parts: Parts, progress: Progress, samples: Sequence[Sample], *, step: int, watch: Stopwatch
+) -> list[dict[str, float]]:
+    """Algorithm 1, lines 10 and 11; the metrics of each update."""
+    with watch.phase("update"):
+        updates: list[dict[str, float]] = []
+        batches = minibatches(samples, config, step=step)
+        for i, minibatch in enumerate(batches):  # line 10: whole groups, shuffled
+            parts.tracker.phase("update", i, len(batches))
+            updates.append(parts.policy.update(minibatch, step=step))  # line 11: Eq. 8
+            progress.is_whole &= bool(updates[-1]["optim/skipped"])
+    return updates
+
+
+def conclude(
+    config: Config,
+    parts: Parts,
+    progress: Progress,
+    batch: Batch,
+    samples: Sequence[Sample],
+    metrics: dict[str, float],
+    updates: Sequence[Mapping[str, float]],
+) -> None:
+    """The step is done: look at its numbers, and count it."""
+    step = progress.step + 1
     metrics |= {name: value for name, value in mean_of_updates(updates).items() if name not in metrics}
     warn_of_numbers(config, parts, metrics, updates, step=step)
     progress.collapsed_steps = collapsed_steps(config, batch, progress.collapsed_steps)
@@ -165,7 +206,7 @@ def describe_batch(
         {group_id: [r for r in row if r is not None] for group_id, row in rewards.items()},
         shortfall=batch.shortfall,
     ) | {
-        "rollout/epoch": parts.stream.epoch,
+        "rollout/epoch": batch.epoch,
         "rollout/tokens_in_minibatches": sum(s.num_trained_tokens for s in samples),
     }
 

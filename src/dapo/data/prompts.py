@@ -1,5 +1,6 @@
 """Problems to token ids: instruction, system message, chat template."""
 
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -40,12 +41,14 @@ class PromptEncoder:
         self._system = system
         self.max_prompt_tokens = max_prompt_tokens
         self._lengths: dict[str, int] = {}
+        self._lock = threading.Lock()  # fast tokenizers refuse a second caller in the middle of a call
 
     def encode(self, problem: Problem) -> tuple[int, ...]:
         """Token ids, never cut. Without a template the tokenizer adds the special tokens it begins a text with."""
         text = self.render(problem)
-        # a template writes the special tokens itself
-        ids = self._tokenizer(text, add_special_tokens=not self.uses_template)["input_ids"]
+        with self._lock:
+            # a template writes the special tokens itself
+            ids = self._tokenizer(text, add_special_tokens=not self.uses_template)["input_ids"]
         return tuple(ids)
 
     def length(self, problem: Problem) -> int:
@@ -94,9 +97,10 @@ class PromptEncoder:
         return text
 
     def _text(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        text = self._tokenizer.decode(
-            list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-        )
+        with self._lock:
+            text = self._tokenizer.decode(
+                list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            )
         assert isinstance(text, str)
         return text
 

@@ -42,9 +42,13 @@ class ProblemStream:
     def take(self) -> tuple[int, Problem]:
         """The next problem with its place in the stream."""
         position = self._position
-        epoch, offset = divmod(position, len(self))
         self._position += 1
-        return position, self._problems[self._order(epoch)[offset]]
+        return position, self.problem_at(position)
+
+    def problem_at(self, position: int) -> Problem:
+        """The problem at a place in the stream, wherever it stands now."""
+        epoch, offset = divmod(position, len(self))
+        return self._problems[self._order(epoch)[offset]]
 
     def rewind(self, position: int) -> None:
         """Stand at an earlier position again. Raises ValueError for one that has not been reached."""

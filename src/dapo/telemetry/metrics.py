@@ -83,6 +83,18 @@ def engine_gap_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     return {"rollout/engine_logprob_gap_mean": fmean(gaps), "rollout/engine_logprob_gap_max": max(gaps)}
 
 
+def staleness_metrics(groups: Sequence[Group], *, version: int) -> dict[str, float]:
+    """How many steps older than `version` the weights were that sampled these groups, over their response tokens."""
+    ages = [(version - generation.version, generation) for group in groups for generation in group.generations]
+    tokens = sum(len(generation.token_ids) for _, generation in ages)
+    if not tokens:
+        return {}
+    return {
+        "rollout/staleness_mean": sum(age * len(generation.token_ids) for age, generation in ages) / tokens,
+        "rollout/staleness_max": max(age for age, generation in ages if generation.token_ids),
+    }
+
+
 def mean_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """A step's update metrics: the mean over its optimiser updates; names ending in `_max` keep the largest and
     counts of tokens and skipped updates are summed."""
@@ -104,7 +116,11 @@ class Stopwatch:
         try:
             yield
         finally:
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
+            self.add(name, time.perf_counter() - started)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Add time that was measured elsewhere to a phase; phases may lie beside each other."""
+        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def metrics(self, *, tokens_generated: int) -> dict[str, float]:
         """`time/*`: seconds by phase and of the step, generated tokens a second over the whole step, peak memory."""

@@ -1,0 +1,91 @@
+"""The part `schedule`: a step of one_step_off against a synchronous one, on the same two cores and the same work.
+
+Lengths are forced and dynamic sampling keeps every second group, so that generation and update cost about the same and
+every system generates and trains the same tokens, whatever its weights are.
+"""
+
+from statistics import median
+from typing import Any
+
+from benchmarks.compare import forced_lengths
+from benchmarks.session import Session, rotated
+
+SHAPE = {"prompts": 4, "group": 8, "tokens": 32}
+SHAPE_QUICK = {"prompts": 2, "group": 4, "tokens": 8}
+
+ONE_STEP_OFF = "one_step_off: trainer and engine process, 1 thread each"
+SYSTEMS = {
+    ONE_STEP_OFF: ("schedule=one_step_off", "train.threads=1", "rollout.engines=1", "rollout.engine_threads=1"),
+    "sync: one process, 2 threads": ("train.threads=2",),
+    "sync: trainer and engine process, 1 thread each": (
+        "train.threads=1",
+        "rollout.engines=1",
+        "rollout.engine_threads=1",
+    ),
+    "sync: trainer and engine process, 2 threads each": (
+        "train.threads=2",
+        "rollout.engines=1",
+        "rollout.engine_threads=2",
+    ),
+}
+"""The last has both cores for whichever of the two is at work."""
+
+WORK = ("generated_tokens", "trained_tokens")
+SECONDS = ("generation_s", "update_s", "load_weights_s", "wait_s")
+
+
+def measure_schedule(session: Session, wanted: set[str]) -> dict[str, dict[str, Any]]:
+    """Whole steps by turns, each system in processes of its own."""
+    del wanted
+    settings = session.settings
+    shape = SHAPE_QUICK if settings.quick else SHAPE
+    names = {system: f"schedule-{i}" for i, system in enumerate(SYSTEMS)}
+    overrides = [
+        *forced_lengths(session, shape["prompts"], shape["group"], shape["tokens"]),
+        "dynamic_sampling.enabled=true",
+        "dynamic_sampling.filter=benchmarks.reward:every_second_group",
+        f"rollout.slots={2 * shape['prompts'] * shape['group']}",
+        f"train.minibatch_groups={shape['prompts']}",
+        "train.num_steps=1000000",
+    ]
+    opened = {}
+    for system, name in names.items():
+        session.say(f"loading {system}")
+        session.start(name, "ours")
+        config = {"config": "configs/quickstart.yaml", "overrides": [*overrides, *SYSTEMS[system]]}
+        opened[system] = session.ask(name, "open", **config)
+    # the first round is not counted: the keep rate is not known yet, and nothing has been sampled ahead
+    rounds = [_round(session, names, i) for i in range(-1, settings.rounds)][1:]
+    unit = {"name": f"step, {_told(shape)}", "unit": "s", "better": "lower"}
+    labels = {system: "ours" if system == ONE_STEP_OFF else system for system in SYSTEMS}
+    return {
+        "schedule": {
+            "figures": [
+                unit | {"system": label, "values": [answers[system]["step_s"] for answers in rounds]}
+                for system, label in labels.items()
+            ],
+            "dtype": opened[ONE_STEP_OFF]["dtype"],
+            "ours": ONE_STEP_OFF,
+            "work": {key: rounds[-1][ONE_STEP_OFF][key] for key in WORK},
+            "median_seconds": {
+                system: {key: median(answers[system][key] for answers in rounds) for key in SECONDS}
+                for system in SYSTEMS
+            },
+        }
+    }
+
+
+def _round(session: Session, names: dict[str, str], index: int) -> dict[str, dict[str, Any]]:
+    """A step of each; raises ValueError where they did not do the same work."""
+    answers = {system: session.ask(names[system], "step") for system in rotated(list(names), max(index, 0))}
+    for system, answer in answers.items():
+        seconds = ", ".join(f"{key.removesuffix('_s')} {answer[key]:.2f}" for key in SECONDS)
+        session.say(f"  {system}: step {answer['step_s']:.2f} s ({seconds})")
+    work = {system: tuple(answer[key] for key in WORK) for system, answer in answers.items()}
+    if len(set(work.values())) > 1:
+        raise ValueError(f"the systems did not do the same work (tokens generated, tokens trained): {work}")
+    return answers
+
+
+def _told(shape: dict[str, int]) -> str:
+    return f"{shape['prompts']} groups of {shape['group']} x {shape['tokens']} tokens trained of twice as many"
