@@ -8,7 +8,7 @@ PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check 
 # the extra dev is what `make test` and `make check` need
 PYTEST ?= $(VENV)/bin/python -m pytest
 
-.PHONY: install install-dev install-gym quickstart test test-vllm nightly soak check format golden bench bench-peers verifier-report clean
+.PHONY: install install-dev install-gym quickstart test test-vllm nightly soak check format golden bench bench-peers verifier-report simulate clean
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -63,6 +63,10 @@ format: install-dev
 # measures us and whichever opponents are installed: make bench ARGS="generation update --rounds 9"
 bench: install
 	$(VENV)/bin/python -m benchmarks.bench $(ARGS)
+
+# the controller at the paper's size, with an engine and a trainer that compute nothing: a few minutes, 8 GB
+simulate: install
+	$(VENV)/bin/python -m benchmarks.simulate $(ARGS)
 
 # what each math verifier gets wrong on tests/data/math_cases.jsonl
 verifier-report: install

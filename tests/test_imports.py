@@ -15,7 +15,7 @@ PACKAGE = "dapo"
 ROOT = Path(__file__).parents[1] / "src" / PACKAGE
 
 LAYERS = [
-    {"types", "errors", "config", "keyed", "algo", "journal", "chat", "checksums", "option_errors"},
+    {"types", "errors", "config", "keyed", "packed", "algo", "journal", "chat", "checksums", "option_errors"},
     {"data", "rewards", "engines", "policy", "telemetry"},
     {
         "rollout",
@@ -23,6 +23,10 @@ LAYERS = [
         "history",
         "scores",
         "explain",
+        "layout",
+        "layout_report",
+        "assumptions",
+        "shapes",
         "health",
         "run",
         "checkpoints",

@@ -73,6 +73,7 @@ def build_parts(
                 temperature=config.rollout.temperature,
                 microbatch_tokens=config.train.microbatch_tokens,
                 max_response_tokens=config.rollout.max_response_tokens,
+                recompute=config.train.recompute,
             ),
             sampler=DynamicSampler(
                 prompts_per_step=config.rollout.prompts_per_step,

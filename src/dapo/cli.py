@@ -114,12 +114,25 @@ def evaluate(
 
 
 @app.command()
-def check(config: ConfigPath, overrides: Overrides = None) -> None:
-    """Say what would run: sizes, counts, ignored options, differences from the paper. Trains nothing."""
+def check(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    assume: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="of the estimates, for example memory_gib=96; may be repeated"),
+    ] = None,
+) -> None:
+    """Say what would run: sizes, counts, ignored options, differences from the paper, and what of it runs where, with
+    estimates of memory and time. Trains nothing."""
     from dapo.config import load_config
     from dapo.explain import explain
+    from dapo.layout_report import describe_layout
 
-    for line in explain(load_config(config, overrides or [])):
+    loaded = load_config(config, overrides or [])
+    for line in explain(loaded):
+        print(line)
+    print()
+    for line in describe_layout(loaded, assume or []):
         print(line)
 
 

@@ -230,6 +230,11 @@ class TrainConfig(Section):
     num_steps: Positive = 300
     minibatch_groups: Positive = Field(32, description="prompts (groups) an optimiser update")
     microbatch_tokens: Positive = Field(16384, description="prompt + response tokens a backward")
+    recompute: bool = Field(
+        False,
+        description="keep only each layer's input for the backward and compute the rest again: a third more "
+        "arithmetic, a fraction of the memory",
+    )
     save_every: Int = Field(20, ge=0, description="steps between checkpoints; 0: only at the end")
     keep_checkpoints: Positive = Field(2, description="newest checkpoints kept")
     keep_best: bool = Field(True, description="also keep the checkpoint with the best evaluation")

@@ -19,7 +19,7 @@ class Response:
     """One sampled response, before it is judged."""
 
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     """Empty where a server only gives text."""
     tokens: int
     finish: Finish | None

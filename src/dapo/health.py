@@ -1,10 +1,11 @@
 """Numbers that go wrong: what a run warns of, and what it stops for once its step is whole and can be saved."""
 
+import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 
 from dapo.config import Config
 from dapo.errors import NumericsError
+from dapo.packed import sum_of
 from dapo.parts import Parts, Progress
 from dapo.rollout import Batch
 
@@ -35,14 +36,14 @@ def sampled_entropy(batch: Batch) -> float | None:
     Unlike loss/entropy it knows the groups that carried no signal, which a collapsing policy has most of; like every
     figure of a run it leaves out what was in flight when the batch closed. None where no token was sampled.
     """
-    logprobs = [
-        logprob
+    rows = [
+        generation.logprobs
         for group, fate in batch.judged
         if fate != "surplus"
         for generation in group.generations
-        for logprob in generation.logprobs
     ]
-    return -fmean(logprobs) if logprobs else None
+    count = sum(map(len, rows))
+    return -math.fsum(map(sum_of, rows)) / count if count else None
 
 
 def require_sound_numbers(config: Config, parts: Parts, progress: Progress) -> None:

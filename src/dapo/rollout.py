@@ -1,7 +1,7 @@
 """Dynamic sampling: engine + verifier + stream -> exactly one batch of groups, and the account of what it cost."""
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -340,7 +340,7 @@ class _Collector:
         told = ", ".join(f"{count} {cause}" for cause, count in causes.items() if count)
         errors = [v.error for group in decided for v in group.verdicts if v.error is not None]
         if errors:
-            told += f"; {len(errors)} verifier errors, most often: {max(set(errors), key=errors.count)}"
+            told += f"; {len(errors)} verifier errors, most often: {Counter(errors).most_common(1)[0][0]}"
         return (
             f"{len(decided)} groups were judged (dynamic_sampling.max_groups_per_step) and {len(self.accepted)} of the "
             f"{self.sampler.prompts_per_step} wanted carry a signal: {told}"

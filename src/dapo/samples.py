@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from dapo.algo.advantages import group_advantages
 from dapo.algo.overlong import overlong_penalty, trains
 from dapo.config import Config
 from dapo.keyed import keyed_permutation
+from dapo.packed import Packed
 from dapo.types import Generation, Group, Sample, Verdict
 
 
@@ -61,7 +63,7 @@ def _group_samples(group: Group, config: Config) -> list[Sample]:
             advantage=advantage,
             engine_logprobs=generation.logprobs,
             old_logprobs=None,
-            mask=(trains(generation.finish, mode=config.overlong.mode),) * len(generation.token_ids),
+            mask=Packed(np.full(len(generation.token_ids), trains(generation.finish, mode=config.overlong.mode))),
         )
         for (generation, _), reward, advantage in zip(valid, rewards, advantages.tolist(), strict=True)
     ]

@@ -1,7 +1,8 @@
 """Algorithm 1 of the paper."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -16,7 +17,14 @@ from dapo.run import RunDirectory, atomic_write_json
 from dapo.samples import minibatches, shaped_reward, with_advantages
 from dapo.saving import save_after_failure, save_now, save_when_due
 from dapo.scores import Evaluation
-from dapo.telemetry.metrics import Stopwatch, engine_gap_metrics, mean_of_updates, rollout_metrics
+from dapo.telemetry.beside import beside
+from dapo.telemetry.metrics import (
+    Stopwatch,
+    engine_gap_metrics,
+    mean_of_updates,
+    reflection_metrics,
+    rollout_metrics,
+)
 from dapo.telemetry.profile import watched_step
 from dapo.telemetry.rollouts import write_rollouts
 from dapo.types import Group, Sample, Verdict
@@ -81,16 +89,17 @@ def prepare(
 ) -> tuple[list[Sample], dict[str, float]]:
     """The samples to train on, and the metrics of their rollout. Raises Starved where there is too little."""
     samples = with_advantages(batch.groups, config)  # line 9: Eq. 9, 13
-    metrics = describe_batch(config, parts, batch, samples, step=step)
-    require_groups(batch, on_shortfall=config.dynamic_sampling.on_shortfall)
-    if batch.shortfall:
-        parts.tracker.message(f"step {step}: short batch: {batch.reason}")
-    if len(batch.groups) > config.train.minibatch_groups:
-        with watch.phase("old_logprobs"):  # with a single update, old = the detached current ones
-            parts.tracker.phase("old log-probabilities")
-            samples = parts.policy.record_old_logprobs(samples)
-            metrics |= engine_gap_metrics(samples)
-    return samples, metrics
+    with read_and_stored(config, parts, batch, samples, step=step, watch=watch) as found:
+        metrics = describe_batch(config, parts, batch, samples, step=step)
+        require_groups(batch, on_shortfall=config.dynamic_sampling.on_shortfall)
+        if batch.shortfall:
+            parts.tracker.message(f"step {step}: short batch: {batch.reason}")
+        if len(batch.groups) > config.train.minibatch_groups:
+            with watch.phase("old_logprobs"):  # with a single update, old = the detached current ones
+                parts.tracker.phase("old log-probabilities")
+                samples = parts.policy.record_old_logprobs(samples)
+                metrics |= engine_gap_metrics(samples)
+    return samples, metrics | found
 
 
 def update_policy(
@@ -190,13 +199,11 @@ def run_evaluation(parts: Parts, *, step: int) -> Evaluation | None:
 def describe_batch(
     config: Config, parts: Parts, batch: Batch, samples: Sequence[Sample], *, step: int
 ) -> dict[str, float]:
-    """The step's rollout metrics; every judged response goes into rollouts/step_*.parquet."""
+    """The step's rollout metrics, but for those of the texts."""
     rewards = {group.id: _rewards(group, config) for group, _ in batch.judged}
-    if config.log.rollouts:
-        write_rollouts(parts.run.rollouts(step), _rollout_rows(parts, batch, rewards, samples, step=step))
     errors = [v.error for group, _ in batch.judged for v in group.verdicts if v.error is not None]
     if errors:
-        worst = max(set(errors), key=errors.count)
+        worst = Counter(errors).most_common(1)[0][0]
         parts.tracker.message(f"step {step}: {len(errors)} verifier errors, most often: {worst}")
     decided = [(group, fate) for group, fate in batch.judged if fate != "surplus"]
     return rollout_metrics(
@@ -209,6 +216,29 @@ def describe_batch(
         "rollout/epoch": batch.epoch,
         "rollout/tokens_in_minibatches": sum(s.num_trained_tokens for s in samples),
     }
+
+
+@contextmanager
+def read_and_stored(
+    config: Config, parts: Parts, batch: Batch, samples: Sequence[Sample], *, step: int, watch: Stopwatch
+) -> Iterator[dict[str, float]]:
+    """Beside the block, since both take long at scale: every judged response goes into rollouts/step_*.parquet, and all
+    text is searched. When the block has ended, the table is on disk and the metrics of the texts are there.
+
+    Raises OSError where the table cannot be written.
+    """
+    found: dict[str, float] = {}
+    rows = _rollout_rows(config, parts, batch, samples, step=step) if config.log.rollouts else None
+
+    def work() -> None:
+        found.update(reflection_metrics(group for group, fate in batch.judged if fate != "surplus"))
+        if rows is not None:
+            write_rollouts(parts.run.rollouts(step), rows)
+
+    with beside(work, name="dapo-rollouts") as thread:
+        yield found
+        with watch.phase("write_rollouts"):  # what is left to wait for
+            thread.join()
 
 
 def summarise(parts: Parts, progress: Progress, *, exit_reason: str) -> dict[str, Any]:
@@ -241,19 +271,15 @@ def _rewards(group: Group, config: Config) -> list[float | None]:
 
 
 def _rollout_rows(
-    parts: Parts,
-    batch: Batch,
-    rewards: Mapping[int, Sequence[float | None]],
-    samples: Sequence[Sample],
-    *,
-    step: int,
+    config: Config, parts: Parts, batch: Batch, samples: Sequence[Sample], *, step: int
 ) -> list[dict[str, Any]]:
     advantages: dict[int, list[float]] = {}
     for sample in samples:
         advantages.setdefault(sample.group_id, []).append(sample.advantage)
     rows = []
     for group, fate in batch.judged:
-        valid_advantages = iter(advantages.get(group.id, ()))
+        rewards, valid_advantages = _rewards(group, config), iter(advantages.get(group.id, ()))
+        prompt = parts.encoder.decode_prompt(group.prompt_ids)
         for i, (generation, verdict) in enumerate(zip(group.generations, group.verdicts, strict=True)):
             rows.append(
                 {
@@ -262,13 +288,13 @@ def _rollout_rows(
                     "problem_id": group.problem.id,
                     "source": group.problem.source,
                     "sample": i,
-                    "prompt": parts.encoder.decode_prompt(group.prompt_ids),
+                    "prompt": prompt,
                     "response": group.texts[i],
                     "answer": group.problem.answer,
                     "correct": verdict.correct,
                     "score": None if verdict.error is not None else verdict.score,
                     "error": verdict.error,
-                    "reward": rewards[group.id][i],
+                    "reward": rewards[i],
                     "advantage": None if verdict.error is not None else next(valid_advantages, None),
                     "prompt_tokens": len(group.prompt_ids),
                     "response_tokens": len(generation.token_ids),

@@ -5,7 +5,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+
 from dapo.algo.sampling import is_informative
+from dapo.packed import array_of, packed
 
 Message: TypeAlias = Mapping[str, str]
 Prompt: TypeAlias = str | Sequence[Message]
@@ -50,13 +53,17 @@ class Generation:
     """One sampled response (o_i)."""
 
     request_id: str
-    token_ids: tuple[int, ...]
-    """With the sampled end token, if there is one: it is trained on."""
-    logprobs: tuple[float, ...]
+    token_ids: Sequence[int]
+    """With the sampled end token, if there is one: it is trained on. A tuple, or packed (`dapo.packed`)."""
+    logprobs: Sequence[float]
     """Of the sampler, one a token, at the sampling temperature."""
     finish: Finish
     version: int
     """Of the weights that sampled it."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """To another process rows of numbers go packed."""
+        return _with_packed_rows(self, "token_ids", "logprobs")
 
 
 @dataclass(frozen=True)
@@ -121,18 +128,27 @@ class Sample:
 
     group_id: int
     prompt_ids: tuple[int, ...]
-    response_ids: tuple[int, ...]
+    response_ids: Sequence[int]
     reward: float
     """Shaped: the verdict's score plus the overlong penalty (Eq. 13)."""
     advantage: float
     """Eq. 9, the same for every token of the response."""
-    engine_logprobs: tuple[float, ...]
-    old_logprobs: tuple[float, ...] | None
+    engine_logprobs: Sequence[float]
+    old_logprobs: Sequence[float] | None
     """Of the policy before the step's first update; None until the trainer has recorded them."""
-    mask: tuple[bool, ...]
+    mask: Sequence[bool]
     """Which response tokens train."""
 
     @property
     def num_trained_tokens(self) -> int:
         """Response tokens with a true mask."""
-        return sum(self.mask)
+        return int(np.count_nonzero(array_of(self.mask)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """To another process rows of numbers go packed."""
+        return _with_packed_rows(self, "response_ids", "engine_logprobs", "old_logprobs", "mask")
+
+
+def _with_packed_rows(value: object, *names: str) -> dict[str, Any]:
+    fields = dict(vars(value))
+    return fields | {name: packed(fields[name]) for name in names if fields[name] is not None}

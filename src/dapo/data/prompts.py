@@ -1,14 +1,19 @@
 """Problems to token ids: instruction, system message, chat template."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from dapo.data.detokenize import ByteTable
 from dapo.errors import DataError
+from dapo.packed import packed
 from dapo.types import Message, Problem, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+MAX_REMEMBERED = 2**17
+"""Prompts whose ids are kept, about a kilobyte each."""
 
 
 class PromptEncoder:
@@ -40,22 +45,33 @@ class PromptEncoder:
         self._instruction = instruction
         self._system = system
         self.max_prompt_tokens = max_prompt_tokens
-        self._lengths: dict[str, int] = {}
+        self._lengths: dict[Hashable, int] = {}
+        self._known: dict[Hashable, Sequence[int]] = {}
+        self._responses = ByteTable.of(tokenizer, skip_special_tokens=True)
+        self._prompts = ByteTable.of(tokenizer, skip_special_tokens=False)
         self._lock = threading.Lock()  # fast tokenizers refuse a second caller in the middle of a call
 
     def encode(self, problem: Problem) -> tuple[int, ...]:
-        """Token ids, never cut. Without a template the tokenizer adds the special tokens it begins a text with."""
+        """Token ids, never cut. Without a template the tokenizer adds the special tokens it begins a text with.
+
+        They are remembered: rendering and encoding take a millisecond, and the problems of a run come again.
+        """
+        key = _key(problem.prompt)
+        if key in self._known:
+            return tuple(self._known[key])
         text = self.render(problem)
         with self._lock:
             # a template writes the special tokens itself
-            ids = self._tokenizer(text, add_special_tokens=not self.uses_template)["input_ids"]
-        return tuple(ids)
+            ids = tuple(self._tokenizer(text, add_special_tokens=not self.uses_template)["input_ids"])
+        self._lengths[key] = len(ids)
+        if len(self._known) < MAX_REMEMBERED:
+            self._known[key] = packed(ids)
+        return ids
 
     def length(self, problem: Problem) -> int:
-        """Tokens of the prompt; remembered by the problem's id, since a large data set takes a while."""
-        if problem.id not in self._lengths:
-            self._lengths[problem.id] = len(self.encode(problem))
-        return self._lengths[problem.id]
+        """Tokens of the prompt; remembered, since a large data set takes a while."""
+        key = _key(problem.prompt)
+        return self._lengths[key] if key in self._lengths else len(self.encode(problem))
 
     def render(self, problem: Problem) -> str:
         """The prompt as text; with a template, its special tokens included. Raises DataError for what cannot apply."""
@@ -67,11 +83,11 @@ class PromptEncoder:
 
     def decode(self, ids: Sequence[int]) -> str:
         """A response as text: special tokens left out, spaces as they are."""
-        return self._text(ids, skip_special_tokens=True)
+        return self._text(ids, skip_special_tokens=True) if self._responses is None else self._responses.decode(ids)
 
     def decode_prompt(self, ids: Sequence[int]) -> str:
         """A prompt as text, special tokens included."""
-        return self._text(ids, skip_special_tokens=False)
+        return self._text(ids, skip_special_tokens=False) if self._prompts is None else self._prompts.decode(ids)
 
     def split_by_length(self, problems: Sequence[Problem]) -> tuple[list[Problem], int]:
         """Problems of at most `max_prompt_tokens`, in order, and how many were longer. Raises DataError if all were."""
@@ -103,6 +119,10 @@ class PromptEncoder:
             )
         assert isinstance(text, str)
         return text
+
+
+def _key(prompt: Prompt) -> Hashable:
+    return prompt if isinstance(prompt, str) else tuple(tuple(sorted(message.items())) for message in prompt)
 
 
 def chat_messages(problem: Problem, *, instruction: str = "", system: str | None = None) -> list[dict[str, str]]:

@@ -7,8 +7,11 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import TypeVar
 
+import numpy as np
+
 from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.errors import DapoError, EngineError
+from dapo.packed import Packed
 from dapo.types import Generation, GenerationRequest
 
 T = TypeVar("T")
@@ -121,7 +124,7 @@ class InspectedEngine:
             raise _wrong(generation, f"{request.max_new_tokens} tokens with finish 'length'", f"{len(ids)} tokens")
         if finish not in ("stop", "length"):
             raise _wrong(generation, "finish 'stop' or 'length'", repr(finish))
-        if not set(request.stop_ids).isdisjoint(ids[:-1]):
+        if _holds_any(ids[:-1], request.stop_ids):
             early = next(i for i, token in enumerate(ids) if token in request.stop_ids)
             raise _wrong(generation, f"an end at the first stop id ({ids[early]}, token {early})", f"{len(ids)} tokens")
         if finish == "length" and ids[-1] in request.stop_ids:
@@ -132,7 +135,7 @@ class InspectedEngine:
         if len(ids) > request.max_new_tokens:
             raise _wrong(generation, f"at most {request.max_new_tokens} tokens", str(len(ids)))
         # millions of tokens a step: what is right is found out without a loop in Python
-        if ids and not (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < self._vocabulary):
+        if ids and not _are_tokens(ids, self._vocabulary):
             for place, token in enumerate(ids):
                 if type(token) is not int or not 0 <= token < self._vocabulary:
                     raise _wrong(
@@ -140,7 +143,7 @@ class InspectedEngine:
                     )
         if len(logprobs) != len(ids):
             raise _wrong(generation, f"{len(ids)} log-probabilities, one a token", str(len(logprobs)))
-        if logprobs and not (math.isfinite(sum(logprobs)) and max(logprobs) <= _LOGPROB_SLACK):
+        if logprobs and not _are_logprobs(logprobs):
             for place, logprob in enumerate(logprobs):
                 if not (math.isfinite(logprob) and logprob <= _LOGPROB_SLACK):
                     raise _wrong(generation, "finite log-probabilities of at most 0", f"{logprob:g} at token {place}")
@@ -160,6 +163,26 @@ class InspectedEngine:
                 f"{len(self._owed)} requests in flight (the first: {next(iter(self._owed))!r}); it has hung, or "
                 f"rollout.stall_s={self._stall_s:g} is too short for it"
             )
+
+
+def _are_tokens(ids: Sequence[int], vocabulary: int) -> bool:
+    if isinstance(ids, Packed):
+        # as unsigned numbers negative ones are larger than any vocabulary: one pass
+        unsigned = {4: np.uint32, 8: np.uint64}[ids.array.itemsize] if ids.array.dtype.kind == "i" else None
+        return unsigned is not None and int(ids.array.view(unsigned).max()) < vocabulary
+    return set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocabulary
+
+
+def _are_logprobs(logprobs: Sequence[float]) -> bool:
+    if isinstance(logprobs, Packed):
+        return math.isfinite(logprobs.sum) and bool(logprobs.array.max() <= _LOGPROB_SLACK)
+    return math.isfinite(sum(logprobs)) and max(logprobs) <= _LOGPROB_SLACK
+
+
+def _holds_any(ids: Sequence[int], wanted: Sequence[int]) -> bool:
+    if isinstance(ids, Packed):
+        return any(bool((ids.array == one).any()) for one in wanted)
+    return not set(wanted).isdisjoint(ids)
 
 
 def _wrong(generation: Generation, expected: str, came: str) -> EngineError:

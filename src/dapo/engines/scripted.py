@@ -4,8 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+
 from dapo.engines.engine import WeightSource
 from dapo.errors import EngineError
+from dapo.packed import Packed
 from dapo.types import Finish, Generation, GenerationRequest
 
 Script: TypeAlias = Callable[[GenerationRequest], tuple[Sequence[int], Finish]]
@@ -18,13 +21,13 @@ Delay: TypeAlias = Callable[[GenerationRequest], int]
 @dataclass
 class _Live:
     request: GenerationRequest
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     finish: Finish
     delay: int
     polls: int = 0
 
     @property
-    def partial(self) -> tuple[int, ...]:
+    def partial(self) -> Sequence[int]:
         """Tokens sampled so far: they come evenly over the delay."""
         return self.token_ids[: len(self.token_ids) * self.polls // self.delay]
 
@@ -34,13 +37,19 @@ class ScriptedEngine:
 
     `script` gives each request's response; the first stop id ends it (`stop`), else `max_new_tokens` does (`length`),
     else it ends as the script says. `delay` decides the order of finishing; by default a token takes a poll. At most
-    `slots` requests are live at a time, first come first served (None: all). Every log-probability is `logprob`.
+    `slots` requests are live at a time, first come first served (None: all). Every log-probability is `logprob`, or
+    what `logprob` says of so many tokens. A script that answers packed rows has them answered packed.
 
     What was asked of it stands in `submitted`, `aborted` (request ids), `loaded` (versions) and `polls`.
     """
 
     def __init__(
-        self, script: Script, *, delay: Delay | None = None, slots: int | None = None, logprob: float = -1.0
+        self,
+        script: Script,
+        *,
+        delay: Delay | None = None,
+        slots: int | None = None,
+        logprob: float | Callable[[int], Sequence[float]] = -1.0,
     ) -> None:
         if slots is not None and slots < 1:
             raise EngineError(f"slots must be at least 1, got {slots}")
@@ -123,8 +132,10 @@ class ScriptedEngine:
             raise EngineError(f"request {request.id!r}: a delay must be at least 1 poll, got {delay}")
         return _Live(request, token_ids, finish, delay)
 
-    def _generation(self, request: GenerationRequest, token_ids: tuple[int, ...], finish: Finish) -> Generation:
-        return Generation(request.id, token_ids, (self._logprob,) * len(token_ids), finish, self._version)
+    def _generation(self, request: GenerationRequest, token_ids: Sequence[int], finish: Finish) -> Generation:
+        count = len(token_ids)
+        logprobs = self._logprob(count) if callable(self._logprob) else (self._logprob,) * count
+        return Generation(request.id, token_ids, logprobs, finish, self._version)
 
     def _require_open(self) -> None:
         if self._closed:
@@ -157,11 +168,13 @@ class FaultyEngine(ScriptedEngine):
         return self._corrupt(super().abort(request_ids))
 
 
-def cut(request: GenerationRequest, token_ids: Sequence[int], finish: Finish) -> tuple[tuple[int, ...], Finish]:
+def cut(request: GenerationRequest, token_ids: Sequence[int], finish: Finish) -> tuple[Sequence[int], Finish]:
     """A scripted response as an engine would give it: with its first stop id, and within `max_new_tokens`.
 
     Stop ids among the first `min_new_tokens` are left out: no engine could sample them.
     """
+    if isinstance(token_ids, Packed):
+        return _cut_packed(request, token_ids, finish)
     while early := [t for t in token_ids[: request.min_new_tokens] if t in request.stop_ids]:
         place = list(token_ids).index(early[0])
         token_ids = [*token_ids[:place], *token_ids[place + 1 :]]
@@ -171,3 +184,19 @@ def cut(request: GenerationRequest, token_ids: Sequence[int], finish: Finish) ->
     if len(token_ids) >= request.max_new_tokens:
         return tuple(token_ids[: request.max_new_tokens]), "length"
     return tuple(token_ids), finish
+
+
+def _cut_packed(
+    request: GenerationRequest, token_ids: "Packed[int]", finish: Finish
+) -> "tuple[Packed[int], Finish]":
+    """The same without a look at each token in Python."""
+    ids = token_ids.array
+    stops = np.isin(ids, request.stop_ids)
+    early = stops & (np.arange(len(ids)) < request.min_new_tokens)
+    if early.any():
+        return _cut_packed(request, Packed(np.delete(ids, early.argmax())), finish)
+    if stops[: request.max_new_tokens].any():
+        return token_ids[: int(stops.argmax()) + 1], "stop"
+    if len(ids) >= request.max_new_tokens:
+        return token_ids[: request.max_new_tokens], "length"
+    return token_ids, finish

@@ -188,7 +188,7 @@ def _slices(length: int, size: int) -> Iterator[slice]:
 
 def _plain_logprobs(model: PreTrainedModel, sample: Sample) -> list[float]:
     """Of a response, from the model's own forward over the one sequence."""
-    ids = torch.tensor([sample.prompt_ids + sample.response_ids], device=model.device)
+    ids = torch.tensor([(*sample.prompt_ids, *sample.response_ids)], device=model.device)
     logits = model(input_ids=ids, use_cache=False).logits[0, len(sample.prompt_ids) - 1 : -1]  # [response, V]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return logits.log_softmax(dim=1).gather(1, ids[0, len(sample.prompt_ids) :, None]).flatten().tolist()

@@ -7,6 +7,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from dapo.packed import Packed
 from dapo.policy.attention import Layout, Row, build_layout
 from dapo.types import Sample
 
@@ -121,15 +122,15 @@ def _microbatch(pieces: Sequence[_Piece], samples: Sequence[Sample], device: tor
 
 def in_callers_order(
     microbatches: Sequence[Microbatch], scores: Sequence[Tensor], num_samples: int
-) -> list[tuple[float, ...]]:
-    """The `[S]` scores of each microbatch as one tuple a sample, in the order in which the samples were given.
+) -> list[Sequence[float]]:
+    """The `[S]` scores of each microbatch as one row a sample, in the order in which the samples were given.
 
-    A sample without response tokens gets an empty tuple.
+    A sample without response tokens gets an empty one.
     """
-    rows: list[tuple[float, ...]] = [()] * num_samples
+    rows: list[Sequence[float]] = [()] * num_samples
     for microbatch, values in zip(microbatches, scores, strict=True):
-        numbers = values.tolist()
+        numbers = values.detach().cpu().numpy()
         ends = list(accumulate(microbatch.lengths))
         for i, length, end in zip(microbatch.indices, microbatch.lengths, ends, strict=True):
-            rows[i] = tuple(numbers[end - length : end])
+            rows[i] = Packed(numbers[end - length : end])
     return rows

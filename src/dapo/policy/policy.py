@@ -8,16 +8,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dapo.algo.loss import aggregation_weights, engine_weights, kl_penalty, policy_loss
 from dapo.config import LossConfig, OptimConfig
+from dapo.packed import array_of
 from dapo.policy.checkpoint import OptimizerCopy, load_optimizer, save_optimizer
 from dapo.policy.logprobs import chunks, hidden_states, score_tokens, token_logprobs, use_packed_forward
 from dapo.policy.model import LoadedModel
 from dapo.policy.optim import MasterAdamW, learning_rate
 from dapo.policy.packing import Microbatch, in_callers_order, pack
+from dapo.policy.recompute import recompute_layers
 from dapo.types import Sample
 
 
@@ -48,8 +51,10 @@ class Policy:
         temperature: float,
         microbatch_tokens: int,
         max_response_tokens: int,
+        recompute: bool = False,
     ) -> None:
-        """`temperature`: of the rollout, divides the logits; `max_response_tokens`: for `loss.aggregate=constant`.
+        """`temperature`: of the rollout, divides the logits; `max_response_tokens`: for `loss.aggregate=constant`;
+        `recompute`: activations are computed again in the backward.
 
         Where `loss.kl_coef` is positive, a copy of the model as it is now becomes the frozen reference: to resume,
         make the policy from the initial model and then `load`. Raises ConfigError for models that cannot be packed.
@@ -57,6 +62,8 @@ class Policy:
         self._model = loaded.model
         use_packed_forward(self._model)
         self._reference = copy.deepcopy(self._model).requires_grad_(False) if loss.kl_coef > 0 else None
+        if recompute:
+            recompute_layers(self._model)
         self._optimizer = MasterAdamW(self._model, optim)
         self._copy = OptimizerCopy(self._optimizer)
         self._loss, self._optim = loss, optim
@@ -192,7 +199,7 @@ class Policy:
             return values.to(dtype).repeat_interleave(lengths).to(device)
 
         def of_tokens(values: Sequence[Sequence[float]]) -> Tensor:
-            return torch.tensor([v for row in values for v in row], dtype=dtype, device=device)
+            return torch.from_numpy(np.concatenate([array_of(row) for row in values])).to(device, dtype)
 
         tokens = {
             "advantages": of_rows(torch.tensor([row.advantage for row in rows], dtype=torch.float64)),

@@ -3,21 +3,30 @@
 Every name is `area/name`. Whatever depends on the machine and not on the run stands under `time/`.
 """
 
-import re
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import fsum
 from statistics import fmean
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from dapo.packed import array_of
+from dapo.telemetry.rollouts import storable
 from dapo.types import Group, Sample
 
-REFLECTION = re.compile(
+REFLECTION = (
     r"\b(wait|hold on|let me (re-?)?check|let's (re-?)?check|re-?check|double-?check|on second thought|"
-    r"re-?think|re-?consider|i made a mistake)\b",
-    re.IGNORECASE,
+    r"re-?think|re-?consider|i made a mistake)\b"
 )
+"""In any case of letters."""
+_TEXTS_A_SEARCH = 256
 
 
 def rollout_metrics(
@@ -39,7 +48,6 @@ def rollout_metrics(
     generations = [generation for group in groups for generation in group.generations]
     verdicts = [verdict for group in groups for verdict in group.verdicts]
     valid = [verdict for verdict in verdicts if verdict.error is None]
-    texts = [text for group in groups for text in group.texts]
     lengths = [len(generation.token_ids) for generation in generations]
     fates = [fate for _, fate in decided]
     shaped = [reward for group in groups for reward in rewards.get(group.id, ())]
@@ -54,7 +62,6 @@ def rollout_metrics(
         "rollout/response_tokens_mean": _mean(lengths),
         "rollout/response_tokens_max": max(lengths, default=0),
         "rollout/truncated_fraction": _share([g.finish for g in generations], "length"),
-        "rollout/reflection_fraction": _mean([REFLECTION.search(text) is not None for text in texts]),
         "rollout/verifier_errors": len(verdicts) - len(valid),
         "rollout/shortfall_groups": shortfall,
     }
@@ -69,18 +76,28 @@ def rollout_metrics(
     return metrics
 
 
+def reflection_metrics(groups: Iterable[Group]) -> dict[str, float]:
+    """The share of responses with a phrase of reflection: a search through all text, hundreds of megabytes at scale.
+
+    Other threads can run meanwhile.
+    """
+    texts = [text for group in groups for text in group.texts]
+    found = 0
+    for start in range(0, len(texts), _TEXTS_A_SEARCH):
+        part = pa.array([storable(text) for text in texts[start : start + _TEXTS_A_SEARCH]], pa.large_string())
+        found += pc.sum(pc.match_substring_regex(part, REFLECTION, ignore_case=True)).as_py()
+    return {"rollout/reflection_fraction": found / len(texts) if texts else 0.0}
+
+
 def engine_gap_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """How far the sampler's log-probabilities are from the trainer's, over trained tokens, in nats."""
-    gaps = [
-        abs(engine - old)
-        for sample in samples
-        if sample.old_logprobs is not None
-        for engine, old, trains in zip(sample.engine_logprobs, sample.old_logprobs, sample.mask, strict=True)
-        if trains
-    ]
+    gaps = [row for sample in samples if len(row := _gaps(sample))]
     if not gaps:
         return {}
-    return {"rollout/engine_logprob_gap_mean": fmean(gaps), "rollout/engine_logprob_gap_max": max(gaps)}
+    return {
+        "rollout/engine_logprob_gap_mean": fsum(row.sum(dtype=np.float64) for row in gaps) / sum(map(len, gaps)),
+        "rollout/engine_logprob_gap_max": float(max(row.max() for row in gaps)),
+    }
 
 
 def staleness_metrics(groups: Sequence[Group], *, version: int) -> dict[str, float]:
@@ -136,6 +153,17 @@ def peak_memory_gib() -> float:
     """Largest resident memory of this process so far."""
     unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kibibytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+
+
+def _gaps(sample: Sample) -> NDArray[Any]:
+    """`[trained tokens]` |engine - old|; empty where either is not known."""
+    if sample.old_logprobs is None:
+        return np.empty(0)
+    engine, old, mask = (array_of(row) for row in (sample.engine_logprobs, sample.old_logprobs, sample.mask))
+    if len(engine) != len(old):
+        raise ValueError(f"{len(engine)} log-probabilities of the engine, {len(old)} of the trainer")
+    gaps = np.abs(engine - old)
+    return gaps if mask.all() else gaps[mask.astype(np.bool_)]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -5,13 +5,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dapo.errors import DataError
+from dapo.packed import array_of
 from dapo.telemetry.sinks import atomic_file
 
 ROWS_PER_CHUNK = 1024  # bounds memory: at the paper's lengths a whole step is gigabytes of ids
+
+UNIQUE_COLUMNS = ("response", "response_ids", "engine_logprobs")
+"""Nearly all bytes, and too many values for a dictionary: looking for one would only take time."""
 
 
 def _required(name: str, kind: pa.DataType) -> pa.Field:
@@ -44,6 +49,8 @@ ROLLOUT_SCHEMA = pa.schema(
 )
 """One row a response."""
 
+_DICTIONARIES = [name for name in ROLLOUT_SCHEMA.names if name not in UNIQUE_COLUMNS]
+
 
 def write_rollouts(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write one row a response; equal rows give equal bytes (of one pyarrow version).
@@ -53,7 +60,7 @@ def write_rollouts(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """
     with (
         atomic_file(Path(path)) as temporary,
-        pq.ParquetWriter(temporary, ROLLOUT_SCHEMA, compression="zstd") as writer,
+        pq.ParquetWriter(temporary, ROLLOUT_SCHEMA, compression="zstd", use_dictionary=_DICTIONARIES) as writer,
     ):
         for chunk in _chunks(rows):
             writer.write_table(_table(chunk))
@@ -89,10 +96,25 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 def _column(values: list[Any], field: pa.Field) -> pa.Array:
     if field.type == pa.string():
-        values = [None if value is None else _storable(value) for value in values]
+        values = [None if value is None else storable(value) for value in values]
+    if pa.types.is_list(field.type):
+        return _rows(values, field.type)
     return pa.array(values, field.type)
 
 
-def _storable(text: str) -> str:
+def _rows(values: Sequence[Sequence[float]], kind: pa.ListType) -> pa.Array:
+    """Rows of numbers as one column, by copies of whole rows."""
+    numbers = np.concatenate([array_of(row, kind.value_type.to_pandas_dtype()) for row in values])
+    ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
+    return pa.ListArray.from_arrays(pa.array(ends), pa.array(numbers), type=kind)
+
+
+def storable(text: str) -> str:
     """Surrogate pairs joined, lone surrogates replaced; everything else, NUL too, is kept."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if text.isascii():  # known without a look at it
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

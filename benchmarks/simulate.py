@@ -1,0 +1,219 @@
+"""`make simulate`: the controller at the paper's size and around it, with nothing behind it that computes.
+
+512 prompts x 16 responses of up to 20,480 tokens, two of three groups without a signal. Each size runs in a process of
+its own. Writes a results file, and prints its tables.
+"""
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.machine import describe_commit, describe_machine, today
+from benchmarks.session import ROOT
+from dapo.config import load_config
+
+PROMPTS = 512
+RESULTS = ROOT / "benchmarks" / "results" / "simulation.json"
+TARGET_S, TARGET_GB = 2.0, 8.0
+GB = 10**9
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of one simulation."""
+
+    prompts: int
+    steps: int = 3
+    median_tokens: float = 5000.0
+    limit: int = 20480
+    group_size: int = 16
+    minibatch_groups: int = 32
+    tokenizer: str = "smollm2"
+
+    @property
+    def overrides(self) -> list[str]:
+        """Over configs/dapo_32b.yaml."""
+        return [
+            f"rollout.prompts_per_step={self.prompts}",
+            f"rollout.group_size={self.group_size}",
+            f"rollout.max_response_tokens={self.limit}",
+            f"overlong.buffer_tokens={max(1, self.limit // 5)}",
+            f"train.minibatch_groups={self.minibatch_groups}",
+            f"train.num_steps={self.steps}",
+            "train.save_every=1",
+            "train.eval_every=0",
+        ]
+
+
+def simulate(size: Size) -> dict[str, Any]:
+    """In this process."""
+    from benchmarks.simulation import Simulation, byte_tokenizer, real_tokenizer
+
+    config = load_config(ROOT / "configs" / "dapo_32b.yaml", size.overrides)
+    tokenizer = byte_tokenizer() if size.tokenizer == "bytes" else real_tokenizer()
+    with tempfile.TemporaryDirectory(prefix="dapo-simulation-") as folder:
+        found = Simulation(config, Path(folder), tokenizer, size.median_tokens).run()
+    return {"size": asdict(size)} | found
+
+
+def simulate_apart(size: Size) -> dict[str, Any]:
+    """In a process of its own, so that its memory is its own. Raises CalledProcessError if it fails."""
+    command = [sys.executable, "-m", "benchmarks.simulate", "--one", json.dumps(asdict(size))]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> int:
+    """0 if the targets at the paper's size are met (time after the last response), or it was not among the sizes."""
+    parser = argparse.ArgumentParser(prog="make simulate", description=__doc__)
+    parser.add_argument("--prompts", type=int, nargs="+", default=[64, 128, 256, 512], help="informative groups a step")
+    parser.add_argument("--steps", type=int, default=3, help="the first starts everything and does not count")
+    parser.add_argument("--memory-gib", type=float, default=14.0, help="sizes that would take more are left out")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(json.dumps(simulate(Size(**json.loads(arguments.one)))))
+        return 0
+    known = json.loads(arguments.output.read_text(encoding="utf-8"))["runs"] if arguments.output.exists() else []
+    runs = [run for run in known if run["size"]["prompts"] not in arguments.prompts]
+    left_out = []
+    for prompts in arguments.prompts:
+        predicted = predicted_bytes(runs, prompts)
+        if predicted > arguments.memory_gib * 2**30:
+            left_out.append({"prompts": prompts, "predicted_gb": round(predicted / GB, 1)})
+            print(f"{prompts} prompts: left out, would take {predicted / GB:.1f} GB (--memory-gib)", file=sys.stderr)
+            continue
+        runs.append(simulate_apart(Size(prompts, steps=arguments.steps)))
+        print(row_of(runs[-1]), file=sys.stderr)
+    runs.sort(key=lambda run: run["size"]["prompts"])
+    results = {
+        "machine": describe_machine(),
+        "commit": describe_commit(ROOT),
+        "date": today(),
+        "unit": "seconds are processor seconds of one thread",
+        "runs": runs,
+        "left_out": left_out,
+    }
+    arguments.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print(markdown(results))
+    return 0 if meets_targets(runs) else 1
+
+
+def predicted_bytes(runs: Sequence[Mapping[str, Any]], prompts: int) -> float:
+    """Peak memory from what the largest size so far has taken above its start; nothing is known before the first."""
+    if not runs:
+        return 0.0
+    last = max(runs, key=lambda run: run["size"]["prompts"])
+    grown = last["peak_bytes"] - last["start_bytes"]
+    return last["start_bytes"] + grown * prompts / last["size"]["prompts"]
+
+
+def meets_targets(runs: Sequence[Mapping[str, Any]]) -> bool:
+    """At the paper's size."""
+    papers = [run for run in runs if run["size"]["prompts"] == PROMPTS]
+    return all(
+        figure(run, "after_last_response_s") <= TARGET_S and run["peak_bytes"] <= TARGET_GB * GB for run in papers
+    )
+
+
+def figure(run: Mapping[str, Any], name: str) -> float:
+    """The median over the steps after the first."""
+    return median(step[name] for step in counted(run))
+
+
+def counted(run: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The steps after the first, which starts everything; that one if there is no other."""
+    return run["steps"][1:] or run["steps"]
+
+
+def part(run: Mapping[str, Any], kind: str, name: str) -> float:
+    """The median of one part."""
+    return median(step[kind].get(name, 0) for step in counted(run))
+
+
+def exponent(runs: Sequence[Mapping[str, Any]], value: str) -> float:
+    """Of growth against tokens, between the smallest and the largest: 1 is linear."""
+    small, large = min(runs, key=lambda r: figure(r, "tokens")), max(runs, key=lambda r: figure(r, "tokens"))
+    if value == "memory":
+        ratio = grown(large) / grown(small)
+    else:
+        ratio = figure(large, value) / figure(small, value)
+    return math.log(ratio) / math.log(figure(large, "tokens") / figure(small, "tokens"))
+
+
+def grown(run: Mapping[str, Any]) -> int:
+    """Memory that the steps have taken, beyond what the process began with."""
+    return int(run["peak_bytes"] - run["start_bytes"])
+
+
+def row_of(run: Mapping[str, Any]) -> str:
+    """A size in one line of a table."""
+    tokens = figure(run, "tokens")
+    cells = [
+        f"{run['size']['prompts']:,}",
+        f"{figure(run, 'groups') * run['size']['group_size']:,.0f}",
+        f"{tokens / 1e6:,.1f}",
+        f"{figure(run, 'controller_s'):.2f}",
+        f"{figure(run, 'after_last_response_s'):.2f}",
+        f"{figure(run, 'beside_s'):.2f}",
+        f"{1e9 * figure(run, 'controller_s') / tokens:.1f}",
+        f"{run['peak_bytes'] / GB:.2f}",
+        f"{grown(run) / tokens:.1f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def markdown(results: Mapping[str, Any]) -> str:
+    """Growth, then the largest size that is not above the paper's by part."""
+    runs = results["runs"]
+    lines = [
+        "| prompts a step | responses | million tokens | controller, s | of it after the last response, s "
+        "| threads beside, s | controller, ns a token | peak memory, GB | grown, bytes a token |",
+        "|" + " --- |" * 9,
+        *(row_of(run) for run in runs),
+    ]
+    if len(runs) > 1:
+        growth = f"time {exponent(runs, 'controller_s'):.2f}, memory {exponent(runs, 'memory'):.2f}"
+        lines += ["", f"Exponent of growth against tokens: {growth}."]
+    upto = [run for run in runs if run["size"]["prompts"] <= PROMPTS]
+    chosen = max(upto, key=lambda run: run["size"]["prompts"], default=None)
+    if chosen is not None:
+        lines += ["", *breakdown(chosen)]
+    machine = results["machine"]
+    lines += ["", f"{machine['cpu']}, {machine['cores']} cores; {results['date']}, commit {results['commit']}."]
+    return "\n".join(lines)
+
+
+def breakdown(run: Mapping[str, Any]) -> list[str]:
+    """Seconds and bytes of one size by part."""
+    names = dict.fromkeys(name for step in counted(run) for name in step["by_part_s"])
+    moved = dict.fromkeys(name for step in counted(run) for name in step["moved_bytes"])
+    rows = sorted(((name, part(run, "by_part_s", name)) for name in names), key=lambda pair: -pair[1])
+    return [
+        f"| part of the controller, {run['size']['prompts']:,} prompts | s |",
+        "| --- | --- |",
+        *(f"| {name} | {seconds:.2f} |" for name, seconds in rows),
+        "",
+        "| moved in a step | GB | bytes a token |",
+        "| --- | --- | --- |",
+        *(
+            f"| {name} | {part(run, 'moved_bytes', name) / GB:.2f} | "
+            f"{part(run, 'moved_bytes', name) / figure(run, 'tokens'):.1f} |"
+            for name in moved
+        ),
+        f"| table of responses on disk | {figure(run, 'table_bytes') / GB:.2f} | "
+        f"{figure(run, 'table_bytes') / figure(run, 'tokens'):.1f} |",
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
