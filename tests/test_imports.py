@@ -47,6 +47,7 @@ LAYERS = [
         "reward_command",
         "data_commands",
         "data_stats",
+        "submit_command",
         "cli",
         "data_cli",
         "__main__",

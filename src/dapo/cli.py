@@ -137,6 +137,47 @@ def check(
 
 
 @app.command()
+def submit(
+    config_or_run: Annotated[
+        Path, typer.Argument(metavar="CONFIG.yaml|RUN_DIR", help="a file such as configs/quickstart.yaml, or a run")
+    ],
+    overrides: Overrides = None,
+    nodes: Annotated[int, typer.Option(min=1)] = 1,
+    gpus_per_node: Annotated[int, typer.Option(min=0)] = 0,
+    cpus_per_node: Annotated[int | None, typer.Option(min=1, help="the whole node if not given")] = None,
+    time: Annotated[str | None, typer.Option(metavar="D-HH:MM:SS", help="limit; the partition's if not given")] = None,
+    partition: Annotated[str | None, typer.Option()] = None,
+    account: Annotated[str | None, typer.Option()] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="where to write; must not hold a run yet")] = None,
+    setup: Annotated[
+        list[str] | None, typer.Option(metavar="LINE", help='shell to run first: "module load cuda"; may be repeated')
+    ] = None,
+    sbatch: Annotated[
+        list[str] | None, typer.Option(metavar="OPTION", help="any other of sbatch: --sbatch=--qos=high; repeatable")
+    ] = None,
+    stop_before: Annotated[
+        int, typer.Option(metavar="SECONDS", min=1, max=65_535, help="before the limit: save, and queue again")
+    ] = 120,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the script, write and submit nothing")] = False,
+) -> None:
+    """Train on a Slurm cluster: a batch job that starts Ray on its nodes, and continues the run when requeued."""
+    from dapo.distributed.slurm import Allocation
+    from dapo.submit_command import Submission, submit_run
+
+    allocation = Allocation(
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        cpus_per_node=cpus_per_node,
+        time=time,
+        partition=partition,
+        account=account,
+        stop_before_s=stop_before,
+        options=tuple(sbatch or ()),
+    )
+    submit_run(config_or_run, overrides or [], Submission(allocation, run_dir, tuple(setup or ()), dry_run))
+
+
+@app.command()
 def export(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="a run directory")],
     out_dir: Annotated[

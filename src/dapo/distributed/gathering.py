@@ -1,0 +1,39 @@
+"""Waits until the nodes of an allocation have joined: `python -m dapo.distributed.gathering ADDRESS NODES SECONDS`."""
+
+import sys
+import time
+
+from dapo.errors import DapoError, LaunchError
+
+LOOK_S = 0.5
+
+
+def wait_for_nodes(address: str, count: int, timeout_s: float) -> None:
+    """Return once so many nodes of the Ray cluster are alive. Raises LaunchError naming those that are."""
+    import ray
+
+    deadline = time.monotonic() + timeout_s
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, RuntimeError) as error:  # RuntimeError: a token that is missing or another cluster's
+        raise LaunchError(f"the Ray cluster at {address} cannot be reached: {error}") from error
+    try:
+        while True:
+            names = sorted(node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"])
+            if len(names) >= count:
+                return
+            if time.monotonic() > deadline:
+                raise LaunchError(
+                    f"{len(names)} of {count} nodes joined the Ray cluster at {address} within {timeout_s:g} s "
+                    f"(distributed.start_timeout_s): {', '.join(names)}"
+                )
+            time.sleep(LOOK_S)
+    finally:
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    try:
+        wait_for_nodes(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
+    except DapoError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,184 @@
+"""Batch scripts for Slurm: what `dapo submit` writes and hands to sbatch."""
+
+import re
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import dapo
+from dapo.errors import ConfigError, LaunchError
+
+JOB = Path(__file__).with_name("slurm_job.sh")
+"""What every script does, after the variables that differ."""
+SBATCH_S = 60.0
+_NAME = re.compile(r"[\w.,:@+=/\[\]-]+", re.ASCII)
+_TIMES = (
+    re.compile(r"(?P<m>\d+)(:(?P<s>\d+))?"),
+    re.compile(r"(?P<h>\d+):(?P<m>\d+):(?P<s>\d+)"),
+    re.compile(r"(?P<d>\d+)-(?P<h>\d+)(:(?P<m>\d+)(:(?P<s>\d+))?)?"),
+)
+_UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What is asked of Slurm."""
+
+    nodes: int = 1
+    gpus_per_node: int = 0
+    cpus_per_node: int | None = None
+    """None: the whole node, with all its memory."""
+    time: str | None = None
+    """As sbatch takes it, `2-12:00:00`; none: the partition's."""
+    partition: str | None = None
+    account: str | None = None
+    stop_before_s: int = 120
+    """A signal comes so long before the time limit, for the run to save."""
+    options: tuple[str, ...] = ()
+    """Any other of sbatch, `--qos=high`."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What runs on it. All paths are absolute and the same on every node."""
+
+    run_dir: Path
+    config: Path
+    """Of a run that does not exist yet."""
+    work_dir: Path
+    python: Path
+    use_ray: bool
+    overrides: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+    """Lines of shell before everything else: `module load cuda`."""
+    start_timeout_s: float = 300.0
+
+    @property
+    def folder(self) -> Path:
+        """Script, logs and the copy of the config, beside the run: a run's own directory must be new."""
+        return folder_of(self.run_dir)
+
+
+def folder_of(run_dir: Path) -> Path:
+    """`runs/NAME` -> `runs/NAME.slurm`."""
+    return run_dir.with_name(f"{run_dir.name}.slurm")
+
+
+def batch_script(job: Job, allocation: Allocation) -> str:
+    """The whole script. Raises ConfigError where Slurm would refuse a value, or read it as another."""
+    variables = {
+        "run_dir": str(job.run_dir),
+        "config": str(job.config),
+        "state": str(job.folder),
+        "python": str(job.python),
+        "use_ray": "yes" if job.use_ray else "",
+        "start_timeout_s": f"{job.start_timeout_s:.0f}",
+    }
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {directive}" for directive in directives(job, allocation)),
+        f"# Written by `dapo submit` (dapo {dapo.__version__}). Submit it again, after whatever end, to continue the run:",
+        f"#   sbatch {_one_line(job.folder / 'job.sh')}",
+        "",
+        *(f"{name}={shlex.quote(value)}" for name, value in variables.items()),
+        f"overrides=({' '.join(map(shlex.quote, job.overrides))})",
+        f"cd {shlex.quote(str(job.work_dir))} || exit 1",
+        *(line for setup in job.setup for line in _guarded(setup)),
+    ]
+    return "\n".join(lines) + "\n" + JOB.read_text(encoding="utf-8")
+
+
+def directives(job: Job, allocation: Allocation) -> list[str]:
+    """What stands behind `#SBATCH`."""
+    if allocation.time is not None and seconds_of(allocation.time) <= allocation.stop_before_s:
+        raise ConfigError(
+            f"--time {allocation.time} ends before the signal that comes {allocation.stop_before_s} s earlier "
+            "(--stop-before) could stop the run; give it more time"
+        )
+    output = str(job.folder).replace("%", "%%") + "/%j.log"
+    return [
+        f"--job-name={re.sub(r'[^A-Za-z0-9._-]', '-', f'dapo-{job.run_dir.name}')}",
+        f"--nodes={allocation.nodes}",
+        "--ntasks-per-node=1",
+        *(
+            ["--exclusive", "--mem=0"]
+            if allocation.cpus_per_node is None
+            else [f"--cpus-per-task={allocation.cpus_per_node}"]
+        ),
+        *([f"--gpus-per-node={allocation.gpus_per_node}"] if allocation.gpus_per_node else []),
+        *([f"--time={allocation.time}"] if allocation.time is not None else []),
+        *([f"--partition={_name('--partition', allocation.partition)}"] if allocation.partition is not None else []),
+        *([f"--account={_name('--account', allocation.account)}"] if allocation.account is not None else []),
+        f"--output={_quoted(output)}",
+        "--open-mode=append",
+        "--requeue",
+        f"--signal=B:USR1@{allocation.stop_before_s}",  # not TERM, which scancel sends as well
+        *(_option(text) for text in allocation.options),
+    ]
+
+
+def seconds_of(time: str) -> float:
+    """A time limit as sbatch takes it; 0 is none. Raises ConfigError."""
+    if time.lower() in ("infinite", "unlimited"):
+        return float("inf")
+    for pattern in _TIMES:
+        if (match := pattern.fullmatch(time)) is not None:
+            return sum(int(count) * _UNITS[unit] for unit, count in match.groupdict().items() if count) or float("inf")
+    raise ConfigError(
+        f"--time {time!r}: expected MINUTES, MINUTES:SECONDS, HOURS:MINUTES:SECONDS or DAYS-HOURS[:MINUTES[:SECONDS]], "
+        "for example 12:00:00 or 2-0"
+    )
+
+
+def require_sbatch() -> None:
+    """Raise LaunchError where there is no Slurm."""
+    if shutil.which("sbatch") is None:
+        raise LaunchError(
+            "sbatch is not on PATH: run dapo submit on a login node of a Slurm cluster; --dry-run prints the script, "
+            "and dapo train trains here"
+        )
+
+
+def submit(script: Path) -> str:
+    """Hand a script to sbatch; the job's id. Raises LaunchError with what sbatch said."""
+    require_sbatch()
+    command = ["sbatch", "--parsable", str(script)]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=SBATCH_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise LaunchError(f"sbatch gave no answer within {SBATCH_S:g} s; look with squeue whether it has a job") from None
+    if answer.returncode:
+        said = " ".join(answer.stderr.split()) or f"exit code {answer.returncode}"
+        raise LaunchError(f"sbatch refused the job: {said}; the script is {script}")
+    return answer.stdout.strip().split(";")[0]  # JOB or JOB;CLUSTER
+
+
+def _guarded(setup: str) -> list[str]:
+    """Lines of the user's, as they are, and the end of the job where they fail."""
+    message = shlex.quote(f"dapo submit: this failed: {_one_line(setup)}")
+    return ["{", setup, "} || {", f"    echo {message} >&2", "    exit 1", "}"]
+
+
+def _name(option: str, value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise ConfigError(f"{option} {value!r}: expected a name without spaces and quotes")
+    return value
+
+
+def _quoted(text: str) -> str:
+    """For a #SBATCH line: Slurm reads double quotes and backslashes as a shell does, and no dollars."""
+    if "\n" in text:
+        raise ConfigError(f"{text!r} has a line break in it, which a batch script's options cannot hold")
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _option(text: str) -> str:
+    if not text.startswith("-") or "\n" in text:
+        raise ConfigError(f"--sbatch {text!r}: expected an option of sbatch, for example --sbatch=--qos=high")
+    return text
+
+
+def _one_line(text: object) -> str:
+    return " ".join(str(text).split())

@@ -1,0 +1,98 @@
+"""`dapo submit`: a batch script that trains on a Slurm allocation, written and handed over."""
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from dapo.config import Config, dump_config, load_config
+from dapo.distributed.slurm import Allocation, Job, batch_script, folder_of, require_sbatch, submit
+from dapo.errors import CheckpointError, ConfigError
+from dapo.explain import explain
+from dapo.run import RunDirectory, atomic_write_text, default_run_path, refuse_existing_run
+
+JOBS = "jobs"
+"""The ids of the jobs that a script was submitted as, a line each."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What the command line says beside the config."""
+
+    allocation: Allocation
+    run_dir: Path | None = None
+    setup: tuple[str, ...] = ()
+    dry_run: bool = False
+
+
+def submit_run(config_or_run: Path, overrides: Sequence[str], ask: Submission) -> None:
+    """Check everything that can be checked here, write the script beside the run, submit it, tell where things are."""
+    is_run = (config_or_run / "config.yaml").is_file()
+    if is_run and ask.run_dir is not None:
+        raise ConfigError(f"{config_or_run} is a run, which continues where it is; leave --run-dir out")
+    config = load_config(RunDirectory.open(config_or_run).config if is_run else config_or_run, overrides)
+    list(explain(config))  # reads the data that is at hand
+    run_dir = (
+        config_or_run if is_run else ask.run_dir or default_run_path(config_or_run, datetime.now())
+    ).absolute()
+    folder = folder_of(run_dir)
+    use_ray = needs_ray(config, ask.allocation)
+    job = Job(
+        run_dir=run_dir,
+        config=folder / "config.yaml",
+        work_dir=Path.cwd(),
+        python=Path(sys.executable),
+        use_ray=use_ray,
+        overrides=tuple(overrides) if is_run else (),  # a new run's are in its config
+        setup=ask.setup,
+        start_timeout_s=config.distributed.start_timeout_s,
+    )
+    script = batch_script(job, ask.allocation)
+    if ask.dry_run:
+        print(script, end="")
+        return
+    require_sbatch()
+    if not is_run:
+        refuse_existing_run(run_dir)
+        _refuse_submitted(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not is_run:
+            # as it is now: the file may have changed by the time the job starts
+            atomic_write_text(job.config, dump_config(config))
+        atomic_write_text(folder / "job.sh", script)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {folder}: {error.strerror}") from None
+    number = submit(folder / "job.sh")
+    with open(folder / JOBS, "a", encoding="ascii") as jobs:
+        jobs.write(f"{number}\n")
+    print(
+        f"job {number}: {ask.allocation.nodes} node{'s' if ask.allocation.nodes > 1 else ''}, run {run_dir}\n"
+        f"  log              {folder}/{number}.log\n"
+        f"  script           {folder}/job.sh\n"
+        f"  stop it, saved   scancel --batch --signal=TERM {number}\n"
+        f"  continue it      sbatch {folder}/job.sh"
+    )
+
+
+def needs_ray(config: Config, allocation: Allocation) -> bool:
+    """On several nodes, and where the config says so. Raises ConfigError where Ray is not installed."""
+    if allocation.nodes == 1 and config.launcher == "local":
+        return False
+    if importlib.util.find_spec("ray") is None:
+        why = "launcher=ray" if config.launcher == "ray" else f"--nodes {allocation.nodes}"
+        raise ConfigError(f"{why} needs Ray, which is not installed: pip install 'dapo-rl[ray]'")
+    return True
+
+
+def _refuse_submitted(folder: Path) -> None:
+    """Two jobs that both begin the same run would be one too many."""
+    jobs = folder / JOBS
+    if jobs.is_file():
+        number = jobs.read_text(encoding="ascii").split()[-1]
+        raise CheckpointError(
+            f"{folder} was submitted already, as job {number}; submit it again with `sbatch {folder}/job.sh` or choose "
+            "another --run-dir"
+        )
