@@ -15,7 +15,9 @@ from dapo.config import SECTIONS, Config, build_config, load_config, option_name
 from dapo.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
-PAGES = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+}
 OPTIONS = set(option_names(Config))
 FREE = ("reward.options.", "data.train.", "data.eval.", "reward.verifier.")
 """Below these a user's own names stand."""

@@ -199,7 +199,7 @@ def test_values_that_would_not_arrive_as_they_are_are_refused(tmp_path: Path, ch
     assert told in str(error.value)
 
 
-NASTY = "it's $(touch pwned) \"&\" `x` 100%j; \\ #1 ünï"
+NASTY = 'it\'s $(touch pwned) "&" `x` 100%j; \\ #1 ünï'
 
 
 def test_every_value_reaches_dapo_as_it_was_typed(tmp_path: Path):
@@ -323,7 +323,7 @@ def test_what_is_to_be_set_up_runs_first_and_the_job_ends_where_it_fails(tmp_pat
     assert allocated.run()[0] == 5
     allocated = Allocated(a_job(tmp_path, setup=('module load "it\'s-cuda"',)))
     code, output = allocated.run()
-    assert (code, "dapo submit: this failed: module load \"it's-cuda\"" in output) == (1, True)
+    assert (code, 'dapo submit: this failed: module load "it\'s-cuda"' in output) == (1, True)
     assert len(allocated.calls) == 1
 
 

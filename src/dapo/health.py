@@ -37,10 +37,7 @@ def sampled_entropy(batch: Batch) -> float | None:
     figure of a run it leaves out what was in flight when the batch closed. None where no token was sampled.
     """
     rows = [
-        generation.logprobs
-        for group, fate in batch.judged
-        if fate != "surplus"
-        for generation in group.generations
+        generation.logprobs for group, fate in batch.judged if fate != "surplus" for generation in group.generations
     ]
     count = sum(map(len, rows))
     return -math.fsum(map(sum_of, rows)) / count if count else None

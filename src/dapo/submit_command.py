@@ -34,9 +34,7 @@ def submit_run(config_or_run: Path, overrides: Sequence[str], ask: Submission) -
         raise ConfigError(f"{config_or_run} is a run, which continues where it is; leave --run-dir out")
     config = load_config(RunDirectory.open(config_or_run).config if is_run else config_or_run, overrides)
     list(explain(config))  # reads the data that is at hand
-    run_dir = (
-        config_or_run if is_run else ask.run_dir or default_run_path(config_or_run, datetime.now())
-    ).absolute()
+    run_dir = (config_or_run if is_run else ask.run_dir or default_run_path(config_or_run, datetime.now())).absolute()
     folder = folder_of(run_dir)
     use_ray = needs_ray(config, ask.allocation)
     job = Job(

@@ -148,7 +148,9 @@ def submit(script: Path) -> str:
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=SBATCH_S, check=False)
     except subprocess.TimeoutExpired:
-        raise LaunchError(f"sbatch gave no answer within {SBATCH_S:g} s; look with squeue whether it has a job") from None
+        raise LaunchError(
+            f"sbatch gave no answer within {SBATCH_S:g} s; look with squeue whether it has a job"
+        ) from None
     if answer.returncode:
         said = " ".join(answer.stderr.split()) or f"exit code {answer.returncode}"
         raise LaunchError(f"sbatch refused the job: {said}; the script is {script}")

@@ -186,9 +186,7 @@ def cut(request: GenerationRequest, token_ids: Sequence[int], finish: Finish) ->
     return tuple(token_ids), finish
 
 
-def _cut_packed(
-    request: GenerationRequest, token_ids: "Packed[int]", finish: Finish
-) -> "tuple[Packed[int], Finish]":
+def _cut_packed(request: GenerationRequest, token_ids: "Packed[int]", finish: Finish) -> "tuple[Packed[int], Finish]":
     """The same without a look at each token in Python."""
     ids = token_ids.array
     stops = np.isin(ids, request.stop_ids)
