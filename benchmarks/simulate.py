@@ -143,10 +143,8 @@ def part(run: Mapping[str, Any], kind: str, name: str) -> float:
 def exponent(runs: Sequence[Mapping[str, Any]], value: str) -> float:
     """Of growth against tokens, between the smallest and the largest: 1 is linear."""
     small, large = min(runs, key=lambda r: figure(r, "tokens")), max(runs, key=lambda r: figure(r, "tokens"))
-    if value == "memory":
-        ratio = grown(large) / grown(small)
-    else:
-        ratio = figure(large, value) / figure(small, value)
+    first, last = (grown(run) if value == "memory" else figure(run, value) for run in (small, large))
+    ratio = last / first
     return math.log(ratio) / math.log(figure(large, "tokens") / figure(small, "tokens"))
 
 

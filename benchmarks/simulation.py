@@ -424,7 +424,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     """A byte-level vocabulary without merges: one token a byte, and an end token."""
     from dapo.data.detokenize import byte_alphabet
 
-    vocabulary = {character: byte for character, byte in byte_alphabet().items()} | {"<eos>": 256}
+    vocabulary = dict(byte_alphabet()) | {"<eos>": 256}
     tokenizer = Tokenizer(BPE(vocabulary, []))
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", clean_up_tokenization_spaces=False)

@@ -1,4 +1,4 @@
-"""Pages keep what they promise: options, commands, targets and files that they name exist, and their examples are valid."""
+"""Pages keep what they promise: options, commands, targets and files exist, and their examples are valid."""
 
 import re
 import shlex
@@ -56,7 +56,7 @@ def bad_yaml(page: str) -> list[str]:
 
 
 def commands_on(page: str) -> Iterator[list[str]]:
-    """`dapo ...` in blocks without a language and in quotes, as words; forms with CAPITALS, `...` and `[` are left as they are."""
+    """`dapo ...` in blocks without a language and in quotes, as words; forms with CAPITALS, `...` and `[` stay."""
     lines = [line for language, text in blocks(page) if not language for line in text.splitlines()]
     for line in [*lines, *quoted(page)]:
         if line.startswith("dapo "):

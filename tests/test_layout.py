@@ -104,7 +104,7 @@ def test_adapters_are_counted_by_the_products_they_sit_beside():
     products = (32 + 32) + 2 * (32 + 16) + (32 + 32) + 2 * (32 + 64) + (64 + 32)
     assert shape.lora_parameters(4, "all-linear") == 2 * 4 * products
     assert shape.lora_parameters(4, ["q_proj", "v_proj"]) == 2 * 4 * (64 + 48)
-    with pytest.raises(ConfigError, match="model.lora.targets names w_q"):
+    with pytest.raises(ConfigError, match=r"model\.lora\.targets names w_q"):
         shape.lora_parameters(4, ["w_q"])
 
 

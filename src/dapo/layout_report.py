@@ -1,4 +1,4 @@
-"""A layout for a person: what runs where, memory, the bytes of a weight sync, an estimated step, and what cannot work."""
+"""A layout for a person: what runs where, memory, bytes of a weight sync, an estimated step, and what cannot work."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace

@@ -58,10 +58,10 @@ class Packed(Sequence[T]):
         return isinstance(value, int | float) and bool((self._array == value).any())
 
     def __add__(self, other: "tuple[T, ...] | Packed[T]") -> tuple[T, ...]:
-        return (*self, *other)
+        return tuple(self) + tuple(other)
 
     def __radd__(self, other: tuple[T, ...]) -> tuple[T, ...]:
-        return (*other, *self)
+        return other + tuple(self)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Packed):
@@ -74,7 +74,7 @@ class Packed(Sequence[T]):
     def __repr__(self) -> str:
         return repr(tuple(self))
 
-    def __array__(self, dtype: DTypeLike = None, copy: bool | None = None) -> NDArray[Any]:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self._array, dtype=dtype, copy=copy)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -93,11 +93,11 @@ def packed(values: Sequence[T]) -> Sequence[T]:
         return values
     narrow = {"i": np.int32, "f": np.float32, "b": np.bool_}[array.dtype.kind]
     with np.errstate(over="ignore"):
-        narrowed = array.astype(narrow)
+        narrowed: NDArray[Any] = array.astype(narrow)
     return Packed(narrowed if (narrowed == array).all() else array)
 
 
-def array_of(values: Sequence[float], dtype: DTypeLike = None) -> NDArray[Any]:
+def array_of(values: Sequence[float], dtype: DTypeLike | None = None) -> NDArray[Any]:
     """`[n]` the numbers as an array, without a copy where they are packed and of that type already."""
     if isinstance(values, Packed):
         return values.array if dtype is None else values.array.astype(dtype, copy=False)

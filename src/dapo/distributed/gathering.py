@@ -1,5 +1,6 @@
 """Waits until the nodes of an allocation have joined: `python -m dapo.distributed.gathering ADDRESS NODES SECONDS`."""
 
+import logging
 import sys
 import time
 
@@ -14,7 +15,7 @@ def wait_for_nodes(address: str, count: int, timeout_s: float) -> None:
 
     deadline = time.monotonic() + timeout_s
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError) as error:  # RuntimeError: a token that is missing or another cluster's
         raise LaunchError(f"the Ray cluster at {address} cannot be reached: {error}") from error
     try:

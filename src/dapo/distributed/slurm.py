@@ -79,7 +79,7 @@ def batch_script(job: Job, allocation: Allocation) -> str:
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {directive}" for directive in directives(job, allocation)),
-        f"# Written by `dapo submit` (dapo {dapo.__version__}). Submit it again, after whatever end, to continue the run:",
+        f"# Written by `dapo submit` (dapo {dapo.__version__}). To continue the run, submit it again:",
         f"#   sbatch {_one_line(job.folder / 'job.sh')}",
         "",
         *(f"{name}={shlex.quote(value)}" for name, value in variables.items()),

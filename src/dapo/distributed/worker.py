@@ -63,7 +63,9 @@ class Launcher(Protocol):
     def gpus(self) -> float:
         """GPUs that it has to give to workers by `Blueprint.gpus`; 0 where every worker sees what there is."""
 
-    def start(self, names: Sequence[str], blueprints: Sequence[Blueprint], *, together: bool = False) -> list[Worker]:
+    def start(
+        self, names: Sequence[str], blueprints: Sequence[Blueprint], *, together: bool = False
+    ) -> Sequence[Worker]:
         """Start one worker for each blueprint and wait until every object is made.
 
         `together`: all of them or none, placed side by side as far as the launcher can. Raises LaunchError after its

@@ -26,5 +26,5 @@ def recompute_layers(model: PreTrainedModel) -> int:
     for layer in layers:
         # the packed forward draws no random numbers
         again = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
-        layer.forward = again  # type: ignore[method-assign]
+        layer.forward = again
     return len(layers)
