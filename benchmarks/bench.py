@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from benchmarks.accuracy import measure_accuracy
+from benchmarks.breakdown import measure_profile
 from benchmarks.compare import COMPARED, measure_four_updates, measure_one_update
 from benchmarks.gpu import measure_gpu
 from benchmarks.machine import describe_commit, describe_machine, today
@@ -31,6 +32,7 @@ OURS_ALONE = {
     "longtail": measure_longtail,
     "checkpoint": measure_checkpoint,
     "schedule": measure_schedule,
+    "profile": measure_profile,
 }
 PARTS = (*COMPARED, VARIANT, *OURS_ALONE, "accuracy", "gpu")
 QUICK = Settings(rounds=1, prompts=4, group=4, tokens=16, seeds=1, cap=2.0, trl_microbatches=(8, 16), quick=True)

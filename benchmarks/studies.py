@@ -28,7 +28,7 @@ def measure_shared(session: Session, wanted: set[str]) -> dict[str, dict[str, An
     shape = SHARED_QUICK if settings.quick else SHARED
     # room for the prompt and all its responses; for both variants the same
     budget = max(settings.microbatch_tokens, shape["prompt"] + shape["group"] * shape["tokens"])
-    opened = _open(session, settings.model)
+    opened = open_studies(session, settings.model)
     session.say("comparing the gradients with and without shared prompts")
     gap = session.ask("studies", "gradient_gap", **shape, microbatch_tokens=budget)["relative_gap"]
     if opened["dtype"] == "float32" and gap > GRADIENT_TOLERANCE:
@@ -61,7 +61,7 @@ def measure_longtail(session: Session, wanted: set[str]) -> dict[str, dict[str, 
     quick = session.settings.quick
     slots, group, prompt = 64, 8, 32
     count, limit = (512, 256) if quick else (2048, 1024)
-    opened = _open(session, SMALL)
+    opened = open_studies(session, SMALL)
     uniforms = np.random.Generator(np.random.Philox(key=0)).random(count).tolist()
     lengths = heavy_tail_lengths(uniforms, shortest=16, limit=limit, share_at_limit=0.01)
     session.say(f"sampling {count} responses, {sum(lengths)} tokens, the longest {max(lengths)}")
@@ -93,7 +93,7 @@ def measure_checkpoint(session: Session, wanted: set[str]) -> dict[str, dict[str
     """What a checkpoint costs the step that it is written beside: whole steps with one and without, by turns."""
     del wanted
     settings = session.settings
-    opened = _open(session, settings.model)
+    opened = open_studies(session, settings.model)
     shape = {"groups": settings.prompts, "group": settings.group} | CHECKPOINT_STEP
     seconds: dict[bool, list[float]] = {True: [], False: []}
     checkpoints = []
@@ -172,7 +172,7 @@ def _slopes(curves: list[Curve]) -> list[dict[str, Any]]:
 
 
 def _growth_in_length(session: Session, lengths: list[int]) -> list[Curve]:
-    _open(session, SMALL)
+    open_studies(session, SMALL)
     work = {"groups": 2, "group": 8, "prompt": 64}
     points = {
         (do, n): (do, {**work, "tokens": n, **({"slots": 16} if do == "generate" else {"microbatch_tokens": 4096})})
@@ -183,7 +183,7 @@ def _growth_in_length(session: Session, lengths: list[int]) -> list[Curve]:
 
 
 def _growth_in_group(session: Session, sizes: list[int]) -> list[Curve]:
-    _open(session, SMALL)
+    open_studies(session, SMALL)
     total = max(sizes)
     points = {
         (do, n): (
@@ -198,7 +198,7 @@ def _growth_in_group(session: Session, sizes: list[int]) -> list[Curve]:
 
 
 def _growth_in_slots(session: Session, slots: list[int]) -> list[Curve]:
-    _open(session, SMALL)
+    open_studies(session, SMALL)
     points = {
         ("generate", n): ("generate", {"groups": 8, "group": 8, "prompt": 64, "tokens": 64, "slots": n}) for n in slots
     }
@@ -209,7 +209,7 @@ def _growth_in_width(session: Session, widths: list[int]) -> list[Curve]:
     work = {"groups": 2, "group": 8, "prompt": 32, "tokens": 32}
     found: dict[tuple[str, int], list[float]] = {}
     for width in widths:
-        _open(session, SMALL | {"width": width})
+        open_studies(session, SMALL | {"width": width})
         points = {
             ("generate", width): ("generate", work | {"slots": 16}),
             ("update", width): ("update", work | {"microbatch_tokens": 1024}),
@@ -224,7 +224,7 @@ def _growth_in_memory(session: Session, vocabularies: list[int]) -> list[Curve]:
     for tokens in (512, 2048):
         values = []
         for vocabulary in vocabularies:
-            _open(session, {"width": 64, "layers": 2, "vocabulary": vocabulary})
+            open_studies(session, {"width": 64, "layers": 2, "vocabulary": vocabulary})
             work = {"groups": 1, "group": 8, "prompt": 32, "tokens": tokens // 8}
             answer = session.ask("studies", "update_memory", **work, microbatch_tokens=4 * tokens)
             values.append(max(answer["extra_bytes"], 2**20) / 2**30)
@@ -281,7 +281,7 @@ def _as_curves(
     return curves
 
 
-def _open(session: Session, model: dict[str, Any] | str) -> dict[str, Any]:
+def open_studies(session: Session, model: dict[str, Any] | str) -> dict[str, Any]:
     """A fresh studies worker on this model; the session's dtype is dapo's choice for this machine."""
     settings = session.settings
     if "studies" in session.workers:

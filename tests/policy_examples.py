@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel, Starcoder2Config, Starcoder2ForCausalLM
 
-from dapo.config import LossConfig, OptimConfig
+from dapo.config import LoraConfig, LossConfig, OptimConfig
 from dapo.keyed import keyed_seed, keyed_uniforms
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.policy import Policy
@@ -73,6 +73,8 @@ def make_policy(
     optim: dict[str, Any] | None = None,
     temperature: float = 1.0,
     microbatch_tokens: int = 64,
+    lora: dict[str, Any] | None = None,
+    seed: int = 0,
 ) -> Policy:
     """A policy that takes full steps from the first update and does not clip gradients, unless told."""
     return Policy(
@@ -82,6 +84,8 @@ def make_policy(
         temperature=temperature,
         microbatch_tokens=microbatch_tokens,
         max_response_tokens=50,
+        lora=None if lora is None else LoraConfig(**lora),
+        seed=seed,
     )
 
 

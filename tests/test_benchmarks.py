@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 # the benchmarks are not part of the package: they are run from the repository's root
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import bench, compare, noise, peers, report  # noqa: E402
+from benchmarks import bench, compare, kinds, noise, peers, report  # noqa: E402
 from benchmarks.limits import (  # noqa: E402
     heavy_tail_lengths,
     limit_tokens_per_s,
@@ -147,6 +148,29 @@ def test_a_part_measured_again_replaces_its_figures_and_leaves_the_others(tmp_pa
 def test_parts_that_share_workers_are_measured_in_the_same_rounds():
     plan = bench.plan_of(["step", "growth", "generation"])
     assert [names for _, names in plan] == [["generation", "step"], ["growth"]]
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (["aten::addmm", "aten::linear"], kinds.MATMULS),
+        (["mkldnn::_linear_pointwise"], kinds.MATMULS),
+        (["aten::bmm", "aten::_scaled_dot_product_attention_math", "aten::scaled_dot_product_attention"], "attention"),
+        (["aten::mm", "_ScoreBackward"], kinds.MATMULS),
+        (["aten::mul_", "_ScoreBackward"], "log-softmax and entropy"),
+        (["aten::add_", "torch::autograd::AccumulateGrad"], "gradients and optimiser"),
+        (["aten::_fused_adamw_", "Optimizer.step#AdamW.step"], "gradients and optimiser"),
+        (["aten::silu"], kinds.OTHERS),
+    ],
+)
+def test_an_operation_is_of_a_kind_by_its_name_and_its_callers(names, kind):
+    assert kinds.kind_of(names) == kind
+
+
+def test_what_no_operation_took_of_the_time_is_python():
+    outer = SimpleNamespace(name="aten::linear", self_cpu_time_total=1e6, cpu_parent=None)
+    inner = SimpleNamespace(name="aten::addmm", self_cpu_time_total=5e6, cpu_parent=outer)
+    assert kinds.seconds_by_kind([outer, inner], 10.0) == {kinds.MATMULS: 5.0, kinds.OTHERS: 1.0, kinds.BETWEEN: 4.0}
 
 
 def test_forced_work_that_was_not_done_is_refused():

@@ -489,9 +489,10 @@ def test_check_says_how_many_processes_run_and_which_options_have_no_effect() ->
     assert "  3 processes on this machine: one trains, 2 sample (native, in lockstep)" in list(
         explain(tiny("rollout.engines=2"))
     )
-    unused = ["rollout.engine_threads=2", "rollout.vllm.cache_gib=1", "distributed.engine_restarts=1", "launcher=ray"]
+    assert "  1 process on Ray: one trains; the command's own samples" in list(explain(tiny("launcher=ray")))
+    unused = ["rollout.engine_threads=2", "rollout.vllm.cache_gib=1", "distributed.engine_restarts=1"]
     names = [line.partition(":")[0] for line in ignored_options(tiny(*unused, "distributed.call_timeout_s=5"))]
-    for name in ("rollout.engine_threads", "rollout.vllm.*", "distributed.engine_restarts", "launcher"):
+    for name in ("rollout.engine_threads", "rollout.vllm.*", "distributed.engine_restarts"):
         assert name in names
     assert "distributed.call_timeout_s" in names
     used = ["rollout.engines=1", "rollout.engine_threads=2", "distributed.engine_restarts=1", "launcher=ray"]

@@ -185,6 +185,19 @@ def test_weights_reach_a_worker_with_both_names_of_a_tied_one(launcher: LocalLau
     assert handle.path.stat().st_size < 1000
 
 
+def test_weights_that_are_made_one_by_one_in_the_same_memory_are_not_taken_for_tied() -> None:
+    class InOneBuffer:
+        def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+            buffer = torch.empty(2, 3)
+            for value, name in enumerate("abc"):
+                yield name, buffer.fill_(value).t()  # not contiguous, so what is kept is a copy
+
+    folder = WeightsFolder()
+    found = dict(folder.write(InOneBuffer(), 1).open().named_tensors())
+    assert {name: tensor.unique().tolist() for name, tensor in found.items()} == {"a": [0], "b": [1], "c": [2]}
+    folder.close()
+
+
 def test_the_last_two_versions_of_the_weights_can_be_read() -> None:
     folder = WeightsFolder()
     handles = [folder.write(Weights({"a": torch.full((2,), float(v))}), v) for v in range(3)]

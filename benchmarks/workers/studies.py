@@ -1,14 +1,16 @@
-"""What only concerns dapo: how cost grows, what shared prompts save, how full slots are, what a checkpoint costs."""
+"""What only concerns dapo: how cost grows, what shared prompts save, how full slots are, where a step's time goes."""
 
 import copy
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from benchmarks.kinds import seconds_by_kind
 from benchmarks.memory import current_rss_bytes, peak_rss_bytes
 from benchmarks.protocol import serve
 from dapo.assemble import multiplies_bfloat16_fast
@@ -22,6 +24,8 @@ from dapo.run import RunDirectory
 from dapo.types import GenerationRequest, Sample
 
 HEAD_SIZE = 32
+Trace: TypeAlias = AbstractContextManager[Any]
+UNTRACED: Trace = nullcontext()
 
 
 def resolve_dtype(dtype: str, device: str) -> dict[str, Any]:
@@ -47,28 +51,53 @@ class Studies:
         self.engine: NativeEngine | None = None
         return {"parameters": sum(p.numel() for p in self.loaded.model.parameters()), "dtype": dtype}
 
-    def generate(self, groups: int, group: int, prompt: int, tokens: int, slots: int) -> dict[str, Any]:
+    def generate(
+        self, groups: int, group: int, prompt: int, tokens: int, slots: int, *, trace: Trace = UNTRACED
+    ) -> dict[str, Any]:
         """Seconds to answer `groups` x `group` requests of `tokens` forced tokens."""
         requests = self._requests([prompt] * groups, group, [tokens] * (groups * group))
         engine = NativeEngine(copy.deepcopy(self.loaded.model), slots=slots)
-        started = time.perf_counter()
-        engine.submit(requests)
-        finished = 0
-        while finished < len(requests):
-            finished += len(engine.poll())
-        seconds = time.perf_counter() - started
+        with trace:
+            started = time.perf_counter()
+            engine.submit(requests)
+            finished = 0
+            while finished < len(requests):
+                finished += len(engine.poll())
+            seconds = time.perf_counter() - started
         engine.close()
         return {"seconds": seconds}
 
     def update(
-        self, groups: int, group: int, prompt: int, tokens: int, microbatch_tokens: int, shared: bool = True
+        self,
+        groups: int,
+        group: int,
+        prompt: int,
+        tokens: int,
+        microbatch_tokens: int,
+        shared: bool = True,
+        *,
+        trace: Trace = UNTRACED,
     ) -> dict[str, Any]:
         """Seconds of one optimiser update; unshared: every response is a group of its own to the packer."""
         samples = self._samples(groups, group, prompt, tokens, shared=shared)
         policy = self._policy("kept", microbatch_tokens)
-        started = time.perf_counter()
-        metrics = policy.update(samples, step=1)
-        return {"seconds": time.perf_counter() - started, "tokens": metrics["optim/update_tokens"]}
+        with trace:
+            started = time.perf_counter()
+            metrics = policy.update(samples, step=1)
+            seconds = time.perf_counter() - started
+        return {"seconds": seconds, "tokens": metrics["optim/update_tokens"]}
+
+    def profile(
+        self, phase: str, groups: int, group: int, prompt: int, tokens: int, slots: int, microbatch_tokens: int
+    ) -> dict[str, Any]:
+        """Seconds of a traced generation or update by kind of work, and the tokens that it computed."""
+        profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+        if phase == "generation":
+            seconds = self.generate(groups, group, prompt, tokens, slots, trace=profiler)["seconds"]
+        else:
+            seconds = self.update(groups, group, prompt, tokens, microbatch_tokens, trace=profiler)["seconds"]
+        computed = groups * (group * tokens + (prompt if phase == "update" else 0))
+        return {"seconds": seconds, "kinds": seconds_by_kind(profiler.events(), seconds), "tokens": computed}
 
     def step(
         self,
@@ -258,6 +287,7 @@ if __name__ == "__main__":
             "generate": studies.generate,
             "update": studies.update,
             "step": studies.step,
+            "profile": studies.profile,
             "gradient_gap": studies.gradient_gap,
             "update_memory": studies.update_memory,
             "long_tail": studies.long_tail,

@@ -5,7 +5,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from dapo.data.prompts import PromptEncoder
 from dapo.data.spec import spec_kind, spec_name
 from dapo.data.stream import ProblemStream
 from dapo.distributed.engines import engine_blueprints
+from dapo.distributed.gang import TrainerGang, trainer_threads
 from dapo.distributed.launchers import open_launcher
 from dapo.distributed.pool import EnginePool
 from dapo.distributed.worker import Launcher
@@ -25,6 +26,8 @@ from dapo.engines.inspection import InspectedEngine
 from dapo.engines.native.engine import NativeEngine
 from dapo.errors import ConfigError, DataError
 from dapo.explain import resolve_auto_verifier
+from dapo.parts import TrainablePolicy
+from dapo.policy.lora import check_adapters
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.policy import Policy
 from dapo.rewards.pool import VerifierPool
@@ -66,15 +69,7 @@ def build_parts(
             stream=ProblemStream(inputs.train, seed=config.train.seed),
             engine=engine,
             judge=judge,
-            policy=Policy(
-                inputs.loaded,
-                loss=config.loss,
-                optim=config.optim,
-                temperature=config.rollout.temperature,
-                microbatch_tokens=config.train.microbatch_tokens,
-                max_response_tokens=config.rollout.max_response_tokens,
-                recompute=config.train.recompute,
-            ),
+            policy=stack.enter_context(open_policy(config, inputs.loaded, launcher)),
             sampler=DynamicSampler(
                 prompts_per_step=config.rollout.prompts_per_step,
                 max_groups_per_step=config.max_groups_per_step,
@@ -92,6 +87,26 @@ def build_parts(
         )
 
 
+@contextmanager
+def open_policy(config: Config, loaded: LoadedModel, launcher: Launcher | None) -> Iterator[TrainablePolicy]:
+    """The policy: in this process, which then trains `loaded.model` in place, or in processes of its own."""
+    if launcher is None or not config.trains_elsewhere:
+        yield Policy(
+            loaded,
+            loss=config.loss,
+            optim=config.optim,
+            temperature=config.rollout.temperature,
+            microbatch_tokens=config.train.microbatch_tokens,
+            max_response_tokens=config.rollout.max_response_tokens,
+            lora=config.model.lora,
+            seed=config.train.seed,
+            recompute=config.train.recompute,
+        )
+        return
+    with closing(TrainerGang(config, launcher, threads=trainer_threads(config, torch.get_num_threads()))) as gang:
+        yield gang
+
+
 def read_inputs(config: Config, *, training: bool = True) -> Inputs:
     """Load data (for `dapo eval` only the held-out problems) and model, check that they fit; writes nothing."""
     notes = []
@@ -107,6 +122,8 @@ def read_inputs(config: Config, *, training: bool = True) -> Inputs:
     if training and not problems:
         raise DataError("data.train: every problem is also in data.eval; nothing is left to train on")
     loaded = read_model(config)
+    if training and config.model.lora is not None:
+        check_adapters(loaded.model, config.model.lora)
     encoder = build_encoder(config, loaded)
     problems, dropped = encoder.split_by_length(problems) if training else ([], 0)
     if dropped:

@@ -184,11 +184,14 @@ def export(
         Path, typer.Argument(metavar="OUT_DIR", help="the model directory to write; must not exist yet")
     ],
     step: Annotated[int | None, typer.Option(help="checkpoint to export; the newest if not given")] = None,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="of a run with model.lora: the adapter alone, in peft's format")
+    ] = False,
 ) -> None:
     """Write a run's model as a Hugging Face model directory."""
     from dapo.commands import export_run
 
-    export_run(run_dir, out_dir, step=step)
+    export_run(run_dir, out_dir, step=step, adapter=adapter)
 
 
 reward_app = typer.Typer(no_args_is_help=True, help="Try a reward before training on it.", rich_markup_mode=None)

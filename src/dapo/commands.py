@@ -1,9 +1,10 @@
 """What each command does, from reading its inputs to telling the result."""
 
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import zip_longest
+from itertools import count, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ from dapo.assemble import (
 from dapo.checkpoints import describe, disk_errors_in_words
 from dapo.config import Config, dump_config, load_config
 from dapo.data.spec import spec_name
-from dapo.errors import CheckpointError, DapoError
+from dapo.errors import CheckpointError, DapoError, TrainerLost
 from dapo.interrupt import Interrupted, StoppableEngine, signals_as_requests
 from dapo.parts import Parts, Progress
-from dapo.policy.checkpoint import SavedWeights
+from dapo.policy.lora import export_adapter, saved_weights
 from dapo.policy.model import export_model
 from dapo.rewards.pool import VerifierPool
 from dapo.run import RunDirectory, default_run_path, make_manifest, refuse_existing_run, step_of
@@ -62,7 +63,24 @@ def resume_run(path: Path, overrides: Sequence[str]) -> None:
 
 
 def run_training(config: Config, inputs: Inputs, judge: VerifierPool, run: RunDirectory) -> None:
-    """Train from the newest checkpoint (or the beginning) to the end, then show what came of it."""
+    """Train to the end, then show what came of it; where a trainer rank is lost, go back to the newest checkpoint."""
+    limit = config.distributed.max_restarts
+    for restarts in count():
+        try:
+            train_onwards(config, inputs, judge, run)
+            break
+        except TrainerLost as error:
+            if restarts == limit:
+                raise TrainerLost(
+                    f"{error}; the run has gone back to its last checkpoint {restarts} times "
+                    f"(distributed.max_restarts); continue it with: dapo resume {shlex.quote(str(run.path))}"
+                ) from error
+            warn(f"{error}; the run goes back to its last checkpoint by itself, time {restarts + 1} of {limit}")
+    report(config, run)
+
+
+def train_onwards(config: Config, inputs: Inputs, judge: VerifierPool, run: RunDirectory) -> None:
+    """Train from the newest checkpoint (or the beginning) to the end."""
     run.clear_leftovers()
     checkpoint = run.latest_checkpoint(warn=warn)
     first_step = step_of(checkpoint) + 1 if checkpoint else 1
@@ -97,7 +115,6 @@ def run_training(config: Config, inputs: Inputs, judge: VerifierPool, run: RunDi
             raise
         finally:
             close_run(parts, progress, reason)
-    report(config, run)
 
 
 def close_run(parts: Parts, progress: Progress, reason: str) -> None:
@@ -160,13 +177,16 @@ def compared_responses(evaluations: Sequence[dict[str, Any]], count: int) -> lis
     ]
 
 
-def export_run(path: Path, out_dir: Path, *, step: int | None) -> None:
-    """`dapo export`: a checkpoint's weights as a Hugging Face model directory."""
+def export_run(path: Path, out_dir: Path, *, step: int | None, adapter: bool = False) -> None:
+    """`dapo export`: a checkpoint as a Hugging Face model directory, or its `adapter` alone as peft's."""
     run = RunDirectory.open(path)
     config = resolve_auto(load_config(run.config))
     checkpoint = run.checkpoint(step) if step is not None else run.latest_checkpoint(warn=warn)
     if checkpoint is None:
         raise CheckpointError(f"{run.path} has no checkpoint yet, so there is nothing to export")
     loaded = read_model(config)
-    export_model(SavedWeights(checkpoint).named_tensors(), loaded, out_dir)
-    print(f"{out_dir}: {config.model.name} after {step_of(checkpoint)} steps")
+    if adapter:
+        export_adapter(checkpoint, loaded, out_dir)
+    else:
+        export_model(saved_weights(checkpoint, loaded.model).named_tensors(), loaded, out_dir)
+    print(f"{out_dir}: {'adapter of ' if adapter else ''}{config.model.name} after {step_of(checkpoint)} steps")

@@ -330,7 +330,12 @@ class Config(Section):
     @property
     def runs_processes(self) -> bool:
         """Is there any process of the run besides the controller's (and the verifiers')?"""
-        return self.engine_processes > 0 or self.distributed.trainer_ranks > 1
+        return self.engine_processes > 0 or self.trains_elsewhere
+
+    @property
+    def trains_elsewhere(self) -> bool:
+        """Is the policy in processes of its own? On a cluster it is, since the controller's machine may have no GPU."""
+        return self.distributed.trainer_ranks > 1 or self.launcher == "ray"
 
     @model_validator(mode="after")
     def _no_secrets(self) -> "Config":

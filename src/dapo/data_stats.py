@@ -114,7 +114,7 @@ def ask_model(
     from dapo.assemble import build_encoder, build_engine, evaluation_plan, open_judge, read_model, require_context
     from dapo.eval_command import Request, evaluation_config, run_options
     from dapo.evaluation import evaluate
-    from dapo.policy.checkpoint import SavedWeights
+    from dapo.policy.lora import saved_weights
     from dapo.run import step_of
 
     as_trained = [f"eval.samples_per_problem={max(1, samples)}", "eval.temperature=1.0", "eval.top_p=1.0"]
@@ -135,7 +135,7 @@ def ask_model(
         engine = build_engine(config, loaded)
         stack.callback(engine.close)
         if checkpoint is not None:
-            engine.load_weights(SavedWeights(checkpoint), version=step_of(checkpoint))
+            engine.load_weights(saved_weights(checkpoint, loaded.model), version=step_of(checkpoint))
         tell = stack.enter_context(progress("sample and judge"))
         result = evaluate(engine, judge, encoder, chosen, plan, on_progress=tell)
     rows = [

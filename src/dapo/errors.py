@@ -57,5 +57,9 @@ class WorkerDied(DapoError):
     """A process of the run is gone or does not answer; names it and the last it said."""
 
 
+class TrainerLost(WorkerDied):
+    """A trainer rank is gone or hangs; without it the others can do nothing. The run can go on from its checkpoint."""
+
+
 class WorkerFault(DapoError):
     """Code in another process of the run raised something unforeseen; its log has the traceback."""

@@ -23,7 +23,7 @@ from dapo.eval_report import print_comparison, print_evaluation
 from dapo.evaluation import EngineSampler, Response, Sampler, evaluate_samples
 from dapo.interrupt import StopRequest, signals_as_requests
 from dapo.journal import open_journal
-from dapo.policy.checkpoint import SavedWeights
+from dapo.policy.lora import saved_weights
 from dapo.run import RunDirectory, atomic_write_json, step_of
 from dapo.scores import Evaluation, EvaluationPlan, paired_difference, require_summary
 from dapo.telemetry.progress import progress
@@ -209,7 +209,7 @@ def _sampled_here(config: Config, checkpoint: Path | None) -> Opened:
         engine = build_engine(config, inputs.loaded, launcher, tell=warn)
         stack.callback(engine.close)
         if checkpoint is not None:
-            engine.load_weights(SavedWeights(checkpoint), version=step_of(checkpoint))
+            engine.load_weights(saved_weights(checkpoint, inputs.loaded.model), version=step_of(checkpoint))
         elif launcher is not None:  # an engine elsewhere may have begun without any weights
             engine.load_weights(inputs.loaded, version=0)
         return EngineSampler(engine, inputs.encoder, plan)

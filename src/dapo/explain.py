@@ -7,6 +7,7 @@ from typing import Literal
 from dapo.config import Config, DataSpec
 from dapo.data.problems import load_problems, remove_overlap
 from dapo.data.spec import spec_kind, spec_name
+from dapo.errors import ConfigError
 from dapo.types import Problem
 
 # What the paper trains with (section 4.1); option -> (value, unit)
@@ -49,6 +50,7 @@ def explain(config: Config) -> Iterator[str]:
     config = resolve_auto_verifier(config)
     dtype = "bfloat16 where the processor is fast at it, else float32" if config.model.dtype == "auto" else None
     yield f"model     {config.model.name} (computed in {dtype or config.model.dtype})"
+    yield from _adapters(config)
     yield from _data(config)
     yield ""
     yield from _step(config)
@@ -126,7 +128,7 @@ def ignored_options(config: Config) -> Iterator[str]:
 
 def _ignored_of_processes(config: Config) -> Iterator[str]:
     rollout, distributed = config.rollout, config.distributed.model_fields_set
-    sampled_here = "the process that trains also samples (rollout.engines is 0)"
+    sampled_here = "no process is started to sample (rollout.engines is 0)"
     only_native = [name for name in ("slots", "cache_tokens") if name in rollout.model_fields_set]
     if rollout.engine == "vllm" and only_native:
         yield f"rollout.{', rollout.'.join(only_native)}: rollout.engine is vllm"
@@ -139,7 +141,7 @@ def _ignored_of_processes(config: Config) -> Iterator[str]:
         for name in ("engine_restarts", "engine_gpus"):
             if name in distributed:
                 yield f"distributed.{name}: {sampled_here}"
-    if config.distributed.trainer_ranks == 1:
+    if not config.trains_elsewhere:
         for name in ("backend", "trainer_threads", "trainer_gpus", "max_restarts"):
             if name in distributed:
                 yield f"distributed.{name}: distributed.trainer_ranks is 1"
@@ -147,10 +149,40 @@ def _ignored_of_processes(config: Config) -> Iterator[str]:
         for name in ("start_timeout_s", "call_timeout_s"):
             if name in distributed:
                 yield f"distributed.{name}: everything runs in one process"
-        if config.launcher != "local":
-            yield f"launcher: {config.launcher} starts nothing, everything runs in one process"
     if config.launcher != "ray" and "ray_address" in distributed:
         yield f"distributed.ray_address: launcher is {config.launcher}"
+
+
+def _adapters(config: Config) -> Iterator[str]:
+    lora = config.model.lora
+    if lora is None:
+        return
+    from dapo.policy.sizes import Sizes, sizes_of  # counts on the model's layers, with torch
+
+    label = f"trains    adapters of rank {lora.rank}, scaled by {lora.alpha / lora.rank:g}"
+    try:
+        sizes = sizes_of(config.model)
+    except ConfigError as error:
+        if "model.lora" in str(error):
+            raise
+        yield f"{label}; not counted here: {error}"
+        return
+    share = sizes.adapters / sizes.model
+    yield (
+        f"{label}, on {sizes.adapted_layers} linear layers: {sizes.adapters:,} numbers, {share:.2%} of the model's "
+        f"{sizes.model:,}"
+    )
+    of_all = Sizes(sizes.model)
+    for dtype in ("bfloat16", "float32") if config.model.dtype == "auto" else (config.model.dtype,):
+        state, checkpoint = _gib(sizes.state_bytes(dtype)), _gib(sizes.checkpoint_bytes(dtype))
+        yield (
+            f"memory    {state} in {dtype} for weights, gradients and optimiser, and {checkpoint} a checkpoint "
+            f"(training all weights: {_gib(of_all.state_bytes(dtype))} and {_gib(of_all.checkpoint_bytes(dtype))})"
+        )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.3g} GiB"
 
 
 def _data(config: Config) -> Iterator[str]:
@@ -244,10 +276,11 @@ def _processes(config: Config) -> str:
     if not config.runs_processes:
         return "one process that samples and trains"
     if not engines:
-        return f"{ranks} processes that train, the first also samples, {_where(config)}"
+        return f"{ranks} process{'es' * (ranks > 1)} {_where(config)}: {trains}; the command's own samples"
     sample = "one samples" if engines == 1 else f"{engines} sample"
     shared = "" if engines == 1 else ", in lockstep" if config.rollout.reproducible else ", balanced by load"
-    return f"{ranks + engines} processes {_where(config)}: {trains}, {sample} ({config.rollout.engine}{shared})"
+    count = ranks + engines
+    return f"{count} processes {_where(config)}: {trains}, {sample} ({config.rollout.engine}{shared})"
 
 
 def _where(config: Config) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from dapo.ahead import read_ahead, write_ahead
 from dapo.checkpoints import StorageError
 from dapo.config import Config
-from dapo.errors import DapoError, NumericsError
+from dapo.errors import DapoError, NumericsError, TrainerLost
 from dapo.parts import Parts, Progress
 from dapo.run import atomic_write_json
 
@@ -77,16 +77,16 @@ def save_after_failure(config: Config, parts: Parts, progress: Progress, error: 
     """Save what is worth it and whole, and tell from where the run will continue.
 
     A step that broke off between its updates leaves a policy that no step of the run ever had: it is not saved, and
-    neither are weights that are not finite.
+    neither are weights that are not finite, or lost with the processes that held them.
     """
     tell = parts.tracker.message
     try:
         if not progress.is_whole:
             tell(f"step {progress.step + 1} broke off in the middle of its updates; nothing of it is kept")
             parts.checkpoints.settle(wait=True)
-        elif not progress.is_new and not isinstance(error, StorageError):
+        elif not progress.is_new and not isinstance(error, StorageError | TrainerLost):
             save_now(config, parts, progress)
-    except (StorageError, NumericsError) as another:
+    except (StorageError, NumericsError, TrainerLost) as another:
         if str(another) != str(error):
             tell(str(another))
     newest = parts.run.newest_step()

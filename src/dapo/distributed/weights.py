@@ -3,7 +3,7 @@
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,6 +23,8 @@ class WeightsFile:
 
     path: Path
     version: int
+    label: str | None = None
+    """What the file calls itself, where that is not its version."""
 
     def open(self) -> "WeightsFile":
         """Check that the file is there and holds this version. Raises EngineError."""
@@ -31,7 +33,7 @@ class WeightsFile:
                 found = (file.metadata() or {}).get(VERSION_KEY)
         except (OSError, SafetensorError) as error:
             raise EngineError(f"the weights of version {self.version} cannot be read: {error}") from error
-        if found != str(self.version):
+        if found != (self.label or str(self.version)):
             raise EngineError(f"{self.path} holds weights of version {found}, expected {self.version}")
         return self
 
@@ -56,24 +58,23 @@ class WeightsFolder:
 
     def write(self, weights: WeightSource, version: int) -> WeightsFile:
         """Write a complete file and give it its name when it is whole; the version before the last is removed."""
-        tensors: dict[str, torch.Tensor] = {}
-        first: dict[tuple[int, torch.Size], str] = {}
-        tied: list[str] = []
-        for name, tensor in weights.named_tensors():
-            key = (tensor.data_ptr(), tensor.shape)
-            if key in first and tensor.numel():
-                tied.append(f"{name}={first[key]}")
-            else:
-                first[key] = name
-                tensors[name] = tensor.detach().cpu().contiguous()
-        path = Path(self._folder.name) / f"version_{version}.safetensors"
-        temporary = path.with_suffix(".tmp")
-        try:
-            save_file(tensors, temporary, metadata={VERSION_KEY: str(version), TIED_KEY: " ".join(tied)})
-        except SafetensorError as error:
-            temporary.unlink(missing_ok=True)
-            raise EngineError(f"the weights cannot be handed to the engines: {path.parent}: {error}") from error
-        os.replace(temporary, path)
+        if isinstance(weights, WeightsFile):  # where every process of this machine can read it already
+            return replace(weights, version=version, label=weights.label or str(weights.version))
+        path = self.place(version)
+        write_weights(path, weights, label=str(version))
+        return self.keep(path, version)
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return Path(self._folder.name)
+
+    def place(self, version: int) -> Path:
+        """Where somebody may write a version."""
+        return self.path / f"version_{version}.safetensors"
+
+    def keep(self, path: Path, version: int) -> WeightsFile:
+        """Count a version that has been written; the one before the last is removed."""
         if path not in self._versions:
             self._versions.append(path)
         for old in self._versions[:-2]:
@@ -84,3 +85,32 @@ class WeightsFolder:
     def close(self) -> None:
         """Remove the folder."""
         self._folder.cleanup()
+
+
+def write_weights(path: Path, weights: WeightSource, *, label: str) -> None:
+    """Write a complete file, and give it its name when it is whole. Raises EngineError."""
+    tensors, metadata = dense_weights(weights, label=label)
+    temporary = path.with_suffix(".tmp")
+    try:
+        save_file(tensors, temporary, metadata=metadata)
+    except SafetensorError as error:
+        temporary.unlink(missing_ok=True)
+        raise EngineError(f"the weights cannot be handed to the engines: {path.parent}: {error}") from error
+    os.replace(temporary, path)
+
+
+def dense_weights(weights: WeightSource, *, label: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors of a weights file in main memory, tied ones once, and what stands beside them."""
+    tensors: dict[str, torch.Tensor] = {}
+    first: dict[tuple[int, torch.Size], str] = {}
+    tied: list[str] = []
+    for name, tensor in weights.named_tensors():
+        key = (tensor.data_ptr(), tensor.shape)
+        dense = tensor.detach().cpu().contiguous()
+        # where tensors are made as they are asked for, another one may lie at the same place by now
+        if key in first and torch.equal(dense, tensors[first[key]]):
+            tied.append(f"{name}={first[key]}")
+        else:
+            first[key] = name
+            tensors[name] = dense
+    return tensors, {VERSION_KEY: label, TIED_KEY: " ".join(tied)}

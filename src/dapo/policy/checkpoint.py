@@ -1,8 +1,13 @@
-"""A policy's state on disk: weights and AdamW's moments as safetensors, counters as JSON; exact, and no pickle."""
+"""A policy's state on disk: weights and AdamW's moments as safetensors, counters as JSON; exact, and no pickle.
+
+Each kind of tensors is a file, `weights.safetensors`, or a folder of that name, `weights/`, to which several ranks have
+written; every reader takes both.
+"""
 
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +21,7 @@ from dapo.errors import CheckpointError
 from dapo.policy.optim import MasterAdamW
 from dapo.policy.tensor_file import write_tensors
 
-WEIGHTS_FILE = "weights.safetensors"
+WEIGHTS = "weights"
 COUNTERS_FILE = "policy.json"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -26,7 +31,7 @@ def save_optimizer(optimizer: MasterAdamW, directory: Path) -> None:
 
     Raises OSError where that fails, as on a full disk.
     """
-    _write(directory, _tensors(optimizer), _counters(optimizer))
+    _write(directory, _tensors(optimizer), counters_of(optimizer))
 
 
 class OptimizerCopy:
@@ -45,11 +50,14 @@ class OptimizerCopy:
 
         The next `take` overwrites the copy.
         """
-        copied = {
-            file: {name: self._copy((file, name), tensor) for name, tensor in tensors.items()}
-            for file, tensors in _tensors(self._optimizer).items()
+        return partial(_write, tensors=self.take_tensors(), counters=counters_of(self._optimizer))
+
+    def take_tensors(self) -> dict[str, dict[str, Tensor]]:
+        """The copy itself, by kind and name."""
+        return {
+            kind: {name: self._copy((kind, name), tensor) for name, tensor in tensors.items()}
+            for kind, tensors in _tensors(self._optimizer).items()
         }
-        return partial(_write, tensors=copied, counters=_counters(self._optimizer))
 
     def _copy(self, key: tuple[str, str], tensor: Tensor) -> Tensor:
         buffer = self._buffers.get(key)
@@ -59,40 +67,80 @@ class OptimizerCopy:
         return buffer.copy_(tensor.detach())
 
 
-def load_optimizer(optimizer: MasterAdamW, directory: Path) -> None:
-    """Put `optimizer` and its model into the state that `save_optimizer` wrote: bit for bit.
+def read_tensors(directory: Path, kind: str, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All tensors of a kind, which must have the names, shapes and types of `like`. Raises CheckpointError."""
+    path = stored_at(directory, kind)
+    with as_checkpoint_error(path):
+        tensors = _read_folder(path) if path.is_dir() else load_file(path)
+    require_same(path, tensors, like)
+    return tensors
 
-    Raises CheckpointError where files are missing or unreadable, or hold another model or type.
+
+def load_optimizer(
+    optimizer: MasterAdamW,
+    directory: Path,
+    read: Callable[[Path, str, Mapping[str, Tensor]], Mapping[str, Tensor]] = read_tensors,
+) -> None:
+    """Put `optimizer` and its model into the state that was saved, on however many ranks: bit for bit.
+
+    `read`: what gets the tensors that belong into this process. Raises CheckpointError where files are missing or
+    unreadable, or hold another model or type.
     """
     counters = _read_counters(directory)
-    weights = _read_tensors(directory / WEIGHTS_FILE, optimizer.masters)
+    if (saved := counters.get("lora")) != optimizer.lora:
+        raise CheckpointError(
+            f"{directory} was saved with model.lora={_shown(saved)}, and here it is {_shown(optimizer.lora)}; "
+            "resume with what it was saved with"
+        )
+    weights = read(directory, WEIGHTS, optimizer.masters)
     # moments of a policy that was never updated are empty, and are not looked at
     moments = {}
     if counters["num_updates"]:
-        moments = {kind: _read_tensors(directory / f"{kind}.safetensors", optimizer.masters) for kind in MOMENTS}
+        moments = {kind: read(directory, kind, optimizer.masters) for kind in MOMENTS}
     optimizer.restore(
         weights, moments, num_updates=counters["num_updates"], skipped_in_a_row=counters["skipped_in_a_row"]
     )
 
 
 class SavedWeights:
-    """The weights of a saved policy as a WeightSource, read one at a time."""
+    """The trained weights of a saved policy as a WeightSource, read one at a time."""
 
     def __init__(self, directory: str | Path) -> None:
         self._directory = Path(directory)
-        self._tied = _read_counters(self._directory)["tied"]
+        counters = _read_counters(self._directory)
+        self._tied = counters["tied"]
+        self.lora: dict[str, float] | None = counters.get("lora")
+        """Rank and alpha, if these are adapters only: then `policy.lora.saved_weights` gives the complete set."""
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight by its Hugging Face name, tied ones under each of their names."""
-        path = self._directory / WEIGHTS_FILE
-        try:
+        """Every trained weight by its Hugging Face name, tied ones under each of their names."""
+        path = stored_at(self._directory, WEIGHTS)
+        with as_checkpoint_error(path):
+            if path.is_dir():
+                tensors = _read_folder(path)
+                yield from tensors.items()
+                yield from ((name, tensors[stored]) for name, stored in self._tied.items())
+                return
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118  (it is no mapping)
                     yield name, file.get_tensor(name)
                 for name, stored in self._tied.items():
                     yield name, file.get_tensor(stored)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def stored_at(directory: Path, kind: str) -> Path:
+    """The file or the folder with the tensors of a kind."""
+    folder = directory / kind
+    return folder if folder.is_dir() else directory / f"{kind}.safetensors"
+
+
+@contextmanager
+def as_checkpoint_error(path: Path) -> Iterator[None]:
+    """What goes wrong in reading, in words."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def _read_counters(directory: Path) -> dict[str, Any]:
@@ -103,12 +151,16 @@ def _read_counters(directory: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
-def _read_tensors(path: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a file, which must have the names, shapes and types of `like`."""
-    try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+def _read_folder(path: Path) -> dict[str, Tensor]:
+    from dapo.policy.shards import read_shards, stored_like  # of torch.distributed, which few runs need
+
+    tensors = {name: torch.empty(like.shape, dtype=like.dtype) for name, like in stored_like(path).items()}
+    read_shards(path, tensors)
+    return tensors
+
+
+def require_same(path: Path, tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
+    """Raise CheckpointError unless names, shapes and types agree."""
     if differing := sorted(tensors.keys() ^ like.keys()):
         raise CheckpointError(f"{path} is of another model: {len(differing)} names differ, {differing[0]} first")
     for name, expected in like.items():
@@ -118,26 +170,35 @@ def _read_tensors(path: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 f"{path} is of another model: {name} is {found.dtype} {list(found.shape)} there and "
                 f"{expected.dtype} {list(expected.shape)} here; resume with the model and model.dtype it was saved with"
             )
-    return tensors
 
 
 def _tensors(optimizer: MasterAdamW) -> dict[str, Mapping[str, Tensor]]:
-    """What is saved, by file name."""
-    return {WEIGHTS_FILE: optimizer.masters} | {f"{kind}.safetensors": v for kind, v in optimizer.moments().items()}
+    """What is saved, by kind."""
+    return {WEIGHTS: optimizer.masters, **optimizer.moments()}
 
 
-def _counters(optimizer: MasterAdamW) -> dict[str, Any]:
-    return {
+def counters_of(optimizer: MasterAdamW) -> dict[str, Any]:
+    """What is saved beside the tensors."""
+    counters = {
         "num_updates": optimizer.num_updates,
         "skipped_in_a_row": optimizer.skipped_in_a_row,
         "tied": optimizer.tied,
     }
+    return counters if optimizer.lora is None else counters | {"lora": dict(optimizer.lora)}
+
+
+def _shown(lora: Mapping[str, float] | None) -> str:
+    return "none" if lora is None else "{" + ", ".join(f"{name}: {value:g}" for name, value in lora.items()) + "}"
 
 
 def _write(directory: Path, tensors: Mapping[str, Mapping[str, Tensor]], counters: Mapping[str, Any]) -> None:
-    for file, values in tensors.items():
-        path = directory / file
-        write_tensors(path, values)
+    for kind, values in tensors.items():
+        write_tensors(directory / f"{kind}.safetensors", values)
+    write_counters(directory, counters)
+
+
+def write_counters(directory: Path, counters: Mapping[str, Any]) -> None:
+    """Write what stands beside the tensors, and see it to the disk."""
     path = directory / COUNTERS_FILE
     path.write_text(json.dumps(counters, indent=2) + "\n", encoding="utf-8")
     _to_disk(path)

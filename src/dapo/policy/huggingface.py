@@ -5,7 +5,7 @@ import copy
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -13,6 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
+
+from dapo.errors import ConfigError
 
 
 @contextlib.contextmanager
@@ -50,9 +52,7 @@ def write_model_directory(
 
     `out` must be absent or empty. Weights keep their type. An error leaves nothing behind.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    try:
+    with appearing_directory(out) as temporary:
         config = config_of(model)
         config.dtype = next(iter(tensors.values())).dtype
         config.save_pretrained(temporary)
@@ -61,10 +61,33 @@ def write_model_directory(
             model.generation_config.to_json_file(temporary / "generation_config.json")
         with quiet_transformers():
             tokenizer.save_pretrained(temporary)
-        dense = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(dense, temporary / "model.safetensors", metadata={"format": "pt"})
-        for path, mode in ((temporary, 0o755), (temporary / "model.safetensors", 0o644)):
-            path.chmod(mode)  # both were made for their owner alone
+        write_tensors(tensors, temporary / "model.safetensors")
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """As transformers and peft read them."""
+    dense = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(dense, path, metadata={"format": "pt"})
+    path.chmod(0o644)  # it was made for its owner alone
+
+
+@contextlib.contextmanager
+def appearing_directory(out: Path) -> Iterator[Path]:
+    """A directory to fill beside `out`, which takes that name at the end; an error leaves nothing behind.
+
+    `out` must be absent or empty.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        yield temporary
+        temporary.chmod(0o755)  # it was made for its owner alone
         os.replace(temporary, out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def require_new(out: Path) -> None:
+    """Raise ConfigError where `out` is there already and no empty directory."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} already exists and is not an empty directory; choose another place for the model")

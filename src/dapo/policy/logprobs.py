@@ -153,7 +153,7 @@ class _Score(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logprobs: Tensor, grad_entropies: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, entropies = ctx.saved_tensors
+        hidden, weight, _, targets, entropies = ctx.saved_tensors
         p = ctx.probabilities  # [n, V], becomes dloss/dlogits in place
         del ctx.probabilities
         scale = grad_logprobs[:, None] / ctx.temperature  # [n, 1]
@@ -167,7 +167,10 @@ class _Score(torch.autograd.Function):
             else:
                 block.mul_(-scale[rows])
         grad = p.scatter_add_(1, targets[:, None], scale).to(weight.dtype)
-        return grad @ weight, grad.T @ hidden, None if bias is None else grad.sum(dim=0), None, None, None
+        # a frozen head saves a third of the products
+        _, for_weight, for_bias, *_ = ctx.needs_input_grad
+        grad_weight = grad.T @ hidden if for_weight else None
+        return grad @ weight, grad_weight, grad.sum(dim=0) if for_bias else None, None, None, None
 
 
 def _log_softmax(logits: Tensor, temperature: float) -> Tensor:

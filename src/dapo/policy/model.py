@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from dapo.errors import ConfigError
 from dapo.policy.aliases import smollm2_directory, tiny_random
-from dapo.policy.huggingface import quiet_transformers, tied_names, write_model_directory
+from dapo.policy.huggingface import quiet_transformers, require_new, tied_names, write_model_directory
 
 ALIASES = ("smollm2-135m-instruct", "tiny-random")
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
@@ -62,16 +62,16 @@ def load_model(
     return LoadedModel(model.to(device).eval(), tokenizer, stop_ids, name)
 
 
-def load_skeleton(name: str, *, trust_remote_code: bool = False) -> PreTrainedModel:
+def load_skeleton(name: str, *, trust_remote_code: bool = False, only_here: bool = False) -> PreTrainedModel:
     """The model without its weights (on the meta device): its configuration, and the names and shapes of its weights.
 
-    Raises ConfigError if there is no such model.
+    Raises ConfigError if there is no such model; `only_here`: on this machine, without asking a server.
     """
     if name == "tiny-random":
         return tiny_random(torch.float32)[0]
     place = smollm2_directory() if name == "smollm2-135m-instruct" else _place(name)
     with quiet_transformers(), _as_config_error(name), torch.device("meta"):
-        config = AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code, local_files_only=only_here)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     return model
 
@@ -93,8 +93,7 @@ def export_model(tensors: Iterable[tuple[str, Tensor]], source: LoadedModel, out
     the names are not those of the model.
     """
     out = Path(out_dir)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} already exists and is not an empty directory; choose another place for the model")
+    require_new(out)
     given = dict(tensors)
     stored, tied = dict(source.model.named_parameters()).keys(), tied_names(source.model).keys()
     if differing := sorted(given.keys() ^ (stored | tied)):

@@ -26,16 +26,18 @@ def learning_rate(step: int, *, lr: float, warmup_steps: int) -> float:
 
 
 class MasterAdamW:
-    """AdamW over all parameters of a model; like the released code it decays every one of them, norms included."""
+    """AdamW over all parameters that train; like the released code it decays every one of them, norms included."""
 
-    def __init__(self, model: torch.nn.Module, config: OptimConfig) -> None:
+    def __init__(self, model: torch.nn.Module, config: OptimConfig, *, lora: Mapping[str, float] | None = None) -> None:
+        """`lora`: rank and alpha, where adapters are what trains; a checkpoint notes them and must agree."""
         self._config = config
-        self._working = dict(model.named_parameters())  # tied weights once
+        self.lora = lora
+        self._working = self._trained(model)
         self.masters = {
             name: p if p.dtype in (torch.float32, torch.float64) else torch.nn.Parameter(p.detach().float())
             for name, p in self._working.items()
         }
-        self.tied = tied_names(model)
+        self.tied = {name: stored for name, stored in tied_names(model).items() if stored in self._working}
         self._copies = [(p, self.masters[n]) for n, p in self._working.items() if p is not self.masters[n]]
         for working, master in self._copies:
             working.register_post_accumulate_grad_hook(_gradient_mover(master))
@@ -45,6 +47,10 @@ class MasterAdamW:
         self.num_updates = 0
         """Updates made, skipped ones not counted."""
         self.skipped_in_a_row = 0
+
+    def _trained(self, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+        """What trains by name, tied weights once."""
+        return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
     def zero_grad(self) -> None:
         """Forget gradients, of a broken-off update too."""
@@ -62,7 +68,7 @@ class MasterAdamW:
             if master.grad is None:  # no sample reached it: decay and momentum go on all the same
                 master.grad = torch.zeros_like(master)
         gradients = [master.grad for master in self.masters.values() if master.grad is not None]
-        total_norm = get_total_norm(gradients)
+        total_norm = self._total_norm(gradients)
         norm = float(total_norm)
         if skipped := not (is_sound and norm < float("inf")):
             self.skipped_in_a_row += 1
@@ -78,20 +84,26 @@ class MasterAdamW:
         self.zero_grad()
         return norm, skipped
 
-    @torch.no_grad()
+    def _total_norm(self, gradients: list[Tensor]) -> Tensor:
+        return get_total_norm(gradients)
+
     def require_finite(self) -> None:
         """Raise NumericsError, which names it, where a weight is not a finite number."""
-        # a sum shows every inf and nan in one fast pass, though it may leave the numbers where no weight has
-        sums = torch.stack([master.sum() for master in self.masters.values()])
-        if sums.isfinite().all():
-            return
-        lost = [name for name, master in self.masters.items() if not master.isfinite().all()]
-        if lost:
+        if lost := self._not_finite():
             raise NumericsError(
                 f"the weights are not finite after {self.num_updates} sound updates ({lost[0]} first): they are "
                 "neither saved nor sampled from; lower optim.lr, or look at loss/* and optim/grad_norm before it "
                 "happened"
             )
+
+    @torch.no_grad()
+    def _not_finite(self) -> list[str]:
+        """The names of weights that hold something else than finite numbers."""
+        # a sum shows every inf and nan in one fast pass, though it may leave the numbers where no weight has
+        sums = torch.stack([master.sum() for master in self.masters.values()])
+        if sums.isfinite().all():
+            return []
+        return [name for name, master in self.masters.items() if not master.isfinite().all()]
 
     @torch.no_grad()
     def refresh(self) -> None:

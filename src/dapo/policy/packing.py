@@ -1,6 +1,6 @@
 """Samples to microbatches: flat streams without padding in which the responses of a group share one prompt."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -37,7 +37,7 @@ class Microbatch:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class Piece:
     """A prompt with responses of its group that go into one microbatch together."""
 
     prompt_ids: tuple[int, ...]
@@ -53,10 +53,12 @@ def pack(samples: Sequence[Sample], *, max_tokens: int, device: str | torch.devi
     every other sample is in exactly one microbatch. A function of the samples and `max_tokens` alone. Raises ValueError
     for an empty prompt: nothing would predict the first token.
     """
-    bins: list[list[_Piece]] = []
+    bins: list[list[Piece]] = []
     room: list[int] = []
     # the longest first, each where it fits first: nearly full microbatches of similar lengths
-    for piece in sorted(_pieces(samples, max_tokens), key=lambda p: (-p.num_tokens / len(p.indices), p.indices)):
+    for piece in sorted(
+        pieces(samples, lambda _: max_tokens), key=lambda p: (-p.num_tokens / len(p.indices), p.indices)
+    ):
         at = next((i for i, free in enumerate(room) if piece.num_tokens <= free), None)
         if at is None:
             bins.append([piece])
@@ -67,31 +69,32 @@ def pack(samples: Sequence[Sample], *, max_tokens: int, device: str | torch.devi
     return [_microbatch(pieces, samples, torch.device(device)) for pieces in bins]
 
 
-def _pieces(samples: Sequence[Sample], max_tokens: int) -> list[_Piece]:
-    """Every group, cut where it is larger than a microbatch, its longest responses first."""
+def pieces(samples: Sequence[Sample], limit: Callable[[int], int]) -> list[Piece]:
+    """Every group, cut where it has more tokens than the `limit` for its length of prompt, longest responses first."""
     groups: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for i, sample in enumerate(samples):
         if not sample.prompt_ids:
             raise ValueError(f"sample {i} of group {sample.group_id} has no prompt: nothing predicts its response")
         if sample.response_ids:
             groups.setdefault((sample.group_id, sample.prompt_ids), []).append(i)
-    pieces = []
+    found = []
     for (_, prompt_ids), members in groups.items():
+        max_tokens = limit(len(prompt_ids))
         members.sort(key=lambda i: (-len(samples[i].response_ids), i))
         chosen: list[int] = []
         num_tokens = len(prompt_ids)
         for i in members:
             length = len(samples[i].response_ids)
             if chosen and num_tokens + length > max_tokens:
-                pieces.append(_Piece(prompt_ids, tuple(chosen), num_tokens))
+                found.append(Piece(prompt_ids, tuple(chosen), num_tokens))
                 chosen, num_tokens = [], len(prompt_ids)
             chosen.append(i)
             num_tokens += length
-        pieces.append(_Piece(prompt_ids, tuple(chosen), num_tokens))
-    return pieces
+        found.append(Piece(prompt_ids, tuple(chosen), num_tokens))
+    return found
 
 
-def _microbatch(pieces: Sequence[_Piece], samples: Sequence[Sample], device: torch.device) -> Microbatch:
+def _microbatch(pieces: Sequence[Piece], samples: Sequence[Sample], device: torch.device) -> Microbatch:
     stream: list[int] = []
     positions: list[int] = []
     rows: list[Row] = []

@@ -3,7 +3,8 @@
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ import torch
 from torch import Tensor
 
 from dapo.algo.loss import aggregation_weights, engine_weights, kl_penalty, policy_loss
-from dapo.config import LossConfig, OptimConfig
+from dapo.config import LoraConfig, LossConfig, OptimConfig
 from dapo.packed import array_of
 from dapo.policy.checkpoint import OptimizerCopy, load_optimizer, save_optimizer
 from dapo.policy.logprobs import chunks, hidden_states, score_tokens, token_logprobs, use_packed_forward
+from dapo.policy.lora import MergedWeights, add_adapters
 from dapo.policy.model import LoadedModel
 from dapo.policy.optim import MasterAdamW, learning_rate
 from dapo.policy.packing import Microbatch, in_callers_order, pack
@@ -39,8 +41,8 @@ class MasterWeights:
             yield name, self.masters[stored].detach()
 
 
-class Policy:
-    """pi_theta with its optimiser. Takes over `loaded.model`: it is trained in place."""
+class PolicyCore:
+    """pi_theta with its optimiser: what is the same on one process and on several."""
 
     def __init__(
         self,
@@ -49,116 +51,62 @@ class Policy:
         loss: LossConfig,
         optim: OptimConfig,
         temperature: float,
-        microbatch_tokens: int,
-        max_response_tokens: int,
+        lora: LoraConfig | None = None,
+        seed: int = 0,
         recompute: bool = False,
     ) -> None:
-        """`temperature`: of the rollout, divides the logits; `max_response_tokens`: for `loss.aggregate=constant`;
-        `recompute`: activations are computed again in the backward.
+        """`temperature`: of the rollout, divides the logits; `recompute`: the backward computes activations again.
 
-        Where `loss.kl_coef` is positive, a copy of the model as it is now becomes the frozen reference: to resume,
-        make the policy from the initial model and then `load`. Raises ConfigError for models that cannot be packed.
+        Where `loss.kl_coef` is positive, the model as it is now becomes the frozen reference, in a copy: to resume,
+        make the policy from the initial model and then `load`. With `lora`, adapters are trained (drawn by `seed`), and
+        the reference is the model without them. Raises ConfigError for models that cannot be packed or adapted so.
         """
-        self._model = loaded.model
+        self._model: Any = loaded.model
+        self._adapters = None if lora is None else add_adapters(self._model, lora, seed=seed)
         use_packed_forward(self._model)
-        self._reference = copy.deepcopy(self._model).requires_grad_(False) if loss.kl_coef > 0 else None
+        self._reference = self._frozen_reference() if loss.kl_coef > 0 else None
         if recompute:
             recompute_layers(self._model)
-        self._optimizer = MasterAdamW(self._model, optim)
+        self._optimizer = self._make_optimizer(optim)
         self._copy = OptimizerCopy(self._optimizer)
         self._loss, self._optim = loss, optim
         self._temperature = temperature
-        self._microbatch_tokens = microbatch_tokens
-        self._max_response_tokens = max_response_tokens
-
-    def weights(self) -> MasterWeights:
-        """For engines and export; reads the weights as they are at that moment.
-
-        Raises NumericsError where a weight is not finite.
-        """
-        self._optimizer.require_finite()
-        return MasterWeights(self._optimizer.masters, self._optimizer.tied)
-
-    def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
-        """The same samples in the same order with `old_logprobs`: pi_old of a step with several updates (Eq. 6)."""
-        microbatches = self._pack(samples)
-        scores = [token_logprobs(self._model, m, temperature=self._temperature) for m in microbatches]
-        rows = in_callers_order(microbatches, scores, len(samples))
-        return [replace(sample, old_logprobs=row) for sample, row in zip(samples, rows, strict=True)]
-
-    def update(self, minibatch: Sequence[Sample], *, step: int) -> dict[str, float]:
-        """One optimiser update on whole groups, at the learning rate of training step `step` (from 1).
-
-        Samples without `old_logprobs` are on policy: their ratio is 1. Rows whose advantage is exactly 0 are not
-        computed unless KL or entropy need them; they count in the loss weights (Eq. 12) all the same. Returns metrics;
-        all but `optim/grad_norm`, `optim/lr` and `optim/skipped` describe the `optim/update_tokens` tokens that were
-        computed and train, and means are left out where there are none:
-
-        - `loss/policy`: Eq. 8, negated; `loss/kl`: the estimate of D_KL to the reference, before its coefficient;
-        - `loss/entropy`: nats a token; `loss/ratio_mean`; `loss/approx_kl` to the old policy; `loss/token_prob_mean`;
-        - `loss/clip_low_fraction`, `loss/clip_high_fraction`: tokens that the clip robs of their gradient;
-          `loss/clip_dual_fraction` where there is a dual clip; `loss/clipped_high_prob_mean` where any is up-clipped;
-        - `rollout/engine_logprob_gap_mean`, `_max`: |engine - old| in nats, where the engine's are known;
-        - `loss/engine_weight_mean`, `loss/engine_weight_truncated_fraction` with `loss.engine_correction: tis`;
-        - `optim/grad_norm` before clipping; `optim/lr`; `optim/skipped`: 1 if the update was not made, because the loss
-          or that norm is not finite, or `loss/approx_kl` above `loss.max_approx_kl`; else 0.
-
-        Raises NumericsError where the update has led the weights out of the finite numbers.
-        """
-        rate = learning_rate(step, lr=self._optim.lr, warmup_steps=self._optim.warmup_steps)
-        self._optimizer.zero_grad()
-        rows, weights = self._rows_to_compute(minibatch)
-        sums = [part for microbatch in self._pack(rows) for part in self._backward(microbatch, rows, weights)]
-        metrics = _token_metrics(sums, self._loss)
-        norm, skipped = self._optimizer.update(rate, is_sound=_is_sound(metrics, self._loss))
-        return metrics | {"optim/grad_norm": norm, "optim/lr": rate, "optim/skipped": float(skipped)}
 
     @property
     def skipped_in_a_row(self) -> int:
         """Updates that were not made since the last that was."""
         return self._optimizer.skipped_in_a_row
 
-    def save(self, directory: str | Path) -> None:
-        """Write weights, AdamW's moments and counters into `directory`, which exists.
+    def _make_optimizer(self, optim: OptimConfig) -> MasterAdamW:
+        return MasterAdamW(self._model, optim, lora=None if self._adapters is None else self._adapters.settings)
 
-        Raises NumericsError, and writes nothing, where a weight is not finite.
-        """
-        self._optimizer.require_finite()
-        save_optimizer(self._optimizer, Path(directory))
+    def _frozen_reference(self) -> Callable[[Microbatch], Tensor]:
+        """The log-probabilities `[S]` of the model as it is now; adapters, switched off, save the copy."""
+        adapters = self._adapters
+        model = copy.deepcopy(self._model).requires_grad_(False) if adapters is None else self._model
 
-    def snapshot(self) -> Callable[[Path], None]:
-        """Copy the state; the result writes the copy like `save`, in any thread, until the next snapshot is taken.
+        def score(microbatch: Microbatch) -> Tensor:
+            with nullcontext() if adapters is None else adapters.disabled():
+                return token_logprobs(model, microbatch, temperature=self._temperature)
 
-        Raises NumericsError where a weight is not finite.
-        """
-        self._optimizer.require_finite()
-        return self._copy.take()
+        return score
 
-    def load(self, directory: str | Path) -> None:
-        """Continue from what `save` wrote, bit for bit. Raises CheckpointError; the reference stays as it is."""
-        load_optimizer(self._optimizer, Path(directory))
+    def _update(self, passes: Iterable[tuple[Microbatch, Sequence[Sample], Tensor]], *, step: int) -> dict[str, float]:
+        """One optimiser update on microbatches, each with the samples that it was packed from and their weights."""
+        rate = learning_rate(step, lr=self._optim.lr, warmup_steps=self._optim.warmup_steps)
+        self._optimizer.zero_grad()
+        parts = [part for microbatch, rows, weights in passes for part in self._backward(microbatch, rows, weights)]
+        metrics = _token_metrics(self._totals(parts), self._loss)
+        norm, skipped = self._optimizer.update(rate, is_sound=_is_sound(metrics, self._loss))
+        return metrics | {"optim/grad_norm": norm, "optim/lr": rate, "optim/skipped": float(skipped)}
 
-    def _pack(self, samples: Sequence[Sample]) -> list[Microbatch]:
-        return pack(samples, max_tokens=self._microbatch_tokens, device=self._model.device)
+    def _totals(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+        return totals(parts)
 
-    def _rows_to_compute(self, minibatch: Sequence[Sample]) -> tuple[list[Sample], Tensor]:
-        """The samples that can carry a gradient, and `[N]` their loss weights among all of the minibatch (Eq. 12)."""
-        if len({sample.old_logprobs is None for sample in minibatch}) > 1:
-            raise ValueError("old_logprobs must be there for all samples of a minibatch or for none of them")
-        lengths = torch.tensor([sample.num_trained_tokens for sample in minibatch])
-        weights = aggregation_weights(
-            lengths,
-            torch.tensor([sample.group_id for sample in minibatch]),
-            aggregate=self._loss.aggregate,
-            max_length=self._max_response_tokens,
-        )
-        every_row = self._loss.kl_coef > 0 or self._loss.entropy_coef > 0
-        chosen = [
-            i
-            for i, (sample, length) in enumerate(zip(minibatch, lengths.tolist(), strict=True))
-            if length and (every_row or sample.advantage != 0)
-        ]
-        return [minibatch[i] for i in chosen], weights[chosen]
+    @contextmanager
+    def _head(self) -> Iterator[Any]:
+        """The layer whose weights the chunks of a microbatch are scored with; their gradients are whole at the end."""
+        yield self._model.get_output_embeddings()
 
     def _backward(self, microbatch: Microbatch, samples: Sequence[Sample], weights: Tensor) -> list[dict[str, Tensor]]:
         """Add the gradient of a microbatch's loss to what is there; returns sums over its trained tokens, by chunk.
@@ -170,22 +118,22 @@ class Policy:
         hidden = hidden_states(self._model, microbatch)  # [S, hidden]
         gradient = torch.empty_like(hidden)
         sums = []
-        head: Any = self._model.get_output_embeddings()
-        for part in chunks(len(hidden), len(head.weight)):
-            inputs = hidden.detach()[part].requires_grad_()
-            logprobs, entropies = score_tokens(
-                inputs,
-                head,
-                microbatch.targets[part],
-                temperature=self._temperature,
-                differentiable_entropy=self._loss.entropy_coef > 0,
-            )
-            chunk = {name: values[part] for name, values in tokens.items()}
-            loss, chunk_sums = _objective(logprobs, entropies, chunk, self._loss)
-            loss.backward()
-            assert inputs.grad is not None
-            gradient[part] = inputs.grad
-            sums.append(chunk_sums)
+        with self._head() as head:
+            for part in chunks(len(hidden), len(head.weight)):
+                inputs = hidden.detach()[part].requires_grad_()
+                logprobs, entropies = score_tokens(
+                    inputs,
+                    head,
+                    microbatch.targets[part],
+                    temperature=self._temperature,
+                    differentiable_entropy=self._loss.entropy_coef > 0,
+                )
+                chunk = {name: values[part] for name, values in tokens.items()}
+                loss, chunk_sums = _objective(logprobs, entropies, chunk, self._loss)
+                loss.backward()
+                assert inputs.grad is not None
+                gradient[part] = inputs.grad
+                sums.append(chunk_sums)
         hidden.backward(gradient)
         return sums
 
@@ -214,10 +162,118 @@ class Policy:
         elif self._loss.engine_correction == "tis":
             raise ValueError("loss.engine_correction=tis needs engine_logprobs for all samples")
         if self._reference is not None:
-            tokens["reference"] = token_logprobs(self._reference, microbatch, temperature=self._temperature)
+            tokens["reference"] = self._reference(microbatch)
         if any(len(values) != sum(microbatch.lengths) for values in tokens.values()):
             raise ValueError("mask, old_logprobs and engine_logprobs must have one value for each response token")
         return tokens
+
+
+class Policy(PolicyCore):
+    """A policy in one process. Takes over `loaded.model`: it is trained in place."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        loss: LossConfig,
+        optim: OptimConfig,
+        temperature: float,
+        microbatch_tokens: int,
+        max_response_tokens: int,
+        lora: LoraConfig | None = None,
+        seed: int = 0,
+        recompute: bool = False,
+    ) -> None:
+        """As `PolicyCore`; `max_response_tokens`: for `loss.aggregate=constant`."""
+        super().__init__(
+            loaded, loss=loss, optim=optim, temperature=temperature, lora=lora, seed=seed, recompute=recompute
+        )
+        self._microbatch_tokens = microbatch_tokens
+        self._max_response_tokens = max_response_tokens
+
+    def weights(self) -> MasterWeights | MergedWeights:
+        """For engines and export; reads the weights as they are at that moment, adapters merged.
+
+        Raises NumericsError where a weight is not finite.
+        """
+        self._optimizer.require_finite()
+        if self._adapters is not None:
+            return self._adapters.merged(self._optimizer.masters)
+        return MasterWeights(self._optimizer.masters, self._optimizer.tied)
+
+    def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
+        """The same samples in the same order with `old_logprobs`: pi_old of a step with several updates (Eq. 6)."""
+        microbatches = self._pack(samples)
+        scores = [token_logprobs(self._model, m, temperature=self._temperature) for m in microbatches]
+        rows = in_callers_order(microbatches, scores, len(samples))
+        return [replace(sample, old_logprobs=row) for sample, row in zip(samples, rows, strict=True)]
+
+    def update(self, minibatch: Sequence[Sample], *, step: int) -> dict[str, float]:
+        """One optimiser update on whole groups, at the learning rate of training step `step` (from 1).
+
+        Samples without `old_logprobs` are on policy: their ratio is 1. Rows whose advantage is exactly 0 are not
+        computed unless KL or entropy need them; they count in the loss weights (Eq. 12) all the same. Returns metrics;
+        all but `optim/grad_norm`, `optim/lr` and `optim/skipped` describe the `optim/update_tokens` tokens that were
+        computed and train, and means are left out where there are none:
+
+        - `loss/policy`: Eq. 8, negated; `loss/kl`: the estimate of D_KL to the reference, before its coefficient;
+        - `loss/entropy`: nats a token; `loss/ratio_mean`; `loss/approx_kl` to the old policy; `loss/token_prob_mean`;
+        - `loss/clip_low_fraction`, `loss/clip_high_fraction`: tokens that the clip robs of their gradient;
+          `loss/clip_dual_fraction` where there is a dual clip; `loss/clipped_high_prob_mean` where any is up-clipped;
+        - `rollout/engine_logprob_gap_mean`, `_max`: |engine - old| in nats, where the engine's are known;
+        - `loss/engine_weight_mean`, `loss/engine_weight_truncated_fraction` with `loss.engine_correction: tis`;
+        - `optim/grad_norm` before clipping; `optim/lr`; `optim/skipped`: 1 if the update was not made, because the loss
+          or that norm is not finite, or `loss/approx_kl` above `loss.max_approx_kl`; else 0.
+
+        Raises NumericsError where the update has led the weights out of the finite numbers.
+        """
+        rows, weights = rows_to_compute(minibatch, self._loss, max_response_tokens=self._max_response_tokens)
+        return self._update(((microbatch, rows, weights) for microbatch in self._pack(rows)), step=step)
+
+    def save(self, directory: str | Path) -> None:
+        """Write what trains, AdamW's moments and counters into `directory`, which exists.
+
+        Raises NumericsError, and writes nothing, where a weight is not finite.
+        """
+        self._optimizer.require_finite()
+        save_optimizer(self._optimizer, Path(directory))
+
+    def snapshot(self) -> Callable[[Path], None]:
+        """Copy the state; the result writes the copy like `save`, in any thread, until the next snapshot is taken.
+
+        Raises NumericsError where a weight is not finite.
+        """
+        self._optimizer.require_finite()
+        return self._copy.take()
+
+    def load(self, directory: str | Path) -> None:
+        """Continue from what `save` wrote, bit for bit. Raises CheckpointError; the reference stays as it is."""
+        load_optimizer(self._optimizer, Path(directory))
+
+    def _pack(self, samples: Sequence[Sample]) -> list[Microbatch]:
+        return pack(samples, max_tokens=self._microbatch_tokens, device=self._model.device)
+
+
+def rows_to_compute(
+    minibatch: Sequence[Sample], loss: LossConfig, *, max_response_tokens: int
+) -> tuple[list[Sample], Tensor]:
+    """The samples that can carry a gradient, and `[N]` their loss weights among all of the minibatch (Eq. 12)."""
+    if len({sample.old_logprobs is None for sample in minibatch}) > 1:
+        raise ValueError("old_logprobs must be there for all samples of a minibatch or for none of them")
+    lengths = torch.tensor([sample.num_trained_tokens for sample in minibatch])
+    weights = aggregation_weights(
+        lengths,
+        torch.tensor([sample.group_id for sample in minibatch]),
+        aggregate=loss.aggregate,
+        max_length=max_response_tokens,
+    )
+    every_row = loss.kl_coef > 0 or loss.entropy_coef > 0
+    chosen = [
+        i
+        for i, (sample, length) in enumerate(zip(minibatch, lengths.tolist(), strict=True))
+        if length and (every_row or sample.advantage != 0)
+    ]
+    return [minibatch[i] for i in chosen], weights[chosen]
 
 
 def _objective(
@@ -273,12 +329,17 @@ def _is_sound(metrics: Mapping[str, float], config: LossConfig) -> bool:
     return math.isfinite(metrics["loss/policy"]) and (limit is None or approx_kl <= limit)
 
 
-def _token_metrics(parts: Sequence[Mapping[str, Tensor]], config: LossConfig) -> dict[str, float]:
-    """Sums over chunks, turned into means over the trained tokens."""
+def totals(parts: Iterable[Mapping[str, Tensor | float]]) -> dict[str, float]:
+    """Sums of what is told of each part by name, largest values of what ends in `_max`; 0 for any other name."""
     sums: dict[str, float] = defaultdict(float)
     for part in parts:
         for name, value in part.items():
             sums[name] = max(sums[name], float(value)) if name.endswith("_max") else sums[name] + float(value)
+    return sums
+
+
+def _token_metrics(sums: Mapping[str, float], config: LossConfig) -> dict[str, float]:
+    """Sums turned into means over the trained tokens."""
     count = sums["tokens"]
     metrics = {"loss/policy": sums["loss"], "optim/update_tokens": count}
     if "kl" in sums:

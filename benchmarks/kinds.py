@@ -1,0 +1,43 @@
+"""Kinds of work by the names of torch's operations, for a breakdown of traced seconds."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkldnn::_linear_pointwise")
+KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("log-softmax and entropy", ("_Score", "aten::_log_softmax", "aten::xlogy")),
+    ("gradients and optimiser", ("AccumulateGrad", "Optimizer", "_fused_adamw", "aten::_foreach")),
+)
+"""Kinds by a part of an operation's name, or of one that called it."""
+ATTENTION = "attention"
+MATMULS = "products of the layers and the head"
+OTHERS = "norms, rotary embedding, gates, sampling, copies"
+BETWEEN = "Python between the operations"
+
+
+def kind_of(names: Sequence[str]) -> str:
+    """Of an operation, by its own name and those of its callers, the nearest first."""
+    # inside of attention a product is attention's
+    if any("scaled_dot_product" in name or "flash_attention" in name for name in names):
+        return ATTENTION
+    if names[0] in PRODUCTS:
+        return MATMULS
+    return next((kind for kind, parts in KINDS if any(part in name for name in names for part in parts)), OTHERS)
+
+
+def seconds_by_kind(events: Iterable[Any], wall_s: float) -> dict[str, float]:
+    """Own seconds of a torch profiler's events by kind; what is left of the wall time is Python's."""
+    seconds: Counter[str] = Counter()
+    for event in events:
+        if event.self_cpu_time_total > 0:
+            seconds[kind_of(_names(event))] += event.self_cpu_time_total / 1e6
+    return {**seconds, BETWEEN: max(0.0, wall_s - sum(seconds.values()))}
+
+
+def _names(event: Any) -> list[str]:
+    names = []
+    while event is not None:
+        names.append(event.name)
+        event = event.cpu_parent
+    return names

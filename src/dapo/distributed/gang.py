@@ -1,0 +1,223 @@
+"""A policy in several processes, as the controller sees it: trainer ranks that do everything together or not at all."""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dapo.config import Config
+from dapo.distributed.weights import WeightsFile, WeightsFolder
+from dapo.distributed.worker import Blueprint, Launcher, Worker
+from dapo.errors import TrainerLost, WorkerDied, WorkerFault
+from dapo.policy.policy import rows_to_compute
+from dapo.policy.sharing import share
+from dapo.types import Sample
+
+GRACE_S = 10.0
+"""How long the other ranks have to come to the same end after one has failed; then they wait for it in vain."""
+
+FIRST_LOOK_S, LAST_LOOK_S = 0.02, 1.0
+"""Between two questions whether a checkpoint is written: the first, and, doubling, the longest."""
+
+HERE = "127.0.0.1"
+
+
+class TrainerGang:
+    """A `TrainablePolicy` over `config.distributed.trainer_ranks` processes.
+
+    Where a rank is gone, or gives no answer within `distributed.call_timeout_s`, all of them are ended and the call
+    raises TrainerLost, as does every later one: the run can go on from its last checkpoint with a new gang.
+    """
+
+    def __init__(self, config: Config, launcher: Launcher, *, threads: int) -> None:
+        """Start the ranks, with `threads` CPU threads each, and have them share the model out among themselves.
+
+        Raises LaunchError, and what loading and sharding the model raise.
+        """
+        self._config = config
+        self._timeout_s = config.distributed.call_timeout_s
+        self._lock = threading.Lock()
+        self._lost: str | None = None
+        self._skipped = 0
+        self._handed_out = 0
+        self._folder = WeightsFolder()
+        blueprints = trainer_blueprints(config, threads=threads)
+        names = [f"trainer-{rank}" for rank in range(len(blueprints))]
+        try:
+            self._workers: list[Worker] = launcher.start(names, blueprints, together=True)
+            self._meet(HERE if config.launcher == "local" else None)
+            self._shares_memory = bool(self._all("sees", self._folder.path)[0])
+        except BaseException:
+            self._folder.close()
+            raise
+
+    def update(self, minibatch: Sequence[Sample], *, step: int) -> dict[str, float]:
+        """As `Policy.update`: one update on the same rows with the same weights."""
+        config = self._config
+        rows, weights = rows_to_compute(minibatch, config.loss, max_response_tokens=config.rollout.max_response_tokens)
+        answers = self._each("update", self._share(rows, weights.tolist()), step=step)
+        metrics, self._skipped = answers[0]
+        return metrics
+
+    def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
+        """As `Policy.record_old_logprobs`."""
+        shares = self._share(samples, [0.0] * len(samples))
+        rows: list[tuple[float, ...]] = [()] * len(samples)
+        for portions, answers in zip(shares, self._each("logprobs", shares), strict=True):
+            for portion, scores in zip(portions, answers, strict=True):
+                for i, row in zip(portion.indices, scores, strict=False):  # an idle pass has a row of nobody
+                    rows[i] = row
+        return [replace(sample, old_logprobs=row) for sample, row in zip(samples, rows, strict=True)]
+
+    def weights(self) -> WeightsFile:
+        """The weights as they are now, in the type that the model computes in; readable until the call after the next.
+
+        Raises NumericsError where a weight is not finite.
+        """
+        self._handed_out += 1
+        number = self._handed_out
+        path = self._folder.place(number)
+        if self._shares_memory:
+            self._all("hand_out_weights", path, str(number))
+        else:
+            path.write_bytes(self._all("send_weights", str(number))[0])
+        return self._folder.keep(path, number)
+
+    @property
+    def skipped_in_a_row(self) -> int:
+        """Updates that were not made since the last that was."""
+        return self._skipped
+
+    def save(self, directory: Path) -> None:
+        """Write weights, AdamW's moments and counters into `directory`, which exists and all ranks can reach.
+
+        Raises OSError where the disk refuses, and NumericsError, having written nothing, where a weight is not finite.
+        """
+        self.snapshot()(directory)
+
+    def snapshot(self) -> Callable[[Path], None]:
+        """Copy the state; the result writes the copy like `save`, in any thread, until the next snapshot is taken."""
+        self._all("snapshot")
+        return self._write
+
+    def load(self, directory: Path) -> None:
+        """Continue from what any number of ranks, or a `Policy`, has saved. Raises CheckpointError."""
+        self._skipped = self._all("load", directory.absolute())[0]
+
+    def close(self) -> None:
+        """End the ranks."""
+        for worker in self._workers:
+            worker.close()
+        self._folder.close()
+
+    def _meet(self, host: str | None) -> None:
+        limits = self._config.distributed
+        address = self._answers(
+            [self._workers[0].call("meeting_place", host, timeout_s=limits.start_timeout_s)], limits.start_timeout_s
+        )[0]
+        self._all(
+            "join",
+            *address,
+            ranks=len(self._workers),
+            start_timeout_s=limits.start_timeout_s,
+            timeout_s=self._timeout_s,
+        )
+
+    def _share(self, samples: Sequence[Sample], weights: Sequence[float]) -> list[Any]:
+        max_tokens = self._config.train.microbatch_tokens
+        return list(share(samples, weights, ranks=len(self._workers), max_tokens=max_tokens))
+
+    def _write(self, directory: Path) -> None:
+        self._all("start_writing", directory.absolute())
+        deadline, look_s = time.monotonic() + self._timeout_s, FIRST_LOOK_S
+        while True:
+            answers = self._all("has_written")
+            if refusals := [refusal for _, refusal in answers if refusal is not None]:
+                raise OSError(refusals[0])
+            if all(is_done for is_done, _ in answers):
+                return
+            if time.monotonic() > deadline:
+                self._give_up(f"the trainer ranks have not written a checkpoint within {self._timeout_s:g} s")
+            time.sleep(look_s)
+            look_s = min(2 * look_s, LAST_LOOK_S)
+
+    def _all(self, method: str, *arguments: Any, **options: Any) -> list[Any]:
+        """Every rank's answer to the same call."""
+        return self._call([partial(worker.call, method, *arguments, **options) for worker in self._workers])
+
+    def _each(self, method: str, arguments: Sequence[Any], **options: Any) -> list[Any]:
+        """Every rank's answer to a call with its own argument."""
+        pairs = zip(self._workers, arguments, strict=True)
+        return self._call([partial(worker.call, method, own, **options) for worker, own in pairs])
+
+    def _call(self, calls: "Sequence[Callable[[], Future[Any]]]") -> list[Any]:
+        with self._lock:  # two threads' calls come to every rank in the same order
+            if self._lost is not None:
+                raise TrainerLost(self._lost)
+            futures = [call() for call in calls]
+        return self._answers(futures, self._timeout_s)
+
+    def _answers(self, futures: "Sequence[Future[Any]]", timeout_s: float) -> list[Any]:
+        """The ranks' answers. Raises what they raised; if any of them cannot go on, all are ended."""
+        wait(futures, timeout_s, return_when=FIRST_EXCEPTION)
+        errors = _errors(futures)
+        if errors and not any(isinstance(error, WorkerDied) for error in errors):
+            wait(futures, GRACE_S)  # the others fail alike, or it turns out who has died
+            errors = _errors(futures)
+        for error in errors:
+            if isinstance(error, WorkerDied):
+                self._give_up(str(error), error)
+        silent = [worker.name for worker, future in zip(self._workers, futures, strict=False) if not future.done()]
+        if silent and not errors:
+            self._give_up(
+                f"{', '.join(silent)} gave no answer within {timeout_s:g} s; raise distributed.call_timeout_s if that "
+                "is the usual pace"
+            )
+        if silent or any(isinstance(error, WorkerFault) for error in errors):
+            self._end(f"the trainer ranks were ended after: {errors[0]}")
+        if errors:
+            raise errors[0]
+        return [future.result() for future in futures]
+
+    def _give_up(self, reason: str, cause: BaseException | None = None) -> None:
+        self._end(reason)
+        raise TrainerLost(reason) from cause
+
+    def _end(self, reason: str) -> None:
+        with self._lock:
+            self._lost = reason
+        for worker in self._workers:
+            worker.kill()
+
+
+def _errors(futures: "Sequence[Future[Any]]") -> list[BaseException]:
+    return [error for future in futures if future.done() and (error := future.exception()) is not None]
+
+
+def trainer_blueprints(config: Config, *, threads: int) -> list[Blueprint]:
+    """One for each rank; `config.model.dtype` is settled."""
+    environment = {"OMP_NUM_THREADS": str(threads)}
+    names = [name for _, name in socket.if_nameindex()]
+    if config.launcher == "local" and "GLOO_SOCKET_IFNAME" not in os.environ and "lo" in names:
+        environment["GLOO_SOCKET_IFNAME"] = "lo"  # the machine's name need not lead to an address that works
+    return [
+        Blueprint(
+            "dapo.distributed.trainer:TrainerRank",
+            {"config": config, "rank": rank, "threads": threads},
+            environment,
+            cpus=threads,
+            gpus=config.distributed.trainer_gpus or 0.0,
+        )
+        for rank in range(config.distributed.trainer_ranks)
+    ]
+
+
+def trainer_threads(config: Config, available: int) -> int:
+    """CPU threads of each rank: as asked, or an equal share of those that this process would use."""
+    return config.distributed.trainer_threads or max(1, available // config.distributed.trainer_ranks)

@@ -1,0 +1,257 @@
+"""Low-rank adapters (LoRA): a linear layer's weight W stays as it is, and a product of small factors beside it trains.
+
+Such a layer computes W x + s B A x with s = alpha / rank. B starts at zero, so training starts from the model as it
+is. Engines and exports get the merged weights W + s B A under the model's own names; without its adapters the model
+is the one that training began with.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from dapo.config import LoraConfig
+from dapo.errors import CheckpointError, ConfigError
+from dapo.keyed import keyed_seed, keyed_uniforms
+from dapo.policy.checkpoint import SavedWeights
+from dapo.policy.huggingface import appearing_directory, require_new, tied_names, write_tensors
+from dapo.policy.model import LoadedModel
+
+INSTALL = 'pip install "dapo-rl[lora]"'
+ADAPTER = "default"
+"""What peft calls the adapter: a part of its parameters' names."""
+ADAPTER_FILE = "adapter_model.safetensors"
+
+
+@dataclass(frozen=True)
+class MergedWeights:
+    """A model's weights with adapters merged into them: a `WeightSource` that reads both at that moment."""
+
+    frozen: Mapping[str, Tensor]
+    """The model's own weights by their Hugging Face names, tied ones once."""
+    tied: Mapping[str, str]
+    adapters: Mapping[str, Tensor]
+    """Factors by their names in the model."""
+    scale: float
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight by its Hugging Face name, tied ones under each of their names, in float32 (float64 for float64).
+
+        Each tensor is made when it is asked for; the model stays as it is.
+        """
+        for name, weight in self.frozen.items():
+            tensor = self._merged(name, weight)
+            yield name, tensor
+            for alias, stored in self.tied.items():
+                if stored == name:
+                    yield alias, tensor
+
+    @torch.no_grad()
+    def _merged(self, name: str, weight: Tensor) -> Tensor:
+        wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+        a_name, b_name = factor_names(name.removesuffix(".weight"))
+        if a_name not in self.adapters:
+            return wide
+        a, b = (self.adapters[key].detach().to(wide) for key in (a_name, b_name))
+        return torch.addmm(wide, b, a, alpha=self.scale)
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """The adapters that `add_adapters` put into a model."""
+
+    settings: Mapping[str, float]
+    """Rank and alpha: what a checkpoint of the factors must agree with."""
+    frozen: Mapping[str, Tensor]
+    tied: Mapping[str, str]
+    layers: Sequence[Any]
+    """peft's, around the linear layers."""
+
+    def merged(self, factors: Mapping[str, Tensor]) -> MergedWeights:
+        """The model with these factors, by their names in the model: the optimiser's masters."""
+        return MergedWeights(self.frozen, self.tied, factors, _scale(self.settings))
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Inside, the model computes as if it had no adapters. Not between a forward and its backward."""
+        for layer in self.layers:
+            layer.enable_adapters(False)
+        try:
+            yield
+        finally:
+            for layer in self.layers:
+                layer.enable_adapters(True)
+
+
+def add_adapters(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> Adapters:
+    """Put adapters into `model` in place and freeze everything else of it.
+
+    A is drawn uniformly from +-1 / sqrt(inputs), keyed by `seed` and the layer's name; B is zero. Raises ConfigError as
+    `adapted_layers` does, and where peft is not installed.
+    """
+    peft = _peft()
+    names = adapted_layers(model, config.targets)
+    frozen, tied = dict(model.named_parameters()), tied_names(model)
+    settings = {"rank": config.rank, "alpha": config.alpha}
+    # factors are made with random numbers, which are replaced below: leave the caller's generator as it was
+    with torch.random.fork_rng(devices=[]):
+        peft.inject_adapter_in_model(_peft_config(model, names, settings), model, adapter_name=ADAPTER)
+    layers: list[Any] = [model.get_submodule(name) for name in names]
+    for name, layer in zip(names, layers, strict=True):
+        weight = frozen[f"{name}.weight"]  # [out, in]
+        rows, columns = weight.shape
+        layer.lora_A[ADAPTER].weight = nn.Parameter(_uniform(config.rank, columns, seed, name).to(weight))
+        layer.lora_B[ADAPTER].weight = nn.Parameter(weight.new_zeros(rows, config.rank))
+    return Adapters(settings, frozen, tied, layers)
+
+
+def check_adapters(model: PreTrainedModel, config: LoraConfig) -> None:
+    """Raise the ConfigError that `add_adapters` would raise; changes nothing."""
+    _peft()
+    adapted_layers(model, config.targets)
+
+
+def adapted_layers(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
+    """Names of the linear layers that get adapters, in the model's order.
+
+    A target is the last part of a layer's name, or more of it: `q_proj`, `layers.3.mlp.up_proj`. `all-linear` is every
+    linear layer but the head, which is often tied to the embedding. Raises ConfigError, naming the layers that there
+    are, for a target that no layer has.
+    """
+    linear = _linear_layers(model)
+    if targets == "all-linear":
+        targets = linear
+    wanted = [targets] if isinstance(targets, str) else targets
+    found = {target: {name for name in linear if f".{name}".endswith(f".{target}")} for target in wanted}
+    unknown = [target for target in wanted if not found[target]]
+    if unknown or not wanted:
+        raise ConfigError(
+            f"model.lora.targets: {type(model).__name__} has no linear layer {', '.join(unknown) or 'that is named'}; "
+            f"there are: {', '.join(_kinds(linear)) or 'none'} (neither the head nor a tied weight takes an adapter)"
+        )
+    chosen = set().union(*found.values())
+    return [name for name in linear if name in chosen]
+
+
+def num_adapter_parameters(model: PreTrainedModel, layers: Sequence[str], rank: int) -> int:
+    """Numbers in the factors of these layers."""
+    weights = dict(model.named_parameters())
+    return sum(rank * sum(weights[f"{name}.weight"].shape) for name in layers)
+
+
+def saved_weights(directory: str | Path, model: PreTrainedModel) -> SavedWeights | MergedWeights:
+    """A saved policy's complete weights, whether all of them were trained or adapters of `model`.
+
+    `model` is the one that training began with, without adapters. Raises CheckpointError where the adapters are not of
+    it, or nothing can be read.
+    """
+    saved = SavedWeights(directory)
+    if saved.lora is None:
+        return saved
+    frozen = dict(model.named_parameters())
+    return MergedWeights(frozen, tied_names(model), _saved_factors(saved, directory, frozen), _scale(saved.lora))
+
+
+def export_adapter(directory: str | Path, source: LoadedModel, out_dir: str | Path) -> None:
+    """Write a saved policy's adapters in peft's own format, for `peft.PeftModel.from_pretrained(model, out_dir)`.
+
+    `source` is the model that training began with. The directory appears whole or not at all. Raises ConfigError if it
+    is there already and not empty, if peft is missing, or if all weights were trained; CheckpointError as
+    `saved_weights`.
+    """
+    out, saved = Path(out_dir), SavedWeights(directory)
+    require_new(out)
+    if saved.lora is None:
+        raise ConfigError(f"{directory} holds all weights, not an adapter: model.lora was not set; leave out --adapter")
+    factors = _saved_factors(saved, directory, dict(source.model.named_parameters()))
+    names = list(dict.fromkeys(name.partition(".lora_")[0] for name in factors))
+    config = _peft_config(source.model, names, saved.lora, source.name)
+    tensors = {f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": factor for name, factor in factors.items()}
+    with appearing_directory(out) as temporary:
+        config.save_pretrained(str(temporary))
+        write_tensors(tensors, temporary / ADAPTER_FILE)
+
+
+def factor_names(layer: str) -> tuple[str, str]:
+    """The names of a layer's A `[rank, in]` and B `[out, rank]`."""
+    return f"{layer}.lora_A.{ADAPTER}.weight", f"{layer}.lora_B.{ADAPTER}.weight"
+
+
+def _linear_layers(model: PreTrainedModel) -> list[str]:
+    """All but the head, and but those whose weight is another's too: an adapter would change one of the two."""
+    head, tied = model.get_output_embeddings(), tied_names(model)
+    shared = tied.keys() | set(tied.values())
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head and f"{name}.weight" not in shared
+    ]
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise ConfigError(f"model.lora needs the package peft, which is not installed here; run: {INSTALL}") from error
+    return peft
+
+
+def _peft_config(
+    model: PreTrainedModel, layers: Sequence[str], settings: Mapping[str, float], name: str | None = None
+) -> Any:
+    alpha = settings["alpha"]
+    return _peft().LoraConfig(
+        r=settings["rank"],
+        lora_alpha=int(alpha) if alpha == int(alpha) else alpha,
+        target_modules=_as_targets(model, layers),
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=name,
+    )
+
+
+def _as_targets(model: PreTrainedModel, layers: Sequence[str]) -> list[str]:
+    """The layers by the last parts of their names, or by their whole names where those would catch others."""
+    kinds = _kinds(layers)
+    caught = {name for name, _ in model.named_modules() if name.rpartition(".")[2] in kinds}
+    return sorted(kinds) if caught == set(layers) else sorted(layers)
+
+
+def _kinds(names: Sequence[str]) -> list[str]:
+    """The last parts of names, each once."""
+    return list(dict.fromkeys(name.rpartition(".")[2] for name in names))
+
+
+def _uniform(rows: int, columns: int, seed: int, layer: str) -> Tensor:
+    """`[rows, columns]` of variance 1 / (3 columns): A x keeps the size of x, up to sqrt(3)."""
+    draws = keyed_uniforms(keyed_seed("lora", seed, layer), rows * columns)
+    return torch.from_numpy((2 * draws - 1).reshape(rows, columns) / columns**0.5)
+
+
+def _scale(settings: Mapping[str, float]) -> float:
+    return settings["alpha"] / settings["rank"]
+
+
+def _saved_factors(saved: SavedWeights, directory: str | Path, frozen: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Every factor of a checkpoint, if it fits the model whose weights are `frozen`."""
+    assert saved.lora is not None
+    rank = saved.lora["rank"]
+    factors = dict(saved.named_tensors())
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer in sorted({name.partition(".lora_")[0] for name in factors}):
+        weight = frozen.get(f"{layer}.weight")
+        if weight is None or weight.ndim != 2:
+            raise CheckpointError(f"{directory} holds adapters of another model: this one has no linear layer {layer}")
+        shapes |= dict(zip(factor_names(layer), ((rank, weight.shape[1]), (weight.shape[0], rank)), strict=True))
+    found = {name: tuple(factor.shape) for name, factor in factors.items()}
+    if differing := sorted(name for name in found.keys() | shapes.keys() if found.get(name) != shapes.get(name)):
+        name = differing[0]
+        there, here = found.get(name), shapes.get(name)
+        raise CheckpointError(f"{directory} holds adapters of another model: {name} is {there} there and {here} here")
+    return factors

@@ -1,0 +1,74 @@
+"""Tensors that are spread over ranks, on disk: torch's distributed checkpoints in safetensors files, without pickle.
+
+What N ranks have written, any other number reads, one process included; and all of them read a plain safetensors file.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint.filesystem import FileSystem
+
+
+def write_shards(tensors: Mapping[str, Tensor], folder: Path, group: ProcessGroup) -> None:
+    """Write this rank's part of `tensors` (DTensors in main memory) into `folder`. Every rank of `group` calls it.
+
+    Raises OSError, on every rank, where one of them cannot write.
+    """
+    with _plain_errors(folder):
+        dcp.save(
+            dict(tensors),
+            storage_writer=dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True),
+            process_group=group,
+        )
+
+
+def read_shards(path: Path, into: Mapping[str, Tensor], group: ProcessGroup | None = None) -> None:
+    """Fill `into` from a file or a folder: whole tensors, or with a `group`, whose ranks all call it, DTensors.
+
+    Raises OSError where that fails.
+    """
+    with _plain_errors(path), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # it is not wanted
+        dcp.load(dict(into), storage_reader=_reader(path), process_group=group, no_dist=group is None)
+
+
+def stored_like(path: Path) -> dict[str, Tensor]:
+    """What is stored in a file or a folder: names, shapes and types, on the `meta` device."""
+    found: Any = _reader(path).read_metadata().state_dict_metadata
+    return {
+        name: torch.empty(stored.size, dtype=stored.properties.dtype, device="meta") for name, stored in found.items()
+    }
+
+
+class _OneFile(FileSystem):
+    """A folder with nothing else in it."""
+
+    def ls(self, path: Any) -> list[str]:
+        return [str(path)]
+
+
+def _reader(path: Path) -> Any:
+    reader = dcp.HuggingFaceStorageReader(str(path))
+    if path.is_file():
+        reader.fs = _OneFile()
+    return reader
+
+
+@contextmanager
+def _plain_errors(path: Path) -> Iterator[None]:
+    """torch wraps what went wrong on any rank into an error that is no Exception."""
+    try:
+        yield
+    except dcp.CheckpointException as error:
+        cause = next(iter(error.failures.values()))[0]
+        if isinstance(cause, OSError | SafetensorError):
+            raise OSError(f"{path}: {cause}") from error
+        raise RuntimeError(f"{path}: {type(cause).__name__}: {cause}") from error
