@@ -35,10 +35,11 @@ class TrainerGang:
     raises TrainerLost, as does every later one: the run can go on from its last checkpoint with a new gang.
     """
 
-    def __init__(self, config: Config, launcher: Launcher, *, threads: int) -> None:
+    def __init__(self, config: Config, launcher: Launcher, *, threads: int, cluster_gpus: float = 0.0) -> None:
         """Start the ranks, with `threads` CPU threads each, and have them share the model out among themselves.
 
-        Raises LaunchError, and what loading and sharding the model raise.
+        `cluster_gpus`: that the launcher has to give away. Raises LaunchError, and what loading and sharding the model
+        raise.
         """
         self._config = config
         self._timeout_s = config.distributed.call_timeout_s
@@ -47,10 +48,10 @@ class TrainerGang:
         self._skipped = 0
         self._handed_out = 0
         self._folder = WeightsFolder()
-        blueprints = trainer_blueprints(config, threads=threads)
+        blueprints = trainer_blueprints(config, threads=threads, cluster_gpus=cluster_gpus)
         names = [f"trainer-{rank}" for rank in range(len(blueprints))]
         try:
-            self._workers: list[Worker] = launcher.start(names, blueprints, together=True)
+            self._workers: Sequence[Worker] = launcher.start(names, blueprints, together=True)
             self._meet(HERE if config.launcher == "local" else None)
             self._shares_memory = bool(self._all("sees", self._folder.path)[0])
         except BaseException:
@@ -200,8 +201,11 @@ def _errors(futures: "Sequence[Future[Any]]") -> list[BaseException]:
     return [error for future in futures if future.done() and (error := future.exception()) is not None]
 
 
-def trainer_blueprints(config: Config, *, threads: int) -> list[Blueprint]:
+def trainer_blueprints(config: Config, *, threads: int, cluster_gpus: float = 0.0) -> list[Blueprint]:
     """One for each rank; `config.model.dtype` is settled."""
+    gpus = config.distributed.trainer_gpus
+    if gpus is None:
+        gpus = 1.0 if cluster_gpus > 0 and config.train.device != "cpu" else 0.0
     environment = {"OMP_NUM_THREADS": str(threads)}
     names = [name for _, name in socket.if_nameindex()]
     if config.launcher == "local" and "GLOO_SOCKET_IFNAME" not in os.environ and "lo" in names:
@@ -212,7 +216,7 @@ def trainer_blueprints(config: Config, *, threads: int) -> list[Blueprint]:
             {"config": config, "rank": rank, "threads": threads},
             environment,
             cpus=threads,
-            gpus=config.distributed.trainer_gpus or 0.0,
+            gpus=gpus,
         )
         for rank in range(config.distributed.trainer_ranks)
     ]

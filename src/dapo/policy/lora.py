@@ -241,14 +241,15 @@ def _scale(settings: Mapping[str, float]) -> float:
 def _saved_factors(saved: SavedWeights, directory: str | Path, frozen: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Every factor of a checkpoint, if it fits the model whose weights are `frozen`."""
     assert saved.lora is not None
-    rank = saved.lora["rank"]
+    rank = int(saved.lora["rank"])
     factors = dict(saved.named_tensors())
     shapes: dict[str, tuple[int, ...]] = {}
     for layer in sorted({name.partition(".lora_")[0] for name in factors}):
         weight = frozen.get(f"{layer}.weight")
         if weight is None or weight.ndim != 2:
             raise CheckpointError(f"{directory} holds adapters of another model: this one has no linear layer {layer}")
-        shapes |= dict(zip(factor_names(layer), ((rank, weight.shape[1]), (weight.shape[0], rank)), strict=True))
+        down, up = factor_names(layer)
+        shapes |= {down: (rank, weight.shape[1]), up: (weight.shape[0], rank)}
     found = {name: tuple(factor.shape) for name, factor in factors.items()}
     if differing := sorted(name for name in found.keys() | shapes.keys() if found.get(name) != shapes.get(name)):
         name = differing[0]

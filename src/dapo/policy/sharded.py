@@ -221,7 +221,7 @@ class ShardedPolicy(PolicyCore):
         passes = ((self._microbatch(p), p.samples, torch.tensor(p.weights, dtype=torch.float64)) for p in portions)
         return self._update(passes, step=step)
 
-    def logprobs(self, portions: Sequence[Portion]) -> list[list[tuple[float, ...]]]:
+    def logprobs(self, portions: Sequence[Portion]) -> list[list[Sequence[float]]]:
         """The log-probabilities of each sample of each portion. Every rank calls it, with as many portions."""
         rows = []
         for portion in portions:
