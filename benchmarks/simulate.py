@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -143,8 +144,8 @@ def part(run: Mapping[str, Any], kind: str, name: str) -> float:
 def exponent(runs: Sequence[Mapping[str, Any]], value: str) -> float:
     """Of growth against tokens, between the smallest and the largest: 1 is linear."""
     small, large = min(runs, key=lambda r: figure(r, "tokens")), max(runs, key=lambda r: figure(r, "tokens"))
-    first, last = (grown(run) if value == "memory" else figure(run, value) for run in (small, large))
-    ratio = last / first
+    measure = grown if value == "memory" else partial(figure, name=value)
+    ratio = measure(large) / measure(small)
     return math.log(ratio) / math.log(figure(large, "tokens") / figure(small, "tokens"))
 
 

@@ -1,4 +1,4 @@
-"""Pages keep what they promise: options, commands, targets and files exist, and their examples are valid."""
+"""Pages keep what they promise: options, commands, targets and files that they name exist, examples are valid."""
 
 import re
 import shlex
@@ -11,8 +11,9 @@ import typer
 import yaml
 
 from dapo.cli import app
-from dapo.config import SECTIONS, Config, build_config, load_config, option_names
+from dapo.config import SECTIONS, Config, build_config, load_config
 from dapo.errors import ConfigError
+from dapo.option_errors import option_names
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -22,6 +23,7 @@ OPTIONS = set(option_names(Config))
 FREE = ("reward.options.", "data.train.", "data.eval.", "reward.verifier.")
 """Below these a user's own names stand."""
 FILES = (".py", ".json", ".jsonl", ".parquet", ".yaml", ".md", ".png")
+COMMANDS = ("", "sh", "bash", "console")
 ANY = {"model": "tiny-random", "data": {"train": "builtin:sums"}}
 """What an example of single options leaves out."""
 
@@ -56,8 +58,8 @@ def bad_yaml(page: str) -> list[str]:
 
 
 def commands_on(page: str) -> Iterator[list[str]]:
-    """`dapo ...` in blocks without a language and in quotes, as words; forms with CAPITALS, `...` and `[` stay."""
-    lines = [line for language, text in blocks(page) if not language for line in text.splitlines()]
+    """`dapo ...` in blocks that are no other language and in quotes, as words."""
+    lines = [line for language, text in blocks(page) if language in COMMANDS for line in text.splitlines()]
     for line in [*lines, *quoted(page)]:
         if line.startswith("dapo "):
             yield shlex.split(line.replace("...", " "), comments=True)[1:]
@@ -96,7 +98,7 @@ def _fault_of(words: list[str]) -> str | None:
 def missing_targets(page: str) -> list[str]:
     """`make NAME` without a rule."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    text = "\n".join([*(text for language, text in blocks(page) if not language), *quoted(page)])
+    text = "\n".join([*(text for language, text in blocks(page) if language in COMMANDS), *quoted(page)])
     named = set(re.findall(r"^make ([a-z][\w-]*)", text, flags=re.MULTILINE))
     return sorted(name for name in named if not re.search(rf"^{name}:", makefile, flags=re.MULTILINE))
 

@@ -12,7 +12,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import simulate  # noqa: E402
 from benchmarks.simulate import Size  # noqa: E402
-from benchmarks.simulation import Clock, Law, Texts, byte_tokenizer  # noqa: E402
+from benchmarks.simulation import byte_tokenizer  # noqa: E402
+from benchmarks.stand_ins import Clock, Law, Texts  # noqa: E402
 
 SMALL = Size(prompts=8, steps=2, median_tokens=60.0, limit=200, group_size=4, minibatch_groups=2, tokenizer="bytes")
 

@@ -11,6 +11,7 @@ import vllm_engines
 from engine_models import ModelWeights, wide_model
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
+from dapo.commands import start_run
 from dapo.config import Config, load_config
 from dapo.distributed.vllm_blueprint import vllm_blueprint, vllm_options, weight_shapes
 from dapo.engines.vllm import VllmEngine
@@ -26,8 +27,12 @@ def tiny(*overrides: str) -> Config:
 
 
 @pytest.mark.skipif(vllm_engines.AVAILABLE, reason="vLLM is installed here")
-def test_a_missing_package_is_named_with_the_command_that_installs_it() -> None:
-    with pytest.raises(EngineError, match=r"needs the Python package vllm.*pip install 'dapo-rl\[vllm\]'.*docs/vllm"):
+def test_a_missing_package_is_named_with_the_command_that_installs_it_and_nothing_is_written(tmp_path: Path) -> None:
+    told = r"needs the Python package vllm.*pip install 'dapo-rl\[vllm\]'.*docs/vllm.*rollout\.vllm\.python"
+    with pytest.raises(ConfigError, match=told):
+        start_run(tiny(), run_dir=tmp_path / "run", config_name="tiny")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(EngineError, match=told):  # in a process elsewhere
         open_vllm_engine(vllm_options(tiny()))
 
 

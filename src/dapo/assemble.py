@@ -20,6 +20,7 @@ from dapo.distributed.engines import engine_blueprints
 from dapo.distributed.gang import TrainerGang, trainer_threads
 from dapo.distributed.launchers import open_launcher
 from dapo.distributed.pool import EnginePool
+from dapo.distributed.vllm_blueprint import require_vllm
 from dapo.distributed.worker import Launcher
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.inspection import InspectedEngine
@@ -121,6 +122,8 @@ def read_inputs(config: Config, *, training: bool = True) -> Inputs:
         notes.append(f"{removed} training problems left out: their text is in the evaluation set")
     if training and not problems:
         raise DataError("data.train: every problem is also in data.eval; nothing is left to train on")
+    if config.rollout.engine == "vllm":
+        require_vllm(config)
     loaded = read_model(config)
     if training and config.model.lora is not None:
         check_adapters(loaded.model, config.model.lora)

@@ -1,4 +1,4 @@
-"""What an estimate has to assume of hardware and responses, with defaults that are told and can be changed."""
+"""What an estimate assumes of the hardware and of the responses: defaults that are told, and can be changed."""
 
 import os
 from collections.abc import Sequence
@@ -79,7 +79,7 @@ def assumptions_for(config: Config, given: Sequence[str] = ()) -> Assumptions:
 
 def _parse(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
-    kinds: dict[str, type[Any]] = {one.name: type(one.default) for one in fields(Assumptions)}
+    kinds: dict[str, Any] = {one.name: type(one.default) for one in fields(Assumptions)}
     if not equals or name not in kinds:
         raise ConfigError(f"--assume {text}: expected NAME=VALUE with one of {', '.join(kinds)}")
     try:

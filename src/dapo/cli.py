@@ -139,7 +139,7 @@ def check(
 @app.command()
 def submit(
     config_or_run: Annotated[
-        Path, typer.Argument(metavar="CONFIG.yaml|RUN_DIR", help="a file such as configs/quickstart.yaml, or a run")
+        Path, typer.Argument(metavar="CONFIG.yaml|RUN_DIR", help="as for dapo train; or a run, to continue it")
     ],
     overrides: Overrides = None,
     nodes: Annotated[int, typer.Option(min=1)] = 1,

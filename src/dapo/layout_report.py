@@ -1,4 +1,4 @@
-"""A layout for a person: what runs where, memory, bytes of a weight sync, an estimated step, and what cannot work."""
+"""A layout in words: what runs where, memory, bytes of a weight sync, an estimated step, and what cannot work."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -192,7 +192,8 @@ def _remedies(layout: Layout, who: str, available: float) -> Iterator[str]:
         if fits(with_(layout, "train", microbatch_tokens=tokens)):
             yield f"train.microbatch_tokens={max(tokens, 1)}"
     if layout.assumed.device == "gpu":
-        for base, also in ((layout, ""), (recomputing, " with train.recompute=true")):
+        bases = [(layout, "")] if fits(recomputing) else [(layout, ""), (recomputing, " with train.recompute=true")]
+        for base, also in bases:
             ranks = layout.ranks * 2
             while ranks < MAX_RANKS and not fits(with_(base, "distributed", trainer_ranks=ranks)):
                 ranks *= 2

@@ -1,6 +1,7 @@
 """`dapo submit`: a batch script that trains on a Slurm allocation, written and handed over."""
 
 import importlib.util
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,15 +35,14 @@ def submit_run(config_or_run: Path, overrides: Sequence[str], ask: Submission) -
         raise ConfigError(f"{config_or_run} is a run, which continues where it is; leave --run-dir out")
     config = load_config(RunDirectory.open(config_or_run).config if is_run else config_or_run, overrides)
     list(explain(config))  # reads the data that is at hand
-    run_dir = (config_or_run if is_run else ask.run_dir or default_run_path(config_or_run, datetime.now())).absolute()
-    folder = folder_of(run_dir)
-    use_ray = needs_ray(config, ask.allocation)
+    new = ask.run_dir or default_run_path(config_or_run, datetime.now())
+    run_dir = (config_or_run if is_run else new).absolute()
     job = Job(
         run_dir=run_dir,
-        config=folder / "config.yaml",
+        config=folder_of(run_dir) / "config.yaml",
         work_dir=Path.cwd(),
         python=Path(sys.executable),
-        use_ray=use_ray,
+        use_ray=needs_ray(config, ask.allocation),
         overrides=tuple(overrides) if is_run else (),  # a new run's are in its config
         setup=ask.setup,
         start_timeout_s=config.distributed.start_timeout_s,
@@ -54,25 +54,31 @@ def submit_run(config_or_run: Path, overrides: Sequence[str], ask: Submission) -
     require_sbatch()
     if not is_run:
         refuse_existing_run(run_dir)
-        _refuse_submitted(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not is_run:
-            # as it is now: the file may have changed by the time the job starts
-            atomic_write_text(job.config, dump_config(config))
-        atomic_write_text(folder / "job.sh", script)
-    except OSError as error:
-        raise ConfigError(f"cannot write to {folder}: {error.strerror}") from None
-    number = submit(folder / "job.sh")
-    with open(folder / JOBS, "a", encoding="ascii") as jobs:
+        _refuse_submitted(job.folder)
+    path = _write(job, script, None if is_run else config)
+    number = submit(path)
+    with open(job.folder / JOBS, "a", encoding="ascii") as jobs:
         jobs.write(f"{number}\n")
     print(
         f"job {number}: {ask.allocation.nodes} node{'s' if ask.allocation.nodes > 1 else ''}, run {run_dir}\n"
-        f"  log              {folder}/{number}.log\n"
-        f"  script           {folder}/job.sh\n"
+        f"  log              {job.folder}/{number}.log\n"
+        f"  script           {path}\n"
         f"  stop it, saved   scancel --batch --signal=TERM {number}\n"
-        f"  continue it      sbatch {folder}/job.sh"
+        f"  continue it      sbatch {shlex.quote(str(path))}"
     )
+
+
+def _write(job: Job, script: str, config: Config | None) -> Path:
+    """The script, and a new run's configuration as it is now: its file may have changed by the time the job starts."""
+    path = job.folder / "job.sh"
+    try:
+        job.folder.mkdir(parents=True, exist_ok=True)
+        if config is not None:
+            atomic_write_text(job.config, dump_config(config))
+        atomic_write_text(path, script)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {job.folder}: {error.strerror}") from None
+    return path
 
 
 def needs_ray(config: Config, allocation: Allocation) -> bool:
@@ -90,7 +96,8 @@ def _refuse_submitted(folder: Path) -> None:
     jobs = folder / JOBS
     if jobs.is_file():
         number = jobs.read_text(encoding="ascii").split()[-1]
+        again = f"sbatch {shlex.quote(str(folder / 'job.sh'))}"
         raise CheckpointError(
-            f"{folder} was submitted already, as job {number}; submit it again with `sbatch {folder}/job.sh` or choose "
-            "another --run-dir"
+            f"{folder} was submitted already, as job {number}; submit it again with `{again}` or choose another "
+            "--run-dir"
         )

@@ -228,12 +228,11 @@ def read_and_stored(
     Raises OSError where the table cannot be written.
     """
     found: dict[str, float] = {}
-    rows = _rollout_rows(config, parts, batch, samples, step=step) if config.log.rollouts else None
 
     def work() -> None:
         found.update(reflection_metrics(group for group, fate in batch.judged if fate != "surplus"))
-        if rows is not None:
-            write_rollouts(parts.run.rollouts(step), rows)
+        if config.log.rollouts:
+            write_rollouts(parts.run.rollouts(step), _rollout_rows(config, parts, batch, samples, step=step))
 
     with beside(work, name="dapo-rollouts") as thread:
         yield found
@@ -272,37 +271,33 @@ def _rewards(group: Group, config: Config) -> list[float | None]:
 
 def _rollout_rows(
     config: Config, parts: Parts, batch: Batch, samples: Sequence[Sample], *, step: int
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     advantages: dict[int, list[float]] = {}
     for sample in samples:
         advantages.setdefault(sample.group_id, []).append(sample.advantage)
-    rows = []
     for group, fate in batch.judged:
         rewards, valid_advantages = _rewards(group, config), iter(advantages.get(group.id, ()))
         prompt = parts.encoder.decode_prompt(group.prompt_ids)
         for i, (generation, verdict) in enumerate(zip(group.generations, group.verdicts, strict=True)):
-            rows.append(
-                {
-                    "step": step,
-                    "group_id": group.id,
-                    "problem_id": group.problem.id,
-                    "source": group.problem.source,
-                    "sample": i,
-                    "prompt": prompt,
-                    "response": group.texts[i],
-                    "answer": group.problem.answer,
-                    "correct": verdict.correct,
-                    "score": None if verdict.error is not None else verdict.score,
-                    "error": verdict.error,
-                    "reward": rewards[i],
-                    "advantage": None if verdict.error is not None else next(valid_advantages, None),
-                    "prompt_tokens": len(group.prompt_ids),
-                    "response_tokens": len(generation.token_ids),
-                    "finish": generation.finish,
-                    "fate": fate,
-                    "response_ids": generation.token_ids,
-                    "engine_logprobs": generation.logprobs,
-                    "version": generation.version,
-                }
-            )
-    return rows
+            yield {
+                "step": step,
+                "group_id": group.id,
+                "problem_id": group.problem.id,
+                "source": group.problem.source,
+                "sample": i,
+                "prompt": prompt,
+                "response": group.texts[i],
+                "answer": group.problem.answer,
+                "correct": verdict.correct,
+                "score": None if verdict.error is not None else verdict.score,
+                "error": verdict.error,
+                "reward": rewards[i],
+                "advantage": None if verdict.error is not None else next(valid_advantages, None),
+                "prompt_tokens": len(group.prompt_ids),
+                "response_tokens": len(generation.token_ids),
+                "finish": generation.finish,
+                "fate": fate,
+                "response_ids": generation.token_ids,
+                "engine_logprobs": generation.logprobs,
+                "version": generation.version,
+            }

@@ -79,8 +79,8 @@ def batch_script(job: Job, allocation: Allocation) -> str:
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {directive}" for directive in directives(job, allocation)),
-        f"# Written by `dapo submit` (dapo {dapo.__version__}). To continue the run, submit it again:",
-        f"#   sbatch {_one_line(job.folder / 'job.sh')}",
+        f"# Written by `dapo submit` (dapo {dapo.__version__}). After whatever end, this continues the run:",
+        f"#   sbatch {shlex.quote(str(job.folder / 'job.sh'))}",
         "",
         *(f"{name}={shlex.quote(value)}" for name, value in variables.items()),
         f"overrides=({' '.join(map(shlex.quote, job.overrides))})",
@@ -148,9 +148,7 @@ def submit(script: Path) -> str:
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=SBATCH_S, check=False)
     except subprocess.TimeoutExpired:
-        raise LaunchError(
-            f"sbatch gave no answer within {SBATCH_S:g} s; look with squeue whether it has a job"
-        ) from None
+        raise LaunchError(f"sbatch gave no answer within {SBATCH_S:g} s; squeue tells whether it has a job") from None
     if answer.returncode:
         said = " ".join(answer.stderr.split()) or f"exit code {answer.returncode}"
         raise LaunchError(f"sbatch refused the job: {said}; the script is {script}")

@@ -1,6 +1,7 @@
 """The process of a vLLM engine: what it is started with, and in what surroundings."""
 
 import hashlib
+import importlib.util
 import os
 import tempfile
 from pathlib import Path
@@ -10,7 +11,7 @@ from transformers import PreTrainedModel
 import dapo
 from dapo.config import Config
 from dapo.distributed.worker import Blueprint
-from dapo.engines.vllm_start import VllmOptions
+from dapo.engines.vllm_start import INSTALL, VllmOptions
 from dapo.errors import ConfigError
 from dapo.policy.huggingface import config_of
 from dapo.policy.model import load_skeleton
@@ -29,6 +30,16 @@ def vllm_blueprint(config: Config, *, threads: int) -> Blueprint:
         python=None if vllm.python is None else _interpreter(vllm.python),
         cpus=threads,
     )
+
+
+def require_vllm(config: Config) -> None:
+    """What can be known before anything is started. Raises ConfigError as `vllm_blueprint` does, and where vLLM is to
+    run in this very environment, which does not have it."""
+    if config.rollout.vllm.python is not None:
+        _interpreter(config.rollout.vllm.python)
+    elif config.launcher == "local" and importlib.util.find_spec("vllm") is None:
+        raise ConfigError(f"rollout.engine=vllm needs the Python package vllm, which is not installed here; {INSTALL}")
+    vllm_options(config)
 
 
 def vllm_options(config: Config) -> VllmOptions:

@@ -17,7 +17,10 @@ from dapo.engines.vllm import VllmEngine
 from dapo.errors import EngineError
 from dapo.types import GenerationRequest
 
-INSTALL = "pip install 'dapo-rl[vllm]' on a GPU; docs/vllm.md tells how on a CPU"
+INSTALL = (
+    "install it: pip install 'dapo-rl[vllm]' on a GPU; docs/vllm.md tells how on a CPU; or name another environment's "
+    "interpreter, rollout.vllm.python=PATH"
+)
 _GIB = 2**30
 # the block of keys and values that is shared or not: vLLM's own choice for CPUs, 128, is longer than most prompts
 _CPU_BLOCK_TOKENS = 32
@@ -56,8 +59,7 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
         from vllm.platforms import current_platform
     except ImportError as error:
         raise EngineError(
-            f"rollout.engine=vllm needs the Python package vllm, which cannot be imported here ({error}); install it: "
-            f"{INSTALL}; or name another environment's interpreter, rollout.vllm.python=PATH"
+            f"rollout.engine=vllm needs the Python package vllm, which cannot be imported here ({error}); {INSTALL}"
         ) from None
     try:
         with tempfile.TemporaryDirectory(prefix="dapo-vllm-") as folder:
