@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pickle import PicklingError
 from typing import Any
@@ -22,32 +23,47 @@ def main() -> None:
     factory, options = connection.recv()
     threading.Thread(target=_read, args=(connection, calls), daemon=True).start()
     target: Any = None
-    answer: tuple[int, bool, Any]
     while True:
         number, method, arguments, named = (0, None, (), options) if target is None else calls.get()
+        if method is None:
+            is_answer, value = attempt(make, factory, named)
+            if is_answer:
+                target, value = value, os.getpid()
+        else:
+            is_answer, value = attempt(carry_out, target, method, arguments, named)
         try:
-            if method is None:
-                target = resolve(factory)(**named)
-                answer = (number, True, os.getpid())
-            else:
-                answer = (number, True, getattr(target, method)(*arguments, **named))
-        except DapoError as error:
-            answer = (number, False, error)
-        except Exception as error:
-            traceback.print_exc()
-            answer = (number, False, WorkerFault(f"{type(error).__name__}: {error}"))
-        try:
-            connection.send(answer)
+            connection.send((number, is_answer, value))
         except (TypeError, AttributeError, PicklingError) as error:
             connection.send((number, False, WorkerFault(f"the answer of {method} cannot be sent: {error}")))
         if target is None:
             return  # the object could not be made, and the controller knows why
 
 
+def make(factory: str, options: Mapping[str, Any]) -> Any:
+    """The worker's object."""
+    return resolve(factory)(**options)
+
+
 def resolve(name: str) -> Any:
     """`module:function`."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+def carry_out(target: Any, method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """A call on it."""
+    return getattr(target, method)(*arguments, **named)
+
+
+def attempt(action: Callable[..., Any], *arguments: Any) -> tuple[bool, Any]:
+    """Whether it went well, and the result or an error that can be sent; a fault's traceback goes to the log."""
+    try:
+        return True, action(*arguments)
+    except DapoError as error:
+        return False, error
+    except Exception as error:
+        traceback.print_exc()
+        return False, WorkerFault(f"{type(error).__name__}: {error}")
 
 
 def _read(connection: "Connection[Any, Any]", calls: "queue.SimpleQueue[Any]") -> None:

@@ -14,14 +14,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import dapo
+from dapo.distributed.surroundings import import_path, last_words
 from dapo.distributed.weights import WeightsFile, WeightsFolder
 from dapo.distributed.worker import Blueprint, answer
 from dapo.engines.engine import WeightSource
 from dapo.errors import LaunchError, WorkerDied
 
 CLOSE_S = 5.0
-LOG_TAIL_LINES = 5
 
 
 class LocalWorker:
@@ -38,7 +37,7 @@ class LocalWorker:
         with theirs, open(log, "ab") as output:
             self._process = subprocess.Popen(
                 [blueprint.python or sys.executable, "-m", "dapo.distributed.child", str(theirs.fileno())],
-                env=os.environ | {"PYTHONPATH": _with_this_package()} | dict(blueprint.environment),
+                env=os.environ | blueprint.environment | {"PYTHONPATH": import_path(blueprint.environment)},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -114,9 +113,7 @@ class LocalWorker:
             ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         except subprocess.TimeoutExpired:
             ended = "closed its connection"
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        said = " | ".join(lines[-LOG_TAIL_LINES:])
-        return f"{self.name} {ended}" + (f"; the last of {self.log}: {said}" if said else "")
+        return f"{self.name} {ended}{last_words(self.log)}"
 
 
 class LocalLauncher:
@@ -178,9 +175,3 @@ class LocalLauncher:
                 f"{worker.name} was not ready within {self._timeout_s:g} s (distributed.start_timeout_s); what it "
                 f"printed is in {worker.log}"
             ) from error
-
-
-def _with_this_package() -> str:
-    """The import path of a child: this package first, wherever it was installed, then the user's own."""
-    ours = str(Path(dapo.__file__).parents[1])
-    return os.pathsep.join([ours, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -56,6 +56,11 @@ class WeightsFolder:
         self._folder = tempfile.TemporaryDirectory(prefix="dapo-weights-", dir=place)
         self._versions: list[Path] = []
 
+    @property
+    def path(self) -> Path:
+        """Its random name can be seen wherever its files can be read, and nowhere else."""
+        return Path(self._folder.name)
+
     def write(self, weights: WeightSource, version: int) -> WeightsFile:
         """Write a complete file and give it its name when it is whole; the version before the last is removed."""
         if isinstance(weights, WeightsFile):  # where every process of this machine can read it already
@@ -63,11 +68,6 @@ class WeightsFolder:
         path = self.place(version)
         write_weights(path, weights, label=str(version))
         return self.keep(path, version)
-
-    @property
-    def path(self) -> Path:
-        """The folder."""
-        return Path(self._folder.name)
 
     def place(self, version: int) -> Path:
         """Where somebody may write a version."""

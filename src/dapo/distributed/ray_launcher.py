@@ -1,0 +1,421 @@
+"""`launcher: ray`: workers are actors on a Ray cluster, one that is there or one of the run's own on this machine."""
+
+import logging
+import os
+import queue
+import signal
+import socket
+import textwrap
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import dapo
+from dapo.distributed.ray_actor import Arrival, Host
+from dapo.distributed.ray_resources import Reservation, reserve, total
+from dapo.distributed.ray_weights import RayWeights
+from dapo.distributed.surroundings import import_path, last_words
+from dapo.distributed.weights import WeightsFolder
+from dapo.distributed.worker import Blueprint
+from dapo.engines.engine import WeightSource
+from dapo.errors import EngineError, LaunchError, WorkerDied, WorkerFault
+
+CAUSE_CHARACTERS = 400
+REACH_S = 10.0
+PRESTART = ("RAY_prestart_worker_first_driver", "RAY_enable_worker_prestart")
+
+
+class RayWorker:
+    """An actor. It is never restarted in place: a successor is started by whoever needs one."""
+
+    def __init__(
+        self, name: str, actor: Any, seat: Reservation, gpus: float, answers: "queue.SimpleQueue[Any]"
+    ) -> None:
+        self.name = name
+        self.gpus = gpus
+        self.arrival: Arrival | None = None
+        """Once it has a place."""
+        self._actor = actor
+        self._seat = seat
+        self._answers = answers
+        self._lock = threading.Lock()
+        self._pending: dict[int, Future[Any]] = {}
+        self._count = 0
+        self._end: str | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of its process, on its node."""
+        return self._there.pid
+
+    @property
+    def node(self) -> str:
+        """IP address."""
+        return self._there.node
+
+    @property
+    def log(self) -> Path:
+        """What it prints."""
+        return self._there.log
+
+    @property
+    def is_gone(self) -> bool:
+        """Ended, as far as is known here."""
+        return self._end is not None
+
+    def call(self, method: str, /, *arguments: Any, **options: Any) -> "Future[Any]":
+        """See Worker. Weights of this launcher may be among the arguments, not inside of them."""
+        try:
+            sent = [self._sendable(argument) for argument in arguments]
+            named = {name: self._sendable(value) for name, value in options.items()}
+        except EngineError as error:  # weights that are gone
+            failed: Future[Any] = Future()
+            failed.set_exception(error)
+            return failed
+        return self.send("call", method, sent, named)
+
+    def send(self, entry: str, /, *arguments: Any) -> "Future[Any]":
+        """Have one of Host's own methods called."""
+        future: Future[Any] = Future()
+        with self._lock:
+            if self._end is not None:
+                future.set_exception(WorkerDied(self._end))
+                return future
+            reference = getattr(self._actor, entry).remote(*arguments)
+            self._count += 1
+            self._pending[self._count] = future
+            settle = partial(self._settle, self._count, entry)
+        # Ray's own thread must not wait: it hands the answer on
+        reference.future().add_done_callback(lambda done: self._answers.put(partial(settle, done)))
+        return future
+
+    def kill(self) -> None:
+        """See Worker."""
+        self._bury(f"{self.name} was ended by this run")
+
+    def close(self) -> None:
+        """See Worker."""
+        self.kill()
+
+    @property
+    def _there(self) -> Arrival:
+        assert self.arrival is not None, f"{self.name} has not arrived"
+        return self.arrival
+
+    def _sendable(self, value: Any) -> Any:
+        return value.for_worker(reads_files=self._there.reads_files) if isinstance(value, RayWeights) else value
+
+    def _settle(self, number: int, entry: str, done: "Future[Any]") -> None:
+        """Turn what Ray says into an answer or an error."""
+        from ray.exceptions import RayActorError, RayTaskError, RuntimeEnvSetupError
+
+        error = done.exception()
+        if isinstance(error, RuntimeEnvSetupError):
+            self._bury(f"the surroundings of {self.name} could not be set up: {error}", LaunchError)
+        elif isinstance(error, RayActorError) and error.actor_init_failed:
+            self._bury(f"{self.name} could not be set up on its node: {error}", LaunchError)
+        elif isinstance(error, RayTaskError):
+            self._resolve(number, WorkerFault(f"{self.name}: the arguments or the answer cannot be sent: {error}"))
+        elif error is not None:
+            self._bury(self._obituary(error))
+        elif entry == "arrive":
+            self._resolve(number, done.result())
+        else:
+            self._resolve(number, done.result()[1])
+
+    def _resolve(self, number: int, value: Any) -> None:
+        with self._lock:
+            future = self._pending.pop(number, None)
+        if future is None:
+            return  # it has failed already, with the worker
+        if isinstance(value, Exception):
+            future.set_exception(value)
+        else:
+            future.set_result(value)
+
+    def _bury(self, cause: str, kind: type[Exception] = WorkerDied) -> None:
+        """Make sure that it is gone, give its place back, fail what is pending."""
+        import ray
+
+        with self._lock:
+            if self._end is not None:
+                return
+            self._end = cause
+            pending, self._pending = list(self._pending.values()), {}
+        try:
+            if ray.is_initialized():
+                ray.kill(self._actor, no_restart=True)
+                self._seat.leave()
+        finally:
+            for future in pending:
+                future.set_exception(kind(cause))
+
+    def _obituary(self, error: BaseException) -> str:
+        """How it ended as Ray tells it, with the last it said."""
+        from ray.exceptions import ActorUnavailableError
+
+        where = f" (process {self.pid} on node {self.node})" if self.arrival else ""
+        text = str(error)
+        if isinstance(error, ActorUnavailableError):
+            how, cause = "is out of reach, perhaps with its node", text.partition("RpcError: ")[2]
+        else:
+            how, cause = "is gone", text.partition("because ")[2]
+        told = f"{self.name}{where} {how}: {textwrap.shorten(cause or text, CAUSE_CHARACTERS, placeholder=' ...')}"
+        if self.arrival is None:
+            return told
+        return told + (last_words(self.log) if self.log.exists() else f"; its log is {self.log} there")
+
+
+class RayLauncher:
+    """Starts actors; what they print goes to `logs/NAME.log` wherever their node can reach it.
+
+    `address` of a cluster, or `auto`; none: Ray is started on this machine and stopped by `close`. There processes
+    share the CPUs as they would without Ray, and only GPUs are counted; elsewhere both are. A cluster or a connection
+    that was there before stays as it was.
+
+    `shares_files`: a worker that can read this machine's shared memory gets its weights through it; the others, and
+    without it all of them, through Ray's object store.
+    """
+
+    def __init__(self, logs: Path, *, timeout_s: float, address: str | None = None, shares_files: bool = True) -> None:
+        self._logs = logs.resolve()
+        self._timeout_s = timeout_s
+        self._address = address
+        self._shares_files = shares_files
+        self._connection: _Connection | None = None
+        self._workers: list[RayWorker] = []
+        self._weights: WeightsFolder | None = None
+        self._shared: list[RayWeights] = []
+
+    @property
+    def gpus(self) -> float:
+        """Of the whole cluster. Raises LaunchError if it cannot be reached."""
+        self._connect()
+        return total("GPU")
+
+    def start(
+        self, names: Sequence[str], blueprints: Sequence[Blueprint], *, together: bool = False
+    ) -> list[RayWorker]:
+        """See Launcher."""
+        connection = self._connect()
+        deadline = time.monotonic() + self._timeout_s
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self._workers = [worker for worker in self._workers if not worker.is_gone]
+        seats = reserve(
+            names,
+            blueprints,
+            together=together,
+            timeout_s=self._timeout_s,
+            counts_cpus=not connection.is_own,
+            gpus_left=self._gpus_left() if connection.is_own else None,
+        )
+        workers = [
+            RayWorker(name, _actor(blueprint, seat, index), seat, blueprint.gpus, connection.answers)
+            for name, blueprint, (seat, index) in zip(names, blueprints, seats, strict=True)
+        ]
+        self._workers += workers
+        try:
+            self._settle_in(workers, blueprints, deadline)
+        except BaseException:
+            for worker in workers:
+                worker.kill()
+            raise
+        return workers
+
+    def share(self, weights: WeightSource, version: int) -> RayWeights:
+        """See Launcher."""
+        shared = RayWeights(self._folder().write(weights, version), timeout_s=self._timeout_s)
+        for old in self._shared[:-1]:
+            old.forget()
+        self._shared = [*self._shared[-1:], shared]
+        return shared
+
+    def close(self) -> None:
+        """See Launcher."""
+        for worker in self._workers:
+            worker.close()
+        self._workers.clear()
+        self._shared.clear()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._weights is not None:
+            self._weights.close()
+            self._weights = None
+
+    def _gpus_left(self) -> float:
+        return total("GPU") - sum(worker.gpus for worker in self._workers)
+
+    def _settle_in(self, workers: Sequence[RayWorker], blueprints: Sequence[Blueprint], deadline: float) -> None:
+        """Wait until all have arrived, then until all objects are made."""
+        folder = self._folder().path if self._shares_files else None
+        arrivals = [worker.send("arrive", worker.name, self._logs, folder) for worker in workers]
+        for worker, arrival in zip(workers, arrivals, strict=True):
+            worker.arrival = self._wait(arrival, deadline, f"{worker.name} has a place, but its process", "Ray's logs")
+        for worker in workers:
+            if worker.arrival is not None and worker.arrival.version != dapo.__version__:
+                raise LaunchError(
+                    f"node {worker.node} has dapo {worker.arrival.version}, this machine {dapo.__version__}; install "
+                    "the same version on all nodes"
+                )
+        made = [
+            worker.send("make", blueprint.factory, dict(blueprint.options))
+            for worker, blueprint in zip(workers, blueprints, strict=True)
+        ]
+        for worker, future in zip(workers, made, strict=True):
+            self._wait(future, deadline, worker.name, f"what it printed is in {worker.log} (node {worker.node})")
+
+    def _wait(self, future: "Future[Any]", deadline: float, what: str, see: str) -> Any:
+        try:
+            return future.result(max(deadline - time.monotonic(), 0.0))
+        except FutureTimeoutError as error:
+            raise LaunchError(
+                f"{what} was not ready within {self._timeout_s:g} s (distributed.start_timeout_s); {see}"
+            ) from error
+
+    def _folder(self) -> WeightsFolder:
+        if self._weights is None:
+            self._weights = WeightsFolder()
+        return self._weights
+
+    def _connect(self) -> "_Connection":
+        if self._connection is None:
+            self._connection = _Connection(self._address)
+        return self._connection
+
+
+class _Connection:
+    """To a cluster, with the thread that takes what comes from it."""
+
+    def __init__(self, address: str | None) -> None:
+        ray = _import_ray()
+        self.is_ours = not ray.is_initialized()
+        """Made here, so it ends here."""
+        self.is_own = self.is_ours and address is None
+        """The cluster too."""
+        if self.is_ours:
+            with _signals_kept():
+                _init(address)
+        self.answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._take, name="ray-answers", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Leave; a cluster of our own ends."""
+        self.answers.put(None)
+        self._thread.join()
+        if self.is_ours:
+            import ray
+
+            ray.shutdown()
+
+    def _take(self) -> None:
+        while (settle := self.answers.get()) is not None:
+            settle()
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise LaunchError("launcher=ray needs Ray, which is not installed: pip install 'dapo-rl[ray]'") from error
+    return ray
+
+
+def _init(address: str | None) -> None:
+    import ray
+    from ray._private import worker as ray_driver
+
+    if address is not None and "://" in address:
+        raise LaunchError(
+            f"distributed.ray_address={address}: a run is a driver of the cluster, not a Ray client; start it on one "
+            "of the cluster's nodes with ray_address=auto or the head's HOST:PORT"
+        )
+    try:
+        if address is None:
+            # Ray would start a process for each CPU, none of which has the surroundings that a worker needs
+            os.environ |= {name: "0" for name in PRESTART if name not in os.environ}
+        else:
+            _reach(address)
+            _use_token()
+        ray.init(
+            address="local" if address is None else address,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+        # it would print pages of a node's log for each worker that is lost; what happened is in WorkerDied
+        ray_driver._worker_logs_enabled = False
+    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
+        raise LaunchError(
+            f"Ray could not be started on this machine: {error}"
+            if address is None
+            else f"the Ray cluster at distributed.ray_address={address} could not be joined; are address and token "
+            f"those of its head? {error}"
+        ) from error
+
+
+def _reach(address: str) -> None:
+    """Raise ConnectionError or OSError where nobody listens: Ray itself would try for ever."""
+    from ray._private.services import canonicalize_bootstrap_address
+
+    found = canonicalize_bootstrap_address(address)  # `auto` is looked up
+    if found is None:
+        raise ConnectionError("no Ray is running on this machine")
+    host, _, port = found.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
+
+
+def _use_token() -> None:
+    """Show the token that this machine has, as Ray itself does for `auto` but not for HOST:PORT."""
+    try:
+        from ray._private.authentication import authentication_token_setup as tokens
+    except ImportError:
+        return  # a Ray without tokens
+    tokens.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray takes SIGTERM for itself; a run has its own answer to it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _actor(blueprint: Blueprint, seat: Reservation, index: int) -> Any:
+    """A handle; the actor comes to life when a process has been started for it."""
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    # Ray leaves CUDA_VISIBLE_DEVICES alone where no GPU was asked for
+    hidden = {} if blueprint.gpus else {"CUDA_VISIBLE_DEVICES": ""}
+    variables = {**hidden, **blueprint.environment, "PYTHONPATH": import_path(blueprint.environment)}
+    surroundings: dict[str, Any] = {"env_vars": variables}
+    if blueprint.python is not None:
+        surroundings["py_executable"] = blueprint.python
+    bundle = seat.bundles[index]
+    return (
+        ray.remote(Host)
+        .options(
+            num_cpus=bundle["CPU"],
+            num_gpus=bundle["GPU"],
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(seat.group, placement_group_bundle_index=index),
+            runtime_env=surroundings,
+        )
+        .remote()
+    )

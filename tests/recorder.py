@@ -1,0 +1,52 @@
+"""What the workers of tests/worker_laws.py hold: light, so that its processes start fast."""
+
+import os
+import time
+
+from dapo.errors import ConfigError
+
+
+class Recorder:
+    """Counts, fails in every way, and reads weights."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.total = start
+
+    def add(self, number: int) -> int:
+        self.total += number
+        return self.total
+
+    def refuse(self) -> None:
+        raise ConfigError("no such thing")
+
+    def break_down(self) -> None:
+        print("before the fall", flush=True)
+        raise ZeroDivisionError("by zero")
+
+    def end(self, code: int) -> None:
+        print("last words", flush=True)
+        os._exit(code)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    def unsendable(self) -> object:
+        return (n for n in ())
+
+    def read(self, handle, name: str) -> list[float]:
+        return dict(handle.open().named_tensors())[name].tolist()
+
+    def source(self, handle) -> str:
+        return type(handle.open()).__name__
+
+
+def failing(**_: object) -> None:
+    raise ConfigError("cannot be made")
+
+
+def slow() -> Recorder:
+    time.sleep(60)
+    return Recorder()

@@ -1,0 +1,251 @@
+"""Laws of workers on Ray, on a real cluster of several nodes on this machine: places, weights, losses, newcomers."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from worker_laws import BLUEPRINT, FOR_PROGRAMS, HERE, Weights, WorkerLaws, ends, read_weights, start
+
+from dapo.distributed.ray_launcher import PRESTART, RayLauncher
+from dapo.distributed.worker import Blueprint
+from dapo.errors import LaunchError, WorkerDied
+
+ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.ray
+
+HEAD_CPUS = 4
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head with four CPUs; tests add nodes and take them away again."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as environment:
+        for name in PRESTART:
+            environment.setenv(name, "0")
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": HEAD_CPUS, "include_dashboard": False})
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@pytest.fixture
+def start_in(cluster: Any, tmp_path: Path) -> Iterator[Callable[..., RayLauncher]]:
+    made: list[RayLauncher] = []
+
+    def make(timeout_s: float, **options: Any) -> RayLauncher:
+        made.append(RayLauncher(tmp_path / "logs", timeout_s=timeout_s, address=cluster.address, **options))
+        return made[-1]
+
+    yield make
+    for launcher in made:
+        launcher.close()
+    assert frees(HEAD_CPUS)
+
+
+@pytest.fixture
+def launcher(start_in: Callable[..., RayLauncher]) -> RayLauncher:
+    return start_in(60)
+
+
+def frees(cpus: float, *, within_s: float = 15) -> bool:
+    """Does the cluster come to have so many CPUs free?"""
+    deadline = time.monotonic() + within_s
+    while round(ray.available_resources().get("CPU", 0), 2) != cpus:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def needing(cpus: float, gpus: float = 0) -> Blueprint:
+    return Blueprint(BLUEPRINT.factory, {}, HERE, cpus=cpus, gpus=gpus)
+
+
+class TestRayWorkers(WorkerLaws):
+    """All of them."""
+
+
+# --- places
+
+
+def test_what_cannot_be_placed_is_named_with_what_there_is(start_in: Callable[..., RayLauncher]) -> None:
+    launcher = start_in(1)
+    with pytest.raises(LaunchError) as error:
+        launcher.start(["a", "b", "c"], [needing(3), needing(3), needing(1, gpus=2)])
+    assert str(error.value) == (
+        "no place within 1 s (distributed.start_timeout_s) for b (3 CPUs) and c (1 CPU, 2 GPUs), 4 CPUs, 2 GPUs in "
+        "all; the cluster has 1 node with 4 CPUs (1 free; 4 on the largest node) and 0 GPUs (0 free; 0 on the largest "
+        "node)"
+    )
+
+
+def test_a_gang_gets_all_of_its_places_or_none(start_in: Callable[..., RayLauncher]) -> None:
+    launcher = start_in(1)
+    with pytest.raises(LaunchError, match=r"r0, r1, r2 \(2 CPUs each\), 6 CPUs in all; .*4 CPUs \(4 free"):
+        launcher.start(["r0", "r1", "r2"], [needing(2)] * 3, together=True)
+    assert frees(HEAD_CPUS)
+    gang = start_in(60).start(["r0", "r1"], [needing(2)] * 2, together=True)
+    assert [worker.call("add", 1).result(30) for worker in gang] == [1, 1]
+    assert frees(0)
+
+
+def test_a_gangs_place_is_given_back_with_its_last_worker(launcher: RayLauncher) -> None:
+    gang = launcher.start(["r0", "r1"], [needing(2)] * 2, together=True)
+    os.kill(gang[0].pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied, match=rf"r0 \(process {gang[0].pid} on node [\d.]+\) is gone: its worker process"):
+        gang[0].call("add", 1).result(30)
+    gang[1].kill()
+    again = launcher.start(["r0", "r1"], [needing(2)] * 2, together=True)
+    assert [worker.call("add", 2).result(30) for worker in again] == [2, 2]
+
+
+def test_a_worker_without_gpus_sees_none(launcher: RayLauncher) -> None:
+    assert start(launcher).call("variable", "CUDA_VISIBLE_DEVICES").result(30) == ""
+
+
+def test_another_interpreter_is_used(launcher: RayLauncher, tmp_path: Path) -> None:
+    other = tmp_path / "python"
+    other.write_text(f'#!/bin/sh\nOTHER=yes exec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    blueprint = Blueprint(BLUEPRINT.factory, {}, HERE, python=str(other))
+    assert launcher.start(["one"], [blueprint])[0].call("variable", "OTHER").result(30) == "yes"
+
+
+# --- weights
+
+
+def test_weights_reach_a_worker_that_reads_no_files_of_this_machine(start_in: Callable[..., RayLauncher]) -> None:
+    launcher = start_in(60, shares_files=False)
+    worker = start(launcher)
+    read_weights(launcher, worker)
+    assert worker.call("source", launcher.share(Weights({"a": torch.ones(2)}), 4)).result(30) == "SafetensorsBytes"
+
+
+# --- losses and newcomers
+
+
+def test_a_node_that_leaves_takes_its_workers_and_one_that_joins_gives_a_waiting_one_its_place(
+    cluster: Any, launcher: RayLauncher
+) -> None:
+    leaving = cluster.add_node(num_cpus=8)
+    worker = launcher.start(["big"], [needing(8)])[0]
+    future = worker.call("sleep", 60)
+    cluster.remove_node(leaving, allow_graceful=False)
+    with pytest.raises(
+        WorkerDied, match=r"big \(process \d+ on node [\d.]+\) is (gone: its (node|worker)|out of reach)"
+    ):
+        future.result(60)
+    successor: Future[Any] = Future()
+    threading.Thread(target=lambda: successor.set_result(launcher.start(["big"], [needing(8)])[0])).start()
+    time.sleep(0.5)
+    assert not successor.done()
+    joining = cluster.add_node(num_cpus=8)
+    assert successor.result(60).call("add", 1).result(30) == 1
+    launcher.close()
+    cluster.remove_node(joining)
+
+
+PROGRAM = """
+import json, os, signal, sys, pathlib, time
+from dapo.distributed.ray_launcher import RayLauncher
+from worker_laws import start
+answer = signal.signal(signal.SIGTERM, lambda *_: None)
+mine = signal.getsignal(signal.SIGTERM)
+launcher = RayLauncher(pathlib.Path(sys.argv[1]), timeout_s=60, address=sys.argv[2] or None)
+worker = start(launcher)
+assert worker.call("add", 1).result(30) == 1
+assert signal.getsignal(signal.SIGTERM) is mine, "SIGTERM was taken"
+busy = worker.call("sleep", 60)
+print(json.dumps({"worker": worker.pid, "session": ray_session()}), flush=True)
+sys.stdin.readline()
+launcher.close()
+print(repr(busy.exception(5)), flush=True)
+sys.stdin.readline()
+"""
+SESSION = """
+def ray_session():
+    import ray
+    return ray._private.worker._global_node.get_session_dir_path()
+"""
+
+
+def run_program(tmp_path: Path, address: str) -> "subprocess.Popen[str]":
+    """A driver of its own, with warnings as errors."""
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", SESSION + PROGRAM, str(tmp_path / "logs"), address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=FOR_PROGRAMS | {"HOME": str(tmp_path)},
+    )
+
+
+def session_processes(session: str) -> list[int]:
+    """Processes of a Ray session: all have its folder in their command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and session in (entry / "cmdline").read_text():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_the_resources_of_a_driver_that_is_killed_come_free(cluster: Any, tmp_path: Path) -> None:
+    with run_program(tmp_path, cluster.address) as driver:
+        assert driver.stdout is not None
+        told = json.loads(driver.stdout.readline())
+        assert frees(HEAD_CPUS - 1)
+        driver.kill()
+    assert ends(told["worker"], within_s=20)
+    assert frees(HEAD_CPUS)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_cluster_of_the_runs_own_ends_with_it(tmp_path: Path, is_killed: bool) -> None:
+    with run_program(tmp_path, "") as driver:
+        assert driver.stdout is not None
+        assert driver.stdin is not None
+        told = json.loads(driver.stdout.readline())
+        processes = session_processes(told["session"])
+        assert len(processes) > 2
+        if is_killed:
+            driver.kill()
+        else:
+            print(file=driver.stdin, flush=True)
+            assert "WorkerDied('one was ended by this run')" in driver.stdout.readline()
+        assert all(ends(pid, within_s=20) for pid in [told["worker"], *processes])
+        if not is_killed:
+            print(file=driver.stdin, flush=True)
+            assert driver.wait(10) == 0
+
+
+def test_a_cluster_that_cannot_be_joined_is_an_error_in_words() -> None:
+    program = (
+        "import sys, pathlib; from dapo.distributed.ray_launcher import RayLauncher; from dapo.errors import *\n"
+        "for address in sys.argv[1:]:\n"
+        "    try: RayLauncher(pathlib.Path('.'), timeout_s=1, address=address).gpus\n"
+        "    except LaunchError as error: print(error)"
+    )
+    addresses = ["127.0.0.1:1", "ray://127.0.0.1:1"]
+    result = subprocess.run(
+        [sys.executable, "-c", program, *addresses], capture_output=True, text=True, env=FOR_PROGRAMS, check=True
+    )
+    nobody, client = result.stdout.splitlines()
+    assert "ray_address=127.0.0.1:1 could not be joined" in nobody
+    assert "refused" in nobody
+    assert "HOST:PORT" in client
