@@ -239,7 +239,7 @@ def test_an_evaluation_that_is_killed_or_interrupted_continues(tmp_path: Path):
                 started = time.monotonic()
                 _, err = process.communicate(timeout=60)
                 assert process.returncode == status
-                assert time.monotonic() - started < 10
+                assert time.monotonic() - started < 30  # not the ten minutes that a request may take
             assert not output.exists()
         assert "stopped by SIGINT; the same command continues" in err
         done = journal.read_bytes().count(b"\n") - 1

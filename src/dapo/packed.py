@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-import numpy as np
-from numpy.typing import DTypeLike, NDArray
+if TYPE_CHECKING:  # verifier processes import the types, and never pack anything
+    from numpy.typing import DTypeLike, NDArray
 
 T = TypeVar("T", bound=float)
 
@@ -18,7 +18,7 @@ class Packed(Sequence[T]):
 
     __slots__ = ("_array", "_sum")
 
-    def __init__(self, array: NDArray[Any]) -> None:
+    def __init__(self, array: "NDArray[Any]") -> None:
         """`array` `[n]` of truth values, integers or floats; from now on nobody may write to it."""
         if array.ndim != 1 or array.dtype.kind not in "bif":
             raise ValueError(f"expected [n] numbers, got {array.dtype} {list(array.shape)}")
@@ -29,13 +29,15 @@ class Packed(Sequence[T]):
         self._sum: float | None = None
 
     @property
-    def array(self) -> NDArray[Any]:
+    def array(self) -> "NDArray[Any]":
         """`[n]`, read-only."""
         return self._array
 
     @property
     def sum(self) -> float:
         """In float64; added up once, however often it is asked for."""
+        import numpy as np
+
         if self._sum is None:
             self._sum = float(self._array.sum(dtype=np.float64))
         return self._sum
@@ -62,11 +64,13 @@ class Packed(Sequence[T]):
     def __add__(self, other: "tuple[T, ...] | Packed[T]") -> tuple[T, ...]:
         return tuple(self) + tuple(other)
 
-    def __radd__(self, other: tuple[T, ...]) -> tuple[T, ...]:
-        return other + tuple(self)
+    def __radd__(self, other: "tuple[T, ...] | list[T]") -> "tuple[T, ...] | list[T]":
+        return type(other)((*other, *self))
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Packed):
+            import numpy as np
+
             return np.array_equal(self._array, other._array)
         return tuple(self) == other if isinstance(other, tuple) else NotImplemented
 
@@ -76,7 +80,9 @@ class Packed(Sequence[T]):
     def __repr__(self) -> str:
         return repr(tuple(self))
 
-    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+    def __array__(self, dtype: "DTypeLike | None" = None, copy: bool | None = None) -> "NDArray[Any]":
+        import numpy as np
+
         return np.array(self._array, dtype=dtype, copy=copy)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -85,11 +91,15 @@ class Packed(Sequence[T]):
 
 def _unpickled(kind: str, data: bytes) -> "Packed[Any]":
     """Plain bytes: numpy's own pickles take several times as long for a row."""
+    import numpy as np
+
     return Packed(np.frombuffer(data, kind))
 
 
 def packed(values: Sequence[T]) -> Sequence[T]:
     """The same numbers packed, each exactly as it was; values that are not all of one type of Python's stay as is."""
+    import numpy as np
+
     if isinstance(values, Packed) or set(map(type, values)) not in ({int}, {float}, {bool}):
         return values
     try:
@@ -104,8 +114,10 @@ def packed(values: Sequence[T]) -> Sequence[T]:
     return Packed(narrowed if (narrowed == array).all() else array)
 
 
-def array_of(values: Sequence[float], dtype: DTypeLike | None = None) -> NDArray[Any]:
+def array_of(values: Sequence[float], dtype: "DTypeLike | None" = None) -> "NDArray[Any]":
     """`[n]` the numbers as an array, without a copy where they are packed and of that type already."""
+    import numpy as np
+
     if isinstance(values, Packed):
         return values.array if dtype is None else values.array.astype(dtype, copy=False)
     return np.array(values, dtype=dtype)

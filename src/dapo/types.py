@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
-
 from dapo.algo.sampling import is_informative
 from dapo.packed import array_of, packed
 
@@ -142,7 +140,7 @@ class Sample:
     @property
     def num_trained_tokens(self) -> int:
         """Response tokens with a true mask."""
-        return int(np.count_nonzero(array_of(self.mask)))
+        return int(array_of(self.mask).astype(bool).sum())
 
     def __getstate__(self) -> dict[str, Any]:
         """To another process rows of numbers go packed."""
