@@ -18,7 +18,8 @@ pytestmark = [
 ]
 
 STAND_IN = Path(__file__).parent / "slurm_stand_in"
-RUN = ["train.threads=1", "train.num_steps=40", "train.save_every=0", "train.eval_every=0"]
+RUN = ["train.threads=1", "train.num_steps=25", "train.save_every=0", "train.eval_every=0"]
+RUN += ["dynamic_sampling.enabled=false"]  # the tiny model soon is always right
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,7 @@ def test_a_job_that_is_told_of_its_time_limit_is_requeued_and_ends_as_if_it_had_
     wait_until(lambda: steps_of(run) >= 3)
     cluster.ask("scancel", "--batch", "--signal=USR1", number)  # what `--signal=B:USR1@120` does at its time
     cluster.wait_for_job(number, "PENDING")
-    assert 3 <= steps_of(run) < 41
+    assert 3 <= steps_of(run) < 26
     wait_until(lambda: cluster.node_states() == ["idle", "idle"])
     time.sleep(2)  # a node refuses to start a job in the second in which it has ended it
     cluster.ask("scontrol", "update", f"JobId={number}", "StartTime=now")  # Slurm lets two minutes pass otherwise
@@ -90,7 +91,7 @@ def test_a_job_that_is_told_of_its_time_limit_is_requeued_and_ends_as_if_it_had_
     assert (job["ExitCode"], job["Restarts"]) == ("0:0", "1")
     assert "the run is saved, and the job goes back to the queue" in output_of(run, number)
     dapo(cluster, "train", str(CONFIGS / "tiny.yaml"), *RUN, "--run-dir", str(whole))
-    final = "step_000040"
+    final = "step_000025"
     assert differences(contents(run, checkpoints=final), contents(whole, checkpoints=final)) == []
 
 

@@ -104,7 +104,8 @@ def open_policy(config: Config, loaded: LoadedModel, launcher: Launcher | None) 
             recompute=config.train.recompute,
         )
         return
-    with closing(TrainerGang(config, launcher, threads=trainer_threads(config, torch.get_num_threads()))) as gang:
+    threads = trainer_threads(config, torch.get_num_threads())
+    with closing(TrainerGang(config, launcher, threads=threads, cluster_gpus=launcher.gpus)) as gang:
         yield gang
 
 

@@ -88,6 +88,7 @@ class LocalWorker:
             self._connection.send(message)
 
     def _read(self) -> None:
+        unreadable = ""
         try:
             while True:
                 number, is_answer, value = self._connection.recv()
@@ -98,11 +99,14 @@ class LocalWorker:
                     future.set_exception(value)
         except (EOFError, OSError):
             pass
+        except Exception as error:  # whatever cannot be read: without answers it is of no use any more
+            unreadable = f" sent what cannot be read ({type(error).__name__}: {error})"
+            self._process.kill()
         with self._lock:
             self._is_gone = True
             pending, self._pending = list(self._pending.values()), {}
         if pending:
-            cause = self._obituary()
+            cause = f"{self.name}{unreadable}" if unreadable else self._obituary()
             for future in pending:
                 future.set_exception(WorkerDied(cause))
 
