@@ -343,7 +343,6 @@ def _init(address: str | None) -> None:
             os.environ |= {name: "0" for name in PRESTART if name not in os.environ}
         else:
             _reach(address)
-            _use_token()
         ray.init(
             address="local" if address is None else address,
             include_dashboard=False,
@@ -356,8 +355,8 @@ def _init(address: str | None) -> None:
         raise LaunchError(
             f"Ray could not be started on this machine: {error}"
             if address is None
-            else f"the Ray cluster at distributed.ray_address={address} could not be joined; are address and token "
-            f"those of its head? {error}"
+            else f"the Ray cluster at distributed.ray_address={address} could not be joined; are the address and, with "
+            f"RAY_AUTH_MODE=token, the token those of its head? {error}"
         ) from error
 
 
@@ -370,15 +369,6 @@ def _reach(address: str) -> None:
         raise ConnectionError("no Ray is running on this machine")
     host, _, port = found.rpartition(":")
     socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
-
-
-def _use_token() -> None:
-    """Show the token that this machine has, as Ray itself does for `auto` but not for HOST:PORT."""
-    try:
-        from ray._private.authentication import authentication_token_setup as tokens
-    except ImportError:
-        return  # a Ray without tokens
-    tokens.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
 @contextmanager
