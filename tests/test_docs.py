@@ -83,7 +83,9 @@ def _fault_of(words: list[str]) -> str | None:
     options = [word.strip("[]").split("=")[0] for word in rest if word.startswith(("--", "[--"))]
     if wrong := [option for option in options if option not in known]:
         return f"dapo {' '.join(words)}: no option {', '.join(wrong)}"
-    takes_value = {name for parameter in command.params for name in parameter.opts if not getattr(parameter, "is_flag", False)}
+    takes_value = {
+        name for parameter in command.params for name in parameter.opts if not getattr(parameter, "is_flag", False)
+    }
     rest = [word for before, word in zip(["", *rest], rest, strict=False) if before not in takes_value]
     overrides = [word for word in rest if re.match(r"[a-z_]+(\.\w+)*=", word)]
     config = next((word for word in rest if word.startswith("configs/")), None)
