@@ -7,18 +7,31 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from run_examples import CONFIGS, contents, differences, tiny
 from worker_laws import BLUEPRINT, FOR_PROGRAMS, HERE, Weights, WorkerLaws, ends, read_weights, start
 
-from dapo.distributed.ray_launcher import PRESTART, RayLauncher
+from dapo.assemble import build_parts, open_judge, read_inputs
+from dapo.commands import resume_run, start_run
+from dapo.config import dump_config
+from dapo.distributed.engines import engine_blueprints
+from dapo.distributed.pool import EnginePool
+from dapo.distributed.ray_launcher import PRESTART, RayLauncher, RayWorker
 from dapo.distributed.worker import Blueprint
+from dapo.engines.inspection import InspectedEngine
 from dapo.errors import LaunchError, WorkerDied
+from dapo.parts import Progress
+from dapo.policy.aliases import TINY_VOCABULARY
+from dapo.run import RunDirectory
+from dapo.telemetry.console import ProgressDisplay
+from dapo.train import train
+from dapo.types import Generation
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.ray
@@ -249,3 +262,84 @@ def test_a_cluster_that_cannot_be_joined_is_an_error_in_words() -> None:
     assert "ray_address=127.0.0.1:1 could not be joined" in nobody
     assert "refused" in nobody
     assert "HOST:PORT" in client
+
+
+# --- whole runs
+
+OPTIONS = ("train.num_steps=3", "train.save_every=1", "train.eval_every=2", "rollout.engine_threads=1")
+
+
+class Known(RayLauncher):
+    """Knows its workers by name."""
+
+    def start(self, names: Sequence[str], *arguments: Any, **options: Any) -> list[RayWorker]:
+        workers = super().start(names, *arguments, **options)
+        self.__dict__.setdefault("running", {}).update(zip(names, workers, strict=True))
+        return workers
+
+
+class Harmed:
+    """An engine with something that happens before some of its polls."""
+
+    def __init__(self, engine: EnginePool, harms: dict[int, Callable[[], None]]) -> None:
+        self._engine, self._harms, self._polls = engine, harms, 0
+        self.load_weights, self.submit = engine.load_weights, engine.submit
+        self.abort, self.close = engine.abort, engine.close
+
+    def poll(self) -> list[Generation]:
+        self._harms.pop(self._polls, lambda: None)()
+        self._polls += 1
+        return self._engine.poll()
+
+
+def test_an_engine_that_is_killed_and_a_node_that_leaves_in_mid_step_change_nothing_of_a_run(
+    cluster: Any, tmp_path: Path
+) -> None:
+    config = tiny(*OPTIONS, "rollout.engines=2")
+    start_run(config, run_dir=tmp_path / "local", config_name="tiny")
+
+    second = cluster.add_node(num_cpus=1)
+    launcher = Known(tmp_path / "logs", timeout_s=60, address=cluster.address)
+    holder = launcher.start(["holder"], [needing(HEAD_CPUS - 1)])[0]  # so that each engine is on another node
+    said: list[str] = []
+    engine = EnginePool(launcher, engine_blueprints(config), tell=said.append)
+
+    def leave() -> None:
+        holder.kill()
+        cluster.remove_node(second, allow_graceful=False)
+
+    harms = {12: lambda: os.kill(launcher.running["engine-0"].pid, signal.SIGKILL), 30: leave}
+    inputs = read_inputs(config)
+    with open_judge(config) as judge:
+        run = RunDirectory.create(tmp_path / "ray", dump_config(config), {})
+        plain = tiny(*OPTIONS)
+        with run.lock(), build_parts(plain, inputs, judge, run, ProgressDisplay(3), first_step=1) as parts:
+            parts.engine = InspectedEngine(Harmed(engine, harms), vocabulary=len(TINY_VOCABULARY))
+            train(plain, parts, Progress())
+            parts.tracker.close()
+    engine.close()
+    launcher.close()
+    assert harms == {}
+    assert len(said) == 2
+    assert differences(contents(tmp_path / "ray"), contents(tmp_path / "local")) == []
+
+
+def test_a_run_on_ray_whose_driver_is_killed_resumes_to_the_end_of_an_undisturbed_local_one(
+    cluster: Any, tmp_path: Path
+) -> None:
+    spread = (*OPTIONS, "rollout.engines=2", "distributed.trainer_ranks=2", "distributed.trainer_threads=1")
+    start_run(tiny(*spread), run_dir=tmp_path / "local", config_name="tiny")
+    run = tmp_path / "ray"
+    overrides = [*spread, "train.threads=1", "launcher=ray", f"distributed.ray_address={cluster.address}"]
+    command = ["train", str(CONFIGS / "tiny.yaml"), *overrides, "--run-dir", str(run)]
+    with subprocess.Popen([sys.executable, "-m", "dapo", *command], env=FOR_PROGRAMS) as driver:
+        while not (run / "checkpoints" / "step_000001").exists():
+            assert driver.poll() is None
+            time.sleep(0.02)
+        driver.kill()
+    assert frees(HEAD_CPUS)
+    resume_run(run, [])
+    assert differences(contents(run), contents(tmp_path / "local")) == []
+    assert {path.name for path in (run / "logs").iterdir()} == {
+        f"{kind}-{i}.log" for kind in ("engine", "trainer") for i in (0, 1)
+    }
