@@ -102,3 +102,19 @@ def test_the_last_two_versions_of_the_weights_can_be_read() -> None:
     with pytest.raises(EngineError, match="holds weights of version 1, expected 2"):
         handles[2].open()
     folder.close()
+
+
+def test_weights_that_a_killed_controller_left_in_shared_memory_are_removed(tmp_path: Path) -> None:
+    program = (
+        "import os, pathlib, signal; from dapo.distributed.weights import WeightsFolder;"
+        f"kept = WeightsFolder(pathlib.Path({str(tmp_path)!r})); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=False)
+    (left,) = tmp_path.iterdir()
+    mine = WeightsFolder(tmp_path)
+    another = WeightsFolder(tmp_path)
+    assert not left.exists()
+    assert mine.path.is_dir()  # its owner lives
+    mine.close()
+    another.close()
+    assert not list(tmp_path.iterdir())

@@ -1,6 +1,9 @@
 """Weights between processes of one machine: one file in shared memory for each version."""
 
+import contextlib
+import fcntl
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,6 +18,7 @@ from dapo.errors import EngineError
 
 VERSION_KEY = "version"
 TIED_KEY = "tied"
+PREFIX = "dapo-weights-"
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,10 @@ class WeightsFolder:
 
     def __init__(self, parent: Path | None = None) -> None:
         memory = Path("/dev/shm")
-        place = parent or (memory if memory.is_dir() and os.access(memory, os.W_OK) else None)
-        self._folder = tempfile.TemporaryDirectory(prefix="dapo-weights-", dir=place)
+        place = parent or (memory if memory.is_dir() and os.access(memory, os.W_OK) else Path(tempfile.gettempdir()))
+        _remove_abandoned(place)
+        self._folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=place)
+        self._lock = _locked(self.path)
         self._versions: list[Path] = []
 
     @property
@@ -85,6 +91,7 @@ class WeightsFolder:
     def close(self) -> None:
         """Remove the folder."""
         self._folder.cleanup()
+        os.close(self._lock)
 
 
 def write_weights(path: Path, weights: WeightSource, *, label: str) -> None:
@@ -114,3 +121,22 @@ def dense_weights(weights: WeightSource, *, label: str) -> tuple[dict[str, torch
             first[key] = name
             tensors[name] = dense
     return tensors, {VERSION_KEY: label, TIED_KEY: " ".join(tied)}
+
+
+def _locked(folder: Path) -> int:
+    """A handle whose lock says that the folder's owner lives; the system frees it, however that process ends."""
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return handle
+
+
+def _remove_abandoned(place: Path) -> None:
+    """Folders whose owner was killed would fill the shared memory."""
+    for folder in place.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # another user's, or just being made or removed
+            handle = os.open(folder / "lock", os.O_RDWR)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+            finally:
+                os.close(handle)
