@@ -175,17 +175,19 @@ class after_step:
 
 
 def trainers() -> list[int]:
-    """Process ids of this process's living workers, in the order of their start."""
-    found = []
+    """Process ids of this process's living trainer ranks, in their order; other tests keep engines of their own."""
+    found = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
             command = (path / "cmdline").read_bytes()
             state, parent = (path / "stat").read_text().rpartition(")")[2].split()[:2]
+            log = Path(os.readlink(path / "fd" / "1")).name
         except OSError:
             continue
-        if b"dapo.distributed.child" in command and int(parent) == os.getpid() and state != "Z":
-            found.append(int(path.name))
-    return sorted(found)
+        is_rank = b"dapo.distributed.child" in command and log.startswith("trainer-")
+        if is_rank and int(parent) == os.getpid() and state != "Z":
+            found[log] = int(path.name)
+    return [pid for _, pid in sorted(found.items())]
 
 
 class FakeWorker:
@@ -301,7 +303,7 @@ def test_weights_that_lie_in_shared_memory_are_handed_on_as_they_are(gang_of: An
     folder = WeightsFolder()
     handle = folder.write(weights, 17)
     assert (handle.path, handle.version, handle.label) == (weights.path, 17, "2")
-    assert not list(folder.path.iterdir())
+    assert not list(folder.path.glob("*.safetensors"))
     folder.close()
 
 
