@@ -24,6 +24,8 @@ from dapo.policy.tensor_file import write_tensors
 WEIGHTS = "weights"
 COUNTERS_FILE = "policy.json"
 MOMENTS = ("exp_avg", "exp_avg_sq")
+REST = 1.0
+"""Beside training: as long as a piece took the disk is left alone, so that no step bears the whole of a checkpoint."""
 
 
 def save_optimizer(optimizer: MasterAdamW, directory: Path) -> None:
@@ -50,7 +52,7 @@ class OptimizerCopy:
 
         The next `take` overwrites the copy.
         """
-        return partial(_write, tensors=self.take_tensors(), counters=counters_of(self._optimizer))
+        return partial(_write, tensors=self.take_tensors(), counters=counters_of(self._optimizer), rest=REST)
 
     def take_tensors(self) -> dict[str, dict[str, Tensor]]:
         """The copy itself, by kind and name."""
@@ -191,9 +193,11 @@ def _shown(lora: Mapping[str, float] | None) -> str:
     return "none" if lora is None else "{" + ", ".join(f"{name}: {value:g}" for name, value in lora.items()) + "}"
 
 
-def _write(directory: Path, tensors: Mapping[str, Mapping[str, Tensor]], counters: Mapping[str, Any]) -> None:
+def _write(
+    directory: Path, tensors: Mapping[str, Mapping[str, Tensor]], counters: Mapping[str, Any], *, rest: float = 0.0
+) -> None:
     for kind, values in tensors.items():
-        write_tensors(directory / f"{kind}.safetensors", values)
+        write_tensors(directory / f"{kind}.safetensors", values, rest=rest)
     write_counters(directory, counters)
 
 

@@ -11,6 +11,7 @@ import json
 import mmap
 import os
 import sys
+import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ from dapo.checksums import note_checksum
 _BLOCK_BYTES = 4096
 _PIECE_BYTES = 1 << 23
 _HEADER_ALIGNMENT = 8
+_LONGEST_REST_S = 0.25
 _TYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -34,10 +36,13 @@ _TYPES = {
 }
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file, on disk when this returns, with a note of its checksum. Raises OSError."""
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, rest: float = 0.0) -> None:
+    """Write a safetensors file, on disk when this returns, with a note of its checksum. Raises OSError.
+
+    `rest`: pauses after every piece, as a multiple of the time that it took, for whoever writes beside other work.
+    """
     dense = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with _DirectFile(path) as file:
+    with _DirectFile(path, rest) as file:
         file.write(np.frombuffer(_header(dense), dtype=np.uint8))
         for tensor in dense.values():
             file.write(tensor.view(-1).view(torch.uint8).numpy() if tensor.numel() else np.empty(0, np.uint8))
@@ -59,8 +64,8 @@ def _header(tensors: Mapping[str, Tensor]) -> bytes:
 class _DirectFile:
     """Collects bytes into whole blocks and hands them to the disk, where it takes them so; counts their checksum."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, rest: float) -> None:
+        self._path, self._rest = path, rest
         self._memory = mmap.mmap(-1, _PIECE_BYTES)  # begins with a page, as the disk wants it
         self._piece = np.frombuffer(self._memory, dtype=np.uint8)
         self._filled = self._written = 0
@@ -94,6 +99,7 @@ class _DirectFile:
 
     def _flush(self) -> None:
         """Write what there is, in whole blocks: the last one's end is cut off afterwards."""
+        started = time.monotonic()
         view = memoryview(self._memory)
         self.crc32 = zlib.crc32(view[: self._filled], self.crc32)
         end, done = self._filled + -self._filled % _BLOCK_BYTES, 0
@@ -104,6 +110,7 @@ class _DirectFile:
             raise self._named(error) from error
         self._written += self._filled
         self._filled = 0
+        time.sleep(min(self._rest * (time.monotonic() - started), _LONGEST_REST_S))
 
     def _write(self, content: memoryview) -> int:
         try:
