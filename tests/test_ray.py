@@ -324,7 +324,18 @@ def test_an_engine_that_is_killed_and_a_node_that_leaves_in_mid_step_change_noth
     assert differences(contents(tmp_path / "ray"), contents(tmp_path / "local")) == []
 
 
-def test_a_run_on_ray_whose_driver_is_killed_resumes_to_the_end_of_an_undisturbed_local_one(
+def process_of(log: Path) -> int:
+    """The process that prints into a log."""
+    for place in Path("/proc").glob("[0-9]*/fd/1"):
+        try:
+            if place.readlink() == log:
+                return int(place.parts[2])
+        except OSError:
+            continue
+    raise LookupError(f"nobody prints into {log}")
+
+
+def test_a_run_on_ray_whose_trainer_rank_and_then_driver_is_killed_ends_as_an_undisturbed_local_one(
     cluster: Any, tmp_path: Path
 ) -> None:
     spread = (*OPTIONS, "rollout.engines=2", "distributed.trainer_ranks=2", "distributed.trainer_threads=1")
@@ -332,10 +343,23 @@ def test_a_run_on_ray_whose_driver_is_killed_resumes_to_the_end_of_an_undisturbe
     run = tmp_path / "ray"
     overrides = [*spread, "train.threads=1", "launcher=ray", f"distributed.ray_address={cluster.address}"]
     command = ["train", str(CONFIGS / "tiny.yaml"), *overrides, "--run-dir", str(run)]
-    with subprocess.Popen([sys.executable, "-m", "dapo", *command], env=FOR_PROGRAMS) as driver:
-        while not (run / "checkpoints" / "step_000001").exists():
-            assert driver.poll() is None
+    errors = tmp_path / "errors"
+    with (
+        open(errors, "w") as file,
+        subprocess.Popen([sys.executable, "-m", "dapo", *command], env=FOR_PROGRAMS, stderr=file) as driver,
+    ):
+
+        def wait_for(step: int) -> None:
+            while not (run / "checkpoints" / f"step_{step:06d}").exists():
+                assert driver.poll() is None, errors.read_text()
+                time.sleep(0.02)
+
+        wait_for(1)
+        os.kill(process_of(run / "logs" / "trainer-1.log"), signal.SIGKILL)
+        while "goes back to its last checkpoint by itself, time 1 of" not in errors.read_text():
+            assert driver.poll() is None, errors.read_text()
             time.sleep(0.02)
+        wait_for(2)
         driver.kill()
     assert frees(HEAD_CPUS)
     resume_run(run, [])
