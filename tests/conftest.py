@@ -1,6 +1,7 @@
 """What several test files share."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from forkserver import ForkServer
@@ -20,3 +21,41 @@ def _warm_processes() -> Iterator[None]:
     """Whatever engine processes tests have started and shared, end with the last of them."""
     yield
     WARM.close()
+
+
+@pytest.fixture(scope="session")
+def float64_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Starcoder2: its LayerNorm computes in float64, where every RMSNorm of transformers rounds to float32.
+
+    Its head is tied to its embedding.
+    """
+    import torch
+    from transformers import Starcoder2Config, Starcoder2ForCausalLM
+
+    from dapo.policy.model import load_model
+
+    path = tmp_path_factory.mktemp("model") / "starcoder2"
+    tokenizer = load_model("tiny-random", dtype=torch.float32).tokenizer
+    config = Starcoder2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        sliding_window=None,
+        residual_dropout=0.0,
+        embedding_dropout=0.0,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Starcoder2ForCausalLM(config).double()
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            parameter.data *= 8  # the default scale gives a flat law
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import Starcoder2Config, Starcoder2ForCausalLM
 
 from dapo.config import Config, build_config
 from dapo.data.problems import load_problems
@@ -15,36 +14,6 @@ from dapo.policy.model import load_model
 
 GROUP, PROMPTS, MINIBATCH, LIMIT, STEPS = 4, 4, 2, 8, 5
 LR, WARMUP, TEMPERATURE = 2e-3, 2, 0.8
-
-
-@pytest.fixture(scope="module")
-def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Starcoder2: its LayerNorm computes in float64, where every RMSNorm of transformers rounds to float32."""
-    path = tmp_path_factory.mktemp("model") / "starcoder2"
-    tokenizer = load_model("tiny-random", dtype=torch.float32).tokenizer
-    config = Starcoder2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        sliding_window=None,
-        residual_dropout=0.0,
-        embedding_dropout=0.0,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = Starcoder2ForCausalLM(config).double()
-    for parameter in model.parameters():
-        if parameter.ndim == 2:
-            parameter.data *= 8  # the default scale gives a flat law
-    model.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return path
 
 
 def tiny_config(model: Path) -> Config:
@@ -162,11 +131,11 @@ def run_real(config: Config, path: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_five_steps_of_the_system_equal_a_naive_reimplementation(tmp_path: Path, model_directory: Path) -> None:
-    naive = NaiveDapo(model_directory)
+def test_five_steps_of_the_system_equal_a_naive_reimplementation(tmp_path: Path, float64_model: Path) -> None:
+    naive = NaiveDapo(float64_model)
     before = {name: tensor.clone() for name, tensor in naive.model.named_parameters()}
     naive.run()
-    real = run_real(tiny_config(model_directory), tmp_path / "run")
+    real = run_real(tiny_config(float64_model), tmp_path / "run")
 
     moved = max((tensor - before[name]).abs().max().item() for name, tensor in naive.model.named_parameters())
     assert moved > 2e-3  # the comparison would mean nothing if training did nothing

@@ -15,7 +15,6 @@ from policy_examples import groups_of
 from run_examples import metrics, saved_steps, tiny
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import Starcoder2Config, Starcoder2ForCausalLM
 
 from dapo.commands import export_run, resume_run, start_run
 from dapo.config import Config
@@ -26,36 +25,6 @@ from dapo.policy.checkpoint import SavedWeights
 from dapo.policy.model import load_model
 
 STEPS = 5
-
-
-@pytest.fixture(scope="module")
-def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that computes in float64 throughout, its head tied to the embedding."""
-    path = tmp_path_factory.mktemp("model") / "starcoder2"
-    tokenizer = load_model("tiny-random", dtype=torch.float32).tokenizer
-    config = Starcoder2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        sliding_window=None,
-        residual_dropout=0.0,
-        embedding_dropout=0.0,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = Starcoder2ForCausalLM(config).double()
-    for parameter in model.parameters():
-        if parameter.ndim == 2:
-            parameter.data *= 8  # the default scale gives a flat law
-    model.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return path
 
 
 def config_of(model: Path, *overrides: str) -> Config:
@@ -78,11 +47,11 @@ TWO = "distributed.trainer_ranks=2"
 
 
 @pytest.fixture(scope="module")
-def runs(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+def runs(float64_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """The same run in this process, and on two ranks."""
     folder = tmp_path_factory.mktemp("runs")
-    start_run(config_of(model_directory), run_dir=folder / "1", config_name="t")
-    start_run(config_of(model_directory, TWO), run_dir=folder / "2", config_name="t")
+    start_run(config_of(float64_model), run_dir=folder / "1", config_name="t")
+    start_run(config_of(float64_model, TWO), run_dir=folder / "2", config_name="t")
     return {1: folder / "1", 2: folder / "2"}
 
 
@@ -120,11 +89,11 @@ def test_the_export_of_a_run_on_two_ranks_is_that_of_one(runs: dict[int, Path], 
 
 
 def test_a_killed_rank_sends_the_run_back_to_its_checkpoint_with_the_same_end(
-    runs: dict[int, Path], model_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: dict[int, Path], float64_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
     with after_step(3, run, lambda: os.kill(trainers()[1], signal.SIGKILL)):
-        start_run(config_of(model_directory, TWO), run_dir=run, config_name="t")
+        start_run(config_of(float64_model, TWO), run_dir=run, config_name="t")
     said = capsys.readouterr().err
     assert "trainer-1 was ended by SIGKILL" in said
     assert "the run goes back to its last checkpoint by itself, time 1 of 3" in said
@@ -135,10 +104,10 @@ def test_a_killed_rank_sends_the_run_back_to_its_checkpoint_with_the_same_end(
 
 
 def test_beyond_max_restarts_the_run_fails_in_words_and_another_number_of_ranks_can_go_on(
-    runs: dict[int, Path], model_directory: Path, tmp_path: Path
+    runs: dict[int, Path], float64_model: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    config = config_of(model_directory, TWO, "distributed.max_restarts=0")
+    config = config_of(float64_model, TWO, "distributed.max_restarts=0")
     with (
         after_step(3, run, lambda: os.kill(trainers()[0], signal.SIGKILL)),
         pytest.raises(TrainerLost, match=r"SIGKILL.*0 times \(distributed.max_restarts\).*dapo resume") as caught,
