@@ -6,6 +6,8 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from run_examples import metrics, saved_steps, tiny
@@ -13,7 +15,10 @@ from run_examples import metrics, saved_steps, tiny
 import dapo
 from dapo.checkpoints import MAX_FAILED_SAVES, CheckpointWriter, StorageError
 from dapo.commands import start_run
+from dapo.errors import TrainerLost
+from dapo.parts import Progress
 from dapo.run import RunDirectory
+from dapo.saving import save_after_failure
 
 
 @pytest.fixture
@@ -65,6 +70,19 @@ def test_failures_are_told_counted_forgiven_and_in_the_end_fatal(run: RunDirecto
         writer.settle(wait=True)
     assert error.value.exit_code == 1
     assert saved_steps(run.path) == ["step_000002"]
+
+
+def test_a_run_that_has_lost_its_trainer_waits_for_the_checkpoint_at_work(run: RunDirectory):
+    told: list[str] = []
+    writer, may_end = CheckpointWriter(run, tell=told.append), threading.Event()
+    writer.start(2, save(run, 2, lambda d: (may_end.wait(10), (d / "w").write_text("2"))))
+    parts: Any = SimpleNamespace(checkpoints=writer, run=run, tracker=SimpleNamespace(message=told.append))
+    release = threading.Timer(0.2, may_end.set)
+    release.start()
+    save_after_failure(tiny("train.num_steps=5"), parts, Progress(step=3, unlogged=None), TrainerLost("gone"))
+    release.join()
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step_000002"]
+    assert told == [f"saved: step 2 of 5; continue with: dapo resume {run.path}"]
 
 
 def test_what_is_no_fault_of_the_disk_is_raised_as_it_is(run: RunDirectory):

@@ -21,7 +21,6 @@ from policy_examples import loaded, make_policy
 from run_examples import CONFIGS, contents, differences, metrics, tiny
 from safetensors.torch import load_file
 from test_algorithm1 import GROUP, LR, MINIBATCH, PROMPTS, STEPS, WARMUP, NaiveDapo, tiny_config
-from test_algorithm1 import model_directory as model_directory  # the fixture
 from test_rollout import END, FILL, WRONG, Letters, Marks, problems, random_script
 
 from dapo import one_step_off
@@ -338,14 +337,14 @@ class NaiveOneStepOff(NaiveDapo):
         self.optimizer.step()
 
 
-def test_five_steps_equal_a_naive_sequential_reimplementation(tmp_path: Path, model_directory: Path):
-    naive = NaiveOneStepOff(model_directory)
+def test_five_steps_equal_a_naive_sequential_reimplementation(tmp_path: Path, float64_model: Path):
+    naive = NaiveOneStepOff(float64_model)
     naive.run()
     assert min(naive.weights) < 0.99  # the correction has something to do
     assert naive.weights.count(CAP) > 10
     assert sum(weight == 1.0 for weight in naive.weights) >= 30  # the first step is on policy
     changed = [*ONE_STEP_OFF, "loss.engine_correction=tis", f"loss.engine_correction_cap={CAP}", "train.threads=1"]
-    config = build_config(tiny_config(model_directory).model_dump(), changed)
+    config = build_config(tiny_config(float64_model).model_dump(), changed)
     run_or_resume(tmp_path / "run", config)
     (file,) = (tmp_path / "run" / "checkpoints" / f"step_{STEPS:06d}").glob("weights*.safetensors")
     real = load_file(file)

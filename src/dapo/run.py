@@ -23,6 +23,7 @@ from dapo.telemetry.sinks import atomic_file, fsync, to_json, truncate_after
 
 _STEP_NAME = re.compile(r"step_(\d{6,})(\.parquet|\.json)?")
 _REPLACED = ".replaced.tmp"
+_GONE = ".gone.tmp"
 SUMMARY_FIELDS = ("steps", "wall_s", "tokens_generated", "tokens_trained", "eval_first", "eval_last", "exit_reason")
 
 
@@ -181,8 +182,11 @@ class RunDirectory:
             name = replaced.with_name(replaced.name.removeprefix(".").removesuffix(_REPLACED))
             if not name.exists():
                 os.rename(replaced, name)
-        for leftover in self.checkpoints.glob(".step_*.tmp"):
+        for leftover in self.checkpoints.glob(f".step_*{_GONE}"):
             shutil.rmtree(leftover)
+        for leftover in self.checkpoints.glob(".step_*.tmp"):
+            # under another name a writer that was ended, and is not dead yet, makes no new files in it
+            shutil.rmtree(leftover.rename(leftover.with_suffix(_GONE)))
 
     def latest_checkpoint(self, warn: Callable[[str], None]) -> Path | None:
         """The newest checkpoint whose checksums hold; None if none was ever saved.

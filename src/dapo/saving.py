@@ -83,9 +83,10 @@ def save_after_failure(config: Config, parts: Parts, progress: Progress, error: 
     try:
         if not progress.is_whole:
             tell(f"step {progress.step + 1} broke off in the middle of its updates; nothing of it is kept")
-            parts.checkpoints.settle(wait=True)
-        elif not progress.is_new and not isinstance(error, StorageError | TrainerLost):
+        if progress.is_whole and not progress.is_new and not isinstance(error, StorageError | TrainerLost):
             save_now(config, parts, progress)
+        else:
+            parts.checkpoints.settle(wait=True)  # what comes next may clear up where it is still at work
     except (StorageError, NumericsError, TrainerLost) as another:
         if str(another) != str(error):
             tell(str(another))
