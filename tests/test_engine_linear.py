@@ -1,10 +1,16 @@
-"""Linear layers in the processor's own order: the same products, new weights taken in, nothing kept twice."""
+"""Linear layers in the processor's own order, and layers fused around them: the same products, new weights taken in."""
+
+import copy
+from functools import partial
 
 import pytest
 import torch
+from engine_models import SERVED
 from torch import Tensor, nn
 
-from dapo.engines.native.linear import PackedLinear, can_pack, pack_linears, packed_weights
+from dapo.engines.native.cache import SlotCache
+from dapo.engines.native.linear import JointLinear, PackedLinear, can_pack, pack_linears, packed_weights
+from dapo.engines.native.support import adopt
 
 CPU = torch.device("cpu")
 FLOAT32 = pytest.mark.skipif(not can_pack(torch.float32, CPU), reason="this torch has no packed matmul for float32")
@@ -73,3 +79,59 @@ def test_float64_layers_and_layers_of_another_class_are_left_alone() -> None:
     model = nn.Sequential(nn.Linear(4, 4).double(), Own(4, 4))
     assert pack_linears(model, rows=8) == 0
     assert [type(module) for module in model] == [nn.Linear, Own]
+
+
+@FLOAT32
+def test_activation_factor_and_sum_come_with_the_product() -> None:
+    plain = nn.Linear(48, 32)
+    packed = PackedLinear(plain, rows=8, tied=False)
+    inputs, other = keyed(8, 1, 48), keyed(8, 1, 32)
+    with torch.inference_mode():
+        product = plain(inputs)
+        for found, expected in (
+            (packed.silu(inputs), nn.functional.silu(product)),
+            (packed.plus(inputs, other), product + other),
+            (packed.times(inputs, other), product * other),
+        ):
+            assert torch.allclose(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@FLOAT32
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_joint_product_is_those_of_its_layers_whose_new_values_count_when_all_have_come(bias: bool) -> None:
+    plain = [nn.Linear(48, size, bias=bias) for size in (24, 8, 8)]
+    joint = JointLinear(plain, rows=8)
+    inputs = keyed(8, 48)
+    with torch.inference_mode():
+        before = joint(inputs)
+        assert torch.allclose(before, torch.cat([layer(inputs) for layer in plain], 1), atol=1e-5, rtol=1e-5)
+        weights = [keyed(*layer.weight.shape) for layer in plain]
+        for layer, weight in zip(joint.layers[1:], weights[1:], strict=True):
+            layer.load(weight)
+        assert torch.equal(joint(inputs), before)
+        joint.layers[0].load(weights[0])
+        expected = [nn.functional.linear(inputs, w, p.bias) for w, p in zip(weights, plain, strict=True)]
+        assert torch.allclose(joint(inputs), torch.cat(expected, 1), atol=1e-5, rtol=1e-5)
+
+
+@FLOAT32
+@pytest.mark.parametrize("name", SERVED)
+def test_fused_layers_compute_what_the_model_does(name: str) -> None:
+    torch.manual_seed(0)
+    model = SERVED[name]().eval().requires_grad_(False)
+    plain = copy.deepcopy(model)
+    ids = [torch.tensor([[3 * i % 197 for i in range(length)]]) for length in (9, 4)]
+    forward = adopt(model, rows=4)
+    fused = sum(isinstance(layer.forward, partial) for layer in model.base_model.layers)
+    is_known = name.split()[0] in ("llama", "tied", "qwen2", "qwen3", "mistral")
+    assert fused == (2 if is_known else 0)
+    with torch.inference_mode():
+        prefilled = forward.prefill([row[0, :-1].tolist() for row in ids])
+        cache = SlotCache()
+        cache.reserve(2, 9, 9)
+        cache.store(prefilled.cache, [0, 1], [0, 1], 8)
+        logits = forward.decode(cache, [row[0, -1].item() for row in ids], [8, 3])
+        for i, row in enumerate(ids):
+            expected = plain(input_ids=row).logits[0]
+            assert torch.allclose(prefilled.logits[i], expected[-2], atol=1e-6, rtol=1e-5)
+            assert torch.allclose(logits[i], expected[-1], atol=1e-6, rtol=1e-5)

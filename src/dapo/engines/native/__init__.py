@@ -1,1 +1,1 @@
-"""The native engine: continuous batching around the unmodified transformers model, in process."""
+"""The native engine: continuous batching around a transformers model, in process."""

@@ -1,6 +1,6 @@
 """Keys and values: of the live sequences in dense slots written in place, of prompts until their groups have started.
 
-Both are transformers caches, so the unmodified model fills them. A slot is a row of `[rows, kv_heads, capacity, d]`;
+Both are transformers caches, so the model's own forward fills them. A slot is a row of `[rows, kv_heads, capacity, d]`;
 both `rows` and `capacity` grow by need, and all of it is given back when nothing is live.
 """
 

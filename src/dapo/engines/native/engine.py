@@ -1,4 +1,4 @@
-"""The native rollout engine: continuous batching around an unmodified transformers model, in this process.
+"""The native rollout engine: continuous batching around a transformers model, in this process.
 
 A poll runs one decode step over all live sequences, gives the freed slots to the queue, prefills each new prompt once
 for all its adjacent requests, and samples their first tokens from the prefill. Live sequences fill rows 0 .. n-1 of the

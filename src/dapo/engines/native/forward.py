@@ -1,4 +1,4 @@
-"""The unmodified transformers model, run in the two ways that the engine needs: prompts whole, then token by token."""
+"""The transformers model, run in the two ways that the engine needs: prompts whole, then token by token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

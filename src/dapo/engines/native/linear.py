@@ -2,14 +2,83 @@
 
 A decode step multiplies few rows by every weight of the model. An ordinary matmul first brings each weight into blocks,
 which at 64 rows takes about as long as the arithmetic. Weights change once a training step and are read at every token:
-so they are put into blocks when they are loaded (oneDNN's layout, for a given number of rows; any other number works).
+so they are put into blocks when they are loaded. MKL's blocks are used for float32, oneDNN's where there is no MKL, and
+for bfloat16. Either takes any number of rows; the number given is the one that the blocks suit best.
 """
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import silu
 
 PROBE = (5, 24, 40)
 """Rows, inputs and outputs of the product that tells whether this processor and this torch can do it."""
+
+
+class PackedWeight(Protocol):
+    """A weight `[out, in]` in blocks; products are `[..., in]` -> `[..., out]`."""
+
+    def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor: ...
+
+    def silu(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        """SiLU of the product."""
+
+    def plus(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
+        """The product and `other`, added."""
+
+    def times(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
+        """The product and `other`, multiplied."""
+
+
+class MklWeight:
+    """Float32, in MKL's blocks."""
+
+    def __init__(self, weight: Tensor, rows: int) -> None:
+        self._packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows)
+        self._shape = weight.new_zeros(()).expand(weight.shape)  # asked for its sizes alone
+
+    def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        """See PackedWeight."""
+        rows = inputs.numel() // inputs.shape[-1]  # torch would multiply by `_shape` if it were told another number
+        return torch.ops.mkl._mkl_linear(inputs, self._packed, self._shape, bias, rows)
+
+    def silu(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        """See PackedWeight."""
+        return silu(self.multiply(inputs, bias), inplace=True)
+
+    def plus(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
+        """See PackedWeight."""
+        return self.multiply(inputs, bias).add_(other)
+
+    def times(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
+        """See PackedWeight."""
+        return self.multiply(inputs, bias).mul_(other)
+
+
+class OneDnnWeight:
+    """Float32 or bfloat16, in oneDNN's blocks; what comes after the product is done before it leaves the registers."""
+
+    def __init__(self, weight: Tensor, rows: int) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+
+    def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        """See PackedWeight."""
+        return torch.ops.mkldnn._linear_pointwise(inputs, self._packed, bias, "none", [], "")
+
+    def silu(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        """See PackedWeight."""
+        return torch.ops.mkldnn._linear_pointwise(inputs, self._packed, bias, "swish", [], "")
+
+    def plus(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
+        """See PackedWeight."""
+        return torch.ops.mkldnn._linear_pointwise.binary(inputs, other, self._packed, bias, "add")
+
+    def times(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
+        """See PackedWeight."""
+        return torch.ops.mkldnn._linear_pointwise.binary(inputs, other, self._packed, bias, "mul")
 
 
 class PackedLinear(nn.Module):
@@ -18,28 +87,75 @@ class PackedLinear(nn.Module):
     `weight` has the shape, type and device of the weight, and no memory: `load` is how values come in.
     """
 
-    def __init__(self, linear: nn.Linear, *, rows: int, tied: bool) -> None:
+    def __init__(self, linear: nn.Linear, *, rows: int, tied: bool, joint: "JointLinear | None" = None) -> None:
+        """`joint`: the product of several layers that this one is a part of; its own cannot be called then."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
-        self._rows, self._tied = rows, tied
+        self._rows, self._tied, self._joint = rows, tied, joint
         plain = linear.weight
         self.weight = plain if tied else nn.Parameter(plain.new_zeros(()).expand(plain.shape), requires_grad=False)
-        self._packed = _pack(plain, rows)
+        self._take(plain)
 
     def load(self, weight: Tensor) -> None:
         """Take new values `[out, in]` of any floating type, from any device."""
         if self._tied:
             self.weight.copy_(weight)
-        self._packed = _pack(weight.to(self.weight), self._rows)
+        self._take(weight.to(self.weight))
+
+    def _take(self, weight: Tensor) -> None:
+        if self._joint is not None:
+            self._joint.take(self, weight)
+        else:
+            self._packed = pack(weight, self._rows)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """`[..., in]` -> `[..., out]`."""
-        return _multiply(inputs, self._packed, self.bias)
+        return self._packed.multiply(inputs, self.bias)
+
+    def silu(self, inputs: Tensor) -> Tensor:
+        """SiLU of the product."""
+        return self._packed.silu(inputs, self.bias)
+
+    def plus(self, inputs: Tensor, other: Tensor) -> Tensor:
+        """The product and `other`, added."""
+        return self._packed.plus(inputs, self.bias, other)
+
+    def times(self, inputs: Tensor, other: Tensor) -> Tensor:
+        """The product and `other`, multiplied."""
+        return self._packed.times(inputs, self.bias, other)
 
     def extra_repr(self) -> str:
         """As of an `nn.Linear`."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class JointLinear:
+    """Layers that share their inputs, as one product: theirs, one after the other in the last dimension.
+
+    `layers` take the places of the given ones in the model, for their names: new values come in through them.
+    """
+
+    def __init__(self, linears: Sequence[nn.Linear], *, rows: int) -> None:
+        self._rows = rows
+        self._arrived: dict[PackedLinear, Tensor] = {}
+        self.layers: list[PackedLinear] = []
+        self.layers = [PackedLinear(linear, rows=rows, tied=False, joint=self) for linear in linears]
+        self._pack()
+
+    def take(self, layer: PackedLinear, weight: Tensor) -> None:
+        """New values of one of the layers; they count when those of all have come."""
+        self._arrived[layer] = weight
+        if len(self._arrived) == len(self.layers):
+            self._pack()
+
+    def _pack(self) -> None:
+        self._packed = pack(torch.cat([self._arrived.pop(layer) for layer in self.layers]), self._rows)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """`[..., in]` -> `[..., sum of out]`."""
+        biases: list[Tensor] = [layer.bias for layer in self.layers]
+        return self._packed.multiply(inputs, None if biases[0] is None else torch.cat(biases))
 
 
 def pack_linears(model: nn.Module, *, rows: int) -> int:
@@ -65,23 +181,38 @@ def packed_weights(model: nn.Module) -> dict[int, PackedLinear]:
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     """Are the operators there, and do they multiply as they should?"""
-    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16) or not torch.backends.mkldnn.is_available():
-        return False
+    return device.type == "cpu" and _kind(dtype) is not None
+
+
+def pack(weight: Tensor, rows: int) -> PackedWeight:
+    """A weight of a type that `can_pack`."""
+    kind = _kind(weight.dtype)
+    assert kind is not None, f"weights of {weight.dtype} cannot be packed here"
+    return kind(weight.detach().contiguous(), rows)
+
+
+@cache
+def _kind(dtype: torch.dtype) -> type[MklWeight] | type[OneDnnWeight] | None:
+    """The blocks for a type; it depends on processor and torch alone, so that equal runs compute equal bits."""
+    if dtype == torch.float32 and torch.backends.mkl.is_available() and _multiplies(MklWeight, dtype):
+        return MklWeight
+    is_known = dtype in (torch.float32, torch.bfloat16) and torch.backends.mkldnn.is_available()
+    return OneDnnWeight if is_known and _multiplies(OneDnnWeight, dtype) else None
+
+
+def _multiplies(kind: type[MklWeight] | type[OneDnnWeight], dtype: torch.dtype) -> bool:
+    """Packed for one number of rows, are products of that number and of others right?"""
     rows, inputs, outputs = PROBE
-    x = torch.linspace(-1, 1, rows * inputs).view(rows, inputs).to(dtype)
     weight = torch.linspace(-1, 1, outputs * inputs).view(outputs, inputs).to(dtype)
     bias = torch.linspace(-1, 1, outputs).to(dtype)
+    bound = 4 * torch.finfo(dtype).eps * inputs
     try:
-        product = _multiply(x, _pack(weight, rows), bias)
+        packed = kind(weight, rows)
+        for n in (1, rows, 7 * rows):
+            x = torch.linspace(-1, 1, n * inputs).view(n, inputs).to(dtype)
+            expected = nn.functional.linear(x.double(), weight.double(), bias.double())
+            if not (packed.multiply(x, bias).double() - expected).abs().max() <= bound:
+                return False
     except (AttributeError, NotImplementedError, RuntimeError):  # another processor, or a torch without them
         return False
-    expected = nn.functional.linear(x.double(), weight.double(), bias.double())
-    return bool((product.double() - expected).abs().max() <= 4 * torch.finfo(dtype).eps * inputs)
-
-
-def _pack(weight: Tensor, rows: int) -> Tensor:
-    return torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), rows)
-
-
-def _multiply(inputs: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(inputs, packed, bias, "none", [], "")
+    return True

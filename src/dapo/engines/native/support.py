@@ -9,6 +9,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from dapo.engines.native import attention
 from dapo.engines.native.cache import SlotCache
 from dapo.engines.native.forward import Forward
+from dapo.engines.native.fused import fuse_layers
 from dapo.engines.native.linear import pack_linears
 from dapo.errors import EngineError
 from dapo.keyed import keyed_uniforms
@@ -38,6 +39,7 @@ def adopt(model: PreTrainedModel, *, rows: int) -> Forward:
     plain = model.config._attn_implementation
     samples = [_plain_logits(model, ids) for ids in _test_sequences(model)]
     attention.register()
+    fuse_layers(model, rows=rows)
     pack_linears(model, rows=rows)
     model.set_attn_implementation(attention.NAME)
     cause: Exception | None = None

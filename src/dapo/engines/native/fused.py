@@ -1,0 +1,103 @@
+"""Decoder layers whose element-wise work rides on their matrix products.
+
+At the few rows of a decode step a processor spends about a third of the time between the products: in norms, gates,
+rotations, residual sums and their calls. So a layer of a family known here computes queries, keys and values in one
+product, activation, gate and residual sums where a product ends, and norms and rotary embedding in half the passes.
+
+The arithmetic is the layer's own up to the order of roundings. `support.adopt` compares the logits with those of the
+plain model, as for everything that the engine changes.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, PreTrainedModel
+from transformers.activations import SiLUActivation
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
+
+from dapo.engines.native.attention import native_attention
+from dapo.engines.native.linear import JointLinear, can_pack, pack_linears
+
+FAMILIES = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
+"""Layers of the same parts in the same order; those of the last also normalise queries and keys."""
+
+SILU = (nn.SiLU, SiLUActivation)
+
+
+def fuse_layers(model: PreTrainedModel, *, rows: int) -> int:
+    """Let the decoder layers of known families compute as said above, where weights can be packed; returns how many."""
+    layers: list[Any] = [layer for layer in model.modules() if type(layer) in FAMILIES and _is_suited(layer)]
+    for layer in layers:
+        attention = layer.self_attn
+        joint = JointLinear([attention.q_proj, attention.k_proj, attention.v_proj], rows=rows)
+        attention.q_proj, attention.k_proj, attention.v_proj = joint.layers
+        pack_linears(layer, rows=rows)
+        layer.forward = partial(_layer, layer, joint)
+    return len(layers)
+
+
+def _is_suited(layer: Any) -> bool:
+    attention, mlp = layer.self_attn, layer.mlp
+    products = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+    products += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    return isinstance(mlp.act_fn, SILU) and all(
+        type(product) is nn.Linear and can_pack(product.weight.dtype, product.weight.device) for product in products
+    )
+
+
+def _layer(
+    layer: Any,
+    joint: JointLinear,
+    hidden_states: Tensor,
+    attention_mask: Tensor | None = None,
+    past_key_values: Cache | None = None,
+    position_embeddings: tuple[Tensor, Tensor] | None = None,
+    **others: object,
+) -> Tensor:
+    """`[n, length, hidden]` -> the same, as the layer's own forward with a cache."""
+    assert past_key_values is not None
+    assert position_embeddings is not None
+    attention, mlp = layer.self_attn, layer.mlp
+    heads = joint(_norm(layer.input_layernorm, hidden_states)).unflatten(-1, (-1, attention.head_dim))
+    values_from = heads.shape[2] - attention.v_proj.out_features // attention.head_dim
+    keys_from = attention.q_proj.out_features // attention.head_dim
+    query, key = heads[:, :, :keys_from], heads[:, :, keys_from:values_from]
+    if hasattr(attention, "q_norm"):
+        turned = torch.cat((_norm(attention.q_norm, query), _norm(attention.k_norm, key)), 2)
+    else:
+        turned = heads[:, :, :values_from]
+    turned = _rotate(turned, *position_embeddings).transpose(1, 2)
+    keys, values = past_key_values.update(
+        turned[:, keys_from:], heads[:, :, values_from:].transpose(1, 2), attention.layer_idx
+    )
+    mixed, _ = native_attention(
+        attention, turned[:, :keys_from], keys, values, attention_mask, scaling=attention.scaling
+    )
+    hidden_states = attention.o_proj.plus(mixed.flatten(2), hidden_states)
+    inner = _norm(layer.post_attention_layernorm, hidden_states)
+    gated = mlp.up_proj.times(inner, mlp.gate_proj.silu(inner))
+    return mlp.down_proj.plus(gated, hidden_states)
+
+
+def _norm(norm: Any, inputs: Tensor) -> Tensor:
+    """RMSNorm over the last dimension; the square is that of one reduction."""
+    wide = inputs.float()
+    length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    scale = length.square_().div_(inputs.shape[-1]).add_(norm.variance_epsilon).rsqrt_()
+    normed = (wide * scale).to(inputs.dtype)
+    return normed.mul_(norm.weight)
+
+
+def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of `[n, length, heads, d]`; `cos` and `sin` are `[n or 1, length, d]`."""
+    half = states.shape[-1] // 2
+    cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
+    turned = states * cos
+    turned[..., :half].addcmul_(states[..., half:], sin[..., :half], value=-1)
+    turned[..., half:].addcmul_(states[..., :half], sin[..., half:])
+    return turned
