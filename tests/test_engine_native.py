@@ -80,6 +80,24 @@ def test_bfloat16_log_probabilities_stay_near_the_float32_ones() -> None:
         assert (torch.tensor(g.logprobs) - expected).abs().mean() < 0.05
 
 
+def test_dropped_weights_free_their_memory_and_come_back_with_the_next_load() -> None:
+    model = tiny_model("tied llama")
+    source, requests = ModelWeights(tiny_model("tied llama")), group("a", 3)
+    engine = NativeEngine(model, slots=4)
+    before = run(engine, requests)
+    engine.submit(group("b", 1))
+    with pytest.raises(EngineError, match="drop_weights while 1 requests are in flight"):
+        engine.drop_weights()
+    engine.abort(["b0"])
+    for _ in range(2):
+        engine.drop_weights()
+        assert not any("_packed" in vars(module) for module in model.modules())
+        with pytest.raises(EngineError, match="incomplete \\(dropped"):
+            engine.submit(requests)
+        engine.load_weights(source, 1)
+        assert {i: g.token_ids for i, g in run(engine, requests).items()} == {i: g.token_ids for i, g in before.items()}
+
+
 # --- the work it saves ------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
 
-from dapo.engines.engine import RolloutEngine, WeightSource
+from dapo.engines.engine import RolloutEngine, WeightSource, drop_weights
 from dapo.errors import DapoError
 from dapo.types import Generation, GenerationRequest
 
@@ -95,6 +95,10 @@ class StoppableEngine:
     def load_weights(self, weights: WeightSource, version: int) -> None:
         """As the engine does."""
         self._engine.load_weights(weights, version)
+
+    def drop_weights(self) -> None:
+        """As the engine does, if it does."""
+        drop_weights(self._engine)
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """As the engine does."""

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from dapo.config import Config
+from dapo.engines.engine import drop_weights
 from dapo.errors import DapoError
 from dapo.evaluation import evaluate
 from dapo.health import collapsed_steps, require_sound_numbers, warn_of_numbers
@@ -79,6 +80,8 @@ def train_step(config: Config, parts: Parts, progress: Progress, *, step: int, w
                 step=step,
                 on_progress=partial(tell, "generate"),
             )
+        drop_weights(parts.engine)  # the next step brings others
+        progress.engine_version = None
         samples, metrics = prepare(config, parts, batch, step=step, watch=watch)  # line 9
         updates = update_policy(config, parts, progress, samples, step=step, watch=watch)  # lines 10, 11
     conclude(config, parts, progress, batch, samples, metrics, updates)

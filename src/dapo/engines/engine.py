@@ -1,7 +1,7 @@
 """What every rollout engine promises, in process or far away: submit, poll, abort."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from dapo.types import Generation, GenerationRequest
 
@@ -33,3 +33,17 @@ class RolloutEngine(Protocol):
 
     def close(self) -> None:
         """Free everything. Afterwards every other call raises EngineError."""
+
+
+@runtime_checkable
+class DropsWeights(Protocol):
+    """An engine that can do without its weights between two phases of sampling."""
+
+    def drop_weights(self) -> None:
+        """Free their memory; until the next `load_weights` nothing can be submitted. Only with nothing in flight."""
+
+
+def drop_weights(engine: RolloutEngine) -> None:
+    """Have an engine that can, give its weights' memory back; any other keeps them."""
+    if isinstance(engine, DropsWeights):
+        engine.drop_weights()

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from dapo.engines.engine import RolloutEngine, WeightSource
+from dapo.engines.engine import RolloutEngine, WeightSource, drop_weights
 from dapo.errors import DapoError, EngineError
 from dapo.packed import Packed
 from dapo.types import Generation, GenerationRequest
@@ -51,6 +51,10 @@ class InspectedEngine:
         """From now on every answer must be of this version."""
         self._called("load_weights", lambda: self._engine.load_weights(weights, version))
         self._version = version
+
+    def drop_weights(self) -> None:
+        """If the engine can."""
+        self._called("drop_weights", lambda: drop_weights(self._engine))
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests."""

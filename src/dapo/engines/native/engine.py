@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from dapo.engines.engine import WeightSource
 from dapo.engines.native.cache import SlotCache
 from dapo.engines.native.forward import Forward, Prefilled
+from dapo.engines.native.linear import drop_packed
 from dapo.engines.native.sampling import sample
 from dapo.engines.native.scheduler import Live, Scheduler
 from dapo.engines.native.support import adopt
@@ -92,13 +93,17 @@ class NativeEngine:
     def load_weights(self, weights: WeightSource, version: int) -> None:
         """Copy a complete set of weights, by name. If that fails the engine refuses work until one succeeds."""
         forward = self._open()
-        if in_flight := len(self._live()) + len(self._scheduler.waiting):
-            raise EngineError(
-                f"load_weights while {in_flight} requests are in flight: poll until they have finished, or abort them"
-            )
+        self._require_idle("load_weights")
         self._version = None
         copy_weights(weights, forward.model)
         self._version = version
+
+    def drop_weights(self) -> None:
+        """Free what packed weights take. Raises EngineError while requests are in flight."""
+        forward = self._open()
+        self._require_idle("drop_weights")
+        self._version = None
+        drop_packed(forward.model)
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests; adjacent ones with the same prompt share its prefill. Raises EngineError, queueing none."""
@@ -253,6 +258,12 @@ class NativeEngine:
         if not self._rows:
             self._cache.release()
 
+    def _require_idle(self, what: str) -> None:
+        if in_flight := len(self._live()) + len(self._scheduler.waiting):
+            raise EngineError(
+                f"{what} while {in_flight} requests are in flight: poll until they have finished, or abort them"
+            )
+
     def _open(self) -> Forward:
         if self._forward is None:
             raise EngineError("the engine is closed")
@@ -260,7 +271,9 @@ class NativeEngine:
 
     def _loaded_version(self) -> int:
         if self._version is None:
-            raise EngineError("the last load_weights failed, so the weights are incomplete: load a complete set first")
+            raise EngineError(
+                "the weights are incomplete (dropped, or the last load_weights failed): load a complete set first"
+            )
         return self._version
 
     def _count(self, **added: int) -> None:

@@ -103,6 +103,11 @@ class PackedLinear(nn.Module):
             self.weight.copy_(weight)
         self._take(weight.to(self.weight))
 
+    def drop(self) -> None:
+        """Free the packed values, until new ones are loaded."""
+        holder = self if self._joint is None else self._joint
+        vars(holder).pop("_packed", None)
+
     def _take(self, weight: Tensor) -> None:
         if self._joint is not None:
             self._joint.take(self, weight)
@@ -177,6 +182,12 @@ def pack_linears(model: nn.Module, *, rows: int) -> int:
 def packed_weights(model: nn.Module) -> dict[int, PackedLinear]:
     """The layers that take a weight's values instead of its parameter, by that parameter's identity."""
     return {id(module.weight): module for module in model.modules() if isinstance(module, PackedLinear)}
+
+
+def drop_packed(model: nn.Module) -> None:
+    """Free what the packed layers hold, until new values are loaded."""
+    for layer in packed_weights(model).values():
+        layer.drop()
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
