@@ -25,6 +25,7 @@ from dapo.distributed.worker import Launcher
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.inspection import InspectedEngine
 from dapo.engines.native.engine import NativeEngine
+from dapo.engines.native.graphs import recorder
 from dapo.errors import ConfigError, DataError
 from dapo.explain import resolve_auto_verifier
 from dapo.parts import TrainablePolicy
@@ -225,7 +226,10 @@ def build_engine(
         )
     else:
         engine = NativeEngine(
-            copy.deepcopy(loaded.model), slots=config.rollout.slots, cache_tokens=config.rollout.cache_tokens
+            copy.deepcopy(loaded.model),
+            slots=config.rollout.slots,
+            cache_tokens=config.rollout.cache_tokens,
+            record=recorder(loaded.model.device, wanted=config.rollout.cuda_graphs),
         )
     vocabulary = next(loaded.model.get_input_embeddings().parameters()).shape[0]
     return InspectedEngine(engine, vocabulary=vocabulary, stall_s=config.rollout.stall_s)

@@ -9,6 +9,7 @@ import torch
 from dapo.config import Config
 from dapo.distributed.worker import Blueprint
 from dapo.engines.native.engine import NativeEngine
+from dapo.engines.native.graphs import recorder
 from dapo.policy.model import load_model
 
 
@@ -48,6 +49,7 @@ def native_blueprint(config: Config, *, threads: int) -> Blueprint:
             "trust_remote_code": config.model.trust_remote_code,
             "slots": config.rollout.slots,
             "cache_tokens": config.rollout.cache_tokens,
+            "cuda_graphs": config.rollout.cuda_graphs,
             "threads": threads,
         },
         environment={"OMP_NUM_THREADS": str(threads)},
@@ -63,6 +65,7 @@ def native_engine(
     trust_remote_code: bool,
     slots: int,
     cache_tokens: int | None,
+    cuda_graphs: bool,
     threads: int,
 ) -> NativeEngine:
     """In the engine's process. Raises ConfigError and EngineError as loading and serving a model do."""
@@ -70,7 +73,8 @@ def native_engine(
     if device == "auto":  # of the machine that this process runs on, which need not be the controller's
         device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = load_model(model, dtype=getattr(torch, dtype), device=device, trust_remote_code=trust_remote_code)
-    return NativeEngine(loaded.model, slots=slots, cache_tokens=cache_tokens)
+    record = recorder(loaded.model.device, wanted=cuda_graphs)
+    return NativeEngine(loaded.model, slots=slots, cache_tokens=cache_tokens, record=record)
 
 
 def engine_threads(config: Config, available: int) -> int:

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from dapo.engines.engine import WeightSource
 from dapo.engines.native.cache import SlotCache
 from dapo.engines.native.forward import Forward, Prefilled
+from dapo.engines.native.graphs import Recorder
 from dapo.engines.native.linear import drop_packed
 from dapo.engines.native.sampling import sample
 from dapo.engines.native.scheduler import Live, Scheduler
@@ -62,11 +63,13 @@ class NativeEngine:
     for a model that it cannot serve (see `support`).
 
     `slots` sequences are decoded at a time; `cache_tokens` bounds the slots in use times the longest of them (prompt +
-    max_new_tokens). Without it memory follows what is live.
+    max_new_tokens). Without it memory follows what is live. `record`: how decode steps are recorded, if they are.
     """
 
-    def __init__(self, model: PreTrainedModel, *, slots: int, cache_tokens: int | None = None) -> None:
-        forward = adopt(model.eval().requires_grad_(False), rows=slots)
+    def __init__(
+        self, model: PreTrainedModel, *, slots: int, cache_tokens: int | None = None, record: Recorder | None = None
+    ) -> None:
+        forward = adopt(model.eval().requires_grad_(False), rows=slots, record=record)
         self._forward: Forward | None = forward
         self._scheduler = Scheduler(
             slots,

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
-from transformers.activations import SiLUActivation
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
@@ -25,8 +24,6 @@ from dapo.engines.native.linear import JointLinear, can_pack, pack_linears
 
 FAMILIES = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
 """Layers of the same parts in the same order; those of the last also normalise queries and keys."""
-
-SILU = (nn.SiLU, SiLUActivation)
 
 
 def fuse_layers(model: PreTrainedModel, *, rows: int) -> int:
@@ -45,7 +42,7 @@ def _is_suited(layer: Any) -> bool:
     attention, mlp = layer.self_attn, layer.mlp
     products = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
     products += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    return isinstance(mlp.act_fn, SILU) and all(
+    return attention.config.hidden_act == "silu" and all(
         type(product) is nn.Linear and can_pack(product.weight.dtype, product.weight.device) for product in products
     )
 
@@ -85,7 +82,7 @@ def _layer(
 
 
 def _norm(norm: Any, inputs: Tensor) -> Tensor:
-    """RMSNorm over the last dimension; the square is that of one reduction."""
+    """RMSNorm over the last dimension: two passes over the inputs, where the module's own takes four."""
     wide = inputs.float()
     length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     scale = length.square_().div_(inputs.shape[-1]).add_(norm.variance_epsilon).rsqrt_()

@@ -10,6 +10,7 @@ from dapo.engines.native import attention
 from dapo.engines.native.cache import SlotCache
 from dapo.engines.native.forward import Forward
 from dapo.engines.native.fused import fuse_layers
+from dapo.engines.native.graphs import Recorder
 from dapo.engines.native.linear import pack_linears
 from dapo.errors import EngineError
 from dapo.keyed import keyed_uniforms
@@ -28,8 +29,10 @@ HALF_TOLERANCE = 0.1
 """For bfloat16 and float16, where two plain forwards already differ by a few hundredths."""
 
 
-def adopt(model: PreTrainedModel, *, rows: int) -> Forward:
+def adopt(model: PreTrainedModel, *, rows: int, record: Recorder | None = None) -> Forward:
     """Give the model the engine's attention and linear layers, for about `rows` rows; returns it ready to run.
+
+    `record`: how its decode steps are recorded, if they are.
 
     Raises EngineError if the engine cannot reproduce the model's plain forward; the model attends as before then, but
     its linear layers may stay packed.
@@ -44,7 +47,7 @@ def adopt(model: PreTrainedModel, *, rows: int) -> Forward:
     model.set_attn_implementation(attention.NAME)
     cause: Exception | None = None
     try:
-        forward = Forward(model)
+        forward = Forward(model, record=record)
         difference = _difference(_engine_logits(model, forward), samples, TOLERANCE.get(model.dtype, HALF_TOLERANCE))
     except Exception as error:  # whatever a model does with a cache that it was not written for
         difference, cause = f"it does not run on the engine's cache and attention ({error})", error
