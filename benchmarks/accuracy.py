@@ -45,7 +45,8 @@ def measure_accuracy(session: Session, wanted: set[str]) -> dict[str, dict[str, 
     del wanted
     settings = session.settings
     systems = [name for name in ("ours", "trl") if is_installed(name)]
-    races = [_race(session, systems, seed) for seed in range(settings.seeds)]
+    first = settings.first_seed
+    races = [_race(session, systems, seed) for seed in range(first, first + settings.seeds)]
     figures = []
     for name in systems:
         runners = [race[name] for race in races]
@@ -70,6 +71,20 @@ def measure_accuracy(session: Session, wanted: set[str]) -> dict[str, dict[str, 
             "trl_microbatch": session.answers.get("trl", {}).get("microbatch"),
         }
     }
+
+
+def joined(earlier: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+    """Races of further seeds beside those that were run before."""
+    others = {figure["system"]: figure for figure in earlier["figures"]}
+    figures = [
+        figure
+        | {
+            "values": others[figure["system"]]["values"] + figure["values"],
+            "unfinished": others[figure["system"]]["unfinished"] or figure["unfinished"],
+        }
+        for figure in later["figures"]
+    ]
+    return later | {"figures": figures, "races": earlier["races"] + later["races"]}
 
 
 def _race(session: Session, systems: list[str], seed: int) -> dict[str, Runner]:

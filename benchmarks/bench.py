@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from benchmarks.accuracy import measure_accuracy
+from benchmarks.accuracy import joined, measure_accuracy
 from benchmarks.breakdown import measure_profile
 from benchmarks.compare import COMPARED, measure_four_updates, measure_one_update
 from benchmarks.gpu import measure_gpu
@@ -80,6 +80,7 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--microbatch-tokens", type=int, default=defaults.microbatch_tokens, help="ours")
     parser.add_argument("--trl-microbatch", type=int, help="responses; none: a probe finds the fastest")
     parser.add_argument("--seeds", type=int, help="of the accuracy part")
+    parser.add_argument("--first-seed", type=int, help="above 0: the races join those in the results file")
     parser.add_argument("--cap", type=float, help="accuracy: give an opponent up after so many times our seconds")
     parser.add_argument("--quick", action="store_true", help="small and noisy: does everything run?")
     parser.add_argument("--name", help="of the results file")
@@ -94,7 +95,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     settings = QUICK if arguments.quick else Settings()
     given = {
         name: value
-        for name in ("rounds", "dtype", "threads", "device", "model", "microbatch_tokens", "seeds", "cap")
+        for name in ("rounds", "dtype", "threads", "device", "model", "microbatch_tokens", "seeds", "first_seed", "cap")
         if (value := getattr(arguments, name)) is not None
     }
     settings = replace(settings, **given)
@@ -127,6 +128,8 @@ def write_results(path: Path, found: dict[str, dict[str, Any]], settings: Settin
     results: dict[str, Any] = {"parts": {}}
     if path.is_file():
         results = json.loads(path.read_text(encoding="utf-8"))
+    if settings.first_seed and "accuracy" in found and "accuracy" in results["parts"]:
+        found = found | {"accuracy": joined(results["parts"]["accuracy"], found["accuracy"])}
     stamp = {"date": today(), "commit": describe_commit(ROOT), "settings": settings_as_json(settings)}
     merged = {**results["parts"], **{name: part | stamp for name, part in found.items()}}
     ordered = {name: merged[name] for name in sorted(merged, key=_order)}

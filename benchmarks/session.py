@@ -34,6 +34,7 @@ class Settings:
     microbatch_tokens: int = 1024
     trl_microbatches: tuple[int, ...] = (8, 16, 32, 64)
     seeds: int = 3
+    first_seed: int = 0
     cap: float = 10.0
     target: float = 0.75
     quick: bool = False
