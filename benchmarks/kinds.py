@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkldnn::_linear_pointwise")
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkldnn::_linear_pointwise", "mkl::_mkl_linear")
 KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("log-softmax and entropy", ("_Score", "aten::_log_softmax", "aten::xlogy")),
     ("gradients and optimiser", ("AccumulateGrad", "Optimizer", "_fused_adamw", "aten::_foreach")),

@@ -168,6 +168,7 @@ def test_parts_that_share_workers_are_measured_in_the_same_rounds():
     [
         (["aten::addmm", "aten::linear"], kinds.MATMULS),
         (["mkldnn::_linear_pointwise"], kinds.MATMULS),
+        (["mkl::_mkl_linear"], kinds.MATMULS),
         (["aten::bmm", "aten::_scaled_dot_product_attention_math", "aten::scaled_dot_product_attention"], "attention"),
         (["aten::mm", "_ScoreBackward"], kinds.MATMULS),
         (["aten::mul_", "_ScoreBackward"], "log-softmax and entropy"),
