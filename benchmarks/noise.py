@@ -13,7 +13,7 @@ import torch
 
 from dapo.algo.advantages import Scale, group_advantages
 from dapo.algo.sampling import Signal, is_informative
-from dapo.keyed import keyed_seed
+from dapo.core.rng import keyed_seed
 from dapo.types import Verdict
 
 THRESHOLDS = (0.0, 1.0, 2.0, 4.0, 6.0)

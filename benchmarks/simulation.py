@@ -30,7 +30,7 @@ from dapo.data.detokenize import byte_alphabet
 from dapo.data.stream import ProblemStream
 from dapo.engines.inspection import InspectedEngine
 from dapo.engines.scripted import ScriptedEngine
-from dapo.keyed import keyed_seed
+from dapo.core.rng import keyed_seed
 from dapo.parts import Parts, Progress
 from dapo.policy.aliases import smollm2_directory
 from dapo.rollout import DynamicSampler, sampling_plan

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from dapo.data.prompts import PromptEncoder
 from dapo.engines.engine import WeightSource
 from dapo.engines.scripted import ScriptedEngine
-from dapo.keyed import keyed_seed, keyed_uniforms
-from dapo.packed import Packed, array_of
+from dapo.core.rng import keyed_seed, keyed_uniforms
+from dapo.core.packed import Packed, array_of
 from dapo.rewards.combine import RewardSpec
 from dapo.rewards.jobs import jobs_of
 from dapo.types import Finish, Generation, GenerationRequest, Problem, Sample, Verdict

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, Starcoder2Config, Starcoder2ForCausalLM
 
 from dapo.config import LoraConfig, LossConfig, OptimConfig
-from dapo.keyed import keyed_seed, keyed_uniforms
+from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.policy import Policy
 from dapo.types import Sample

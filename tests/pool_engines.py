@@ -11,7 +11,7 @@ from typing import Any
 from dapo.distributed.host import EngineHost
 from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.engines.scripted import Script, ScriptedEngine
-from dapo.keyed import keyed_seed, keyed_uniforms
+from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.types import Finish, Generation, GenerationRequest
 
 VOCABULARY = 197

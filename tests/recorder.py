@@ -3,7 +3,7 @@
 import os
 import time
 
-from dapo.errors import ConfigError
+from dapo.core.errors import ConfigError
 
 
 class Recorder:

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from dapo.config import Config, build_config
 from dapo.data.problems import load_problems
-from dapo.keyed import keyed_permutation, keyed_seed, keyed_uniforms
+from dapo.core.rng import keyed_permutation, keyed_seed, keyed_uniforms
 from dapo.policy.model import load_model
 
 GROUP, PROMPTS, MINIBATCH, LIMIT, STEPS = 4, 4, 2, 8, 5

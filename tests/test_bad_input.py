@@ -10,7 +10,7 @@ from dapo.cli import main
 from dapo.config import build_config, load_config, secret_names
 from dapo.data.problems import load_problems
 from dapo.data.spec import EXPECTED
-from dapo.errors import ConfigError, DapoError, DataError, RewardError
+from dapo.core.errors import ConfigError, DapoError, DataError, RewardError
 from dapo.rewards import build_verifier
 
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")

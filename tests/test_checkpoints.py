@@ -15,7 +15,7 @@ from run_examples import metrics, saved_steps, tiny
 import dapo
 from dapo.checkpoints import MAX_FAILED_SAVES, CheckpointWriter, StorageError
 from dapo.commands import start_run
-from dapo.errors import TrainerLost
+from dapo.core.errors import TrainerLost
 from dapo.parts import Progress
 from dapo.run import RunDirectory
 from dapo.saving import save_after_failure

@@ -17,7 +17,7 @@ from dapo.config import (
     load_config,
     parse_overrides,
 )
-from dapo.errors import ConfigError
+from dapo.core.errors import ConfigError
 from dapo.option_errors import option_names
 
 SMALL: dict[str, Any] = {"model": "tiny-random", "data": {"train": "builtin:sums"}}

@@ -9,7 +9,7 @@ import pytest
 from dapo.data.builtin import builtin_problems, is_held_out, resolve_options
 from dapo.data.builtin_tasks import TASKS
 from dapo.data.problems import load_problems, remove_overlap
-from dapo.errors import DataError
+from dapo.core.errors import DataError
 
 EVERY_TASK = sorted(TASKS)
 

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 
 from dapo.data.problems import load_problems
-from dapo.errors import DataError
+from dapo.core.errors import DataError
 
 pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed")
 CHAIN_SUM = {"max_terms": 2, "max_digits": 1}

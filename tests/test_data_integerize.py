@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from chat_server import chat_server
 
-from dapo.chat import ChatClient, ServerFailed, ServerRefused
+from dapo.core.openai_client import ChatClient, ServerFailed, ServerRefused
 from dapo.cli import main
 from dapo.data.crowd import MAX_FAILURES_IN_A_ROW, work_through
 from dapo.data.integerize import apply, decide, decide_at_once, read_integer, read_rewriting, read_solution
 from dapo.data.problems import load_problems
 from dapo.data.rows import problem_id
 from dapo.data.wording import Wrapper
-from dapo.errors import DataError
+from dapo.core.errors import DataError
 from dapo.types import Problem
 
 REWRITING = (

@@ -8,7 +8,7 @@ import pytest
 
 from dapo.data.extras import require_package
 from dapo.data.problems import load_problems, remove_overlap, unique_problems
-from dapo.errors import DataError
+from dapo.core.errors import DataError
 from dapo.types import Problem
 
 

@@ -5,7 +5,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from transformers import PreTrainedTokenizerFast
 
 from dapo.data.prompts import PromptEncoder
-from dapo.errors import DataError
+from dapo.core.errors import DataError
 from dapo.types import Problem
 
 CHARACTERS = "\n !?+.0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"

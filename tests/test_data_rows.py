@@ -9,7 +9,7 @@ import pytest
 
 from dapo.data.rows import problem_from_row, problem_id, prompt_text
 from dapo.data.spec import Columns
-from dapo.errors import DataError
+from dapo.core.errors import DataError
 
 USER = {"role": "user", "content": "1+1?"}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dapo.data.spec import Columns, FileSource, HubSource, TaskSource, parse_spec, spec_kind, spec_name
-from dapo.errors import DataError
+from dapo.core.errors import DataError
 
 EXPECTED = (
     "expected a path (.jsonl, .parquet), hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,..., "

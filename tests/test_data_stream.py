@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dapo.data.stream import ProblemStream
-from dapo.errors import CheckpointError, DataError
-from dapo.keyed import keyed_permutation
+from dapo.core.errors import CheckpointError, DataError
+from dapo.core.rng import keyed_permutation
 from dapo.types import Problem
 
 PROBLEMS = [Problem(str(n), f"q{n}", "a") for n in range(7)]

@@ -13,7 +13,7 @@ from dapo.data.near import jaccard
 from dapo.data.problems import load_problems
 from dapo.data.rows import problem_id
 from dapo.data.writing import row_of, write_problems
-from dapo.errors import DataError
+from dapo.core.errors import DataError
 from dapo.types import Problem
 
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"

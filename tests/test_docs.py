@@ -12,7 +12,7 @@ import yaml
 
 from dapo.cli import app
 from dapo.config import SECTIONS, Config, build_config, load_config
-from dapo.errors import ConfigError
+from dapo.core.errors import ConfigError
 from dapo.option_errors import option_names
 
 ROOT = Path(__file__).parents[1]

@@ -20,7 +20,7 @@ from dapo.assemble import build_parts, open_judge, read_inputs, resolve_auto
 from dapo.checkpoints import StorageError
 from dapo.commands import resume_run, start_run
 from dapo.config import Config, dump_config
-from dapo.errors import DapoError, NumericsError, RewardError
+from dapo.core.errors import DapoError, NumericsError, RewardError
 from dapo.interrupt import Interrupted, StoppableEngine, StopRequest
 from dapo.parts import Parts, Progress
 from dapo.run import RunDirectory

@@ -17,8 +17,8 @@ from dapo.distributed.pool import EnginePool
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.native.engine import NativeEngine
 from dapo.engines.scripted import ScriptedEngine
-from dapo.errors import EngineError
-from dapo.keyed import keyed_seed, keyed_uniforms
+from dapo.core.errors import EngineError
+from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.types import Finish, Generation, GenerationRequest
 
 PROMPT = (11, 42, 7, 99)

@@ -11,7 +11,7 @@ from dapo.config import load_config
 from dapo.engines.native import graphs
 from dapo.engines.native.engine import NativeEngine
 from dapo.engines.native.graphs import recorder
-from dapo.errors import ConfigError
+from dapo.core.errors import ConfigError
 
 
 class CpuRecorder:

@@ -13,8 +13,8 @@ from torch import Tensor
 from dapo.engines.native.engine import PREFILL_TOKENS, NativeEngine, prefill_batches
 from dapo.engines.native.sampling import BLOCK, FIRST_CANDIDATES, invert_cdf, sample
 from dapo.engines.native.scheduler import FIRST_DRAWS, Live, Scheduler
-from dapo.errors import EngineError
-from dapo.keyed import keyed_uniforms
+from dapo.core.errors import EngineError
+from dapo.core.rng import keyed_uniforms
 from dapo.types import Generation, GenerationRequest
 
 PROMPT = (11, 42, 7, 99)

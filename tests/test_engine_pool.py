@@ -26,10 +26,10 @@ from dapo.distributed.worker import Blueprint
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.inspection import InspectedEngine
 from dapo.engines.scripted import cut
-from dapo.errors import EngineError, WorkerDied
+from dapo.core.errors import EngineError, WorkerDied
 from dapo.eval_command import Request, evaluate_model
 from dapo.explain import explain, ignored_options
-from dapo.keyed import keyed_seed
+from dapo.core.rng import keyed_seed
 from dapo.parts import Parts, Progress
 from dapo.policy.aliases import TINY_VOCABULARY
 from dapo.run import RunDirectory

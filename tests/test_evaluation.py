@@ -12,10 +12,10 @@ from dapo.assemble import distinct
 from dapo.config import build_config
 from dapo.data.problems import load_problems
 from dapo.engines.scripted import ScriptedEngine
-from dapo.errors import DataError
+from dapo.core.errors import DataError
 from dapo.eval_command import Request, evaluation_config
 from dapo.evaluation import EngineSampler, evaluate, evaluate_samples
-from dapo.journal import Journal, open_journal
+from dapo.core.journal import Journal, open_journal
 from dapo.scores import (
     Evaluation,
     EvaluationPlan,
@@ -116,7 +116,7 @@ def test_the_result_does_not_depend_on_the_engines_order():
 
 
 def test_an_interval_covers_the_truth_about_as_often_as_it_says():
-    from dapo.keyed import keyed_uniforms
+    from dapo.core.rng import keyed_uniforms
 
     truth, covered = 0.3, 0
     for trial in range(200):

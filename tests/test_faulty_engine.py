@@ -10,7 +10,7 @@ from test_rollout import END, FILL, RIGHT, Letters, Marks, in_order, plan, rando
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.inspection import InspectedEngine
 from dapo.engines.scripted import FaultyEngine, ScriptedEngine
-from dapo.errors import EngineError
+from dapo.core.errors import EngineError
 from dapo.evaluation import evaluate
 from dapo.rollout import Batch, collect
 from dapo.scores import EvaluationPlan

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dapo.distributed.local import LocalLauncher
-from dapo.errors import CheckpointError
+from dapo.core.errors import CheckpointError
 from dapo.policy.checkpoint import SavedWeights
 from dapo.policy.lora import saved_weights
 from dapo.policy.policy import Policy

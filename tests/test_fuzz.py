@@ -15,7 +15,7 @@ from dapo.config import Config, build_config, dump_config, load_config
 from dapo.data.problems import load_problems
 from dapo.data.rows import problem_from_row
 from dapo.data.spec import parse_spec, spec_name
-from dapo.errors import ConfigError, DataError
+from dapo.core.errors import ConfigError, DataError
 from dapo.option_errors import option_names
 from dapo.rewards import VerifierPool, get_verifier
 from dapo.rewards.wire import encode, problem_to_json

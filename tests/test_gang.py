@@ -20,7 +20,7 @@ from dapo.commands import export_run, resume_run, start_run
 from dapo.config import Config
 from dapo.distributed.gang import TrainerGang
 from dapo.distributed.weights import WeightsFolder
-from dapo.errors import NumericsError, TrainerLost, WorkerDied, WorkerFault
+from dapo.core.errors import NumericsError, TrainerLost, WorkerDied, WorkerFault
 from dapo.policy.checkpoint import SavedWeights
 from dapo.policy.model import load_model
 

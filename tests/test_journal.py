@@ -2,8 +2,8 @@
 
 import pytest
 
-from dapo.errors import DataError
-from dapo.journal import open_journal
+from dapo.core.errors import DataError
+from dapo.core.journal import open_journal
 
 
 def test_a_journal_keeps_records_and_cuts_a_torn_line(tmp_path):

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from dapo.keyed import keyed_permutation, keyed_seed, keyed_uniforms
+from dapo.core.rng import keyed_permutation, keyed_seed, keyed_uniforms
 
 GOLDEN_SEED = 3666893583778541810
 GOLDEN_UNIFORMS = [0.8720734548204873, 0.29536538151378355, 0.4200976785072422, 0.4053922457839946]
@@ -23,7 +23,7 @@ def test_golden_numbers_are_the_same_on_every_machine_and_version():
 
 def test_another_process_draws_the_same_numbers():
     code = (
-        "import json; from dapo.keyed import *; "
+        "import json; from dapo.core.rng import *; "
         "print(json.dumps([keyed_seed(0, 'token', 1, 2, 3), keyed_uniforms(7, 4).tolist()]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

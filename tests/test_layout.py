@@ -19,7 +19,7 @@ from transformers import (
 
 from dapo.assumptions import Assumptions, assumptions_for
 from dapo.config import Config, load_config
-from dapo.errors import ConfigError
+from dapo.core.errors import ConfigError
 from dapo.layout import Layout
 from dapo.layout_report import describe_layout, troubles
 from dapo.policy.aliases import tiny_random

@@ -13,7 +13,7 @@ from worker_laws import FOR_PROGRAMS, Weights, WorkerLaws, ends, is_alive, start
 
 from dapo.distributed.local import LocalLauncher
 from dapo.distributed.weights import WeightsFolder
-from dapo.errors import EngineError, WorkerDied
+from dapo.core.errors import EngineError, WorkerDied
 
 
 @pytest.fixture

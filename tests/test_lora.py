@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from dapo.cli import main
 from dapo.config import LoraConfig, ModelConfig, build_config
 from dapo.engines.native.engine import NativeEngine
-from dapo.errors import CheckpointError, ConfigError
+from dapo.core.errors import CheckpointError, ConfigError
 from dapo.explain import explain
 from dapo.policy.checkpoint import SavedWeights
 from dapo.policy.lora import adapted_layers, export_adapter, saved_weights

@@ -20,7 +20,7 @@ from dapo.commands import resume_run, start_run
 from dapo.config import Config, load_config
 from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.engines.inspection import InspectedEngine
-from dapo.errors import EngineError, NumericsError
+from dapo.core.errors import EngineError, NumericsError
 from dapo.health import sampled_entropy
 from dapo.parts import Parts, Progress
 from dapo.rewards.judge import InlineJudge

@@ -30,10 +30,10 @@ from dapo.config import Config, build_config, dump_config, load_config
 from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.scripted import ScriptedEngine
-from dapo.errors import CheckpointError, ConfigError, EngineError, NumericsError, Starved
+from dapo.core.errors import CheckpointError, ConfigError, EngineError, NumericsError, Starved
 from dapo.explain import explain
 from dapo.interrupt import Interrupted, StoppableEngine
-from dapo.keyed import keyed_permutation
+from dapo.core.rng import keyed_permutation
 from dapo.parts import Parts, Progress, TrainablePolicy
 from dapo.rollout import FATES, Batch, DynamicSampler, sampling_plan
 from dapo.run import RunDirectory

@@ -14,9 +14,9 @@ from dapo.data.detokenize import ByteTable, byte_alphabet
 from dapo.data.prompts import PromptEncoder
 from dapo.engines.inspection import InspectedEngine
 from dapo.engines.scripted import FaultyEngine, ScriptedEngine, cut
-from dapo.errors import EngineError
-from dapo.packed import Packed, array_of, packed
-from dapo.telemetry.beside import beside
+from dapo.core.errors import EngineError
+from dapo.core.packed import Packed, array_of, packed
+from dapo.core.background import beside
 from dapo.telemetry.metrics import engine_gap_metrics
 from dapo.types import Generation, GenerationRequest, Sample
 

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Lfm2Config, Lfm2ForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from dapo.errors import ConfigError
+from dapo.core.errors import ConfigError
 from dapo.policy.logprobs import (
     CHUNK_LOGITS,
     chunks,

@@ -17,7 +17,7 @@ from policy_examples import make_policy, ragged, weights_of
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from dapo.errors import ConfigError
+from dapo.core.errors import ConfigError
 from dapo.policy.aliases import find_packaged_file
 from dapo.policy.model import LoadedModel, export_model, find_stop_ids, load_model
 
@@ -158,10 +158,10 @@ def test_names_of_no_model_are_configuration_errors(name: str) -> None:
 
 def test_a_hub_model_that_cannot_be_had_is_a_configuration_error_in_one_line(tmp_path: Path) -> None:
     code = (
-        "import torch, dapo.errors\n"
+        "import torch, dapo.core.errors\n"
         "from dapo.policy.model import load_model\n"
         "try:\n    load_model('nobody/nothing', dtype=torch.float32)\n"
-        "except dapo.errors.ConfigError as error:\n    print(error)\n"
+        "except dapo.core.errors.ConfigError as error:\n    print(error)\n"
     )
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)

@@ -25,7 +25,7 @@ from dapo.distributed.pool import EnginePool
 from dapo.distributed.ray_launcher import PRESTART, RayLauncher, RayWorker
 from dapo.distributed.worker import Blueprint
 from dapo.engines.inspection import InspectedEngine
-from dapo.errors import LaunchError, WorkerDied
+from dapo.core.errors import LaunchError, WorkerDied
 from dapo.parts import Progress
 from dapo.policy.aliases import TINY_VOCABULARY
 from dapo.run import RunDirectory
@@ -249,7 +249,7 @@ def test_a_cluster_of_the_runs_own_ends_with_it(tmp_path: Path, is_killed: bool)
 
 def test_a_cluster_that_cannot_be_joined_is_an_error_in_words() -> None:
     program = (
-        "import sys, pathlib; from dapo.distributed.ray_launcher import RayLauncher; from dapo.errors import *\n"
+        "import sys, pathlib; from dapo.distributed.ray_launcher import RayLauncher; from dapo.core.errors import *\n"
         "for address in sys.argv[1:]:\n"
         "    try: RayLauncher(pathlib.Path('.'), timeout_s=1, address=address).gpus\n"
         "    except LaunchError as error: print(error)"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from dapo.errors import RewardError
+from dapo.core.errors import RewardError
 from dapo.rewards import VerifierPool, get_verifier
 from dapo.rewards.code import program_in
 from dapo.rewards.sandbox import exchange

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dapo.errors import RewardError
+from dapo.core.errors import RewardError
 from dapo.rewards import VerifierPool, get_verifier
 from dapo.types import Problem
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dapo.errors import RewardError
+from dapo.core.errors import RewardError
 from dapo.rewards import get_verifier
 from dapo.types import Problem
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dapo.errors import RewardError
+from dapo.core.errors import RewardError
 from dapo.rewards import InlineJudge, VerifierPool
 from dapo.types import Problem, Verdict
 

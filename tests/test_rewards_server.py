@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from dapo.errors import RewardError
+from dapo.core.errors import RewardError
 from dapo.rewards import VerifierPool, build_verifier, get_verifier
 from dapo.types import Problem
 

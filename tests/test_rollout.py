@@ -12,8 +12,8 @@ from dapo.algo.sampling import Signal
 from dapo.config import build_config
 from dapo.data.stream import ProblemStream
 from dapo.engines.scripted import ScriptedEngine
-from dapo.errors import EngineError, RewardError, Starved, VerifierFailed
-from dapo.keyed import keyed_uniforms
+from dapo.core.errors import EngineError, RewardError, Starved, VerifierFailed
+from dapo.core.rng import keyed_uniforms
 from dapo.rewards.error_window import ErrorWindow
 from dapo.rollout import Batch, DynamicSampler, SamplingPlan, collect, require_groups, sampling_plan
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict

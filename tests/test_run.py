@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dapo.errors import CheckpointError
+from dapo.core.errors import CheckpointError
 from dapo.run import (
     RunDirectory,
     atomic_write_json,

@@ -13,7 +13,7 @@ import torch
 
 from dapo.commands import start_run
 from dapo.config import Config, load_config
-from dapo.errors import ConfigError
+from dapo.core.errors import ConfigError
 from dapo.policy.model import export_model, load_model
 from dapo.rewards import get_verifier
 from dapo.types import Problem

@@ -17,7 +17,7 @@ from chat_server import MODEL, ChatServer, Reply, chat_server, completion
 
 from dapo.cli import main
 from dapo.engines.server import ServerClient, ServerOptions
-from dapo.errors import ConfigError
+from dapo.core.errors import ConfigError
 from dapo.types import Problem
 
 

@@ -19,7 +19,7 @@ from slurm_cluster import processes_of
 from dapo.cli import main
 from dapo.config import dump_config, load_config
 from dapo.distributed.slurm import Allocation, Job, batch_script, seconds_of
-from dapo.errors import ConfigError
+from dapo.core.errors import ConfigError
 
 STAND_IN = Path(__file__).parent / "slurm_stand_in"
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dapo.errors import ConfigError, DataError
+from dapo.core.errors import ConfigError, DataError
 from dapo.telemetry.console import (
     ProgressDisplay,
     duration,

@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from dapo.checksums import crc32_of, is_note, take_noted
+from dapo.core.files import crc32_of, is_note, take_noted
 from dapo.policy.tensor_file import write_tensors
 
 TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32)

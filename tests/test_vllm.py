@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 
 from dapo.commands import start_run
 from dapo.config import load_config
-from dapo.errors import EngineError
-from dapo.keyed import keyed_seed
+from dapo.core.errors import EngineError
+from dapo.core.rng import keyed_seed
 from dapo.policy.model import load_model
 from dapo.types import Generation, GenerationRequest
 

@@ -16,7 +16,7 @@ from dapo.config import Config, load_config
 from dapo.distributed.vllm_blueprint import vllm_blueprint, vllm_options, weight_shapes
 from dapo.engines.vllm import VllmEngine
 from dapo.engines.vllm_start import engine_arguments, open_vllm_engine
-from dapo.errors import ConfigError, EngineError
+from dapo.core.errors import ConfigError, EngineError
 from dapo.types import GenerationRequest
 
 TINY = Path(__file__).parents[1] / "configs" / "tiny.yaml"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dapo.distributed.worker import Blueprint, Launcher, answer
-from dapo.errors import ConfigError, EngineError, LaunchError, WorkerDied, WorkerFault
+from dapo.core.errors import ConfigError, EngineError, LaunchError, WorkerDied, WorkerFault
 
 HERE = {"PYTHONPATH": str(Path(__file__).parent)}
 FOR_PROGRAMS = os.environ | {"PYTHONPATH": os.pathsep.join([*HERE.values(), os.environ.get("PYTHONPATH", "")])}

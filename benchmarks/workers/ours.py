@@ -21,7 +21,7 @@ from dapo.config import dump_config, load_config
 from dapo.data.problems import load_problems
 from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
-from dapo.keyed import keyed_seed
+from dapo.core.rng import keyed_seed
 from dapo.policy.aliases import smollm2_directory
 from dapo.policy.model import export_model
 from dapo.run import RunDirectory, make_manifest

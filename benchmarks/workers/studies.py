@@ -17,7 +17,7 @@ from dapo.assemble import multiplies_bfloat16_fast
 from dapo.checkpoints import CheckpointWriter
 from dapo.config import LossConfig, OptimConfig
 from dapo.engines.native.engine import EngineStats, NativeEngine
-from dapo.keyed import keyed_seed, keyed_uniforms
+from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.policy import Policy
 from dapo.run import RunDirectory

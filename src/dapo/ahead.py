@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dapo.data.stream import ProblemStream
-from dapo.errors import CheckpointError
+from dapo.core.errors import CheckpointError
 from dapo.rollout import FATES, Batch, Fate
 from dapo.run import atomic_write_json
 from dapo.types import Generation, Group, Verdict

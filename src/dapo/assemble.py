@@ -26,7 +26,7 @@ from dapo.engines.engine import RolloutEngine
 from dapo.engines.inspection import InspectedEngine
 from dapo.engines.native.engine import NativeEngine
 from dapo.engines.native.graphs import recorder
-from dapo.errors import ConfigError, DataError
+from dapo.core.errors import ConfigError, DataError
 from dapo.explain import resolve_auto_verifier
 from dapo.parts import TrainablePolicy
 from dapo.policy.lora import check_adapters

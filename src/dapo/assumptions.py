@@ -8,7 +8,7 @@ from typing import Any
 
 from dapo.config import Config
 from dapo.data.spec import spec_kind
-from dapo.errors import ConfigError
+from dapo.core.errors import ConfigError
 from dapo.shapes import KNOWN_SHAPES
 
 GIB = 2**30

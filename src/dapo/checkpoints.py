@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from dapo.errors import DapoError
+from dapo.core.errors import DapoError
 from dapo.run import RunDirectory
 
 MAX_FAILED_SAVES = 5

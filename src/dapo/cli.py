@@ -9,7 +9,7 @@ import typer
 
 from dapo import __version__
 from dapo.data_cli import data_app
-from dapo.errors import ConfigError, DapoError
+from dapo.core.errors import ConfigError, DapoError
 
 # torch and transformers are imported inside the commands, so that --help and a config error answer at once
 

@@ -23,7 +23,7 @@ from dapo.assemble import (
 from dapo.checkpoints import describe, disk_errors_in_words
 from dapo.config import Config, dump_config, load_config
 from dapo.data.spec import spec_name
-from dapo.errors import CheckpointError, DapoError, TrainerLost
+from dapo.core.errors import CheckpointError, DapoError, TrainerLost
 from dapo.interrupt import Interrupted, StoppableEngine, signals_as_requests
 from dapo.parts import Parts, Progress
 from dapo.policy.lora import export_adapter, saved_weights

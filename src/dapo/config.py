@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from yaml import YAMLError
 
-from dapo.errors import ConfigError
+from dapo.core.errors import ConfigError
 from dapo.option_errors import faults_in_words, section_names
 
 DataSpec: TypeAlias = str | dict[str, Any]

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dapo.chat import ChatClient, ServerFailed
+from dapo.core.openai_client import ChatClient, ServerFailed
 from dapo.config import DataSpec, parse_data_argument
 from dapo.data.builtin import Split
 from dapo.data.crowd import work_through
@@ -23,9 +23,9 @@ from dapo.data.integerize import ACTIONS, REWRITE, SOLVE, Decision, apply, askin
 from dapo.data.problems import load_problems, unique_problems
 from dapo.data.wording import find_wrapper
 from dapo.data.writing import require_file_type, write_problems
-from dapo.errors import ConfigError, DataError
-from dapo.journal import Journal, open_journal
-from dapo.keyed import keyed_seed
+from dapo.core.errors import ConfigError, DataError
+from dapo.core.journal import Journal, open_journal
+from dapo.core.rng import keyed_seed
 from dapo.telemetry.progress import progress
 from dapo.telemetry.sinks import fsync
 from dapo.types import Problem

@@ -16,8 +16,8 @@ from dapo.data.difficulty import PassRate, describe_difficulty, pass_rates
 from dapo.data.problems import unique_problems
 from dapo.data.rows import prompt_text
 from dapo.data_commands import read
-from dapo.errors import ConfigError, DataError
-from dapo.keyed import keyed_permutation
+from dapo.core.errors import ConfigError, DataError
+from dapo.core.rng import keyed_permutation
 from dapo.run import RunDirectory, atomic_write_json
 from dapo.saving import HISTORY_FILE
 from dapo.telemetry.progress import progress

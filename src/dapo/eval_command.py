@@ -18,11 +18,11 @@ from dapo.data.prompts import chat_messages
 from dapo.data.spec import spec_kind
 from dapo.distributed.launchers import open_launcher
 from dapo.engines.server import ServerClient, ServerOptions
-from dapo.errors import CheckpointError, ConfigError, DataError
+from dapo.core.errors import CheckpointError, ConfigError, DataError
 from dapo.eval_report import print_comparison, print_evaluation
 from dapo.evaluation import EngineSampler, Response, Sampler, evaluate_samples
 from dapo.interrupt import StopRequest, signals_as_requests
-from dapo.journal import open_journal
+from dapo.core.journal import open_journal
 from dapo.policy.lora import saved_weights
 from dapo.run import RunDirectory, atomic_write_json, step_of
 from dapo.scores import Evaluation, EvaluationPlan, paired_difference, require_summary

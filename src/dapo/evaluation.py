@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from dapo.engines.engine import RolloutEngine
-from dapo.errors import EngineError
-from dapo.journal import Journal
-from dapo.keyed import keyed_seed
+from dapo.core.errors import EngineError
+from dapo.core.journal import Journal
+from dapo.core.rng import keyed_seed
 from dapo.rollout import Encoder, Judge
 from dapo.scores import Evaluation, EvaluationPlan, JudgedProblem, JudgedResponse
 from dapo.types import Finish, GenerationRequest, Problem, Verdict

@@ -7,7 +7,7 @@ from typing import Literal
 from dapo.config import Config, DataSpec
 from dapo.data.problems import load_problems, remove_overlap
 from dapo.data.spec import spec_kind, spec_name
-from dapo.errors import ConfigError
+from dapo.core.errors import ConfigError
 from dapo.types import Problem
 
 # What the paper trains with (section 4.1); option -> (value, unit)

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from dapo.config import Config
-from dapo.errors import NumericsError
-from dapo.packed import sum_of
+from dapo.core.errors import NumericsError
+from dapo.core.packed import sum_of
 from dapo.parts import Parts, Progress
 from dapo.rollout import Batch
 

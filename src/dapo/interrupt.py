@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Protocol
 
 from dapo.engines.engine import RolloutEngine, WeightSource, drop_weights
-from dapo.errors import DapoError
+from dapo.core.errors import DapoError
 from dapo.types import Generation, GenerationRequest
 
 SHOW_CURSOR = "\x1b[?25h"

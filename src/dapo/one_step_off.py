@@ -40,7 +40,7 @@ from functools import partial
 from dapo.ahead import Ahead
 from dapo.config import Config
 from dapo.engines.engine import RolloutEngine
-from dapo.errors import EngineError, Starved
+from dapo.core.errors import EngineError, Starved
 from dapo.interrupt import StoppableEngine
 from dapo.parts import Parts, Progress
 from dapo.rollout import collect

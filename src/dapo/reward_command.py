@@ -8,7 +8,7 @@ from rich.table import Table
 
 from dapo.config import DataSpec, build_config
 from dapo.data.problems import load_problems
-from dapo.errors import ConfigError
+from dapo.core.errors import ConfigError
 from dapo.explain import resolve_auto_verifier
 from dapo.rewards.pool import VerifierPool
 from dapo.rewards.trial import EXAMPLES, SUM, Finding, Trial, try_reward

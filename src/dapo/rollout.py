@@ -11,8 +11,8 @@ from dapo.algo.sampling import Signal, is_informative
 from dapo.config import Config
 from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
-from dapo.errors import EngineError, RewardError, Starved
-from dapo.keyed import keyed_seed
+from dapo.core.errors import EngineError, RewardError, Starved
+from dapo.core.rng import keyed_seed
 from dapo.rewards.error_window import ErrorWindow
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import dapo
-from dapo.checksums import crc32_of, is_note, take_noted
-from dapo.errors import CheckpointError
+from dapo.core.files import crc32_of, is_note, take_noted
+from dapo.core.errors import CheckpointError
 from dapo.telemetry.secrets import mask_secrets
 from dapo.telemetry.sinks import atomic_file, fsync, to_json, truncate_after
 

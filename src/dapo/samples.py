@@ -8,8 +8,8 @@ import torch
 from dapo.algo.advantages import group_advantages
 from dapo.algo.overlong import overlong_penalty, trains
 from dapo.config import Config
-from dapo.keyed import keyed_permutation
-from dapo.packed import Packed
+from dapo.core.rng import keyed_permutation
+from dapo.core.packed import Packed
 from dapo.types import Generation, Group, Sample, Verdict
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from dapo.errors import DataError
-from dapo.keyed import keyed_seed
+from dapo.core.errors import DataError
+from dapo.core.rng import keyed_seed
 from dapo.types import Finish, Message, Problem, Verdict
 
 BOOTSTRAP_RESAMPLES = 2000

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dapo.errors import ConfigError
+from dapo.core.errors import ConfigError
 
 ALL_LINEAR = "all-linear"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dapo.config import Config, dump_config, load_config
 from dapo.distributed.slurm import Allocation, Job, batch_script, folder_of, require_sbatch, submit
-from dapo.errors import CheckpointError, ConfigError
+from dapo.core.errors import CheckpointError, ConfigError
 from dapo.explain import explain
 from dapo.run import RunDirectory, atomic_write_text, default_run_path, refuse_existing_run
 

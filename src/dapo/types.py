@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from dapo.algo.sampling import is_informative
-from dapo.packed import array_of, packed
+from dapo.core.packed import array_of, packed
 
 Message: TypeAlias = Mapping[str, str]
 Prompt: TypeAlias = str | Sequence[Message]
@@ -52,7 +52,7 @@ class Generation:
 
     request_id: str
     token_ids: Sequence[int]
-    """With the sampled end token, if there is one: it is trained on. A tuple, or packed (`dapo.packed`)."""
+    """With the sampled end token, if there is one: it is trained on. A tuple, or packed (`dapo.core.packed`)."""
     logprobs: Sequence[float]
     """Of the sampler, one a token, at the sampling temperature."""
     finish: Finish

@@ -13,8 +13,8 @@ from dapo.data.builtin_tasks import TASKS, Draw, Option, Options
 from dapo.data.rows import problem_id
 from dapo.data.spec import did_you_mean
 from dapo.data.turns import shares, take_turns
-from dapo.errors import DataError
-from dapo.keyed import keyed_seed
+from dapo.core.errors import DataError
+from dapo.core.rng import keyed_seed
 from dapo.types import Problem
 
 Split: TypeAlias = Literal["train", "eval"]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from dapo.keyed import keyed_seed, keyed_uniforms
+from dapo.core.rng import keyed_seed, keyed_uniforms
 
 Options: TypeAlias = Mapping[str, int]
 MAX_TERMS = 16

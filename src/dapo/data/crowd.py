@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from dapo.chat import ServerFailed
+from dapo.core.openai_client import ServerFailed
 
 MAX_FAILURES_IN_A_ROW = 8
 """So many say that the server is gone."""

@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from dapo.errors import DataError
+from dapo.core.errors import DataError
 
 
 def require_package(package: str, *, extra: str, purpose: str) -> None:

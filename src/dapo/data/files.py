@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from dapo.data.spec import FILE_TYPES
-from dapo.errors import DataError
+from dapo.core.errors import DataError
 
 Rows: TypeAlias = Iterator[tuple[str, dict[str, Any]]]
 _ROWS_AT_ONCE = 1024

@@ -13,7 +13,7 @@ from dapo.data.extras import require_package
 from dapo.data.rows import json_value, problem_id
 from dapo.data.spec import did_you_mean
 from dapo.data.turns import shares, take_turns
-from dapo.errors import DataError
+from dapo.core.errors import DataError
 from dapo.types import Problem
 
 _SCRIPT = Path(__file__).with_name("gym_items.py")

@@ -5,7 +5,7 @@ from typing import Any
 
 from dapo.data.extras import require_package
 from dapo.data.spec import HubSource
-from dapo.errors import DataError
+from dapo.core.errors import DataError
 
 
 def read_hub_rows(source: HubSource) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 from dapo.data.answers import answer_type, answer_value, bare
 from dapo.data.rows import problem_id
 from dapo.data.wording import Wrapper, normal_text
-from dapo.keyed import keyed_seed
+from dapo.core.rng import keyed_seed
 from dapo.types import Message, Problem
 
 Ask: TypeAlias = Callable[[str, int], str]

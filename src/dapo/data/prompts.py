@@ -5,8 +5,8 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from dapo.data.detokenize import ByteTable
-from dapo.errors import DataError
-from dapo.packed import packed
+from dapo.core.errors import DataError
+from dapo.core.packed import packed
 from dapo.types import Message, Problem, Prompt
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from dapo.data.spec import ANY_COLUMNS, Columns
-from dapo.errors import DataError
+from dapo.core.errors import DataError
 from dapo.types import Message, Problem, Prompt
 
 PROMPT_COLUMNS = ("prompt", "question", "problem")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from dapo.data.benchmarks import BENCHMARKS
-from dapo.errors import DataError
+from dapo.core.errors import DataError
 
 Kind: TypeAlias = Literal["path", "hub", "builtin", "gym"]
 TaskKind: TypeAlias = Literal["builtin", "gym"]

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dapo.errors import CheckpointError, DataError
-from dapo.keyed import keyed_permutation
+from dapo.core.errors import CheckpointError, DataError
+from dapo.core.rng import keyed_permutation
 from dapo.types import Problem
 
 

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from pickle import PicklingError
 from typing import Any
 
-from dapo.errors import DapoError, WorkerFault
+from dapo.core.errors import DapoError, WorkerFault
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from dapo.config import Config
 from dapo.distributed.weights import WeightsFile, WeightsFolder
 from dapo.distributed.worker import Blueprint, Launcher, Worker
-from dapo.errors import TrainerLost, WorkerDied, WorkerFault
+from dapo.core.errors import TrainerLost, WorkerDied, WorkerFault
 from dapo.policy.policy import rows_to_compute
 from dapo.policy.sharing import share
 from dapo.types import Sample

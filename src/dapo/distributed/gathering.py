@@ -4,7 +4,7 @@ import logging
 import sys
 import time
 
-from dapo.errors import DapoError, LaunchError
+from dapo.core.errors import DapoError, LaunchError
 
 LOOK_S = 0.5
 

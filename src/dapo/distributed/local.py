@@ -18,7 +18,7 @@ from dapo.distributed.surroundings import import_path, last_words
 from dapo.distributed.weights import WeightsFile, WeightsFolder
 from dapo.distributed.worker import Blueprint, answer
 from dapo.engines.engine import WeightSource
-from dapo.errors import LaunchError, WorkerDied
+from dapo.core.errors import LaunchError, WorkerDied
 
 CLOSE_S = 5.0
 

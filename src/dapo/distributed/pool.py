@@ -21,7 +21,7 @@ from dapo.distributed.host import hosted
 from dapo.distributed.seat import Call, Seat
 from dapo.distributed.worker import Blueprint, Launcher
 from dapo.engines.engine import WeightSource
-from dapo.errors import DapoError, EngineError, WorkerDied
+from dapo.core.errors import DapoError, EngineError, WorkerDied
 from dapo.types import Generation, GenerationRequest
 
 CLOSE_S = 2.0

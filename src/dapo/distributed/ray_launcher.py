@@ -24,7 +24,7 @@ from dapo.distributed.surroundings import import_path, last_words
 from dapo.distributed.weights import WeightsFolder
 from dapo.distributed.worker import Blueprint
 from dapo.engines.engine import WeightSource
-from dapo.errors import EngineError, LaunchError, WorkerDied, WorkerFault
+from dapo.core.errors import EngineError, LaunchError, WorkerDied, WorkerFault
 
 CAUSE_CHARACTERS = 400
 REACH_S = 10.0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from dapo.distributed.worker import Blueprint
-from dapo.errors import LaunchError
+from dapo.core.errors import LaunchError
 
 UNCOUNTED_CPUS = 0.001
 """A placement group asks for something: this where CPUs are shared."""

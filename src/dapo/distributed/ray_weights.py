@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from dapo.distributed.weights import TIED_KEY, VERSION_KEY, WeightsFile
-from dapo.errors import EngineError
+from dapo.core.errors import EngineError
 
 Bytes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 # safetensors' names

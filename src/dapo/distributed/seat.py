@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dapo.distributed.worker import Blueprint, Worker, answer
-from dapo.errors import EngineError, WorkerFault
+from dapo.core.errors import EngineError, WorkerFault
 from dapo.types import Generation, GenerationRequest
 
 

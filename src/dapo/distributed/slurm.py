@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import dapo
-from dapo.errors import ConfigError, LaunchError
+from dapo.core.errors import ConfigError, LaunchError
 
 JOB = Path(__file__).with_name("slurm_job.sh")
 """What every script does, after the variables that differ."""

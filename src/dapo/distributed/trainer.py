@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dapo.config import Config
 from dapo.distributed.weights import dense_weights, write_weights
-from dapo.errors import ConfigError
+from dapo.core.errors import ConfigError
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.sharded import Ranks, ShardedPolicy
 from dapo.policy.sharing import Portion

@@ -12,7 +12,7 @@ import dapo
 from dapo.config import Config
 from dapo.distributed.worker import Blueprint
 from dapo.engines.vllm_start import INSTALL, VllmOptions
-from dapo.errors import ConfigError
+from dapo.core.errors import ConfigError
 from dapo.policy.huggingface import config_of
 from dapo.policy.model import load_skeleton
 

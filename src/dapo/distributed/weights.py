@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from dapo.engines.engine import WeightSource
-from dapo.errors import EngineError
+from dapo.core.errors import EngineError
 
 VERSION_KEY = "version"
 TIED_KEY = "tied"

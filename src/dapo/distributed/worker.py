@@ -7,7 +7,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dapo.errors import WorkerDied
+from dapo.core.errors import WorkerDied
 
 if TYPE_CHECKING:
     from dapo.engines.engine import WeightSource

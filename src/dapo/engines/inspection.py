@@ -10,8 +10,8 @@ from typing import TypeVar
 import numpy as np
 
 from dapo.engines.engine import RolloutEngine, WeightSource, drop_weights
-from dapo.errors import DapoError, EngineError
-from dapo.packed import Packed
+from dapo.core.errors import DapoError, EngineError
+from dapo.core.packed import Packed
 from dapo.types import Generation, GenerationRequest
 
 T = TypeVar("T")

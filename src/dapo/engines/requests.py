@@ -3,7 +3,7 @@
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from dapo.errors import EngineError
+from dapo.core.errors import EngineError
 from dapo.types import GenerationRequest
 
 

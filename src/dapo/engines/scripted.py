@@ -7,8 +7,8 @@ from typing import TypeAlias
 import numpy as np
 
 from dapo.engines.engine import WeightSource
-from dapo.errors import EngineError
-from dapo.packed import Packed
+from dapo.core.errors import EngineError
+from dapo.core.packed import Packed
 from dapo.types import Finish, Generation, GenerationRequest
 
 Script: TypeAlias = Callable[[GenerationRequest], tuple[Sequence[int], Finish]]

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from dapo.chat import ChatClient, ServerFailed, ServerRefused
-from dapo.errors import ConfigError, DapoError, DataError
-from dapo.keyed import keyed_seed
+from dapo.core.openai_client import ChatClient, ServerFailed, ServerRefused
+from dapo.core.errors import ConfigError, DapoError, DataError
+from dapo.core.rng import keyed_seed
 from dapo.types import Finish, Problem
 
 API_KEY = "OPENAI_API_KEY"

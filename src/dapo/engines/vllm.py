@@ -7,7 +7,7 @@ from typing import Any
 
 from dapo.engines.engine import WeightSource
 from dapo.engines.requests import PositionBound, new_requests
-from dapo.errors import EngineError
+from dapo.core.errors import EngineError
 from dapo.types import Finish, Generation, GenerationRequest
 
 LEAST_TEMPERATURE, LARGEST_TEMPERATURE = 0.01, 2.0

@@ -14,7 +14,7 @@ from typing import Any
 
 from dapo.engines.engine import WeightSource
 from dapo.engines.vllm import VllmEngine
-from dapo.errors import EngineError
+from dapo.core.errors import EngineError
 from dapo.types import GenerationRequest
 
 INSTALL = (

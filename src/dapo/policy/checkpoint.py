@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dapo.errors import CheckpointError
+from dapo.core.errors import CheckpointError
 from dapo.policy.optim import MasterAdamW
 from dapo.policy.tensor_file import write_tensors
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from dapo.errors import ConfigError
+from dapo.core.errors import ConfigError
 
 
 @contextlib.contextmanager

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from dapo.config import LoraConfig
-from dapo.errors import CheckpointError, ConfigError
-from dapo.keyed import keyed_seed, keyed_uniforms
+from dapo.core.errors import CheckpointError, ConfigError
+from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.policy.checkpoint import SavedWeights
 from dapo.policy.huggingface import appearing_directory, require_new, tied_names, write_tensors
 from dapo.policy.model import LoadedModel

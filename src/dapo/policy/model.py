@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from dapo.errors import ConfigError
+from dapo.core.errors import ConfigError
 from dapo.policy.aliases import smollm2_directory, tiny_random
 from dapo.policy.huggingface import quiet_transformers, require_new, tied_names, write_model_directory
 

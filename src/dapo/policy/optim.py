@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from dapo.config import OptimConfig
-from dapo.errors import NumericsError
+from dapo.core.errors import NumericsError
 from dapo.policy.huggingface import tied_names
 
 

@@ -7,7 +7,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from dapo.packed import Packed
+from dapo.core.packed import Packed
 from dapo.policy.attention import Layout, Row, build_layout
 from dapo.types import Sample
 

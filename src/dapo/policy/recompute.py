@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from dapo.errors import ConfigError
+from dapo.core.errors import ConfigError
 
 
 def recompute_layers(model: PreTrainedModel) -> int:

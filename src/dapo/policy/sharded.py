@@ -25,7 +25,7 @@ from torch.nn.utils import get_total_norm
 from transformers import PreTrainedModel
 
 from dapo.config import OptimConfig
-from dapo.errors import CheckpointError, ConfigError
+from dapo.core.errors import CheckpointError, ConfigError
 from dapo.policy.checkpoint import (
     as_checkpoint_error,
     counters_of,

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapo.checksums import note_checksum
+from dapo.core.files import note_checksum
 
 _BLOCK_BYTES = 4096
 _PIECE_BYTES = 1 << 23

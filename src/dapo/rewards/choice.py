@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dapo.errors import RewardError
+from dapo.core.errors import RewardError
 from dapo.rewards.answer import answer_lines, boxes, final_part, peel
 from dapo.rewards.verdicts import right_or_wrong, unjudged
 from dapo.types import Problem, Verdict

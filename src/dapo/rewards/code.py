@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from dapo.errors import RewardError
+from dapo.core.errors import RewardError
 from dapo.rewards.answer import fences, final_part
 from dapo.rewards.sandbox.run import JailBroken, Sandbox
 from dapo.rewards.verdicts import right_or_wrong, unjudged

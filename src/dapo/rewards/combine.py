@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from dapo.errors import RewardError
+from dapo.core.errors import RewardError
 from dapo.rewards.function import NOT_APPLIED, FunctionVerifier
 from dapo.rewards.verdicts import Failure, Opinion, attempt, unjudged
 from dapo.rewards.verifier import GroupVerifier, Verifier, get_verifier

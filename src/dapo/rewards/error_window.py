@@ -5,7 +5,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from dapo.errors import VerifierFailed
+from dapo.core.errors import VerifierFailed
 from dapo.types import Verdict
 
 WINDOW = 256

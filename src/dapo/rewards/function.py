@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dapo.errors import RewardError
+from dapo.core.errors import RewardError
 from dapo.rewards.coroutines import EventLoop
-from dapo.rewards.loading import load_attribute
+from dapo.core.loading import load_attribute
 from dapo.rewards.results import opinion_of, opinions_of
 from dapo.rewards.verdicts import Failure, Opinion, attempt, unjudged
 from dapo.types import Problem, Verdict

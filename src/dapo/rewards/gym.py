@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from dapo.errors import RewardError
+from dapo.core.errors import RewardError
 from dapo.rewards.answer import answer_line, final_part, last_boxed, peel
 from dapo.rewards.verdicts import Failure, attempt, right_or_wrong, unjudged
 from dapo.types import Problem, Verdict

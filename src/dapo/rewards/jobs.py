@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from dapo.errors import RewardError
+from dapo.core.errors import RewardError
 from dapo.rewards.combine import RewardSpec, Scope
 from dapo.rewards.verdicts import Opinion, unjudged
 from dapo.rewards.wire import encode, problem_to_json

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from dapo.errors import RewardError
+from dapo.core.errors import RewardError
 from dapo.rewards.answer import fences, final_part
 from dapo.rewards.verdicts import Failure, attempt, right_or_wrong, unjudged
 from dapo.types import Problem, Verdict

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from dapo.errors import RewardError
+from dapo.core.errors import RewardError
 from dapo.rewards.combine import build_verifier
 from dapo.types import Problem, Verdict
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from dapo.errors import RewardError
+from dapo.core.errors import RewardError
 from dapo.rewards.combine import RewardSpec, Scope
 from dapo.rewards.jobs import Job, jobs_of
 from dapo.rewards.process import WorkerLost, WorkerProcess, start_order

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from dapo.errors import RewardError
+from dapo.core.errors import RewardError
 from dapo.rewards.combine import RewardSpec, Scope
 from dapo.rewards.wire import encode, receive
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dapo.errors import RewardError
+from dapo.core.errors import RewardError
 from dapo.rewards.verdicts import Failure, Opinion, attempt, graded, unjudged
 from dapo.types import Problem, Verdict
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from dapo.errors import RewardError
+from dapo.core.errors import RewardError
 from dapo.rewards.function import NOT_APPLIED
 from dapo.rewards.results import opinion_of
 from dapo.rewards.verdicts import Opinion, unjudged

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
-from dapo.errors import RewardError
+from dapo.core.errors import RewardError
 from dapo.rewards.function import load_function
 from dapo.rewards.verdicts import Opinion
 from dapo.types import Problem, Verdict

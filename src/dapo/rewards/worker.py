@@ -11,7 +11,7 @@ import socket
 import sys
 from typing import Any, TextIO, cast
 
-from dapo.errors import RewardError
+from dapo.core.errors import RewardError
 from dapo.rewards.combine import CombinedVerifier, RewardSpec
 from dapo.rewards.guard import end_with_guard, guard
 from dapo.rewards.verdicts import OUT_OF_MEMORY

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dapo.packed import array_of
+from dapo.core.packed import array_of
 from dapo.telemetry.rollouts import storable
 from dapo.types import Group, Sample
 

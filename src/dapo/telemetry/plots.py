@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dapo.errors import DataError
+from dapo.core.errors import DataError
 from dapo.telemetry.sinks import atomic_file, read_metrics
 
 if TYPE_CHECKING:

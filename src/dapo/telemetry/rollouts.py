@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dapo.errors import DataError
-from dapo.packed import array_of
+from dapo.core.errors import DataError
+from dapo.core.packed import array_of
 from dapo.telemetry.sinks import atomic_file
 
 ROWS_PER_CHUNK = 1024  # bounds memory: at the paper's lengths a whole step is gigabytes of ids

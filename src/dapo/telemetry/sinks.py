@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from dapo.errors import ConfigError, DataError
+from dapo.core.errors import ConfigError, DataError
 from dapo.telemetry.secrets import mask_options
 
 Metrics: TypeAlias = Mapping[str, float | int]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from dapo.errors import EngineError
+from dapo.core.errors import EngineError
 
 NAME = "dapo_native"
 

@@ -26,7 +26,7 @@ from dapo.engines.native.sampling import sample
 from dapo.engines.native.scheduler import Live, Scheduler
 from dapo.engines.native.support import adopt
 from dapo.engines.native.weights import copy_weights
-from dapo.errors import EngineError
+from dapo.core.errors import EngineError
 from dapo.types import Finish, Generation, GenerationRequest
 
 PREFILL_TOKENS = 4096

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dapo.engines.native.cache import SlotCache
-from dapo.errors import ConfigError
+from dapo.core.errors import ConfigError
 
 ROWS = 8
 """Recordings are of multiples of so many rows, or of all rows of the cache."""

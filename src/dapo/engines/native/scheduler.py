@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dapo.engines.requests import PositionBound, new_requests
-from dapo.errors import EngineError
-from dapo.keyed import keyed_uniforms
+from dapo.core.errors import EngineError
+from dapo.core.rng import keyed_uniforms
 from dapo.types import Finish, Generation, GenerationRequest
 
 FIRST_DRAWS = 64

@@ -12,8 +12,8 @@ from dapo.engines.native.forward import Forward
 from dapo.engines.native.fused import fuse_layers
 from dapo.engines.native.graphs import Recorder
 from dapo.engines.native.linear import pack_linears
-from dapo.errors import EngineError
-from dapo.keyed import keyed_uniforms
+from dapo.core.errors import EngineError
+from dapo.core.rng import keyed_uniforms
 
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from dapo.engines.engine import WeightSource
 from dapo.engines.native.linear import PackedLinear, packed_weights
-from dapo.errors import EngineError
+from dapo.core.errors import EngineError
 
 NAMES_SHOWN = 5
 

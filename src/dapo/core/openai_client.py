@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import urllib3
 
-from dapo.errors import DapoError, DataError
+from dapo.core.errors import DapoError, DataError
 
 _TRY_AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
 _OK, _UNAUTHORIZED, _FORBIDDEN, _FAULT_OF_SERVER = 200, 401, 403, 500

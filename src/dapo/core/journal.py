@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dapo.errors import DataError
+from dapo.core.errors import DataError
 
 
 class Journal:

@@ -9,7 +9,7 @@ from functools import reduce
 from types import ModuleType
 from typing import Any
 
-from dapo.errors import RewardError
+from dapo.core.errors import RewardError
 from dapo.rewards.verdicts import Failure, attempt
 
 
