@@ -25,7 +25,7 @@ from benchmarks.stand_ins import (
     Texts,
     TimedEncoder,
 )
-from dapo.config import Config, dump_config
+from dapo.config.options import Config, dump_config
 from dapo.data.detokenize import byte_alphabet
 from dapo.data.stream import ProblemStream
 from dapo.engines.inspection import InspectedEngine

@@ -11,7 +11,7 @@ from run_examples import tiny
 
 from dapo import one_step_off
 from dapo.assemble import build_parts, read_inputs, resolve_auto
-from dapo.config import Config, dump_config, load_config
+from dapo.config.options import Config, dump_config, load_config
 from dapo.core.errors import DapoError
 from dapo.interrupt import StoppableEngine, signals_as_requests
 from dapo.parts import Parts, Progress

@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from transformers import PreTrainedModel, Starcoder2Config, Starcoder2ForCausalLM
 
-from dapo.config import LoraConfig, LossConfig, OptimConfig
+from dapo.config.options import LoraConfig, LossConfig, OptimConfig
 from dapo.distributed.worker import Blueprint, Worker
 from dapo.policy.checkpoint import read_tensors
 from dapo.policy.model import LoadedModel

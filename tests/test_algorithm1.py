@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dapo.config import Config, build_config
+from dapo.config.options import Config, build_config
 from dapo.data.problems import load_problems
 from dapo.core.rng import keyed_permutation, keyed_seed, keyed_uniforms
 from dapo.policy.model import load_model

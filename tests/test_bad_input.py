@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from dapo.cli import main
-from dapo.config import build_config, load_config, secret_names
+from dapo.config.options import build_config, load_config, secret_names
 from dapo.data.problems import load_problems
-from dapo.data.spec import EXPECTED
+from dapo.config.data_spec import EXPECTED
 from dapo.core.errors import ConfigError, DapoError, DataError, RewardError
 from dapo.rewards import build_verifier
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dapo.config import dump_config, load_config
-from dapo.data.spec import parse_spec
+from dapo.config.options import dump_config, load_config
+from dapo.config.data_spec import parse_spec
 from dapo.explain import departures, explain, ignored_options
 
 CONFIGS = Path(__file__).parents[1] / "configs"

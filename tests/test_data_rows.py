@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from dapo.data.rows import problem_from_row, problem_id, prompt_text
-from dapo.data.spec import Columns
+from dapo.config.data_spec import Columns
 from dapo.core.errors import DataError
 
 USER = {"role": "user", "content": "1+1?"}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dapo.data.spec import Columns, FileSource, HubSource, TaskSource, parse_spec, spec_kind, spec_name
+from dapo.config.data_spec import Columns, FileSource, HubSource, TaskSource, parse_spec, spec_kind, spec_name
 from dapo.core.errors import DataError
 
 EXPECTED = (

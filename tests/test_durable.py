@@ -19,7 +19,7 @@ from run_examples import CONFIGS, contents, differences, metrics, saved_steps, t
 from dapo.assemble import build_parts, open_judge, read_inputs, resolve_auto
 from dapo.checkpoints import StorageError
 from dapo.commands import resume_run, start_run
-from dapo.config import Config, dump_config
+from dapo.config.options import Config, dump_config
 from dapo.core.errors import DapoError, NumericsError, RewardError
 from dapo.interrupt import Interrupted, StoppableEngine, StopRequest
 from dapo.parts import Parts, Progress

@@ -18,7 +18,7 @@ from run_examples import contents, differences, tiny
 
 from dapo.assemble import build_parts, open_judge, read_inputs, resolve_auto
 from dapo.commands import start_run
-from dapo.config import Config, dump_config
+from dapo.config.options import Config, dump_config
 from dapo.distributed.engines import engine_blueprints, engine_threads, gpu_places
 from dapo.distributed.local import LocalWorker
 from dapo.distributed.pool import EnginePool

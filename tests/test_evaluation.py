@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dapo.assemble import distinct
-from dapo.config import build_config
+from dapo.config.options import build_config
 from dapo.data.problems import load_problems
 from dapo.engines.scripted import ScriptedEngine
 from dapo.core.errors import DataError

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dapo.commands import export_run, resume_run, start_run
-from dapo.config import Config
+from dapo.config.options import Config
 from dapo.distributed.gang import TrainerGang
 from dapo.distributed.weights import WeightsFolder
 from dapo.core.errors import NumericsError, TrainerLost, WorkerDied, WorkerFault

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from dapo.assumptions import Assumptions, assumptions_for
-from dapo.config import Config, load_config
+from dapo.config.options import Config, load_config
 from dapo.core.errors import ConfigError
 from dapo.layout import Layout
 from dapo.layout_report import describe_layout, troubles

@@ -30,7 +30,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from dapo.cli import main
-from dapo.config import LoraConfig, ModelConfig, build_config
+from dapo.config.options import LoraConfig, ModelConfig, build_config
 from dapo.engines.native.engine import NativeEngine
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.explain import explain

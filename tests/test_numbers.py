@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from dapo.algo.loss import engine_weights
 from dapo.assemble import build_parts, read_inputs
 from dapo.commands import resume_run, start_run
-from dapo.config import Config, load_config
+from dapo.config.options import Config, load_config
 from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.engines.inspection import InspectedEngine
 from dapo.core.errors import EngineError, NumericsError

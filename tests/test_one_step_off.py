@@ -26,7 +26,7 @@ from test_rollout import END, FILL, WRONG, Letters, Marks, problems, random_scri
 from dapo import one_step_off
 from dapo.ahead import Ahead, read_ahead, write_ahead
 from dapo.commands import resume_run
-from dapo.config import Config, build_config, dump_config, load_config
+from dapo.config.options import Config, build_config, dump_config, load_config
 from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.scripted import ScriptedEngine

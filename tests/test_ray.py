@@ -19,7 +19,7 @@ from worker_laws import BLUEPRINT, FOR_PROGRAMS, HERE, Weights, WorkerLaws, ends
 
 from dapo.assemble import build_parts, open_judge, read_inputs
 from dapo.commands import resume_run, start_run
-from dapo.config import dump_config
+from dapo.config.options import dump_config
 from dapo.distributed.engines import engine_blueprints
 from dapo.distributed.pool import EnginePool
 from dapo.distributed.ray_launcher import PRESTART, RayLauncher, RayWorker

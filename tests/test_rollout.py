@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dapo.algo.sampling import Signal
-from dapo.config import build_config
+from dapo.config.options import build_config
 from dapo.data.stream import ProblemStream
 from dapo.engines.scripted import ScriptedEngine
 from dapo.core.errors import EngineError, RewardError, Starved, VerifierFailed

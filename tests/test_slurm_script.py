@@ -17,7 +17,7 @@ import pytest
 from slurm_cluster import processes_of
 
 from dapo.cli import main
-from dapo.config import dump_config, load_config
+from dapo.config.options import dump_config, load_config
 from dapo.distributed.slurm import Allocation, Job, batch_script, seconds_of
 from dapo.core.errors import ConfigError
 

@@ -12,7 +12,7 @@ from engine_models import ModelWeights, wide_model
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from dapo.commands import start_run
-from dapo.config import Config, load_config
+from dapo.config.options import Config, load_config
 from dapo.distributed.vllm_blueprint import vllm_blueprint, vllm_options, weight_shapes
 from dapo.engines.vllm import VllmEngine
 from dapo.engines.vllm_start import engine_arguments, open_vllm_engine

@@ -17,7 +17,7 @@ from benchmarks.memory import peak_rss_bytes
 from benchmarks.protocol import serve
 from dapo import one_step_off
 from dapo.assemble import build_parts, device_of, open_judge, read_inputs, resolve_auto
-from dapo.config import dump_config, load_config
+from dapo.config.options import dump_config, load_config
 from dapo.data.problems import load_problems
 from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine

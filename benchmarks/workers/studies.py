@@ -15,7 +15,7 @@ from benchmarks.memory import current_rss_bytes, peak_rss_bytes
 from benchmarks.protocol import serve
 from dapo.assemble import multiplies_bfloat16_fast
 from dapo.checkpoints import CheckpointWriter
-from dapo.config import LossConfig, OptimConfig
+from dapo.config.options import LossConfig, OptimConfig
 from dapo.engines.native.engine import EngineStats, NativeEngine
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.policy.model import LoadedModel, load_model

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 
 from dapo.algo.sampling import Signal
-from dapo.config import Config, DataSpec, SignalConfig
+from dapo.config.options import Config, DataSpec, SignalConfig
 from dapo.data.problems import load_problems, remove_overlap, unique_problems
 from dapo.data.prompts import PromptEncoder
-from dapo.data.spec import spec_kind, spec_name
+from dapo.config.data_spec import spec_kind, spec_name
 from dapo.data.stream import ProblemStream
 from dapo.distributed.engines import engine_blueprints
 from dapo.distributed.gang import TrainerGang, trainer_threads

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from dapo.config import Config
-from dapo.data.spec import spec_kind
+from dapo.config.options import Config
+from dapo.config.data_spec import spec_kind
 from dapo.core.errors import ConfigError
 from dapo.shapes import KNOWN_SHAPES
 

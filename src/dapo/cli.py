@@ -46,7 +46,7 @@ def train(
     run_dir: Annotated[Path | None, typer.Option(help="where to write; must not hold a run yet")] = None,
 ) -> None:
     """Train a model."""
-    from dapo.config import load_config
+    from dapo.config.options import load_config
 
     loaded = load_config(config, overrides or [])
     from dapo.commands import start_run
@@ -124,7 +124,7 @@ def check(
 ) -> None:
     """Say what would run: sizes, counts, ignored options, differences from the paper, and what of it runs where, with
     estimates of memory and time. Trains nothing."""
-    from dapo.config import load_config
+    from dapo.config.options import load_config
     from dapo.explain import explain
     from dapo.layout_report import describe_layout
 

@@ -21,8 +21,8 @@ from dapo.assemble import (
     resolve_auto,
 )
 from dapo.checkpoints import describe, disk_errors_in_words
-from dapo.config import Config, dump_config, load_config
-from dapo.data.spec import spec_name
+from dapo.config.options import Config, dump_config, load_config
+from dapo.config.data_spec import spec_name
 from dapo.core.errors import CheckpointError, DapoError, TrainerLost
 from dapo.interrupt import Interrupted, StoppableEngine, signals_as_requests
 from dapo.parts import Parts, Progress

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dapo.core.openai_client import ChatClient, ServerFailed
-from dapo.config import DataSpec, parse_data_argument
+from dapo.config.options import DataSpec, parse_data_argument
 from dapo.data.builtin import Split
 from dapo.data.crowd import work_through
 from dapo.data.decontaminate import decontaminate

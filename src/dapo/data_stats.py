@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dapo.config import DataSpec, load_config
+from dapo.config.options import DataSpec, load_config
 from dapo.data.describe import describe_problems
 from dapo.data.difficulty import PassRate, describe_difficulty, pass_rates
 from dapo.data.problems import unique_problems

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from dapo.assemble import build_engine, distinct, evaluation_plan, open_judge, read_inputs, resolve_auto
-from dapo.config import Config, DataSpec, build_config, load_config, parse_data_argument, parse_overrides
-from dapo.data.benchmarks import BENCHMARKS, INSTRUCTION
+from dapo.config.options import Config, DataSpec, build_config, load_config, parse_data_argument, parse_overrides
+from dapo.config.data_spec import BENCHMARKS, INSTRUCTION
 from dapo.data.problems import load_problems
 from dapo.data.prompts import chat_messages
-from dapo.data.spec import spec_kind
+from dapo.config.data_spec import spec_kind
 from dapo.distributed.launchers import open_launcher
 from dapo.engines.server import ServerClient, ServerOptions
 from dapo.core.errors import CheckpointError, ConfigError, DataError

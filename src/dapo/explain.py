@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 from typing import Literal
 
-from dapo.config import Config, DataSpec
+from dapo.config.options import Config, DataSpec
 from dapo.data.problems import load_problems, remove_overlap
-from dapo.data.spec import spec_kind, spec_name
+from dapo.config.data_spec import spec_kind, spec_name
 from dapo.core.errors import ConfigError
 from dapo.types import Problem
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from dapo.config import Config
+from dapo.config.options import Config
 from dapo.core.errors import NumericsError
 from dapo.core.packed import sum_of
 from dapo.parts import Parts, Progress

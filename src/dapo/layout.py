@@ -8,7 +8,7 @@ from math import ceil
 from pathlib import Path
 
 from dapo.assumptions import GIB, Assumptions
-from dapo.config import Config
+from dapo.config.options import Config
 from dapo.shapes import ModelShape
 
 GB = 10**9

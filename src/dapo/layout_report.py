@@ -6,7 +6,7 @@ from math import ceil
 from typing import Any
 
 from dapo.assumptions import GIB, Assumptions, assumptions_for
-from dapo.config import Config
+from dapo.config.options import Config
 from dapo.layout import GB, Layout
 from dapo.shapes import KNOWN_SHAPES, find_shape
 

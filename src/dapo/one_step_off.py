@@ -38,7 +38,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from dapo.ahead import Ahead
-from dapo.config import Config
+from dapo.config.options import Config
 from dapo.engines.engine import RolloutEngine
 from dapo.core.errors import EngineError, Starved
 from dapo.interrupt import StoppableEngine

@@ -6,7 +6,7 @@ from itertools import islice
 from rich.console import Console
 from rich.table import Table
 
-from dapo.config import DataSpec, build_config
+from dapo.config.options import DataSpec, build_config
 from dapo.data.problems import load_problems
 from dapo.core.errors import ConfigError
 from dapo.explain import resolve_auto_verifier

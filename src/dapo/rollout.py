@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from dapo.algo.sampling import Signal, is_informative
-from dapo.config import Config
+from dapo.config.options import Config
 from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
 from dapo.core.errors import EngineError, RewardError, Starved

@@ -18,7 +18,7 @@ from typing import Any
 import dapo
 from dapo.core.files import crc32_of, is_note, take_noted
 from dapo.core.errors import CheckpointError
-from dapo.telemetry.secrets import mask_secrets
+from dapo.config.secrets import mask_secrets
 from dapo.telemetry.sinks import atomic_file, fsync, to_json, truncate_after
 
 _STEP_NAME = re.compile(r"step_(\d{6,})(\.parquet|\.json)?")

@@ -10,7 +10,7 @@ from typing import Any
 
 from dapo.ahead import read_ahead, write_ahead
 from dapo.checkpoints import StorageError
-from dapo.config import Config
+from dapo.config.options import Config
 from dapo.core.errors import DapoError, NumericsError, TrainerLost
 from dapo.parts import Parts, Progress
 from dapo.run import atomic_write_json

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from dapo.config import Config, dump_config, load_config
+from dapo.config.options import Config, dump_config, load_config
 from dapo.distributed.slurm import Allocation, Job, batch_script, folder_of, require_sbatch, submit
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.explain import explain

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
-from dapo.config import Config
+from dapo.config.options import Config
 from dapo.engines.engine import drop_weights
 from dapo.core.errors import DapoError
 from dapo.evaluation import evaluate

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from dapo.data.builtin_tasks import TASKS, Draw, Option, Options
 from dapo.data.rows import problem_id
-from dapo.data.spec import did_you_mean
+from dapo.config.data_spec import did_you_mean
 from dapo.data.turns import shares, take_turns
 from dapo.core.errors import DataError
 from dapo.core.rng import keyed_seed

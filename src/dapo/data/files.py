@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from dapo.data.spec import FILE_TYPES
+from dapo.config.data_spec import FILE_TYPES
 from dapo.core.errors import DataError
 
 Rows: TypeAlias = Iterator[tuple[str, dict[str, Any]]]

@@ -11,7 +11,7 @@ from typing import Any
 
 from dapo.data.extras import require_package
 from dapo.data.rows import json_value, problem_id
-from dapo.data.spec import did_you_mean
+from dapo.config.data_spec import did_you_mean
 from dapo.data.turns import shares, take_turns
 from dapo.core.errors import DataError
 from dapo.types import Problem

@@ -9,7 +9,7 @@ from dapo.data.files import read_rows
 from dapo.data.gym import gym_problems
 from dapo.data.hub import read_hub_rows
 from dapo.data.rows import problem_from_row, prompt_text
-from dapo.data.spec import FileSource, HubSource, TaskSource, parse_spec, spec_kind, spec_name
+from dapo.config.data_spec import FileSource, HubSource, TaskSource, parse_spec, spec_kind, spec_name
 from dapo.core.errors import DataError
 from dapo.types import Problem
 

@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from dapo.data.spec import ANY_COLUMNS, Columns
+from dapo.config.data_spec import ANY_COLUMNS, Columns
 from dapo.core.errors import DataError
 from dapo.types import Message, Problem, Prompt
 

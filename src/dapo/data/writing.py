@@ -8,7 +8,7 @@ from typing import Any
 
 from dapo.data.files import read_rows
 from dapo.data.rows import problem_from_row
-from dapo.data.spec import FILE_TYPES
+from dapo.config.data_spec import FILE_TYPES
 from dapo.core.errors import DataError
 from dapo.types import Problem
 

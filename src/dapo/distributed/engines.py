@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from dapo.config import Config
+from dapo.config.options import Config
 from dapo.distributed.worker import Blueprint
 from dapo.engines.native.engine import NativeEngine
 from dapo.engines.native.graphs import recorder

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dapo.config import Config
+from dapo.config.options import Config
 from dapo.distributed.weights import WeightsFile, WeightsFolder
 from dapo.distributed.worker import Blueprint, Launcher, Worker
 from dapo.core.errors import TrainerLost, WorkerDied, WorkerFault

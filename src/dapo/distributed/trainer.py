@@ -13,7 +13,7 @@ import torch.distributed as dist
 from safetensors.torch import save
 from torch import Tensor
 
-from dapo.config import Config
+from dapo.config.options import Config
 from dapo.distributed.weights import dense_weights, write_weights
 from dapo.core.errors import ConfigError
 from dapo.policy.model import LoadedModel, load_model

@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 import dapo
-from dapo.config import Config
+from dapo.config.options import Config
 from dapo.distributed.worker import Blueprint
 from dapo.engines.vllm_start import INSTALL, VllmOptions
 from dapo.core.errors import ConfigError

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dapo.algo.loss import aggregation_weights, engine_weights, kl_penalty, policy_loss
-from dapo.config import LoraConfig, LossConfig, OptimConfig
+from dapo.config.options import LoraConfig, LossConfig, OptimConfig
 from dapo.core.packed import array_of
 from dapo.policy.checkpoint import OptimizerCopy, load_optimizer, save_optimizer
 from dapo.policy.logprobs import chunks, hidden_states, score_tokens, token_logprobs, use_packed_forward

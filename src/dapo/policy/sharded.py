@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 from transformers import PreTrainedModel
 
-from dapo.config import OptimConfig
+from dapo.config.options import OptimConfig
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.policy.checkpoint import (
     as_checkpoint_error,

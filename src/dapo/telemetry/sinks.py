@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from dapo.core.errors import ConfigError, DataError
-from dapo.telemetry.secrets import mask_options
+from dapo.config.secrets import mask_options
 
 Metrics: TypeAlias = Mapping[str, float | int]
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from yaml import YAMLError
 
 from dapo.core.errors import ConfigError
-from dapo.option_errors import faults_in_words, section_names
+from dapo.config.messages import faults_in_words, section_names
 
 DataSpec: TypeAlias = str | dict[str, Any]
 
