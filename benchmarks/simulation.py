@@ -26,7 +26,7 @@ from benchmarks.stand_ins import (
     TimedEncoder,
 )
 from dapo.config.options import Config, dump_config
-from dapo.data.detokenize import byte_alphabet
+from dapo.data.byte_decoder import byte_alphabet
 from dapo.data.stream import ProblemStream
 from dapo.engines.inspection import InspectedEngine
 from dapo.engines.scripted import ScriptedEngine

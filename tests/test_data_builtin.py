@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from dapo.data.builtin import builtin_problems, is_held_out, resolve_options
-from dapo.data.builtin_tasks import TASKS
+from dapo.data.sources.builtin import builtin_problems, is_held_out, resolve_options
+from dapo.data.sources.builtin_tasks import TASKS
 from dapo.data.problems import load_problems, remove_overlap
 from dapo.core.errors import DataError
 

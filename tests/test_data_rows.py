@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from dapo.data.rows import problem_from_row, problem_id, prompt_text
+from dapo.data.sources.rows import problem_from_row, problem_id, prompt_text
 from dapo.config.data_spec import Columns
 from dapo.core.errors import DataError
 

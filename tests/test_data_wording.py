@@ -4,8 +4,8 @@ from fractions import Fraction
 
 import pytest
 
-from dapo.data.answers import answer_key, answer_type, answer_value
-from dapo.data.wording import Wrapper, find_wrapper, ngrams, normal_text, numbers, words
+from dapo.data.prepare.answers import answer_key, answer_type, answer_value
+from dapo.data.prepare.normalize import Wrapper, find_wrapper, ngrams, normal_text, numbers, words
 
 BEFORE = "Solve the following problem step by step."
 AFTER = "Write the answer on the last line."

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dapo.config.options import Config, build_config, dump_config, load_config
 from dapo.data.problems import load_problems
-from dapo.data.rows import problem_from_row
+from dapo.data.sources.rows import problem_from_row
 from dapo.config.data_spec import parse_spec, spec_name
 from dapo.core.errors import ConfigError, DataError
 from dapo.config.messages import option_names

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from dapo.data.detokenize import ByteTable, byte_alphabet
+from dapo.data.byte_decoder import ByteTable, byte_alphabet
 from dapo.data.prompts import PromptEncoder
 from dapo.engines.inspection import InspectedEngine
 from dapo.engines.scripted import FaultyEngine, ScriptedEngine, cut

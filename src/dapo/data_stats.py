@@ -11,10 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from dapo.config.options import DataSpec, load_config
-from dapo.data.describe import describe_problems
-from dapo.data.difficulty import PassRate, describe_difficulty, pass_rates
+from dapo.data.prepare.describe import describe_problems
+from dapo.data.prepare.difficulty import PassRate, describe_difficulty, pass_rates
 from dapo.data.problems import unique_problems
-from dapo.data.rows import prompt_text
+from dapo.data.sources.rows import prompt_text
 from dapo.data_commands import read
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.rng import keyed_permutation

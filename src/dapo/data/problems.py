@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from dapo.data.builtin import Split, builtin_problems
-from dapo.data.files import read_rows
-from dapo.data.gym import gym_problems
-from dapo.data.hub import read_hub_rows
-from dapo.data.rows import problem_from_row, prompt_text
+from dapo.data.sources.builtin import Split, builtin_problems
+from dapo.data.sources.files import read_rows
+from dapo.data.sources.gym import gym_problems
+from dapo.data.sources.hub import read_hub_rows
+from dapo.data.sources.rows import problem_from_row, prompt_text
 from dapo.config.data_spec import FileSource, HubSource, TaskSource, parse_spec, spec_kind, spec_name
 from dapo.core.errors import DataError
 from dapo.types import Problem

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from dapo.data.detokenize import ByteTable
+from dapo.data.byte_decoder import ByteTable
 from dapo.core.errors import DataError
 from dapo.core.packed import packed
 from dapo.types import Message, Problem, Prompt

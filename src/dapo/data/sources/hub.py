@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from dapo.data.extras import require_package
+from dapo.core.optional import require_package
 from dapo.config.data_spec import HubSource
 from dapo.core.errors import DataError
 

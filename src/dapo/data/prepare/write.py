@@ -6,8 +6,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from dapo.data.files import read_rows
-from dapo.data.rows import problem_from_row
+from dapo.data.sources.files import read_rows
+from dapo.data.sources.rows import problem_from_row
 from dapo.config.data_spec import FILE_TYPES
 from dapo.core.errors import DataError
 from dapo.types import Problem
