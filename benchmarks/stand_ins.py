@@ -25,7 +25,7 @@ from dapo.engines.scripted import ScriptedEngine
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.core.packed import Packed, array_of
 from dapo.rewards.combine import RewardSpec
-from dapo.rewards.jobs import jobs_of
+from dapo.rewards.workers.tasks import jobs_of
 from dapo.types import Finish, Generation, GenerationRequest, Problem, Sample, Verdict
 
 POOL_TOKENS = 2**22

@@ -18,7 +18,7 @@ from dapo.config.data_spec import parse_spec, spec_name
 from dapo.core.errors import ConfigError, DataError
 from dapo.config.messages import option_names
 from dapo.rewards import VerifierPool, get_verifier
-from dapo.rewards.wire import encode, problem_to_json
+from dapo.rewards.workers.protocol import encode, problem_to_json
 from dapo.types import Problem
 
 LIMIT_S = 10.0

@@ -10,7 +10,7 @@ import pytest
 
 from dapo.rewards import VerifierPool
 from dapo.rewards.combine import RewardSpec
-from dapo.rewards.guard import SHOWN_BYTES
+from dapo.rewards.workers.supervisor import SHOWN_BYTES
 from dapo.types import Problem, Verdict
 
 NAME = "hostile_functions:does"

@@ -81,7 +81,7 @@ class Import:
     file: Path
     line: int
     target: str
-    """Absolute: `dapo.rewards.math`, `torch.nn`."""
+    """Absolute: `dapo.rewards.verifiers.math`, `torch.nn`."""
     deferred: bool
     """Inside a function: not run when the module is imported."""
     typing_only: bool
@@ -320,20 +320,20 @@ def tree(folder: Path, files: dict[str, str]) -> Path:
 @pytest.mark.parametrize(
     ("importer", "text"),
     [
-        ("config", "from dapo.rewards.math import verify"),
+        ("config", "from dapo.rewards.verifiers.math import verify"),
         ("config", "import dapo.rewards"),
-        ("config", "import dapo.rewards.math as m"),
+        ("config", "import dapo.rewards.verifiers.math as m"),
         ("config", "from dapo import rewards"),
         ("config", "from . import rewards"),
         ("config", "from .rewards import math"),
         ("algo/loss", "from ..rewards.math import verify"),
         ("algo/loss", "from .. import rewards"),
         ("config", "def late():\n    from dapo.rewards import math"),
-        ("config", "class Late:\n    async def f(self):\n        import dapo.rewards.math"),
+        ("config", "class Late:\n    async def f(self):\n        import dapo.rewards.verifiers.math"),
         ("config", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from dapo.rewards import math"),
         ("config", "try:\n    from dapo import rewards\nexcept ImportError:\n    pass"),
-        ("config", "import importlib\nmodule = importlib.import_module('dapo.rewards.math')"),
-        ("data/stream", "from dapo.rewards.math import verify"),
+        ("config", "import importlib\nmodule = importlib.import_module('dapo.rewards.verifiers.math')"),
+        ("data/stream", "from dapo.rewards.verifiers.math import verify"),
         ("data/stream", "def late():\n    import dapo.rewards"),
         ("__init__", "from dapo.rewards import math"),
     ],
@@ -346,7 +346,7 @@ def test_walker_finds_each_way_to_write_an_import_that_points_down_or_sideways(t
 @pytest.mark.parametrize(
     ("importer", "text"),
     [
-        ("rewards/pool", "from dapo.rewards.math import verify\nfrom .math import other\nfrom . import math"),
+        ("rewards/pool", "from dapo.rewards.verifiers.math import verify\nfrom .math import other\nfrom . import math"),
         ("rollout", "from dapo.rewards import math\nfrom dapo import __version__\nimport dapo"),
         ("types", "from dapo.config.options import Config"),
         ("train", "from dapo.rollout import collect"),
@@ -362,8 +362,8 @@ def test_walker_lets_imports_up_the_list_pass(tmp_path, importer, text):
 
 
 def test_walker_names_file_line_and_layers(tmp_path):
-    root = tree(tmp_path, {"rewards/math": "", "config": "import os\n\nfrom dapo.rewards.math import verify\n"})
-    assert downward_imports(root) == ["config.py:3 imports dapo.rewards.math.verify: layer 0 must not import layer 1"]
+    root = tree(tmp_path, {"rewards/math": "", "config": "import os\n\nfrom dapo.rewards.verifiers.math import verify\n"})
+    assert downward_imports(root) == ["config.py:3 imports dapo.rewards.verifiers.math.verify: layer 0 must not import layer 1"]
 
 
 def test_walker_asks_for_a_place_for_a_new_module(tmp_path):

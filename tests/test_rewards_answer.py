@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from dapo.rewards.answer import answer_line, boxes, final_part, last_boxed, numbers_in, peel, plain_number
+from dapo.rewards.verifiers.answer import answer_line, boxes, final_part, last_boxed, numbers_in, peel, plain_number
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dapo.rewards import get_verifier
-from dapo.rewards.equivalence import _exact_number
-from dapo.rewards.spelling import vote
-from dapo.rewards.symbolic import Symbolic
+from dapo.rewards.verifiers.equivalence import _exact_number
+from dapo.rewards.verifiers.spelling import vote
+from dapo.rewards.verifiers.symbolic import Symbolic
 from dapo.types import Problem
 
 DAPO_MATH = Path(__file__).parents[2] / "shared" / "data" / "dapo-math-17k.parquet"

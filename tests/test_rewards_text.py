@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dapo.rewards import get_verifier
-from dapo.rewards.math_dapo import normalise
+from dapo.rewards.verifiers.math_dapo import normalise
 from dapo.types import Problem
 
 GSM8K = Path(__file__).parents[2] / "shared" / "data" / "gsm8k" / "test.jsonl"

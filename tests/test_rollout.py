@@ -14,7 +14,7 @@ from dapo.data.stream import ProblemStream
 from dapo.engines.scripted import ScriptedEngine
 from dapo.core.errors import EngineError, RewardError, Starved, VerifierFailed
 from dapo.core.rng import keyed_uniforms
-from dapo.rewards.error_window import ErrorWindow
+from dapo.rewards.workers.error_window import ErrorWindow
 from dapo.rollout import Batch, DynamicSampler, SamplingPlan, collect, require_groups, sampling_plan
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
 

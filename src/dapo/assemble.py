@@ -32,7 +32,7 @@ from dapo.parts import TrainablePolicy
 from dapo.policy.lora import check_adapters
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.policy import Policy
-from dapo.rewards.pool import VerifierPool
+from dapo.rewards.workers.pool import VerifierPool
 from dapo.rollout import DynamicSampler, sampling_plan
 from dapo.run import RunDirectory
 from dapo.scores import EvaluationPlan

@@ -28,7 +28,7 @@ from dapo.interrupt import Interrupted, StoppableEngine, signals_as_requests
 from dapo.parts import Parts, Progress
 from dapo.policy.lora import export_adapter, saved_weights
 from dapo.policy.model import export_model
-from dapo.rewards.pool import VerifierPool
+from dapo.rewards.workers.pool import VerifierPool
 from dapo.run import RunDirectory, default_run_path, make_manifest, refuse_existing_run, step_of
 from dapo.saving import is_logged, restore
 from dapo.telemetry.console import ProgressDisplay, final_report

@@ -13,7 +13,7 @@ from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
 from dapo.core.errors import EngineError, RewardError, Starved
 from dapo.core.rng import keyed_seed
-from dapo.rewards.error_window import ErrorWindow
+from dapo.rewards.workers.error_window import ErrorWindow
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
 
 Fate: TypeAlias = Literal[

@@ -2,7 +2,7 @@
 
 from dapo.rewards.combine import CombinedVerifier, build_verifier
 from dapo.rewards.judge import InlineJudge, Judge
-from dapo.rewards.pool import VerifierPool
+from dapo.rewards.workers.pool import VerifierPool
 from dapo.rewards.verifier import Verifier, get_verifier
 
 __all__ = [

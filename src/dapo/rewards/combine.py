@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from dapo.core.errors import RewardError
-from dapo.rewards.function import NOT_APPLIED, FunctionVerifier
+from dapo.rewards.verifiers.function import NOT_APPLIED, FunctionVerifier
 from dapo.rewards.verdicts import Failure, Opinion, attempt, unjudged
 from dapo.rewards.verifier import GroupVerifier, Verifier, get_verifier
 from dapo.types import Problem, Verdict

@@ -7,22 +7,22 @@ from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
 from dapo.core.errors import RewardError
-from dapo.rewards.function import load_function
+from dapo.rewards.verifiers.function import load_function
 from dapo.rewards.verdicts import Opinion
 from dapo.types import Problem, Verdict
 
 REGISTERED: Mapping[str, str] = {
-    "choice": "dapo.rewards.choice:ChoiceVerifier",
-    "code": "dapo.rewards.code:CodeVerifier",
-    "exact": "dapo.rewards.exact:ExactVerifier",
-    "gsm8k": "dapo.rewards.gsm8k:Gsm8kVerifier",
-    "gym": "dapo.rewards.gym:GymVerifier",
-    "json_schema": "dapo.rewards.json_schema:JsonSchemaVerifier",
-    "math": "dapo.rewards.math:MathVerifier",
-    "math_dapo": "dapo.rewards.math_dapo:MathDapoVerifier",
-    "regex": "dapo.rewards.regex:RegexVerifier",
-    "reward_model": "dapo.rewards.reward_model:RewardModelVerifier",
-    "server": "dapo.rewards.server:ServerVerifier",
+    "choice": "dapo.rewards.verifiers.choice:ChoiceVerifier",
+    "code": "dapo.rewards.verifiers.code:CodeVerifier",
+    "exact": "dapo.rewards.verifiers.exact:ExactVerifier",
+    "gsm8k": "dapo.rewards.verifiers.gsm8k:Gsm8kVerifier",
+    "gym": "dapo.rewards.verifiers.gym:GymVerifier",
+    "json_schema": "dapo.rewards.verifiers.json_schema:JsonSchemaVerifier",
+    "math": "dapo.rewards.verifiers.math:MathVerifier",
+    "math_dapo": "dapo.rewards.verifiers.math_dapo:MathDapoVerifier",
+    "regex": "dapo.rewards.verifiers.regex:RegexVerifier",
+    "reward_model": "dapo.rewards.verifiers.reward_model:RewardModelVerifier",
+    "server": "dapo.rewards.verifiers.server:ServerVerifier",
 }
 """The class behind each name. Its constructor's parameters are the verifier's options."""
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from dapo.core.errors import RewardError
-from dapo.rewards.answer import answer_line, final_part, last_boxed, peel
+from dapo.rewards.verifiers.answer import answer_line, final_part, last_boxed, peel
 from dapo.rewards.verdicts import Failure, attempt, right_or_wrong, unjudged
 from dapo.types import Problem, Verdict
 

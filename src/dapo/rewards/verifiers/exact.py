@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from dapo.core.errors import RewardError
-from dapo.rewards.answer import answer_line, final_part, numbers_in, peel, plain_number, spell
+from dapo.rewards.verifiers.answer import answer_line, final_part, numbers_in, peel, plain_number, spell
 from dapo.rewards.verdicts import right_or_wrong, unjudged
 from dapo.types import Problem, Verdict
 

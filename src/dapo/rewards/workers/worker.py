@@ -1,4 +1,4 @@
-"""The process that runs verifiers for a pool: `python -m dapo.rewards.worker SOCKET LIFELINE REPORT BYTES`.
+"""The process that runs verifiers for a pool: `python -m dapo.rewards.workers.worker SOCKET LIFELINE REPORT BYTES`.
 
 Imports no torch.
 """
@@ -13,9 +13,9 @@ from typing import Any, TextIO, cast
 
 from dapo.core.errors import RewardError
 from dapo.rewards.combine import CombinedVerifier, RewardSpec
-from dapo.rewards.guard import end_with_guard, guard
+from dapo.rewards.workers.supervisor import end_with_guard, guard
 from dapo.rewards.verdicts import OUT_OF_MEMORY
-from dapo.rewards.wire import encode, opinion_to_json, problem_from_json, receive
+from dapo.rewards.workers.protocol import encode, opinion_to_json, problem_from_json, receive
 
 
 def main() -> None:

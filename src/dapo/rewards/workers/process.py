@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from dapo.core.errors import RewardError
 from dapo.rewards.combine import RewardSpec, Scope
-from dapo.rewards.wire import encode, receive
+from dapo.rewards.workers.protocol import encode, receive
 
 _EXIT_S, _GUARD_S, _SEND_S = 1.0, 5.0, 10.0
 _MAX_REPORT_BYTES = 1000
@@ -55,7 +55,7 @@ class WorkerProcess:
         try:
             self._process = subprocess.Popen(
                 # -P: a file of the current directory called random.py must not stop the worker from starting
-                [sys.executable, "-P", "-m", "dapo.rewards.worker", *map(str, given), str(memory_bytes)],
+                [sys.executable, "-P", "-m", "dapo.rewards.workers.worker", *map(str, given), str(memory_bytes)],
                 stdin=subprocess.DEVNULL,
                 stdout=_STDERR,
                 pass_fds=given,

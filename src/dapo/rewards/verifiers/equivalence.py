@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from dapo.rewards.answer import plain_number
-from dapo.rewards.spelling import (
+from dapo.rewards.verifiers.answer import plain_number
+from dapo.rewards.verifiers.spelling import (
     canonical,
     depths,
     has_text_command,
@@ -14,7 +14,7 @@ from dapo.rewards.spelling import (
     split_unit,
     without_text_commands,
 )
-from dapo.rewards.symbolic import Symbolic
+from dapo.rewards.verifiers.symbolic import Symbolic
 
 _EXTRA_CHARS = 500
 """An answer that is so much longer than the reference is no answer, and could keep a parser busy for long."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from dapo.rewards.function import NOT_APPLIED
+from dapo.rewards.verifiers.function import NOT_APPLIED
 from dapo.rewards.judge import Judge
 from dapo.types import Problem, Verdict
 

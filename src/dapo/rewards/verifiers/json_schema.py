@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from dapo.core.errors import RewardError
-from dapo.rewards.answer import fences, final_part
+from dapo.rewards.verifiers.answer import fences, final_part
 from dapo.rewards.verdicts import Failure, attempt, right_or_wrong, unjudged
 from dapo.types import Problem, Verdict
 

@@ -3,7 +3,7 @@
 import re
 from fractions import Fraction
 
-from dapo.rewards.answer import peel, plain_number, spell
+from dapo.rewards.verifiers.answer import peel, plain_number, spell
 
 _CHARACTERS = str.maketrans(
     {

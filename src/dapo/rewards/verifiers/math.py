@@ -3,10 +3,10 @@
 import re
 from functools import lru_cache
 
-from dapo.rewards.answer import answer_line, boxes, final_part, last_boxed
-from dapo.rewards.equivalence import Reference
-from dapo.rewards.spelling import vote
-from dapo.rewards.symbolic import Symbolic
+from dapo.rewards.verifiers.answer import answer_line, boxes, final_part, last_boxed
+from dapo.rewards.verifiers.equivalence import Reference
+from dapo.rewards.verifiers.spelling import vote
+from dapo.rewards.verifiers.symbolic import Symbolic
 from dapo.rewards.verdicts import right_or_wrong, unjudged
 from dapo.types import Problem, Verdict
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dapo.core.errors import RewardError
 from dapo.rewards.combine import RewardSpec, Scope
 from dapo.rewards.verdicts import Opinion, unjudged
-from dapo.rewards.wire import encode, problem_to_json
+from dapo.rewards.workers.protocol import encode, problem_to_json
 from dapo.types import Problem, Verdict
 
 
