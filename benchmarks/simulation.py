@@ -28,7 +28,7 @@ from benchmarks.stand_ins import (
 from dapo.config.options import Config, dump_config
 from dapo.data.byte_decoder import byte_alphabet
 from dapo.data.stream import ProblemStream
-from dapo.engines.inspection import InspectedEngine
+from dapo.engines.checked import InspectedEngine
 from dapo.engines.scripted import ScriptedEngine
 from dapo.core.rng import keyed_seed
 from dapo.parts import Parts, Progress

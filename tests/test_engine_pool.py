@@ -24,7 +24,7 @@ from dapo.distributed.local import LocalWorker
 from dapo.distributed.pool import EnginePool
 from dapo.distributed.worker import Blueprint
 from dapo.engines.engine import RolloutEngine
-from dapo.engines.inspection import InspectedEngine
+from dapo.engines.checked import InspectedEngine
 from dapo.engines.scripted import cut
 from dapo.core.errors import EngineError, WorkerDied
 from dapo.eval_command import Request, evaluate_model

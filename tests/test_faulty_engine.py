@@ -8,7 +8,7 @@ import pytest
 from test_rollout import END, FILL, RIGHT, Letters, Marks, in_order, plan, random_script, sampler
 
 from dapo.engines.engine import RolloutEngine
-from dapo.engines.inspection import InspectedEngine
+from dapo.engines.checked import InspectedEngine
 from dapo.engines.scripted import FaultyEngine, ScriptedEngine
 from dapo.core.errors import EngineError
 from dapo.evaluation import evaluate

@@ -19,7 +19,7 @@ from dapo.assemble import build_parts, read_inputs
 from dapo.commands import resume_run, start_run
 from dapo.config.options import Config, load_config
 from dapo.engines.engine import RolloutEngine, WeightSource
-from dapo.engines.inspection import InspectedEngine
+from dapo.engines.checked import InspectedEngine
 from dapo.core.errors import EngineError, NumericsError
 from dapo.health import sampled_entropy
 from dapo.parts import Parts, Progress

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dapo.data.byte_decoder import ByteTable, byte_alphabet
 from dapo.data.prompts import PromptEncoder
-from dapo.engines.inspection import InspectedEngine
+from dapo.engines.checked import InspectedEngine
 from dapo.engines.scripted import FaultyEngine, ScriptedEngine, cut
 from dapo.core.errors import EngineError
 from dapo.core.packed import Packed, array_of, packed

@@ -24,7 +24,7 @@ from dapo.distributed.engines import engine_blueprints
 from dapo.distributed.pool import EnginePool
 from dapo.distributed.ray_launcher import PRESTART, RayLauncher, RayWorker
 from dapo.distributed.worker import Blueprint
-from dapo.engines.inspection import InspectedEngine
+from dapo.engines.checked import InspectedEngine
 from dapo.core.errors import LaunchError, WorkerDied
 from dapo.parts import Progress
 from dapo.policy.aliases import TINY_VOCABULARY

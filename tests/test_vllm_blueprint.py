@@ -14,8 +14,8 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from dapo.commands import start_run
 from dapo.config.options import Config, load_config
 from dapo.distributed.vllm_blueprint import vllm_blueprint, vllm_options, weight_shapes
-from dapo.engines.vllm import VllmEngine
-from dapo.engines.vllm_start import engine_arguments, open_vllm_engine
+from dapo.engines.vllm.engine import VllmEngine
+from dapo.engines.vllm.start import engine_arguments, open_vllm_engine
 from dapo.core.errors import ConfigError, EngineError
 from dapo.types import GenerationRequest
 
@@ -115,7 +115,7 @@ def test_another_interpreter_sees_this_package_and_none_of_its_neighbours(
 
 def test_the_engines_process_needs_no_package_that_vllm_does_not_bring() -> None:
     program = (
-        "import sys, dapo.distributed.host, dapo.distributed.child, dapo.distributed.weights, dapo.engines.vllm_start;"
+        "import sys, dapo.distributed.host, dapo.distributed.child, dapo.distributed.weights, dapo.engines.vllm.start;"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -17,8 +17,8 @@ from dapo.distributed.local import LocalLauncher, LocalWorker
 from dapo.distributed.vllm_blueprint import vllm_environment, weight_shapes
 from dapo.distributed.worker import Blueprint, WeightsHandle
 from dapo.engines.engine import WeightSource
-from dapo.engines.vllm import VllmEngine
-from dapo.engines.vllm_start import VllmOptions, open_vllm_engine
+from dapo.engines.vllm.engine import VllmEngine
+from dapo.engines.vllm.start import VllmOptions, open_vllm_engine
 from dapo.policy.huggingface import config_of
 from dapo.types import Generation, GenerationRequest
 

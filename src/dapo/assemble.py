@@ -23,7 +23,7 @@ from dapo.distributed.pool import EnginePool
 from dapo.distributed.vllm_blueprint import require_vllm
 from dapo.distributed.worker import Launcher
 from dapo.engines.engine import RolloutEngine
-from dapo.engines.inspection import InspectedEngine
+from dapo.engines.checked import InspectedEngine
 from dapo.engines.native.engine import NativeEngine
 from dapo.engines.native.graphs import recorder
 from dapo.core.errors import ConfigError, DataError

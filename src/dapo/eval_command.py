@@ -17,7 +17,7 @@ from dapo.data.problems import load_problems
 from dapo.data.prompts import chat_messages
 from dapo.config.data_spec import spec_kind
 from dapo.distributed.launchers import open_launcher
-from dapo.engines.server import ServerClient, ServerOptions
+from dapo.evaluation.server import ServerClient, ServerOptions
 from dapo.core.errors import CheckpointError, ConfigError, DataError
 from dapo.eval_report import print_comparison, print_evaluation
 from dapo.evaluation import EngineSampler, Response, Sampler, evaluate_samples

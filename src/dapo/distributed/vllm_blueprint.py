@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 import dapo
 from dapo.config.options import Config
 from dapo.distributed.worker import Blueprint
-from dapo.engines.vllm_start import INSTALL, VllmOptions
+from dapo.engines.vllm.start import INSTALL, VllmOptions
 from dapo.core.errors import ConfigError
 from dapo.policy.huggingface import config_of
 from dapo.policy.model import load_skeleton
@@ -24,7 +24,7 @@ def vllm_blueprint(config: Config, *, threads: int) -> Blueprint:
     """
     vllm = config.rollout.vllm
     return Blueprint(
-        "dapo.engines.vllm_start:open_vllm_engine",
+        "dapo.engines.vllm.start:open_vllm_engine",
         {"options": vllm_options(config)},
         environment=vllm_environment(threads=threads, eager=vllm.eager) | _import_path(vllm.python),
         python=None if vllm.python is None else _interpreter(vllm.python),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.engines.engine import WeightSource
-from dapo.engines.vllm import VllmEngine
+from dapo.engines.vllm.engine import VllmEngine
 from dapo.core.errors import EngineError
 from dapo.types import GenerationRequest
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dapo.engines.engine import WeightSource
-from dapo.engines.requests import PositionBound, new_requests
+from dapo.engines.request_checks import PositionBound, new_requests
 from dapo.core.errors import EngineError
 from dapo.types import Finish, Generation, GenerationRequest
 
