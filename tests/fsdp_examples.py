@@ -21,9 +21,9 @@ from dapo.distributed.worker import Blueprint, Worker
 from dapo.policy.checkpoint import read_tensors
 from dapo.policy.model import LoadedModel
 from dapo.policy.policy import Policy, rows_to_compute
-from dapo.policy.sharded import Ranks, ShardedPolicy
-from dapo.policy.shards import stored_like
-from dapo.policy.sharing import Portion, share
+from dapo.policy.fsdp.policy import Ranks, ShardedPolicy
+from dapo.policy.fsdp.tensors import stored_like
+from dapo.policy.fsdp.partition import Portion, share
 from dapo.types import Sample
 
 TIMEOUT_S = 60.0

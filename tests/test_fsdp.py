@@ -18,7 +18,7 @@ from dapo.core.errors import CheckpointError
 from dapo.policy.checkpoint import SavedWeights
 from dapo.policy.lora import saved_weights
 from dapo.policy.policy import Policy
-from dapo.policy.sharing import IDLE
+from dapo.policy.fsdp.partition import IDLE
 from dapo.types import Sample
 
 EXACT = 1e-10

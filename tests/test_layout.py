@@ -25,7 +25,7 @@ from dapo.layout_report import describe_layout, troubles
 from dapo.policy.aliases import tiny_random
 from dapo.policy.logprobs import hidden_states, use_packed_forward
 from dapo.policy.packing import pack
-from dapo.policy.recompute import recompute_layers
+from dapo.policy.policy import recompute_layers
 from dapo.shapes import KNOWN_SHAPES, find_shape, shape_of
 
 CONFIGS = Path(__file__).parents[1] / "configs"

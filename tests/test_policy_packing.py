@@ -5,7 +5,7 @@ import torch
 from policy_examples import groups_of, ragged, sample
 from torch import Tensor
 
-from dapo.policy.attention import Row, build_layout, packed_attention
+from dapo.policy.packed_attention import Row, build_layout, packed_attention
 from dapo.policy.packing import Microbatch, in_callers_order, pack
 
 CPU = torch.device("cpu")

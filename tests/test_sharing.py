@@ -3,7 +3,7 @@
 import pytest
 from policy_examples import groups_of, ids, sample
 
-from dapo.policy.sharing import IDLE, Portion, share
+from dapo.policy.fsdp.partition import IDLE, Portion, share
 from dapo.types import Sample
 
 

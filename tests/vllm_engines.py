@@ -19,7 +19,7 @@ from dapo.distributed.worker import Blueprint, WeightsHandle
 from dapo.engines.engine import WeightSource
 from dapo.engines.vllm.engine import VllmEngine
 from dapo.engines.vllm.start import VllmOptions, open_vllm_engine
-from dapo.policy.huggingface import config_of
+from dapo.policy.hf_io import config_of
 from dapo.types import Generation, GenerationRequest
 
 AVAILABLE = importlib.util.find_spec("vllm") is not None

@@ -16,7 +16,7 @@ from dapo.distributed.weights import WeightsFile, WeightsFolder
 from dapo.distributed.worker import Blueprint, Launcher, Worker
 from dapo.core.errors import TrainerLost, WorkerDied, WorkerFault
 from dapo.policy.policy import rows_to_compute
-from dapo.policy.sharing import share
+from dapo.policy.fsdp.partition import share
 from dapo.types import Sample
 
 GRACE_S = 10.0

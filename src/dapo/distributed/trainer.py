@@ -17,8 +17,8 @@ from dapo.config.options import Config
 from dapo.distributed.weights import dense_weights, write_weights
 from dapo.core.errors import ConfigError
 from dapo.policy.model import LoadedModel, load_model
-from dapo.policy.sharded import Ranks, ShardedPolicy
-from dapo.policy.sharing import Portion
+from dapo.policy.fsdp.policy import Ranks, ShardedPolicy
+from dapo.policy.fsdp.partition import Portion
 
 ANY_ADDRESS = ("10.255.255.255", 1)
 """Nothing is sent there: it only asks the system from which address it would be."""

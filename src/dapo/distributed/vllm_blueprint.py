@@ -13,7 +13,7 @@ from dapo.config.options import Config
 from dapo.distributed.worker import Blueprint
 from dapo.engines.vllm.start import INSTALL, VllmOptions
 from dapo.core.errors import ConfigError
-from dapo.policy.huggingface import config_of
+from dapo.policy.hf_io import config_of
 from dapo.policy.model import load_skeleton
 
 

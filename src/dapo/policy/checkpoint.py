@@ -154,7 +154,7 @@ def _read_counters(directory: Path) -> dict[str, Any]:
 
 
 def _read_folder(path: Path) -> dict[str, Tensor]:
-    from dapo.policy.shards import read_shards, stored_like  # of torch.distributed, which few runs need
+    from dapo.policy.fsdp.tensors import read_shards, stored_like  # of torch.distributed, which few runs need
 
     tensors = {name: torch.empty(like.shape, dtype=like.dtype) for name, like in stored_like(path).items()}
     read_shards(path, tensors)

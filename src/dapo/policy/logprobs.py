@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from dapo.policy.attention import IMPLEMENTATION, refusal, use_packed_attention
+from dapo.policy.packed_attention import IMPLEMENTATION, refusal, use_packed_attention
 from dapo.policy.packing import Microbatch, in_callers_order, pack
 from dapo.types import Sample
 

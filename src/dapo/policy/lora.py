@@ -19,7 +19,7 @@ from dapo.config.options import LoraConfig
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.policy.checkpoint import SavedWeights
-from dapo.policy.huggingface import appearing_directory, require_new, tied_names, write_tensors
+from dapo.policy.hf_io import appearing_directory, require_new, tied_names, write_tensors
 from dapo.policy.model import LoadedModel
 
 INSTALL = 'pip install "dapo-rl[lora]"'

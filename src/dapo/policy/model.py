@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from dapo.core.errors import ConfigError
 from dapo.policy.aliases import smollm2_directory, tiny_random
-from dapo.policy.huggingface import quiet_transformers, require_new, tied_names, write_model_directory
+from dapo.policy.hf_io import quiet_transformers, require_new, tied_names, write_model_directory
 
 ALIASES = ("smollm2-135m-instruct", "tiny-random")
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")

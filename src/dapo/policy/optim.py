@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from dapo.config.options import OptimConfig
 from dapo.core.errors import NumericsError
-from dapo.policy.huggingface import tied_names
+from dapo.policy.hf_io import tied_names
 
 
 def learning_rate(step: int, *, lr: float, warmup_steps: int) -> float:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dapo.core.packed import Packed
-from dapo.policy.attention import Layout, Row, build_layout
+from dapo.policy.packed_attention import Layout, Row, build_layout
 from dapo.types import Sample
 
 

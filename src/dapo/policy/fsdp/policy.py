@@ -38,8 +38,8 @@ from dapo.policy.logprobs import token_logprobs
 from dapo.policy.optim import MasterAdamW
 from dapo.policy.packing import Microbatch, in_callers_order, pack
 from dapo.policy.policy import PolicyCore, totals
-from dapo.policy.shards import read_shards, stored_like, write_shards
-from dapo.policy.sharing import IDLE, Portion
+from dapo.policy.fsdp.tensors import read_shards, stored_like, write_shards
+from dapo.policy.fsdp.partition import IDLE, Portion
 
 
 class Ranks:
