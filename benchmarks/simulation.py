@@ -36,7 +36,7 @@ from dapo.policy.aliases import smollm2_directory
 from dapo.rollout import DynamicSampler, sampling_plan
 from dapo.run import RunDirectory
 from dapo.telemetry.sinks import JsonlSink, read_metrics
-from dapo.telemetry.tracker import Tracker
+from dapo.telemetry.sinks import Tracker
 from dapo.train import train
 from dapo.types import Problem
 

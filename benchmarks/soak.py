@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.memory import rss_bytes
 from benchmarks.session import ROOT
-from dapo.telemetry.rollouts import read_rollouts
+from dapo.telemetry.rollout_table import read_rollouts
 from dapo.telemetry.sinks import read_metrics
 
 OPTIONS = (

@@ -8,7 +8,7 @@ import pytest
 
 from dapo.cli import main
 from dapo.data.problems import load_problems
-from dapo.telemetry.rollouts import ROLLOUT_SCHEMA, write_rollouts
+from dapo.telemetry.rollout_table import ROLLOUT_SCHEMA, write_rollouts
 
 NUMBERS = [(9, 2), (12, 5), (15, 4), (20, 6), (31, 7), (44, 8), (50, 9), (61, 10), (77, 11), (83, 12)]
 QUESTIONS = [

@@ -7,7 +7,7 @@ import pytest
 
 from dapo.cli import main
 from dapo.history import ProblemHistory
-from dapo.telemetry.rollouts import read_rollouts
+from dapo.telemetry.rollout_table import read_rollouts
 from dapo.types import Group, Problem, Verdict
 
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")

@@ -41,9 +41,9 @@ from dapo.saving import restore
 from dapo.scores import EvaluationPlan
 from dapo.telemetry.console import ProgressDisplay
 from dapo.telemetry.metrics import staleness_metrics
-from dapo.telemetry.rollouts import read_rollouts
+from dapo.telemetry.rollout_table import read_rollouts
 from dapo.telemetry.sinks import JsonlSink
-from dapo.telemetry.tracker import Tracker
+from dapo.telemetry.sinks import Tracker
 from dapo.types import Generation, GenerationRequest, Group, Problem, Sample, Verdict
 
 # --- runs without a model: a scripted engine, and a policy that only counts -----------------------------------------

@@ -25,8 +25,8 @@ from dapo.telemetry.console import (
     sparkline,
     step_line,
 )
-from dapo.telemetry.plots import plot_curves
-from dapo.telemetry.rollouts import ROLLOUT_SCHEMA, read_rollouts, write_rollouts
+from dapo.telemetry.curves import plot_curves
+from dapo.telemetry.rollout_table import ROLLOUT_SCHEMA, read_rollouts, write_rollouts
 from dapo.telemetry.sinks import JsonlSink, TensorBoardSink, TrackioSink, WandbSink, read_metrics, truncate_after
 
 STEP = {

@@ -10,7 +10,7 @@ import pytest
 from run_examples import contents, metrics, tiny
 
 from dapo.commands import resume_run, start_run
-from dapo.telemetry.rollouts import read_rollouts
+from dapo.telemetry.rollout_table import read_rollouts
 
 GOLDEN = Path(__file__).parent / "golden" / "tiny_20_steps.json"
 

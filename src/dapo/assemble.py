@@ -38,7 +38,7 @@ from dapo.run import RunDirectory
 from dapo.scores import EvaluationPlan
 from dapo.telemetry.console import ProgressDisplay
 from dapo.telemetry.sinks import JsonlSink, Sink, TensorBoardSink, TrackioSink, WandbSink
-from dapo.telemetry.tracker import Tracker
+from dapo.telemetry.sinks import Tracker
 from dapo.train import Parts
 from dapo.types import Group, Problem
 

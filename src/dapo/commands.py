@@ -32,7 +32,7 @@ from dapo.rewards.workers.pool import VerifierPool
 from dapo.run import RunDirectory, default_run_path, make_manifest, refuse_existing_run, step_of
 from dapo.saving import is_logged, restore
 from dapo.telemetry.console import ProgressDisplay, final_report
-from dapo.telemetry.plots import plot_curves
+from dapo.telemetry.curves import plot_curves
 from dapo.train import read_evaluations, summarise, train
 
 SCHEDULES: Mapping[str, Callable[[Config, Parts, Progress], None]] = {"sync": train, "one_step_off": one_step_off.train}

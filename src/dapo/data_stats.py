@@ -85,7 +85,7 @@ def run_pass_rates(path: Path) -> dict[str, PassRate]:
 
     Raises DataError if it kept neither.
     """
-    from dapo.telemetry.rollouts import read_rollouts
+    from dapo.telemetry.rollout_table import read_rollouts
 
     run = RunDirectory.open(path)
     if (history := run.path / HISTORY_FILE).is_file():

@@ -14,7 +14,7 @@ from dapo.interrupt import StopRequest
 from dapo.rollout import DynamicSampler, Encoder, Judge, SamplingPlan
 from dapo.run import RunDirectory
 from dapo.scores import EvaluationPlan
-from dapo.telemetry.tracker import Tracker
+from dapo.telemetry.sinks import Tracker
 from dapo.types import Problem, Sample
 
 

@@ -26,8 +26,8 @@ from dapo.telemetry.metrics import (
     reflection_metrics,
     rollout_metrics,
 )
-from dapo.telemetry.profile import watched_step
-from dapo.telemetry.rollouts import write_rollouts
+from dapo.telemetry.profiler import watched_step
+from dapo.telemetry.rollout_table import write_rollouts
 from dapo.types import Group, Sample, Verdict
 
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dapo.core.packed import array_of
-from dapo.telemetry.rollouts import storable
+from dapo.telemetry.rollout_table import storable
 from dapo.types import Group, Sample
 
 REFLECTION = (
