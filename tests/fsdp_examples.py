@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, Starcoder2Config, Starcoder2ForCausalLM
 
 from dapo.config.options import LoraConfig, LossConfig, OptimConfig
-from dapo.distributed.worker import Blueprint, Worker
+from dapo.distributed.protocol import Blueprint, Worker
 from dapo.policy.checkpoint import read_tensors
 from dapo.policy.model import LoadedModel
 from dapo.policy.policy import Policy, rows_to_compute

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dapo.distributed.host import EngineHost
+from dapo.distributed.engine_worker import EngineHost
 from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.engines.scripted import Script, ScriptedEngine
 from dapo.core.rng import keyed_seed, keyed_uniforms
@@ -21,7 +21,7 @@ class Warm:
     """Holds one engine after the other, in a process that has imported what takes long."""
 
     def __init__(self) -> None:
-        import dapo.distributed.engines  # noqa: F401
+        import dapo.distributed.engine_specs  # noqa: F401
 
         self.host: EngineHost | None = None
 

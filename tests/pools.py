@@ -13,7 +13,7 @@ from pool_engines import NoWeights
 
 import dapo
 from dapo.distributed.local import LocalLauncher, LocalWorker
-from dapo.distributed.worker import Blueprint, WeightsHandle
+from dapo.distributed.protocol import Blueprint, WeightsHandle
 from dapo.engines.engine import WeightSource
 
 # this very package, and these modules, wherever the tests run

@@ -13,7 +13,7 @@ from pools import WARM, blueprint
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from dapo.distributed.pool import EnginePool
+from dapo.distributed.engine_pool import EnginePool
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.native.engine import NativeEngine
 from dapo.engines.scripted import ScriptedEngine

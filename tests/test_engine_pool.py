@@ -19,10 +19,10 @@ from run_examples import contents, differences, tiny
 from dapo.assemble import build_parts, open_judge, read_inputs, resolve_auto
 from dapo.commands import start_run
 from dapo.config.options import Config, dump_config
-from dapo.distributed.engines import engine_blueprints, engine_threads, gpu_places
+from dapo.distributed.engine_specs import engine_blueprints, engine_threads, gpu_places
 from dapo.distributed.local import LocalWorker
-from dapo.distributed.pool import EnginePool
-from dapo.distributed.worker import Blueprint
+from dapo.distributed.engine_pool import EnginePool
+from dapo.distributed.protocol import Blueprint
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.checked import InspectedEngine
 from dapo.engines.scripted import cut

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from dapo.commands import export_run, resume_run, start_run
 from dapo.config.options import Config
-from dapo.distributed.gang import TrainerGang
-from dapo.distributed.weights import WeightsFolder
+from dapo.distributed.trainer_group import TrainerGang
+from dapo.distributed.weight_files import WeightsFolder
 from dapo.core.errors import NumericsError, TrainerLost, WorkerDied, WorkerFault
 from dapo.policy.checkpoint import SavedWeights
 from dapo.policy.model import load_model
@@ -153,7 +153,7 @@ def trainers() -> list[int]:
             log = Path(os.readlink(path / "fd" / "1")).name
         except OSError:
             continue
-        is_rank = b"dapo.distributed.child" in command and log.startswith("trainer-")
+        is_rank = b"dapo.distributed.worker_main" in command and log.startswith("trainer-")
         if is_rank and int(parent) == os.getpid() and state != "Z":
             found[log] = int(path.name)
     return [pid for _, pid in sorted(found.items())]

@@ -12,7 +12,7 @@ import torch
 from worker_laws import FOR_PROGRAMS, Weights, WorkerLaws, ends, is_alive, start
 
 from dapo.distributed.local import LocalLauncher
-from dapo.distributed.weights import WeightsFolder
+from dapo.distributed.weight_files import WeightsFolder
 from dapo.core.errors import EngineError, WorkerDied
 
 
@@ -106,7 +106,7 @@ def test_the_last_two_versions_of_the_weights_can_be_read() -> None:
 
 def test_weights_that_a_killed_controller_left_in_shared_memory_are_removed(tmp_path: Path) -> None:
     program = (
-        "import os, pathlib, signal; from dapo.distributed.weights import WeightsFolder;"
+        "import os, pathlib, signal; from dapo.distributed.weight_files import WeightsFolder;"
         f"kept = WeightsFolder(pathlib.Path({str(tmp_path)!r})); os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", program], check=False)

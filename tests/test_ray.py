@@ -20,10 +20,10 @@ from worker_laws import BLUEPRINT, FOR_PROGRAMS, HERE, Weights, WorkerLaws, ends
 from dapo.assemble import build_parts, open_judge, read_inputs
 from dapo.commands import resume_run, start_run
 from dapo.config.options import dump_config
-from dapo.distributed.engines import engine_blueprints
-from dapo.distributed.pool import EnginePool
-from dapo.distributed.ray_launcher import PRESTART, RayLauncher, RayWorker
-from dapo.distributed.worker import Blueprint
+from dapo.distributed.engine_specs import engine_blueprints
+from dapo.distributed.engine_pool import EnginePool
+from dapo.distributed.ray.launcher import PRESTART, RayLauncher, RayWorker
+from dapo.distributed.protocol import Blueprint
 from dapo.engines.checked import InspectedEngine
 from dapo.core.errors import LaunchError, WorkerDied
 from dapo.parts import Progress
@@ -173,7 +173,7 @@ def test_a_node_that_leaves_takes_its_workers_and_one_that_joins_gives_a_waiting
 
 PROGRAM = """
 import json, os, signal, sys, pathlib, time
-from dapo.distributed.ray_launcher import RayLauncher
+from dapo.distributed.ray.launcher import RayLauncher
 from worker_laws import start
 answer = signal.signal(signal.SIGTERM, lambda *_: None)
 mine = signal.getsignal(signal.SIGTERM)
@@ -249,7 +249,7 @@ def test_a_cluster_of_the_runs_own_ends_with_it(tmp_path: Path, is_killed: bool)
 
 def test_a_cluster_that_cannot_be_joined_is_an_error_in_words() -> None:
     program = (
-        "import sys, pathlib; from dapo.distributed.ray_launcher import RayLauncher; from dapo.core.errors import *\n"
+        "import sys, pathlib; from dapo.distributed.ray.launcher import RayLauncher; from dapo.core.errors import *\n"
         "for address in sys.argv[1:]:\n"
         "    try: RayLauncher(pathlib.Path('.'), timeout_s=1, address=address).gpus\n"
         "    except LaunchError as error: print(error)"

@@ -10,7 +10,7 @@ import pytest
 from run_examples import CONFIGS, contents, differences, metrics
 from slurm_cluster import SlurmCluster, missing, processes_of
 
-from dapo.distributed.slurm import Allocation, Job, batch_script
+from dapo.distributed.slurm.job import Allocation, Job, batch_script
 
 pytestmark = [
     pytest.mark.slurm,

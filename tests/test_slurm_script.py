@@ -18,7 +18,7 @@ from slurm_cluster import processes_of
 
 from dapo.cli import main
 from dapo.config.options import dump_config, load_config
-from dapo.distributed.slurm import Allocation, Job, batch_script, seconds_of
+from dapo.distributed.slurm.job import Allocation, Job, batch_script, seconds_of
 from dapo.core.errors import ConfigError
 
 STAND_IN = Path(__file__).parent / "slurm_stand_in"

@@ -13,7 +13,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from dapo.commands import start_run
 from dapo.config.options import Config, load_config
-from dapo.distributed.vllm_blueprint import vllm_blueprint, vllm_options, weight_shapes
+from dapo.distributed.engine_specs import vllm_blueprint, vllm_options, weight_shapes
 from dapo.engines.vllm.engine import VllmEngine
 from dapo.engines.vllm.start import engine_arguments, open_vllm_engine
 from dapo.core.errors import ConfigError, EngineError
@@ -102,7 +102,7 @@ def test_another_interpreter_sees_this_package_and_none_of_its_neighbours(
     folder = Path(blueprints[0].environment["PYTHONPATH"])
     assert blueprints[0] == blueprints[1]
     assert [path.name for path in folder.iterdir()] == ["dapo"]
-    program = "import dapo.distributed.child as c; print(c.__file__)"
+    program = "import dapo.distributed.worker_main as c; print(c.__file__)"
     done = subprocess.run(
         [blueprints[0].python or "", "-S", "-c", program],
         env={"PYTHONPATH": str(folder)},
@@ -115,7 +115,7 @@ def test_another_interpreter_sees_this_package_and_none_of_its_neighbours(
 
 def test_the_engines_process_needs_no_package_that_vllm_does_not_bring() -> None:
     program = (
-        "import sys, dapo.distributed.host, dapo.distributed.child, dapo.distributed.weights, dapo.engines.vllm.start;"
+        "import sys, dapo.distributed.engine_worker, dapo.distributed.worker_main, dapo.distributed.weight_files, dapo.engines.vllm.start;"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

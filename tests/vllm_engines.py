@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 import dapo
 from dapo.distributed.local import LocalLauncher, LocalWorker
-from dapo.distributed.vllm_blueprint import vllm_environment, weight_shapes
-from dapo.distributed.worker import Blueprint, WeightsHandle
+from dapo.distributed.engine_specs import vllm_environment, weight_shapes
+from dapo.distributed.protocol import Blueprint, WeightsHandle
 from dapo.engines.engine import WeightSource
 from dapo.engines.vllm.engine import VllmEngine
 from dapo.engines.vllm.start import VllmOptions, open_vllm_engine

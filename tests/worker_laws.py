@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dapo.distributed.worker import Blueprint, Launcher, answer
+from dapo.distributed.protocol import Blueprint, Launcher, answer
 from dapo.core.errors import ConfigError, EngineError, LaunchError, WorkerDied, WorkerFault
 
 HERE = {"PYTHONPATH": str(Path(__file__).parent)}

@@ -16,12 +16,12 @@ from dapo.data.problems import load_problems, remove_overlap, unique_problems
 from dapo.data.prompts import PromptEncoder
 from dapo.config.data_spec import spec_kind, spec_name
 from dapo.data.stream import ProblemStream
-from dapo.distributed.engines import engine_blueprints
-from dapo.distributed.gang import TrainerGang, trainer_threads
-from dapo.distributed.launchers import open_launcher
-from dapo.distributed.pool import EnginePool
-from dapo.distributed.vllm_blueprint import require_vllm
-from dapo.distributed.worker import Launcher
+from dapo.distributed.engine_specs import engine_blueprints
+from dapo.distributed.trainer_group import TrainerGang, trainer_threads
+from dapo.distributed.launch import open_launcher
+from dapo.distributed.engine_pool import EnginePool
+from dapo.distributed.engine_specs import require_vllm
+from dapo.distributed.protocol import Launcher
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.checked import InspectedEngine
 from dapo.engines.native.engine import NativeEngine

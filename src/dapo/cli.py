@@ -161,7 +161,7 @@ def submit(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the script, write and submit nothing")] = False,
 ) -> None:
     """Train on a Slurm cluster: a batch job that starts Ray on its nodes, and continues the run when requeued."""
-    from dapo.distributed.slurm import Allocation
+    from dapo.distributed.slurm.job import Allocation
     from dapo.submit_command import Submission, submit_run
 
     allocation = Allocation(

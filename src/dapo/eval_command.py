@@ -16,7 +16,7 @@ from dapo.config.data_spec import BENCHMARKS, INSTRUCTION
 from dapo.data.problems import load_problems
 from dapo.data.prompts import chat_messages
 from dapo.config.data_spec import spec_kind
-from dapo.distributed.launchers import open_launcher
+from dapo.distributed.launch import open_launcher
 from dapo.evaluation.server import ServerClient, ServerOptions
 from dapo.core.errors import CheckpointError, ConfigError, DataError
 from dapo.eval_report import print_comparison, print_evaluation

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from dapo.config.options import Config, dump_config, load_config
-from dapo.distributed.slurm import Allocation, Job, batch_script, folder_of, require_sbatch, submit
+from dapo.distributed.slurm.job import Allocation, Job, batch_script, folder_of, require_sbatch, submit
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.explain import explain
 from dapo.run import RunDirectory, atomic_write_text, default_run_path, refuse_existing_run

@@ -14,9 +14,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from dapo.distributed.surroundings import import_path, last_words
-from dapo.distributed.weights import WeightsFile, WeightsFolder
-from dapo.distributed.worker import Blueprint, answer
+from dapo.distributed.environment import import_path, last_words
+from dapo.distributed.weight_files import WeightsFile, WeightsFolder
+from dapo.distributed.protocol import Blueprint, answer
 from dapo.engines.engine import WeightSource
 from dapo.core.errors import LaunchError, WorkerDied
 
@@ -36,7 +36,7 @@ class LocalWorker:
         ours, theirs = socket.socketpair()
         with theirs, open(log, "ab") as output:
             self._process = subprocess.Popen(
-                [blueprint.python or sys.executable, "-m", "dapo.distributed.child", str(theirs.fileno())],
+                [blueprint.python or sys.executable, "-m", "dapo.distributed.worker_main", str(theirs.fileno())],
                 env=os.environ | blueprint.environment | {"PYTHONPATH": import_path(blueprint.environment)},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

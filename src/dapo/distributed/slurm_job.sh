@@ -99,7 +99,7 @@ start_ray() {
             bash -c "$(declare -f ray_start ray_worker keep_ray_logs); ray_worker" &
         workers=$!
     fi
-    "$python" -P -m dapo.distributed.gathering "$address" "$SLURM_JOB_NUM_NODES" $((deadline - SECONDS)) &
+    "$python" -P -m dapo.distributed.slurm.wait_for_nodes "$address" "$SLURM_JOB_NUM_NODES" $((deadline - SECONDS)) &
     gathering=$!
     while is_there "$gathering"; do
         if [ -n "$is_stopping" ] || { [ -n "$workers" ] && ! is_there "$workers"; }; then

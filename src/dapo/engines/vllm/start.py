@@ -1,7 +1,7 @@
 """Starts vLLM in a process that is its alone: the only file that imports it.
 
 vLLM changes its process for good (threads, process groups, generators, torch itself), so `open_vllm_engine` is called
-in a worker: `dapo.distributed.vllm_blueprint` says in what surroundings.
+in a worker: `dapo.distributed.engine_specs` says in what surroundings.
 """
 
 import os

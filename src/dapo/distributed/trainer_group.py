@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dapo.config.options import Config
-from dapo.distributed.weights import WeightsFile, WeightsFolder
-from dapo.distributed.worker import Blueprint, Launcher, Worker
+from dapo.distributed.weight_files import WeightsFile, WeightsFolder
+from dapo.distributed.protocol import Blueprint, Launcher, Worker
 from dapo.core.errors import TrainerLost, WorkerDied, WorkerFault
 from dapo.policy.policy import rows_to_compute
 from dapo.policy.fsdp.partition import share
@@ -212,7 +212,7 @@ def trainer_blueprints(config: Config, *, threads: int, cluster_gpus: float = 0.
         environment["GLOO_SOCKET_IFNAME"] = "lo"  # the machine's name need not lead to an address that works
     return [
         Blueprint(
-            "dapo.distributed.trainer:TrainerRank",
+            "dapo.distributed.trainer_worker:TrainerRank",
             {"config": config, "rank": rank, "threads": threads},
             environment,
             cpus=threads,

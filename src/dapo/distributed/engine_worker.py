@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dapo.distributed.child import resolve
-from dapo.distributed.worker import Blueprint, WeightsHandle
+from dapo.distributed.worker_main import resolve
+from dapo.distributed.protocol import Blueprint, WeightsHandle
 from dapo.engines.engine import RolloutEngine
 from dapo.types import Generation, GenerationRequest
 
@@ -13,7 +13,7 @@ from dapo.types import Generation, GenerationRequest
 def hosted(blueprint: Blueprint) -> Blueprint:
     """The same process with the engine that `blueprint` makes inside an `EngineHost`."""
     options = {"factory": blueprint.factory, "options": dict(blueprint.options)}
-    return replace(blueprint, factory="dapo.distributed.host:EngineHost", options=options)
+    return replace(blueprint, factory="dapo.distributed.engine_worker:EngineHost", options=options)
 
 
 class EngineHost:

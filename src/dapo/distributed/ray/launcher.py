@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import dapo
-from dapo.distributed.ray_actor import Arrival, Host
-from dapo.distributed.ray_resources import Reservation, reserve, total
-from dapo.distributed.ray_weights import RayWeights
-from dapo.distributed.surroundings import import_path, last_words
-from dapo.distributed.weights import WeightsFolder
-from dapo.distributed.worker import Blueprint
+from dapo.distributed.ray.actor import Arrival, Host
+from dapo.distributed.ray.placement import Reservation, reserve, total
+from dapo.distributed.ray.weights import RayWeights
+from dapo.distributed.environment import import_path, last_words
+from dapo.distributed.weight_files import WeightsFolder
+from dapo.distributed.protocol import Blueprint
 from dapo.engines.engine import WeightSource
 from dapo.core.errors import EngineError, LaunchError, WorkerDied, WorkerFault
 

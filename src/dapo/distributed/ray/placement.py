@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
-from dapo.distributed.worker import Blueprint
+from dapo.distributed.protocol import Blueprint
 from dapo.core.errors import LaunchError
 
 UNCOUNTED_CPUS = 0.001

@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from dapo.config.options import Config
-from dapo.distributed.weights import dense_weights, write_weights
+from dapo.distributed.weight_files import dense_weights, write_weights
 from dapo.core.errors import ConfigError
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.fsdp.policy import Ranks, ShardedPolicy

@@ -1,4 +1,4 @@
-"""Waits until the nodes of an allocation have joined: `python -m dapo.distributed.gathering ADDRESS NODES SECONDS`."""
+"""Waits until the nodes of an allocation have joined: `python -m dapo.distributed.slurm.wait_for_nodes ADDRESS NODES SECONDS`."""
 
 import logging
 import sys

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 from dapo.config.options import Config
 from dapo.distributed.local import LocalLauncher
-from dapo.distributed.worker import Launcher
+from dapo.distributed.protocol import Launcher
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def open_launcher(config: Config, logs: Path | None = None) -> Iterator[Launcher
 
 def _make(config: Config, logs: Path) -> Launcher:
     if config.launcher == "ray":
-        from dapo.distributed.ray_launcher import RayLauncher
+        from dapo.distributed.ray.launcher import RayLauncher
 
         return RayLauncher(logs, timeout_s=config.distributed.start_timeout_s, address=config.distributed.ray_address)
     return LocalLauncher(logs, timeout_s=config.distributed.start_timeout_s)

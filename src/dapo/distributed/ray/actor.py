@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import dapo
-from dapo.distributed.child import attempt, carry_out, make
+from dapo.distributed.worker_main import attempt, carry_out, make
 
 
 @dataclass(frozen=True)

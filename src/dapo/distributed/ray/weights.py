@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from dapo.distributed.weights import TIED_KEY, VERSION_KEY, WeightsFile
+from dapo.distributed.weight_files import TIED_KEY, VERSION_KEY, WeightsFile
 from dapo.core.errors import EngineError
 
 Bytes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"

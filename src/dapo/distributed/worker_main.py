@@ -1,4 +1,4 @@
-"""What a local worker runs: `python -m dapo.distributed.child FD`. It makes one object and answers calls on it."""
+"""What a local worker runs: `python -m dapo.distributed.worker_main FD`. It makes one object and answers calls on it."""
 
 import importlib
 import os
