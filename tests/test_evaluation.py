@@ -14,9 +14,9 @@ from dapo.data.problems import load_problems
 from dapo.engines.scripted import ScriptedEngine
 from dapo.core.errors import DataError
 from dapo.eval_command import Request, evaluation_config
-from dapo.evaluation import EngineSampler, evaluate, evaluate_samples
+from dapo.evaluation.evaluate import EngineSampler, evaluate, evaluate_samples
 from dapo.core.journal import Journal, open_journal
-from dapo.scores import (
+from dapo.evaluation.scores import (
     Evaluation,
     EvaluationPlan,
     JudgedProblem,

@@ -11,9 +11,9 @@ from dapo.engines.engine import RolloutEngine
 from dapo.engines.checked import InspectedEngine
 from dapo.engines.scripted import FaultyEngine, ScriptedEngine
 from dapo.core.errors import EngineError
-from dapo.evaluation import evaluate
+from dapo.evaluation.evaluate import evaluate
 from dapo.rollout import Batch, collect
-from dapo.scores import EvaluationPlan
+from dapo.evaluation.scores import EvaluationPlan
 from dapo.types import Generation, GenerationRequest, Problem
 
 VOCABULARY = 10

@@ -38,7 +38,7 @@ from dapo.parts import Parts, Progress, TrainablePolicy
 from dapo.rollout import FATES, Batch, DynamicSampler, sampling_plan
 from dapo.run import RunDirectory
 from dapo.saving import restore
-from dapo.scores import EvaluationPlan
+from dapo.evaluation.scores import EvaluationPlan
 from dapo.telemetry.console import ProgressDisplay
 from dapo.telemetry.metrics import staleness_metrics
 from dapo.telemetry.rollout_table import read_rollouts

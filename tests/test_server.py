@@ -16,7 +16,7 @@ import pytest
 from chat_server import MODEL, ChatServer, Reply, chat_server, completion
 
 from dapo.cli import main
-from dapo.evaluation.server import ServerClient, ServerOptions
+from dapo.evaluation.evaluate.server import ServerClient, ServerOptions
 from dapo.core.errors import ConfigError
 from dapo.types import Problem
 

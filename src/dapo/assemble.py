@@ -35,7 +35,7 @@ from dapo.policy.policy import Policy
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.rollout import DynamicSampler, sampling_plan
 from dapo.run import RunDirectory
-from dapo.scores import EvaluationPlan
+from dapo.evaluation.scores import EvaluationPlan
 from dapo.telemetry.console import ProgressDisplay
 from dapo.telemetry.sinks import JsonlSink, Sink, TensorBoardSink, TrackioSink, WandbSink
 from dapo.telemetry.sinks import Tracker

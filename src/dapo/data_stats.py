@@ -113,7 +113,7 @@ def ask_model(
     """Prompt tokens of every problem, and pass rates of `count` keyed choices, sampled as in training."""
     from dapo.assemble import build_encoder, build_engine, evaluation_plan, open_judge, read_model, require_context
     from dapo.eval_command import Request, evaluation_config, run_options
-    from dapo.evaluation import evaluate
+    from dapo.evaluation.evaluate import evaluate
     from dapo.policy.lora import saved_weights
     from dapo.run import step_of
 

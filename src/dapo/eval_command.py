@@ -17,15 +17,15 @@ from dapo.data.problems import load_problems
 from dapo.data.prompts import chat_messages
 from dapo.config.data_spec import spec_kind
 from dapo.distributed.launch import open_launcher
-from dapo.evaluation.server import ServerClient, ServerOptions
+from dapo.evaluation.evaluate.server import ServerClient, ServerOptions
 from dapo.core.errors import CheckpointError, ConfigError, DataError
 from dapo.eval_report import print_comparison, print_evaluation
-from dapo.evaluation import EngineSampler, Response, Sampler, evaluate_samples
+from dapo.evaluation.evaluate import EngineSampler, Response, Sampler, evaluate_samples
 from dapo.interrupt import StopRequest, signals_as_requests
 from dapo.core.journal import open_journal
 from dapo.policy.lora import saved_weights
 from dapo.run import RunDirectory, atomic_write_json, step_of
-from dapo.scores import Evaluation, EvaluationPlan, paired_difference, require_summary
+from dapo.evaluation.scores import Evaluation, EvaluationPlan, paired_difference, require_summary
 from dapo.telemetry.progress import progress
 from dapo.types import Problem
 

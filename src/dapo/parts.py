@@ -13,7 +13,7 @@ from dapo.history import ProblemHistory
 from dapo.interrupt import StopRequest
 from dapo.rollout import DynamicSampler, Encoder, Judge, SamplingPlan
 from dapo.run import RunDirectory
-from dapo.scores import EvaluationPlan
+from dapo.evaluation.scores import EvaluationPlan
 from dapo.telemetry.sinks import Tracker
 from dapo.types import Problem, Sample
 
