@@ -31,13 +31,13 @@ from dapo.data.stream import ProblemStream
 from dapo.engines.checked import InspectedEngine
 from dapo.engines.scripted import ScriptedEngine
 from dapo.core.rng import keyed_seed
-from dapo.parts import Parts, Progress
+from dapo.training.state import Parts, Progress
 from dapo.policy.aliases import smollm2_directory
-from dapo.rollout import DynamicSampler, sampling_plan
-from dapo.run import RunDirectory
+from dapo.training.rollout import DynamicSampler, sampling_plan
+from dapo.training.run_directory import RunDirectory
 from dapo.telemetry.sinks import JsonlSink, read_metrics
 from dapo.telemetry.sinks import Tracker
-from dapo.train import train
+from dapo.training.train import train
 from dapo.types import Problem
 
 PROBLEMS = 17_000

@@ -13,12 +13,12 @@ import pytest
 from run_examples import metrics, saved_steps, tiny
 
 import dapo
-from dapo.checkpoints import MAX_FAILED_SAVES, CheckpointWriter, StorageError
+from dapo.training.checkpointing import MAX_FAILED_SAVES, CheckpointWriter, StorageError
 from dapo.commands import start_run
 from dapo.core.errors import TrainerLost
-from dapo.parts import Progress
-from dapo.run import RunDirectory
-from dapo.saving import save_after_failure
+from dapo.training.state import Progress
+from dapo.training.run_directory import RunDirectory
+from dapo.training.checkpointing import save_after_failure
 
 
 @pytest.fixture

@@ -17,16 +17,16 @@ from forkserver import ForkServer
 from run_examples import CONFIGS, contents, differences, metrics, saved_steps, tiny
 
 from dapo.assemble import build_parts, open_judge, read_inputs, resolve_auto
-from dapo.checkpoints import StorageError
+from dapo.training.checkpointing import StorageError
 from dapo.commands import resume_run, start_run
 from dapo.config.options import Config, dump_config
 from dapo.core.errors import DapoError, NumericsError, RewardError
-from dapo.interrupt import Interrupted, StoppableEngine, StopRequest
-from dapo.parts import Parts, Progress
-from dapo.run import RunDirectory
+from dapo.training.signals import Interrupted, StoppableEngine, StopRequest
+from dapo.training.state import Parts, Progress
+from dapo.training.run_directory import RunDirectory
 from dapo.telemetry.console import ProgressDisplay
 from dapo.telemetry.sinks import JsonlSink
-from dapo.train import train
+from dapo.training.train import train
 from dapo.types import GenerationRequest
 
 STEPS = ("train.num_steps=4", "train.save_every=2", "train.eval_every=3", "dynamic_sampling.max_groups_per_step=40")

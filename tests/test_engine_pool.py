@@ -30,11 +30,11 @@ from dapo.core.errors import EngineError, WorkerDied
 from dapo.eval_command import Request, evaluate_model
 from dapo.explain import explain, ignored_options
 from dapo.core.rng import keyed_seed
-from dapo.parts import Parts, Progress
+from dapo.training.state import Parts, Progress
 from dapo.policy.aliases import TINY_VOCABULARY
-from dapo.run import RunDirectory
+from dapo.training.run_directory import RunDirectory
 from dapo.telemetry.console import ProgressDisplay
-from dapo.train import train
+from dapo.training.train import train
 from dapo.types import Generation, GenerationRequest
 
 

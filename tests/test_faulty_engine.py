@@ -12,7 +12,7 @@ from dapo.engines.checked import InspectedEngine
 from dapo.engines.scripted import FaultyEngine, ScriptedEngine
 from dapo.core.errors import EngineError
 from dapo.evaluation.evaluate import evaluate
-from dapo.rollout import Batch, collect
+from dapo.training.rollout import Batch, collect
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.types import Generation, GenerationRequest, Problem
 

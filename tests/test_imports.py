@@ -349,7 +349,7 @@ def test_walker_finds_each_way_to_write_an_import_that_points_down_or_sideways(t
         ("rewards/pool", "from dapo.rewards.verifiers.math import verify\nfrom .math import other\nfrom . import math"),
         ("rollout", "from dapo.rewards import math\nfrom dapo import __version__\nimport dapo"),
         ("types", "from dapo.config.options import Config"),
-        ("train", "from dapo.rollout import collect"),
+        ("train", "from dapo.training.rollout import collect"),
         ("cli", "from dapo import assemble, rollout, rewards"),
         ("config", "import dapodil\nfrom dapodil.rewards import math\nimport os.path"),
         ("config", "TEXT = 'import dapo.rewards'"),

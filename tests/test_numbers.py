@@ -21,13 +21,13 @@ from dapo.config.options import Config, load_config
 from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.engines.checked import InspectedEngine
 from dapo.core.errors import EngineError, NumericsError
-from dapo.health import sampled_entropy
-from dapo.parts import Parts, Progress
+from dapo.training.divergence import sampled_entropy
+from dapo.training.state import Parts, Progress
 from dapo.rewards.judge import InlineJudge
-from dapo.rollout import Batch
-from dapo.run import RunDirectory
+from dapo.training.rollout import Batch
+from dapo.training.run_directory import RunDirectory
 from dapo.telemetry.console import ProgressDisplay
-from dapo.train import train
+from dapo.training.train import train
 from dapo.types import Generation, GenerationRequest, Group, Problem, Sample, Verdict
 
 TINY = Path(__file__).parents[1] / "configs" / "tiny.yaml"

@@ -23,8 +23,8 @@ from safetensors.torch import load_file
 from test_algorithm1 import GROUP, LR, MINIBATCH, PROMPTS, STEPS, WARMUP, NaiveDapo, tiny_config
 from test_rollout import END, FILL, WRONG, Letters, Marks, problems, random_script
 
-from dapo import one_step_off
-from dapo.ahead import Ahead, read_ahead, write_ahead
+from dapo.training import one_step_off
+from dapo.training.prefetched_batch import Ahead, read_ahead, write_ahead
 from dapo.commands import resume_run
 from dapo.config.options import Config, build_config, dump_config, load_config
 from dapo.data.stream import ProblemStream
@@ -32,12 +32,12 @@ from dapo.engines.engine import RolloutEngine
 from dapo.engines.scripted import ScriptedEngine
 from dapo.core.errors import CheckpointError, ConfigError, EngineError, NumericsError, Starved
 from dapo.explain import explain
-from dapo.interrupt import Interrupted, StoppableEngine
+from dapo.training.signals import Interrupted, StoppableEngine
 from dapo.core.rng import keyed_permutation
-from dapo.parts import Parts, Progress, TrainablePolicy
-from dapo.rollout import FATES, Batch, DynamicSampler, sampling_plan
-from dapo.run import RunDirectory
-from dapo.saving import restore
+from dapo.training.state import Parts, Progress, TrainablePolicy
+from dapo.training.rollout import FATES, Batch, DynamicSampler, sampling_plan
+from dapo.training.run_directory import RunDirectory
+from dapo.training.checkpointing import restore
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.telemetry.console import ProgressDisplay
 from dapo.telemetry.metrics import staleness_metrics

@@ -26,11 +26,11 @@ from dapo.distributed.ray.launcher import PRESTART, RayLauncher, RayWorker
 from dapo.distributed.protocol import Blueprint
 from dapo.engines.checked import InspectedEngine
 from dapo.core.errors import LaunchError, WorkerDied
-from dapo.parts import Progress
+from dapo.training.state import Progress
 from dapo.policy.aliases import TINY_VOCABULARY
-from dapo.run import RunDirectory
+from dapo.training.run_directory import RunDirectory
 from dapo.telemetry.console import ProgressDisplay
-from dapo.train import train
+from dapo.training.train import train
 from dapo.types import Generation
 
 ray = pytest.importorskip("ray")

@@ -15,7 +15,7 @@ from dapo.engines.scripted import ScriptedEngine
 from dapo.core.errors import EngineError, RewardError, Starved, VerifierFailed
 from dapo.core.rng import keyed_uniforms
 from dapo.rewards.workers.error_window import ErrorWindow
-from dapo.rollout import Batch, DynamicSampler, SamplingPlan, collect, require_groups, sampling_plan
+from dapo.training.rollout import Batch, DynamicSampler, SamplingPlan, collect, require_groups, sampling_plan
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
 
 RIGHT, WRONG, BROKEN, FILL, END = 1, 2, 3, 4, 9

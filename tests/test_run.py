@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dapo.core.errors import CheckpointError
-from dapo.run import (
+from dapo.training.run_directory import (
     RunDirectory,
     atomic_write_json,
     atomic_write_text,
@@ -352,13 +352,13 @@ class TestAtomicFiles:
 SHOW_COMMIT = """
 import json
 from datetime import UTC, datetime
-from dapo.run import make_manifest
+from dapo.training.run_directory import make_manifest
 print(json.dumps(make_manifest([], seed=0, started=datetime.now(UTC))["git_commit"]))
 """
 
 HOLD_LOCK = """
 import sys, time
-from dapo.run import RunDirectory
+from dapo.training.run_directory import RunDirectory
 with RunDirectory.open(sys.argv[1]).lock():
     print("ready", flush=True)
     time.sleep(600)
@@ -366,7 +366,7 @@ with RunDirectory.open(sys.argv[1]).lock():
 
 SAVE_FOR_EVER = """
 import sys, time
-from dapo.run import RunDirectory
+from dapo.training.run_directory import RunDirectory
 run = RunDirectory.open(sys.argv[1])
 run.save_checkpoint(5, lambda directory: (directory / "weights").write_text("five"), keep=1)
 def write(directory):

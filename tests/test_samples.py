@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dapo.config.options import Config, load_config
-from dapo.samples import minibatches, with_advantages
+from dapo.training.samples import minibatches, with_advantages
 from dapo.types import Finish, Generation, Group, Problem, Verdict
 
 TINY = Path(__file__).parents[1] / "configs" / "tiny.yaml"  # at most 8 tokens, punished from 5 on

@@ -28,18 +28,18 @@ from dapo.engines.native.engine import NativeEngine
 from dapo.engines.native.graphs import recorder
 from dapo.core.errors import ConfigError, DataError
 from dapo.explain import resolve_auto_verifier
-from dapo.parts import TrainablePolicy
+from dapo.training.state import TrainablePolicy
 from dapo.policy.lora import check_adapters
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.policy import Policy
 from dapo.rewards.workers.pool import VerifierPool
-from dapo.rollout import DynamicSampler, sampling_plan
-from dapo.run import RunDirectory
+from dapo.training.rollout import DynamicSampler, sampling_plan
+from dapo.training.run_directory import RunDirectory
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.telemetry.console import ProgressDisplay
 from dapo.telemetry.sinks import JsonlSink, Sink, TensorBoardSink, TrackioSink, WandbSink
 from dapo.telemetry.sinks import Tracker
-from dapo.train import Parts
+from dapo.training.train import Parts
 from dapo.types import Group, Problem
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}

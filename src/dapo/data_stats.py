@@ -18,8 +18,8 @@ from dapo.data.sources.rows import prompt_text
 from dapo.data_commands import read
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.rng import keyed_permutation
-from dapo.run import RunDirectory, atomic_write_json
-from dapo.saving import HISTORY_FILE
+from dapo.training.run_directory import RunDirectory, atomic_write_json
+from dapo.training.checkpointing import HISTORY_FILE
 from dapo.telemetry.progress import progress
 from dapo.types import Problem
 
@@ -115,7 +115,7 @@ def ask_model(
     from dapo.eval_command import Request, evaluation_config, run_options
     from dapo.evaluation.evaluate import evaluate
     from dapo.policy.lora import saved_weights
-    from dapo.run import step_of
+    from dapo.training.run_directory import step_of
 
     as_trained = [f"eval.samples_per_problem={max(1, samples)}", "eval.temperature=1.0", "eval.top_p=1.0"]
     request = Request(str(spec), overrides=(*as_trained, *overrides))

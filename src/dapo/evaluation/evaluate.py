@@ -9,7 +9,7 @@ from dapo.engines.engine import RolloutEngine
 from dapo.core.errors import EngineError
 from dapo.core.journal import Journal
 from dapo.core.rng import keyed_seed
-from dapo.rollout import Encoder, Judge
+from dapo.training.rollout import Encoder, Judge
 from dapo.evaluation.scores import Evaluation, EvaluationPlan, JudgedProblem, JudgedResponse
 from dapo.types import Finish, GenerationRequest, Problem, Verdict
 

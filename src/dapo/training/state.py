@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from dapo.ahead import Ahead
-from dapo.checkpoints import CheckpointWriter
+from dapo.training.prefetched_batch import Ahead
+from dapo.training.checkpointing import CheckpointWriter
 from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine, WeightSource
-from dapo.history import ProblemHistory
-from dapo.interrupt import StopRequest
-from dapo.rollout import DynamicSampler, Encoder, Judge, SamplingPlan
-from dapo.run import RunDirectory
+from dapo.training.problem_stats import ProblemHistory
+from dapo.training.signals import StopRequest
+from dapo.training.rollout import DynamicSampler, Encoder, Judge, SamplingPlan
+from dapo.training.run_directory import RunDirectory
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.telemetry.sinks import Tracker
 from dapo.types import Problem, Sample

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 
 from dapo.data.stream import ProblemStream
 from dapo.core.errors import CheckpointError
-from dapo.rollout import FATES, Batch, Fate
-from dapo.run import atomic_write_json
+from dapo.training.rollout import FATES, Batch, Fate
+from dapo.training.run_directory import atomic_write_json
 from dapo.types import Generation, Group, Verdict
 
 AHEAD_FILE = "ahead.json"

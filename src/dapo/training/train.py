@@ -11,12 +11,12 @@ from dapo.config.options import Config
 from dapo.engines.engine import drop_weights
 from dapo.core.errors import DapoError
 from dapo.evaluation.evaluate import evaluate
-from dapo.health import collapsed_steps, require_sound_numbers, warn_of_numbers
-from dapo.parts import Parts, Progress
-from dapo.rollout import Batch, collect, require_groups
-from dapo.run import RunDirectory, atomic_write_json
-from dapo.samples import minibatches, shaped_reward, with_advantages
-from dapo.saving import save_after_failure, save_now, save_when_due
+from dapo.training.divergence import collapsed_steps, require_sound_numbers, warn_of_numbers
+from dapo.training.state import Parts, Progress
+from dapo.training.rollout import Batch, collect, require_groups
+from dapo.training.run_directory import RunDirectory, atomic_write_json
+from dapo.training.samples import minibatches, shaped_reward, with_advantages
+from dapo.training.checkpointing import save_after_failure, save_now, save_when_due
 from dapo.evaluation.scores import Evaluation
 from dapo.core.background import beside
 from dapo.telemetry.metrics import (
