@@ -66,8 +66,8 @@ class ForkServer:
 def serve() -> None:
     from transformers.models.llama import modeling_llama  # noqa: F401  (imported when a model is made)
 
-    import dapo.commands
-    import dapo.explain  # noqa: F401
+    import dapo.cli.train
+    import dapo.cli.check.summary  # noqa: F401
 
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     for line in sys.stdin:
@@ -96,7 +96,7 @@ def fork_and_watch(request: dict[str, Any]) -> dict[str, Any]:
 
 def be_the_command(request: dict[str, Any], writer: int) -> None:
     """In the child; does not return."""
-    module, _, function = request.get("program", "dapo.cli:main").partition(":")
+    module, _, function = request.get("program", "dapo.cli.main:main").partition(":")
     program = getattr(importlib.import_module(module), function)
     out = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(out, 1)

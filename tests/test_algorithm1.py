@@ -123,7 +123,7 @@ class NaiveDapo:
 
 
 def run_real(config: Config, path: Path) -> dict[str, torch.Tensor]:
-    from dapo.commands import start_run
+    from dapo.cli.train import start_run
 
     start_run(config, run_dir=path, config_name="tiny")
     (weights,) = (path / "checkpoints" / f"step_{STEPS:06d}").glob("weights*.safetensors")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dapo.cli import main
+from dapo.cli.main import main
 from dapo.config.options import build_config, load_config, secret_names
 from dapo.data.problems import load_problems
 from dapo.config.data_spec import EXPECTED

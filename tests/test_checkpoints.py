@@ -14,7 +14,7 @@ from run_examples import metrics, saved_steps, tiny
 
 import dapo
 from dapo.training.checkpointing import MAX_FAILED_SAVES, CheckpointWriter, StorageError
-from dapo.commands import start_run
+from dapo.cli.train import start_run
 from dapo.core.errors import TrainerLost
 from dapo.training.state import Progress
 from dapo.training.run_directory import RunDirectory

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from dapo.cli import main
+from dapo.cli.main import main
 from dapo.policy.checkpoint import SavedWeights
 
 CONFIGS = Path(__file__).parents[1] / "configs"

@@ -6,7 +6,7 @@ import pytest
 
 from dapo.config.options import dump_config, load_config
 from dapo.config.data_spec import parse_spec
-from dapo.explain import departures, explain, ignored_options
+from dapo.cli.check.summary import departures, explain, ignored_options
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 

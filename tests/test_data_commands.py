@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dapo.cli import main
+from dapo.cli.main import main
 from dapo.data.problems import load_problems
 from dapo.telemetry.rollout_table import ROLLOUT_SCHEMA, write_rollouts
 

@@ -14,7 +14,7 @@ import pytest
 from chat_server import chat_server
 
 from dapo.core.openai_client import ChatClient, ServerFailed, ServerRefused
-from dapo.cli import main
+from dapo.cli.main import main
 from dapo.data.prepare.concurrent_map import MAX_FAILURES_IN_A_ROW, work_through
 from dapo.data.prepare.integerize import apply, decide, decide_at_once, read_integer, read_rewriting, read_solution
 from dapo.data.problems import load_problems

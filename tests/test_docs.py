@@ -10,7 +10,7 @@ import pytest
 import typer
 import yaml
 
-from dapo.cli import app
+from dapo.cli.main import app
 from dapo.config.options import SECTIONS, Config, build_config, load_config
 from dapo.core.errors import ConfigError
 from dapo.config.messages import option_names

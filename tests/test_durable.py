@@ -18,7 +18,7 @@ from run_examples import CONFIGS, contents, differences, metrics, saved_steps, t
 
 from dapo.assemble import build_parts, open_judge, read_inputs, resolve_auto
 from dapo.training.checkpointing import StorageError
-from dapo.commands import resume_run, start_run
+from dapo.cli.train import resume_run, start_run
 from dapo.config.options import Config, dump_config
 from dapo.core.errors import DapoError, NumericsError, RewardError
 from dapo.training.signals import Interrupted, StoppableEngine, StopRequest

@@ -17,7 +17,7 @@ from pools import WARM, LightLauncher, WarmLauncher, blueprint, is_alive
 from run_examples import contents, differences, tiny
 
 from dapo.assemble import build_parts, open_judge, read_inputs, resolve_auto
-from dapo.commands import start_run
+from dapo.cli.train import start_run
 from dapo.config.options import Config, dump_config
 from dapo.distributed.engine_specs import engine_blueprints, engine_threads, gpu_places
 from dapo.distributed.local import LocalWorker
@@ -27,8 +27,8 @@ from dapo.engines.engine import RolloutEngine
 from dapo.engines.checked import InspectedEngine
 from dapo.engines.scripted import cut
 from dapo.core.errors import EngineError, WorkerDied
-from dapo.eval_command import Request, evaluate_model
-from dapo.explain import explain, ignored_options
+from dapo.cli.eval import Request, evaluate_model
+from dapo.cli.check.summary import explain, ignored_options
 from dapo.core.rng import keyed_seed
 from dapo.training.state import Parts, Progress
 from dapo.policy.aliases import TINY_VOCABULARY

@@ -16,7 +16,7 @@ from run_examples import metrics, saved_steps, tiny
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dapo.commands import export_run, resume_run, start_run
+from dapo.cli.train import export_run, resume_run, start_run
 from dapo.config.options import Config
 from dapo.distributed.trainer_group import TrainerGang
 from dapo.distributed.weight_files import WeightsFolder

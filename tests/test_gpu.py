@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dapo.commands import start_run
+from dapo.cli.train import start_run
 from dapo.config.options import LossConfig, OptimConfig, load_config
 from dapo.engines.native.engine import NativeEngine
 from dapo.engines.native.graphs import CudaRecorder, Recorder

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dapo.cli import main
+from dapo.cli.main import main
 from dapo.training.problem_stats import ProblemHistory
 from dapo.telemetry.rollout_table import read_rollouts
 from dapo.types import Group, Problem, Verdict

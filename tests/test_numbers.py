@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from dapo.algo.loss import engine_weights
 from dapo.assemble import build_parts, read_inputs
-from dapo.commands import resume_run, start_run
+from dapo.cli.train import resume_run, start_run
 from dapo.config.options import Config, load_config
 from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.engines.checked import InspectedEngine

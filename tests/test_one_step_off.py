@@ -25,13 +25,13 @@ from test_rollout import END, FILL, WRONG, Letters, Marks, problems, random_scri
 
 from dapo.training import one_step_off
 from dapo.training.prefetched_batch import Ahead, read_ahead, write_ahead
-from dapo.commands import resume_run
+from dapo.cli.train import resume_run
 from dapo.config.options import Config, build_config, dump_config, load_config
 from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.scripted import ScriptedEngine
 from dapo.core.errors import CheckpointError, ConfigError, EngineError, NumericsError, Starved
-from dapo.explain import explain
+from dapo.cli.check.summary import explain
 from dapo.training.signals import Interrupted, StoppableEngine
 from dapo.core.rng import keyed_permutation
 from dapo.training.state import Parts, Progress, TrainablePolicy

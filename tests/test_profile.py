@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from run_examples import contents, differences, tiny
 
-from dapo.commands import start_run
+from dapo.cli.train import start_run
 
 OPTIONS = ("train.num_steps=2", "train.eval_every=0")
 

@@ -18,7 +18,7 @@ from run_examples import CONFIGS, contents, differences, tiny
 from worker_laws import BLUEPRINT, FOR_PROGRAMS, HERE, Weights, WorkerLaws, ends, read_weights, start
 
 from dapo.assemble import build_parts, open_judge, read_inputs
-from dapo.commands import resume_run, start_run
+from dapo.cli.train import resume_run, start_run
 from dapo.config.options import dump_config
 from dapo.distributed.engine_specs import engine_blueprints
 from dapo.distributed.engine_pool import EnginePool

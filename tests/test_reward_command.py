@@ -2,7 +2,7 @@
 
 import pytest
 
-from dapo.cli import main
+from dapo.cli.main import main
 from dapo.rewards import InlineJudge
 from dapo.rewards.audit import EXAMPLES, SUM, nonsense, try_reward
 from dapo.types import Problem

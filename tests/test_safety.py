@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from dapo.commands import start_run
+from dapo.cli.train import start_run
 from dapo.config.options import Config, load_config
 from dapo.core.errors import ConfigError
 from dapo.policy.model import export_model, load_model

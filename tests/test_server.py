@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from chat_server import MODEL, ChatServer, Reply, chat_server, completion
 
-from dapo.cli import main
+from dapo.cli.main import main
 from dapo.evaluation.evaluate.server import ServerClient, ServerOptions
 from dapo.core.errors import ConfigError
 from dapo.types import Problem

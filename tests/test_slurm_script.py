@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from slurm_cluster import processes_of
 
-from dapo.cli import main
+from dapo.cli.main import main
 from dapo.config.options import dump_config, load_config
 from dapo.distributed.slurm.job import Allocation, Job, batch_script, seconds_of
 from dapo.core.errors import ConfigError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from run_examples import contents, metrics, tiny
 
-from dapo.commands import resume_run, start_run
+from dapo.cli.train import resume_run, start_run
 from dapo.telemetry.rollout_table import read_rollouts
 
 GOLDEN = Path(__file__).parent / "golden" / "tiny_20_steps.json"

@@ -14,7 +14,7 @@ import vllm_engines
 from engine_models import ModelWeights, tiny_model, wide_model
 from transformers import PreTrainedModel
 
-from dapo.commands import start_run
+from dapo.cli.train import start_run
 from dapo.config.options import load_config
 from dapo.core.errors import EngineError
 from dapo.core.rng import keyed_seed

@@ -11,7 +11,7 @@ import vllm_engines
 from engine_models import ModelWeights, wide_model
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
-from dapo.commands import start_run
+from dapo.cli.train import start_run
 from dapo.config.options import Config, load_config
 from dapo.distributed.engine_specs import vllm_blueprint, vllm_options, weight_shapes
 from dapo.engines.vllm.engine import VllmEngine

@@ -1,5 +1,5 @@
 """`python -m dapo` is the `dapo` command."""
 
-from dapo.cli import main
+from dapo.cli.main import main
 
 main()

@@ -27,7 +27,7 @@ from dapo.engines.checked import InspectedEngine
 from dapo.engines.native.engine import NativeEngine
 from dapo.engines.native.graphs import recorder
 from dapo.core.errors import ConfigError, DataError
-from dapo.explain import resolve_auto_verifier
+from dapo.cli.check.summary import resolve_auto_verifier
 from dapo.training.state import TrainablePolicy
 from dapo.policy.lora import check_adapters
 from dapo.policy.model import LoadedModel, load_model

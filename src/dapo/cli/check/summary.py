@@ -157,7 +157,7 @@ def _adapters(config: Config) -> Iterator[str]:
     lora = config.model.lora
     if lora is None:
         return
-    from dapo.policy.sizes import Sizes, sizes_of  # counts on the model's layers, with torch
+    from dapo.cli.check.sizes import Sizes, sizes_of  # counts on the model's layers, with torch
 
     label = f"trains    adapters of rank {lora.rank}, scaled by {lora.alpha / lora.rank:g}"
     try:

@@ -26,7 +26,7 @@ from dapo.data.prepare.write import require_file_type, write_problems
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.journal import Journal, open_journal
 from dapo.core.rng import keyed_seed
-from dapo.telemetry.progress import progress
+from dapo.cli.progress import progress
 from dapo.telemetry.sinks import fsync
 from dapo.types import Problem
 

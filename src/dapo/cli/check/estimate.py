@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from dapo.assumptions import GIB, Assumptions
+from dapo.cli.check.hardware_profile import GIB, Assumptions
 from dapo.config.options import Config
-from dapo.shapes import ModelShape
+from dapo.cli.check.model_dimensions import ModelShape
 
 GB = 10**9
 CHUNK_LOGITS = 2**26

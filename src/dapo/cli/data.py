@@ -17,7 +17,7 @@ Force = Annotated[bool, typer.Option("--force", help="overwrite what is there")]
 @data_app.command("import")
 def import_(spec: Spec, out: Out, force: Force = False) -> None:
     """Write any data source as rows of prompt, answer, source and its other fields."""
-    from dapo.data_commands import import_data
+    from dapo.cli.data_prepare import import_data
 
     import_data(spec, out, force=force)
 
@@ -42,7 +42,7 @@ def stats(
     force: Force = False,
 ) -> None:
     """Tell what a data source holds, how hard it is, and how much of it dynamic sampling would keep."""
-    from dapo.data_stats import show_stats
+    from dapo.cli.data_stats import show_stats
 
     show_stats(
         spec,
@@ -69,7 +69,7 @@ def dedupe(
     force: Force = False,
 ) -> None:
     """Keep one of each problem; what goes, and what it is a copy of, is told in OUT.removed.jsonl."""
-    from dapo.data_commands import dedupe_data
+    from dapo.cli.data_prepare import dedupe_data
 
     dedupe_data(spec, out, threshold=None if exact else threshold, force=force)
 
@@ -86,7 +86,7 @@ def decontaminate(
     force: Force = False,
 ) -> None:
     """Leave out what gives evaluation problems away; each such row and the text it shares is in OUT.removed.jsonl."""
-    from dapo.data_commands import decontaminate_data
+    from dapo.cli.data_prepare import decontaminate_data
 
     decontaminate_data(spec, out, against=against, ngram=ngram, min_share=min_share, force=force)
 
@@ -112,7 +112,7 @@ def integerize(
     What is decided of a problem is kept in OUT.partial: after an interruption the same command goes on. Every decision
     is told in OUT.decisions.jsonl.
     """
-    from dapo.data_commands import integerize_data
+    from dapo.cli.data_prepare import integerize_data
 
     integerize_data(
         spec,

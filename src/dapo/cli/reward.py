@@ -9,7 +9,7 @@ from rich.table import Table
 from dapo.config.options import DataSpec, build_config
 from dapo.data.problems import load_problems
 from dapo.core.errors import ConfigError
-from dapo.explain import resolve_auto_verifier
+from dapo.cli.check.summary import resolve_auto_verifier
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.rewards.audit import EXAMPLES, SUM, Finding, Trial, try_reward
 from dapo.types import Problem, Verdict

@@ -11,7 +11,7 @@ from pathlib import Path
 from dapo.config.options import Config, dump_config, load_config
 from dapo.distributed.slurm.job import Allocation, Job, batch_script, folder_of, require_sbatch, submit
 from dapo.core.errors import CheckpointError, ConfigError
-from dapo.explain import explain
+from dapo.cli.check.summary import explain
 from dapo.training.run_directory import RunDirectory, atomic_write_text, default_run_path, refuse_existing_run
 
 JOBS = "jobs"

@@ -15,12 +15,12 @@ from dapo.data.prepare.describe import describe_problems
 from dapo.data.prepare.difficulty import PassRate, describe_difficulty, pass_rates
 from dapo.data.problems import unique_problems
 from dapo.data.sources.rows import prompt_text
-from dapo.data_commands import read
+from dapo.cli.data_prepare import read
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.rng import keyed_permutation
 from dapo.training.run_directory import RunDirectory, atomic_write_json
 from dapo.training.checkpointing import HISTORY_FILE
-from dapo.telemetry.progress import progress
+from dapo.cli.progress import progress
 from dapo.types import Problem
 
 BAR_WIDTH = 40
@@ -112,7 +112,7 @@ def ask_model(
 ) -> tuple[dict[str, int], dict[str, PassRate]]:
     """Prompt tokens of every problem, and pass rates of `count` keyed choices, sampled as in training."""
     from dapo.assemble import build_encoder, build_engine, evaluation_plan, open_judge, read_model, require_context
-    from dapo.eval_command import Request, evaluation_config, run_options
+    from dapo.cli.eval import Request, evaluation_config, run_options
     from dapo.evaluation.evaluate import evaluate
     from dapo.policy.lora import saved_weights
     from dapo.training.run_directory import step_of

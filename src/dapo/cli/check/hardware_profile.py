@@ -9,7 +9,7 @@ from typing import Any
 from dapo.config.options import Config
 from dapo.config.data_spec import spec_kind
 from dapo.core.errors import ConfigError
-from dapo.shapes import KNOWN_SHAPES
+from dapo.cli.check.model_dimensions import KNOWN_SHAPES
 
 GIB = 2**30
 

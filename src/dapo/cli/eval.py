@@ -19,14 +19,14 @@ from dapo.config.data_spec import spec_kind
 from dapo.distributed.launch import open_launcher
 from dapo.evaluation.evaluate.server import ServerClient, ServerOptions
 from dapo.core.errors import CheckpointError, ConfigError, DataError
-from dapo.eval_report import print_comparison, print_evaluation
+from dapo.cli.eval_report import print_comparison, print_evaluation
 from dapo.evaluation.evaluate import EngineSampler, Response, Sampler, evaluate_samples
 from dapo.training.signals import StopRequest, signals_as_requests
 from dapo.core.journal import open_journal
 from dapo.policy.lora import saved_weights
 from dapo.training.run_directory import RunDirectory, atomic_write_json, step_of
 from dapo.evaluation.scores import Evaluation, EvaluationPlan, paired_difference, require_summary
-from dapo.telemetry.progress import progress
+from dapo.cli.progress import progress
 from dapo.types import Problem
 
 DEFAULT_TOKENS = 1024

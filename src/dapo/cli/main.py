@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dapo import __version__
-from dapo.data_cli import data_app
+from dapo.cli.data import data_app
 from dapo.core.errors import ConfigError, DapoError
 
 # torch and transformers are imported inside the commands, so that --help and a config error answer at once
@@ -49,7 +49,7 @@ def train(
     from dapo.config.options import load_config
 
     loaded = load_config(config, overrides or [])
-    from dapo.commands import start_run
+    from dapo.cli.train import start_run
 
     start_run(loaded, run_dir=run_dir, config_name=config.stem)
 
@@ -60,7 +60,7 @@ def resume(
     overrides: Overrides = None,
 ) -> None:
     """Continue a run from its last checkpoint."""
-    from dapo.commands import resume_run
+    from dapo.cli.train import resume_run
 
     resume_run(run_dir, overrides or [])
 
@@ -97,7 +97,7 @@ def evaluate(
     by_problem: Annotated[bool, typer.Option("--by-problem", help="also print a line a problem")] = False,
 ) -> None:
     """Evaluate a model: avg@k, pass@j and cons@k with 95 % intervals."""
-    from dapo.eval_command import Request, compare_models, evaluate_model
+    from dapo.cli.eval import Request, compare_models, evaluate_model
 
     if compare is not None and model_or_run is not None and "=" in model_or_run:
         overrides, model_or_run = (
@@ -125,8 +125,8 @@ def check(
     """Say what would run: sizes, counts, ignored options, differences from the paper, and what of it runs where, with
     estimates of memory and time. Trains nothing."""
     from dapo.config.options import load_config
-    from dapo.explain import explain
-    from dapo.layout_report import describe_layout
+    from dapo.cli.check.summary import explain
+    from dapo.cli.check.report import describe_layout
 
     loaded = load_config(config, overrides or [])
     for line in explain(loaded):
@@ -162,7 +162,7 @@ def submit(
 ) -> None:
     """Train on a Slurm cluster: a batch job that starts Ray on its nodes, and continues the run when requeued."""
     from dapo.distributed.slurm.job import Allocation
-    from dapo.submit_command import Submission, submit_run
+    from dapo.cli.submit import Submission, submit_run
 
     allocation = Allocation(
         nodes=nodes,
@@ -189,7 +189,7 @@ def export(
     ] = False,
 ) -> None:
     """Write a run's model as a Hugging Face model directory."""
-    from dapo.commands import export_run
+    from dapo.cli.train import export_run
 
     export_run(run_dir, out_dir, step=step, adapter=adapter)
 
@@ -207,7 +207,7 @@ def reward_test(
     right: Annotated[str | None, typer.Option(help="a response that is right, if no usual form is")] = None,
 ) -> None:
     """Show what a reward says of empty, endless, hedging and hostile responses; exit 1 if it pays for one."""
-    from dapo.reward_command import report_on_reward
+    from dapo.cli.reward import report_on_reward
 
     if not report_on_reward(verifier, data=data, answer=answer, right=right, overrides=overrides or []):
         raise typer.Exit(1)

@@ -5,10 +5,10 @@ from dataclasses import fields, replace
 from math import ceil
 from typing import Any
 
-from dapo.assumptions import GIB, Assumptions, assumptions_for
+from dapo.cli.check.hardware_profile import GIB, Assumptions, assumptions_for
 from dapo.config.options import Config
-from dapo.layout import GB, Layout
-from dapo.shapes import KNOWN_SHAPES, find_shape
+from dapo.cli.check.estimate import GB, Layout
+from dapo.cli.check.model_dimensions import KNOWN_SHAPES, find_shape
 
 MAX_RANKS = 4096
 
