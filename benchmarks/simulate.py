@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.machine import describe_commit, describe_machine, today
 from benchmarks.session import ROOT
-from dapo.config.options import load_config
+from dapo.config import load_config
 
 PROMPTS = 512
 RESULTS = ROOT / "benchmarks" / "results" / "simulation.json"

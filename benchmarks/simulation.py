@@ -25,18 +25,17 @@ from benchmarks.stand_ins import (
     Texts,
     TimedEncoder,
 )
-from dapo.config.options import Config, dump_config
+from dapo.config import Config, dump_config
+from dapo.core.rng import keyed_seed
 from dapo.data.byte_decoder import byte_alphabet
 from dapo.data.stream import ProblemStream
 from dapo.engines.checked import InspectedEngine
 from dapo.engines.scripted import ScriptedEngine
-from dapo.core.rng import keyed_seed
-from dapo.training.state import Parts, Progress
 from dapo.policy.aliases import smollm2_directory
+from dapo.telemetry.sinks import JsonlSink, Tracker, read_metrics
 from dapo.training.rollout import DynamicSampler, sampling_plan
 from dapo.training.run_directory import RunDirectory
-from dapo.telemetry.sinks import JsonlSink, read_metrics
-from dapo.telemetry.sinks import Tracker
+from dapo.training.state import Parts, Progress
 from dapo.training.train import train
 from dapo.types import Problem
 

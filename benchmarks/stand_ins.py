@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dapo.core.packed import Packed, array_of
+from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.data.prompts import PromptEncoder
 from dapo.engines.engine import WeightSource
 from dapo.engines.scripted import ScriptedEngine
-from dapo.core.rng import keyed_seed, keyed_uniforms
-from dapo.core.packed import Packed, array_of
 from dapo.rewards.combine import RewardSpec
 from dapo.rewards.workers.tasks import jobs_of
 from dapo.types import Finish, Generation, GenerationRequest, Problem, Sample, Verdict

@@ -9,16 +9,16 @@ from pathlib import Path
 
 from run_examples import tiny
 
-from dapo.training import one_step_off
 from dapo.assemble import build_parts, read_inputs, resolve_auto
-from dapo.config.options import Config, dump_config, load_config
+from dapo.config import Config, dump_config, load_config
 from dapo.core.errors import DapoError
+from dapo.rewards.judge import InlineJudge
+from dapo.telemetry.console import ProgressDisplay
+from dapo.training import one_step_off
+from dapo.training.checkpointing import is_logged, restore
+from dapo.training.run_directory import RunDirectory, step_of
 from dapo.training.signals import StoppableEngine, signals_as_requests
 from dapo.training.state import Parts, Progress
-from dapo.rewards.judge import InlineJudge
-from dapo.training.run_directory import RunDirectory, step_of
-from dapo.training.checkpointing import is_logged, restore
-from dapo.telemetry.console import ProgressDisplay
 
 ONE_STEP_OFF = ("schedule=one_step_off", "rollout.engines=1")
 

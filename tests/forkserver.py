@@ -66,9 +66,6 @@ class ForkServer:
 def serve() -> None:
     from transformers.models.llama import modeling_llama  # noqa: F401  (imported when a model is made)
 
-    import dapo.cli.train
-    import dapo.cli.check.summary  # noqa: F401
-
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     for line in sys.stdin:
         answers.write(json.dumps(fork_and_watch(json.loads(line))) + "\n")

@@ -16,14 +16,14 @@ from safetensors.torch import load, save
 from torch import Tensor
 from transformers import PreTrainedModel, Starcoder2Config, Starcoder2ForCausalLM
 
-from dapo.config.options import LoraConfig, LossConfig, OptimConfig
+from dapo.config import LoraConfig, LossConfig, OptimConfig
 from dapo.distributed.protocol import Blueprint, Worker
 from dapo.policy.checkpoint import read_tensors
-from dapo.policy.model import LoadedModel
-from dapo.policy.policy import Policy, rows_to_compute
+from dapo.policy.fsdp.partition import Portion, share
 from dapo.policy.fsdp.policy import Ranks, ShardedPolicy
 from dapo.policy.fsdp.tensors import stored_like
-from dapo.policy.fsdp.partition import Portion, share
+from dapo.policy.model import LoadedModel
+from dapo.policy.policy import Policy, rows_to_compute
 from dapo.types import Sample
 
 TIMEOUT_S = 60.0

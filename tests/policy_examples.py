@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel, Starcoder2Config, Starcoder2ForCausalLM
 
-from dapo.config.options import LoraConfig, LossConfig, OptimConfig
+from dapo.config import LoraConfig, LossConfig, OptimConfig
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.policy import Policy

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.distributed.engine_worker import EngineHost
 from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.engines.scripted import Script, ScriptedEngine
-from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.types import Finish, Generation, GenerationRequest
 
 VOCABULARY = 197

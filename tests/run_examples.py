@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dapo.config.options import Config, load_config
+from dapo.config import Config, load_config
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dapo.config.options import Config, build_config
-from dapo.data.problems import load_problems
+from dapo.config import Config, build_config
 from dapo.core.rng import keyed_permutation, keyed_seed, keyed_uniforms
+from dapo.data.problems import load_problems
 from dapo.policy.model import load_model
 
 GROUP, PROMPTS, MINIBATCH, LIMIT, STEPS = 4, 4, 2, 8, 5

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from dapo.cli.main import main
-from dapo.config.options import build_config, load_config, secret_names
-from dapo.data.problems import load_problems
+from dapo.config import build_config, load_config, secret_names
 from dapo.config.data_spec import EXPECTED
 from dapo.core.errors import ConfigError, DapoError, DataError, RewardError
+from dapo.data.problems import load_problems
 from dapo.rewards import build_verifier
 
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")

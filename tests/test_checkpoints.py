@@ -13,12 +13,12 @@ import pytest
 from run_examples import metrics, saved_steps, tiny
 
 import dapo
-from dapo.training.checkpointing import MAX_FAILED_SAVES, CheckpointWriter, StorageError
 from dapo.cli.train import start_run
 from dapo.core.errors import TrainerLost
-from dapo.training.state import Progress
-from dapo.training.run_directory import RunDirectory
+from dapo.training.checkpoint_store import MAX_FAILED_SAVES, CheckpointWriter, StorageError
 from dapo.training.checkpointing import save_after_failure
+from dapo.training.run_directory import RunDirectory
+from dapo.training.state import Progress
 
 
 @pytest.fixture

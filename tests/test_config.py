@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dapo.config.options import (
+from dapo.config import (
     PRESETS,
     Config,
     SignalConfig,
@@ -17,8 +17,8 @@ from dapo.config.options import (
     load_config,
     parse_overrides,
 )
-from dapo.core.errors import ConfigError
 from dapo.config.messages import option_names
+from dapo.core.errors import ConfigError
 
 SMALL: dict[str, Any] = {"model": "tiny-random", "data": {"train": "builtin:sums"}}
 
@@ -344,7 +344,7 @@ def test_a_whole_mapping_of_options_replaces_the_old_one():
 
 
 def test_importing_the_config_imports_no_torch_and_no_model_library():
-    code = "import sys, dapo.config.options; print([m for m in ('torch', 'transformers', 'ray', 'vllm') if m in sys.modules])"
+    code = "import sys, dapo.config; print([m for m in ('torch', 'transformers', 'ray', 'vllm') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from dapo.config.options import dump_config, load_config
-from dapo.config.data_spec import parse_spec
 from dapo.cli.check.summary import departures, explain, ignored_options
+from dapo.config import dump_config, load_config
+from dapo.config.data_spec import parse_spec
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 

@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
+from dapo.core.errors import DataError
+from dapo.data.problems import load_problems, remove_overlap
 from dapo.data.sources.builtin import builtin_problems, is_held_out, resolve_options
 from dapo.data.sources.builtin_tasks import TASKS
-from dapo.data.problems import load_problems, remove_overlap
-from dapo.core.errors import DataError
 
 EVERY_TASK = sorted(TASKS)
 

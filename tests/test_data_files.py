@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dapo.data.problems import load_problems, remove_overlap, unique_problems
 from dapo.core.errors import DataError
+from dapo.data.problems import load_problems, remove_overlap, unique_problems
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"no data folder {SHARED}")

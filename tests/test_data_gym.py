@@ -5,8 +5,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from dapo.data.problems import load_problems
 from dapo.core.errors import DataError
+from dapo.data.problems import load_problems
 
 pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed")
 CHAIN_SUM = {"max_terms": 2, "max_digits": 1}

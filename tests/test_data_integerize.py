@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from chat_server import chat_server
 
-from dapo.core.openai_client import ChatClient, ServerFailed, ServerRefused
 from dapo.cli.main import main
+from dapo.core.errors import DataError
+from dapo.core.openai_client import ChatClient, ServerFailed, ServerRefused
 from dapo.data.prepare.concurrent_map import MAX_FAILURES_IN_A_ROW, work_through
 from dapo.data.prepare.integerize import apply, decide, decide_at_once, read_integer, read_rewriting, read_solution
+from dapo.data.prepare.normalize import Wrapper
 from dapo.data.problems import load_problems
 from dapo.data.sources.rows import problem_id
-from dapo.data.prepare.normalize import Wrapper
-from dapo.core.errors import DataError
 from dapo.types import Problem
 
 REWRITING = (

@@ -4,8 +4,8 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from dapo.data.prompts import PromptEncoder
 from dapo.core.errors import DataError
+from dapo.data.prompts import PromptEncoder
 from dapo.types import Problem
 
 CHARACTERS = "\n !?+.0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"

@@ -7,9 +7,9 @@ from uuid import UUID
 
 import pytest
 
-from dapo.data.sources.rows import problem_from_row, problem_id, prompt_text
 from dapo.config.data_spec import Columns
 from dapo.core.errors import DataError
+from dapo.data.sources.rows import problem_from_row, problem_id, prompt_text
 
 USER = {"role": "user", "content": "1+1?"}
 

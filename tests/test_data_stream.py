@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dapo.data.stream import ProblemStream
 from dapo.core.errors import CheckpointError, DataError
 from dapo.core.rng import keyed_permutation
+from dapo.data.stream import ProblemStream
 from dapo.types import Problem
 
 PROBLEMS = [Problem(str(n), f"q{n}", "a") for n in range(7)]

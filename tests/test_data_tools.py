@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from dapo.core.errors import DataError
 from dapo.data.prepare.decontaminate import OverlapIndex, decontaminate, longest_passage
-from dapo.data.prepare.dedupe import RULES, deduplicate
+from dapo.data.prepare.dedupe import RULES, deduplicate, jaccard
 from dapo.data.prepare.describe import describe_problems, spread
 from dapo.data.prepare.difficulty import PassRate, describe_difficulty, keep_probability, pass_rates
-from dapo.data.prepare.dedupe import jaccard
+from dapo.data.prepare.write import row_of, write_problems
 from dapo.data.problems import load_problems
 from dapo.data.sources.rows import problem_id
-from dapo.data.prepare.write import row_of, write_problems
-from dapo.core.errors import DataError
 from dapo.types import Problem
 
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"

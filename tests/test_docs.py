@@ -11,9 +11,9 @@ import typer
 import yaml
 
 from dapo.cli.main import app
-from dapo.config.options import SECTIONS, Config, build_config, load_config
-from dapo.core.errors import ConfigError
+from dapo.config import SECTIONS, Config, build_config, load_config
 from dapo.config.messages import option_names
+from dapo.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
 PAGES = {

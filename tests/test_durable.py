@@ -17,15 +17,15 @@ from forkserver import ForkServer
 from run_examples import CONFIGS, contents, differences, metrics, saved_steps, tiny
 
 from dapo.assemble import build_parts, open_judge, read_inputs, resolve_auto
-from dapo.training.checkpointing import StorageError
 from dapo.cli.train import resume_run, start_run
-from dapo.config.options import Config, dump_config
+from dapo.config import Config, dump_config
 from dapo.core.errors import DapoError, NumericsError, RewardError
-from dapo.training.signals import Interrupted, StoppableEngine, StopRequest
-from dapo.training.state import Parts, Progress
-from dapo.training.run_directory import RunDirectory
 from dapo.telemetry.console import ProgressDisplay
 from dapo.telemetry.sinks import JsonlSink
+from dapo.training.checkpoint_store import StorageError
+from dapo.training.run_directory import RunDirectory
+from dapo.training.signals import Interrupted, StoppableEngine, StopRequest
+from dapo.training.state import Parts, Progress
 from dapo.training.train import train
 from dapo.types import GenerationRequest
 

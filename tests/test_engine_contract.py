@@ -13,12 +13,12 @@ from pools import WARM, blueprint
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from dapo.core.errors import EngineError
+from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.distributed.engine_pool import EnginePool
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.native.engine import NativeEngine
 from dapo.engines.scripted import ScriptedEngine
-from dapo.core.errors import EngineError
-from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.types import Finish, Generation, GenerationRequest
 
 PROMPT = (11, 42, 7, 99)

@@ -7,11 +7,11 @@ import torch
 from engine_models import ModelWeights, tiny_model
 from test_engine_native import group, run
 
-from dapo.config.options import load_config
+from dapo.config import load_config
+from dapo.core.errors import ConfigError
 from dapo.engines.native import graphs
 from dapo.engines.native.engine import NativeEngine
 from dapo.engines.native.graphs import recorder
-from dapo.core.errors import ConfigError
 
 
 class CpuRecorder:

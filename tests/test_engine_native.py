@@ -10,11 +10,11 @@ import torch
 from engine_models import REFUSED, SERVED, VOCABULARY, ModelWeights, llama, randomised, tied_llama, tiny_model
 from torch import Tensor
 
+from dapo.core.errors import EngineError
+from dapo.core.rng import keyed_uniforms
 from dapo.engines.native.engine import PREFILL_TOKENS, NativeEngine, prefill_batches
 from dapo.engines.native.sampling import BLOCK, FIRST_CANDIDATES, invert_cdf, sample
 from dapo.engines.native.scheduler import FIRST_DRAWS, Live, Scheduler
-from dapo.core.errors import EngineError
-from dapo.core.rng import keyed_uniforms
 from dapo.types import Generation, GenerationRequest
 
 PROMPT = (11, 42, 7, 99)

@@ -17,23 +17,23 @@ from pools import WARM, LightLauncher, WarmLauncher, blueprint, is_alive
 from run_examples import contents, differences, tiny
 
 from dapo.assemble import build_parts, open_judge, read_inputs, resolve_auto
+from dapo.cli.check.summary import explain, ignored_options
+from dapo.cli.eval import Request, evaluate_model
 from dapo.cli.train import start_run
-from dapo.config.options import Config, dump_config
+from dapo.config import Config, dump_config
+from dapo.core.errors import EngineError, WorkerDied
+from dapo.core.rng import keyed_seed
+from dapo.distributed.engine_pool import EnginePool
 from dapo.distributed.engine_specs import engine_blueprints, engine_threads, gpu_places
 from dapo.distributed.local import LocalWorker
-from dapo.distributed.engine_pool import EnginePool
 from dapo.distributed.protocol import Blueprint
-from dapo.engines.engine import RolloutEngine
 from dapo.engines.checked import InspectedEngine
+from dapo.engines.engine import RolloutEngine
 from dapo.engines.scripted import cut
-from dapo.core.errors import EngineError, WorkerDied
-from dapo.cli.eval import Request, evaluate_model
-from dapo.cli.check.summary import explain, ignored_options
-from dapo.core.rng import keyed_seed
-from dapo.training.state import Parts, Progress
 from dapo.policy.aliases import TINY_VOCABULARY
-from dapo.training.run_directory import RunDirectory
 from dapo.telemetry.console import ProgressDisplay
+from dapo.training.run_directory import RunDirectory
+from dapo.training.state import Parts, Progress
 from dapo.training.train import train
 from dapo.types import Generation, GenerationRequest
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from dapo.assemble import distinct
-from dapo.config.options import build_config
+from dapo.cli.eval import Request, evaluation_config
+from dapo.config import build_config
+from dapo.core.errors import DataError
+from dapo.core.journal import Journal, open_journal
 from dapo.data.problems import load_problems
 from dapo.engines.scripted import ScriptedEngine
-from dapo.core.errors import DataError
-from dapo.cli.eval import Request, evaluation_config
 from dapo.evaluation.evaluate import EngineSampler, evaluate, evaluate_samples
-from dapo.core.journal import Journal, open_journal
 from dapo.evaluation.scores import (
     Evaluation,
     EvaluationPlan,

@@ -7,13 +7,13 @@ from math import inf, nan
 import pytest
 from test_rollout import END, FILL, RIGHT, Letters, Marks, in_order, plan, random_script, sampler
 
-from dapo.engines.engine import RolloutEngine
-from dapo.engines.checked import InspectedEngine
-from dapo.engines.scripted import FaultyEngine, ScriptedEngine
 from dapo.core.errors import EngineError
+from dapo.engines.checked import InspectedEngine
+from dapo.engines.engine import RolloutEngine
+from dapo.engines.scripted import FaultyEngine, ScriptedEngine
 from dapo.evaluation.evaluate import evaluate
-from dapo.training.rollout import Batch, collect
 from dapo.evaluation.scores import EvaluationPlan
+from dapo.training.rollout import Batch, collect
 from dapo.types import Generation, GenerationRequest, Problem
 
 VOCABULARY = 10

@@ -13,12 +13,12 @@ from policy_examples import assert_close, gradient_of, groups_of, ragged, weight
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dapo.distributed.local import LocalLauncher
 from dapo.core.errors import CheckpointError
+from dapo.distributed.local import LocalLauncher
 from dapo.policy.checkpoint import SavedWeights
+from dapo.policy.fsdp.partition import IDLE
 from dapo.policy.lora import saved_weights
 from dapo.policy.policy import Policy
-from dapo.policy.fsdp.partition import IDLE
 from dapo.types import Sample
 
 EXACT = 1e-10

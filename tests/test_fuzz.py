@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dapo.config.options import Config, build_config, dump_config, load_config
+from dapo.config import Config, build_config, dump_config, load_config
+from dapo.config.data_spec import parse_spec, spec_name
+from dapo.config.messages import option_names
+from dapo.core.errors import ConfigError, DataError
 from dapo.data.problems import load_problems
 from dapo.data.sources.rows import problem_from_row
-from dapo.config.data_spec import parse_spec, spec_name
-from dapo.core.errors import ConfigError, DataError
-from dapo.config.messages import option_names
 from dapo.rewards import VerifierPool, get_verifier
 from dapo.rewards.workers.protocol import encode, problem_to_json
 from dapo.types import Problem

@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dapo.cli.train import export_run, resume_run, start_run
-from dapo.config.options import Config
+from dapo.config import Config
+from dapo.core.errors import NumericsError, TrainerLost, WorkerDied, WorkerFault
 from dapo.distributed.trainer_group import TrainerGang
 from dapo.distributed.weight_files import WeightsFolder
-from dapo.core.errors import NumericsError, TrainerLost, WorkerDied, WorkerFault
 from dapo.policy.checkpoint import SavedWeights
 from dapo.policy.model import load_model
 

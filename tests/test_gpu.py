@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dapo.cli.train import start_run
-from dapo.config.options import LossConfig, OptimConfig, load_config
+from dapo.config import LossConfig, OptimConfig, load_config
 from dapo.engines.native.engine import NativeEngine
 from dapo.engines.native.graphs import CudaRecorder, Recorder
 from dapo.policy.model import load_model

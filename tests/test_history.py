@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from dapo.cli.main import main
-from dapo.training.problem_stats import ProblemHistory
 from dapo.telemetry.rollout_table import read_rollouts
+from dapo.training.problem_stats import ProblemHistory
 from dapo.types import Group, Problem, Verdict
 
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")

@@ -17,16 +17,16 @@ from transformers import (
     SmolLM3Config,
 )
 
-from dapo.cli.check.hardware_profile import Assumptions, assumptions_for
-from dapo.config.options import Config, load_config
-from dapo.core.errors import ConfigError
 from dapo.cli.check.estimate import Layout
+from dapo.cli.check.hardware_profile import Assumptions, assumptions_for
+from dapo.cli.check.model_dimensions import KNOWN_SHAPES, find_shape, shape_of
 from dapo.cli.check.report import describe_layout, troubles
+from dapo.config import Config, load_config
+from dapo.core.errors import ConfigError
 from dapo.policy.aliases import tiny_random
 from dapo.policy.logprobs import hidden_states, use_packed_forward
 from dapo.policy.packing import pack
 from dapo.policy.policy import recompute_layers
-from dapo.cli.check.model_dimensions import KNOWN_SHAPES, find_shape, shape_of
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 GIB = 2**30

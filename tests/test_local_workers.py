@@ -11,9 +11,9 @@ import pytest
 import torch
 from worker_laws import FOR_PROGRAMS, Weights, WorkerLaws, ends, is_alive, start
 
+from dapo.core.errors import EngineError, WorkerDied
 from dapo.distributed.local import LocalLauncher
 from dapo.distributed.weight_files import WeightsFolder
-from dapo.core.errors import EngineError, WorkerDied
 
 
 @pytest.fixture

@@ -29,16 +29,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from dapo.cli.main import main
-from dapo.config.options import LoraConfig, ModelConfig, build_config
-from dapo.engines.native.engine import NativeEngine
-from dapo.core.errors import CheckpointError, ConfigError
+from dapo.cli.check.sizes import Sizes, sizes_of
 from dapo.cli.check.summary import explain
+from dapo.cli.main import main
+from dapo.config import LoraConfig, ModelConfig, build_config
+from dapo.core.errors import CheckpointError, ConfigError
+from dapo.engines.native.engine import NativeEngine
 from dapo.policy.checkpoint import SavedWeights
 from dapo.policy.lora import adapted_layers, export_adapter, saved_weights
 from dapo.policy.model import load_model
 from dapo.policy.policy import Policy
-from dapo.cli.check.sizes import Sizes, sizes_of
 from dapo.types import GenerationRequest
 
 LORA: dict[str, Any] = {"rank": 3, "alpha": 4.5}

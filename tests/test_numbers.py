@@ -17,16 +17,16 @@ from safetensors.torch import load_file
 from dapo.algo.loss import engine_weights
 from dapo.assemble import build_parts, read_inputs
 from dapo.cli.train import resume_run, start_run
-from dapo.config.options import Config, load_config
-from dapo.engines.engine import RolloutEngine, WeightSource
-from dapo.engines.checked import InspectedEngine
+from dapo.config import Config, load_config
 from dapo.core.errors import EngineError, NumericsError
-from dapo.training.divergence import sampled_entropy
-from dapo.training.state import Parts, Progress
+from dapo.engines.checked import InspectedEngine
+from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.rewards.judge import InlineJudge
+from dapo.telemetry.console import ProgressDisplay
+from dapo.training.divergence import sampled_entropy
 from dapo.training.rollout import Batch
 from dapo.training.run_directory import RunDirectory
-from dapo.telemetry.console import ProgressDisplay
+from dapo.training.state import Parts, Progress
 from dapo.training.train import train
 from dapo.types import Generation, GenerationRequest, Group, Problem, Sample, Verdict
 

@@ -23,27 +23,26 @@ from safetensors.torch import load_file
 from test_algorithm1 import GROUP, LR, MINIBATCH, PROMPTS, STEPS, WARMUP, NaiveDapo, tiny_config
 from test_rollout import END, FILL, WRONG, Letters, Marks, problems, random_script
 
-from dapo.training import one_step_off
-from dapo.training.prefetched_batch import Ahead, read_ahead, write_ahead
+from dapo.cli.check.summary import explain
 from dapo.cli.train import resume_run
-from dapo.config.options import Config, build_config, dump_config, load_config
+from dapo.config import Config, build_config, dump_config, load_config
+from dapo.core.errors import CheckpointError, ConfigError, EngineError, NumericsError, Starved
+from dapo.core.rng import keyed_permutation
 from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.scripted import ScriptedEngine
-from dapo.core.errors import CheckpointError, ConfigError, EngineError, NumericsError, Starved
-from dapo.cli.check.summary import explain
-from dapo.training.signals import Interrupted, StoppableEngine
-from dapo.core.rng import keyed_permutation
-from dapo.training.state import Parts, Progress, TrainablePolicy
-from dapo.training.rollout import FATES, Batch, DynamicSampler, sampling_plan
-from dapo.training.run_directory import RunDirectory
-from dapo.training.checkpointing import restore
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.telemetry.console import ProgressDisplay
 from dapo.telemetry.metrics import staleness_metrics
 from dapo.telemetry.rollout_table import read_rollouts
-from dapo.telemetry.sinks import JsonlSink
-from dapo.telemetry.sinks import Tracker
+from dapo.telemetry.sinks import JsonlSink, Tracker
+from dapo.training import one_step_off
+from dapo.training.checkpointing import restore
+from dapo.training.prefetched_batch import Ahead, read_ahead, write_ahead
+from dapo.training.rollout import FATES, Batch, DynamicSampler, sampling_plan
+from dapo.training.run_directory import RunDirectory
+from dapo.training.signals import Interrupted, StoppableEngine
+from dapo.training.state import Parts, Progress, TrainablePolicy
 from dapo.types import Generation, GenerationRequest, Group, Problem, Sample, Verdict
 
 # --- runs without a model: a scripted engine, and a policy that only counts -----------------------------------------

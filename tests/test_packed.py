@@ -10,13 +10,13 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
+from dapo.core.background import beside
+from dapo.core.errors import EngineError
+from dapo.core.packed import Packed, array_of, packed
 from dapo.data.byte_decoder import ByteTable, byte_alphabet
 from dapo.data.prompts import PromptEncoder
 from dapo.engines.checked import InspectedEngine
 from dapo.engines.scripted import FaultyEngine, ScriptedEngine, cut
-from dapo.core.errors import EngineError
-from dapo.core.packed import Packed, array_of, packed
-from dapo.core.background import beside
 from dapo.telemetry.metrics import engine_gap_metrics
 from dapo.types import Generation, GenerationRequest, Sample
 

@@ -26,8 +26,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from dapo.algo.loss import aggregation_weights, kl_penalty, policy_loss
-from dapo.core.files import is_note
 from dapo.core.errors import CheckpointError
+from dapo.core.files import is_note
 from dapo.policy.checkpoint import SavedWeights
 from dapo.policy.optim import learning_rate
 from dapo.policy.policy import Policy

@@ -19,17 +19,17 @@ from worker_laws import BLUEPRINT, FOR_PROGRAMS, HERE, Weights, WorkerLaws, ends
 
 from dapo.assemble import build_parts, open_judge, read_inputs
 from dapo.cli.train import resume_run, start_run
-from dapo.config.options import dump_config
-from dapo.distributed.engine_specs import engine_blueprints
-from dapo.distributed.engine_pool import EnginePool
-from dapo.distributed.ray.launcher import PRESTART, RayLauncher, RayWorker
-from dapo.distributed.protocol import Blueprint
-from dapo.engines.checked import InspectedEngine
+from dapo.config import dump_config
 from dapo.core.errors import LaunchError, WorkerDied
-from dapo.training.state import Progress
+from dapo.distributed.engine_pool import EnginePool
+from dapo.distributed.engine_specs import engine_blueprints
+from dapo.distributed.protocol import Blueprint
+from dapo.distributed.ray.launcher import PRESTART, RayLauncher, RayWorker
+from dapo.engines.checked import InspectedEngine
 from dapo.policy.aliases import TINY_VOCABULARY
-from dapo.training.run_directory import RunDirectory
 from dapo.telemetry.console import ProgressDisplay
+from dapo.training.run_directory import RunDirectory
+from dapo.training.state import Progress
 from dapo.training.train import train
 from dapo.types import Generation
 

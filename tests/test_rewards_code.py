@@ -17,9 +17,9 @@ import pytest
 
 from dapo.core.errors import RewardError
 from dapo.rewards import VerifierPool, get_verifier
-from dapo.rewards.verifiers.code import program_in
 from dapo.rewards.sandbox import exchange
 from dapo.rewards.sandbox.run import Sandbox
+from dapo.rewards.verifiers.code import program_in
 from dapo.types import Problem
 
 HOLES = Sandbox(2**30).holes()

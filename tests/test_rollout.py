@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dapo.algo.sampling import Signal
-from dapo.config.options import build_config
-from dapo.data.stream import ProblemStream
-from dapo.engines.scripted import ScriptedEngine
+from dapo.config import build_config
 from dapo.core.errors import EngineError, RewardError, Starved, VerifierFailed
 from dapo.core.rng import keyed_uniforms
+from dapo.data.stream import ProblemStream
+from dapo.engines.scripted import ScriptedEngine
 from dapo.rewards.workers.error_window import ErrorWindow
 from dapo.training.rollout import Batch, DynamicSampler, SamplingPlan, collect, require_groups, sampling_plan
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict

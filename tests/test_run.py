@@ -13,15 +13,8 @@ from pathlib import Path
 import pytest
 
 from dapo.core.errors import CheckpointError
-from dapo.training.run_directory import (
-    RunDirectory,
-    atomic_write_json,
-    atomic_write_text,
-    default_run_path,
-    make_manifest,
-    mask_secrets,
-    step_of,
-)
+from dapo.core.files import atomic_write_json, atomic_write_text
+from dapo.training.run_directory import RunDirectory, default_run_path, make_manifest, mask_secrets, step_of
 
 
 @pytest.fixture

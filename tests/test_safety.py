@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dapo.cli.train import start_run
-from dapo.config.options import Config, load_config
+from dapo.config import Config, load_config
 from dapo.core.errors import ConfigError
 from dapo.policy.model import export_model, load_model
 from dapo.rewards import get_verifier

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dapo.config.options import Config, load_config
+from dapo.config import Config, load_config
 from dapo.training.samples import minibatches, with_advantages
 from dapo.types import Finish, Generation, Group, Problem, Verdict
 

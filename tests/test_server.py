@@ -16,8 +16,8 @@ import pytest
 from chat_server import MODEL, ChatServer, Reply, chat_server, completion
 
 from dapo.cli.main import main
-from dapo.evaluation.evaluate.server import ServerClient, ServerOptions
 from dapo.core.errors import ConfigError
+from dapo.evaluation.server import ServerClient, ServerOptions
 from dapo.types import Problem
 
 

@@ -17,9 +17,9 @@ import pytest
 from slurm_cluster import processes_of
 
 from dapo.cli.main import main
-from dapo.config.options import dump_config, load_config
-from dapo.distributed.slurm.job import Allocation, Job, batch_script, seconds_of
+from dapo.config import dump_config, load_config
 from dapo.core.errors import ConfigError
+from dapo.distributed.slurm.job import Allocation, Job, batch_script, seconds_of
 
 STAND_IN = Path(__file__).parent / "slurm_stand_in"
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")

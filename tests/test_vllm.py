@@ -15,7 +15,7 @@ from engine_models import ModelWeights, tiny_model, wide_model
 from transformers import PreTrainedModel
 
 from dapo.cli.train import start_run
-from dapo.config.options import load_config
+from dapo.config import load_config
 from dapo.core.errors import EngineError
 from dapo.core.rng import keyed_seed
 from dapo.policy.model import load_model

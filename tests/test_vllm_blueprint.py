@@ -12,11 +12,11 @@ from engine_models import ModelWeights, wide_model
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from dapo.cli.train import start_run
-from dapo.config.options import Config, load_config
+from dapo.config import Config, load_config
+from dapo.core.errors import ConfigError, EngineError
 from dapo.distributed.engine_specs import vllm_blueprint, vllm_options, weight_shapes
 from dapo.engines.vllm.engine import VllmEngine
 from dapo.engines.vllm.start import engine_arguments, open_vllm_engine
-from dapo.core.errors import ConfigError, EngineError
 from dapo.types import GenerationRequest
 
 TINY = Path(__file__).parents[1] / "configs" / "tiny.yaml"
@@ -115,7 +115,8 @@ def test_another_interpreter_sees_this_package_and_none_of_its_neighbours(
 
 def test_the_engines_process_needs_no_package_that_vllm_does_not_bring() -> None:
     program = (
-        "import sys, dapo.distributed.engine_worker, dapo.distributed.worker_main, dapo.distributed.weight_files, dapo.engines.vllm.start;"
+        "import sys, dapo.distributed.engine_worker, dapo.distributed.worker_main, dapo.distributed.weight_files;"
+        "import dapo.engines.vllm.start;"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

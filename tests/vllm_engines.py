@@ -13,8 +13,8 @@ from engine_models import wide_model
 from transformers import PreTrainedModel
 
 import dapo
-from dapo.distributed.local import LocalLauncher, LocalWorker
 from dapo.distributed.engine_specs import vllm_environment, weight_shapes
+from dapo.distributed.local import LocalLauncher, LocalWorker
 from dapo.distributed.protocol import Blueprint, WeightsHandle
 from dapo.engines.engine import WeightSource
 from dapo.engines.vllm.engine import VllmEngine

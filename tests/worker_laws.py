@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dapo.distributed.protocol import Blueprint, Launcher, answer
 from dapo.core.errors import ConfigError, EngineError, LaunchError, WorkerDied, WorkerFault
+from dapo.distributed.protocol import Blueprint, Launcher, answer
 
 HERE = {"PYTHONPATH": str(Path(__file__).parent)}
 FOR_PROGRAMS = os.environ | {"PYTHONPATH": os.pathsep.join([*HERE.values(), os.environ.get("PYTHONPATH", "")])}

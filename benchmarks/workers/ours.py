@@ -15,18 +15,18 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 import dapo
 from benchmarks.memory import peak_rss_bytes
 from benchmarks.protocol import serve
-from dapo.training import one_step_off
 from dapo.assemble import build_parts, device_of, open_judge, read_inputs, resolve_auto
-from dapo.config.options import dump_config, load_config
+from dapo.config import dump_config, load_config
+from dapo.core.rng import keyed_seed
 from dapo.data.problems import load_problems
 from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
-from dapo.core.rng import keyed_seed
 from dapo.policy.aliases import smollm2_directory
 from dapo.policy.model import export_model
-from dapo.training.run_directory import RunDirectory, make_manifest
 from dapo.telemetry.console import ProgressDisplay
 from dapo.telemetry.metrics import Stopwatch
+from dapo.training import one_step_off
+from dapo.training.run_directory import RunDirectory, make_manifest
 from dapo.training.train import Progress, sync_engine, train_step
 from dapo.types import GenerationRequest
 

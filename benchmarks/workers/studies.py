@@ -14,12 +14,12 @@ from benchmarks.kinds import seconds_by_kind
 from benchmarks.memory import current_rss_bytes, peak_rss_bytes
 from benchmarks.protocol import serve
 from dapo.assemble import multiplies_bfloat16_fast
-from dapo.training.checkpointing import CheckpointWriter
-from dapo.config.options import LossConfig, OptimConfig
-from dapo.engines.native.engine import EngineStats, NativeEngine
+from dapo.config import LossConfig, OptimConfig
 from dapo.core.rng import keyed_seed, keyed_uniforms
+from dapo.engines.native.engine import EngineStats, NativeEngine
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.policy import Policy
+from dapo.training.checkpoint_store import CheckpointWriter
 from dapo.training.run_directory import RunDirectory
 from dapo.types import GenerationRequest, Sample
 

@@ -11,34 +11,32 @@ from dataclasses import dataclass
 import torch
 
 from dapo.algo.sampling import Signal
-from dapo.config.options import Config, DataSpec, SignalConfig
+from dapo.config import Config, DataSpec, SignalConfig
+from dapo.config.data_spec import spec_kind, spec_name
+from dapo.config.load import resolve_auto_verifier
+from dapo.core.errors import ConfigError, DataError
 from dapo.data.problems import load_problems, remove_overlap, unique_problems
 from dapo.data.prompts import PromptEncoder
-from dapo.config.data_spec import spec_kind, spec_name
 from dapo.data.stream import ProblemStream
-from dapo.distributed.engine_specs import engine_blueprints
-from dapo.distributed.trainer_group import TrainerGang, trainer_threads
-from dapo.distributed.launch import open_launcher
 from dapo.distributed.engine_pool import EnginePool
-from dapo.distributed.engine_specs import require_vllm
+from dapo.distributed.engine_specs import engine_blueprints, require_vllm
+from dapo.distributed.launch import open_launcher
 from dapo.distributed.protocol import Launcher
-from dapo.engines.engine import RolloutEngine
+from dapo.distributed.trainer_group import TrainerGang, trainer_threads
 from dapo.engines.checked import InspectedEngine
+from dapo.engines.engine import RolloutEngine
 from dapo.engines.native.engine import NativeEngine
 from dapo.engines.native.graphs import recorder
-from dapo.core.errors import ConfigError, DataError
-from dapo.cli.check.summary import resolve_auto_verifier
-from dapo.training.state import TrainablePolicy
+from dapo.evaluation.scores import EvaluationPlan
 from dapo.policy.lora import check_adapters
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.policy import Policy
 from dapo.rewards.workers.pool import VerifierPool
+from dapo.telemetry.console import ProgressDisplay
+from dapo.telemetry.sinks import JsonlSink, Sink, TensorBoardSink, Tracker, TrackioSink, WandbSink
 from dapo.training.rollout import DynamicSampler, sampling_plan
 from dapo.training.run_directory import RunDirectory
-from dapo.evaluation.scores import EvaluationPlan
-from dapo.telemetry.console import ProgressDisplay
-from dapo.telemetry.sinks import JsonlSink, Sink, TensorBoardSink, TrackioSink, WandbSink
-from dapo.telemetry.sinks import Tracker
+from dapo.training.state import TrainablePolicy
 from dapo.training.train import Parts
 from dapo.types import Group, Problem
 

@@ -1,9 +1,6 @@
 """Eq. 13 and overlong filtering: what becomes of responses that are too long."""
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
-
-if TYPE_CHECKING:
-    from dapo.types import Finish
+from typing import Literal, TypeAlias
 
 OverlongMode: TypeAlias = Literal["soft", "filter", "off"]
 
@@ -25,7 +22,7 @@ def overlong_penalty(length: int, *, max_length: int, buffer: int, factor: float
     return -factor * min(excess / buffer, 1.0)
 
 
-def trains(finish: "Finish", *, mode: OverlongMode) -> bool:
+def trains(finish: str, *, mode: OverlongMode) -> bool:
     """Overlong filtering: whether a response's tokens train; in `filter` mode those of truncated ones do not.
 
     Truncated is what the engine says (`finish == "length"`): an end token sampled exactly at the limit is "stop".

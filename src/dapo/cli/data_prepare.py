@@ -13,21 +13,21 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dapo.cli.progress import progress
+from dapo.config import DataSpec, parse_data_argument
+from dapo.core.errors import ConfigError, DataError
+from dapo.core.files import fsync
+from dapo.core.journal import Journal, open_journal
 from dapo.core.openai_client import ChatClient, ServerFailed
-from dapo.config.options import DataSpec, parse_data_argument
-from dapo.data.sources.builtin import Split
+from dapo.core.rng import keyed_seed
 from dapo.data.prepare.concurrent_map import work_through
 from dapo.data.prepare.decontaminate import decontaminate
 from dapo.data.prepare.dedupe import deduplicate
 from dapo.data.prepare.integerize import ACTIONS, REWRITE, SOLVE, Decision, apply, asking_texts, decide, decide_at_once
-from dapo.data.problems import load_problems, unique_problems
 from dapo.data.prepare.normalize import find_wrapper
 from dapo.data.prepare.write import require_file_type, write_problems
-from dapo.core.errors import ConfigError, DataError
-from dapo.core.journal import Journal, open_journal
-from dapo.core.rng import keyed_seed
-from dapo.cli.progress import progress
-from dapo.telemetry.sinks import fsync
+from dapo.data.problems import load_problems, unique_problems
+from dapo.data.sources.builtin import Split
 from dapo.types import Problem
 
 TEMPERATURE = 0.7

@@ -10,17 +10,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dapo.config.options import DataSpec, load_config
+from dapo.cli.data_prepare import read
+from dapo.cli.progress import progress
+from dapo.config import DataSpec, load_config
+from dapo.core.errors import ConfigError, DataError
+from dapo.core.files import atomic_write_json
+from dapo.core.rng import keyed_permutation
 from dapo.data.prepare.describe import describe_problems
 from dapo.data.prepare.difficulty import PassRate, describe_difficulty, pass_rates
 from dapo.data.problems import unique_problems
 from dapo.data.sources.rows import prompt_text
-from dapo.cli.data_prepare import read
-from dapo.core.errors import ConfigError, DataError
-from dapo.core.rng import keyed_permutation
-from dapo.training.run_directory import RunDirectory, atomic_write_json
 from dapo.training.checkpointing import HISTORY_FILE
-from dapo.cli.progress import progress
+from dapo.training.run_directory import RunDirectory
 from dapo.types import Problem
 
 BAR_WIDTH = 40

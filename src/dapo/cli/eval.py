@@ -11,22 +11,22 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from dapo.assemble import build_engine, distinct, evaluation_plan, open_judge, read_inputs, resolve_auto
-from dapo.config.options import Config, DataSpec, build_config, load_config, parse_data_argument, parse_overrides
-from dapo.config.data_spec import BENCHMARKS, INSTRUCTION
+from dapo.cli.eval_report import print_comparison, print_evaluation
+from dapo.cli.progress import progress
+from dapo.config import Config, DataSpec, build_config, load_config, parse_data_argument, parse_overrides
+from dapo.config.data_spec import BENCHMARKS, INSTRUCTION, spec_kind
+from dapo.core.errors import CheckpointError, ConfigError, DataError
+from dapo.core.files import atomic_write_json
+from dapo.core.journal import open_journal
 from dapo.data.problems import load_problems
 from dapo.data.prompts import chat_messages
-from dapo.config.data_spec import spec_kind
 from dapo.distributed.launch import open_launcher
-from dapo.evaluation.evaluate.server import ServerClient, ServerOptions
-from dapo.core.errors import CheckpointError, ConfigError, DataError
-from dapo.cli.eval_report import print_comparison, print_evaluation
 from dapo.evaluation.evaluate import EngineSampler, Response, Sampler, evaluate_samples
-from dapo.training.signals import StopRequest, signals_as_requests
-from dapo.core.journal import open_journal
-from dapo.policy.lora import saved_weights
-from dapo.training.run_directory import RunDirectory, atomic_write_json, step_of
 from dapo.evaluation.scores import Evaluation, EvaluationPlan, paired_difference, require_summary
-from dapo.cli.progress import progress
+from dapo.evaluation.server import ServerClient, ServerOptions
+from dapo.policy.lora import saved_weights
+from dapo.training.run_directory import RunDirectory, step_of
+from dapo.training.signals import StopRequest, signals_as_requests
 from dapo.types import Problem
 
 DEFAULT_TOKENS = 1024

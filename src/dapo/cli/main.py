@@ -46,7 +46,7 @@ def train(
     run_dir: Annotated[Path | None, typer.Option(help="where to write; must not hold a run yet")] = None,
 ) -> None:
     """Train a model."""
-    from dapo.config.options import load_config
+    from dapo.config import load_config
 
     loaded = load_config(config, overrides or [])
     from dapo.cli.train import start_run
@@ -124,9 +124,9 @@ def check(
 ) -> None:
     """Say what would run: sizes, counts, ignored options, differences from the paper, and what of it runs where, with
     estimates of memory and time. Trains nothing."""
-    from dapo.config.options import load_config
-    from dapo.cli.check.summary import explain
     from dapo.cli.check.report import describe_layout
+    from dapo.cli.check.summary import explain
+    from dapo.config import load_config
 
     loaded = load_config(config, overrides or [])
     for line in explain(loaded):
@@ -161,8 +161,8 @@ def submit(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the script, write and submit nothing")] = False,
 ) -> None:
     """Train on a Slurm cluster: a batch job that starts Ray on its nodes, and continues the run when requeued."""
-    from dapo.distributed.slurm.job import Allocation
     from dapo.cli.submit import Submission, submit_run
+    from dapo.distributed.slurm.job import Allocation
 
     allocation = Allocation(
         nodes=nodes,

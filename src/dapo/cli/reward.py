@@ -6,12 +6,12 @@ from itertools import islice
 from rich.console import Console
 from rich.table import Table
 
-from dapo.config.options import DataSpec, build_config
-from dapo.data.problems import load_problems
+from dapo.config import DataSpec, build_config
+from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import ConfigError
-from dapo.cli.check.summary import resolve_auto_verifier
-from dapo.rewards.workers.pool import VerifierPool
+from dapo.data.problems import load_problems
 from dapo.rewards.audit import EXAMPLES, SUM, Finding, Trial, try_reward
+from dapo.rewards.workers.pool import VerifierPool
 from dapo.types import Problem, Verdict
 
 PROBLEMS = 3

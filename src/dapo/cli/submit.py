@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from dapo.config.options import Config, dump_config, load_config
-from dapo.distributed.slurm.job import Allocation, Job, batch_script, folder_of, require_sbatch, submit
-from dapo.core.errors import CheckpointError, ConfigError
 from dapo.cli.check.summary import explain
-from dapo.training.run_directory import RunDirectory, atomic_write_text, default_run_path, refuse_existing_run
+from dapo.config import Config, dump_config, load_config
+from dapo.core.errors import CheckpointError, ConfigError
+from dapo.core.files import atomic_write_text
+from dapo.distributed.slurm.job import Allocation, Job, batch_script, folder_of, require_sbatch, submit
+from dapo.training.run_directory import RunDirectory, default_run_path, refuse_existing_run
 
 JOBS = "jobs"
 """The ids of the jobs that a script was submitted as, a line each."""

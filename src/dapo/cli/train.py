@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.console import Console
 
-from dapo.training import one_step_off
 from dapo.assemble import (
     Inputs,
     build_parts,
@@ -20,19 +19,20 @@ from dapo.assemble import (
     read_model,
     resolve_auto,
 )
-from dapo.training.checkpointing import describe, disk_errors_in_words
-from dapo.config.options import Config, dump_config, load_config
+from dapo.config import Config, dump_config, load_config
 from dapo.config.data_spec import spec_name
 from dapo.core.errors import CheckpointError, DapoError, TrainerLost
-from dapo.training.signals import Interrupted, StoppableEngine, signals_as_requests
-from dapo.training.state import Parts, Progress
 from dapo.policy.lora import export_adapter, saved_weights
 from dapo.policy.model import export_model
 from dapo.rewards.workers.pool import VerifierPool
-from dapo.training.run_directory import RunDirectory, default_run_path, make_manifest, refuse_existing_run, step_of
-from dapo.training.checkpointing import is_logged, restore
 from dapo.telemetry.console import ProgressDisplay, final_report
 from dapo.telemetry.curves import plot_curves
+from dapo.training import one_step_off
+from dapo.training.checkpoint_store import describe, disk_errors_in_words
+from dapo.training.checkpointing import is_logged, restore
+from dapo.training.run_directory import RunDirectory, default_run_path, make_manifest, refuse_existing_run, step_of
+from dapo.training.signals import Interrupted, StoppableEngine, signals_as_requests
+from dapo.training.state import Parts, Progress
 from dapo.training.train import read_evaluations, summarise, train
 
 SCHEDULES: Mapping[str, Callable[[Config, Parts, Progress], None]] = {"sync": train, "one_step_off": one_step_off.train}

@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from dapo.core.errors import DataError
-from collections.abc import Mapping
-from typing import Any
-
 
 BENCHMARKS: Mapping[str, Mapping[str, Any]] = {
     "aime24": {"hub": "HuggingFaceH4/aime_2024", "split": "train", "prompt": "problem", "answer": "answer"},

@@ -5,12 +5,15 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import reduce
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from dapo.core.errors import RewardError
-from dapo.rewards.verdicts import Failure, attempt
 
 
 def load_attribute(path: str) -> Any:
@@ -55,3 +58,42 @@ def _similar(attribute: str, module: ModuleType) -> str:
         return f"; did you mean {close[0]!r}?"
     origin = getattr(module, "__file__", None)
     return f" ({origin})" if origin else ""
+
+
+T = TypeVar("T")
+
+
+OUT_OF_MEMORY = "MemoryError (a worker may use reward.memory_gib)"
+
+
+_MESSAGE_CHARS = 300
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A call that raised instead of returning."""
+
+    reason: str
+    """`raised ValueError: its first line (file.py, line 12)`."""
+
+
+def attempt(call: Callable[[], T]) -> T | Failure:
+    """`call()`, or why it failed."""
+    try:
+        return call()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # sys.exit() and the timeouts of some libraries are no Exceptions
+        return Failure(f"raised {describe(error)}")
+
+
+def describe(error: BaseException) -> str:
+    """An exception on one line: type, first line of its text, and the innermost place."""
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:  # an exception's own text is user code too
+        lines = ["(its text cannot be read)"]
+    name = OUT_OF_MEMORY if isinstance(error, MemoryError) else type(error).__name__
+    text = name + (f": {lines[0][:_MESSAGE_CHARS]}" if lines else "")
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text

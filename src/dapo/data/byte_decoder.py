@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.core.packed import array_of
+from dapo.core.rng import keyed_seed, keyed_uniforms
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from dapo.config.data_spec import FileSource, HubSource, TaskSource, parse_spec, spec_kind, spec_name
+from dapo.core.errors import DataError
 from dapo.data.sources.builtin import Split, builtin_problems
 from dapo.data.sources.files import read_rows
 from dapo.data.sources.gym import gym_problems
 from dapo.data.sources.hub import read_hub_rows
 from dapo.data.sources.rows import problem_from_row, prompt_text
-from dapo.config.data_spec import FileSource, HubSource, TaskSource, parse_spec, spec_kind, spec_name
-from dapo.core.errors import DataError
 from dapo.types import Problem
 
 __all__ = ["load_problems", "remove_overlap", "spec_kind", "spec_name", "unique_problems"]

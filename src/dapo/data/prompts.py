@@ -2,11 +2,11 @@
 
 import threading
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from dapo.data.byte_decoder import ByteTable
 from dapo.core.errors import DataError
 from dapo.core.packed import packed
+from dapo.data.byte_decoder import ByteTable
 from dapo.types import Message, Problem, Prompt
 
 if TYPE_CHECKING:
@@ -155,3 +155,13 @@ def _joined(messages: Sequence[Message], problem: Problem) -> str:
             "use data.chat_template=on with a model that has one"
         )
     return "\n\n".join(message["content"] for message in messages)
+
+
+class Encoder(Protocol):
+    """Problems to prompt ids, response ids to text."""
+
+    def encode(self, problem: Problem) -> tuple[int, ...]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def decode_prompt(self, ids: Sequence[int]) -> str: ...

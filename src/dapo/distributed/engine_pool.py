@@ -11,24 +11,16 @@ the calls on it, so the new one ends up where the lost one was. Where equality t
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
-from dataclasses import replace
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any
-
-from dapo.distributed.engine_worker import hosted
-from dapo.distributed.protocol import Blueprint, Launcher
-from dapo.engines.engine import WeightSource
-from dapo.core.errors import DapoError, EngineError, WorkerDied
-from dapo.types import Generation, GenerationRequest
-import time
-from collections.abc import Collection, Generator
-from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-from dapo.distributed.protocol import Blueprint, Worker, answer
-from dapo.core.errors import EngineError, WorkerFault
+
+from dapo.core.errors import DapoError, EngineError, WorkerDied, WorkerFault
+from dapo.distributed.engine_worker import hosted
+from dapo.distributed.protocol import Blueprint, Launcher, Worker, answer
+from dapo.engines.engine import WeightSource
 from dapo.types import Generation, GenerationRequest
 
 

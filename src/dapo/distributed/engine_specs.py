@@ -1,29 +1,25 @@
 """Blueprints of a run's engine processes: what each makes, and its share of the machine."""
 
-import os
-from collections.abc import Sequence
-from dataclasses import replace
-
-import torch
-
-from dapo.config.options import Config
-from dapo.distributed.protocol import Blueprint
-from dapo.engines.native.engine import NativeEngine
-from dapo.engines.native.graphs import recorder
-from dapo.policy.model import load_model
 import hashlib
 import importlib.util
 import os
 import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+
+import torch
 from transformers import PreTrainedModel
+
 import dapo
-from dapo.config.options import Config
-from dapo.distributed.protocol import Blueprint
-from dapo.engines.vllm.start import INSTALL, VllmOptions
+from dapo.config import Config
 from dapo.core.errors import ConfigError
+from dapo.distributed.protocol import Blueprint
+from dapo.engines.native.engine import NativeEngine
+from dapo.engines.native.graphs import recorder
+from dapo.engines.vllm.start import INSTALL, VllmOptions
 from dapo.policy.hf_io import config_of
-from dapo.policy.model import load_skeleton
+from dapo.policy.model import load_model, load_skeleton
 
 
 def vllm_blueprint(config: Config, *, threads: int) -> Blueprint:
@@ -124,7 +120,6 @@ def _import_path(python: str | None) -> dict[str, str]:
         os.replace(temporary, link)  # another process may be at it as well
         temporary.parent.rmdir()
     return {"PYTHONPATH": str(folder)}
-
 
 
 def engine_blueprints(config: Config, *, cluster_gpus: float = 0.0) -> list[Blueprint]:

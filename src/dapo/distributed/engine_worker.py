@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dapo.distributed.worker_main import resolve
 from dapo.distributed.protocol import Blueprint, WeightsHandle
+from dapo.distributed.worker_main import resolve
 from dapo.engines.engine import RolloutEngine
 from dapo.types import Generation, GenerationRequest
 

@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from dapo.config.options import Config
+from dapo.config import Config
 from dapo.distributed.local import LocalLauncher
 from dapo.distributed.protocol import Launcher
 

@@ -14,11 +14,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from dapo.distributed.environment import import_path, last_words
-from dapo.distributed.weight_files import WeightsFile, WeightsFolder
-from dapo.distributed.protocol import Blueprint, answer
-from dapo.engines.engine import WeightSource
 from dapo.core.errors import LaunchError, WorkerDied
+from dapo.distributed.environment import import_path, last_words
+from dapo.distributed.protocol import Blueprint, answer
+from dapo.distributed.weight_files import WeightsFile, WeightsFolder
+from dapo.engines.engine import WeightSource
 
 CLOSE_S = 5.0
 

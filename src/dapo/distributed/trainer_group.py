@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dapo.config.options import Config
-from dapo.distributed.weight_files import WeightsFile, WeightsFolder
-from dapo.distributed.protocol import Blueprint, Launcher, Worker
+from dapo.config import Config
 from dapo.core.errors import TrainerLost, WorkerDied, WorkerFault
-from dapo.policy.policy import rows_to_compute
+from dapo.distributed.protocol import Blueprint, Launcher, Worker
+from dapo.distributed.weight_files import WeightsFile, WeightsFolder
 from dapo.policy.fsdp.partition import share
+from dapo.policy.policy import rows_to_compute
 from dapo.types import Sample
 
 GRACE_S = 10.0

@@ -13,12 +13,12 @@ import torch.distributed as dist
 from safetensors.torch import save
 from torch import Tensor
 
-from dapo.config.options import Config
-from dapo.distributed.weight_files import dense_weights, write_weights
+from dapo.config import Config
 from dapo.core.errors import ConfigError
-from dapo.policy.model import LoadedModel, load_model
-from dapo.policy.fsdp.policy import Ranks, ShardedPolicy
+from dapo.distributed.weight_files import dense_weights, write_weights
 from dapo.policy.fsdp.partition import Portion
+from dapo.policy.fsdp.policy import Ranks, ShardedPolicy
+from dapo.policy.model import LoadedModel, load_model
 
 ANY_ADDRESS = ("10.255.255.255", 1)
 """Nothing is sent there: it only asks the system from which address it would be."""

@@ -13,8 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from dapo.engines.engine import WeightSource
 from dapo.core.errors import EngineError
+from dapo.engines.engine import WeightSource
 
 VERSION_KEY = "version"
 TIED_KEY = "tied"

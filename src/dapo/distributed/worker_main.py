@@ -1,4 +1,7 @@
-"""What a local worker runs: `python -m dapo.distributed.worker_main FD`. It makes one object and answers calls on it."""
+"""The main program of a local worker process: it makes one object and answers calls on it.
+
+Usage: `python -m dapo.distributed.worker_main FD`.
+"""
 
 import importlib
 import os

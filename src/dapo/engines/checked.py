@@ -9,9 +9,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from dapo.engines.engine import RolloutEngine, WeightSource, drop_weights
 from dapo.core.errors import DapoError, EngineError
 from dapo.core.packed import Packed
+from dapo.engines.engine import RolloutEngine, WeightSource, drop_weights
 from dapo.types import Generation, GenerationRequest
 
 T = TypeVar("T")

@@ -6,9 +6,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from dapo.engines.engine import WeightSource
 from dapo.core.errors import EngineError
 from dapo.core.packed import Packed
+from dapo.engines.engine import WeightSource
 from dapo.types import Finish, Generation, GenerationRequest
 
 Script: TypeAlias = Callable[[GenerationRequest], tuple[Sequence[int], Finish]]

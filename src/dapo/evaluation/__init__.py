@@ -1,0 +1,1 @@
+"""Evaluation: k samples per problem, their verdicts, and scores with intervals."""

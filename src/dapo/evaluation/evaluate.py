@@ -5,12 +5,13 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
-from dapo.engines.engine import RolloutEngine
 from dapo.core.errors import EngineError
 from dapo.core.journal import Journal
 from dapo.core.rng import keyed_seed
-from dapo.training.rollout import Encoder, Judge
+from dapo.data.prompts import Encoder
+from dapo.engines.engine import RolloutEngine
 from dapo.evaluation.scores import Evaluation, EvaluationPlan, JudgedProblem, JudgedResponse
+from dapo.rewards.judge import Judge
 from dapo.types import Finish, GenerationRequest, Problem, Verdict
 
 

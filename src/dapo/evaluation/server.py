@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from dapo.core.openai_client import ChatClient, ServerFailed, ServerRefused
 from dapo.core.errors import ConfigError, DapoError, DataError
+from dapo.core.openai_client import ChatClient, ServerFailed, ServerRefused
 from dapo.core.rng import keyed_seed
 from dapo.types import Finish, Problem
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from dapo.config.options import LoraConfig
+from dapo.config import LoraConfig
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.policy.checkpoint import SavedWeights

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from dapo.config.options import OptimConfig
+from dapo.config import OptimConfig
 from dapo.core.errors import NumericsError
 from dapo.policy.hf_io import tied_names
 

@@ -6,15 +6,20 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dapo.algo.loss import aggregation_weights, engine_weights, kl_penalty, policy_loss
-from dapo.config.options import LoraConfig, LossConfig, OptimConfig
+from dapo.config import LoraConfig, LossConfig, OptimConfig
+from dapo.core.errors import ConfigError
 from dapo.core.packed import array_of
 from dapo.policy.checkpoint import OptimizerCopy, load_optimizer, save_optimizer
 from dapo.policy.logprobs import chunks, hidden_states, score_tokens, token_logprobs, use_packed_forward
@@ -23,12 +28,6 @@ from dapo.policy.model import LoadedModel
 from dapo.policy.optim import MasterAdamW, learning_rate
 from dapo.policy.packing import Microbatch, in_callers_order, pack
 from dapo.types import Sample
-from functools import partial
-import torch
-from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
-from dapo.core.errors import ConfigError
 
 
 def recompute_layers(model: PreTrainedModel) -> int:
@@ -45,7 +44,6 @@ def recompute_layers(model: PreTrainedModel) -> int:
         again = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
         layer.forward = again
     return len(layers)
-
 
 
 @dataclass(frozen=True)

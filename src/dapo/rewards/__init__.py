@@ -2,8 +2,8 @@
 
 from dapo.rewards.combine import CombinedVerifier, build_verifier
 from dapo.rewards.judge import InlineJudge, Judge
-from dapo.rewards.workers.pool import VerifierPool
 from dapo.rewards.verifier import Verifier, get_verifier
+from dapo.rewards.workers.pool import VerifierPool
 
 __all__ = [
     "CombinedVerifier",

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from dapo.rewards.verifiers.function import NOT_APPLIED
 from dapo.rewards.judge import Judge
+from dapo.rewards.verifiers.function import NOT_APPLIED
 from dapo.types import Problem, Verdict
 
 Fault = Literal["pays", "cannot judge", "changes its mind"]

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from dapo.core.errors import RewardError
-from dapo.rewards.verifiers.function import NOT_APPLIED, FunctionVerifier
-from dapo.rewards.verdicts import Failure, Opinion, attempt, unjudged
+from dapo.core.loading import Failure, attempt
+from dapo.rewards.verdicts import Opinion, unjudged
 from dapo.rewards.verifier import GroupVerifier, Verifier, get_verifier
+from dapo.rewards.verifiers.function import NOT_APPLIED, FunctionVerifier
 from dapo.types import Problem, Verdict
 
 Scope: TypeAlias = Literal["response", "group"]

@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
 from dapo.core.errors import RewardError
-from dapo.rewards.verifiers.function import load_function
 from dapo.rewards.verdicts import Opinion
+from dapo.rewards.verifiers.function import load_function
 from dapo.types import Problem, Verdict
 
 REGISTERED: Mapping[str, str] = {

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dapo.core.errors import DataError
-from dapo.telemetry.sinks import atomic_file, read_metrics
+from dapo.core.files import atomic_file
+from dapo.telemetry.sinks import read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dapo.core.errors import DataError
+from dapo.core.files import atomic_file
 from dapo.core.packed import array_of
-from dapo.telemetry.sinks import atomic_file
 
 ROWS_PER_CHUNK = 1024  # bounds memory: at the paper's lengths a whole step is gigabytes of ids
 

@@ -2,58 +2,14 @@
 
 import importlib
 import json
-import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from dapo.core.errors import ConfigError, DataError
 from dapo.config.secrets import mask_options
-from collections.abc import Mapping, Sequence
-from typing import Protocol
-
-
-class Display(Protocol):
-    """What shows progress to a person."""
-
-    def phase(self, name: str, done: int = 0, total: int = 0) -> None: ...
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
-
-    def message(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Tracker:
-    """Hands each step's metrics to all sinks and the display."""
-
-    def __init__(self, sinks: Sequence[Sink], display: Display) -> None:
-        self._sinks = sinks
-        self._display = display
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A finished step."""
-        for sink in self._sinks:
-            sink.log(step, metrics)
-        self._display.log(step, metrics)
-
-    def phase(self, name: str, done: int = 0, total: int = 0) -> None:
-        """What is going on now, and how far it is."""
-        self._display.phase(name, done, total)
-
-    def message(self, text: str) -> None:
-        """Something a person should know."""
-        self._display.message(text)
-
-    def close(self) -> None:
-        """Flush and close everything."""
-        for sink in self._sinks:
-            sink.close()
-        self._display.close()
-
+from dapo.core.errors import ConfigError, DataError
+from dapo.core.files import atomic_file, to_json
 
 Metrics: TypeAlias = Mapping[str, float | int]
 
@@ -180,51 +136,6 @@ def truncate_after(path: str | Path, step: int) -> None:
                 kept.write(line)
 
 
-@contextmanager
-def atomic_file(path: Path) -> Iterator[Path]:
-    """Yields a temporary path; once the block ends its content is on disk and takes the name `path`, all or nothing.
-
-    Missing directories are made. If the block raises, `path` stays as it was.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        yield temporary
-        fsync(temporary)
-        os.replace(temporary, path)
-        fsync(path.parent)
-    except OSError as error:
-        if error.errno is None or error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from error  # a write that fails does not say where
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def fsync(path: Path) -> None:
-    """Wait until a file's content, or a directory's names, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def to_json(value: Any, *, indent: int | None = None) -> str:
-    """JSON that every reader takes: numbers that are not finite become null."""
-    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
-
-
 def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     if not path.is_file():
         raise DataError(f"no metrics file {path}; expected the metrics.jsonl of a run directory")
@@ -252,3 +163,43 @@ def _tracker(module: str, *, package: str) -> Any:
             f"log.sinks asks for {package}, which is not installed; run pip install 'dapo-rl[{package}]' "
             f"or leave {package} out of log.sinks"
         ) from None
+
+
+class Display(Protocol):
+    """What shows progress to a person."""
+
+    def phase(self, name: str, done: int = 0, total: int = 0) -> None: ...
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def message(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Tracker:
+    """Hands each step's metrics to all sinks and the display."""
+
+    def __init__(self, sinks: Sequence[Sink], display: Display) -> None:
+        self._sinks = sinks
+        self._display = display
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A finished step."""
+        for sink in self._sinks:
+            sink.log(step, metrics)
+        self._display.log(step, metrics)
+
+    def phase(self, name: str, done: int = 0, total: int = 0) -> None:
+        """What is going on now, and how far it is."""
+        self._display.phase(name, done, total)
+
+    def message(self, text: str) -> None:
+        """Something a person should know."""
+        self._display.message(text)
+
+    def close(self) -> None:
+        """Flush and close everything."""
+        for sink in self._sinks:
+            sink.close()
+        self._display.close()

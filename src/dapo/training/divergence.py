@@ -3,11 +3,11 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from dapo.config.options import Config
+from dapo.config import Config
 from dapo.core.errors import NumericsError
 from dapo.core.packed import sum_of
-from dapo.training.state import Parts, Progress
 from dapo.training.rollout import Batch
+from dapo.training.state import Parts, Progress
 
 COLLAPSED_STEPS = 5
 """Steps in a row below rollout.min_entropy that end a run: one such step may be a batch of easy problems."""

@@ -37,14 +37,14 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
 
-from dapo.training.prefetched_batch import Ahead
-from dapo.config.options import Config
-from dapo.engines.engine import RolloutEngine
+from dapo.config import Config
 from dapo.core.errors import EngineError, Starved
+from dapo.engines.engine import RolloutEngine
+from dapo.telemetry.metrics import Stopwatch, staleness_metrics
+from dapo.training.prefetched_batch import Ahead
+from dapo.training.rollout import collect
 from dapo.training.signals import StoppableEngine
 from dapo.training.state import Parts, Progress
-from dapo.training.rollout import collect
-from dapo.telemetry.metrics import Stopwatch, staleness_metrics
 from dapo.training.train import conclude, prepare, run_steps, sampling_undone_on_failure, sync_engine, update_policy
 
 MAX_STALENESS = 1

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dapo.data.stream import ProblemStream
 from dapo.core.errors import CheckpointError
+from dapo.core.files import atomic_write_json
+from dapo.data.stream import ProblemStream
 from dapo.training.rollout import FATES, Batch, Fate
-from dapo.training.run_directory import atomic_write_json
 from dapo.types import Generation, Group, Verdict
 
 AHEAD_FILE = "ahead.json"

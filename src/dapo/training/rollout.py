@@ -5,14 +5,16 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from dapo.algo.sampling import Signal, is_informative
-from dapo.config.options import Config
-from dapo.data.stream import ProblemStream
-from dapo.engines.engine import RolloutEngine
+from dapo.config import Config
 from dapo.core.errors import EngineError, RewardError, Starved
 from dapo.core.rng import keyed_seed
+from dapo.data.prompts import Encoder
+from dapo.data.stream import ProblemStream
+from dapo.engines.engine import RolloutEngine
+from dapo.rewards.judge import Judge
 from dapo.rewards.workers.error_window import ErrorWindow
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
 
@@ -24,24 +26,6 @@ FATES: tuple[Fate, ...] = get_args(Fate)
 # A group's verdicts are looked at this many polls after its last token: the engine goes on while verifiers work, and
 # what is submitted next depends on polls, never on the clock.
 VERDICT_LAG_POLLS = 2
-
-
-class Judge(Protocol):
-    """Verdicts for a group's responses, in their order."""
-
-    def submit(
-        self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
-    ) -> "Future[tuple[Verdict, ...]]": ...
-
-
-class Encoder(Protocol):
-    """Problems to prompt ids, response ids to text."""
-
-    def encode(self, problem: Problem) -> tuple[int, ...]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
-
-    def decode_prompt(self, ids: Sequence[int]) -> str: ...
 
 
 @dataclass(frozen=True)

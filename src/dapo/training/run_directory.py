@@ -16,10 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import dapo
-from dapo.core.files import crc32_of, is_note, take_noted
-from dapo.core.errors import CheckpointError
 from dapo.config.secrets import mask_secrets
-from dapo.telemetry.sinks import atomic_file, fsync, to_json, truncate_after
+from dapo.core.errors import CheckpointError
+from dapo.core.files import (
+    atomic_write_json,
+    atomic_write_text,
+    crc32_of,
+    fsync,
+    is_note,
+    take_noted,
+)
+from dapo.telemetry.sinks import truncate_after
 
 _STEP_NAME = re.compile(r"step_(\d{6,})(\.parquet|\.json)?")
 _REPLACED = ".replaced.tmp"
@@ -269,17 +276,6 @@ def step_of(path: Path) -> int:
     if match is None:
         raise ValueError(f"expected a name like step_000012, got {path.name}")
     return int(match[1])
-
-
-def atomic_write_text(path: str | Path, text: str) -> None:
-    """Write a whole UTF-8 file, on disk when this returns; a crash leaves the old file or the new one."""
-    with atomic_file(Path(path)) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
-def atomic_write_json(path: str | Path, value: Any) -> None:
-    """Write indented JSON like `atomic_write_text`; numbers that are not finite become null."""
-    atomic_write_text(path, to_json(value, indent=2) + "\n")
 
 
 def make_manifest(command: Sequence[str], *, seed: int, started: datetime, gpus: Sequence[str] = ()) -> dict[str, Any]:

@@ -7,9 +7,9 @@ import torch
 
 from dapo.algo.advantages import group_advantages
 from dapo.algo.overlong import overlong_penalty, trains
-from dapo.config.options import Config
-from dapo.core.rng import keyed_permutation
+from dapo.config import Config
 from dapo.core.packed import Packed
+from dapo.core.rng import keyed_permutation
 from dapo.types import Generation, Group, Sample, Verdict
 
 

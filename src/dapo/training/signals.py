@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
 
-from dapo.engines.engine import RolloutEngine, WeightSource, drop_weights
 from dapo.core.errors import DapoError
+from dapo.engines.engine import RolloutEngine, WeightSource, drop_weights
 from dapo.types import Generation, GenerationRequest
 
 SHOW_CURSOR = "\x1b[?25h"

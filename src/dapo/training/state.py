@@ -5,16 +5,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from dapo.training.prefetched_batch import Ahead
-from dapo.training.checkpointing import CheckpointWriter
+from dapo.data.prompts import Encoder
 from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine, WeightSource
-from dapo.training.problem_stats import ProblemHistory
-from dapo.training.signals import StopRequest
-from dapo.training.rollout import DynamicSampler, Encoder, Judge, SamplingPlan
-from dapo.training.run_directory import RunDirectory
 from dapo.evaluation.scores import EvaluationPlan
+from dapo.rewards.judge import Judge
 from dapo.telemetry.sinks import Tracker
+from dapo.training.checkpoint_store import CheckpointWriter
+from dapo.training.prefetched_batch import Ahead
+from dapo.training.problem_stats import ProblemHistory
+from dapo.training.rollout import DynamicSampler, SamplingPlan
+from dapo.training.run_directory import RunDirectory
+from dapo.training.signals import StopRequest
 from dapo.types import Problem, Sample
 
 

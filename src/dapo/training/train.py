@@ -7,18 +7,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
-from dapo.config.options import Config
-from dapo.engines.engine import drop_weights
-from dapo.core.errors import DapoError
-from dapo.evaluation.evaluate import evaluate
-from dapo.training.divergence import collapsed_steps, require_sound_numbers, warn_of_numbers
-from dapo.training.state import Parts, Progress
-from dapo.training.rollout import Batch, collect, require_groups
-from dapo.training.run_directory import RunDirectory, atomic_write_json
-from dapo.training.samples import minibatches, shaped_reward, with_advantages
-from dapo.training.checkpointing import save_after_failure, save_now, save_when_due
-from dapo.evaluation.scores import Evaluation
+from dapo.config import Config
 from dapo.core.background import beside
+from dapo.core.errors import DapoError
+from dapo.core.files import atomic_write_json
+from dapo.engines.engine import drop_weights
+from dapo.evaluation.evaluate import evaluate
+from dapo.evaluation.scores import Evaluation
 from dapo.telemetry.metrics import (
     Stopwatch,
     engine_gap_metrics,
@@ -28,6 +23,12 @@ from dapo.telemetry.metrics import (
 )
 from dapo.telemetry.profiler import watched_step
 from dapo.telemetry.rollout_table import write_rollouts
+from dapo.training.checkpointing import save_after_failure, save_now, save_when_due
+from dapo.training.divergence import collapsed_steps, require_sound_numbers, warn_of_numbers
+from dapo.training.rollout import Batch, collect, require_groups
+from dapo.training.run_directory import RunDirectory
+from dapo.training.samples import minibatches, shaped_reward, with_advantages
+from dapo.training.state import Parts, Progress
 from dapo.types import Group, Sample, Verdict
 
 

@@ -8,8 +8,8 @@ from math import ceil
 from pathlib import Path
 
 from dapo.cli.check.hardware_profile import GIB, Assumptions
-from dapo.config.options import Config
 from dapo.cli.check.model_dimensions import ModelShape
+from dapo.config import Config
 
 GB = 10**9
 CHUNK_LOGITS = 2**26

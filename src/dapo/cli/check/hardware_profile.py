@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from dapo.config.options import Config
+from dapo.cli.check.model_dimensions import KNOWN_SHAPES
+from dapo.config import Config
 from dapo.config.data_spec import spec_kind
 from dapo.core.errors import ConfigError
-from dapo.cli.check.model_dimensions import KNOWN_SHAPES
 
 GIB = 2**30
 

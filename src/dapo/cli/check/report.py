@@ -5,10 +5,10 @@ from dataclasses import fields, replace
 from math import ceil
 from typing import Any
 
-from dapo.cli.check.hardware_profile import GIB, Assumptions, assumptions_for
-from dapo.config.options import Config
 from dapo.cli.check.estimate import GB, Layout
+from dapo.cli.check.hardware_profile import GIB, Assumptions, assumptions_for
 from dapo.cli.check.model_dimensions import KNOWN_SHAPES, find_shape
+from dapo.config import Config
 
 MAX_RANKS = 4096
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dapo.config.options import ModelConfig
+from dapo.config import ModelConfig
 from dapo.policy.lora import adapted_layers, num_adapter_parameters
 from dapo.policy.model import load_skeleton
 

@@ -4,10 +4,11 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 from typing import Literal
 
-from dapo.config.options import Config, DataSpec
-from dapo.data.problems import load_problems, remove_overlap
+from dapo.config import Config, DataSpec
 from dapo.config.data_spec import spec_kind, spec_name
+from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import ConfigError
+from dapo.data.problems import load_problems, remove_overlap
 from dapo.types import Problem
 
 # What the paper trains with (section 4.1); option -> (value, unit)
@@ -63,15 +64,6 @@ def explain(config: Config) -> Iterator[str]:
         yield ""
         yield f"{title}:" if lines else f"{title}: nothing"
         yield from (f"  - {line}" for line in lines)
-
-
-def resolve_auto_verifier(config: Config) -> Config:
-    """`reward.verifier: auto` replaced by what suits the training data; its options stay the user's where given."""
-    if config.reward.verifier != "auto":
-        return config
-    name = {"builtin": "exact", "gym": "gym"}.get(spec_kind(config.data.train), "math")
-    options = ({"extract": "final"} if name == "exact" else {}) | config.reward.options
-    return config.model_copy(update={"reward": config.reward.model_copy(update={"verifier": name, "options": options})})
 
 
 def option(config: Config, name: str) -> object:

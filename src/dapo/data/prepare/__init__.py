@@ -1,0 +1,1 @@
+"""Tools that clean, convert and describe data sets."""

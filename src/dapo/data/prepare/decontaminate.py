@@ -5,8 +5,8 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from dapo.data.sources.rows import prompt_text
 from dapo.data.prepare.normalize import find_wrapper, ngrams, words
+from dapo.data.sources.rows import prompt_text
 from dapo.types import Problem
 
 

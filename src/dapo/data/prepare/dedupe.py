@@ -1,20 +1,15 @@
 """Copies of a problem: the same text in another dress, then nearly the same text with the same numbers and answer."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from dapo.data.prepare.answers import answer_key
-from dapo.data.sources.rows import prompt_text
-from dapo.data.prepare.normalize import find_wrapper, normal_text, numbers
-from dapo.types import Problem
-from collections.abc import Set
-from dataclasses import dataclass
-from typing import Any
 from dapo.core.optional import require_package
-from dapo.data.prepare.normalize import ngrams, words
-
+from dapo.data.prepare.answers import answer_key
+from dapo.data.prepare.normalize import find_wrapper, ngrams, normal_text, numbers, words
+from dapo.data.sources.rows import prompt_text
+from dapo.types import Problem
 
 SHINGLE_WORDS = 3
 PERMUTATIONS = 128

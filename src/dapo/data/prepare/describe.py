@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from dapo.data.prepare.answers import ANSWER_TYPES, answer_type
+from dapo.data.prepare.normalize import find_wrapper
 from dapo.data.problems import unique_problems
 from dapo.data.sources.rows import prompt_text
-from dapo.data.prepare.normalize import find_wrapper
 from dapo.types import Problem
 
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from dapo.data.prepare.answers import answer_type, answer_value, bare
-from dapo.data.sources.rows import problem_id
-from dapo.data.prepare.normalize import Wrapper, normal_text
 from dapo.core.rng import keyed_seed
+from dapo.data.prepare.answers import answer_type, answer_value, bare
+from dapo.data.prepare.normalize import Wrapper, normal_text
+from dapo.data.sources.rows import problem_id
 from dapo.types import Message, Problem
 
 Ask: TypeAlias = Callable[[str, int], str]

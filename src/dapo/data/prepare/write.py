@@ -6,10 +6,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from dapo.data.sources.files import read_rows
-from dapo.data.sources.rows import problem_from_row
 from dapo.config.data_spec import FILE_TYPES
 from dapo.core.errors import DataError
+from dapo.data.sources.files import read_rows
+from dapo.data.sources.rows import problem_from_row
 from dapo.types import Problem
 
 _OWN = ("prompt", "answer", "source")

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 from itertools import count, islice
 from typing import Any, Literal, TypeAlias
 
-from dapo.data.sources.builtin_tasks import TASKS, Draw, Option, Options
-from dapo.data.sources.rows import problem_id
 from dapo.config.data_spec import did_you_mean
-from dapo.data.sources.turns import shares, take_turns
 from dapo.core.errors import DataError
 from dapo.core.rng import keyed_seed
+from dapo.data.sources.builtin_tasks import TASKS, Draw, Option, Options
+from dapo.data.sources.rows import problem_id
+from dapo.data.sources.turns import shares, take_turns
 from dapo.types import Problem
 
 Split: TypeAlias = Literal["train", "eval"]

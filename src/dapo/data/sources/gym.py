@@ -9,11 +9,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from dapo.config.data_spec import did_you_mean
+from dapo.core.errors import DataError
 from dapo.core.optional import require_package
 from dapo.data.sources.rows import json_value, problem_id
-from dapo.config.data_spec import did_you_mean
 from dapo.data.sources.turns import shares, take_turns
-from dapo.core.errors import DataError
 from dapo.types import Problem
 
 _SCRIPT = Path(__file__).with_name("gym_items.py")

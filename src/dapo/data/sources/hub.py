@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from dapo.core.optional import require_package
 from dapo.config.data_spec import HubSource
 from dapo.core.errors import DataError
+from dapo.core.optional import require_package
 
 
 def read_hub_rows(source: HubSource) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import dapo
+from dapo.core.errors import EngineError, LaunchError, WorkerDied, WorkerFault
+from dapo.distributed.environment import import_path, last_words
+from dapo.distributed.protocol import Blueprint
 from dapo.distributed.ray.actor import Arrival, Host
 from dapo.distributed.ray.placement import Reservation, reserve, total
 from dapo.distributed.ray.weights import RayWeights
-from dapo.distributed.environment import import_path, last_words
 from dapo.distributed.weight_files import WeightsFolder
-from dapo.distributed.protocol import Blueprint
 from dapo.engines.engine import WeightSource
-from dapo.core.errors import EngineError, LaunchError, WorkerDied, WorkerFault
 
 CAUSE_CHARACTERS = 400
 REACH_S = 10.0

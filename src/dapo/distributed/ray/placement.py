@@ -5,8 +5,8 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
-from dapo.distributed.protocol import Blueprint
 from dapo.core.errors import LaunchError
+from dapo.distributed.protocol import Blueprint
 
 UNCOUNTED_CPUS = 0.001
 """A placement group asks for something: this where CPUs are shared."""

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from dapo.distributed.weight_files import TIED_KEY, VERSION_KEY, WeightsFile
 from dapo.core.errors import EngineError
+from dapo.distributed.weight_files import TIED_KEY, VERSION_KEY, WeightsFile
 
 Bytes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 # safetensors' names

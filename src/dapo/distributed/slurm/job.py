@@ -10,7 +10,7 @@ from pathlib import Path
 import dapo
 from dapo.core.errors import ConfigError, LaunchError
 
-JOB = Path(__file__).with_name("slurm_job.sh")
+JOB = Path(__file__).with_name("job.sh")
 """What every script does, after the variables that differ."""
 SBATCH_S = 60.0
 _NAME = re.compile(r"[\w.,:@+=/\[\]-]+", re.ASCII)

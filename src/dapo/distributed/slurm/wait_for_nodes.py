@@ -1,4 +1,7 @@
-"""Waits until the nodes of an allocation have joined: `python -m dapo.distributed.slurm.wait_for_nodes ADDRESS NODES SECONDS`."""
+"""Waits until the nodes of an allocation have joined a Ray cluster.
+
+Usage: `python -m dapo.distributed.slurm.wait_for_nodes ADDRESS NODES SECONDS`.
+"""
 
 import logging
 import sys

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from dapo.core.errors import EngineError
 from dapo.engines.engine import WeightSource
 from dapo.engines.native.cache import SlotCache
 from dapo.engines.native.forward import Forward, Prefilled
@@ -26,7 +27,6 @@ from dapo.engines.native.sampling import sample
 from dapo.engines.native.scheduler import Live, Scheduler
 from dapo.engines.native.support import adopt
 from dapo.engines.native.weights import copy_weights
-from dapo.core.errors import EngineError
 from dapo.types import Finish, Generation, GenerationRequest
 
 PREFILL_TOKENS = 4096

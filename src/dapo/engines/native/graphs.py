@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dapo.engines.native.cache import SlotCache
 from dapo.core.errors import ConfigError
+from dapo.engines.native.cache import SlotCache
 
 ROWS = 8
 """Recordings are of multiples of so many rows, or of all rows of the cache."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from dapo.engines.request_checks import PositionBound, new_requests
 from dapo.core.errors import EngineError
 from dapo.core.rng import keyed_uniforms
+from dapo.engines.request_checks import PositionBound, new_requests
 from dapo.types import Finish, Generation, GenerationRequest
 
 FIRST_DRAWS = 64

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from dapo.core.errors import EngineError
+from dapo.core.rng import keyed_uniforms
 from dapo.engines.native import attention
 from dapo.engines.native.cache import SlotCache
 from dapo.engines.native.forward import Forward
 from dapo.engines.native.fused import fuse_layers
 from dapo.engines.native.graphs import Recorder
 from dapo.engines.native.linear import pack_linears
-from dapo.core.errors import EngineError
-from dapo.core.rng import keyed_uniforms
 
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}

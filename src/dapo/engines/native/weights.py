@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
+from dapo.core.errors import EngineError
 from dapo.engines.engine import WeightSource
 from dapo.engines.native.linear import PackedLinear, packed_weights
-from dapo.core.errors import EngineError
 
 NAMES_SHOWN = 5
 

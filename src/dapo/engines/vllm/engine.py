@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dapo.core.errors import EngineError
 from dapo.engines.engine import WeightSource
 from dapo.engines.request_checks import PositionBound, new_requests
-from dapo.core.errors import EngineError
 from dapo.types import Finish, Generation, GenerationRequest
 
 LEAST_TEMPERATURE, LARGEST_TEMPERATURE = 0.01, 2.0

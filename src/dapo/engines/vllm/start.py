@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dapo.core.errors import EngineError
 from dapo.engines.engine import WeightSource
 from dapo.engines.vllm.engine import VllmEngine
-from dapo.core.errors import EngineError
 from dapo.types import GenerationRequest
 
 INSTALL = (

@@ -1,0 +1,1 @@
+"""The policy sharded over processes with FSDP2."""

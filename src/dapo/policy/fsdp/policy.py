@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 from transformers import PreTrainedModel
 
-from dapo.config.options import OptimConfig
+from dapo.config import OptimConfig
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.policy.checkpoint import (
     as_checkpoint_error,
@@ -34,12 +34,12 @@ from dapo.policy.checkpoint import (
     stored_at,
     write_counters,
 )
+from dapo.policy.fsdp.partition import IDLE, Portion
+from dapo.policy.fsdp.tensors import read_shards, stored_like, write_shards
 from dapo.policy.logprobs import token_logprobs
 from dapo.policy.optim import MasterAdamW
 from dapo.policy.packing import Microbatch, in_callers_order, pack
 from dapo.policy.policy import PolicyCore, totals
-from dapo.policy.fsdp.tensors import read_shards, stored_like, write_shards
-from dapo.policy.fsdp.partition import IDLE, Portion
 
 
 class Ranks:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dapo.core.errors import RewardError
-from dapo.rewards.verifiers.answer import answer_lines, boxes, final_part, peel
 from dapo.rewards.verdicts import right_or_wrong, unjudged
+from dapo.rewards.verifiers.answer import answer_lines, boxes, final_part, peel
 from dapo.types import Problem, Verdict
 
 _LETTER = r"[\(\[]?(?P<letter>[A-Za-z])[\)\]]?"

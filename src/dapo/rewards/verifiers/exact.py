@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from dapo.core.errors import RewardError
-from dapo.rewards.verifiers.answer import answer_line, final_part, numbers_in, peel, plain_number, spell
 from dapo.rewards.verdicts import right_or_wrong, unjudged
+from dapo.rewards.verifiers.answer import answer_line, final_part, numbers_in, peel, plain_number, spell
 from dapo.types import Problem, Verdict
 
 Extract = Literal["none", "answer_line", "last_number", "final"]

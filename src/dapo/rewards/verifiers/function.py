@@ -1,21 +1,18 @@
 """A user's own function as a verifier: `(problem, response)`, or TRL's calling convention for a whole group."""
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
-
-from dapo.core.errors import RewardError
-from dapo.core.loading import load_attribute
-from dapo.rewards.verifiers.results import opinion_of, opinions_of
-from dapo.rewards.verdicts import Failure, Opinion, attempt, unjudged
-from dapo.types import Problem, Verdict
 import asyncio
 import inspect
 import threading
 import weakref
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from dapo.core.errors import RewardError
+from dapo.core.loading import Failure, attempt, load_attribute
+from dapo.rewards.verdicts import Opinion, unjudged
+from dapo.rewards.verifiers.results import opinion_of, opinions_of
+from dapo.types import Problem, Verdict
 
 
 class EventLoop:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from dapo.core.errors import RewardError
-from dapo.rewards.verifiers.answer import answer_line, final_part, last_boxed, numbers_in, peel, plain_number, spell
 from dapo.rewards.verdicts import right_or_wrong, unjudged
+from dapo.rewards.verifiers.answer import answer_line, final_part, last_boxed, numbers_in, peel, plain_number, spell
 from dapo.types import Problem, Verdict
 
 _MARK = "####"

@@ -10,8 +10,9 @@ from functools import lru_cache
 from typing import Any
 
 from dapo.core.errors import RewardError
+from dapo.core.loading import Failure, attempt
+from dapo.rewards.verdicts import right_or_wrong, unjudged
 from dapo.rewards.verifiers.answer import answer_line, final_part, last_boxed, peel
-from dapo.rewards.verdicts import Failure, attempt, right_or_wrong, unjudged
 from dapo.types import Problem, Verdict
 
 TASK, CONFIG, ENTRY = "gym_task", "gym_config", "gym_entry"

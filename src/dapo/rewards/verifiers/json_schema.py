@@ -6,8 +6,9 @@ from functools import lru_cache
 from typing import Any
 
 from dapo.core.errors import RewardError
+from dapo.core.loading import Failure, attempt
+from dapo.rewards.verdicts import right_or_wrong, unjudged
 from dapo.rewards.verifiers.answer import fences, final_part
-from dapo.rewards.verdicts import Failure, attempt, right_or_wrong, unjudged
 from dapo.types import Problem, Verdict
 
 FIELD = "schema"

@@ -3,11 +3,11 @@
 import re
 from functools import lru_cache
 
+from dapo.rewards.verdicts import right_or_wrong, unjudged
 from dapo.rewards.verifiers.answer import answer_line, boxes, final_part, last_boxed
 from dapo.rewards.verifiers.equivalence import Reference
 from dapo.rewards.verifiers.spelling import vote
 from dapo.rewards.verifiers.symbolic import Symbolic
-from dapo.rewards.verdicts import right_or_wrong, unjudged
 from dapo.types import Problem, Verdict
 
 _REMEMBERED = 1024

@@ -4,7 +4,8 @@ import math
 from numbers import Real
 from typing import Any
 
-from dapo.rewards.verdicts import Opinion, attempt, graded, right_or_wrong, unjudged
+from dapo.core.loading import attempt
+from dapo.rewards.verdicts import Opinion, graded, right_or_wrong, unjudged
 from dapo.types import Verdict
 
 _SHOWN_CHARS = 80

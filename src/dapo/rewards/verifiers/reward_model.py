@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dapo.core.errors import RewardError
-from dapo.rewards.verdicts import Failure, Opinion, attempt, graded, unjudged
+from dapo.core.loading import Failure, attempt
+from dapo.rewards.verdicts import Opinion, graded, unjudged
 from dapo.types import Problem, Verdict
 
 

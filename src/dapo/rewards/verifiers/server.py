@@ -17,9 +17,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dapo.core.errors import RewardError
+from dapo.rewards.verdicts import Opinion, unjudged
 from dapo.rewards.verifiers.function import NOT_APPLIED
 from dapo.rewards.verifiers.results import opinion_of
-from dapo.rewards.verdicts import Opinion, unjudged
 from dapo.rewards.workers.protocol import problem_to_json
 from dapo.types import Problem, Verdict
 

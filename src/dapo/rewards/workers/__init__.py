@@ -1,0 +1,1 @@
+"""Verifiers in processes of their own, with time and memory limits."""

@@ -9,9 +9,9 @@ from typing import Any
 
 from dapo.core.errors import RewardError
 from dapo.rewards.combine import RewardSpec, Scope
-from dapo.rewards.workers.tasks import Job, jobs_of
 from dapo.rewards.workers.process import WorkerLost, WorkerProcess, start_order
 from dapo.rewards.workers.protocol import opinions_from_json
+from dapo.rewards.workers.tasks import Job, jobs_of
 from dapo.types import Problem, Verdict
 
 STARTUP_S = 60.0

@@ -12,10 +12,10 @@ import sys
 from typing import Any, TextIO, cast
 
 from dapo.core.errors import RewardError
+from dapo.core.loading import OUT_OF_MEMORY
 from dapo.rewards.combine import CombinedVerifier, RewardSpec
-from dapo.rewards.workers.supervisor import end_with_guard, guard
-from dapo.rewards.verdicts import OUT_OF_MEMORY
 from dapo.rewards.workers.protocol import encode, opinion_to_json, problem_from_json, receive
+from dapo.rewards.workers.supervisor import end_with_guard, guard
 
 
 def main() -> None:

@@ -1,0 +1,111 @@
+"""Checkpoints written in the background: the state is copied at once, and a thread writes the copy to the disk."""
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from dapo.core.errors import DapoError
+from dapo.training.run_directory import RunDirectory
+
+MAX_FAILED_SAVES = 5
+WRITER_NICENESS = 19
+
+
+class StorageError(DapoError):
+    """The disk of the run directory cannot be written: full, read-only, gone."""
+
+
+class CheckpointWriter:
+    """Writes one checkpoint at a time. Made, asked and waited for in one thread, the one that trains."""
+
+    def __init__(self, run: RunDirectory, *, tell: Callable[[str], None]) -> None:
+        self._run, self._tell = run, tell
+        self._thread: threading.Thread | None = None
+        self._step = 0
+        self._error: BaseException | None = None
+        self._failures = 0
+
+    @property
+    def has_failed(self) -> bool:
+        """The newest attempt that has ended did not succeed: the state is still to be saved."""
+        return self._failures > 0
+
+    def start(self, step: int, save: Callable[[], object]) -> None:
+        """Begin with the checkpoint of a step, which `save` writes, once the one before is done.
+
+        `save` runs in another thread: what it reads must not change before `settle(wait=True)` has returned.
+        """
+        self.settle(wait=True)
+        self._step = step
+        self._thread = threading.Thread(target=self._work, args=(save,), name="dapo-checkpoint")
+        self._thread.start()
+
+    def save_now(self, step: int, save: Callable[[], object]) -> None:
+        """Save while the caller waits. Raises StorageError if that fails."""
+        self.settle(wait=True)
+        try:
+            save()
+        except OSError as error:
+            raise StorageError(self._failure(step, error)) from error
+        self._failures = 0
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Look how the checkpoint at work fared, or wait for it; if it failed, say so.
+
+        Raises StorageError at the `MAX_FAILED_SAVES`-th failure in a row, and whatever is no fault of the disk.
+        """
+        if self._thread is None or (self._thread.is_alive() and not wait):
+            return
+        self._thread.join()
+        self._thread = None
+        error, self._error = self._error, None
+        if error is None:
+            self._failures = 0
+        elif isinstance(error, OSError):
+            self._count_failure(error)
+        else:
+            raise error
+
+    def _work(self, save: Callable[[], object]) -> None:
+        _yield_the_processor()
+        try:
+            save()
+        except BaseException as error:  # raised, or told, where the run looks for it
+            self._error = error
+
+    def _count_failure(self, error: OSError) -> None:
+        self._failures += 1
+        reason = self._failure(self._step, error)
+        if self._failures >= MAX_FAILED_SAVES:
+            raise StorageError(f"{reason}; that was attempt {self._failures} in a row") from error
+        self._tell(f"{reason}; training goes on, attempt {self._failures + 1} of {MAX_FAILED_SAVES} follows")
+
+    def _failure(self, step: int, error: OSError) -> str:
+        newest = self._run.newest_step()
+        kept = f"the one of step {newest} is kept" if newest is not None else "there is none before it"
+        return f"the checkpoint of step {step} could not be written ({describe(error)}); {kept}"
+
+
+@contextmanager
+def disk_errors_in_words() -> Iterator[None]:
+    """An OSError from inside becomes a StorageError."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"a file could not be read or written ({describe(error)}); make room there, or make it writable"
+        ) from error
+
+
+def describe(error: OSError) -> str:
+    """What the system said, and of which file."""
+    return f"{error.strerror}: {error.filename}" if error.strerror and error.filename else str(error)
+
+
+def _yield_the_processor() -> None:
+    if sys.platform == "linux":  # elsewhere niceness belongs to the whole process
+        with contextlib.suppress(OSError):  # a sandbox may forbid it: then it is only slower
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WRITER_NICENESS)
