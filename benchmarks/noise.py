@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from dapo.algo.advantages import Scale, group_advantages
-from dapo.algo.sampling import Signal, is_informative
+from dapo.algo.sampling import ScoreThresholds, is_informative
 from dapo.core.rng import keyed_seed
 from dapo.types import Verdict
 
@@ -52,8 +52,8 @@ def groups(count: int, size: int, noise: float, seed: int) -> list[Judged]:
 
 def kept(judged: Sequence[Judged], min_spread: float) -> list[Judged]:
     """Those that dynamic sampling trains on."""
-    signal = Signal(min_spread=min_spread)
-    return [group for group in judged if is_informative(group.verdicts) and signal.is_shown_by(group.verdicts)]
+    thresholds = ScoreThresholds(min_spread=min_spread)
+    return [group for group in judged if is_informative(group.verdicts) and thresholds.is_met_by(group.verdicts)]
 
 
 def push(judged: Sequence[Judged], scale: Scale) -> tuple[float, float]:

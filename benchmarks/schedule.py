@@ -56,7 +56,7 @@ def measure_schedule(session: Session, wanted: set[str]) -> dict[str, dict[str, 
         opened[system] = session.ask(name, "open", **config)
     # the first round is not counted: the keep rate is not known yet, and nothing has been sampled ahead
     rounds = [_round(session, names, i) for i in range(-1, settings.rounds)][1:]
-    unit = {"name": f"step, {_told(shape)}", "unit": "s", "better": "lower"}
+    unit = {"name": f"step, {_format_shape(shape)}", "unit": "s", "better": "lower"}
     labels = {system: "ours" if system == ONE_STEP_OFF else system for system in SYSTEMS}
     return {
         "schedule": {
@@ -87,5 +87,5 @@ def _round(session: Session, names: dict[str, str], index: int) -> dict[str, dic
     return answers
 
 
-def _told(shape: dict[str, int]) -> str:
+def _format_shape(shape: dict[str, int]) -> str:
     return f"{shape['prompts']} groups of {shape['group']} x {shape['tokens']} tokens trained of twice as many"

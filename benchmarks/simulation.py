@@ -29,13 +29,13 @@ from dapo.config import Config, dump_config
 from dapo.core.rng import keyed_seed
 from dapo.data.byte_decoder import byte_alphabet
 from dapo.data.stream import ProblemStream
-from dapo.engines.checked import InspectedEngine
+from dapo.engines.checked import CheckedEngine
 from dapo.engines.scripted import ScriptedEngine
 from dapo.policy.aliases import smollm2_directory
 from dapo.telemetry.sinks import JsonlSink, Tracker, read_metrics
 from dapo.training.rollout import DynamicSampler, sampling_plan
 from dapo.training.run_directory import RunDirectory
-from dapo.training.state import Parts, Progress
+from dapo.training.state import Run, TrainState
 from dapo.training.train import train
 from dapo.types import Problem
 
@@ -108,9 +108,9 @@ class Simulation:
         encoder = TimedEncoder(self.tokenizer, max_prompt_tokens=self.config.data.max_prompt_tokens)
         encoder.clock = clock
         problems, _ = encoder.split_by_length(self._problems(texts))  # as a run begins
-        parts = Parts(
+        parts = Run(
             stream=ProblemStream(problems, seed=self.config.train.seed),
-            engine=InspectedEngine(link, vocabulary=len(self.tokenizer)),
+            engine=CheckedEngine(link, vocabulary=len(self.tokenizer)),
             judge=Judge(clock, moved),
             policy=NoPolicy(clock, moved),
             sampler=DynamicSampler(
@@ -120,11 +120,11 @@ class Simulation:
             encoder=encoder,
             plan=sampling_plan(self.config, (stop_id,)),
             tracker=Tracker([JsonlSink(run.metrics)], looks),
-            run=run,
+            directory=run,
         )
         before = current_rss_bytes()
         looks.log(0, {})
-        train(self.config, parts, Progress(unlogged=None))
+        train(self.config, parts, TrainState(unlogged=None))
         parts.tracker.close()
         logged = [row for row in read_metrics(run.metrics) if row["step"]]
         steps = [

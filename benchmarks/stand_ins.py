@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dapo.core.packed import Packed, array_of
+from dapo.core.packed import CompactArray, array_of
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.data.prompts import PromptEncoder
 from dapo.engines.engine import WeightSource
 from dapo.engines.scripted import ScriptedEngine
 from dapo.rewards.combine import RewardSpec
-from dapo.rewards.workers.tasks import jobs_of
+from dapo.rewards.workers.tasks import make_tasks
 from dapo.types import Finish, Generation, GenerationRequest, Problem, Sample, Verdict
 
 POOL_TOKENS = 2**22
@@ -119,17 +119,17 @@ class Texts:
         self.logprobs = -random.exponential(0.5, pool_tokens).astype(np.float32)
         self.stop_id = stop_id
 
-    def response(self, seed: int, length: int, limit: int) -> tuple["Packed[int]", Finish]:
+    def response(self, seed: int, length: int, limit: int) -> tuple["CompactArray[int]", Finish]:
         """So many tokens, the last of them the end token unless the limit cuts it off."""
         ids = self._cut(self.ids, seed, length)
         if length < limit:
             ids[-1] = self.stop_id
-            return Packed(ids), "stop"
-        return Packed(ids), "length"
+            return CompactArray(ids), "stop"
+        return CompactArray(ids), "length"
 
-    def logprobs_of(self, count: int) -> "Packed[float]":
+    def logprobs_of(self, count: int) -> "CompactArray[float]":
         """So many."""
-        return Packed(self._cut(self.logprobs, count, count))
+        return CompactArray(self._cut(self.logprobs, count, count))
 
     def words(self, tokenizer: Any, seed: int, count: int) -> str:
         """A text of about so many tokens."""
@@ -200,8 +200,8 @@ class Judge:
     ) -> "Future[tuple[Verdict, ...]]":
         """The jobs are made as for real workers, and thrown away."""
         with self._clock.inside("responses to verifiers"):
-            _, jobs = jobs_of(self._spec, {"response": [0], "group": []}, problem, responses, token_ids)
-            self._moved["controller to verifiers"] += sum(len(job.request) for job in jobs)
+            _, tasks = make_tasks(self._spec, {"response": [0], "group": []}, problem, responses, token_ids)
+            self._moved["controller to verifiers"] += sum(len(task.request) for task in tasks)
         with self._clock.inside(VERIFIERS):
             number, count = int(problem.id), len(responses)
             right = {0: 1 + number % (count - 1), 1: 0, 2: count}[number % 3]
@@ -234,7 +234,8 @@ class NoPolicy:
             message = self._sent(part, "old log-probabilities")
             with self._clock.inside(TRAINER):
                 answer = pickle.dumps(
-                    [Packed(array_of(sample.engine_logprobs).copy()) for sample in pickle.loads(message)], PROTOCOL
+                    [CompactArray(array_of(sample.engine_logprobs).copy()) for sample in pickle.loads(message)],
+                    PROTOCOL,
                 )
             with self._clock.inside("old log-probabilities from the trainer"):
                 self._moved["trainer to controller"] += len(answer)

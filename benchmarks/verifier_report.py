@@ -63,17 +63,17 @@ def main() -> None:
     for title, (name, options) in VERIFIERS.items():
         verdicts, seconds = judge(cases, name, options)
         pairs = list(zip(cases, verdicts, strict=True))
-        paid = [c for c, v in pairs if v.correct and not c.expected]
-        unpaid = [c for c, v in pairs if not v.correct and c.expected]
+        false_positives = [c for c, v in pairs if v.correct and not c.expected]
+        false_negatives = [c for c, v in pairs if not v.correct and c.expected]
         table.add_row(
             title,
-            f"{len(paid)} ({len(paid) / wrong:.1%})",
-            f"{len(unpaid)} ({len(unpaid) / right:.1%})",
+            f"{len(false_positives)} ({len(false_positives) / wrong:.1%})",
+            f"{len(false_negatives)} ({len(false_negatives) / right:.1%})",
             str(sum(v.error is not None for v in verdicts)),
             f"{1000 * seconds / len(cases):.1f}",
         )
         if title == wanted:
-            for kind, found in (("false positive", paid), ("false negative", unpaid)):
+            for kind, found in (("false positive", false_positives), ("false negative", false_negatives)):
                 for c in found:
                     print(f"{kind}: {c.truth!r} <- {c.response[:80]!r} ({c.why})")
     Console().print(table)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from run_examples import tiny
 
-from dapo.assemble import build_parts, read_inputs, resolve_auto
+from dapo.assemble import build_run, read_inputs, resolve_auto
 from dapo.config import Config, dump_config, load_config
 from dapo.core.errors import DapoError
 from dapo.rewards.judge import InlineJudge
@@ -18,7 +18,7 @@ from dapo.training import one_step_off
 from dapo.training.checkpointing import is_logged, restore
 from dapo.training.run_directory import RunDirectory, step_of
 from dapo.training.signals import StoppableEngine, signals_as_requests
-from dapo.training.state import Parts, Progress
+from dapo.training.state import Run, TrainState
 
 ONE_STEP_OFF = ("schedule=one_step_off", "rollout.engines=1")
 
@@ -27,7 +27,7 @@ def async_config(*overrides: str) -> Config:
     return tiny(*ONE_STEP_OFF, *overrides)
 
 
-def run_or_resume(path: Path, config: Config, *, change: Callable[[Parts], None] = lambda parts: None) -> Progress:
+def run_or_resume(path: Path, config: Config, *, change: Callable[[Run], None] = lambda parts: None) -> TrainState:
     """What `dapo train` and `dapo resume` do; `change` may put other parts in."""
     config = resolve_auto(config)
     run = RunDirectory(path) if path.exists() else RunDirectory.create(path, dump_config(config), {})
@@ -46,16 +46,16 @@ def run_or_resume(path: Path, config: Config, *, change: Callable[[Parts], None]
             )
         with (
             signals_as_requests() as request,
-            build_parts(in_process, inputs, judge, run, display, first_step=1) as parts,  # type: ignore[arg-type]
+            build_run(in_process, inputs, judge, run, display, first_step=1) as parts,  # type: ignore[arg-type]
         ):
             parts.engine, parts.stop = StoppableEngine(parts.engine, request), request
             change(parts)
-            progress = restore(parts, checkpoint) if checkpoint else Progress()
+            train_state = restore(parts, checkpoint) if checkpoint else TrainState()
             try:
-                one_step_off.train(config, parts, progress)
+                one_step_off.train(config, parts, train_state)
             finally:
                 parts.tracker.close()
-    return progress
+    return train_state
 
 
 def main(arguments: Sequence[str]) -> None:

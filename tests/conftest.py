@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from forkserver import ForkServer
-from pools import WARM
+from pools import SHARED_WORKERS
 
 
 @pytest.fixture(scope="session")
@@ -17,10 +17,10 @@ def server() -> Iterator[ForkServer]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _warm_processes() -> Iterator[None]:
+def _close_shared_workers() -> Iterator[None]:
     """Whatever engine processes tests have started and shared, end with the last of them."""
     yield
-    WARM.close()
+    SHARED_WORKERS.close()
 
 
 @pytest.fixture(scope="session")

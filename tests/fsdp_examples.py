@@ -1,4 +1,4 @@
-"""Ranks of sharded policies over the models of the policy's tests; the process of a rank holds one `Rank`."""
+"""Ranks of sharded policies over the models of the policy's tests; the process of a rank holds one `RankWorker`."""
 
 import os
 import socket
@@ -17,9 +17,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, Starcoder2Config, Starcoder2ForCausalLM
 
 from dapo.config import LoraConfig, LossConfig, OptimConfig
-from dapo.distributed.protocol import Blueprint, Worker
+from dapo.distributed.protocol import Worker, WorkerSpec
 from dapo.policy.checkpoint import read_tensors
-from dapo.policy.fsdp.partition import Portion, share
+from dapo.policy.fsdp.partition import RankMicrobatch, partition
 from dapo.policy.fsdp.policy import Ranks, ShardedPolicy
 from dapo.policy.fsdp.tensors import stored_like
 from dapo.policy.model import LoadedModel
@@ -55,7 +55,7 @@ def policy_options(
     }
 
 
-def whole_policy(name: str, **options: Any) -> Policy:
+def unsharded_policy(name: str, **options: Any) -> Policy:
     """The same in this process."""
     return Policy(
         model_named(name),
@@ -65,7 +65,7 @@ def whole_policy(name: str, **options: Any) -> Policy:
     )
 
 
-class Rank:
+class RankWorker:
     """Sharded policies, one after the other, in one process of several."""
 
     def __init__(self, rank: int, size: int) -> None:
@@ -77,7 +77,7 @@ class Rank:
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         return self.store.port
 
-    def join(self, port: int) -> None:
+    def init_process_group(self, port: int) -> None:
         if self.store is None:
             self.store = dist.TCPStore("127.0.0.1", port, is_master=False)
         dist.init_process_group(
@@ -92,14 +92,14 @@ class Rank:
     def make(self, name: str, options: dict[str, Any]) -> None:
         self.policy = ShardedPolicy(model_named(name), self.ranks, **policy_options(**options))
 
-    def update(self, portions: Sequence[Portion], step: int) -> dict[str, float]:
-        return self.policy.update(portions, step=step) | {"skipped_in_a_row": self.policy.skipped_in_a_row}
+    def update(self, rank_microbatches: Sequence[RankMicrobatch], step: int) -> dict[str, float]:
+        return self.policy.update(rank_microbatches, step=step) | {"skipped_in_a_row": self.policy.skipped_in_a_row}
 
-    def logprobs(self, portions: Sequence[Portion]) -> list[list[tuple[float, ...]]]:
-        return self.policy.logprobs(portions)
+    def logprobs(self, rank_microbatches: Sequence[RankMicrobatch]) -> list[list[tuple[float, ...]]]:
+        return self.policy.logprobs(rank_microbatches)
 
     def weights(self) -> bytes:
-        return save({name: weight.clone() for name, weight in self.policy.whole_weights()})
+        return save({name: weight.clone() for name, weight in self.policy.full_weights()})
 
     def save(self, directory: Path) -> None:
         self.policy.snapshot()
@@ -109,13 +109,13 @@ class Rank:
         self.policy.load(directory)
 
 
-class Crew:
+class RankGroup:
     """All ranks of one world, called together."""
 
     def __init__(self, workers: Sequence[Worker]) -> None:
         self.workers = workers
         port = workers[0].call("port").result(TIMEOUT_S)
-        self.all("join", port)
+        self.all("init_process_group", port)
 
     def all(self, method: str, *arguments: Any) -> list[Any]:
         futures = [worker.call(method, *arguments) for worker in self.workers]
@@ -127,11 +127,13 @@ class Crew:
 
     def update(self, minibatch: Sequence[Sample], *, step: int = 1, loss: dict[str, Any] | None = None) -> list[Any]:
         """Metrics of every rank."""
-        return self.each("update", self.shares(minibatch, loss), step)
+        return self.each("update", self.partitions(minibatch, loss), step)
 
-    def shares(self, minibatch: Sequence[Sample], loss: dict[str, Any] | None = None) -> list[tuple[Portion, ...]]:
+    def partitions(
+        self, minibatch: Sequence[Sample], loss: dict[str, Any] | None = None
+    ) -> list[tuple[RankMicrobatch, ...]]:
         rows, weights = rows_to_compute(minibatch, LossConfig(**(loss or {})), max_response_tokens=MAX_RESPONSE_TOKENS)
-        return share(rows, weights.tolist(), ranks=len(self.workers), max_tokens=64)
+        return partition(rows, weights.tolist(), ranks=len(self.workers), max_tokens=64)
 
     def weights(self) -> list[dict[str, Tensor]]:
         """As every rank gathers them."""
@@ -148,8 +150,8 @@ class Crew:
         return read_tensors(directory, kind, stored_like(directory / kind))
 
 
-def rank_blueprint(rank: int, size: int) -> Blueprint:
+def rank_spec(rank: int, size: int) -> WorkerSpec:
     environment = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]), "OMP_NUM_THREADS": "1"}
     if "lo" in [name for _, name in socket.if_nameindex()]:
         environment["GLOO_SOCKET_IFNAME"] = "lo"
-    return Blueprint("fsdp_examples:Rank", {"rank": rank, "size": size}, environment)
+    return WorkerSpec("fsdp_examples:Rank", {"rank": rank, "size": size}, environment)

@@ -13,10 +13,10 @@ LEFT_BEHIND: list[object] = []
 
 
 def does(problem, response):
-    """What the response says, in the form `deed` or `deed argument`; then the length of the response."""
-    deed, _, argument = response.partition(" ")
-    if deed in DEEDS:
-        DEEDS[deed](argument)
+    """What the response says, in the form `action` or `deed argument`; then the length of the response."""
+    action, _, argument = response.partition(" ")
+    if action in ACTIONS:
+        ACTIONS[action](argument)
     return float(len(response))
 
 
@@ -177,13 +177,13 @@ def thread(_):
     threading.Thread(target=loop, args=("",), daemon=True).start()
 
 
-class Unspeakable(Exception):
+class ErrorWithoutText(Exception):
     def __str__(self):
         raise RuntimeError("no text")
 
 
 def unspeakable(_):
-    raise Unspeakable
+    raise ErrorWithoutText
 
 
 def leave(_):
@@ -217,9 +217,9 @@ def long_error(_):
     raise ValueError("x" * 10_000_000)
 
 
-DEEDS = {
-    deed.__name__: deed
-    for deed in (
+ACTIONS = {
+    action.__name__: action
+    for action in (
         loop,
         sleep_through_signals,
         null_pointer,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.core.rng import keyed_seed, keyed_uniforms
-from dapo.distributed.engine_worker import EngineHost
+from dapo.distributed.engine_worker import EngineWorker
 from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.engines.scripted import Script, ScriptedEngine
 from dapo.types import Finish, Generation, GenerationRequest
@@ -17,16 +17,16 @@ from dapo.types import Finish, Generation, GenerationRequest
 VOCABULARY = 197
 
 
-class Warm:
+class ReusableEngineWorker:
     """Holds one engine after the other, in a process that has imported what takes long."""
 
     def __init__(self) -> None:
         import dapo.distributed.engine_specs  # noqa: F401
 
-        self.host: EngineHost | None = None
+        self.host: EngineWorker | None = None
 
-    def remake(self, factory: str, options: Mapping[str, Any]) -> None:
-        self.host = EngineHost(factory, options)
+    def replace_engine(self, factory: str, options: Mapping[str, Any]) -> None:
+        self.host = EngineWorker(factory, options)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.host, name)
@@ -47,7 +47,7 @@ def scripted(slots: int | None = None) -> ScriptedEngine:
     return ScriptedEngine(keyed_script(), slots=slots)
 
 
-class Company(ScriptedEngine):
+class HistoryDependentEngine(ScriptedEngine):
     """Its log-probabilities are a function of everything that it was ever asked, as rounding is of a batch: an engine
     that was not brought to the very state of another gives other answers."""
 
@@ -80,14 +80,14 @@ class Company(ScriptedEngine):
         return replace(super()._generation(request, token_ids, finish), logprobs=logprobs)
 
 
-class Unsteady(ScriptedEngine):
+class UnreproducibleEngine(ScriptedEngine):
     """Every response takes another time in every process, as on a device whose rounding varies."""
 
     def __init__(self) -> None:
         super().__init__(keyed_script(), delay=lambda request: 1 + (request.seed ^ os.getpid()) % 7)
 
 
-class Stuck(ScriptedEngine):
+class HangingEngine(ScriptedEngine):
     """Hangs in its third poll, but only in the first process that gets there: that one leaves a mark."""
 
     def __init__(self, mark: str) -> None:
@@ -101,7 +101,7 @@ class Stuck(ScriptedEngine):
         return super().poll()
 
 
-class Slow(ScriptedEngine):
+class SlowPollEngine(ScriptedEngine):
     """Takes its time for a poll."""
 
     def __init__(self, seconds: float) -> None:
@@ -113,7 +113,7 @@ class Slow(ScriptedEngine):
         return super().poll()
 
 
-class Failing(ScriptedEngine):
+class FailingEngine(ScriptedEngine):
     """Breaks down in its first poll."""
 
     def __init__(self) -> None:
@@ -124,12 +124,12 @@ class Failing(ScriptedEngine):
 
 
 @dataclass(frozen=True)
-class NoWeights:
+class EmptyWeightsHandle:
     """A handle that needs no torch to be read."""
 
     version: int
 
-    def open(self) -> "NoWeights":
+    def open(self) -> "EmptyWeightsHandle":
         return self
 
     def named_tensors(self) -> Iterator[tuple[str, Any]]:

@@ -9,20 +9,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pool_engines import NoWeights
+from pool_engines import EmptyWeightsHandle
 
 import dapo
 from dapo.distributed.local import LocalLauncher, LocalWorker
-from dapo.distributed.protocol import Blueprint, WeightsHandle
+from dapo.distributed.protocol import WeightsHandle, WorkerSpec
 from dapo.engines.engine import WeightSource
 
 # this very package, and these modules, wherever the tests run
 ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(Path(dapo.__file__).parents[1]), str(Path(__file__).parent)])}
 
 
-def blueprint(engine: str, **options: Any) -> Blueprint:
+def engine_spec(engine: str, **options: Any) -> WorkerSpec:
     """Of an engine in pool_engines.py."""
-    return Blueprint(f"pool_engines:{engine}", options, {**ENVIRONMENT, "OMP_NUM_THREADS": "1"})
+    return WorkerSpec(f"pool_engines:{engine}", options, {**ENVIRONMENT, "OMP_NUM_THREADS": "1"})
 
 
 class LightLauncher(LocalLauncher):
@@ -33,19 +33,17 @@ class LightLauncher(LocalLauncher):
         self.running: dict[str, LocalWorker] = {}
         self.starts = 0
 
-    def start(
-        self, names: Sequence[str], blueprints: Sequence[Blueprint], *, together: bool = False
-    ) -> list[LocalWorker]:
-        workers = super().start(names, blueprints, together=together)
+    def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> list[LocalWorker]:
+        workers = super().start(names, specs, together=together)
         self.running.update(zip(names, workers, strict=True))
         self.starts += len(workers)
         return workers
 
-    def share(self, weights: object, version: int) -> NoWeights:
-        return NoWeights(version)
+    def publish_weights(self, weights: object, version: int) -> EmptyWeightsHandle:
+        return EmptyWeightsHandle(version)
 
 
-class Lent:
+class BorrowedWorker:
     """A warm process under another name; closing it leaves it warm."""
 
     def __init__(self, name: str, worker: LocalWorker) -> None:
@@ -56,32 +54,34 @@ class Lent:
         pass
 
 
-class WarmLauncher:
+class SharedWorkerLauncher:
     """Hands out processes that run already, and starts more when those are not enough."""
 
     def __init__(self) -> None:
         self._logs: TemporaryDirectory[str] | None = None
         self._all: list[LocalWorker] = []
         self._free: list[LocalWorker] = []
-        self.running: dict[str, Lent] = {}
+        self.running: dict[str, BorrowedWorker] = {}
 
     @property
     def gpus(self) -> float:
         return 0.0
 
-    def take_back(self) -> None:
+    def release_all(self) -> None:
         """Nobody uses what was handed out any more."""
         self._free = [worker for worker in self._all if is_alive(worker.pid)]
         self.running.clear()
 
-    def start(self, names: Sequence[str], blueprints: Sequence[Blueprint], *, together: bool = False) -> list[Lent]:
+    def start(
+        self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False
+    ) -> list[BorrowedWorker]:
         self.warm_up(len(names))
-        lent = [Lent(name, self._free.pop(0)) for name in names]
-        self.running.update((one.name, one) for one in lent)
-        made = [worker.call("remake", **one.options) for worker, one in zip(lent, blueprints, strict=True)]
+        workers = [BorrowedWorker(name, self._free.pop(0)) for name in names]
+        self.running.update((one.name, one) for one in workers)
+        made = [worker.call("replace_engine", **one.options) for worker, one in zip(workers, specs, strict=True)]
         for future in made:
             future.result(120)
-        return lent
+        return workers
 
     def warm_up(self, count: int) -> None:
         """Have so many processes free."""
@@ -89,12 +89,12 @@ class WarmLauncher:
             self._logs = TemporaryDirectory()
             self._launcher = LocalLauncher(Path(self._logs.name), timeout_s=120)
         names = [f"warm-{i}" for i in range(len(self._all), len(self._all) + count - len(self._free))]
-        new = self._launcher.start(names, [blueprint("Warm")] * len(names))
+        new = self._launcher.start(names, [engine_spec("ReusableEngineWorker")] * len(names))
         self._all += new
         self._free += new
 
-    def share(self, weights: WeightSource, version: int) -> WeightsHandle:
-        return self._launcher.share(weights, version)
+    def publish_weights(self, weights: WeightSource, version: int) -> WeightsHandle:
+        return self._launcher.publish_weights(weights, version)
 
     def close(self) -> None:
         if self._logs is not None:
@@ -102,7 +102,7 @@ class WarmLauncher:
             self._logs.cleanup()
 
 
-WARM = WarmLauncher()
+SHARED_WORKERS = SharedWorkerLauncher()
 """Of the whole session, which ends them."""
 
 

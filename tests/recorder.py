@@ -1,4 +1,4 @@
-"""What the workers of tests/worker_laws.py hold: light, so that its processes start fast."""
+"""What the workers of tests/launcher_contract.py hold: light, so that its processes start fast."""
 
 import os
 import time

@@ -11,7 +11,7 @@ def contains(problem, response):
     return problem.answer in response
 
 
-def moody(problem, response):
+def non_deterministic(problem, response):
     return float(next(_ASKED))
 
 

@@ -36,7 +36,7 @@ def contents(run: Path, *, checkpoints: str = "*") -> dict[str, Any]:
         path.parent.name: json.loads(path.read_text()) for path in run.glob(f"checkpoints/{checkpoints}/state.json")
     }
     for state in states.values():
-        state["progress"].pop("wall_s")
+        state["train_state"].pop("wall_s")
     return {"files": files, "states": states, "metrics": metrics(run)}
 
 

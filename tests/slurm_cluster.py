@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch")
-SEARCHED = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+SEARCH_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
 def missing() -> list[str]:
     """Programs that a cluster takes and that are not installed."""
-    return [name for name in DAEMONS if shutil.which(name, path=SEARCHED) is None]
+    return [name for name in DAEMONS if shutil.which(name, path=SEARCH_PATH) is None]
 
 
 class SlurmCluster:
@@ -25,7 +25,7 @@ class SlurmCluster:
 
     def __init__(self, nodes: int, cpus: int) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))  # sockets want short paths
-        self.environment = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": SEARCHED}
+        self.environment = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": SEARCH_PATH}
         names = [f"node{number}" for number in range(nodes)]
         self._daemons: list[subprocess.Popen[bytes]] = []
         key = self.folder / "munge.key"
@@ -45,7 +45,7 @@ class SlurmCluster:
             self.close()
             raise
 
-    def ask(self, *command: str) -> str:
+    def run_command(self, *command: str) -> str:
         """A command of Slurm's; what it prints. Its errors are part of the answer."""
         answer = subprocess.run(
             command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60
@@ -54,11 +54,11 @@ class SlurmCluster:
 
     def node_states(self) -> list[str]:
         """`idle`, `alloc`, `comp` and so on."""
-        return self.ask("sinfo", "-h", "-N", "-o", "%t").split()
+        return self.run_command("sinfo", "-h", "-N", "-o", "%t").split()
 
     def job(self, number: str) -> dict[str, str]:
         """`JobState`, `ExitCode`, `Restarts` and the rest."""
-        words = self.ask("scontrol", "--oneliner", "show", "job", number).split()
+        words = self.run_command("scontrol", "--oneliner", "show", "job", number).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def wait_for_job(self, number: str, *states: str, timeout_s: float = 120.0) -> dict[str, str]:
@@ -86,16 +86,16 @@ class SlurmCluster:
         return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted(self.folder.glob("*.out")))
 
     def _start(self, program: str, *arguments: str) -> None:
-        path = shutil.which(program, path=SEARCHED)
+        path = shutil.which(program, path=SEARCH_PATH)
         assert path is not None
         with open(self.folder / f"{len(self._daemons)}-{program}.out", "wb") as output:
             self._daemons.append(
                 subprocess.Popen([path, *arguments], env=self.environment, stdout=output, stderr=output)
             )
 
-    def _wait(self, is_so: Callable[[], bool], what: str) -> None:
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + 60
-        while not is_so():
+        while not condition():
             ended = [daemon.args for daemon in self._daemons if daemon.poll() is not None]
             if ended or time.monotonic() > deadline:
                 raise RuntimeError(f"{what} did not come up; ended: {ended}\n{self.logs()}")

@@ -3,7 +3,7 @@
 import pytest
 
 from dapo.algo.overlong import overlong_penalty
-from dapo.algo.sampling import Signal, is_informative
+from dapo.algo.sampling import ScoreThresholds, is_informative
 from dapo.types import Generation, Group, Problem, Verdict
 
 RIGHT, WRONG = Verdict(True, 1.0), Verdict(False, -1.0)
@@ -80,11 +80,11 @@ def test_six_times_a_tenth_is_not_a_signal_though_its_std_is_above_zero():
     ],
 )
 def test_thresholds_ask_for_a_spread_and_for_a_mean_strictly_between(scores, shown):
-    signal = Signal(min_spread=0.25, mean_above=0.125, mean_below=0.875)
-    assert signal.is_shown_by(graded(*scores)) is shown
+    signal = ScoreThresholds(min_spread=0.25, mean_above=0.125, mean_below=0.875)
+    assert signal.is_met_by(graded(*scores)) is shown
 
 
 def test_an_error_counts_neither_in_the_mean_nor_in_the_spread_of_scores():
-    signal = Signal(min_spread=0.125, mean_above=0.375, mean_below=0.875)
-    assert signal.is_shown_by([*graded(0.5, 0.625), FAILED])
-    assert not signal.is_shown_by([*graded(0.5, 0.5625), FAILED])  # its placeholder of 0 is no score
+    signal = ScoreThresholds(min_spread=0.125, mean_above=0.375, mean_below=0.875)
+    assert signal.is_met_by([*graded(0.5, 0.625), FAILED])
+    assert not signal.is_met_by([*graded(0.5, 0.5625), FAILED])  # its placeholder of 0 is no score

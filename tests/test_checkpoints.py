@@ -18,7 +18,7 @@ from dapo.core.errors import TrainerLost
 from dapo.training.checkpoint_store import MAX_FAILED_SAVES, CheckpointWriter, StorageError
 from dapo.training.checkpointing import save_after_failure
 from dapo.training.run_directory import RunDirectory
-from dapo.training.state import Progress
+from dapo.training.state import TrainState
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def save(run: RunDirectory, step: int, write: Callable[[Path], object]) -> Calla
 
 
 def test_the_caller_goes_on_while_a_checkpoint_is_written_and_the_next_waits_for_it(run: RunDirectory):
-    told: list[str] = []
-    writer, may_end = CheckpointWriter(run, tell=told.append), threading.Event()
+    messages: list[str] = []
+    writer, may_end = CheckpointWriter(run, log=messages.append), threading.Event()
     writer.start(1, save(run, 1, lambda d: (may_end.wait(10), (d / "w").write_text("1"))))
     writer.settle()
     assert run.newest_step() is None
@@ -41,12 +41,12 @@ def test_the_caller_goes_on_while_a_checkpoint_is_written_and_the_next_waits_for
     assert run.newest_step() in (1, 2)
     writer.settle(wait=True)
     assert saved_steps(run.path) == ["step_000001", "step_000002"]
-    assert told == []
+    assert messages == []
 
 
 def test_failures_are_told_counted_forgiven_and_in_the_end_fatal(run: RunDirectory):
-    told: list[str] = []
-    writer = CheckpointWriter(run, tell=told.append)
+    messages: list[str] = []
+    writer = CheckpointWriter(run, log=messages.append)
 
     def full(directory: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
@@ -56,7 +56,7 @@ def test_failures_are_told_counted_forgiven_and_in_the_end_fatal(run: RunDirecto
     assert writer.has_failed
     where = run.checkpoints / ".step_000001.tmp"
     reason = f"could not be written (No space left on device: {where})"
-    assert told == [
+    assert messages == [
         f"the checkpoint of step 1 {reason}; there is none before it; training goes on, attempt 2 of 5 follows"
     ]
     writer.start(2, save(run, 2, lambda d: (d / "w").write_text("2")))
@@ -73,20 +73,20 @@ def test_failures_are_told_counted_forgiven_and_in_the_end_fatal(run: RunDirecto
 
 
 def test_a_run_that_has_lost_its_trainer_waits_for_the_checkpoint_at_work(run: RunDirectory):
-    told: list[str] = []
-    writer, may_end = CheckpointWriter(run, tell=told.append), threading.Event()
+    messages: list[str] = []
+    writer, may_end = CheckpointWriter(run, log=messages.append), threading.Event()
     writer.start(2, save(run, 2, lambda d: (may_end.wait(10), (d / "w").write_text("2"))))
-    parts: Any = SimpleNamespace(checkpoints=writer, run=run, tracker=SimpleNamespace(message=told.append))
+    parts: Any = SimpleNamespace(checkpoints=writer, directory=run, tracker=SimpleNamespace(message=messages.append))
     release = threading.Timer(0.2, may_end.set)
     release.start()
-    save_after_failure(tiny("train.num_steps=5"), parts, Progress(step=3, unlogged=None), TrainerLost("gone"))
+    save_after_failure(tiny("train.num_steps=5"), parts, TrainState(step=3, unlogged=None), TrainerLost("gone"))
     release.join()
     assert [path.name for path in run.checkpoints.iterdir()] == ["step_000002"]
-    assert told == [f"saved: step 2 of 5; continue with: dapo resume {run.path}"]
+    assert messages == [f"saved: step 2 of 5; continue with: dapo resume {run.path}"]
 
 
 def test_what_is_no_fault_of_the_disk_is_raised_as_it_is(run: RunDirectory):
-    writer = CheckpointWriter(run, tell=print)
+    writer = CheckpointWriter(run, log=print)
     writer.start(1, save(run, 1, lambda d: 1 / 0))
     with pytest.raises(ZeroDivisionError):
         writer.settle(wait=True)

@@ -39,7 +39,7 @@ def write(path: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "expected"),
     [
         ("loss.clip_hihg=0.3", "unknown option loss.clip_hihg; did you mean loss.clip_high?"),
         ("rollout.temperature=warm", "option rollout.temperature: input should be a valid number"),
@@ -63,18 +63,18 @@ def write(path: Path, text: str) -> str:
     ],
 )
 def test_bad_options_exit_2_with_one_message_and_write_nothing(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, override: str, told: str
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, override: str, expected: str
 ):
     code, out, err = run(capsys, "train", TINY, override, "--run-dir", str(tmp_path / "run"))
     assert code == 2
     assert err.startswith("error: ")
-    assert told in err
+    assert expected in err
     assert "Traceback" not in out + err
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         ("", "is empty"),
         ('{"prompt": "1+1", "answer": "2"}\n{"prompt": \n', "line 2"),
@@ -85,13 +85,13 @@ def test_bad_options_exit_2_with_one_message_and_write_nothing(
     ],
 )
 def test_bad_data_exits_2_and_names_file_and_line(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str, told: str
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str, expected: str
 ):
     data = write(tmp_path / "bad.jsonl", content)
     code, _, err = run(capsys, "train", TINY, f"data.train={data}", "--run-dir", str(tmp_path / "run"))
     assert (code, "Traceback" in err) == (2, False)
     assert data in err
-    assert told in err
+    assert expected in err
     assert not (tmp_path / "run").exists()
 
 
@@ -153,8 +153,8 @@ def test_a_run_writes_what_the_architecture_says(finished_run: Path):
     steps = [json.loads(line) for line in (finished_run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in steps] == [0, 1, 2]
     for row in steps[1:]:
-        fates = [v for k, v in row.items() if k.startswith("rollout/groups_") and not k.endswith("_generated")]
-        assert row["rollout/groups_generated"] == sum(fates)
+        outcomes = [v for k, v in row.items() if k.startswith("rollout/groups_") and not k.endswith("_generated")]
+        assert row["rollout/groups_generated"] == sum(outcomes)
         tokens = [
             v
             for k, v in row.items()
@@ -179,7 +179,7 @@ PAPER_METRICS = [
     "rollout/keep_rate",
     "rollout/tokens_generated",
     "rollout/tokens_trained",
-    "rollout/tokens_surplus",
+    "rollout/tokens_excess",
     "rollout/engine_logprob_gap_max",
     "rollout/engine_logprob_gap_mean",
     "rollout/reflection_fraction",
@@ -200,9 +200,9 @@ def test_export_writes_a_model_that_transformers_loads_with_the_trained_weights(
     capsys: pytest.CaptureFixture[str], finished_run: Path, tmp_path: Path
 ):
     out = tmp_path / "model"
-    code, said, _ = run(capsys, "export", str(finished_run), str(out))
+    code, output, _ = run(capsys, "export", str(finished_run), str(out))
     assert code == 0
-    assert "after 2 steps" in said
+    assert "after 2 steps" in output
     loaded = AutoModelForCausalLM.from_pretrained(out)
     trained = dict(SavedWeights(finished_run / "checkpoints" / "step_000002").named_tensors())
     for name, tensor in loaded.named_parameters():
@@ -219,9 +219,9 @@ def test_eval_of_a_run_and_of_its_export_agree(capsys: pytest.CaptureFixture[str
     assert run(capsys, "eval", str(finished_run), *options, "--output", str(first))[0] == 0
     assert run(capsys, "export", str(finished_run), str(model))[0] == 0
     verifier = ["reward.verifier=dapo.rewards.examples:has_digit", "model.dtype=float32", "eval.max_response_tokens=8"]
-    code, said, _ = run(capsys, "eval", str(model), *options, "--output", str(second), *verifier)
+    code, output, _ = run(capsys, "eval", str(model), *options, "--output", str(second), *verifier)
     assert code == 0
-    assert "avg@2" in said
+    assert "avg@2" in output
     one, two = json.loads(first.read_text()), json.loads(second.read_text())
     assert [row["responses"] for row in one["table"]] == [row["responses"] for row in two["table"]]
     assert one["problems"] == 6
@@ -235,7 +235,7 @@ def test_eval_wants_data(capsys: pytest.CaptureFixture[str]):
 
 
 def test_check_says_what_would_run_and_trains_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    code, said, _ = run(capsys, "check", TINY, "overlong.mode=off", "loss.clip_high=0.3")
+    code, output, _ = run(capsys, "check", TINY, "overlong.mode=off", "loss.clip_high=0.3")
     assert code == 0
     for words in (
         "prompts     4 that carry a signal (Eq. 11); at most 16 are judged",
@@ -245,7 +245,7 @@ def test_check_says_what_would_run_and_trains_nothing(capsys: pytest.CaptureFixt
         "overlong.buffer_tokens: overlong.mode is off",
         "loss.clip_high: 0.3 (paper: 0.28)",
     ):
-        assert words in said
+        assert words in output
 
 
 MISBEHAVING = """
@@ -270,12 +270,12 @@ def test_a_reward_that_sometimes_raises_costs_its_own_responses_and_the_run_goes
 ):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "my_rewards.py", MISBEHAVING)
-    code, said, _ = run(
+    code, output, _ = run(
         capsys, "train", TINY, *QUICK, "reward.verifier=my_rewards:raises", "--run-dir", str(tmp_path / "run")
     )
     assert code == 0
-    assert "verifier errors, most often: " in said
-    assert "no fives, please" in said
+    assert "verifier errors, most often: " in output
+    assert "no fives, please" in output
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["rollout/verifier_errors"] > 0
 
@@ -309,12 +309,12 @@ def test_a_reward_that_only_fails_ends_the_run_saved_and_says_why(
 def test_prompts_that_are_too_long_are_dropped_and_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     rows = [{"prompt": "1+1=" if i % 2 else "long " * 30, "answer": "2"} for i in range(20)]
     data = write(tmp_path / "data.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    code, said, _ = run(
+    code, output, _ = run(
         capsys, "train", TINY, "train.num_steps=1", f"data.train={data}", "data.max_prompt_tokens=20", "data.eval=null",
         "--run-dir", str(tmp_path / "run"),
     )  # fmt: skip
     assert code == 0
-    assert "10 training prompts left out: longer than data.max_prompt_tokens" in said
+    assert "10 training prompts left out: longer than data.max_prompt_tokens" in output
 
 
 def test_too_many_verifier_errors_end_the_run_saved_with_causes_and_an_example(
@@ -340,9 +340,9 @@ def test_a_gap_between_sampler_and_trainer_is_warned_of_where_it_exceeds_the_lim
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
     options = ["train", TINY, "train.num_steps=1", "train.threads=1", "data.eval=null"]
-    code, said, _ = run(capsys, *options, "rollout.max_logprob_gap=1e-30", "--run-dir", str(tmp_path / "run"))
+    code, output, _ = run(capsys, *options, "rollout.max_logprob_gap=1e-30", "--run-dir", str(tmp_path / "run"))
     assert code == 0
-    assert "step 1: sampler and trainer differ by " in said
-    assert "(rollout.max_logprob_gap=1e-30)" in said
-    _, said, _ = run(capsys, *options, "--run-dir", str(tmp_path / "other"))
-    assert "sampler and trainer differ" not in said
+    assert "step 1: sampler and trainer differ by " in output
+    assert "(rollout.max_logprob_gap=1e-30)" in output
+    _, output, _ = run(capsys, *options, "--run-dir", str(tmp_path / "other"))
+    assert "sampler and trainer differ" not in output

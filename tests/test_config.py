@@ -11,7 +11,7 @@ import pytest
 from dapo.config import (
     PRESETS,
     Config,
-    SignalConfig,
+    ScoreThresholdsConfig,
     build_config,
     dump_config,
     load_config,
@@ -182,7 +182,7 @@ def test_several_verifiers_are_a_mapping_to_their_weights_and_replace_one():
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "error_text"),
     [
         ("loss.clip_hihg=0.3", "unknown option loss.clip_hihg; did you mean loss.clip_high?"),
         ("rollout.group_sise=8", "unknown option rollout.group_sise; did you mean rollout.group_size?"),
@@ -193,8 +193,8 @@ def test_several_verifiers_are_a_mapping_to_their_weights_and_replace_one():
         ("qqqqqq=1", "unknown option qqqqqq; known here: preset, model, data, rollout,"),
     ],
 )
-def test_an_unknown_option_is_answered_with_the_nearest_known_one(override, told):
-    assert told in message(override)
+def test_an_unknown_option_is_answered_with_the_nearest_known_one(override, error_text):
+    assert error_text in message(override)
 
 
 def test_a_missing_option_says_what_it_takes():
@@ -205,7 +205,7 @@ def test_a_missing_option_says_what_it_takes():
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "error_text"),
     [
         ("optim.lr=fast", "option optim.lr: input should be a valid number"),
         ("optim.lr=.nan", "option optim.lr: input should be a finite number"),
@@ -222,8 +222,8 @@ def test_a_missing_option_says_what_it_takes():
         ("loss=3", "option loss: "),
     ],
 )
-def test_a_value_of_the_wrong_kind_names_the_option_and_what_came(override, told):
-    assert told in message(override)
+def test_a_value_of_the_wrong_kind_names_the_option_and_what_came(override, error_text):
+    assert error_text in message(override)
 
 
 def test_all_wrong_options_are_named_at_once():
@@ -249,8 +249,10 @@ def test_a_minibatch_larger_than_the_batch_is_refused():
 
 @pytest.mark.parametrize("size", [1, 0, -4])
 def test_a_group_of_one_is_refused(size):
-    told = message(f"rollout.group_size={size}")
-    assert told.endswith(f"rollout.group_size must be at least 2 to compare responses with each other, got {size}")
+    error_text = message(f"rollout.group_size={size}")
+    assert error_text.endswith(
+        f"rollout.group_size must be at least 2 to compare responses with each other, got {size}"
+    )
 
 
 def test_top_p_below_one_is_refused_in_training_and_free_in_evaluation():
@@ -260,8 +262,8 @@ def test_top_p_below_one_is_refused_in_training_and_free_in_evaluation():
 
 def test_a_punished_buffer_longer_than_the_response_is_refused_only_if_it_is_used():
     wrong = "rollout.max_response_tokens=128"
-    told = message(wrong)
-    assert "overlong.buffer_tokens=4096 must not exceed rollout.max_response_tokens=128" in told
+    error_text = message(wrong)
+    assert "overlong.buffer_tokens=4096 must not exceed rollout.max_response_tokens=128" in error_text
     assert config(wrong, "overlong.mode=off").rollout.max_response_tokens == 128
     assert config(wrong, "overlong.buffer_tokens=128").overlong.buffer_tokens == 128
 
@@ -290,7 +292,7 @@ def test_a_file_is_read_with_overrides_over_it(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "error_text"),
     [
         ("model: [", "is not readable as YAML: "),
         ("- a\n- b\n", "must hold options as `name: value`, got a list"),
@@ -298,13 +300,13 @@ def test_a_file_is_read_with_overrides_over_it(tmp_path: Path):
         ("model: m\ndata: {train: x}\nlos: {}\n", "unknown option los; did you mean loss?"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str, told: str):
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str, error_text: str):
     path = tmp_path / "broken.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     assert str(path) in str(caught.value)
-    assert told in str(caught.value)
+    assert error_text in str(caught.value)
 
 
 def test_a_file_that_does_not_exist_is_named(tmp_path: Path):
@@ -393,11 +395,11 @@ def test_the_filter_is_a_function_or_thresholds():
     base = {"model": "tiny-random", "data": {"train": "builtin:sums"}}
     assert build_config(base, ["dynamic_sampling.filter=my:keep"]).dynamic_sampling.filter == "my:keep"
     found = build_config(base, ["dynamic_sampling.filter={min_spread: 1.5, mean_below: 9}"]).dynamic_sampling.filter
-    assert found == SignalConfig(min_spread=1.5, mean_below=9)
-    assert build_config(base, ["dynamic_sampling.filter.min_spread=2"]).dynamic_sampling.filter == SignalConfig(
-        min_spread=2
-    )
-    for override, told in (
+    assert found == ScoreThresholdsConfig(min_spread=1.5, mean_below=9)
+    assert build_config(
+        base, ["dynamic_sampling.filter.min_spread=2"]
+    ).dynamic_sampling.filter == ScoreThresholdsConfig(min_spread=2)
+    for override, error_text in (
         (
             "dynamic_sampling.filter={mean_above: 2, mean_below: 1}",
             "must be less than dynamic_sampling.filter.mean_below=1",
@@ -405,13 +407,13 @@ def test_the_filter_is_a_function_or_thresholds():
         ("dynamic_sampling.filter.min_spred=1", "did you mean dynamic_sampling.filter.min_spread?"),
         ("dynamic_sampling.filter.min_spread=-1", "greater than or equal to 0"),
     ):
-        with pytest.raises(ConfigError, match=told) as caught:
+        with pytest.raises(ConfigError, match=error_text) as caught:
             build_config(base, [override])
-        assert "SignalConfig" not in str(caught.value)
+        assert "ScoreThresholdsConfig" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "error_text"),
     [
         (
             ["reward.verifier=code", "reward.timeout_s=6"],
@@ -424,6 +426,6 @@ def test_the_filter_is_a_function_or_thresholds():
         ),
     ],
 )
-def test_a_verifier_must_end_before_its_verdict_becomes_an_error(overrides: list[str], told: str):
-    assert told in message(*overrides)
+def test_a_verifier_must_end_before_its_verdict_becomes_an_error(overrides: list[str], error_text: str):
+    assert error_text in message(*overrides)
     assert config("reward.verifier=code").reward.timeout_s == 10

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dapo.cli.check.summary import departures, explain, ignored_options
+from dapo.cli.check.summary import differences_from_paper, explain, ignored_options
 from dapo.config import dump_config, load_config
 from dapo.config.data_spec import parse_spec
 
@@ -28,7 +28,7 @@ def test_all_four_configs_are_shipped():
 
 def test_dapo_32b_holds_the_papers_numbers():
     config = load_config(CONFIGS / "dapo_32b.yaml")
-    assert list(departures(config)) == []
+    assert list(differences_from_paper(config)) == []
     # arXiv 2503.14476, section 4.1, typed from the paper
     assert config.model.name == "Qwen/Qwen2.5-32B"
     assert (config.rollout.prompts_per_step, config.rollout.group_size) == (512, 16)
@@ -45,7 +45,10 @@ def test_dapo_32b_holds_the_papers_numbers():
 
 def test_what_leaves_the_paper_is_said_with_both_numbers():
     config = load_config(CONFIGS / "dapo_32b.yaml", ["loss.clip_high=0.2", "overlong.mode=off"])
-    assert list(departures(config)) == ["overlong.mode: off (paper: soft)", "loss.clip_high: 0.2 (paper: 0.28)"]
+    assert list(differences_from_paper(config)) == [
+        "overlong.mode: off (paper: soft)",
+        "loss.clip_high: 0.2 (paper: 0.28)",
+    ]
     assert list(ignored_options(config)) == [
         "overlong.buffer_tokens: overlong.mode is off",
         "overlong.penalty: overlong.mode is off",

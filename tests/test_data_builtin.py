@@ -143,10 +143,10 @@ def test_options_change_the_numbers():
         found = numbers(problem.prompt)
         assert len(found) == 3
         assert all(10 <= number <= 99 for number in found)
-    drawn = {n for p in builtin_problems({"products": {"digits": 1}}, size=300, seed=0) for n in numbers(p.prompt)}
-    assert drawn == set(range(10))
-    drawn = {n for p in builtin_problems({"sums": {"low": 7, "high": 8}}, size=40, seed=0) for n in numbers(p.prompt)}
-    assert drawn <= {7, 8}
+    sampled = {n for p in builtin_problems({"products": {"digits": 1}}, size=300, seed=0) for n in numbers(p.prompt)}
+    assert sampled == set(range(10))
+    sampled = {n for p in builtin_problems({"sums": {"low": 7, "high": 8}}, size=40, seed=0) for n in numbers(p.prompt)}
+    assert sampled <= {7, 8}
 
 
 @pytest.mark.parametrize(

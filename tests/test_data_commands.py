@@ -21,7 +21,7 @@ BEFORE = "Solve the following math problem step by step and say the answer:"
 RUN_ROW = {
     "step": 1, "group_id": 0, "problem_id": "", "source": "s", "sample": 0, "prompt": "p", "response": "r",
     "answer": "1", "correct": True, "score": 1.0, "error": None, "reward": 1.0, "advantage": None, "prompt_tokens": 1,
-    "response_tokens": 1, "finish": "stop", "fate": "trained", "response_ids": [1], "engine_logprobs": [0.0],
+    "response_tokens": 1, "finish": "stop", "outcome": "trained", "response_ids": [1], "engine_logprobs": [0.0],
     "version": 0,
 }  # fmt: skip
 
@@ -55,17 +55,17 @@ def released(tmp_path) -> Path:
     return tmp_path / "released.parquet"
 
 
-def counts(told):
+def counts(output):
     """The last number of each line of a table."""
-    found = re.findall(r"│ (.*?) +│ +([\d,]+) │", told)
+    found = re.findall(r"│ (.*?) +│ +([\d,]+) │", output)
     return {name: int(number.replace(",", "")) for name, number in found}
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_import_writes_what_reads_back_equal(tmp_path, capsys, released, ending):
     out = tmp_path / f"out.{ending}"
-    code, told, _ = run(capsys, "import", released, out)
-    assert (code, told) == (0, f"{out}: 1,000 problems, 10 distinct\n")
+    code, output, _ = run(capsys, "import", released, out)
+    assert (code, output) == (0, f"{out}: 1,000 problems, 10 distinct\n")
     before, after = load_problems(str(released)), load_problems(str(out))
     assert [(p.id, p.prompt, p.answer, p.source) for p in after] == [
         (p.id, p.prompt, p.answer, p.source) for p in before
@@ -85,9 +85,9 @@ def test_import_takes_a_mapping(tmp_path, capsys):
 
 def test_dedupe_collapses_hundredfold_copies(tmp_path, capsys, released):
     out = tmp_path / "out.parquet"
-    code, told, _ = run(capsys, "dedupe", released, out)
+    code, output, _ = run(capsys, "dedupe", released, out)
     assert code == 0
-    table = counts(told)
+    table = counts(output)
     assert (table["rows"], table["removed: exact copy"], table["kept"]) == (1000, 990, 10)
     assert [p.id for p in load_problems(str(out))] == [p.id for p in load_problems(str(released))[:10]]
     removed = [json.loads(line) for line in (tmp_path / "out.parquet.removed.jsonl").read_text().splitlines()]
@@ -98,9 +98,9 @@ def test_decontaminate_says_which_text_is_shared(tmp_path, capsys, released):
     held_out = tmp_path / "held.jsonl"
     held_out.write_text(json.dumps({"prompt": f"Please: {QUESTIONS[3]}", "answer": "14"}) + "\n")
     out = tmp_path / "out.jsonl"
-    code, told, _ = run(capsys, "decontaminate", released, out, "--against", held_out, "--against", "builtin:gcd")
+    code, output, _ = run(capsys, "decontaminate", released, out, "--against", held_out, "--against", "builtin:gcd")
     assert code == 0
-    table = counts(told)
+    table = counts(output)
     assert (table["removed"], table["kept"], table["of these given away"]) == (100, 900, 1)
     line = json.loads((tmp_path / "out.jsonl.removed.jsonl").read_text().splitlines()[0])
     assert line["question"] == QUESTIONS[3]
@@ -126,14 +126,14 @@ def test_stats_counts_and_joins_the_pass_rates_of_a_run(tmp_path, capsys, releas
         assert set(rows[0]) == set(ROLLOUT_SCHEMA.names)
         write_rollouts(run_dir / "rollouts" / f"step_{step:06d}.parquet", rows)
     out = tmp_path / "stats.json"
-    code, told, _ = run(capsys, "stats", released, "--rollouts", run_dir, "--group-size", "2", "--output", out)
+    code, output, _ = run(capsys, "stats", released, "--rollouts", run_dir, "--group-size", "2", "--output", out)
     assert code == 0
-    assert "990 (at most 100 of one problem)" in told
-    assert "expected keep rate of dynamic sampling with groups of 2: 18.8%, so a batch takes 5.3 times" in told
+    assert "990 (at most 100 of one problem)" in output
+    assert "expected keep rate of dynamic sampling with groups of 2: 18.8%, so a batch takes 5.3 times" in output
     result = json.loads(out.read_text())
     assert (result["rows"], result["distinct"], result["instruction_before"]) == (1000, 10, BEFORE)
     assert result["run"]["histogram"] == [0, 0, 1, 0, 0, 0, 0, 0, 0, 1]
-    assert (result["run"]["unseen"], result["run"]["of_other_data"]) == (8, 1)
+    assert (result["run"]["unseen"], result["run"]["not_in_data"]) == (8, 1)
     assert result["run"]["expected_keep_rate"] == pytest.approx((0 + 0.375) / 2)
     assert result["table"][1]["run"] == {
         "id": ids[1], "pass_rate": 0.25, "responses": 8, "correct": 2, "visits": 2, "last_seen": 2,
@@ -144,10 +144,10 @@ def test_stats_counts_and_joins_the_pass_rates_of_a_run(tmp_path, capsys, releas
 def test_square_brackets_in_data_are_shown_as_they_are(tmp_path, capsys):
     rows = [{"prompt": f"[INST] be [bold]brief about [/INST] {n}", "answer": "1", "source": "[/b]"} for n in range(9)]
     (tmp_path / "[in].jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code, told, _ = run(capsys, "stats", tmp_path / "[in].jsonl")
+    code, output, _ = run(capsys, "stats", tmp_path / "[in].jsonl")
     assert code == 0
-    assert "[INST] be [bold]brief about [/INST]" in told
-    assert "[/b] 9" in told
+    assert "[INST] be [bold]brief about [/INST]" in output
+    assert "[/b] 9" in output
     assert run(capsys, "dedupe", tmp_path / "[in].jsonl", tmp_path / "[out].jsonl")[0] == 0
 
 
@@ -155,21 +155,21 @@ def test_stats_samples_a_model(tmp_path, capsys):
     out = tmp_path / "stats.json"
     options = ["--model", "tiny-random", "--samples", "3", "--problems", "2", "--output", out]
     judged = ["reward.verifier=dapo.rewards.examples:has_digit", "rollout.max_response_tokens=8", "reward.workers=1"]
-    code, told, _ = run(capsys, "stats", "{builtin: {sums: {}}, size: 12}", *judged, *options)
+    code, output, _ = run(capsys, "stats", "{builtin: {sums: {}}, size: 12}", *judged, *options)
     assert code == 0
     result = json.loads(out.read_text())
     assert result["model"]["problems"] == 2
     assert result["model"]["responses"] == 6
     assert result["prompt_tokens"]["min"] > 0
-    assert "3 responses of tiny-random a problem" in told
-    code, told, _ = run(capsys, "stats", "builtin:sums", "--model", "tiny-random", "--samples", "0")
+    assert "3 responses of tiny-random a problem" in output
+    code, output, _ = run(capsys, "stats", "builtin:sums", "--model", "tiny-random", "--samples", "0")
     assert code == 0
-    assert "prompt, tokens" in told
-    assert "keep rate" not in told
+    assert "prompt, tokens" in output
+    assert "keep rate" not in output
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "output"),
     [
         (["import", "nowhere.jsonl", "{dir}/out.jsonl"], "nowhere.jsonl"),
         (["import", "builtin:sumz", "{dir}/out.jsonl"], "did you mean sums?"),
@@ -187,13 +187,13 @@ def test_stats_samples_a_model(tmp_path, capsys):
         (["stats", "builtin:sums", "eval.top_p=1"], "none is named; add --model"),
     ],
 )
-def test_bad_input_exits_2_with_one_message_and_writes_nothing(tmp_path, capsys, arguments, told):
+def test_bad_input_exits_2_with_one_message_and_writes_nothing(tmp_path, capsys, arguments, output):
     (tmp_path / "there.jsonl").write_text("precious")
     (tmp_path / "new.jsonl.removed.jsonl").write_text("precious")
     code, out, err = run(capsys, *(argument.replace("{dir}", str(tmp_path)) for argument in arguments))
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
-    assert told.replace("{dir}", str(tmp_path)) in err
+    assert output.replace("{dir}", str(tmp_path)) in err
     assert err.count("\n") == 1
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
         "there.jsonl": "precious",

@@ -17,7 +17,7 @@ LINE = b'{"prompt": "1+1?", "answer": "2"}\n'
 EXAMPLE = '{"prompt": "...", "answer": "..."}'
 
 
-def fault(spec):
+def error_message(spec):
     with pytest.raises(DataError) as caught:
         load_problems(spec)
     assert caught.value.exit_code == 2
@@ -93,35 +93,40 @@ def test_equal_copies_are_one_object_and_stay_rows(tmp_path):
 def test_a_broken_json_lines_file_names_file_line_and_remedy(tmp_path, content, message):
     file = tmp_path / "bad.jsonl"
     file.write_bytes(content)
-    assert fault(str(file)) == f"{file}{message}"
+    assert error_message(str(file)) == f"{file}{message}"
 
 
 @pytest.mark.parametrize("line", [b"[" * 100_000, b'{"prompt": "q", "answer": ' + b"9" * 5000 + b"}"])
 def test_json_beyond_what_python_reads_is_a_data_error(tmp_path, line):
     (tmp_path / "a.jsonl").write_bytes(line)
-    assert fault(str(tmp_path / "a.jsonl")).startswith(f"{tmp_path}/a.jsonl, line 1: JSON that cannot be read (")
+    assert error_message(str(tmp_path / "a.jsonl")).startswith(
+        f"{tmp_path}/a.jsonl, line 1: JSON that cannot be read ("
+    )
 
 
 def test_a_missing_file_names_the_nearest_one(tmp_path):
     (tmp_path / "train.jsonl").write_bytes(LINE)
     (tmp_path / "notes.txt").write_text("x")
-    assert fault(str(tmp_path / "trian.jsonl")) == (
+    assert error_message(str(tmp_path / "trian.jsonl")) == (
         f"no data file {tmp_path}/trian.jsonl; did you mean {tmp_path}/train.jsonl?"
     )
-    assert fault(str(tmp_path / "aime.parquet")) == (
+    assert error_message(str(tmp_path / "aime.parquet")) == (
         f"no data file {tmp_path}/aime.parquet; the folder holds train.jsonl"
     )
-    assert fault(str(tmp_path / "no" / "x.jsonl")) == (
+    assert error_message(str(tmp_path / "no" / "x.jsonl")) == (
         f"no data file {tmp_path}/no/x.jsonl; the folder {tmp_path}/no does not exist"
     )
 
 
 def test_a_folder_or_another_kind_of_file_is_refused(tmp_path):
-    assert fault(str(tmp_path)) == f"{tmp_path} is a folder; expected one file: it holds no .jsonl or .parquet file"
+    assert (
+        error_message(str(tmp_path))
+        == f"{tmp_path} is a folder; expected one file: it holds no .jsonl or .parquet file"
+    )
     (tmp_path / "b.jsonl").write_bytes(LINE)
-    assert fault(str(tmp_path)) == f"{tmp_path} is a folder; expected one file: it holds b.jsonl"
+    assert error_message(str(tmp_path)) == f"{tmp_path} is a folder; expected one file: it holds b.jsonl"
     (tmp_path / "c.csv").write_text("prompt,answer")
-    assert fault(str(tmp_path / "c.csv")) == (
+    assert error_message(str(tmp_path / "c.csv")) == (
         f"{tmp_path}/c.csv: expected a file that ends in .jsonl or .parquet, got '.csv'"
     )
 
@@ -129,16 +134,16 @@ def test_a_folder_or_another_kind_of_file_is_refused(tmp_path):
 def test_broken_parquet_is_a_data_error(tmp_path):
     file = tmp_path / "x.parquet"
     file.write_bytes(b"PAR1 this is none PAR1")
-    assert fault(str(file)).startswith(f"{file}: not readable as Parquet (")
+    assert error_message(str(file)).startswith(f"{file}: not readable as Parquet (")
     file.write_bytes(b"")
-    assert fault(str(file)).startswith(f"{file}: not readable as Parquet (")
+    assert error_message(str(file)).startswith(f"{file}: not readable as Parquet (")
     pq.write_table(pa.table({"prompt": pa.array([], pa.string()), "answer": pa.array([], pa.string())}), file)
-    assert fault(str(file)) == f"{file} is empty; expected at least one problem with prompt and answer"
+    assert error_message(str(file)) == f"{file} is empty; expected at least one problem with prompt and answer"
 
 
 def test_parquet_rows_are_counted_from_one(tmp_path):
     pq.write_table(pa.table({"prompt": ["q", "r"], "answer": ["1", None]}), tmp_path / "x.parquet")
-    assert fault(str(tmp_path / "x.parquet")).startswith(f"{tmp_path}/x.parquet, row 2: answer is null;")
+    assert error_message(str(tmp_path / "x.parquet")).startswith(f"{tmp_path}/x.parquet, row 2: answer is null;")
 
 
 @needs_shared

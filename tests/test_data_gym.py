@@ -18,7 +18,7 @@ def problems():
     return load_problems(SPEC)
 
 
-def fault(spec):
+def error_message(spec):
     with pytest.raises(DataError) as caught:
         load_problems(spec)
     return str(caught.value)
@@ -80,6 +80,6 @@ def test_an_evaluation_set_holds_no_question_twice():
     ],
 )
 def test_a_wrong_task_or_option_gives_the_reason_in_one_line(tasks, message):
-    told = fault({"gym": tasks, "size": 3})
-    assert told.startswith(message)
-    assert "\n" not in told
+    error_text = error_message({"gym": tasks, "size": 3})
+    assert error_text.startswith(message)
+    assert "\n" not in error_text

@@ -16,9 +16,16 @@ from chat_server import chat_server
 from dapo.cli.main import main
 from dapo.core.errors import DataError
 from dapo.core.openai_client import ChatClient, ServerFailed, ServerRefused
-from dapo.data.prepare.concurrent_map import MAX_FAILURES_IN_A_ROW, work_through
-from dapo.data.prepare.integerize import apply, decide, decide_at_once, read_integer, read_rewriting, read_solution
-from dapo.data.prepare.normalize import Wrapper
+from dapo.data.prepare.concurrent_map import MAX_CONSECUTIVE_FAILURES, concurrent_map
+from dapo.data.prepare.integerize import (
+    apply,
+    decide,
+    decide_without_model,
+    read_integer,
+    read_rewriting,
+    read_solution,
+)
+from dapo.data.prepare.normalize import InstructionTemplate
 from dapo.data.problems import load_problems
 from dapo.data.sources.rows import problem_id
 from dapo.types import Problem
@@ -48,7 +55,7 @@ def scripted(*replies):
 
 def test_a_rewriting_that_most_solutions_confirm_is_accepted():
     ask, asked = scripted(REWRITING.format(10), "... \nAnswer: 10", "Answer: 7", "Answer: **10**")
-    decision = decide(problem(), Wrapper(), ask, solves=3)
+    decision = decide(problem(), InstructionTemplate(), ask, num_solutions=3)
     assert (decision.action, decision.answer, decision.votes) == ("rewritten", "10", ("10", "7", "10"))
     assert decision.reason == "2 of 3 solutions give 10"
     assert decision.question == "The root is (a + sqrt(b))/c in {lowest} terms. Find a + b + c."
@@ -61,14 +68,14 @@ def test_a_rewriting_that_most_solutions_confirm_is_accepted():
 
 def test_solving_stops_once_the_majority_is_settled():
     ask, asked = scripted(REWRITING.format(10), *["Answer: 10"] * 3)
-    assert decide(problem(), Wrapper(), ask, solves=5).votes == ("10",) * 3
+    assert decide(problem(), InstructionTemplate(), ask, num_solutions=5).votes == ("10",) * 3
     assert len(asked) == 4
 
 
 def test_after_disagreement_there_is_one_more_attempt_and_then_it_is_rejected():
     wrong = ["Answer: 7", "no idea"]
     ask, asked = scripted(REWRITING.format(10), *wrong, REWRITING.format(11), *wrong)
-    decision = decide(problem(), Wrapper(), ask, solves=3)
+    decision = decide(problem(), InstructionTemplate(), ask, num_solutions=3)
     assert (decision.action, decision.attempts, decision.votes) == ("rejected", 2, ("7", None))
     assert decision.reason == "0 of 2 solutions give 11, of 3 at most"
     assert len(asked) == 6
@@ -76,11 +83,11 @@ def test_after_disagreement_there_is_one_more_attempt_and_then_it_is_rejected():
 
 def test_half_of_the_solutions_is_no_majority():
     ask, _ = scripted(*[REWRITING.format(10), "Answer: 10", "Answer: 9"] * 2)
-    assert decide(problem(), Wrapper(), ask, solves=2).action == "rejected"
+    assert decide(problem(), InstructionTemplate(), ask, num_solutions=2).action == "rejected"
 
 
 @pytest.mark.parametrize(
-    ("response", "fault"),
+    ("response", "reason"),
     [
         ("I will not.", "the rewriting has no <problem> or no <answer>"),
         ("", "the rewriting has no <problem> or no <answer>"),
@@ -90,10 +97,10 @@ def test_half_of_the_solutions_is_no_majority():
         ("<think><problem>New</problem><answer>1</answer></think>", "the rewriting has no <problem> or no <answer>"),
     ],
 )
-def test_nonsense_is_rejected_with_its_reason(response, fault):
-    assert read_rewriting(response, "Find the root.") == fault
+def test_nonsense_is_rejected_with_its_reason(response, reason):
+    assert read_rewriting(response, "Find the root.") == reason
     ask, asked = scripted(response, response)
-    assert decide(problem(), Wrapper(), ask, solves=3).reason == fault
+    assert decide(problem(), InstructionTemplate(), ask, num_solutions=3).reason == reason
     assert len(asked) == 2
 
 
@@ -124,23 +131,25 @@ def test_integers_are_spelled_plainly():
 
 
 def test_integers_pass_and_words_cannot_be_asked_for():
-    assert decide_at_once(problem(answer="1,234")).action == "unchanged"
-    halves = decide_at_once(problem(answer="4/2"))
+    assert decide_without_model(problem(answer="1,234")).action == "unchanged"
+    halves = decide_without_model(problem(answer="4/2"))
     assert (halves.action, halves.answer) == ("unchanged", "2")
-    assert decide_at_once(problem(answer="(B)")).reason == "the answer is a letter, which has no integers to ask for"
-    assert decide_at_once(problem(answer="yes")).action == "rejected"
-    assert decide_at_once(problem(answer="1/2")) is None
+    assert (
+        decide_without_model(problem(answer="(B)")).reason == "the answer is a letter, which has no integers to ask for"
+    )
+    assert decide_without_model(problem(answer="yes")).action == "rejected"
+    assert decide_without_model(problem(answer="1/2")) is None
 
 
 def test_the_new_problem_keeps_the_instruction_messages_and_fields_around_it():
-    wrapper = Wrapper((("Solve", "this:"),), (("Thank", "you."),))
+    instruction_template = InstructionTemplate((("Solve", "this:"),), (("Thank", "you."),))
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Solve this:\n\nQ\n\nThank you."},
     ]
     old = problem(messages)
     ask, asked = scripted(REWRITING.format(10), "Answer: 10")
-    new = apply(old, decide(old, wrapper, ask, solves=1), wrapper)
+    new = apply(old, decide(old, instruction_template, ask, num_solutions=1), instruction_template)
     assert "problem:\nQ\n" in asked[0][0]
     question = "The root is (a + sqrt(b))/c in {lowest} terms. Find a + b + c."
     assert new.prompt == [messages[0], {"role": "user", "content": f"Solve this:\n\n{question}\n\nThank you."}]
@@ -211,8 +220,8 @@ def test_work_stops_after_too_many_failures_in_a_row():
     def work(item, check):
         raise ServerFailed(str(item))
 
-    failures = work_through(range(100), work, lambda result: None, concurrency=1)
-    assert [str(failure) for failure in failures] == [str(n) for n in range(MAX_FAILURES_IN_A_ROW)]
+    failures = concurrent_map(range(100), work, lambda result: None, concurrency=1)
+    assert [str(failure) for failure in failures] == [str(n) for n in range(MAX_CONSECUTIVE_FAILURES)]
 
 
 def test_failures_between_successes_do_not_stop_it():
@@ -223,14 +232,14 @@ def test_failures_between_successes_do_not_stop_it():
             raise ServerFailed("odd")
         return item
 
-    assert len(work_through(range(40), work, kept.append, concurrency=1)) == 20
+    assert len(concurrent_map(range(40), work, kept.append, concurrency=1)) == 20
     assert kept == list(range(0, 40, 2))
 
 
 def test_as_many_are_in_work_as_was_said():
-    meeting = threading.Barrier(3)
+    barrier = threading.Barrier(3)
     kept = []
-    work_through(range(9), lambda item, check: meeting.wait(10) and None, kept.append, concurrency=3)
+    concurrent_map(range(9), lambda item, check: barrier.wait(10) and None, kept.append, concurrency=3)
     assert len(kept) == 9
 
 
@@ -248,7 +257,7 @@ def test_another_error_ends_the_running_ones_and_is_raised():
             ended.set()
 
     with pytest.raises(ServerRefused):
-        work_through(range(9), work, lambda result: None, concurrency=2)
+        concurrent_map(range(9), work, lambda result: None, concurrency=2)
     assert ended.is_set()
 
 
@@ -318,9 +327,9 @@ def test_where_the_server_fails_what_is_done_is_kept_and_the_same_command_goes_o
     assert "status 500: busy" in err
     assert not out.exists()
     with chat_server(by_the_book) as server:
-        code, told, _ = run(capsys, source, out, "--server", server.url, *options)
+        code, stdout, _ = run(capsys, source, out, "--server", server.url, *options)
     assert code == 0
-    assert "8 of 9 problems were decided before" in told
+    assert "8 of 9 problems were decided before" in stdout
     assert all("Q6" in text for text in server.texts)
     assert len(load_problems(str(out))) == 12
 
@@ -335,7 +344,7 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path, capsys):
             held.wait(20)
         return by_the_book(text, n)
 
-    options = ["--model", "m", "--concurrency", "1", "--solves", "1"]
+    options = ["--model", "m", "--concurrency", "1", "--num-solutions", "1"]
     with chat_server(answer) as server:
         process = subprocess.Popen(
             [sys.executable, "-m", "dapo", "data", "integerize", source, str(out), "--server", server.url, *options],

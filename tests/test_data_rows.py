@@ -18,7 +18,7 @@ def read(row, **columns):
     return problem_from_row(row, where="f.jsonl, line 3", source="f", columns=Columns(**columns))
 
 
-def fault(row, **columns):
+def error_message(row, **columns):
     with pytest.raises(DataError) as caught:
         read(row, **columns)
     return str(caught.value)
@@ -201,10 +201,10 @@ KNOWN_ANSWERS = "reward_model.ground_truth, answer, solution, ground_truth or ta
     ],
 )
 def test_a_row_that_is_no_problem_says_why(row, message):
-    assert fault(row) == "f.jsonl, line 3" + message
+    assert error_message(row) == "f.jsonl, line 3" + message
 
 
 def test_a_named_column_that_is_absent_lists_those_present():
-    assert fault({"prompt": "q", "answer": "a"}, answer="label") == (
+    assert error_message({"prompt": "q", "answer": "a"}, answer="label") == (
         "f.jsonl, line 3: no column label, which is named as answer; columns here: prompt, answer"
     )

@@ -48,10 +48,10 @@ def test_position_and_epoch_are_those_of_the_problem_that_comes_next():
 @given(batches=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=30), seed=st.integers(0, 5))
 def test_what_is_given_back_comes_again_so_nothing_is_lost_and_nothing_repeats(batches, seed):
     stream, used = ProblemStream(PROBLEMS, seed=seed), []
-    for count, surplus in batches:
-        taken = take(stream, count + surplus)
+    for count, excess in batches:
+        taken = take(stream, count + excess)
         used += taken[:count]
-        if surplus:
+        if excess:
             stream.rewind(taken[count][0])
     assert used == take(ProblemStream(PROBLEMS, seed=seed), len(used))
     assert max(Counter(p.id for _, p in used).values(), default=0) <= -(-len(used) // 7)

@@ -8,7 +8,7 @@ import pytest
 from dapo.core.errors import DataError
 from dapo.data.prepare.decontaminate import OverlapIndex, decontaminate, longest_passage
 from dapo.data.prepare.dedupe import RULES, deduplicate, jaccard
-from dapo.data.prepare.describe import describe_problems, spread
+from dapo.data.prepare.describe import describe_problems, summarize
 from dapo.data.prepare.difficulty import PassRate, describe_difficulty, keep_probability, pass_rates
 from dapo.data.prepare.write import row_of, write_problems
 from dapo.data.problems import load_problems
@@ -109,7 +109,7 @@ def test_hundredfold_copies_collapse_to_one_each_whatever_their_order():
     rows = [wrapped(question, str(n)) for n, question in enumerate(QUESTIONS)]
     result = deduplicate(rows * 100, threshold=0.8)
     assert list(result.kept) == rows
-    assert result.by_rule == dict.fromkeys(RULES, 0) | {"exact copy": 99 * len(QUESTIONS)}
+    assert result.by_rule == dict.fromkeys(RULES, 0) | {"exact duplicate": 99 * len(QUESTIONS)}
     assert [(r.row, r.kept_row) for r in result.removed[:2]] == [(10, 1), (11, 2)]
 
 
@@ -118,7 +118,7 @@ def test_a_copy_in_another_dress_is_an_exact_copy():
     dressed = problem("  " + QUESTIONS[0].upper().rstrip("?") + " ", "1.0")
     result = deduplicate([wrapped(QUESTIONS[0]), *others, dressed], threshold=None)
     assert [(r.row, r.rule, r.kept_row, r.kept) for r in result.removed] == [
-        (10, "exact copy", 1, wrapped(QUESTIONS[0]))
+        (10, "exact duplicate", 1, wrapped(QUESTIONS[0]))
     ]
 
 
@@ -129,10 +129,10 @@ def test_near_copies_need_the_same_numbers_and_the_same_answer():
     other_answer = problem(QUESTIONS[0].replace("still", "then"), "8")
     result = deduplicate([first, near, other_number, other_answer], threshold=0.6)
     assert list(result.kept) == [first, other_number, other_answer]
-    assert [(r.row, r.rule, r.kept_row) for r in result.removed] == [(2, "near copy", 1)]
+    assert [(r.row, r.rule, r.kept_row) for r in result.removed] == [(2, "near duplicate", 1)]
     # 22 words and 21: 20 and 19 runs of three, 16 shared
     assert result.removed[0].similarity == pytest.approx(16 / 23)
-    assert result.look_alikes == 2
+    assert result.near_duplicates_kept == 2
     assert result.removed[0].as_json()["kept_question"] == QUESTIONS[0]
 
 
@@ -144,16 +144,16 @@ def test_near_copies_are_found_at_the_threshold_and_not_above_it():
 
 
 def test_of_contradictory_copies_the_majority_stays_or_none():
-    outvoted = [problem("p", "4"), problem("p", "5"), problem("P", "5.0"), problem("p?", "5")]
+    minority = [problem("p", "4"), problem("p", "5"), problem("P", "5.0"), problem("p?", "5")]
     tied = [problem("q", "1"), problem("q", "2")]
-    result = deduplicate([*outvoted, *tied, problem("r")], threshold=None)
-    assert list(result.kept) == [outvoted[1], problem("r")]
+    result = deduplicate([*minority, *tied, problem("r")], threshold=None)
+    assert list(result.kept) == [minority[1], problem("r")]
     assert [(r.row, r.rule, r.kept_row) for r in result.removed] == [
-        (1, "outvoted answer", 2),
-        (3, "exact copy", 2),
-        (4, "exact copy", 2),
-        (5, "contradictory answers", None),
-        (6, "contradictory answers", None),
+        (1, "minority answer", 2),
+        (3, "exact duplicate", 2),
+        (4, "exact duplicate", 2),
+        (5, "conflicting answers", None),
+        (6, "conflicting answers", None),
     ]
     assert result.conflicts == 2
 
@@ -172,26 +172,26 @@ def test_similarity_is_shared_over_all():
 # --- contamination
 
 
-def test_a_planted_evaluation_problem_is_found_in_another_instruction_and_the_instructions_are_not():
+def test_decontamination_finds_a_planted_problem_but_not_a_shared_instruction():
     held_out = [wrapped(question, "9") for question in QUESTIONS[:3]]
     own = [problem(f"Please solve this now, and think: {question} Put it in a box, please.") for question in QUESTIONS]
-    kept, removed = decontaminate(own, held_out, ngram=8, min_share=0.5)
+    kept, removed = decontaminate(own, held_out, ngram=8, min_overlap=0.5)
     assert kept == own[3:]
     assert [(r.row, r.share, r.against) for r in removed] == [(n + 1, 1.0, held_out[n]) for n in range(3)]
     assert removed[0].passage.startswith("a farmer has 17 sheep")
     assert removed[0].as_json()["question"] == QUESTIONS[0]
     # without QUESTIONS[:3] only the evaluation's instruction is shared
-    assert decontaminate([wrapped(q) for q in QUESTIONS[3:]] * 2, held_out, ngram=8, min_share=0.01)[1] == []
+    assert decontaminate([wrapped(q) for q in QUESTIONS[3:]] * 2, held_out, ngram=8, min_overlap=0.01)[1] == []
 
 
 def test_the_share_is_of_the_evaluation_problems_runs():
     index = OverlapIndex(["a b c d e f", "x y z"], 3)  # 4 runs and 1
     match = index.best("q a b c d q e f", "")
     assert match is not None
-    assert (match.place, match.share, match.passage) == (0, 0.5, "a b c d")
+    assert (match.index, match.share, match.passage) == (0, 0.5, "a b c d")
     both = index.best("x y z and a b c", "")  # 1 of 1 is more than 1 of 4
     assert both is not None
-    assert (both.place, both.share) == (1, 1.0)
+    assert (both.index, both.share) == (1, 1.0)
     assert index.best("x y", "x y") is None
 
 
@@ -204,15 +204,15 @@ def test_a_short_evaluation_problem_is_shared_by_an_equal_one_only():
 
 
 def test_a_passage_is_the_longest_series_of_neighbouring_runs():
-    runs = [("a", "b"), ("b", "c"), ("c", "d"), ("d", "e"), ("e", "f"), ("f", "g")]
-    assert longest_passage(runs, {runs[0], runs[2], runs[3], runs[5]}) == "c d e"
+    shingles = [("a", "b"), ("b", "c"), ("c", "d"), ("d", "e"), ("e", "f"), ("f", "g")]
+    assert longest_passage(shingles, {shingles[0], shingles[2], shingles[3], shingles[5]}) == "c d e"
 
 
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="the data sets are not on this machine")
 def test_dapo_math_does_not_give_aime_2024_away():
     train = load_problems({"path": str(SHARED_DATA / "dapo-math-17k.parquet"), "size": 2000})
     held_out = load_problems(str(SHARED_DATA / "aime-2024.parquet"))
-    kept, removed = decontaminate([*train, held_out[0]], held_out, ngram=8, min_share=0.5)
+    kept, removed = decontaminate([*train, held_out[0]], held_out, ngram=8, min_overlap=0.5)
     assert len(kept) == 2000
     assert [r.problem for r in removed] == [held_out[0]]
 
@@ -222,18 +222,29 @@ def test_dapo_math_does_not_give_aime_2024_away():
 
 def test_a_description_counts_copies_lengths_kinds_and_sources():
     rows = [problem("ab", "1"), problem("ab", "1"), problem("abcd", "1/2", "t"), problem("abc  d", "yes")]
-    told = describe_problems(rows, tokens=lambda p: len(p.answer))
-    assert (told["rows"], told["distinct"], told["copies"], told["most_copies_of_one"]) == (4, 3, 1, 2)
-    assert told["prompt_characters"] == {"min": 2, "median": 4, "p90": 4.8, "max": 5, "mean": pytest.approx(11 / 3)}
-    assert told["prompt_tokens"]["max"] == 3
-    assert {kind: n for kind, n in told["answer_types"].items() if n} == {"integer": 2, "fraction": 1, "text": 1}
-    assert told["sources"] == {"s": 3, "t": 1}
-    assert spread([7])["median"] == 7
+    description = describe_problems(rows, tokens=lambda p: len(p.answer))
+    assert (description["rows"], description["distinct"], description["copies"], description["max_copies"]) == (
+        4,
+        3,
+        1,
+        2,
+    )
+    assert description["prompt_characters"] == {
+        "min": 2,
+        "median": 4,
+        "p90": 4.8,
+        "max": 5,
+        "mean": pytest.approx(11 / 3),
+    }
+    assert description["prompt_tokens"]["max"] == 3
+    assert {kind: n for kind, n in description["answer_types"].items() if n} == {"integer": 2, "fraction": 1, "text": 1}
+    assert description["sources"] == {"s": 3, "t": 1}
+    assert summarize([7])["median"] == 7
 
 
 def test_the_instruction_of_a_data_set_is_told():
-    told = describe_problems([wrapped(question) for question in QUESTIONS])
-    assert (told["instruction_before"], told["instruction_after"]) == (BEFORE, AFTER)
+    description = describe_problems([wrapped(question) for question in QUESTIONS])
+    assert (description["instruction_before"], description["instruction_after"]) == (BEFORE, AFTER)
 
 
 def test_pass_rates_count_right_and_wrong_over_all_visits():
@@ -254,8 +265,8 @@ def test_a_group_is_kept_unless_all_of_it_is_right_or_all_wrong():
 
 def test_difficulty_in_tenths_and_what_dynamic_sampling_keeps():
     rates = [PassRate("a", 10, 0), PassRate("b", 10, 3), PassRate("c", 2, 1), PassRate("d", 4, 4)]
-    told = describe_difficulty(rates, 2)
-    assert told["histogram"] == [1, 0, 0, 1, 0, 1, 0, 0, 0, 1]
-    assert (told["never_correct"], told["always_correct"], told["responses"]) == (1, 1, 26)
-    assert told["expected_keep_rate"] == pytest.approx((0 + 0.42 + 0.5 + 0) / 4)
+    description = describe_difficulty(rates, 2)
+    assert description["histogram"] == [1, 0, 0, 1, 0, 1, 0, 0, 0, 1]
+    assert (description["never_correct"], description["always_correct"], description["responses"]) == (1, 1, 26)
+    assert description["expected_keep_rate"] == pytest.approx((0 + 0.42 + 0.5 + 0) / 4)
     assert describe_difficulty([], 2)["expected_keep_rate"] is None

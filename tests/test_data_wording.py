@@ -5,7 +5,14 @@ from fractions import Fraction
 import pytest
 
 from dapo.data.prepare.answers import answer_key, answer_type, answer_value
-from dapo.data.prepare.normalize import Wrapper, find_wrapper, ngrams, normal_text, numbers, words
+from dapo.data.prepare.normalize import (
+    InstructionTemplate,
+    find_instruction_template,
+    ngrams,
+    normalize_text,
+    numbers,
+    words,
+)
 
 BEFORE = "Solve the following problem step by step."
 AFTER = "Write the answer on the last line."
@@ -23,49 +30,51 @@ QUESTIONS = [
 
 
 def test_the_instruction_around_most_questions_is_found_and_taken_off():
-    wrapper = find_wrapper(f"{BEFORE}\n\n{question}  {AFTER}" for question in QUESTIONS)
-    assert wrapper == Wrapper((tuple(BEFORE.split()),), (tuple(AFTER.split()),))
-    assert [wrapper.unwrap(f"{BEFORE}\n{question}\n\n{AFTER}") for question in QUESTIONS] == QUESTIONS
-    assert wrapper.unwrap("A question that stands alone.") == "A question that stands alone."
+    instruction_template = find_instruction_template(f"{BEFORE}\n\n{question}  {AFTER}" for question in QUESTIONS)
+    assert instruction_template == InstructionTemplate((tuple(BEFORE.split()),), (tuple(AFTER.split()),))
+    assert [
+        instruction_template.strip_instruction(f"{BEFORE}\n{question}\n\n{AFTER}") for question in QUESTIONS
+    ] == QUESTIONS
+    assert instruction_template.strip_instruction("A question that stands alone.") == "A question that stands alone."
 
 
 def test_what_lies_between_keeps_its_own_spacing():
-    wrapper = Wrapper((("Solve", "this:"),), (("Thank", "you."),))
+    instruction_template = InstructionTemplate((("Solve", "this:"),), (("Thank", "you."),))
     text = "Solve  this: a\n  b  \n Thank you."
-    assert text[slice(*wrapper.span(text))] == "a\n  b"
+    assert text[slice(*instruction_template.span(text))] == "a\n  b"
 
 
 def test_a_second_instruction_is_found_among_the_rows_without_the_first():
     other = "Please think about this one carefully:"
     texts = [f"{BEFORE} {question}" for question in QUESTIONS] + [f"{other} {question}" for question in QUESTIONS[:8]]
-    wrapper = find_wrapper(texts)
-    assert {wrapper.unwrap(text) for text in texts} == set(QUESTIONS)
+    instruction_template = find_instruction_template(texts)
+    assert {instruction_template.strip_instruction(text) for text in texts} == set(QUESTIONS)
 
 
 def test_a_word_that_most_questions_begin_with_is_not_taken_for_the_instruction():
     questions = [f"Let x be {n}; find x." for n in range(6)] + [f"Find {n} + {n}." for n in range(4)]
-    wrapper = find_wrapper(f"{BEFORE} {question}" for question in questions)
-    assert wrapper.prefixes == (tuple(BEFORE.split()),)
+    instruction_template = find_instruction_template(f"{BEFORE} {question}" for question in questions)
+    assert instruction_template.prefixes == (tuple(BEFORE.split()),)
 
 
 def test_copies_of_one_question_are_no_instruction():
-    wrapper = find_wrapper([*QUESTIONS, *["What is the area of a disc of radius 3?"] * 100])
-    assert wrapper == Wrapper()
+    instruction_template = find_instruction_template([*QUESTIONS, *["What is the area of a disc of radius 3?"] * 100])
+    assert instruction_template == InstructionTemplate()
 
 
 def test_few_texts_and_short_beginnings_are_left_as_they_are():
-    assert find_wrapper(f"{BEFORE} {question}" for question in QUESTIONS[:7]) == Wrapper()
-    assert find_wrapper(f"What is the {n}?" for n in range(20)) == Wrapper()
+    assert find_instruction_template(f"{BEFORE} {question}" for question in QUESTIONS[:7]) == InstructionTemplate()
+    assert find_instruction_template(f"What is the {n}?" for n in range(20)) == InstructionTemplate()
 
 
 def test_nothing_is_stripped_to_nothing():
-    wrapper = Wrapper((("a", "b"),), (("a", "b"), ("b",)))
-    assert [wrapper.unwrap(text) for text in ("a b", "a b b", "", "  ")] == ["a", "b", "", "  "]
+    instruction_template = InstructionTemplate((("a", "b"),), (("a", "b"), ("b",)))
+    assert [instruction_template.strip_instruction(text) for text in ("a b", "a b b", "", "  ")] == ["a", "b", "", "  "]
 
 
 def test_wrappers_of_two_sides_are_joined_the_longest_first():
-    joined = Wrapper((("a",),), (("x",),)) | Wrapper((("a", "b"), ("a",)))
-    assert joined == Wrapper((("a", "b"), ("a",)), (("x",),))
+    joined = InstructionTemplate((("a",),), (("x",),)) | InstructionTemplate((("a", "b"), ("a",)))
+    assert joined == InstructionTemplate((("a", "b"), ("a",)), (("x",),))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +89,7 @@ def test_wrappers_of_two_sides_are_joined_the_longest_first():
     ],
 )
 def test_normal_text_forgives_case_whitespace_and_punctuation_at_the_ends(left, right, same):
-    assert (normal_text(left) == normal_text(right)) is same
+    assert (normalize_text(left) == normalize_text(right)) is same
 
 
 def test_words_are_letters_and_digits_whatever_the_layout():

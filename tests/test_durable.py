@@ -16,7 +16,7 @@ import pytest
 from forkserver import ForkServer
 from run_examples import CONFIGS, contents, differences, metrics, saved_steps, tiny
 
-from dapo.assemble import build_parts, open_judge, read_inputs, resolve_auto
+from dapo.assemble import build_run, open_judge, read_inputs, resolve_auto
 from dapo.cli.train import resume_run, start_run
 from dapo.config import Config, dump_config
 from dapo.core.errors import DapoError, NumericsError, RewardError
@@ -25,7 +25,7 @@ from dapo.telemetry.sinks import JsonlSink
 from dapo.training.checkpoint_store import StorageError
 from dapo.training.run_directory import RunDirectory
 from dapo.training.signals import Interrupted, StoppableEngine, StopRequest
-from dapo.training.state import Parts, Progress
+from dapo.training.state import Run, TrainState
 from dapo.training.train import train
 from dapo.types import GenerationRequest
 
@@ -116,7 +116,7 @@ class TestSignals:
         assert error.value.exit_code == 143
 
 
-class Wrapped:
+class PartWithOverrides:
     """A part of a run with one method replaced."""
 
     def __init__(self, inner: Any, **replaced: Callable[..., Any]) -> None:
@@ -128,20 +128,20 @@ class Wrapped:
 
 
 @contextmanager
-def new_run(config: Config, path: Path) -> Iterator[Parts]:
+def new_run(config: Config, path: Path) -> Iterator[Run]:
     config = resolve_auto(config)
     inputs = read_inputs(config)
     with open_judge(config) as judge:
         run = RunDirectory.create(path, dump_config(config), {})
-        with run.lock(), build_parts(config, inputs, judge, run, ProgressDisplay(4), first_step=1) as parts:
+        with run.lock(), build_run(config, inputs, judge, run, ProgressDisplay(4), first_step=1) as parts:
             yield parts
             parts.tracker.close()
 
 
 class TestStepsThatFail:
-    def fail_in_update(self, path: Path, number: int, config: Config, *, skip: Sequence[int] = ()) -> Progress:
+    def fail_in_update(self, path: Path, number: int, config: Config, *, skip: Sequence[int] = ()) -> TrainState:
         """Train until the `number`-th update, counted over all steps, raises; those in `skip` come to nothing."""
-        progress, count = Progress(), 0
+        train_state, count = TrainState(), 0
         with new_run(config, path) as parts:
             policy = parts.policy
 
@@ -152,10 +152,10 @@ class TestStepsThatFail:
                     raise NumericsError("the gradient norm was not finite")
                 return {"optim/skipped": 1.0} if count in skip else policy.update(minibatch, step=step)
 
-            parts.policy = Wrapped(policy, update=update)  # type: ignore[assignment]
+            parts.policy = PartWithOverrides(policy, update=update)  # type: ignore[assignment]
             with pytest.raises(NumericsError):
-                train(config, parts, progress)
-        return progress
+                train(config, parts, train_state)
+        return train_state
 
     def test_half_a_steps_updates_are_never_saved(
         self, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -181,18 +181,18 @@ class TestStepsThatFail:
         assert_ends_like(run, whole)
 
     def test_a_step_whose_evaluation_is_broken_off_is_saved_and_evaluated_later(self, whole: Path, tmp_path: Path):
-        run, progress, request = tmp_path / "run", Progress(), StopRequest()
+        run, train_state, request = tmp_path / "run", TrainState(), StopRequest()
         with new_run(tiny(*STEPS), run) as parts:
             engine = parts.engine
 
             def submit(requests: Sequence[GenerationRequest]) -> None:
                 engine.submit(requests)
-                if progress.step == 3 and progress.unlogged is not None:  # trained, and not yet evaluated
+                if train_state.step == 3 and train_state.unlogged is not None:  # trained, and not yet evaluated
                     request.signum = signal.SIGTERM
 
-            parts.engine = StoppableEngine(Wrapped(engine, submit=submit), request)  # type: ignore[arg-type]
+            parts.engine = StoppableEngine(PartWithOverrides(engine, submit=submit), request)  # type: ignore[arg-type]
             with pytest.raises(Interrupted):
-                train(tiny(*STEPS), parts, progress)
+                train(tiny(*STEPS), parts, train_state)
         assert [row["step"] for row in metrics(run)] == [0, 1, 2]
         assert saved_steps(run) == ["step_000002", "step_000003"]
         resume_run(run, ["train.num_steps=3"])  # writes step 3 again, now whole
@@ -208,9 +208,9 @@ class TestStepsThatFail:
             raise RewardError("the verifier is gone")
 
         with new_run(config, run) as parts:
-            parts.judge = Wrapped(parts.judge, submit=gone)  # type: ignore[assignment]
+            parts.judge = PartWithOverrides(parts.judge, submit=gone)  # type: ignore[assignment]
             with pytest.raises(RewardError):
-                train(config, parts, Progress())
+                train(config, parts, TrainState())
         assert f"nothing is saved yet; continue with: dapo resume {run}\n" in capsys.readouterr().out
         assert_ends_like(run, whole)
 

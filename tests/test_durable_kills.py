@@ -60,7 +60,7 @@ def test_the_run_that_is_killed_has_everything_that_makes_resuming_hard(counted:
     whole, _ = counted
     rows = metrics(whole)[1:]
     assert min(row["rollout/keep_rate"] for row in rows) < 1
-    assert sum(row["rollout/groups_surplus"] for row in rows) > 0
+    assert sum(row["rollout/groups_excess"] for row in rows) > 0
     assert sum(row["rollout/groups_aborted"] for row in rows) > 0
     assert [row["rollout/epoch"] for row in rows][-1] >= 2
     assert len({row["loss/entropy"] for row in rows}) == 6

@@ -9,7 +9,7 @@ import pytest
 import torch
 import vllm_engines
 from engine_models import SERVED, VOCABULARY, ModelWeights, tiny_model, wide_model
-from pools import WARM, blueprint
+from pools import SHARED_WORKERS, engine_spec
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -27,7 +27,7 @@ TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
-class Entry:
+class EngineUnderTest:
     """How to make an engine, and a twin of the model that it samples from, if it has one."""
 
     make: Callable[[int], RolloutEngine]
@@ -43,25 +43,25 @@ def keyed_script(request: GenerationRequest) -> tuple[list[int], Finish]:
     return [int(u * VOCABULARY) for u in keyed_uniforms(request.seed, 64)], "stop"
 
 
-def native(name: str) -> Entry:
+def native(name: str) -> EngineUnderTest:
     """The native engine on a tiny model."""
-    return Entry(
+    return EngineUnderTest(
         make=lambda slots: NativeEngine(tiny_model(name), slots=slots), model=lambda seed: tiny_model(name, seed=seed)
     )
 
 
-def pool(size: int, **options: Any) -> Entry:
+def pool(size: int, **options: Any) -> EngineUnderTest:
     """Native engines in processes of their own."""
 
     def make(slots: int) -> RolloutEngine:
-        WARM.take_back()
-        blueprints = [blueprint("native", model=pickle.dumps(tiny_model("llama")), slots=slots)] * size
-        return EnginePool(WARM, blueprints, max_restarts=0, tell=print, **options)
+        SHARED_WORKERS.release_all()
+        specs = [engine_spec("native", model=pickle.dumps(tiny_model("llama")), slots=slots)] * size
+        return EnginePool(SHARED_WORKERS, specs, max_restarts=0, log=print, **options)
 
-    return Entry(make=make, model=lambda seed: tiny_model("llama", seed=seed))
+    return EngineUnderTest(make=make, model=lambda seed: tiny_model("llama", seed=seed))
 
 
-def vllm(name: str) -> Entry:
+def vllm(name: str) -> EngineUnderTest:
     """vLLM on a tiny model, in a process of its own."""
 
     def make(slots: int) -> RolloutEngine:
@@ -69,11 +69,11 @@ def vllm(name: str) -> Entry:
         engine.load_weights(ModelWeights(wide_model(name)), 0)
         return engine
 
-    return Entry(make=make, model=lambda seed: wide_model(name, seed=seed), tolerance=1e-4)
+    return EngineUnderTest(make=make, model=lambda seed: wide_model(name, seed=seed), tolerance=1e-4)
 
 
-ENGINES: dict[str, Entry] = {
-    "scripted": Entry(make=lambda slots: ScriptedEngine(keyed_script, slots=slots)),
+ENGINES: dict[str, EngineUnderTest] = {
+    "scripted": EngineUnderTest(make=lambda slots: ScriptedEngine(keyed_script, slots=slots)),
     **{f"native, {name}": native(name) for name in SERVED},
     "pool of 1": pool(1),
     "pool of 2": pool(2),
@@ -93,7 +93,7 @@ def each(names: Sequence[str]) -> pytest.MarkDecorator:
     )
 
 
-each_engine, each_model, each_law = each(PROTOCOL), each(MODELLED), each(STATISTICAL)
+each_engine, each_model, each_statistical = each(PROTOCOL), each(MODELLED), each(STATISTICAL)
 
 
 def new_weights(name: str) -> ModelWeights:
@@ -376,8 +376,8 @@ def response_logits(model: PreTrainedModel, prompt_ids: Sequence[int], response:
 
 
 def assert_logprobs_agree(name: str, model: PreTrainedModel, r: GenerationRequest, g: Generation) -> None:
-    law = (response_logits(model, r.prompt_ids, g.token_ids) / r.temperature).log_softmax(-1)
-    expected = law[range(len(g.token_ids)), list(g.token_ids)]
+    distribution = (response_logits(model, r.prompt_ids, g.token_ids) / r.temperature).log_softmax(-1)
+    expected = distribution[range(len(g.token_ids)), list(g.token_ids)]
     assert (torch.tensor(g.logprobs) - expected).abs().max() < ENGINES[name].tolerance
 
 
@@ -391,7 +391,7 @@ def test_logprobs_are_those_of_the_plain_forward(name: str) -> None:
         assert_logprobs_agree(name, model, r, done[r.id])
 
 
-@each_law
+@each_statistical
 def test_before_the_least_length_the_law_is_renormalised_without_the_end_tokens(name: str) -> None:
     entry = ENGINES[name]
     assert entry.model is not None
@@ -432,10 +432,13 @@ QUANTILE_30 = 59.70
 QUANTILE_12 = 32.91
 
 
-def chi_square(counts: Tensor, law: Tensor, tokens: Sequence[int]) -> float:
+def chi_square(counts: Tensor, distribution: Tensor, tokens: Sequence[int]) -> float:
     """Over the bins `tokens` and "any other"."""
     observed = torch.cat((counts[list(tokens)], (counts.sum() - counts[list(tokens)].sum())[None]))
-    expected = torch.cat((law[list(tokens)], (law.sum() - law[list(tokens)].sum())[None])) * counts.sum()
+    expected = (
+        torch.cat((distribution[list(tokens)], (distribution.sum() - distribution[list(tokens)].sum())[None]))
+        * counts.sum()
+    )
     return float(((observed - expected) ** 2 / expected).sum())
 
 
@@ -443,30 +446,32 @@ def count(tokens: Sequence[int]) -> Tensor:
     return torch.bincount(torch.tensor(tokens), minlength=VOCABULARY).double()
 
 
-def next_token_laws(model: PreTrainedModel, temperature: float) -> tuple[Tensor, Tensor]:
+def next_token_distributions(model: PreTrainedModel, temperature: float) -> tuple[Tensor, Tensor]:
     """`[vocabulary]` of the first token after `PROMPT`, and of the second whatever the first."""
     with torch.no_grad():
         prompts = torch.tensor([[*PROMPT, token] for token in range(VOCABULARY)])
-        laws = (model(input_ids=prompts, use_cache=False).logits[:, -2:].double() / temperature).softmax(-1)
-    return laws[0, 0], laws[0, 0] @ laws[:, 1]
+        distributions = (model(input_ids=prompts, use_cache=False).logits[:, -2:].double() / temperature).softmax(-1)
+    return distributions[0, 0], distributions[0, 0] @ distributions[:, 1]
 
 
-@each_law
+@each_statistical
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_tokens_follow_the_models_law(name: str, temperature: float) -> None:
     done = run(ENGINES[name].make(500), group("a", SAMPLES, max_new_tokens=2, temperature=temperature))
-    laws = next_token_laws(twin(name), temperature)
-    for place, law in enumerate(laws):
-        counts = count([g.token_ids[place] for g in done.values()])
-        assert chi_square(counts, law, law.topk(30).indices.tolist()) < QUANTILE_30
+    distributions = next_token_distributions(twin(name), temperature)
+    for position, distribution in enumerate(distributions):
+        counts = count([g.token_ids[position] for g in done.values()])
+        assert chi_square(counts, distribution, distribution.topk(30).indices.tolist()) < QUANTILE_30
         # the test can tell one law from another
-        assert chi_square(counts, laws[1 - place], law.topk(30).indices.tolist()) > 10 * QUANTILE_30
+        assert (
+            chi_square(counts, distributions[1 - position], distribution.topk(30).indices.tolist()) > 10 * QUANTILE_30
+        )
 
 
-@each_law
+@each_statistical
 def test_top_p_draws_from_the_renormalised_nucleus(name: str) -> None:
-    law, _ = next_token_laws(twin(name), 1.3)
-    ordered, ids = law.sort(descending=True)
+    distribution, _ = next_token_distributions(twin(name), 1.3)
+    ordered, ids = distribution.sort(descending=True)
     size = int((ordered.cumsum(0) < 0.7).sum()) + 1
     nucleus, mass = ids[:size].tolist(), ordered[:size].sum()
     assert size > 20
@@ -476,7 +481,7 @@ def test_top_p_draws_from_the_renormalised_nucleus(name: str) -> None:
     assert set(tokens) <= set(nucleus)
     assert len(set(tokens)) == size
     inside = torch.zeros(VOCABULARY, dtype=torch.float64)
-    inside[nucleus] = law[nucleus] / mass
+    inside[nucleus] = distribution[nucleus] / mass
     assert chi_square(count(tokens), inside, nucleus[:12]) < QUANTILE_12
     for g in done.values():
         assert g.logprobs[0] == pytest.approx(float(inside[g.token_ids[0]].log()), abs=entry.tolerance)

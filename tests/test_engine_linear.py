@@ -9,11 +9,11 @@ from engine_models import SERVED
 from torch import Tensor, nn
 
 from dapo.engines.native.cache import SlotCache
-from dapo.engines.native.linear import JointLinear, PackedLinear, can_pack, pack_linears, packed_weights
-from dapo.engines.native.support import adopt
+from dapo.engines.native.linear import FusedQKVLinear, PrepackedLinear, can_prepack, prepack_linears, prepacked_weights
+from dapo.engines.native.support import patch_model
 
 CPU = torch.device("cpu")
-FLOAT32 = pytest.mark.skipif(not can_pack(torch.float32, CPU), reason="this torch has no packed matmul for float32")
+FLOAT32 = pytest.mark.skipif(not can_prepack(torch.float32, CPU), reason="this torch has no packed matmul for float32")
 
 
 def keyed(*shape: int) -> Tensor:
@@ -21,7 +21,7 @@ def keyed(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-class Tied(nn.Module):
+class TiedLayers(nn.Module):
     """An embedding whose weight is the head's too, and a layer with a bias."""
 
     def __init__(self) -> None:
@@ -37,35 +37,35 @@ class Tied(nn.Module):
 @pytest.mark.parametrize("rows", [1, 3, 16, 64, 200])
 def test_any_number_of_rows_gives_the_plain_product(rows: int) -> None:
     plain = nn.Linear(48, 33)
-    packed = PackedLinear(plain, rows=16, tied=False)
+    prepacked = PrepackedLinear(plain, rows=16, tied=False)
     inputs = keyed(rows, 48)
     with torch.inference_mode():
-        assert torch.allclose(packed(inputs), plain(inputs), atol=1e-5, rtol=1e-5)
-        assert torch.allclose(packed(inputs[None]), plain(inputs)[None], atol=1e-5, rtol=1e-5)
+        assert torch.allclose(prepacked(inputs), plain(inputs), atol=1e-5, rtol=1e-5)
+        assert torch.allclose(prepacked(inputs[None]), plain(inputs)[None], atol=1e-5, rtol=1e-5)
 
 
 @FLOAT32
 def test_new_weights_are_used_and_old_ones_are_gone() -> None:
-    packed = PackedLinear(nn.Linear(48, 32, bias=False), rows=8, tied=False)
+    prepacked = PrepackedLinear(nn.Linear(48, 32, bias=False), rows=8, tied=False)
     weight, inputs = keyed(32, 48), keyed(8, 48)
-    packed.load(weight.double())
+    prepacked.load(weight.double())
     with torch.inference_mode():
-        assert torch.allclose(packed(inputs), inputs @ weight.T, atol=1e-5, rtol=1e-5)
+        assert torch.allclose(prepacked(inputs), inputs @ weight.T, atol=1e-5, rtol=1e-5)
 
 
 @FLOAT32
 def test_a_packed_weight_has_its_shape_and_takes_no_memory_of_its_own() -> None:
-    packed = PackedLinear(nn.Linear(48, 32), rows=8, tied=False)
-    assert packed.weight.shape == (32, 48)
-    assert packed.weight.untyped_storage().nbytes() == 4
+    prepacked = PrepackedLinear(nn.Linear(48, 32), rows=8, tied=False)
+    assert prepacked.weight.shape == (32, 48)
+    assert prepacked.weight.untyped_storage().nbytes() == 4
 
 
 @FLOAT32
 def test_a_tied_weight_stays_whole_for_its_other_user() -> None:
-    model = Tied()
-    assert pack_linears(model, rows=8) == 2
+    model = TiedLayers()
+    assert prepack_linears(model, rows=8) == 2
     weight, inputs = keyed(40, 24), keyed(8, 24)
-    packed_weights(model)[id(model.embedding.weight)].load(weight)
+    prepacked_weights(model)[id(model.embedding.weight)].load(weight)
     assert torch.equal(model.embedding.weight, weight)
     with torch.inference_mode():
         assert torch.allclose(model.head(inputs), inputs @ weight.T, atol=1e-5, rtol=1e-5)
@@ -77,21 +77,21 @@ def test_float64_layers_and_layers_of_another_class_are_left_alone() -> None:
         pass
 
     model = nn.Sequential(nn.Linear(4, 4).double(), Own(4, 4))
-    assert pack_linears(model, rows=8) == 0
+    assert prepack_linears(model, rows=8) == 0
     assert [type(module) for module in model] == [nn.Linear, Own]
 
 
 @FLOAT32
 def test_activation_factor_and_sum_come_with_the_product() -> None:
     plain = nn.Linear(48, 32)
-    packed = PackedLinear(plain, rows=8, tied=False)
+    prepacked = PrepackedLinear(plain, rows=8, tied=False)
     inputs, other = keyed(8, 1, 48), keyed(8, 1, 32)
     with torch.inference_mode():
         product = plain(inputs)
         for found, expected in (
-            (packed.silu(inputs), nn.functional.silu(product)),
-            (packed.plus(inputs, other), product + other),
-            (packed.times(inputs, other), product * other),
+            (prepacked.silu(inputs), nn.functional.silu(product)),
+            (prepacked.plus(inputs, other), product + other),
+            (prepacked.times(inputs, other), product * other),
         ):
             assert torch.allclose(found, expected, atol=1e-5, rtol=1e-5)
 
@@ -100,18 +100,18 @@ def test_activation_factor_and_sum_come_with_the_product() -> None:
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_joint_product_is_those_of_its_layers_whose_new_values_count_when_all_have_come(bias: bool) -> None:
     plain = [nn.Linear(48, size, bias=bias) for size in (24, 8, 8)]
-    joint = JointLinear(plain, rows=8)
+    fused_qkv = FusedQKVLinear(plain, rows=8)
     inputs = keyed(8, 48)
     with torch.inference_mode():
-        before = joint(inputs)
+        before = fused_qkv(inputs)
         assert torch.allclose(before, torch.cat([layer(inputs) for layer in plain], 1), atol=1e-5, rtol=1e-5)
         weights = [keyed(*layer.weight.shape) for layer in plain]
-        for layer, weight in zip(joint.layers[1:], weights[1:], strict=True):
+        for layer, weight in zip(fused_qkv.layers[1:], weights[1:], strict=True):
             layer.load(weight)
-        assert torch.equal(joint(inputs), before)
-        joint.layers[0].load(weights[0])
+        assert torch.equal(fused_qkv(inputs), before)
+        fused_qkv.layers[0].load(weights[0])
         expected = [nn.functional.linear(inputs, w, p.bias) for w, p in zip(weights, plain, strict=True)]
-        assert torch.allclose(joint(inputs), torch.cat(expected, 1), atol=1e-5, rtol=1e-5)
+        assert torch.allclose(fused_qkv(inputs), torch.cat(expected, 1), atol=1e-5, rtol=1e-5)
 
 
 @FLOAT32
@@ -121,7 +121,7 @@ def test_fused_layers_compute_what_the_model_does(name: str) -> None:
     model = SERVED[name]().eval().requires_grad_(False)
     plain = copy.deepcopy(model)
     ids = [torch.tensor([[3 * i % 197 for i in range(length)]]) for length in (9, 4)]
-    forward = adopt(model, rows=4)
+    forward = patch_model(model, rows=4)
     fused = sum(isinstance(layer.forward, partial) for layer in model.base_model.layers)
     is_known = name.split()[0] in ("llama", "tied", "qwen2", "qwen3", "mistral")
     assert fused == (2 if is_known else 0)

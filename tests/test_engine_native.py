@@ -14,7 +14,7 @@ from dapo.core.errors import EngineError
 from dapo.core.rng import keyed_uniforms
 from dapo.engines.native.engine import PREFILL_TOKENS, NativeEngine, prefill_batches
 from dapo.engines.native.sampling import BLOCK, FIRST_CANDIDATES, invert_cdf, sample
-from dapo.engines.native.scheduler import FIRST_DRAWS, Live, Scheduler
+from dapo.engines.native.scheduler import FIRST_UNIFORMS, RunningSequence, Scheduler
 from dapo.types import Generation, GenerationRequest
 
 PROMPT = (11, 42, 7, 99)
@@ -60,8 +60,8 @@ def test_token_ids_do_not_depend_on_the_number_of_slots(name: str, dtype: torch.
 
 
 def test_rows_of_different_laws_share_a_batch() -> None:
-    laws = [(1.0, 1.0), (0.0, 1.0), (0.7, 1.0), (1.0, 0.5), (0.0, 0.3), (1.3, 0.9)]
-    requests = [request(f"r{i}", temperature=t, top_p=p) for i, (t, p) in enumerate(laws)]
+    sampling_settings = [(1.0, 1.0), (0.0, 1.0), (0.7, 1.0), (1.0, 0.5), (0.0, 0.3), (1.3, 0.9)]
+    requests = [request(f"r{i}", temperature=t, top_p=p) for i, (t, p) in enumerate(sampling_settings)]
     together = run(NativeEngine(tiny_model("llama"), slots=8), requests)
     engine = NativeEngine(tiny_model("llama"), slots=8)
     for r in requests:
@@ -91,7 +91,7 @@ def test_dropped_weights_free_their_memory_and_come_back_with_the_next_load() ->
     engine.abort(["b0"])
     for _ in range(2):
         engine.drop_weights()
-        assert not any("_packed" in vars(module) for module in model.modules())
+        assert not any("_prepacked" in vars(module) for module in model.modules())
         with pytest.raises(EngineError, match="incomplete \\(dropped"):
             engine.submit(requests)
         engine.load_weights(source, 1)
@@ -165,7 +165,7 @@ def test_one_poll_is_one_token_for_every_live_sequence() -> None:
 
 def test_prefills_are_bounded_with_their_padding() -> None:
     def lengths(*prompts: int) -> list[list[int]]:
-        groups = [[Live(request(str(i), prompt_ids=(1,) * n))] for i, n in enumerate(prompts)]
+        groups = [[RunningSequence(request(str(i), prompt_ids=(1,) * n))] for i, n in enumerate(prompts)]
         return [[len(g[0].request.prompt_ids) for g in batch] for batch in prefill_batches(groups)]
 
     half, third = PREFILL_TOKENS // 2, PREFILL_TOKENS // 3
@@ -178,7 +178,7 @@ def test_prefills_are_bounded_with_their_padding() -> None:
 # --- the memory it takes ----------------------------------------------------------------------------------------------
 
 
-def bytes_a_position() -> int:
+def bytes_per_position() -> int:
     """Of the tiny Llama in float32: keys and values, 2 layers, 2 heads of 8."""
     return 2 * 2 * 2 * 8 * 4
 
@@ -187,13 +187,13 @@ def test_memory_follows_what_is_live_and_is_given_back() -> None:
     engine = NativeEngine(llama(max_position_embeddings=30_000), slots=64)
     engine.submit(group("a", 2, max_new_tokens=20_480))
     engine.poll()
-    assert engine.cache_bytes == 2 * 64 * bytes_a_position()
+    assert engine.cache_bytes == 2 * 64 * bytes_per_position()
     for _ in range(70):
         engine.poll()
-    assert engine.cache_bytes == 2 * 128 * bytes_a_position()
+    assert engine.cache_bytes == 2 * 128 * bytes_per_position()
     engine.abort(["a0", "a1"])
     assert engine.cache_bytes == 0
-    assert engine.stats.cache_bytes_peak == 2 * 128 * bytes_a_position()
+    assert engine.stats.cache_bytes_peak == 2 * 128 * bytes_per_position()
 
 
 def test_memory_never_exceeds_cache_tokens() -> None:
@@ -205,7 +205,7 @@ def test_memory_never_exceeds_cache_tokens() -> None:
         for j in range(2)
     ]
     done = run(engine, requests)
-    assert engine.stats.cache_bytes_peak <= 120 * bytes_a_position()
+    assert engine.stats.cache_bytes_peak <= 120 * bytes_per_position()
     plenty = run(NativeEngine(tiny_model("llama"), slots=64), requests)
     assert {i: g.token_ids for i, g in done.items()} == {i: g.token_ids for i, g in plenty.items()}
 
@@ -213,14 +213,14 @@ def test_memory_never_exceeds_cache_tokens() -> None:
 def test_admission_counts_slots_times_the_longest_reservation() -> None:
     scheduler = Scheduler(slots=8, cache_tokens=100, max_positions=None, vocabulary=200)
     small = [request(f"s{i}", max_new_tokens=16) for i in range(7)]  # 20 positions each
-    scheduler.submit([*small, request("big", max_new_tokens=46), request("last", max_new_tokens=1)], live=())
+    scheduler.submit([*small, request("big", max_new_tokens=46), request("last", max_new_tokens=1)], running=())
     started = scheduler.admit([])
-    assert [one.request.id for one in started] == ["s0", "s1", "s2", "s3", "s4"]  # 5 x 20
+    assert [seq.request.id for seq in started] == ["s0", "s1", "s2", "s3", "s4"]  # 5 x 20
     assert scheduler.admit(started) == []
     # one of 50 beside two of 20 would take 3 x 50; nobody overtakes it
-    assert [one.request.id for one in scheduler.admit(started[:2])] == ["s5", "s6"]
+    assert [seq.request.id for seq in scheduler.admit(started[:2])] == ["s5", "s6"]
     assert scheduler.admit(started[:2]) == []
-    assert [one.request.id for one in scheduler.admit(started[:1])] == ["big"]
+    assert [seq.request.id for seq in scheduler.admit(started[:1])] == ["big"]
 
 
 @pytest.mark.parametrize(
@@ -379,11 +379,11 @@ def draw(
 
 
 def test_the_draw_inverts_the_cumulative_sum() -> None:
-    law = torch.tensor([[0.1, 0.2, 0.0, 0.3, 0.4]], dtype=torch.float64)
+    distribution = torch.tensor([[0.1, 0.2, 0.0, 0.3, 0.4]], dtype=torch.float64)
     for u, token in ((0.0, 0), (0.05, 0), (0.15, 1), (0.29, 1), (0.31, 3), (0.59, 3), (0.61, 4), (BELOW_ONE, 4)):
-        tokens, logprobs = draw(law.log(), [u])
+        tokens, logprobs = draw(distribution.log(), [u])
         assert tokens == [token]
-        assert float(logprobs[0]) == pytest.approx(math.log(float(law[0, token])))
+        assert float(logprobs[0]) == pytest.approx(math.log(float(distribution[0, token])))
 
 
 @pytest.mark.parametrize("size", [2, 197, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 3 * BLOCK + 7, 32_000, 151_669])
@@ -415,10 +415,10 @@ def test_a_token_of_probability_zero_is_never_drawn(size: int, dtype: torch.dtyp
 def test_sums_that_round_apart_stay_inside_the_block() -> None:
     # float32 block sums and the tokens' own sum differ in the last bits, and u just under 1 falls between them
     generator = torch.Generator().manual_seed(0)
-    law = torch.rand(400, 5 * BLOCK + 3, generator=generator)
-    law[:, -10:] = 0.0
-    drawn = invert_cdf(law, torch.full((400, 1), BELOW_ONE, dtype=torch.float64))
-    assert (law.gather(1, drawn[:, None]) > 0).all()
+    distribution = torch.rand(400, 5 * BLOCK + 3, generator=generator)
+    distribution[:, -10:] = 0.0
+    drawn = invert_cdf(distribution, torch.full((400, 1), BELOW_ONE, dtype=torch.float64))
+    assert (distribution.gather(1, drawn[:, None]) > 0).all()
     assert (drawn >= 4 * BLOCK).all()
 
 
@@ -430,20 +430,20 @@ def test_the_temperature_divides_the_logits() -> None:
     assert tiny == [1]
 
 
-def naive_nucleus(law: Tensor, u: float, top_p: float) -> tuple[int, float]:
+def naive_nucleus(distribution: Tensor, u: float, top_p: float) -> tuple[int, float]:
     """Sort all, add up one by one, keep, draw."""
-    order = sorted(range(len(law)), key=lambda token: (-float(law[token]), token))
+    order = sorted(range(len(distribution)), key=lambda token: (-float(distribution[token]), token))
     kept, mass = [], 0.0
     for token in order:
         kept.append(token)
-        mass += float(law[token])
+        mass += float(distribution[token])
         if mass >= top_p:
             break
     below = 0.0
     for token in kept:
-        below += float(law[token])
+        below += float(distribution[token])
         if below > u * mass:
-            return token, math.log(float(law[token]) / mass)
+            return token, math.log(float(distribution[token]) / mass)
     raise AssertionError("the nucleus adds up to less than its mass")
 
 
@@ -455,8 +455,8 @@ def test_the_nucleus_is_that_of_a_full_sort(spread: float, top_p: float) -> None
     logits = torch.randn(8, 3000, generator=generator, dtype=torch.float64) * spread
     uniforms = torch.rand(8, generator=generator, dtype=torch.float64).tolist()
     tokens, logprobs = draw(logits, uniforms, top_p=top_p)
-    for law, u, token, logprob in zip(logits.softmax(-1), uniforms, tokens, logprobs.tolist(), strict=True):
-        assert (token, pytest.approx(logprob, abs=1e-9)) == naive_nucleus(law, u, top_p)
+    for distribution, u, token, logprob in zip(logits.softmax(-1), uniforms, tokens, logprobs.tolist(), strict=True):
+        assert (token, pytest.approx(logprob, abs=1e-9)) == naive_nucleus(distribution, u, top_p)
 
 
 @pytest.mark.parametrize("top_p", [0.05, 0.25])
@@ -470,13 +470,13 @@ def test_equally_probable_tokens_enter_the_nucleus_by_id(top_p: float) -> None:
 
 
 def test_the_nucleus_reaches_its_mass_and_no_further() -> None:
-    law = torch.tensor([[0.5, 0.25, 0.125, 0.125]], dtype=torch.float64).log()
+    distribution = torch.tensor([[0.5, 0.25, 0.125, 0.125]], dtype=torch.float64).log()
     for top_p, kept in ((0.5, [0]), (0.51, [0, 1]), (0.75, [0, 1]), (0.76, [0, 1, 2]), (0.9, [0, 1, 2, 3])):
-        assert draw(law, [BELOW_ONE], top_p=top_p)[0] == [kept[-1]]
+        assert draw(distribution, [BELOW_ONE], top_p=top_p)[0] == [kept[-1]]
 
 
 def test_a_response_longer_than_the_first_draws_goes_on_with_the_same_stream() -> None:
-    live, uniforms = Live(request("a", seed=9, max_new_tokens=1000)), keyed_uniforms(9, 5 * FIRST_DRAWS)
+    seq, uniforms = RunningSequence(request("a", seed=9, max_new_tokens=1000)), keyed_uniforms(9, 5 * FIRST_UNIFORMS)
     for u in uniforms:
-        assert live.next_draw() == u
-        live.append(0, 0.0)
+        assert seq.next_uniform() == u
+        seq.append(0, 0.0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dapo.assemble import distinct
-from dapo.cli.eval import Request, evaluation_config
+from dapo.cli.eval import EvalRequest, evaluation_config
 from dapo.config import build_config
 from dapo.core.errors import DataError
 from dapo.core.journal import Journal, open_journal
@@ -30,7 +30,7 @@ from dapo.types import GenerationRequest, Problem, Verdict
 AIME = Path(__file__).parents[2] / "shared" / "data" / "aime-2024.parquet"
 
 
-class Digits:
+class FakeEncoder:
     def encode(self, problem: Problem) -> tuple[int, ...]:
         return (int(problem.id),)
 
@@ -40,7 +40,7 @@ class Digits:
     decode_prompt = decode
 
 
-class FirstDigit:
+class FakeJudge:
     """1 is right, 0 is wrong, 3 is an error, 5 is a grade of a half."""
 
     def submit(
@@ -67,7 +67,7 @@ def evaluated(marks: dict[int, str], *, length: int = 1, **engine: int) -> Evalu
 
     plan = EvaluationPlan("toy", k, 1.0, 0.7, 20, (9,), 0)
     problems = [Problem(str(number), "?", "!", source="even" if number % 2 == 0 else "odd") for number in marks]
-    return evaluate(ScriptedEngine(script, **engine), FirstDigit(), Digits(), problems, plan)
+    return evaluate(ScriptedEngine(script, **engine), FakeJudge(), FakeEncoder(), problems, plan)
 
 
 def test_avg_at_k_is_the_mean_over_problems_of_the_share_correct():
@@ -174,11 +174,11 @@ def test_consensus_and_pass_at_j_have_intervals_over_problems():
 
 def test_more_than_one_percent_of_errors_is_noted_and_one_percent_is_not():
     plan = EvaluationPlan("toy", 10, 1.0, 0.7, 20, (9,), 0)
-    sound = [judged(*["4"] * 10) for _ in range(9)]
+    without_errors = [judged(*["4"] * 10) for _ in range(9)]
     one, two = judged(*"4" * 9, "!"), judged(*"4" * 8, "!", "!")
-    assert Evaluation(plan, (*sound, one)).summary()["warning"] is None
-    told = Evaluation(plan, (*sound, two)).summary()["warning"]
-    assert told == "2 of 100 responses have no judgement (2.0%): figures of the others only"
+    assert Evaluation(plan, (*without_errors, one)).summary()["warning"] is None
+    warning = Evaluation(plan, (*without_errors, two)).summary()["warning"]
+    assert warning == "2 of 100 responses have no judgement (2.0%): figures of the others only"
 
 
 def table(*accuracies: float | None) -> list[dict[str, Any]]:
@@ -222,10 +222,10 @@ def test_an_evaluation_that_was_killed_continues_where_it_was(tmp_path: Path):
             if done == limit:
                 raise Breaks
 
-        sampler = EngineSampler(ScriptedEngine(script, slots=2), Digits(), plan)
-        return evaluate_samples(sampler, FirstDigit(), problems, plan, journal=journal, on_progress=stop_at)
+        sampler = EngineSampler(ScriptedEngine(script, slots=2), FakeEncoder(), plan)
+        return evaluate_samples(sampler, FakeJudge(), problems, plan, journal=journal, on_progress=stop_at)
 
-    whole = run(None).summary()
+    uninterrupted = run(None).summary()
     path = tmp_path / "out.json.partial"
     with pytest.raises(Breaks), open_journal(path, {"plan": 1}) as journal:
         run(journal, limit=3)
@@ -233,11 +233,11 @@ def test_an_evaluation_that_was_killed_continues_where_it_was(tmp_path: Path):
         file.write('{"id": "5", "respo')  # killed in the middle of a line
     asked.clear()
     with open_journal(path, {"plan": 1}) as journal:
-        assert run(journal).summary() == whole
+        assert run(journal).summary() == uninterrupted
     assert sorted(set(asked)) == [3, 4, 5]
     asked.clear()
     with open_journal(path, {"plan": 1}) as journal:
-        assert run(journal).summary() == whole
+        assert run(journal).summary() == uninterrupted
     assert asked == []
     with pytest.raises(DataError, match="plan was 1 and is now 2"), open_journal(path, {"plan": 2}):
         pass
@@ -254,12 +254,12 @@ def test_another_model_does_not_inherit_the_trust_that_a_run_has():
     base = build_config(
         {"model": {"name": "a", "dtype": "float64", "trust_remote_code": True}, "data": {"train": "builtin:sums"}}
     ).model_dump(mode="json")
-    config, _ = evaluation_config("tiny-random", "builtin:sums", Request("builtin:sums"), base)
+    config, _ = evaluation_config("tiny-random", "builtin:sums", EvalRequest("builtin:sums"), base)
     assert (config.model.name, config.model.dtype, config.model.trust_remote_code) == ("tiny-random", "float64", False)
 
 
 def test_the_number_of_samples_may_be_said_in_two_ways():
-    assert Request("d", samples_per_problem=4).counts_samples
-    assert Request("d", overrides=("eval.samples_per_problem=4",)).counts_samples
-    assert Request("d", overrides=("eval={samples_per_problem: 4}",)).counts_samples
-    assert not Request("d", overrides=("eval.temperature=1",)).counts_samples
+    assert EvalRequest("d", samples_per_problem=4).sets_samples_per_problem
+    assert EvalRequest("d", overrides=("eval.samples_per_problem=4",)).sets_samples_per_problem
+    assert EvalRequest("d", overrides=("eval={samples_per_problem: 4}",)).sets_samples_per_problem
+    assert not EvalRequest("d", overrides=("eval.temperature=1",)).sets_samples_per_problem

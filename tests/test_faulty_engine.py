@@ -5,10 +5,10 @@ from dataclasses import replace
 from math import inf, nan
 
 import pytest
-from test_rollout import END, FILL, RIGHT, Letters, Marks, in_order, plan, random_script, sampler
+from test_rollout import END, FILL, RIGHT, FakeEncoder, FakeJudge, in_order, plan, random_script, sampler
 
 from dapo.core.errors import EngineError
-from dapo.engines.checked import InspectedEngine
+from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.scripted import FaultyEngine, ScriptedEngine
 from dapo.evaluation.evaluate import evaluate
@@ -28,7 +28,7 @@ def full_length(request: GenerationRequest) -> tuple[list[int], str]:
 
 def collected(engine: RolloutEngine, *, version: int = 3) -> Batch:
     engine.load_weights(None, version=version)  # type: ignore[arg-type]
-    return collect(in_order(20), engine, Marks(), sampler(prompts=4), Letters(), plan(limit=LIMIT), step=1)
+    return collect(in_order(20), engine, FakeJudge(), sampler(prompts=4), FakeEncoder(), plan(limit=LIMIT), step=1)
 
 
 def each(**changes: object) -> Corrupt:
@@ -136,7 +136,7 @@ def test_a_fault_is_an_engine_error_that_names_the_request_and_what_was_expected
         seen += bool(found) or corrupt is failing
         return corrupt(found) if seen else found
 
-    engine = InspectedEngine(FaultyEngine(full_length, later, slots=4), vocabulary=VOCABULARY)
+    engine = CheckedEngine(FaultyEngine(full_length, later, slots=4), vocabulary=VOCABULARY)
     with pytest.raises(EngineError) as caught:
         collected(engine)
     assert str(caught.value).startswith(start)
@@ -146,17 +146,17 @@ def test_a_fault_is_an_engine_error_that_names_the_request_and_what_was_expected
 @pytest.mark.parametrize("fault", ["raises", "duplicate", "NaN", "too long"])
 def test_evaluation_is_told_as_well(fault: str):
     corrupt, start, _ = FAULTS[fault]
-    engine = InspectedEngine(FaultyEngine(full_length, corrupt), vocabulary=VOCABULARY)
+    engine = CheckedEngine(FaultyEngine(full_length, corrupt), vocabulary=VOCABULARY)
     problems = [Problem(str(i), "?", "!") for i in range(4)]
     with pytest.raises(EngineError) as caught:
-        evaluate(engine, Marks(), Letters(), problems, EvaluationPlan("toy", 4, 1.0, 1.0, LIMIT, (END,), 0))
+        evaluate(engine, FakeJudge(), FakeEncoder(), problems, EvaluationPlan("toy", 4, 1.0, 1.0, LIMIT, (END,), 0))
     assert str(caught.value).startswith(start.replace("'1/", "'eval/"))
 
 
 def test_an_engine_that_finishes_nothing_for_ever_has_hung():
     never = FaultyEngine(full_length, lambda found: [], slots=1)
     with pytest.raises(EngineError) as caught:
-        collected(InspectedEngine(never, vocabulary=VOCABULARY, stall_s=0.05))
+        collected(CheckedEngine(never, vocabulary=VOCABULARY, stall_s=0.05))
     assert str(caught.value).startswith("the engine has finished nothing for 0 s and ")
     assert "polls with 16 requests in flight (the first: '1/0/0'); it has hung, or rollout.stall_s=0.05" in str(
         caught.value
@@ -165,7 +165,7 @@ def test_an_engine_that_finishes_nothing_for_ever_has_hung():
 
 
 def test_a_slow_engine_that_makes_a_token_a_poll_has_not_hung_however_long_it_takes():
-    slow = InspectedEngine(ScriptedEngine(random_script, slots=1), vocabulary=VOCABULARY, stall_s=1e-9)
+    slow = CheckedEngine(ScriptedEngine(random_script, slots=1), vocabulary=VOCABULARY, stall_s=1e-9)
     assert len(collected(slow).groups) == 4
 
 
@@ -183,14 +183,14 @@ def test_what_an_abort_returns_is_looked_at_too(corrupt: Corrupt, message: str):
 
     chosen = sampler(prompts=2)
     chosen.load_state_dict({"kept": 1.0, "decided": 4.0})  # eight groups are put in flight for two
-    engine = InspectedEngine(FaultyEngine(full_length, only_aborts, slots=4), vocabulary=VOCABULARY)
+    engine = CheckedEngine(FaultyEngine(full_length, only_aborts, slots=4), vocabulary=VOCABULARY)
     with pytest.raises(EngineError) as caught:
-        collect(in_order(30), engine, Marks(), chosen, Letters(), plan(limit=LIMIT), step=1)
+        collect(in_order(30), engine, FakeJudge(), chosen, FakeEncoder(), plan(limit=LIMIT), step=1)
     assert message in str(caught.value)
 
 
 def test_a_sound_engine_passes_unchanged_and_ids_may_come_again_in_another_step():
-    inspected = InspectedEngine(ScriptedEngine(random_script), vocabulary=VOCABULARY)
+    checked = CheckedEngine(ScriptedEngine(random_script), vocabulary=VOCABULARY)
     plain = collected(ScriptedEngine(random_script))
-    assert collected(inspected).groups == plain.groups
-    assert collected(inspected).groups == plain.groups
+    assert collected(checked).groups == plain.groups
+    assert collected(checked).groups == plain.groups

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fsdp_examples import Crew, model_named, rank_blueprint, whole_policy
+from fsdp_examples import RankGroup, model_named, rank_spec, unsharded_policy
 from policy_examples import assert_close, gradient_of, groups_of, ragged, weights_of
 from safetensors.torch import load_file
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from dapo.core.errors import CheckpointError
 from dapo.distributed.local import LocalLauncher
 from dapo.policy.checkpoint import SavedWeights
-from dapo.policy.fsdp.partition import IDLE
+from dapo.policy.fsdp.partition import DUMMY_MICROBATCH
 from dapo.policy.lora import saved_weights
 from dapo.policy.policy import Policy
 from dapo.types import Sample
@@ -25,18 +25,20 @@ EXACT = 1e-10
 
 
 @pytest.fixture(scope="module")
-def crews(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Crew]]:
+def rank_groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, RankGroup]]:
     """A world of one rank and one of two, for all tests of this file."""
     launcher = LocalLauncher(tmp_path_factory.mktemp("logs"), timeout_s=120)
-    places = [(0, 1), (0, 2), (1, 2)]
-    workers = launcher.start([f"rank{r}of{n}" for r, n in places], [rank_blueprint(r, n) for r, n in places])
-    yield {1: Crew(workers[:1]), 2: Crew(workers[1:])}
+    ranks_and_sizes = [(0, 1), (0, 2), (1, 2)]
+    workers = launcher.start(
+        [f"rank{r}of{n}" for r, n in ranks_and_sizes], [rank_spec(r, n) for r, n in ranks_and_sizes]
+    )
+    yield {1: RankGroup(workers[:1]), 2: RankGroup(workers[1:])}
     launcher.close()
 
 
 @pytest.fixture
-def two(crews: dict[int, Crew]) -> Crew:
-    return crews[2]
+def two(rank_groups: dict[int, RankGroup]) -> RankGroup:
+    return rank_groups[2]
 
 
 def with_old(samples: list[Sample], gap: float) -> list[Sample]:
@@ -70,21 +72,21 @@ LOSSES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(("model", "loss"), [("exact", "dapo"), ("exact_tied", "dapo"), ("exact_tied", "everything")])
 def test_one_and_two_ranks_have_the_gradient_and_the_metrics_of_one_process(
-    crews: dict[int, Crew], model: str, loss: str, tmp_path: Path
+    rank_groups: dict[int, RankGroup], model: str, loss: str, tmp_path: Path
 ) -> None:
     samples = with_old(ragged(), gap=2.0)
     options = {"loss": LOSSES[loss]}
-    policy = whole_policy(model, **options)
+    policy = unsharded_policy(model, **options)
     metrics = policy.update(samples, step=1)
     expected = _moments(policy, tmp_path)
-    for size, crew in crews.items():
-        crew.all("make", model, options)
-        own, *others = crew.update(samples, loss=LOSSES[loss])
+    for size, rank_group in rank_groups.items():
+        rank_group.all("make", model, options)
+        own, *others = rank_group.update(samples, loss=LOSSES[loss])
         assert all(other == own for other in others)
         assert own.keys() == metrics.keys() | {"skipped_in_a_row"}
         for name, value in metrics.items():
             assert own[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
-        assert_close(crew.gradient(tmp_path / f"{size}"), expected, relative=EXACT)
+        assert_close(rank_group.gradient(tmp_path / f"{size}"), expected, relative=EXACT)
 
 
 def _moments(policy: Policy, directory: Path) -> dict[str, Tensor]:
@@ -93,29 +95,31 @@ def _moments(policy: Policy, directory: Path) -> dict[str, Tensor]:
     return {name: m / (1 - 0.9) for name, m in load_file(directory / "whole" / "exp_avg.safetensors").items()}
 
 
-def test_a_rank_with_only_masked_rows_does_not_hang_the_others(two: Crew, tmp_path: Path) -> None:
+def test_a_rank_with_only_masked_rows_does_not_hang_the_others(two: RankGroup, tmp_path: Path) -> None:
     samples = groups_of([(5, (3, 9, 7)), (2, (4, 30))])
-    expected = gradient_of(whole_policy("exact"), samples, tmp_path / "whole")
+    expected = gradient_of(unsharded_policy("exact"), samples, tmp_path / "whole")
     two.all("make", "exact", {})
-    everything = [portion for portions in two.shares(samples) for portion in portions]
-    two.each("update", [tuple(everything), (IDLE,) * len(everything)], 1)
+    everything = [
+        rank_microbatch for rank_microbatches in two.partitions(samples) for rank_microbatch in rank_microbatches
+    ]
+    two.each("update", [tuple(everything), (DUMMY_MICROBATCH,) * len(everything)], 1)
     assert_close(two.gradient(tmp_path / "two"), expected, relative=EXACT)
 
 
 def test_a_minibatch_of_fewer_rows_than_ranks_and_one_of_none_are_updates_like_any_other(
-    two: Crew, tmp_path: Path
+    two: RankGroup, tmp_path: Path
 ) -> None:
     two.all("make", "exact", {})
-    policy = whole_policy("exact")
+    policy = unsharded_policy("exact")
     for samples in (groups_of([(4, (6,))]), [], ragged()):
         metrics = policy.update(samples, step=1)
         assert two.update(samples)[0]["optim/grad_norm"] == pytest.approx(metrics["optim/grad_norm"], rel=1e-9)
     assert_close(two.weights()[1], weights_of(policy), relative=EXACT)
 
 
-def test_several_updates_a_step_with_clipping_live_equal_those_of_one_process(two: Crew) -> None:
+def test_several_updates_a_step_with_clipping_live_equal_those_of_one_process(two: RankGroup) -> None:
     options = {"optim": {"lr": 1e-2, "max_grad_norm": 0.3}}
-    policy = whole_policy("exact_tied", **options)
+    policy = unsharded_policy("exact_tied", **options)
     two.all("make", "exact_tied", options)
     clipped = 0.0
     for step in (1, 2):
@@ -132,21 +136,21 @@ def test_several_updates_a_step_with_clipping_live_equal_those_of_one_process(tw
     assert_close(two.weights()[0], weights_of(policy), relative=1e-8)
 
 
-def recorded(crew: Crew, samples: list[Sample]) -> list[tuple[float, ...]]:
+def recorded(rank_group: RankGroup, samples: list[Sample]) -> list[tuple[float, ...]]:
     rows: list[tuple[float, ...]] = [()] * len(samples)
-    shares = crew.shares(samples, {"entropy_coef": 1.0})  # every row
-    for portions, answers in zip(shares, crew.each("logprobs", shares), strict=True):
-        for portion, scores in zip(portions, answers, strict=True):
-            for i, row in zip(portion.indices, scores, strict=False):
+    partitions = rank_group.partitions(samples, {"entropy_coef": 1.0})  # every row
+    for rank_microbatches, answers in zip(partitions, rank_group.each("logprobs", partitions), strict=True):
+        for rank_microbatch, scores in zip(rank_microbatches, answers, strict=True):
+            for i, row in zip(rank_microbatch.indices, scores, strict=False):
                 rows[i] = row
     return rows
 
 
-def test_an_update_that_is_skipped_is_skipped_by_every_rank(two: Crew) -> None:
+def test_an_update_that_is_skipped_is_skipped_by_every_rank(two: RankGroup) -> None:
     two.all("make", "exact", {})
     before = two.weights()[0]
-    sound = groups_of([(3, (4, 4)), (2, (5,))])
-    broken = [*sound[:2], replace(sound[2], advantage=math.inf)]
+    finite = groups_of([(3, (4, 4)), (2, (5,))])
+    broken = [*finite[:2], replace(finite[2], advantage=math.inf)]
     for count in (1, 2):
         for metrics in two.update(broken):
             assert metrics["optim/skipped"] == 1
@@ -157,8 +161,8 @@ def test_an_update_that_is_skipped_is_skipped_by_every_rank(two: Crew) -> None:
 
 
 @pytest.mark.parametrize("model", ["llama", "tied llama"])
-def test_bfloat16_is_near_one_process_and_has_float32_masters(two: Crew, model: str, tmp_path: Path) -> None:
-    policy = whole_policy(model)
+def test_bfloat16_is_near_one_process_and_has_float32_masters(two: RankGroup, model: str, tmp_path: Path) -> None:
+    policy = unsharded_policy(model)
     two.all("make", model, {})
     samples = policy.record_old_logprobs(ragged())
     expected = gradient_of(policy, samples, tmp_path / "whole")
@@ -168,18 +172,18 @@ def test_bfloat16_is_near_one_process_and_has_float32_masters(two: Crew, model: 
         assert found[name].dtype == torch.float32
         similarity = torch.nn.functional.cosine_similarity(found[name].flatten(), gradient.flatten(), dim=0)
         assert similarity > 0.999, name
-    masters = two.state(tmp_path / "two", "weights")
-    assert all(master.dtype == torch.float32 for master in masters.values())
+    master_weights = two.state(tmp_path / "two", "weights")
+    assert all(master.dtype == torch.float32 for master in master_weights.values())
     assert all(weight.dtype == torch.bfloat16 for weight in two.weights()[0].values())
 
 
 LORA = {"rank": 3, "alpha": 4.5}
 
 
-def test_adapters_train_the_same_on_two_ranks_and_are_merged_for_engines(two: Crew, tmp_path: Path) -> None:
+def test_adapters_train_the_same_on_two_ranks_and_are_merged_for_engines(two: RankGroup, tmp_path: Path) -> None:
     loss = {"kl_coef": 0.1}  # to the model without them
     options = {"lora": LORA, "loss": loss, "optim": {"lr": 1e-2}}
-    policy = whole_policy("exact_tied", **options)
+    policy = unsharded_policy("exact_tied", **options)
     two.all("make", "exact_tied", options)
     for step in (1, 2, 3):
         policy.update(ragged(), step=step)
@@ -192,21 +196,21 @@ def test_adapters_train_the_same_on_two_ranks_and_are_merged_for_engines(two: Cr
     assert_close(dict(merged.named_tensors()), expected, relative=1e-8)
 
 
-def test_checkpoints_load_on_any_number_of_ranks_bit_for_bit(crews: dict[int, Crew], tmp_path: Path) -> None:
+def test_checkpoints_load_on_any_number_of_ranks_bit_for_bit(rank_groups: dict[int, RankGroup], tmp_path: Path) -> None:
     """Two ranks -> one process -> two ranks -> one rank -> two ranks -> one process."""
-    two, one, model = crews[2], crews[1], "tied llama"
-    for crew in (one, two):
-        crew.all("make", model, {})
-    policy = whole_policy(model)
+    two, one, model = rank_groups[2], rank_groups[1], "tied llama"
+    for rank_group in (one, two):
+        rank_group.all("make", model, {})
+    policy = unsharded_policy(model)
     for step in (1, 2):
         two.update(ragged(), step=step)
     first = {kind: two.state(tmp_path / "0", kind) for kind in ("weights", "exp_avg", "exp_avg_sq")}
     policy.load(tmp_path / "0")
     (tmp_path / "1").mkdir()
     policy.save(tmp_path / "1")
-    for crew, source, target in ((two, "1", "2"), (one, "2", "3"), (two, "3", "4")):
-        crew.all("load", tmp_path / source)
-        last = {kind: crew.state(tmp_path / target, kind) for kind in first}
+    for rank_group, source, target in ((two, "1", "2"), (one, "2", "3"), (two, "3", "4")):
+        rank_group.all("load", tmp_path / source)
+        last = {kind: rank_group.state(tmp_path / target, kind) for kind in first}
         for kind, tensors in first.items():
             assert last[kind].keys() == tensors.keys()
             assert all(torch.equal(last[kind][name], tensor) for name, tensor in tensors.items())
@@ -219,12 +223,12 @@ def test_checkpoints_load_on_any_number_of_ranks_bit_for_bit(crews: dict[int, Cr
     assert {Path(name).suffix for name in files} == {".safetensors", ".json"}
 
 
-def test_a_sharded_checkpoint_of_another_model_is_refused(two: Crew, tmp_path: Path) -> None:
+def test_a_sharded_checkpoint_of_another_model_is_refused(two: RankGroup, tmp_path: Path) -> None:
     two.all("make", "exact", {})
     tmp_path.joinpath("saved").mkdir()
     two.all("save", tmp_path / "saved")
     with pytest.raises(CheckpointError, match=r"float64 .*bfloat16|is of another model"):
-        whole_policy("llama").load(tmp_path / "saved")
+        unsharded_policy("llama").load(tmp_path / "saved")
     two.all("make", "llama", {})
     with pytest.raises(CheckpointError, match="is of another model"):
         two.all("load", tmp_path / "saved")
@@ -233,7 +237,7 @@ def test_a_sharded_checkpoint_of_another_model_is_refused(two: Crew, tmp_path: P
 
 
 def test_a_checkpoint_directory_that_a_rank_does_not_see_is_an_error_that_says_what_to_do(
-    two: Crew, tmp_path: Path
+    two: RankGroup, tmp_path: Path
 ) -> None:
     two.all("make", "exact", {})
     with pytest.raises(CheckpointError, match="file system that all of them share"):

@@ -56,7 +56,7 @@ def nested(option: str, value: object) -> dict[str, Any]:
     return value  # type: ignore[return-value]
 
 
-def assert_told(error: Exception, start: str = "") -> None:
+def assert_readable_message(error: Exception, start: str = "") -> None:
     """In words that any terminal and any log file take, beginning with the place where that is known."""
     assert str(error).startswith(start)
     assert str(error).removeprefix(start).strip()
@@ -71,7 +71,7 @@ def test_any_value_of_any_option_is_taken_or_answered(option: str, value: object
     try:
         config = build_config(raw)
     except ConfigError as error:
-        assert_told(error)
+        assert_readable_message(error)
     else:
         assert build_config(nested_of_dump(config)) == config
 
@@ -91,7 +91,7 @@ def test_any_override_is_taken_or_answered(words: list[str]):
     try:
         build_config(base, words)
     except ConfigError as error:
-        assert_told(error)
+        assert_readable_message(error)
 
 
 @FUZZ
@@ -102,7 +102,7 @@ def test_any_config_file_is_read_or_answered(tmp_path: Path, content: bytes | st
     try:
         load_config(path)
     except ConfigError as error:
-        assert_told(error)
+        assert_readable_message(error)
 
 
 @FUZZ
@@ -117,7 +117,7 @@ def test_any_data_source_is_understood_or_answered(spec: Any):
         parse_spec(spec)
         assert spec_name(spec) is not None
     except DataError as error:
-        assert_told(error)
+        assert_readable_message(error)
 
 
 MESSAGES = st.lists(
@@ -137,7 +137,7 @@ ROWS = st.one_of(
 )
 
 
-def assert_sound(problem: Problem) -> None:
+def assert_valid(problem: Problem) -> None:
     """Text that files and tokenizers take, and JSON all through."""
     described = json.dumps(problem_to_json(problem), ensure_ascii=False, allow_nan=False)
     assert described.encode()
@@ -151,9 +151,9 @@ def test_any_row_is_a_sound_problem_or_answered_with_its_place(row: dict[str, An
     try:
         problem = problem_from_row(row, where="FILE, line 3", source="s")
     except DataError as error:
-        assert_told(error, "FILE, line 3")
+        assert_readable_message(error, "FILE, line 3")
     else:
-        assert_sound(problem)
+        assert_valid(problem)
 
 
 @FUZZ
@@ -164,10 +164,10 @@ def test_any_json_lines_file_is_read_or_answered(tmp_path: Path, lines: list[byt
     try:
         problems = load_problems(str(path))
     except DataError as error:
-        assert_told(error, str(path))
+        assert_readable_message(error, str(path))
     else:
         for problem in problems:
-            assert_sound(problem)
+            assert_valid(problem)
 
 
 CELLS = st.one_of(st.lists(SCALAR.filter(lambda v: not isinstance(v, int) or abs(v) < 2**63), min_size=2, max_size=2))
@@ -201,10 +201,10 @@ def test_any_parquet_file_whole_or_cut_is_read_or_answered(tmp_path: Path, colum
     try:
         problems = load_problems(str(path))
     except DataError as error:
-        assert_told(error, str(path))
+        assert_readable_message(error, str(path))
     else:
         for problem in problems:
-            assert_sound(problem)
+            assert_valid(problem)
 
 
 # verifiers: model output is the most hostile input of all
@@ -320,6 +320,6 @@ def test_a_bomb_is_judged_wrong_in_time(named_verifier: tuple[str, Any], bomb: s
 def test_arithmetic_without_end_is_ended_by_the_clock_and_the_next_verdict_is_sound():
     with VerifierPool("math", timeout_s=2, workers=1) as pool:
         verdicts = pool.submit(problem_for("math"), list(ENDLESS.values()), [[1]] * len(ENDLESS)).result(60)
-        sound = pool.submit(problem_for("math"), [f"Answer: {REFERENCE}"], [[1]]).result(60)
+        next_verdicts = pool.submit(problem_for("math"), [f"Answer: {REFERENCE}"], [[1]]).result(60)
     assert all(verdict.correct is not True for verdict in verdicts)
-    assert sound[0].correct is True
+    assert next_verdicts[0].correct is True

@@ -19,7 +19,7 @@ from torch import Tensor
 from dapo.cli.train import export_run, resume_run, start_run
 from dapo.config import Config
 from dapo.core.errors import NumericsError, TrainerLost, WorkerDied, WorkerFault
-from dapo.distributed.trainer_group import TrainerGang
+from dapo.distributed.trainer_group import TrainerGroup
 from dapo.distributed.weight_files import WeightsFolder
 from dapo.policy.checkpoint import SavedWeights
 from dapo.policy.model import load_model
@@ -94,16 +94,16 @@ def test_a_killed_rank_sends_the_run_back_to_its_checkpoint_with_the_same_end(
     run = tmp_path / "run"
     with after_step(3, run, lambda: os.kill(trainers()[1], signal.SIGKILL)):
         start_run(config_of(float64_model, TWO), run_dir=run, config_name="t")
-    said = capsys.readouterr().err
-    assert "trainer-1 was ended by SIGKILL" in said
-    assert "the run goes back to its last checkpoint by itself, time 1 of 3" in said
+    stderr = capsys.readouterr().err
+    assert "trainer-1 was ended by SIGKILL" in stderr
+    assert "the run goes back to its last checkpoint by itself, time 1 of 3" in stderr
     assert metrics(run) == metrics(runs[2])
     expected = final_weights(runs[2])
     assert all(torch.equal(tensor, expected[name]) for name, tensor in final_weights(run).items())
     assert trainers() == []
 
 
-def test_beyond_max_restarts_the_run_fails_in_words_and_another_number_of_ranks_can_go_on(
+def test_beyond_max_restarts_the_run_fails_with_a_message_and_another_number_of_ranks_can_go_on(
     runs: dict[int, Path], float64_model: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -164,7 +164,7 @@ class FakeWorker:
 
     def __init__(self, name: str, answers: dict[str, Any]) -> None:
         self.name = name
-        self.answers = {"meeting_place": ("here", 1), "join": ..., "sees": True} | answers
+        self.answers = {"rendezvous_address": ("here", 1), "init_process_group": ..., "can_access": True} | answers
         self.is_killed = False
 
     def call(self, method: str, /, *arguments: Any, **options: Any) -> "Future[Any]":
@@ -188,87 +188,91 @@ class FakeLauncher:
     def __init__(self, *answers: dict[str, Any]) -> None:
         self.workers = [FakeWorker(f"trainer-{i}", given) for i, given in enumerate(answers)]
 
-    def start(self, names: Sequence[str], blueprints: Sequence[object], *, together: bool = False) -> list[FakeWorker]:
+    def start(self, names: Sequence[str], specs: Sequence[object], *, together: bool = False) -> list[FakeWorker]:
         assert together
         assert list(names) == [worker.name for worker in self.workers]
         return self.workers
 
 
 @pytest.fixture
-def gang_of() -> Iterator[Callable[..., tuple[TrainerGang, FakeLauncher]]]:
-    gangs = []
+def trainer_group_of() -> Iterator[Callable[..., tuple[TrainerGroup, FakeLauncher]]]:
+    trainer_groups = []
 
-    def make(*answers: dict[str, Any]) -> tuple[TrainerGang, FakeLauncher]:
+    def make(*answers: dict[str, Any]) -> tuple[TrainerGroup, FakeLauncher]:
         launcher: Any = FakeLauncher(*answers)
         config = tiny(f"distributed.trainer_ranks={len(answers)}", "distributed.call_timeout_s=0.2")
-        gangs.append(TrainerGang(config, launcher, threads=1))
-        return gangs[-1], launcher
+        trainer_groups.append(TrainerGroup(config, launcher, threads=1))
+        return trainer_groups[-1], launcher
 
     yield make
-    for gang in gangs:
-        gang.close()
+    for trainer_group in trainer_groups:
+        trainer_group.close()
 
 
 ANSWER = ({"loss/policy": 1.0}, 0)
 
 
-def test_a_rank_that_hangs_ends_the_gang_within_the_timeout_and_is_named(gang_of: Any) -> None:
-    gang, launcher = gang_of({"update": ANSWER}, {"update": None})
+def test_a_rank_that_hangs_ends_the_trainer_group_within_the_timeout_and_is_named(trainer_group_of: Any) -> None:
+    trainer_group, launcher = trainer_group_of({"update": ANSWER}, {"update": None})
     start = time.monotonic()
     with pytest.raises(TrainerLost, match=r"^trainer-1 gave no answer within 0\.2 s.*call_timeout_s"):
-        gang.update(groups_of([(3, (4, 4))]), step=1)
+        trainer_group.update(groups_of([(3, (4, 4))]), step=1)
     assert time.monotonic() - start < 5
     assert all(worker.is_killed for worker in launcher.workers)
     with pytest.raises(TrainerLost, match="trainer-1 gave no answer"):
-        gang.weights()
+        trainer_group.weights()
 
 
-def test_a_dead_rank_is_told_even_where_another_fails_first_because_of_it(gang_of: Any) -> None:
-    gang, launcher = gang_of({"update": WorkerFault("connection reset")}, {"update": WorkerDied("trainer-1 is gone")})
+def test_a_dead_rank_is_reported_even_where_another_fails_first_because_of_it(trainer_group_of: Any) -> None:
+    trainer_group, launcher = trainer_group_of(
+        {"update": WorkerFault("connection reset")}, {"update": WorkerDied("trainer-1 is gone")}
+    )
     with pytest.raises(TrainerLost, match="trainer-1 is gone"):
-        gang.update(groups_of([(3, (4, 4))]), step=1)
+        trainer_group.update(groups_of([(3, (4, 4))]), step=1)
     assert all(worker.is_killed for worker in launcher.workers)
 
 
-def test_an_error_that_all_ranks_share_is_raised_and_the_gang_goes_on(gang_of: Any) -> None:
+def test_an_error_that_all_ranks_share_is_raised_and_the_trainer_group_goes_on(trainer_group_of: Any) -> None:
     error = NumericsError("not finite")
-    gang, launcher = gang_of({"update": error, "load": 3}, {"update": error, "load": 3})
+    trainer_group, launcher = trainer_group_of({"update": error, "load": 3}, {"update": error, "load": 3})
     with pytest.raises(NumericsError, match="not finite"):
-        gang.update(groups_of([(3, (4, 4))]), step=1)
-    gang.load(Path("somewhere"))
-    assert gang.skipped_in_a_row == 3
+        trainer_group.update(groups_of([(3, (4, 4))]), step=1)
+    trainer_group.load(Path("somewhere"))
+    assert trainer_group.skipped_in_a_row == 3
     assert not any(worker.is_killed for worker in launcher.workers)
 
 
-def test_a_fault_in_the_ranks_is_raised_as_it_is_and_ends_the_gang(gang_of: Any) -> None:
+def test_a_fault_in_the_ranks_is_raised_as_it_is_and_ends_the_trainer_group(trainer_group_of: Any) -> None:
     fault = WorkerFault("ZeroDivisionError: by zero")
-    gang, launcher = gang_of({"update": fault}, {"update": fault})
+    trainer_group, launcher = trainer_group_of({"update": fault}, {"update": fault})
     with pytest.raises(WorkerFault, match="by zero"):
-        gang.update(groups_of([(3, (4, 4))]), step=1)
+        trainer_group.update(groups_of([(3, (4, 4))]), step=1)
     assert all(worker.is_killed for worker in launcher.workers)
 
 
-def test_a_disk_that_refuses_a_checkpoint_is_an_os_error_like_in_one_process(gang_of: Any, tmp_path: Path) -> None:
+def test_a_disk_that_refuses_a_checkpoint_is_an_os_error_like_in_one_process(
+    trainer_group_of: Any, tmp_path: Path
+) -> None:
     done, refused = (True, None), (True, "No space left on device")
     answers = {"snapshot": ..., "start_writing": ...}
-    gang, launcher = gang_of({**answers, "has_written": done}, {**answers, "has_written": refused})
+    trainer_group, launcher = trainer_group_of({**answers, "has_written": done}, {**answers, "has_written": refused})
     with pytest.raises(OSError, match="No space left"):
-        gang.save(tmp_path)
+        trainer_group.save(tmp_path)
     assert not any(worker.is_killed for worker in launcher.workers)
 
 
-def test_a_checkpoint_that_is_never_written_ends_the_gang(gang_of: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_never_written_ends_the_trainer_group(trainer_group_of: Any, tmp_path: Path) -> None:
     answers = {"snapshot": ..., "start_writing": ..., "has_written": (False, None)}
-    gang, launcher = gang_of(answers, answers)
+    trainer_group, launcher = trainer_group_of(answers, answers)
     with pytest.raises(TrainerLost, match=r"not written a checkpoint within 0\.2 s"):
-        gang.save(tmp_path)
+        trainer_group.save(tmp_path)
     assert all(worker.is_killed for worker in launcher.workers)
 
 
-def test_weights_that_lie_in_shared_memory_are_handed_on_as_they_are(gang_of: Any) -> None:
-    gang, _ = gang_of({"hand_out_weights": ...}, {"hand_out_weights": ...})
-    gang.weights()
-    weights = gang.weights()
+def test_weights_that_lie_in_shared_memory_are_handed_on_as_they_are(trainer_group_of: Any) -> None:
+    trainer_group, _ = trainer_group_of({"export_weights": ...}, {"export_weights": ...})
+    trainer_group.weights()
+    weights = trainer_group.weights()
     folder = WeightsFolder()
     handle = folder.write(weights, 17)
     assert (handle.path, handle.version, handle.label) == (weights.path, 17, "2")
@@ -276,10 +280,12 @@ def test_weights_that_lie_in_shared_memory_are_handed_on_as_they_are(gang_of: An
     folder.close()
 
 
-def test_weights_come_in_a_message_where_rank_0_runs_on_another_machine(gang_of: Any) -> None:
+def test_weights_come_in_a_message_where_rank_0_runs_on_another_machine(trainer_group_of: Any) -> None:
     from safetensors.torch import save
 
     content = save({"a": torch.ones(2)}, metadata={"version": "1", "tied": "b=a"})
-    gang, _ = gang_of({"sees": False, "send_weights": content}, {"sees": True, "send_weights": ...})
-    weights = gang.weights()
+    trainer_group, _ = trainer_group_of(
+        {"can_access": False, "send_weights": content}, {"can_access": True, "send_weights": ...}
+    )
+    weights = trainer_group.weights()
     assert {name: tensor.tolist() for name, tensor in weights.open().named_tensors()} == {"a": [1, 1], "b": [1, 1]}

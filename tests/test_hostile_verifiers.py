@@ -16,19 +16,19 @@ from dapo.types import Problem, Verdict
 NAME = "hostile_functions:does"
 PROBLEM = Problem("1", "Q", "A")
 TIMEOUT_S, SLACK_S = 2.0, 10.0
-AMPLE_S = 30.0
+LONG_TIMEOUT_S = 30.0
 """For a deed that ends by itself or by another limit, on a machine busy with others."""
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and orphans are those of Linux")
 
 
 @pytest.fixture(scope="module")
 def pool():
-    with VerifierPool(NAME, timeout_s=AMPLE_S, workers=1, memory_gib=0.5) as opened:
+    with VerifierPool(NAME, timeout_s=LONG_TIMEOUT_S, workers=1, memory_gib=0.5) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def hurried():
+def short_timeout_pool():
     with VerifierPool(NAME, timeout_s=TIMEOUT_S, workers=1, memory_gib=0.5) as opened:
         yield opened
 
@@ -46,7 +46,7 @@ def alive(pid):
 
 LATE = "timed out after 2 s"
 TOO_LARGE = "the worker process and what it had started used more than 0.5 GiB (reward.memory_gib)"
-DEEDS = {
+EXPECTED_ERRORS = {
     "loop": LATE,
     "sleep_through_signals": LATE,
     "stop_itself": LATE,
@@ -72,23 +72,23 @@ DEEDS = {
 }
 
 
-@pytest.mark.parametrize("deed", DEEDS)
+@pytest.mark.parametrize("action", EXPECTED_ERRORS)
 def test_a_deed_that_damages_its_worker_is_an_error_with_its_cause_and_the_worker_is_replaced(
-    pool, hurried, tmp_path, deed
+    pool, short_timeout_pool, tmp_path, action
 ):
-    if late := DEEDS[deed] == LATE:
-        pool = hurried
+    if late := EXPECTED_ERRORS[action] == LATE:
+        pool = short_timeout_pool
     before, start = pool.worker_pids, time.monotonic()
-    verdict = judged(pool, deed.format(new=tmp_path / "new", folder=tmp_path))
-    assert time.monotonic() - start < (TIMEOUT_S if late else AMPLE_S) + SLACK_S
-    assert verdict.error.removeprefix(NAME).removeprefix(":").strip().startswith(DEEDS[deed])
+    verdict = judged(pool, action.format(new=tmp_path / "new", folder=tmp_path))
+    assert time.monotonic() - start < (TIMEOUT_S if late else LONG_TIMEOUT_S) + SLACK_S
+    assert verdict.error.removeprefix(NAME).removeprefix(":").strip().startswith(EXPECTED_ERRORS[action])
     assert (verdict.correct, verdict.score) == (None, 0.0)
     assert judged(pool, "sound") == Verdict(None, 5.0)
     assert pool.worker_pids != before
 
 
 @pytest.mark.parametrize(
-    ("deed", "error"),
+    ("action", "error"),
     [
         ("megabyte", None),
         ("escape_codes", None),
@@ -100,24 +100,24 @@ def test_a_deed_that_damages_its_worker_is_an_error_with_its_cause_and_the_worke
         ("long_error", f"raised ValueError: {'x' * 300} (hostile_functions.py"),
     ],
 )
-def test_a_deed_that_damages_nothing_costs_at_most_its_own_verdict(pool, deed, error):
+def test_a_deed_that_damages_nothing_costs_at_most_its_own_verdict(pool, action, error):
     before = pool.worker_pids
-    verdict = judged(pool, deed)
+    verdict = judged(pool, action)
     if error is None:
-        assert verdict == Verdict(None, float(len(deed)))
+        assert verdict == Verdict(None, float(len(action)))
     else:
         assert verdict.error.startswith(f"{NAME} {error}")
     assert judged(pool, "nap") == Verdict(None, 3.0)  # an alarm left behind would ring in it
     assert pool.worker_pids == before
 
 
-@pytest.mark.parametrize("deed", ["daemon", "daemon_and_exit", "daemon_and_hang"])
-def test_a_daemon_with_a_session_of_its_own_ends_with_the_worker_that_started_it(tmp_path, deed):
+@pytest.mark.parametrize("action", ["daemon", "daemon_and_exit", "daemon_and_hang"])
+def test_a_daemon_with_a_session_of_its_own_ends_with_the_worker_that_started_it(tmp_path, action):
     note = tmp_path / "pid"
     with VerifierPool(NAME, timeout_s=TIMEOUT_S, workers=1) as pool:
-        verdict = judged(pool, f"{deed} {note}")
+        verdict = judged(pool, f"{action} {note}")
         daemon = int(note.read_text())
-        assert (verdict.error is None) == alive(daemon) == (deed == "daemon")
+        assert (verdict.error is None) == alive(daemon) == (action == "daemon")
     assert not alive(daemon)
 
 
@@ -148,7 +148,7 @@ def test_a_console_that_takes_nothing_holds_no_verdict_up():
     os.dup2(full, 2)
     try:
         with VerifierPool(NAME, timeout_s=TIMEOUT_S, workers=1) as pool:
-            verdicts = [judged(pool, deed) for deed in ("megabyte", "loop", "megabyte")]
+            verdicts = [judged(pool, action) for action in ("megabyte", "loop", "megabyte")]
     finally:
         os.dup2(saved, 2)
         for descriptor in (unread, full, saved):
@@ -171,10 +171,10 @@ def test_five_percent_hanging_verifiers_cost_their_time_limit_and_little_more():
         pool.submit(PROBLEM, ["a"] * 8, [[1]] * 8).result(60)  # both are up
         start_s, start = time.monotonic() - begun, time.monotonic()
         pool.submit(PROBLEM, ["a"] * count, [[1]] * count).result(60)
-        sound_s, start = time.monotonic() - start, time.monotonic()
+        without_hangs_s, start = time.monotonic() - start, time.monotonic()
         verdicts = pool.submit(PROBLEM, texts, [[1]] * count).result(60)
         took = time.monotonic() - start
     late = [verdict.error is not None for verdict in verdicts]
     assert late == [text == "sleep" for text in texts]
     hangs_s = sum(late) * timeout_s / workers
-    assert hangs_s <= took < 1.3 * (sound_s + hangs_s) + start_s
+    assert hangs_s <= took < 1.3 * (without_hangs_s + hangs_s) + start_s

@@ -17,10 +17,10 @@ from transformers import (
     SmolLM3Config,
 )
 
-from dapo.cli.check.estimate import Layout
-from dapo.cli.check.hardware_profile import Assumptions, assumptions_for
-from dapo.cli.check.model_dimensions import KNOWN_SHAPES, find_shape, shape_of
-from dapo.cli.check.report import describe_layout, troubles
+from dapo.cli.check.estimate import ResourceEstimate
+from dapo.cli.check.hardware_profile import HardwareProfile, hardware_profile_for
+from dapo.cli.check.model_dimensions import KNOWN_DIMENSIONS, dimensions_from_config, find_dimensions
+from dapo.cli.check.report import describe_estimate, find_problems
 from dapo.config import Config, load_config
 from dapo.core.errors import ConfigError
 from dapo.policy.aliases import tiny_random
@@ -36,8 +36,10 @@ def paper(*overrides: str) -> Config:
     return load_config(CONFIGS / "dapo_32b.yaml", overrides)
 
 
-def layout(config: Config, shape: str = "qwen2.5-32b", **assumed: float) -> Layout:
-    return Layout(config, KNOWN_SHAPES[shape], replace(assumptions_for(config, ["device=gpu"]), **assumed))
+def make_estimate(config: Config, dimensions: str = "qwen2.5-32b", **profile: float) -> ResourceEstimate:
+    return ResourceEstimate(
+        config, KNOWN_DIMENSIONS[dimensions], replace(hardware_profile_for(config, ["device=gpu"]), **profile)
+    )
 
 
 OWN_HEAD_DIM = {name: value for name, value in COMMON.items() if name != "head_dim"}
@@ -61,9 +63,9 @@ OWN_HEAD_DIM = {name: value for name, value in COMMON.items() if name != "head_d
 def test_parameters_are_counted_exactly(config: PretrainedConfig):
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    shape = shape_of(config.to_dict())
-    assert shape is not None
-    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    dimensions = dimensions_from_config(config.to_dict())
+    assert dimensions is not None
+    assert dimensions.parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_known_shapes_have_the_published_numbers_of_parameters():
@@ -76,60 +78,62 @@ def test_known_shapes_have_the_published_numbers_of_parameters():
         "llama-3.1-8b": 8_030_261_248,
         "smollm2-135m": 134_515_008,
     }
-    assert {name: KNOWN_SHAPES[name].parameters for name in published} == published
+    assert {name: KNOWN_DIMENSIONS[name].parameters for name in published} == published
 
 
 def test_the_tiny_model_is_known_and_its_configuration_gives_the_same_shape():
     model, _ = tiny_random(torch.float32)
-    assert replace(shape_of(model.config.to_dict()), max_positions=4096) == KNOWN_SHAPES["tiny-random"]
+    assert (
+        replace(dimensions_from_config(model.config.to_dict()), max_positions=4096) == KNOWN_DIMENSIONS["tiny-random"]
+    )
 
 
 def test_a_model_is_found_by_its_directory_or_by_its_name(tmp_path: Path):
     LlamaConfig(**COMMON).save_pretrained(tmp_path / "Qwen2.5-7B")
-    assert find_shape(str(tmp_path / "Qwen2.5-7B")) == shape_of(LlamaConfig(**COMMON).to_dict())
+    assert find_dimensions(str(tmp_path / "Qwen2.5-7B")) == dimensions_from_config(LlamaConfig(**COMMON).to_dict())
     for name in ("Qwen/Qwen2.5-32B", "Qwen/Qwen2.5-32B-Instruct", "somewhere/qwen2.5-32b-base"):
-        assert find_shape(name) == KNOWN_SHAPES["qwen2.5-32b"]
-    assert find_shape("nobody/nothing-1b") is None
+        assert find_dimensions(name) == KNOWN_DIMENSIONS["qwen2.5-32b"]
+    assert find_dimensions("nobody/nothing-1b") is None
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
-    assert find_shape(str(tmp_path)) is None
+    assert find_dimensions(str(tmp_path)) is None
 
 
 def test_a_cached_token_of_the_papers_model_takes_a_quarter_of_a_mebibyte():
     # keys and values x 64 layers x 8 heads x 128 x 2 bytes
-    assert KNOWN_SHAPES["qwen2.5-32b"].cache_bytes(2) == 2 * 64 * 8 * 128 * 2 == 2**18
+    assert KNOWN_DIMENSIONS["qwen2.5-32b"].cache_bytes(2) == 2 * 64 * 8 * 128 * 2 == 2**18
 
 
 def test_adapters_are_counted_by_the_products_they_sit_beside():
-    shape = KNOWN_SHAPES["tiny-random"]  # hidden 32, feed-forward 64, keys 16
+    dimensions = KNOWN_DIMENSIONS["tiny-random"]  # hidden 32, feed-forward 64, keys 16
     products = (32 + 32) + 2 * (32 + 16) + (32 + 32) + 2 * (32 + 64) + (64 + 32)
-    assert shape.lora_parameters(4, "all-linear") == 2 * 4 * products
-    assert shape.lora_parameters(4, ["q_proj", "v_proj"]) == 2 * 4 * (64 + 48)
+    assert dimensions.lora_parameters(4, "all-linear") == 2 * 4 * products
+    assert dimensions.lora_parameters(4, ["q_proj", "v_proj"]) == 2 * 4 * (64 + 48)
     with pytest.raises(ConfigError, match=r"model\.lora\.targets names w_q"):
-        shape.lora_parameters(4, ["w_q"])
+        dimensions.lora_parameters(4, ["w_q"])
 
 
 def test_what_a_rank_holds_is_its_part_of_weights_gradients_and_moments():
-    sharded, alone = layout(paper()), layout(paper("distributed.trainer_ranks=1"))
+    sharded, alone = make_estimate(paper()), make_estimate(paper("distributed.trainer_ranks=1"))
     parameters = 32_763_876_352
     for each, ranks in ((sharded, 64), (alone, 1)):
-        parts = each.trainer_memory()
-        assert parts["master weights"] == parts["gradients"] == 4 * parameters / ranks
-        assert parts["AdamW's moments"] == 8 * parameters / ranks
+        breakdown = each.trainer_memory()
+        assert breakdown["master weights"] == breakdown["gradients"] == 4 * parameters / ranks
+        assert breakdown["AdamW's moments"] == 8 * parameters / ranks
     assert "weights to compute with" not in sharded.trainer_memory()
     assert alone.trainer_memory()["weights to compute with"] == 2 * parameters
 
 
 def test_lora_trains_adapters_beside_frozen_weights():
-    lora = layout(paper("model.lora={rank: 16, alpha: 32}", "distributed.trainer_ranks=1"))
-    parts, adapters = lora.trainer_memory(), KNOWN_SHAPES["qwen2.5-32b"].lora_parameters(16, "all-linear")
-    assert parts["frozen weights"] == 2 * 32_763_876_352
-    assert parts["AdamW's moments"] == 8 * adapters
-    assert lora.trained_parameters == adapters
+    lora = make_estimate(paper("model.lora={rank: 16, alpha: 32}", "distributed.trainer_ranks=1"))
+    breakdown, adapters = lora.trainer_memory(), KNOWN_DIMENSIONS["qwen2.5-32b"].lora_parameters(16, "all-linear")
+    assert breakdown["frozen weights"] == 2 * 32_763_876_352
+    assert breakdown["AdamW's moments"] == 8 * adapters
+    assert lora.trainable_parameters == adapters
     assert lora.sync_bytes == 4 * 32_763_876_352  # engines get merged weights, of one process in float32
 
 
 def test_an_engine_holds_its_part_of_the_weights_and_the_cache_it_is_given():
-    found = layout(paper("rollout.vllm.cache_gib=32"))
+    found = make_estimate(paper("rollout.vllm.cache_gib=32"))
     assert found.engine_memory()["weights"] == 2 * 32_763_876_352 / 4
     assert found.engine_memory()["cache"] == 32 * GIB
     assert found.cache_tokens == 4 * 32 * GIB // 2**18 == 524_288
@@ -162,14 +166,14 @@ def test_activations_are_what_the_layers_really_keep(repeats: int):
         return sum(kept.values())
 
     config = load_config(CONFIGS / "tiny.yaml", [f"rollout.group_size={repeats}"])
-    shape = shape_of(tiny.model.config.to_dict())
-    assert shape is not None
-    assumed = replace(assumptions_for(config), prompt_tokens=prompt, mean_response_tokens=response)
-    estimate = Layout(config, shape, assumed).activation_bytes() * microbatch.num_tokens
-    whole = kept_bytes()
-    assert 0.7 * whole < estimate < 1.4 * whole
+    dimensions = dimensions_from_config(tiny.model.config.to_dict())
+    assert dimensions is not None
+    profile = replace(hardware_profile_for(config), prompt_tokens=prompt, mean_response_tokens=response)
+    estimate = ResourceEstimate(config, dimensions, profile).activation_bytes() * microbatch.num_tokens
+    total_kept = kept_bytes()
+    assert 0.7 * total_kept < estimate < 1.4 * total_kept
     recompute_layers(tiny.model)
-    assert kept_bytes() < 0.4 * whole
+    assert kept_bytes() < 0.4 * total_kept
 
 
 def test_recomputing_changes_no_bit_of_an_update():
@@ -185,22 +189,22 @@ def test_recomputing_changes_no_bit_of_an_update():
 
 
 def test_the_papers_run_fits_its_cluster():
-    assert list(troubles(layout(paper()))) == []
-    parts = layout(paper()).trainer_memory()
-    assert sum(parts.values()) < 80 * GIB
+    assert list(find_problems(make_estimate(paper()))) == []
+    breakdown = make_estimate(paper()).trainer_memory()
+    assert sum(breakdown.values()) < 80 * GIB
 
 
 def test_without_recomputing_it_does_not_and_the_option_is_named():
-    (trouble,) = troubles(layout(paper("train.recompute=false")))
-    assert trouble.startswith("a trainer rank needs ")
-    assert "the largest part is activations" in trouble
-    assert "train.recompute=true" in trouble
+    (problem,) = find_problems(make_estimate(paper("train.recompute=false")))
+    assert problem.startswith("a trainer rank needs ")
+    assert "the largest part is activations" in problem
+    assert "train.recompute=true" in problem
 
 
 def test_too_few_ranks_are_told_the_number_that_fits():
-    (trouble,) = troubles(layout(paper("distributed.trainer_ranks=4")))
-    assert "distributed.trainer_ranks=16" in trouble
-    assert list(troubles(layout(paper("distributed.trainer_ranks=16")))) == []
+    (problem,) = find_problems(make_estimate(paper("distributed.trainer_ranks=4")))
+    assert "distributed.trainer_ranks=16" in problem
+    assert list(find_problems(make_estimate(paper("distributed.trainer_ranks=16")))) == []
 
 
 @pytest.mark.parametrize(
@@ -214,25 +218,25 @@ def test_too_few_ranks_are_told_the_number_that_fits():
     ],
 )
 def test_what_cannot_work_is_said_with_what_to_change(overrides: list[str], words: str):
-    assert any(words in trouble for trouble in troubles(layout(paper(*overrides))))
+    assert any(words in problem for problem in find_problems(make_estimate(paper(*overrides))))
 
 
 def test_a_model_that_is_too_large_for_the_card_it_shares_is_told_so():
     config = load_config(CONFIGS / "gsm8k_0.5b.yaml")
-    fits = layout(config, "qwen2.5-0.5b")
-    assert fits.shares_device
-    assert list(troubles(fits)) == []
-    (trouble,) = troubles(layout(config, "qwen2.5-7b"))
-    assert trouble.startswith("the process needs ")
+    fits = make_estimate(config, "qwen2.5-0.5b")
+    assert fits.is_colocated
+    assert list(find_problems(fits)) == []
+    (problem,) = find_problems(make_estimate(config, "qwen2.5-7b"))
+    assert problem.startswith("the process needs ")
 
 
 def test_seconds_of_a_step_follow_from_the_assumptions():
     config = paper("distributed.trainer_ranks=2", "rollout.engines=2", "rollout.vllm.max_sequences=8")
-    found = Layout(
+    found = ResourceEstimate(
         config,
-        KNOWN_SHAPES["qwen2.5-32b"],
+        KNOWN_DIMENSIONS["qwen2.5-32b"],
         replace(
-            Assumptions(),
+            HardwareProfile(),
             tflops=1.0,
             bandwidth_gb_s=100.0,
             link_gb_s=1.0,
@@ -245,7 +249,7 @@ def test_seconds_of_a_step_follow_from_the_assumptions():
     )
     parameters, length = 32_763_876_352, 100 + 1000 / 2
     assert found.generated_responses == 512 * 16 / 0.5 == 16384
-    assert found.live_sequences == 8
+    assert found.running_sequences == 8
     # read at half of 100 GB/s by each of four GPUs: two bytes a weight and the cache of 600 tokens a sequence; the two
     # engines make 8,192,000 tokens each, 8 at a time
     weights_s, cache_s = 2 * parameters / (4 * 50e9), length * 2**18 / (4 * 50e9)
@@ -260,7 +264,7 @@ def test_seconds_of_a_step_follow_from_the_assumptions():
 
 
 def test_check_prints_the_cluster_of_the_paper():
-    said = "\n".join(describe_layout(paper()))
+    output = "\n".join(describe_estimate(paper()))
     for words in (
         "layout (launcher ray, 32,763,876,352 parameters):",
         "trainer      64 ranks (FSDP2), a GPU each",
@@ -274,31 +278,31 @@ def test_check_prints_the_cluster_of_the_paper():
         "keep_rate=0.333333",
         "in all (sync); 300 steps:",
     ):
-        assert words in said
-    assert "DOES NOT WORK" not in said
-    assert "DOES NOT WORK: a trainer rank needs" in "\n".join(describe_layout(paper(), ["memory_gib=24"]))
+        assert words in output
+    assert "DOES NOT WORK" not in output
+    assert "DOES NOT WORK: a trainer rank needs" in "\n".join(describe_estimate(paper(), ["memory_gib=24"]))
 
 
 def test_check_says_what_a_laptop_holds():
     config = load_config(CONFIGS / "quickstart.yaml", ["model.dtype=float32"])
-    said = "\n".join(describe_layout(config, ["device=cpu", "memory_gib=16"]))
-    assert "1 process: the loop, data, rollout tables, checkpoints, the policy, the native engine" in said
-    assert "memory of the process that samples and trains:" in said
-    assert "DOES NOT WORK" not in said
-    assert "GPUs" not in said
+    output = "\n".join(describe_estimate(config, ["device=cpu", "memory_gib=16"]))
+    assert "1 process: the loop, data, rollout tables, checkpoints, the policy, the native engine" in output
+    assert "memory of the process that samples and trains:" in output
+    assert "DOES NOT WORK" not in output
+    assert "GPUs" not in output
 
 
 def test_several_processes_on_a_cpu_share_its_memory():
     config = load_config(CONFIGS / "quickstart.yaml", ["model.dtype=float32", "rollout.engines=2"])
-    (line,) = (line for line in describe_layout(config, ["device=cpu", "memory_gib=4"]) if "DOES NOT" in line)
+    (line,) = (line for line in describe_estimate(config, ["device=cpu", "memory_gib=4"]) if "DOES NOT" in line)
     assert "all processes of this machine need" in line
 
 
 def test_a_model_of_unknown_size_is_asked_for_a_shape():
     config = paper("model.name=nobody/nothing-1b")
-    (line,) = describe_layout(config)
+    (line,) = describe_estimate(config)
     assert "--assume shape=NAME: qwen2.5-0.5b" in line
-    assert "32,763,876,352 parameters" in "\n".join(describe_layout(config, ["shape=qwen2.5-32b"]))
+    assert "32,763,876,352 parameters" in "\n".join(describe_estimate(config, ["shape=qwen2.5-32b"]))
 
 
 @pytest.mark.parametrize(
@@ -314,4 +318,4 @@ def test_a_model_of_unknown_size_is_asked_for_a_shape():
 )
 def test_an_assumption_that_is_none_is_refused(given: str, words: str):
     with pytest.raises(ConfigError, match=words):
-        assumptions_for(paper(), [given])
+        hardware_profile_for(paper(), [given])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from worker_laws import FOR_PROGRAMS, Weights, WorkerLaws, ends, is_alive, start
+from worker_laws import PROGRAM_ENVIRONMENT, LauncherContract, Weights, ends, is_alive, start
 
 from dapo.core.errors import EngineError, WorkerDied
 from dapo.distributed.local import LocalLauncher
@@ -34,11 +34,11 @@ def launcher(start_in: Callable[[float], LocalLauncher]) -> LocalLauncher:
     return start_in(60)
 
 
-class TestLocalWorkers(WorkerLaws):
+class TestLocalLauncherContract(LauncherContract):
     """All of them."""
 
 
-def test_the_end_of_a_process_is_told_by_its_code_or_signal(launcher: LocalLauncher) -> None:
+def test_the_exit_reason_of_a_process_names_its_code_or_signal(launcher: LocalLauncher) -> None:
     worker = start(launcher)
     with pytest.raises(WorkerDied, match="one exited with code 7"):
         worker.call("end", 7).result(30)
@@ -52,7 +52,7 @@ def test_the_end_of_a_process_is_told_by_its_code_or_signal(launcher: LocalLaunc
 def test_close_leaves_no_process_and_no_weights(tmp_path: Path) -> None:
     launcher = LocalLauncher(tmp_path, timeout_s=60)
     worker = start(launcher)
-    handle = launcher.share(Weights({"a": torch.ones(2)}), 1)
+    handle = launcher.publish_weights(Weights({"a": torch.ones(2)}), 1)
     launcher.close()
     assert not is_alive(worker.pid)
     assert not handle.path.exists()
@@ -60,12 +60,12 @@ def test_close_leaves_no_process_and_no_weights(tmp_path: Path) -> None:
 
 def test_a_worker_does_not_outlive_its_controller(tmp_path: Path) -> None:
     program = (
-        "import sys, pathlib, time; from dapo.distributed.local import LocalLauncher; import worker_laws as t;"
+        "import sys, pathlib, time; from dapo.distributed.local import LocalLauncher; import launcher_contract as t;"
         f"w = t.start(LocalLauncher(pathlib.Path({str(tmp_path)!r}), timeout_s=60));"
         "w.call('sleep', 60); print(w.pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=FOR_PROGRAMS
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=PROGRAM_ENVIRONMENT
     ) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
@@ -75,7 +75,7 @@ def test_a_worker_does_not_outlive_its_controller(tmp_path: Path) -> None:
 
 def test_tied_weights_are_written_once(launcher: LocalLauncher) -> None:
     shared = torch.ones(1000)
-    handle = launcher.share(Weights({"embed": shared, "head": shared}), 4)
+    handle = launcher.publish_weights(Weights({"embed": shared, "head": shared}), 4)
     assert 4000 < handle.path.stat().st_size < 5000
 
 

@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from dapo.cli.check.sizes import Sizes, sizes_of
+from dapo.cli.check.sizes import ParameterCounts, count_parameters
 from dapo.cli.check.summary import explain
 from dapo.cli.main import main
 from dapo.config import LoraConfig, ModelConfig, build_config
@@ -276,12 +276,12 @@ class TestCheckpoints:
         adapted = make_policy(loaded("llama"), lora=LORA)
         factors_of(adapted, tmp_path / "adapted")
         factors_of(make_policy(loaded("llama")), tmp_path / "whole")
-        for other, told in (
+        for other, message in (
             ({"rank": 3, "alpha": 9.0}, r"model\.lora=\{rank: 3, alpha: 4\.5\}, and here it is \{rank: 3, alpha: 9\}"),
             ({"rank": 5, "alpha": 4.5}, "resume with what it was saved with"),
             (None, r"model\.lora=\{rank: 3, alpha: 4\.5\}, and here it is none"),
         ):
-            with pytest.raises(CheckpointError, match=told):
+            with pytest.raises(CheckpointError, match=message):
                 make_policy(loaded("llama"), lora=other).load(tmp_path / "adapted")
         with pytest.raises(CheckpointError, match=r"model\.lora=none, and here it is \{rank: 3"):
             adapted.load(tmp_path / "whole")
@@ -341,14 +341,14 @@ class TestSizes:
         """tiny-random: widths 32 (queries), 16 (keys, values), 64 (gates); two layers of seven linear ones."""
         rank = 2
         numbers = 2 * rank * ((32 + 32) * 2 + (32 + 16) * 2 + (32 + 64) * 3)
-        sizes = sizes_of(ModelConfig(name="tiny-random", lora=LoraConfig(rank=rank)))
+        sizes = count_parameters(ModelConfig(name="tiny-random", lora=LoraConfig(rank=rank)))
         assert (sizes.adapters, sizes.adapted_layers) == (numbers, 14)
-        assert sizes.model == sizes_of(ModelConfig(name="tiny-random")).model
+        assert sizes.model == count_parameters(ModelConfig(name="tiny-random")).model
         policy = make_policy(load_model("tiny-random", dtype=torch.float32), lora={"rank": rank})
         assert sum(factor.numel() for factor in factors_of(policy, tmp_path).values()) == numbers
 
     def test_bytes_by_hand(self):
-        whole, adapted = Sizes(model=1000), Sizes(model=1000, adapters=10)
+        whole, adapted = ParameterCounts(model=1000), ParameterCounts(model=1000, adapters=10)
         assert whole.state_bytes("bfloat16") == 1000 * (2 + 4 + 4 + 8)
         assert whole.state_bytes("float32") == 1000 * (4 + 4 + 8)
         assert adapted.state_bytes("bfloat16") == 1000 * 2 + 10 * (2 + 4 + 4 + 8)
@@ -362,15 +362,20 @@ class TestSizes:
         model = load_model("tiny-random", dtype=getattr(torch, dtype))
         policy = make_policy(model, lora=lora)
         policy.update([sample(0, (5, 6), (7, 8, 9)), sample(0, (5, 6), (10, 11), advantage=-1.0)], step=1)
-        masters = factors_of(policy, tmp_path)
+        master_weights = factors_of(policy, tmp_path)
         moments = [
             m for kind in ("exp_avg", "exp_avg_sq") for m in load_file(tmp_path / f"{kind}.safetensors").values()
         ]
-        gradients = masters.values()
-        kept = [*model.model.parameters(), *moments, *gradients, *(masters.values() if dtype == "bfloat16" else ())]
-        sizes = sizes_of(ModelConfig(name="tiny-random", lora=None if lora is None else LoraConfig(**lora)))
+        gradients = master_weights.values()
+        kept = [
+            *model.model.parameters(),
+            *moments,
+            *gradients,
+            *(master_weights.values() if dtype == "bfloat16" else ()),
+        ]
+        sizes = count_parameters(ModelConfig(name="tiny-random", lora=None if lora is None else LoraConfig(**lora)))
         assert sizes.state_bytes(dtype) == sum(tensor.nbytes for tensor in kept)
-        assert sizes.checkpoint_bytes(dtype) == sum(tensor.nbytes for tensor in (*moments, *masters.values()))
+        assert sizes.checkpoint_bytes(dtype) == sum(tensor.nbytes for tensor in (*moments, *master_weights.values()))
 
     def test_check_says_what_trains_and_what_it_holds(self):
         raw = {

@@ -15,18 +15,18 @@ from policy_examples import assert_close, gradient_of, loaded, make_policy, ragg
 from safetensors.torch import load_file
 
 from dapo.algo.loss import engine_weights
-from dapo.assemble import build_parts, read_inputs
+from dapo.assemble import build_run, read_inputs
 from dapo.cli.train import resume_run, start_run
 from dapo.config import Config, load_config
 from dapo.core.errors import EngineError, NumericsError
-from dapo.engines.checked import InspectedEngine
+from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.rewards.judge import InlineJudge
 from dapo.telemetry.console import ProgressDisplay
 from dapo.training.divergence import sampled_entropy
 from dapo.training.rollout import Batch
 from dapo.training.run_directory import RunDirectory
-from dapo.training.state import Parts, Progress
+from dapo.training.state import Run, TrainState
 from dapo.training.train import train
 from dapo.types import Generation, GenerationRequest, Group, Problem, Sample, Verdict
 
@@ -48,12 +48,12 @@ def checkpoints(run: Path) -> dict[str, dict[str, torch.Tensor]]:
 
 
 @contextmanager
-def parts_of(config: Config, path: Path) -> Iterator[Parts]:
+def open_run(config: Config, path: Path) -> Iterator[Run]:
     """A run's parts, into which a test may put its own."""
     run = RunDirectory.create(path, "", {})
     with InlineJudge(config.reward.verifier) as judge:
         display = ProgressDisplay(config.train.num_steps)
-        with build_parts(config, read_inputs(config), judge, run, display, first_step=1) as parts:  # type: ignore[arg-type]
+        with build_run(config, read_inputs(config), judge, run, display, first_step=1) as parts:  # type: ignore[arg-type]
             try:
                 yield parts
             finally:
@@ -111,10 +111,12 @@ def test_a_corrected_gradient_is_the_plain_one_times_the_weights(
     plain = gradient_of(make_policy(), rows, tmp_path / "plain")
     corrected = gradient_of(make_policy(loss=TIS), rows, tmp_path / "corrected")
     assert_close(corrected, {name: weight * g for name, g in plain.items()}, relative=1e-6)
-    told = make_policy(loss=TIS).update(rows, step=1)
-    assert told["loss/engine_weight_mean"] == pytest.approx(weight)
-    assert told["loss/engine_weight_truncated_fraction"] == truncated
-    assert told["loss/ratio_mean"] == pytest.approx(1.0)  # of the trainer to itself: the engine has no part in it
+    update_metrics = make_policy(loss=TIS).update(rows, step=1)
+    assert update_metrics["loss/engine_weight_mean"] == pytest.approx(weight)
+    assert update_metrics["loss/engine_weight_truncated_fraction"] == truncated
+    assert update_metrics["loss/ratio_mean"] == pytest.approx(
+        1.0
+    )  # of the trainer to itself: the engine has no part in it
 
 
 def test_weights_above_the_cap_are_cut_and_counted(tmp_path: Path):
@@ -122,8 +124,11 @@ def test_weights_above_the_cap_are_cut_and_counted(tmp_path: Path):
     plain = gradient_of(make_policy(), rows, tmp_path / "plain")
     corrected = gradient_of(make_policy(loss=TIS), rows, tmp_path / "corrected")
     assert_close(corrected, {name: 2 * g for name, g in plain.items()}, relative=1e-6)
-    told = make_policy(loss=TIS | {"engine_correction_cap": 3.0}).update(rows, step=1)
-    assert (told["loss/engine_weight_mean"], told["loss/engine_weight_truncated_fraction"]) == (3.0, 1.0)
+    update_metrics = make_policy(loss=TIS | {"engine_correction_cap": 3.0}).update(rows, step=1)
+    assert (update_metrics["loss/engine_weight_mean"], update_metrics["loss/engine_weight_truncated_fraction"]) == (
+        3.0,
+        1.0,
+    )
 
 
 def test_the_terms_for_kl_and_entropy_are_not_corrected(tmp_path: Path):
@@ -135,10 +140,12 @@ def test_the_terms_for_kl_and_entropy_are_not_corrected(tmp_path: Path):
 
 
 def test_without_correction_the_engine_has_no_part_in_the_update():
-    told = [make_policy().update(engine_off_by(nats, recorded=True), step=1) for nats in (0.0, 3.0)]
-    sound, biased = ({name: v for name, v in row.items() if "engine_logprob_gap" not in name} for row in told)
-    assert sound == biased
-    assert not any(name.startswith("loss/engine_weight") for name in sound)
+    update_metrics = [make_policy().update(engine_off_by(nats, recorded=True), step=1) for nats in (0.0, 3.0)]
+    reference, biased = (
+        {name: v for name, v in row.items() if "engine_logprob_gap" not in name} for row in update_metrics
+    )
+    assert reference == biased
+    assert not any(name.startswith("loss/engine_weight") for name in reference)
 
 
 def test_a_correction_without_the_engines_logprobs_is_an_error_and_never_left_out():
@@ -155,10 +162,10 @@ def test_an_update_too_far_from_the_policy_that_sampled_is_skipped_and_counted(n
     rows = [replace(row, old_logprobs=tuple(p - nats for p in row.old_logprobs or ())) for row in rows]
     policy = make_policy()
     before = weights_of(policy)
-    told = policy.update(rows, step=1)
-    assert told["loss/approx_kl"] == pytest.approx(approx_kl)  # by hand: r - 1 - log r
-    assert (told["optim/skipped"], policy.skipped_in_a_row) == (1.0, 1)
-    assert math.isfinite(told["optim/grad_norm"])
+    update_metrics = policy.update(rows, step=1)
+    assert update_metrics["loss/approx_kl"] == pytest.approx(approx_kl)  # by hand: r - 1 - log r
+    assert (update_metrics["optim/skipped"], policy.skipped_in_a_row) == (1.0, 1)
+    assert math.isfinite(update_metrics["optim/grad_norm"])
     assert_close(weights_of(policy), before, relative=0)
     for limit in (None, approx_kl + 1):
         free = make_policy(loss={"max_approx_kl": limit})
@@ -219,24 +226,24 @@ def test_a_policy_of_nan_is_neither_sampled_from_nor_saved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], finished_steps: int
 ):
     config = tiny("train.save_every=1")
-    with parts_of(config, tmp_path / "run") as parts:
+    with open_run(config, tmp_path / "run") as parts:
         if finished_steps:
-            train(tiny(f"train.num_steps={finished_steps}"), parts, progress := Progress())
-            progress.is_saved = False
+            train(tiny(f"train.num_steps={finished_steps}"), parts, train_state := TrainState())
+            train_state.is_saved = False
         else:
-            progress = Progress()
+            train_state = TrainState()
         set_weights(parts.policy, math.nan)
-        progress.engine_version = None
+        train_state.engine_version = None
         with pytest.raises(NumericsError, match="neither saved nor sampled from"):
-            train(config, parts, progress)
+            train(config, parts, train_state)
     kept = checkpoints(tmp_path / "run")
     assert all(tensor.isfinite().all() for weights in kept.values() for tensor in weights.values())
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     if finished_steps:
         assert list(kept) == ["step_000002"]
-        assert "saved: step 2 of 5" in said
+        assert "saved: step 2 of 5" in output
     else:
-        assert "nothing is saved yet" in said
+        assert "nothing is saved yet" in output
 
 
 def test_a_run_that_skips_too_many_updates_stops_after_a_whole_step_saved_and_says_why(
@@ -248,11 +255,11 @@ def test_a_run_that_skips_too_many_updates_stops_after_a_whole_step_saved_and_sa
     with pytest.raises(NumericsError) as caught:
         start_run(config, run_dir=run, config_name="tiny")
     assert str(caught.value).startswith("4 updates in a row were skipped (optim.max_skipped_updates=3): the loss or ")
-    said = capsys.readouterr().out
-    assert "step 1: 2 of 2 updates skipped, the first with gradient norm " in said
-    assert "saved: step 2 of 5" in said
+    output = capsys.readouterr().out
+    assert "step 1: 2 of 2 updates skipped, the first with gradient norm " in output
+    assert "saved: step 2 of 5" in output
     assert [row["optim/skipped"] for row in metrics(run)] == [2.0, 2.0]
-    with parts_of(tiny(), tmp_path / "untrained") as untrained:
+    with open_run(tiny(), tmp_path / "untrained") as untrained:
         expected = {name: tensor.clone() for name, tensor in untrained.policy.weights().named_tensors()}
     (saved,) = checkpoints(run).values()
     assert all(torch.equal(saved[name], expected[name]) for name in saved)
@@ -263,16 +270,16 @@ def test_a_run_that_skips_too_many_updates_stops_after_a_whole_step_saved_and_sa
 # entropy
 
 
-def batch_with(*logprobs: tuple[float, ...], fate: str = "trained") -> Batch:
+def batch_with(*logprobs: tuple[float, ...], outcome: str = "trained") -> Batch:
     generations = tuple(Generation(str(i), (1,) * len(row), row, "length", 0) for i, row in enumerate(logprobs))
     group = Group(Problem("p", "?", "!"), (1,), generations, (Verdict(True, 1.0),) * len(logprobs))
-    return Batch((), ((group, fate),), {}, {}, 0)  # type: ignore[arg-type]
+    return Batch((), ((group, outcome),), {}, {}, 0)  # type: ignore[arg-type]
 
 
 def test_entropy_is_estimated_from_every_sampled_token_of_decided_groups():
     assert sampled_entropy(batch_with((-1.0, -2.0), (-6.0,))) == 3.0
-    assert sampled_entropy(batch_with((-1.0,), fate="all_correct")) == 1.0
-    assert sampled_entropy(batch_with((-1.0,), fate="surplus")) is None
+    assert sampled_entropy(batch_with((-1.0,), outcome="all_correct")) == 1.0
+    assert sampled_entropy(batch_with((-1.0,), outcome="excess")) is None
     assert sampled_entropy(batch_with(())) is None
 
 
@@ -325,13 +332,13 @@ def test_over_the_limit_the_run_warns_or_corrects(
 ):
     overrides = [f"loss.engine_correction={correction}", f"train.minibatch_groups={minibatch_groups}"]
     config = tiny("train.num_steps=2", "model.dtype=float64", *overrides)
-    with parts_of(config, tmp_path / "run") as parts:
+    with open_run(config, tmp_path / "run") as parts:
         parts.engine = AlteredEngine(parts.engine, lambda g: replace(g, logprobs=tuple(p - 0.5 for p in g.logprobs)))
-        train(config, parts, Progress())
-    said, rows = capsys.readouterr().out, metrics(tmp_path / "run")
+        train(config, parts, TrainState())
+    output, rows = capsys.readouterr().out, metrics(tmp_path / "run")
     assert [row["rollout/engine_logprob_gap_mean"] for row in rows] == pytest.approx([0.5, 0.5])
     warning = "sampler and trainer differ by 0.5 nats a token on average (rollout.max_logprob_gap=0.1)"
-    assert [f"step {step}: {warning}" in said for step in (1, 2)] == [correction == "none"] * 2
+    assert [f"step {step}: {warning}" in output for step in (1, 2)] == [correction == "none"] * 2
     if correction == "tis":
         assert [row["loss/engine_weight_mean"] for row in rows] == pytest.approx([math.exp(0.5)] * 2)
         assert [row["loss/engine_weight_truncated_fraction"] for row in rows] == [0.0, 0.0]
@@ -341,8 +348,8 @@ def test_with_an_engine_that_agrees_a_corrected_run_is_the_plain_one_within_roun
     ends: list[dict[str, torch.Tensor]] = []
     for correction in ("none", "tis"):
         config = tiny("train.num_steps=2", "model.dtype=float64", f"loss.engine_correction={correction}")
-        with parts_of(config, tmp_path / correction) as parts:
-            train(config, parts, Progress())
+        with open_run(config, tmp_path / correction) as parts:
+            train(config, parts, TrainState())
         ends += checkpoints(tmp_path / correction).values()
     assert_close(*ends, relative=1e-9)
 
@@ -362,15 +369,15 @@ def test_nothing_that_an_engine_got_wrong_is_trained_on_and_the_step_before_is_s
     tmp_path: Path, nonsense: Callable[[Generation], Generation], message: str
 ):
     config = tiny("train.num_steps=2")
-    with parts_of(config, tmp_path / "sound") as parts:
-        train(config, parts, Progress())
+    with open_run(config, tmp_path / "sound") as parts:
+        train(config, parts, TrainState())
     config = tiny("train.num_steps=5")
-    with parts_of(config, tmp_path / "run") as parts:
+    with open_run(config, tmp_path / "run") as parts:
         altered = AlteredEngine(parts.engine, lambda g: nonsense(g) if g.version == 2 else g)
-        parts.engine = InspectedEngine(altered, vocabulary=1000)
+        parts.engine = CheckedEngine(altered, vocabulary=1000)
         with pytest.raises(EngineError, match=message):
-            train(config, parts, Progress())
+            train(config, parts, TrainState())
     assert [row["step"] for row in metrics(tmp_path / "run")] == [1, 2]
-    sound, saved = checkpoints(tmp_path / "sound"), checkpoints(tmp_path / "run")
-    assert sound.keys() == saved.keys() == {"step_000002"}
-    assert_close(saved["step_000002"], sound["step_000002"], relative=0)
+    reference, saved = checkpoints(tmp_path / "sound"), checkpoints(tmp_path / "run")
+    assert reference.keys() == saved.keys() == {"step_000002"}
+    assert_close(saved["step_000002"], reference["step_000002"], relative=0)

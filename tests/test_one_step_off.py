@@ -21,12 +21,12 @@ from policy_examples import loaded, make_policy
 from run_examples import CONFIGS, contents, differences, metrics, tiny
 from safetensors.torch import load_file
 from test_algorithm1 import GROUP, LR, MINIBATCH, PROMPTS, STEPS, WARMUP, NaiveDapo, tiny_config
-from test_rollout import END, FILL, WRONG, Letters, Marks, problems, random_script
+from test_rollout import END, FILL, WRONG, FakeEncoder, FakeJudge, problems, random_script
 
 from dapo.cli.check.summary import explain
 from dapo.cli.train import resume_run
 from dapo.config import Config, build_config, dump_config, load_config
-from dapo.core.errors import CheckpointError, ConfigError, EngineError, NumericsError, Starved
+from dapo.core.errors import CheckpointError, ConfigError, EngineError, NumericsError, ShortfallError
 from dapo.core.rng import keyed_permutation
 from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
@@ -38,11 +38,11 @@ from dapo.telemetry.rollout_table import read_rollouts
 from dapo.telemetry.sinks import JsonlSink, Tracker
 from dapo.training import one_step_off
 from dapo.training.checkpointing import restore
-from dapo.training.prefetched_batch import Ahead, read_ahead, write_ahead
-from dapo.training.rollout import FATES, Batch, DynamicSampler, sampling_plan
+from dapo.training.prefetched_batch import PrefetchedBatch, read_prefetched_batch, write_prefetched_batch
+from dapo.training.rollout import OUTCOMES, Batch, DynamicSampler, sampling_plan
 from dapo.training.run_directory import RunDirectory
 from dapo.training.signals import Interrupted, StoppableEngine
-from dapo.training.state import Parts, Progress, TrainablePolicy
+from dapo.training.state import Run, TrainablePolicy, TrainState
 from dapo.types import Generation, GenerationRequest, Group, Problem, Sample, Verdict
 
 # --- runs without a model: a scripted engine, and a policy that only counts -----------------------------------------
@@ -86,7 +86,7 @@ class CountingPolicy:
         self.updates = int((directory / "updates").read_text())
 
 
-class NotingEngine(ScriptedEngine):
+class RequestLoggingEngine(ScriptedEngine):
     """Notes what is asked of it, each kind of request once in a row: `load 1`, `batch 2`, `evaluation`."""
 
     def __init__(self, script: Any = random_script, **options: Any) -> None:
@@ -105,7 +105,7 @@ class NotingEngine(ScriptedEngine):
             self.notes.append(note)
 
 
-class SlowEngine(ScriptedEngine):
+class WaitingEngine(ScriptedEngine):
     """In the thread that samples the batch of a step, the first poll waits for `when`, and calls `then`."""
 
     def __init__(self, step: int, when: threading.Event, then: Callable[[], None] = lambda: None) -> None:
@@ -119,7 +119,7 @@ class SlowEngine(ScriptedEngine):
         return super().poll()
 
 
-class EndlessEngine(ScriptedEngine):
+class UnresponsiveEngine(ScriptedEngine):
     """Never answers the thread that samples the batch of step 3."""
 
     def poll(self) -> list[Generation]:
@@ -145,35 +145,35 @@ def scripted_run(
     *overrides: str,
     engine: RolloutEngine | None = None,
     policy: TrainablePolicy | None = None,
-    change: Callable[[Parts], None] = lambda parts: None,
-) -> tuple[Parts, Progress]:
+    change: Callable[[Run], None] = lambda parts: None,
+) -> tuple[Run, TrainState]:
     """A run to its end, or on from where it stands."""
     config = async_config(*SCRIPTED, *overrides)
     run = RunDirectory(path) if path.exists() else RunDirectory.create(path, dump_config(config), {})
     checkpoint = run.latest_checkpoint(warn=print)
-    parts = Parts(
+    parts = Run(
         stream=ProblemStream(problems(60), seed=0),
         engine=engine or ScriptedEngine(random_script),
-        judge=Marks(),
+        judge=FakeJudge(),
         policy=policy or CountingPolicy(),
         sampler=DynamicSampler(
             prompts_per_step=config.rollout.prompts_per_step, max_groups_per_step=config.max_groups_per_step
         ),
-        encoder=Letters(),
+        encoder=FakeEncoder(),
         plan=sampling_plan(config, (END,)),
         tracker=Tracker([JsonlSink(run.metrics)], ProgressDisplay(config.train.num_steps)),
         run=run,
     )
     change(parts)
     parts.engine = StoppableEngine(parts.engine, parts.stop)
-    progress = restore(parts, checkpoint) if checkpoint else Progress()
+    train_state = restore(parts, checkpoint) if checkpoint else TrainState()
     try:
-        one_step_off.train(config, parts, progress)
+        one_step_off.train(config, parts, train_state)
     finally:
         parts.checkpoints.settle(wait=True)
         parts.tracker.close()
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("dapo-batch")]
-    return parts, progress
+    return parts, train_state
 
 
 def versions(run: Path) -> list[set[int]]:
@@ -181,21 +181,21 @@ def versions(run: Path) -> list[set[int]]:
     return [set(read_rollouts(path)["version"].to_pylist()) for path in sorted((run / "rollouts").iterdir())]
 
 
-def decided_places(run: Path) -> list[int]:
+def decided_positions(run: Path) -> list[int]:
     """Places in the stream of all decided groups, step after step."""
     tables = [read_rollouts(path).to_pylist() for path in sorted((run / "rollouts").iterdir())]
-    return [row["group_id"] for rows in tables for row in rows if row["fate"] != "surplus" and row["sample"] == 0]
+    return [row["group_id"] for rows in tables for row in rows if row["outcome"] != "excess" and row["sample"] == 0]
 
 
-def held_steps(run: Path) -> dict[str, int | None]:
+def prefetched_steps(run: Path) -> dict[str, int | None]:
     """The step of the batch that each checkpoint holds."""
-    files = {path: path / "ahead.json" for path in (run / "checkpoints").iterdir()}
+    files = {path: path / "prefetched_batch.json" for path in (run / "checkpoints").iterdir()}
     return {path.name: json.loads(file.read_text())["step"] if file.exists() else None for path, file in files.items()}
 
 
 class TestWhatIsSampledWhen:
     def test_every_batch_but_the_first_is_of_the_policy_before_the_last_step(self, tmp_path: Path):
-        engine = NotingEngine()
+        engine = RequestLoggingEngine()
         scripted_run(tmp_path / "run", engine=engine)
         assert versions(tmp_path / "run") == [{0}, {0}, {1}, {2}]
         # an evaluation is due before the first step and after the last; here it has no problems
@@ -205,9 +205,9 @@ class TestWhatIsSampledWhen:
         assert [row["rollout/staleness_max"] for row in rows] == [0, 1, 1, 1]
 
     def test_evaluations_have_the_newest_weights_and_the_engine_for_themselves(self, tmp_path: Path):
-        engine = NotingEngine()
+        engine = RequestLoggingEngine()
 
-        def with_evaluation(parts: Parts) -> None:
+        def with_evaluation(parts: Run) -> None:
             parts.held_out = problems(3)
             parts.eval_plan = EvaluationPlan("held_out", 2, 1.0, 1.0, 12, (END,), 0)
 
@@ -228,26 +228,26 @@ class TestWhatIsSampledWhen:
                 updating.set()
                 assert sampling.wait(20)
 
-        engine = SlowEngine(3, updating, sampling.set)
+        engine = WaitingEngine(3, updating, sampling.set)
         scripted_run(tmp_path / "run", engine=engine, policy=CountingPolicy(on_update=update))
         assert len(metrics(tmp_path / "run")) == 4
 
     def test_nothing_is_generated_for_a_step_that_will_not_happen(self, tmp_path: Path):
-        engine = NotingEngine()
+        engine = RequestLoggingEngine()
         scripted_run(tmp_path / "run", "train.num_steps=1", engine=engine)
         assert engine.notes == ["load 0", "batch 1", "load 1"]
-        assert held_steps(tmp_path / "run") == {"step_000001": None}
+        assert prefetched_steps(tmp_path / "run") == {"step_000001": None}
 
     def test_everything_generated_is_accounted_for_and_every_problem_is_met_once(self, tmp_path: Path):
         engine = ScriptedEngine(random_script, slots=6)
-        _, progress = scripted_run(tmp_path / "run", engine=engine)
+        _, train_state = scripted_run(tmp_path / "run", engine=engine)
         rows = metrics(tmp_path / "run")
         for row in rows:
             for kind in ("groups", "tokens"):
-                assert row[f"rollout/{kind}_generated"] == sum(row[f"rollout/{kind}_{fate}"] for fate in FATES)
-        assert progress.tokens_generated == sum(row["rollout/tokens_generated"] for row in rows)
-        assert sum(row["rollout/groups_surplus"] + row["rollout/groups_aborted"] for row in rows) > 0
-        assert decided_places(tmp_path / "run") == list(range(len(decided_places(tmp_path / "run"))))
+                assert row[f"rollout/{kind}_generated"] == sum(row[f"rollout/{kind}_{outcome}"] for outcome in OUTCOMES)
+        assert train_state.tokens_generated == sum(row["rollout/tokens_generated"] for row in rows)
+        assert sum(row["rollout/groups_excess"] + row["rollout/groups_aborted"] for row in rows) > 0
+        assert decided_positions(tmp_path / "run") == list(range(len(decided_positions(tmp_path / "run"))))
 
     def test_old_logprobs_are_recorded_by_the_trainer_and_the_samplers_come_along(self, tmp_path: Path):
         policy = CountingPolicy()
@@ -358,7 +358,7 @@ def test_five_steps_equal_a_naive_sequential_reimplementation(tmp_path: Path, fl
     [(2.0, 1.5, 0.0), (1.25, 1.25, 1.0)],
 )
 @pytest.mark.parametrize("minibatch", [2, 4])
-def test_each_tokens_loss_is_weighted_by_the_trainers_probability_over_the_samplers_up_to_the_cap(
+def test_each_tokens_loss_is_weighted_by_the_truncated_trainer_to_sampler_ratio(
     tmp_path: Path, cap: float, weight: float, truncated: float, minibatch: int
 ):
     """A model of zeros gives each of its 197 tokens probability 1/197, and stays so; the sampler says 1/295.5."""
@@ -422,10 +422,10 @@ class TestResuming:
     def test_the_run_has_everything_that_makes_resuming_hard(self, whole: Path):
         rows = metrics(whole)[1:]
         assert min(row["rollout/keep_rate"] for row in rows) < 1
-        assert sum(row["rollout/groups_surplus"] for row in rows) > 0
+        assert sum(row["rollout/groups_excess"] for row in rows) > 0
         assert [row["rollout/epoch"] for row in rows][-1] >= 2
         assert [row["rollout/staleness_mean"] for row in rows] == [0, 1, 1, 1, 1]
-        assert held_steps(whole) == {f"step_{i:06d}": i + 1 if i < 5 else None for i in range(1, 6)}
+        assert prefetched_steps(whole) == {f"step_{i:06d}": i + 1 if i < 5 else None for i in range(1, 6)}
 
     @pytest.mark.parametrize("step", [1, 2, 3, 4])
     def test_from_any_step_it_ends_as_the_uninterrupted_run_to_the_byte(self, whole: Path, tmp_path: Path, step: int):
@@ -444,8 +444,8 @@ class TestResuming:
             shutil.rmtree(run / "checkpoints" / f"step_{step:06d}")
         resume_run(run, ["schedule=sync", "rollout.engines=0", "loss.engine_correction=none"])
         assert versions(run) == [{0}, {0}, {2}, {3}, {4}]
-        assert decided_places(run) == list(range(len(decided_places(run))))
-        assert held_steps(run)["step_000005"] is None
+        assert decided_positions(run) == list(range(len(decided_positions(run))))
+        assert prefetched_steps(run)["step_000005"] is None
 
     def test_a_batch_comes_back_from_the_disk_as_it_was(self, tmp_path: Path):
         stream = ProblemStream(problems(8), seed=3)
@@ -462,21 +462,26 @@ class TestResuming:
             for i, finish in enumerate(("stop", "length", "stop"))
         )
         judged = tuple(
-            (Group(stream.problem_at(place), (place, 7), generations, verdicts, id=place, texts=texts), fate)
-            for place, fate in ((2, "trained"), (3, "invalid"), (4, "trained"), (5, "surplus"))
+            (
+                Group(stream.problem_at(position), (position, 7), generations, verdicts, id=position, texts=texts),
+                outcome,
+            )
+            for position, outcome in ((2, "trained"), (3, "invalid"), (4, "trained"), (5, "excess"))
         )
-        counts = {fate: i for i, fate in enumerate(FATES)}
+        counts = {outcome: i for i, outcome in enumerate(OUTCOMES)}
         batch = Batch((judged[0][0], judged[2][0]), judged, counts, dict(counts), 2, reason="all wrong", epoch=1)
-        ahead = Ahead(4, batch, 2, {"kept": 0.1 + 0.2, "decided": 3.0, "errors": [None, ["e", "p", "r"]]})
-        write_ahead(tmp_path, ahead)
-        found = read_ahead(tmp_path, stream)
-        assert found == ahead
+        prefetched_batch = PrefetchedBatch(
+            4, batch, 2, {"kept": 0.1 + 0.2, "decided": 3.0, "errors": [None, ["e", "p", "r"]]}
+        )
+        write_prefetched_batch(tmp_path, prefetched_batch)
+        found = read_prefetched_batch(tmp_path, stream)
+        assert found == prefetched_batch
         assert [type(token) for token in found.batch.groups[0].generations[2].token_ids] == [int, int]
         # answers and components do not count in a verdict's equality
         assert found.batch.judged[0][0].verdicts[0].answer == "7"
         assert found.batch.judged[3][0].verdicts[0].components == {"math": 1.0, "length": -0.1}
         with pytest.raises(CheckpointError, match="resume with the data the run began with"):
-            read_ahead(tmp_path, ProblemStream(problems(8), seed=4))
+            read_prefetched_batch(tmp_path, ProblemStream(problems(8), seed=4))
 
 
 KILLS = int(os.environ.get("DAPO_KILLS", "6"))
@@ -557,8 +562,8 @@ class TestFailures:
                 wait_for_thread(3)
 
         with pytest.raises(EngineError, match="the engine is gone"):
-            scripted_run(run, engine=SlowEngine(3, at_once, gone), policy=CountingPolicy(before_updates=wait))
-        assert held_steps(run) == {"step_000001": 2}
+            scripted_run(run, engine=WaitingEngine(3, at_once, gone), policy=CountingPolicy(before_updates=wait))
+        assert prefetched_steps(run) == {"step_000001": 2}
         assert [row["step"] for row in metrics(run)] == [1]
         self.assert_resumes_to(run, undisturbed)
 
@@ -570,8 +575,8 @@ class TestFailures:
                 updating.set()
 
         with pytest.raises(EngineError, match="the engine is gone"):
-            scripted_run(run, engine=SlowEngine(3, updating, gone), policy=CountingPolicy(on_update=update))
-        assert held_steps(run) == {"step_000002": None}
+            scripted_run(run, engine=WaitingEngine(3, updating, gone), policy=CountingPolicy(on_update=update))
+        assert prefetched_steps(run) == {"step_000002": None}
         scripted_run(run)
         assert versions(run) == [{0}, {0}, {2}, {2}]
         rows = metrics(run)
@@ -591,8 +596,8 @@ class TestFailures:
                 raise NumericsError("the gradient norm was not finite")
 
         with pytest.raises(NumericsError):
-            scripted_run(run, engine=EndlessEngine(random_script), policy=CountingPolicy(on_update=update))
-        assert (held_steps(run) if (run / "checkpoints").exists() else {}) == kept
+            scripted_run(run, engine=UnresponsiveEngine(random_script), policy=CountingPolicy(on_update=update))
+        assert (prefetched_steps(run) if (run / "checkpoints").exists() else {}) == kept
         if kept:
             self.assert_resumes_to(run, undisturbed)
 
@@ -603,14 +608,14 @@ class TestFailures:
         run = tmp_path / "run"
         for _ in range(2):  # what was too little stays so, until the options or the data are others
             with pytest.raises(
-                Starved, match=r"40 groups were judged .* and 0 of the 4 wanted carry a signal: 40 all wrong"
+                ShortfallError, match=r"40 groups were judged .* and 0 of the 4 wanted carry a signal: 40 all wrong"
             ):
                 scripted_run(run, engine=ScriptedEngine(hopeless))
-            assert held_steps(run) == {"step_000002": None}
+            assert prefetched_steps(run) == {"step_000002": None}
             assert len(read_rollouts(run / "rollouts/step_000003.parquet")) == 160
         scripted_run(run)
         assert [row["rollout/staleness_max"] for row in metrics(run)] == [0, 1, 0, 1]
-        assert decided_places(run) == list(range(len(decided_places(run))))
+        assert decided_positions(run) == list(range(len(decided_positions(run))))
 
     @pytest.mark.parametrize(("moment", "saved"), [("before", 1), ("during", 2)])
     def test_a_signal_is_heard_before_the_first_update_or_when_the_next_batch_is_there(
@@ -618,7 +623,7 @@ class TestFailures:
     ):
         run, policy, go_on = tmp_path / "run", CountingPolicy(), threading.Event()
 
-        def with_signal(parts: Parts) -> None:
+        def with_signal(parts: Run) -> None:
             def signal_comes(updates: int) -> None:
                 if updates == (2 if moment == "before" else 3):
                     parts.stop.signum = signal.SIGTERM
@@ -628,8 +633,8 @@ class TestFailures:
             policy.on_update = signal_comes if moment == "during" else policy.on_update
 
         with pytest.raises(Interrupted):
-            scripted_run(run, engine=SlowEngine(3, go_on), policy=policy, change=with_signal)
-        assert held_steps(run) == {f"step_{saved:06d}": saved + 1}
+            scripted_run(run, engine=WaitingEngine(3, go_on), policy=policy, change=with_signal)
+        assert prefetched_steps(run) == {f"step_{saved:06d}": saved + 1}
         assert [row["step"] for row in metrics(run)] == list(range(1, saved + 1))
         self.assert_resumes_to(run, undisturbed)
 
@@ -654,10 +659,10 @@ class TestOptions:
         assert load_config(tmp_path / "config.yaml") == config
 
     def test_check_says_so(self):
-        told = "\n".join(explain(Config.model_validate(tiny(*ONE_STEP_OFF).model_dump())))
-        assert "times min(pi_old / pi_sampler, 2)" in told
-        assert "schedule: one_step_off (paper: sync)" in told
-        assert "loss.engine_correction: tis (paper: none)" in told
+        summary = "\n".join(explain(Config.model_validate(tiny(*ONE_STEP_OFF).model_dump())))
+        assert "times min(pi_old / pi_sampler, 2)" in summary
+        assert "schedule: one_step_off (paper: sync)" in summary
+        assert "loss.engine_correction: tis (paper: none)" in summary
 
 
 def test_the_command_trains_with_an_engine_in_a_process_of_its_own_as_with_one_in_a_thread(

@@ -10,20 +10,20 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from dapo.core.background import beside
+from dapo.core.background import in_background
 from dapo.core.errors import EngineError
-from dapo.core.packed import Packed, array_of, packed
-from dapo.data.byte_decoder import ByteTable, byte_alphabet
+from dapo.core.packed import CompactArray, array_of, compact
+from dapo.data.byte_decoder import ByteDecoder, byte_alphabet
 from dapo.data.prompts import PromptEncoder
-from dapo.engines.checked import InspectedEngine
+from dapo.engines.checked import CheckedEngine
 from dapo.engines.scripted import FaultyEngine, ScriptedEngine, cut
 from dapo.telemetry.metrics import engine_gap_metrics
 from dapo.types import Generation, GenerationRequest, Sample
 
 
-def row(*values: float) -> Packed:
-    found = packed(values)
-    assert isinstance(found, Packed)
+def row(*values: float) -> CompactArray:
+    found = compact(values)
+    assert isinstance(found, CompactArray)
     return found
 
 
@@ -56,14 +56,14 @@ def test_numbers_take_four_bytes_where_that_holds_them_exactly_and_eight_otherwi
 
 @pytest.mark.parametrize("values", [(), (1, 2.0), (1, True), ("a",), (None,), (2**70,), (np.int64(1),)])
 def test_what_is_not_of_one_type_of_numbers_stays_as_it_is(values):
-    assert packed(values) is values
+    assert compact(values) is values
 
 
 def test_a_packed_row_cannot_be_changed():
     with pytest.raises(ValueError, match="read-only"):
         row(1, 2).array[0] = 5
     with pytest.raises(ValueError, match=r"expected \[n\] numbers"):
-        Packed(np.zeros((2, 2)))
+        CompactArray(np.zeros((2, 2)))
 
 
 def test_torch_and_numpy_take_packed_rows():
@@ -77,12 +77,12 @@ def test_a_generation_and_a_sample_cross_to_another_process_packed_equal_and_sma
     ids, logprobs = tuple(range(count)), tuple(-i / 8 for i in range(count))
     generation = Generation("a", ids, logprobs, "stop", 3)
     sample = Sample(7, (1, 2), ids, 1.0, 0.5, logprobs, None, (True,) * count)
-    for value, bytes_a_token in ((generation, 8), (sample, 9)):
+    for value, bytes_per_token in ((generation, 8), (sample, 9)):
         sent = pickle.dumps(value)
-        assert len(sent) < bytes_a_token * count + 1000
+        assert len(sent) < bytes_per_token * count + 1000
         assert pickle.loads(sent) == value
     received = pickle.loads(pickle.dumps(sample))
-    assert isinstance(received.response_ids, Packed)
+    assert isinstance(received.response_ids, CompactArray)
     assert (received.old_logprobs, received.prompt_ids, received.num_trained_tokens) == (None, (1, 2), count)
 
 
@@ -111,15 +111,15 @@ def test_a_packed_script_is_cut_like_a_plain_one(ids, limit, least, expected):
 def test_sound_packed_answers_pass_the_inspection():
     script = {"a": (row(3, 9), "stop"), "b": (row(*[3] * 8), "length")}
     engine = ScriptedEngine(
-        lambda r: script[r.id], delay=lambda r: 1, logprob=lambda count: Packed(np.full(count, -0.5, np.float32))
+        lambda r: script[r.id], delay=lambda r: 1, logprob=lambda count: CompactArray(np.full(count, -0.5, np.float32))
     )
-    inspected = InspectedEngine(engine, vocabulary=10)
-    inspected.submit([request("a"), request("b")])
-    assert [(g.token_ids, g.logprobs[0]) for g in inspected.poll()] == [((3, 9), -0.5), ((3,) * 8, -0.5)]
+    checked = CheckedEngine(engine, vocabulary=10)
+    checked.submit([request("a"), request("b")])
+    assert [(g.token_ids, g.logprobs[0]) for g in checked.poll()] == [((3, 9), -0.5), ((3,) * 8, -0.5)]
 
 
 @pytest.mark.parametrize(
-    ("ids", "logprobs", "words"),
+    ("ids", "logprobs", "message"),
     [
         ((3, 10), (-1.0, -1.0), "token ids from 0 to 9, got 10 at token 1"),
         ((-1, 9), (-1.0, -1.0), "token ids from 0 to 9, got -1 at token 0"),
@@ -130,17 +130,17 @@ def test_sound_packed_answers_pass_the_inspection():
         ((3, 4), (-1.0, -1.0), "a last token among 9"),
     ],
 )
-def test_what_is_wrong_in_packed_answers_is_told_as_in_plain_ones(ids, logprobs, words):
+def test_what_is_wrong_in_packed_answers_is_told_as_in_plain_ones(ids, logprobs, message):
     for wrap in (tuple, lambda values: row(*values)):
         engine = FaultyEngine(
             lambda r: ((3, 9), "stop"),
             lambda found, wrap=wrap: [Generation(g.request_id, wrap(ids), wrap(logprobs), "stop", 0) for g in found],
             delay=lambda r: 1,
         )
-        inspected = InspectedEngine(engine, vocabulary=10)
-        inspected.submit([request()])
-        with pytest.raises(EngineError, match=words):
-            inspected.poll()
+        checked = CheckedEngine(engine, vocabulary=10)
+        checked.submit([request()])
+        with pytest.raises(EngineError, match=message):
+            checked.poll()
 
 
 def test_the_gap_between_sampler_and_trainer_counts_trained_tokens_only():
@@ -166,13 +166,13 @@ def test_work_beside_a_block_is_done_at_its_end_and_its_error_comes_there():
         raise OSError("no room")
 
     done: list[str] = []
-    with beside(lambda: done.append("work"), name="test"):
+    with in_background(lambda: done.append("work"), name="test"):
         pass
     assert done == ["work"]
-    with pytest.raises(OSError, match="no room"), beside(fail, name="test"):
+    with pytest.raises(OSError, match="no room"), in_background(fail, name="test"):
         done.append("the end of the block")
     assert done[-1] == "the end of the block"
-    with pytest.raises(KeyError, match="block"), beside(fail, name="test"):
+    with pytest.raises(KeyError, match="block"), in_background(fail, name="test"):
         raise KeyError("block")
 
 
@@ -197,7 +197,7 @@ def test_a_byte_table_says_what_the_tokenizer_says_of_any_ids(byte_level):
     encoded = byte_level(TEXT + "<tool é>" + "<eos>" + TEXT)["input_ids"]
     cases = [encoded, encoded[3:-2], [], [byte_level.eos_token_id], *([i] for i in range(len(byte_level)))]
     for skip in (True, False):
-        table = ByteTable.of(byte_level, skip_special_tokens=skip)
+        table = ByteDecoder.of(byte_level, skip_special_tokens=skip)
         assert table is not None
         for ids in cases:
             expected = byte_level.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
@@ -212,6 +212,6 @@ def test_a_tokenizer_of_another_kind_decodes_by_itself():
     from dapo.policy.aliases import _tiny_tokenizer
 
     tokenizer = _tiny_tokenizer()
-    assert ByteTable.of(tokenizer, skip_special_tokens=True) is None
+    assert ByteDecoder.of(tokenizer, skip_special_tokens=True) is None
     ids = tokenizer("12+3")["input_ids"]
     assert PromptEncoder(tokenizer).decode(row(*ids)) == PromptEncoder(tokenizer).decode(tuple(ids)) == "12+3"

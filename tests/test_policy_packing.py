@@ -5,7 +5,7 @@ import torch
 from policy_examples import groups_of, ragged, sample
 from torch import Tensor
 
-from dapo.policy.packed_attention import Row, build_layout, packed_attention
+from dapo.policy.packed_attention import Segment, build_attention_plan, packed_attention
 from dapo.policy.packing import Microbatch, in_callers_order, pack
 
 CPU = torch.device("cpu")
@@ -32,17 +32,17 @@ def test_the_token_before_predicts_each_token_also_across_microbatches() -> None
     samples = ragged()
     for microbatch in pack(samples, max_tokens=40):
         stream, at = stream_of(microbatch), 0
-        places = microbatch.predictors.tolist()
+        stream_indices = microbatch.predictors.tolist()
         for i, length in zip(microbatch.indices, microbatch.lengths, strict=True):
             row = samples[i]
             before = (row.prompt_ids + row.response_ids)[len(row.prompt_ids) - 1 : -1]
-            assert tuple(stream[place] for place in places[at : at + length]) == before
+            assert tuple(stream[index] for index in stream_indices[at : at + length]) == before
             assert tuple(microbatch.targets[at : at + length].tolist()) == row.response_ids
             at += length
 
 
 @pytest.mark.parametrize("max_tokens", [1, 13, 40, 64, 1000])
-def test_every_sample_is_in_exactly_one_microbatch_and_only_single_sequences_exceed_the_budget(max_tokens: int) -> None:
+def test_every_sample_is_in_one_microbatch_and_only_a_lone_one_exceeds_the_budget(max_tokens: int) -> None:
     samples = ragged()
     microbatches = pack(samples, max_tokens=max_tokens)
     assert scored(microbatches) == list(range(len(samples)))
@@ -108,14 +108,21 @@ def test_microbatches_are_nearly_full() -> None:
 def test_less_than_half_of_what_attention_computes_is_padding() -> None:
     samples = groups_of([(5 + 40 * g, (1, 2, 3, 9, 40, 200)) for g in range(4)])
     (microbatch,) = pack(samples, max_tokens=100_000)
-    assert sum(len(block.queries) for block in microbatch.layout.blocks) < 2 * microbatch.num_tokens
+    assert sum(len(block.queries) for block in microbatch.attention_plan.blocks) < 2 * microbatch.num_tokens
 
 
 # Rows as (context_start, context_length, start, length): three prompts, responses before and behind the next prompt.
 # The last two are one block; the padded third query of the very last stands behind all keys.
-ROWS = [
-    *(Row(0, 0, 0, 5), Row(0, 5, 5, 2), Row(0, 0, 7, 2), Row(0, 5, 9, 7), Row(7, 2, 16, 3), Row(0, 0, 19, 6)),
-    *(Row(0, 5, 25, 3), Row(19, 6, 28, 2)),
+SEGMENTS = [
+    *(
+        Segment(0, 0, 0, 5),
+        Segment(0, 5, 5, 2),
+        Segment(0, 0, 7, 2),
+        Segment(0, 5, 9, 7),
+        Segment(7, 2, 16, 3),
+        Segment(0, 0, 19, 6),
+    ),
+    *(Segment(0, 5, 25, 3), Segment(19, 6, 28, 2)),
 ]
 NUM_TOKENS = 30
 
@@ -123,7 +130,7 @@ NUM_TOKENS = 30
 def dense_attention(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
     """`[1, T, heads, d]`, with one mask over the whole stream that says who sees whom."""
     seen = torch.zeros(NUM_TOKENS, NUM_TOKENS, dtype=torch.bool)
-    for row in ROWS:
+    for row in SEGMENTS:
         sequence = [*range(row.context_start, row.context_start + row.context_length)]
         sequence += range(row.start, row.start + row.length)
         for at in range(row.context_length, len(sequence)):
@@ -141,7 +148,7 @@ def dense_attention(query: Tensor, key: Tensor, value: Tensor, window: int | Non
 def test_packed_attention_equals_one_dense_mask_in_values_and_gradients(
     window: int | None, mask_elements: int, kv_heads: int
 ) -> None:
-    layout = build_layout(ROWS, NUM_TOKENS, CPU, mask_elements=mask_elements)
+    attention_plan = build_attention_plan(SEGMENTS, NUM_TOKENS, CPU, mask_elements=mask_elements)
     generator = torch.Generator().manual_seed(0)
 
     def states(heads: int) -> Tensor:
@@ -150,7 +157,7 @@ def test_packed_attention_equals_one_dense_mask_in_values_and_gradients(
     query, key, value = states(4), states(kv_heads), states(kv_heads)
     upstream = torch.randn(1, NUM_TOKENS, 4, 8, generator=generator, dtype=torch.float64)
     packed, _ = packed_attention(
-        torch.nn.Identity(), query, key, value, None, sliding_window=window, packed_layout=layout
+        torch.nn.Identity(), query, key, value, None, sliding_window=window, packed_attention_plan=attention_plan
     )
     dense = dense_attention(query, key, value, window)
     torch.testing.assert_close(packed, dense, rtol=0, atol=1e-12)
@@ -160,14 +167,14 @@ def test_packed_attention_equals_one_dense_mask_in_values_and_gradients(
 
 
 def test_blocks_without_masks_are_plain_causal() -> None:
-    causal = build_layout(ROWS, NUM_TOKENS, CPU, mask_elements=0)
+    causal = build_attention_plan(SEGMENTS, NUM_TOKENS, CPU, mask_elements=0)
     assert all(block.mask(None, torch.float32) is None for block in causal.blocks)
-    masked = build_layout(ROWS, NUM_TOKENS, CPU)
+    masked = build_attention_plan(SEGMENTS, NUM_TOKENS, CPU)
     without = [block for block in masked.blocks if block.mask(None, torch.float32) is None]
     assert sum(block.size for block in without) == 3  # the prompts
 
 
 def test_a_model_that_attends_by_a_layout_says_so_when_there_is_none() -> None:
     states = torch.zeros(1, 1, 3, 4)
-    with pytest.raises(ValueError, match="packed_layout"):
+    with pytest.raises(ValueError, match="packed_attention_plan"):
         packed_attention(torch.nn.Identity(), states, states, states, None)

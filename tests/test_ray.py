@@ -15,21 +15,30 @@ from typing import Any
 import pytest
 import torch
 from run_examples import CONFIGS, contents, differences, tiny
-from worker_laws import BLUEPRINT, FOR_PROGRAMS, HERE, Weights, WorkerLaws, ends, read_weights, start
+from worker_laws import (
+    PROGRAM_ENVIRONMENT,
+    RECORDER_SPEC,
+    WORKER_ENVIRONMENT,
+    LauncherContract,
+    Weights,
+    ends,
+    read_weights,
+    start,
+)
 
-from dapo.assemble import build_parts, open_judge, read_inputs
+from dapo.assemble import build_run, open_judge, read_inputs
 from dapo.cli.train import resume_run, start_run
 from dapo.config import dump_config
 from dapo.core.errors import LaunchError, WorkerDied
 from dapo.distributed.engine_pool import EnginePool
-from dapo.distributed.engine_specs import engine_blueprints
-from dapo.distributed.protocol import Blueprint
+from dapo.distributed.engine_specs import engine_specs
+from dapo.distributed.protocol import WorkerSpec
 from dapo.distributed.ray.launcher import PRESTART, RayLauncher, RayWorker
-from dapo.engines.checked import InspectedEngine
+from dapo.engines.checked import CheckedEngine
 from dapo.policy.aliases import TINY_VOCABULARY
 from dapo.telemetry.console import ProgressDisplay
 from dapo.training.run_directory import RunDirectory
-from dapo.training.state import Progress
+from dapo.training.state import TrainState
 from dapo.training.train import train
 from dapo.types import Generation
 
@@ -83,11 +92,11 @@ def frees(cpus: float, *, within_s: float = 15) -> bool:
     return True
 
 
-def needing(cpus: float, gpus: float = 0) -> Blueprint:
-    return Blueprint(BLUEPRINT.factory, {}, HERE, cpus=cpus, gpus=gpus)
+def needing(cpus: float, gpus: float = 0) -> WorkerSpec:
+    return WorkerSpec(RECORDER_SPEC.factory, {}, WORKER_ENVIRONMENT, cpus=cpus, gpus=gpus)
 
 
-class TestRayWorkers(WorkerLaws):
+class TestRayLauncherContract(LauncherContract):
     """All of them."""
 
 
@@ -105,22 +114,24 @@ def test_what_cannot_be_placed_is_named_with_what_there_is(start_in: Callable[..
     )
 
 
-def test_a_gang_gets_all_of_its_places_or_none(start_in: Callable[..., RayLauncher]) -> None:
+def test_a_worker_group_gets_all_of_its_bundles_or_none(start_in: Callable[..., RayLauncher]) -> None:
     launcher = start_in(1)
     with pytest.raises(LaunchError, match=r"r0, r1, r2 \(2 CPUs each\), 6 CPUs in all; .*4 CPUs \(4 free"):
         launcher.start(["r0", "r1", "r2"], [needing(2)] * 3, together=True)
     assert frees(HEAD_CPUS)
-    gang = start_in(60).start(["r0", "r1"], [needing(2)] * 2, together=True)
-    assert [worker.call("add", 1).result(30) for worker in gang] == [1, 1]
+    trainer_group = start_in(60).start(["r0", "r1"], [needing(2)] * 2, together=True)
+    assert [worker.call("add", 1).result(30) for worker in trainer_group] == [1, 1]
     assert frees(0)
 
 
-def test_a_gangs_place_is_given_back_with_its_last_worker(launcher: RayLauncher) -> None:
-    gang = launcher.start(["r0", "r1"], [needing(2)] * 2, together=True)
-    os.kill(gang[0].pid, signal.SIGKILL)
-    with pytest.raises(WorkerDied, match=rf"r0 \(process {gang[0].pid} on node [\d.]+\) is gone: its worker process"):
-        gang[0].call("add", 1).result(30)
-    gang[1].kill()
+def test_a_worker_groups_placement_group_is_removed_with_its_last_worker(launcher: RayLauncher) -> None:
+    trainer_group = launcher.start(["r0", "r1"], [needing(2)] * 2, together=True)
+    os.kill(trainer_group[0].pid, signal.SIGKILL)
+    with pytest.raises(
+        WorkerDied, match=rf"r0 \(process {trainer_group[0].pid} on node [\d.]+\) is gone: its worker process"
+    ):
+        trainer_group[0].call("add", 1).result(30)
+    trainer_group[1].kill()
     again = launcher.start(["r0", "r1"], [needing(2)] * 2, together=True)
     assert [worker.call("add", 2).result(30) for worker in again] == [2, 2]
 
@@ -133,24 +144,27 @@ def test_another_interpreter_is_used(launcher: RayLauncher, tmp_path: Path) -> N
     other = tmp_path / "python"
     other.write_text(f'#!/bin/sh\nOTHER=yes exec {sys.executable} "$@"\n')
     other.chmod(0o755)
-    blueprint = Blueprint(BLUEPRINT.factory, {}, HERE, python=str(other))
-    assert launcher.start(["one"], [blueprint])[0].call("variable", "OTHER").result(30) == "yes"
+    spec = WorkerSpec(RECORDER_SPEC.factory, {}, WORKER_ENVIRONMENT, python=str(other))
+    assert launcher.start(["one"], [spec])[0].call("variable", "OTHER").result(30) == "yes"
 
 
 # --- weights
 
 
 def test_weights_reach_a_worker_that_reads_no_files_of_this_machine(start_in: Callable[..., RayLauncher]) -> None:
-    launcher = start_in(60, shares_files=False)
+    launcher = start_in(60, use_shared_memory=False)
     worker = start(launcher)
     read_weights(launcher, worker)
-    assert worker.call("source", launcher.share(Weights({"a": torch.ones(2)}), 4)).result(30) == "SafetensorsBytes"
+    assert (
+        worker.call("source", launcher.publish_weights(Weights({"a": torch.ones(2)}), 4)).result(30)
+        == "SafetensorsBytes"
+    )
 
 
 # --- losses and newcomers
 
 
-def test_a_node_that_leaves_takes_its_workers_and_one_that_joins_gives_a_waiting_one_its_place(
+def test_a_lost_node_takes_its_workers_and_a_new_node_starts_a_waiting_worker(
     cluster: Any, launcher: RayLauncher
 ) -> None:
     leaving = cluster.add_node(num_cpus=8)
@@ -174,7 +188,7 @@ def test_a_node_that_leaves_takes_its_workers_and_one_that_joins_gives_a_waiting
 PROGRAM = """
 import json, os, signal, sys, pathlib, time
 from dapo.distributed.ray.launcher import RayLauncher
-from worker_laws import start
+from launcher_contract import start
 answer = signal.signal(signal.SIGTERM, lambda *_: None)
 mine = signal.getsignal(signal.SIGTERM)
 launcher = RayLauncher(pathlib.Path(sys.argv[1]), timeout_s=60, address=sys.argv[2] or None)
@@ -202,7 +216,7 @@ def run_program(tmp_path: Path, address: str) -> "subprocess.Popen[str]":
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=FOR_PROGRAMS | {"HOME": str(tmp_path)},
+        env=PROGRAM_ENVIRONMENT | {"HOME": str(tmp_path)},
     )
 
 
@@ -221,10 +235,10 @@ def session_processes(session: str) -> list[int]:
 def test_the_resources_of_a_driver_that_is_killed_come_free(cluster: Any, tmp_path: Path) -> None:
     with run_program(tmp_path, cluster.address) as driver:
         assert driver.stdout is not None
-        told = json.loads(driver.stdout.readline())
+        info = json.loads(driver.stdout.readline())
         assert frees(HEAD_CPUS - 1)
         driver.kill()
-    assert ends(told["worker"], within_s=20)
+    assert ends(info["worker"], within_s=20)
     assert frees(HEAD_CPUS)
 
 
@@ -233,21 +247,21 @@ def test_a_cluster_of_the_runs_own_ends_with_it(tmp_path: Path, is_killed: bool)
     with run_program(tmp_path, "") as driver:
         assert driver.stdout is not None
         assert driver.stdin is not None
-        told = json.loads(driver.stdout.readline())
-        processes = session_processes(told["session"])
+        info = json.loads(driver.stdout.readline())
+        processes = session_processes(info["session"])
         assert len(processes) > 2
         if is_killed:
             driver.kill()
         else:
             print(file=driver.stdin, flush=True)
             assert "WorkerDied('one was ended by this run')" in driver.stdout.readline()
-        assert all(ends(pid, within_s=20) for pid in [told["worker"], *processes])
+        assert all(ends(pid, within_s=20) for pid in [info["worker"], *processes])
         if not is_killed:
             print(file=driver.stdin, flush=True)
             assert driver.wait(10) == 0
 
 
-def test_a_cluster_that_cannot_be_joined_is_an_error_in_words() -> None:
+def test_a_cluster_that_cannot_be_joined_is_an_error_that_names_the_address() -> None:
     program = (
         "import sys, pathlib; from dapo.distributed.ray.launcher import RayLauncher; from dapo.core.errors import *\n"
         "for address in sys.argv[1:]:\n"
@@ -256,7 +270,7 @@ def test_a_cluster_that_cannot_be_joined_is_an_error_in_words() -> None:
     )
     addresses = ["127.0.0.1:1", "ray://127.0.0.1:1"]
     result = subprocess.run(
-        [sys.executable, "-c", program, *addresses], capture_output=True, text=True, env=FOR_PROGRAMS, check=True
+        [sys.executable, "-c", program, *addresses], capture_output=True, text=True, env=PROGRAM_ENVIRONMENT, check=True
     )
     nobody, client = result.stdout.splitlines()
     assert "ray_address=127.0.0.1:1 could not be joined" in nobody
@@ -269,7 +283,7 @@ def test_a_cluster_that_cannot_be_joined_is_an_error_in_words() -> None:
 OPTIONS = ("train.num_steps=3", "train.save_every=1", "train.eval_every=2", "rollout.engine_threads=1")
 
 
-class Known(RayLauncher):
+class TrackingRayLauncher(RayLauncher):
     """Knows its workers by name."""
 
     def start(self, names: Sequence[str], *arguments: Any, **options: Any) -> list[RayWorker]:
@@ -278,16 +292,16 @@ class Known(RayLauncher):
         return workers
 
 
-class Harmed:
+class HookedEngine:
     """An engine with something that happens before some of its polls."""
 
-    def __init__(self, engine: EnginePool, harms: dict[int, Callable[[], None]]) -> None:
-        self._engine, self._harms, self._polls = engine, harms, 0
+    def __init__(self, engine: EnginePool, faults: dict[int, Callable[[], None]]) -> None:
+        self._engine, self._faults, self._polls = engine, faults, 0
         self.load_weights, self.submit = engine.load_weights, engine.submit
         self.abort, self.close = engine.abort, engine.close
 
     def poll(self) -> list[Generation]:
-        self._harms.pop(self._polls, lambda: None)()
+        self._faults.pop(self._polls, lambda: None)()
         self._polls += 1
         return self._engine.poll()
 
@@ -299,45 +313,43 @@ def test_an_engine_that_is_killed_and_a_node_that_leaves_in_mid_step_change_noth
     start_run(config, run_dir=tmp_path / "local", config_name="tiny")
 
     second = cluster.add_node(num_cpus=1)
-    launcher = Known(tmp_path / "logs", timeout_s=60, address=cluster.address)
+    launcher = TrackingRayLauncher(tmp_path / "logs", timeout_s=60, address=cluster.address)
     holder = launcher.start(["holder"], [needing(HEAD_CPUS - 1)])[0]  # so that each engine is on another node
-    said: list[str] = []
-    engine = EnginePool(launcher, engine_blueprints(config), tell=said.append)
+    messages: list[str] = []
+    engine = EnginePool(launcher, engine_specs(config), log=messages.append)
 
     def leave() -> None:
         holder.kill()
         cluster.remove_node(second, allow_graceful=False)
 
-    harms = {12: lambda: os.kill(launcher.running["engine-0"].pid, signal.SIGKILL), 30: leave}
+    faults = {12: lambda: os.kill(launcher.running["engine-0"].pid, signal.SIGKILL), 30: leave}
     inputs = read_inputs(config)
     with open_judge(config) as judge:
         run = RunDirectory.create(tmp_path / "ray", dump_config(config), {})
         plain = tiny(*OPTIONS)
-        with run.lock(), build_parts(plain, inputs, judge, run, ProgressDisplay(3), first_step=1) as parts:
-            parts.engine = InspectedEngine(Harmed(engine, harms), vocabulary=len(TINY_VOCABULARY))
-            train(plain, parts, Progress())
+        with run.lock(), build_run(plain, inputs, judge, run, ProgressDisplay(3), first_step=1) as parts:
+            parts.engine = CheckedEngine(HookedEngine(engine, faults), vocabulary=len(TINY_VOCABULARY))
+            train(plain, parts, TrainState())
             parts.tracker.close()
     engine.close()
     launcher.close()
-    assert harms == {}
-    assert len(said) == 2
+    assert faults == {}
+    assert len(messages) == 2
     assert differences(contents(tmp_path / "ray"), contents(tmp_path / "local")) == []
 
 
 def process_of(log: Path) -> int:
     """The process that prints into a log."""
-    for place in Path("/proc").glob("[0-9]*/fd/1"):
+    for fd_path in Path("/proc").glob("[0-9]*/fd/1"):
         try:
-            if place.readlink() == log:
-                return int(place.parts[2])
+            if fd_path.readlink() == log:
+                return int(fd_path.parts[2])
         except OSError:
             continue
     raise LookupError(f"nobody prints into {log}")
 
 
-def test_a_run_on_ray_whose_trainer_rank_and_then_driver_is_killed_ends_as_an_undisturbed_local_one(
-    cluster: Any, tmp_path: Path
-) -> None:
+def test_a_ray_run_with_killed_trainer_rank_and_driver_ends_like_a_local_one(cluster: Any, tmp_path: Path) -> None:
     spread = (*OPTIONS, "rollout.engines=2", "distributed.trainer_ranks=2", "distributed.trainer_threads=1")
     start_run(tiny(*spread), run_dir=tmp_path / "local", config_name="tiny")
     run = tmp_path / "ray"
@@ -346,7 +358,7 @@ def test_a_run_on_ray_whose_trainer_rank_and_then_driver_is_killed_ends_as_an_un
     errors = tmp_path / "errors"
     with (
         open(errors, "w") as file,
-        subprocess.Popen([sys.executable, "-m", "dapo", *command], env=FOR_PROGRAMS, stderr=file) as driver,
+        subprocess.Popen([sys.executable, "-m", "dapo", *command], env=PROGRAM_ENVIRONMENT, stderr=file) as driver,
     ):
 
         def wait_for(step: int) -> None:

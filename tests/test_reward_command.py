@@ -4,7 +4,7 @@ import pytest
 
 from dapo.cli.main import main
 from dapo.rewards import InlineJudge
-from dapo.rewards.audit import EXAMPLES, SUM, nonsense, try_reward
+from dapo.rewards.audit import EXAMPLES, SUM, audit_reward, nonsense
 from dapo.types import Problem
 
 
@@ -16,9 +16,9 @@ def run(capsys, *arguments):
     return stopped.value.code or 0, out, err
 
 
-def faults(verifier, problem=SUM, right=None, **options):
-    trial = try_reward(InlineJudge(verifier, options=options), problem, right)
-    return {finding.name if finding.reference is None else "broken": finding.faults for finding in trial.suspicious}
+def issues(verifier, problem=SUM, right=None, **options):
+    audit = audit_reward(InlineJudge(verifier, options=options), problem, right)
+    return {check.name if check.reference is None else "broken": check.issues for check in audit.suspicious}
 
 
 @pytest.mark.parametrize(
@@ -28,40 +28,40 @@ def faults(verifier, problem=SUM, right=None, **options):
 )  # fmt: skip
 def test_the_registered_verifiers_pay_for_no_nonsense(verifier, options):
     problem, right = EXAMPLES.get(verifier, (SUM, None))
-    found = faults(verifier, problem, right, **options)
+    found = issues(verifier, problem, right, **options)
     # the released verifier compares texts: it meets an unreadable reference as it meets any other
     assert set(found) <= ({"broken"} if verifier == "math_dapo" else set())
 
 
 def test_a_reward_that_takes_the_last_number_pays_for_hedging():
-    assert faults("exact", extract="last_number") == {
-        "several answers on one line": ("pays",),
-        "several marked answers": ("pays",),
-        "several boxes": ("pays",),
-        "the answer denied": ("pays",),
+    assert issues("exact", extract="last_number") == {
+        "several answers on one line": ("false positive",),
+        "several marked answers": ("false positive",),
+        "several boxes": ("false positive",),
+        "the answer denied": ("false positive",),
     }
 
 
 def test_a_reward_that_looks_for_the_answer_anywhere_pays_for_everything_that_holds_it():
-    found = faults("rewards_on_trial:contains")
+    found = issues("rewards_on_trial:contains")
     assert {"all numbers 0 to 999", "the answer denied", "several boxes", "broken"} <= set(found)
 
 
 def test_a_grade_pays_from_half_way_to_that_of_a_right_answer():
-    found = faults("dapo.rewards.examples:digit_share", right="42")
-    assert found["100 kB of digits"] == ("pays",)
-    assert found["all numbers 0 to 999"] == ("pays",)
+    found = issues("dapo.rewards.examples:digit_share", right="42")
+    assert found["100 kB of digits"] == ("false positive",)
+    assert found["all numbers 0 to 999"] == ("false positive",)
     assert "several answers on one line" not in found
-    assert "empty" in faults("dapo.rewards.examples:brevity", right="one two three")
+    assert "empty" in issues("dapo.rewards.examples:brevity", right="one two three")
 
 
 def test_a_reward_that_changes_its_mind_or_breaks_is_found():
-    assert "changes its mind" in faults("rewards_on_trial:moody")["empty"]
-    assert faults("rewards_on_trial:fragile")["empty"] == ("cannot judge",)
+    assert "non-deterministic" in issues("rewards_on_trial:nondeterministic")["empty"]
+    assert issues("rewards_on_trial:fragile")["empty"] == ("verifier error",)
 
 
 def test_a_reward_that_does_not_apply_is_not_broken():
-    assert faults("rewards_on_trial:silent_on_nonsense") == {}
+    assert issues("rewards_on_trial:silent_on_nonsense") == {}
 
 
 def test_the_nonsense_holds_what_the_documentation_says():

@@ -4,7 +4,15 @@ from fractions import Fraction
 
 import pytest
 
-from dapo.rewards.verifiers.answer import answer_line, boxes, final_part, last_boxed, numbers_in, peel, plain_number
+from dapo.rewards.verifiers.answer import (
+    answer_line,
+    boxes,
+    final_part,
+    last_boxed,
+    numbers_in,
+    plain_number,
+    strip_formatting,
+)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +94,7 @@ def test_a_hundred_thousand_open_boxes_are_read_in_one_pass():
     ],
 )
 def test_wrappings_come_off_only_if_they_hold_everything(text, expected):
-    assert peel(text) == expected
+    assert strip_formatting(text) == expected
 
 
 @pytest.mark.parametrize(

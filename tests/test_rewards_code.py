@@ -22,8 +22,8 @@ from dapo.rewards.sandbox.run import Sandbox
 from dapo.rewards.verifiers.code import program_in
 from dapo.types import Problem
 
-HOLES = Sandbox(2**30).holes()
-pytestmark = pytest.mark.skipif(bool(HOLES), reason=f"this machine cannot confine a program: it could {HOLES}")
+GAPS = Sandbox(2**30).gaps()
+pytestmark = pytest.mark.skipif(bool(GAPS), reason=f"this machine cannot confine a program: it could {GAPS}")
 
 RIGHT = 918273
 
@@ -152,7 +152,7 @@ ESCAPES = {
 
 
 @pytest.fixture(scope="module")
-def surroundings(tmp_path_factory):
+def escape_targets(tmp_path_factory):
     """A server, a folder and an environment to reach."""
     folder = tmp_path_factory.mktemp("open")
     for path in (folder, *folder.parents):
@@ -193,13 +193,15 @@ COMPARING = ("equal to everything", "a number equal to everything", "names of bu
     ("name", "form"),
     [(n, f) for n in ESCAPES for f in ("statements", "pairs") if f == "statements" or n not in COMPARING],
 )
-def test_no_deed_makes_a_program_correct(verifier, surroundings, name, form):
+def test_no_deed_makes_a_program_correct(verifier, escape_targets, name, form):
     source = ESCAPES[name]
-    for key, value in surroundings.items():
+    for key, value in escape_targets.items():
         source = source.replace(f"{{{key}!r}}", repr(value)).replace(f"{{{key}}}", str(value))
     if "def deed" in source:
         # the number does not stand in the program, where it would find it
-        source += f"\ndef answer():\n    return int('{surroundings['right_halves']}'.replace(' ', '')) if deed() else 0"
+        source += (
+            f"\ndef answer():\n    return int('{escape_targets['right_halves']}'.replace(' ', '')) if deed() else 0"
+        )
     if form == "pairs":
         source += "\nprint(answer())" if "def answer" in source else ""
         tests = [{"input": "", "output": str(RIGHT)}]
@@ -208,11 +210,11 @@ def test_no_deed_makes_a_program_correct(verifier, surroundings, name, form):
     assert judged(verifier, source, tests) is (name == "the answer itself, to see that this table can fail")
 
 
-def jails_left():
+def sandbox_processes_left():
     """Children of this process, and orphans, that run this checkout's jail."""
-    jail = str(Path(exchange.__file__).with_name("jail.py"))
+    sandbox_script = str(Path(exchange.__file__).with_name("jail.py"))
     rows = subprocess.run(["ps", "-e", "-o", "ppid=,args="], capture_output=True, text=True).stdout.splitlines()
-    return [row for row in rows if jail in row and int(row.split()[0]) in (1, os.getpid())]
+    return [row for row in rows if sandbox_script in row and int(row.split()[0]) in (1, os.getpid())]
 
 
 @pytest.mark.parametrize(
@@ -234,7 +236,7 @@ def test_a_program_without_end_is_wrong_and_leaves_nothing_running(source, tests
     began = time.monotonic()
     assert judged(verifier, source, tests) is False
     assert time.monotonic() - began < 3
-    assert jails_left() == []
+    assert sandbox_processes_left() == []
 
 
 def test_a_solution_without_end_is_wrong_in_the_pool_too_not_an_error():
@@ -251,7 +253,7 @@ def test_a_pool_that_loses_patience_first_leaves_nothing_running_either():
     with VerifierPool("code", options={"time_s": 60}, timeout_s=1.0, workers=1) as pool:
         (verdict,) = pool.submit(problem, ["while True: pass"], [()]).result(30)
     assert verdict.error == "code: timed out after 1 s"
-    assert jails_left() == []
+    assert sandbox_processes_left() == []
 
 
 @pytest.mark.parametrize(
@@ -304,22 +306,22 @@ def test_options_that_make_no_sense_are_refused(options, message):
 
 
 @pytest.mark.parametrize(
-    ("missing", "hole"),
+    ("missing", "gap"),
     [
         ({"    if abi < 1:": "    if True:"}, "read files"),
         ({"libseccomp.so.2": "none.so", "    user, group =": "    return\n    user, group ="}, "use the network"),
     ],
 )
-def test_a_jail_without_one_of_its_walls_is_found_out(tmp_path, missing, hole):
+def test_a_jail_without_one_of_its_walls_is_found_out(tmp_path, missing, gap):
     copy = shutil.copytree(Path(exchange.__file__).parents[2], tmp_path / "dapo")
-    jail = copy / "rewards" / "sandbox" / "jail.py"
+    sandbox_script = copy / "rewards" / "sandbox" / "jail.py"
     for text, instead in missing.items():
-        assert text in jail.read_text()
-        jail.write_text(jail.read_text().replace(text, instead))
+        assert text in sandbox_script.read_text()
+        sandbox_script.write_text(sandbox_script.read_text().replace(text, instead))
     script = "from dapo.rewards import get_verifier; get_verifier('code')"
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env={}, capture_output=True, text=True)
     assert "RewardError: code: on this machine a response's program could " in done.stderr
-    assert hole in done.stderr
+    assert gap in done.stderr
 
 
 def test_the_jail_loads_nothing_of_the_package():

@@ -63,10 +63,10 @@ def test_partial_credit_is_not_correct_and_graded_keeps_it():
     problem = problem_of("spell_backward")
     response = problem.answer + "x"
     assert get_verifier("gym")(problem, response).correct is False
-    graded = get_verifier("gym", graded=True)(problem, response)
-    assert graded.correct is None
-    assert 0.5 < graded.score < 1.0
-    assert get_verifier("gym", graded=True)(problem, "").score == 0.0
+    partial_credit = get_verifier("gym", partial_credit=True)(problem, response)
+    assert partial_credit.correct is None
+    assert 0.5 < partial_credit.score < 1.0
+    assert get_verifier("gym", partial_credit=True)(problem, "").score == 0.0
 
 
 @pytest.mark.parametrize("task", ["n_queens", "string_insertion", "binary_matrix", "spiral_matrix", "countdown"])

@@ -9,7 +9,7 @@ import pytest
 
 from dapo.rewards import get_verifier
 from dapo.rewards.verifiers.equivalence import _exact_number
-from dapo.rewards.verifiers.spelling import vote
+from dapo.rewards.verifiers.spelling import normalize_answer
 from dapo.rewards.verifiers.symbolic import Symbolic
 from dapo.types import Problem
 
@@ -261,7 +261,7 @@ def test_it_sets_no_alarm_and_works_outside_the_main_thread(verifier):
     ],
 )
 def test_answers_of_one_value_are_one_vote(one: str, other: str, same: bool):
-    assert (vote(one) == vote(other)) is same
+    assert (normalize_answer(one) == normalize_answer(other)) is same
 
 
 def test_a_verdict_says_which_answer_it_read(verifier):

@@ -42,7 +42,7 @@ def test_every_registered_verifier_tells_right_from_wrong(name):
         ("exact", {"ignore_case": 3}, "exact: ignore_case must be true or false, got 3"),
         ("math", {"timeout": 3}, "verifier math has no option 'timeout'; it has none"),
         ("gsm8k", {"flexible": "yes"}, "gsm8k: flexible must be true or false, got 'yes'"),
-        ("gym", {"graded": 1}, "gym: graded must be true or false, got 1"),
+        ("gym", {"partial_credit": 1}, "gym: graded must be true or false, got 1"),
         (":f", {}, "':f': expected module:function"),
         ("m:", {}, "'m:': expected module:function"),
         ("no_such_module:f", {}, "'no_such_module:f': there is no module 'no_such_module' in /"),

@@ -16,7 +16,7 @@ from dapo.types import Problem, Verdict
 F = "rewards_functions:"
 PROBLEM = Problem("1", "What is 6 * 7?", "42", "s", {"level": 3})
 TESTS = Path(__file__).parent
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 
 
 def submit(pool, responses, problem=PROBLEM):
@@ -37,7 +37,7 @@ def alive(pid):
 
 def gone(pids):
     """Are all these processes gone, at the latest after a while?"""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.01)
     return not any(alive(pid) for pid in pids)
@@ -61,7 +61,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="lo
 
 
 @pytest.fixture(scope="module")
-def acting():
+def scripted_pool():
     """A pool of one verifier that does what the responses say."""
     with VerifierPool(f"{F}acts", timeout_s=1.0, workers=2) as pool:
         yield pool
@@ -82,8 +82,8 @@ def test_one_worker_four_workers_and_none_give_the_same_verdicts():
     results = []
     for judge in (
         InlineJudge(SPEC),
-        VerifierPool(SPEC, timeout_s=PATIENCE_S, workers=1),
-        VerifierPool(SPEC, timeout_s=PATIENCE_S, workers=4),
+        VerifierPool(SPEC, timeout_s=TIMEOUT_S, workers=1),
+        VerifierPool(SPEC, timeout_s=TIMEOUT_S, workers=4),
     ):
         with judge:
             futures = [submit(judge, RESPONSES, problem) for problem in problems]
@@ -101,17 +101,17 @@ def test_what_a_function_gets_wrong_is_an_error_as_in_process():
             assert judged(pool, responses) == judged(judge, responses)
 
 
-def test_a_hang_costs_one_verdict_and_the_worker_is_replaced(acting):
-    before = acting.worker_pids
-    verdicts = judged(acting, ["a", "hang", "bb", "ccc"])
+def test_a_hang_costs_one_verdict_and_the_worker_is_replaced(scripted_pool):
+    before = scripted_pool.worker_pids
+    verdicts = judged(scripted_pool, ["a", "hang", "bb", "ccc"])
     assert [verdict.error for verdict in verdicts] == [None, f"{F}acts: timed out after 1 s", None, None]
     assert [verdict.score for verdict in verdicts] == [1.0, 0.0, 2.0, 3.0]
-    assert judged(acting, ["a"] * 8) == (Verdict(None, 1.0),) * 8
-    assert acting.worker_pids != before
+    assert judged(scripted_pool, ["a"] * 8) == (Verdict(None, 1.0),) * 8
+    assert scripted_pool.worker_pids != before
 
 
-def test_a_hang_that_never_gives_up_the_interpreter_is_ended_too(acting):
-    assert judged(acting, ["hang in C"])[0].error == f"{F}acts: timed out after 1 s"
+def test_a_hang_that_never_gives_up_the_interpreter_is_ended_too(scripted_pool):
+    assert judged(scripted_pool, ["hang in C"])[0].error == f"{F}acts: timed out after 1 s"
 
 
 @pytest.mark.parametrize(
@@ -124,15 +124,15 @@ def test_a_hang_that_never_gives_up_the_interpreter_is_ended_too(acting):
         ("raise", "raised RuntimeError: as asked (rewards_functions.py, line"),
     ],
 )
-def test_a_death_costs_one_verdict_and_says_how(acting, response, reason):
-    first, offender, last = judged(acting, ["a", response, "bb"])
+def test_a_death_costs_one_verdict_and_says_how(scripted_pool, response, reason):
+    first, offender, last = judged(scripted_pool, ["a", response, "bb"])
     assert (first, last) == (Verdict(None, 1.0), Verdict(None, 2.0))
     assert reason in offender.error
     assert offender.error.startswith(f"{F}acts")
 
 
-def test_what_a_function_prints_corrupts_nothing(acting, capfd):
-    assert judged(acting, ["print", "a"]) == (Verdict(None, 5.0), Verdict(None, 1.0))
+def test_what_a_function_prints_corrupts_nothing(scripted_pool, capfd):
+    assert judged(scripted_pool, ["print", "a"]) == (Verdict(None, 5.0), Verdict(None, 1.0))
     captured = capfd.readouterr()
     assert captured.out == ""
 
@@ -145,9 +145,9 @@ def test_a_group_function_that_hangs_costs_its_group_and_no_other():
 
 
 @needs_proc
-def test_what_a_hung_function_has_started_ends_with_it(acting, tmp_path):
+def test_what_a_hung_function_has_started_ends_with_it(scripted_pool, tmp_path):
     note = tmp_path / "pid"
-    assert "timed out" in judged(acting, [f"child {note}"])[0].error
+    assert "timed out" in judged(scripted_pool, [f"child {note}"])[0].error
     assert gone([int(note.read_text())])
 
 
@@ -170,7 +170,7 @@ def test_closing_leaves_no_process_and_answers_what_is_still_out():
     start = time.monotonic()
     pool.close()
     pool.close()
-    assert time.monotonic() - start < PATIENCE_S
+    assert time.monotonic() - start < TIMEOUT_S
     assert not any(alive(pid) for pid in pids)
     assert pool.worker_pids == []
     for future in futures:
@@ -286,5 +286,5 @@ def test_workers_end_when_the_parent_is_killed(response):
 def test_a_parent_that_forgets_to_close_still_ends_and_takes_its_workers_along():
     with parent("print(*pool.worker_pids, flush=True)") as process:
         pids = [int(pid) for pid in process.stdout.readline().split()]
-        assert process.wait(PATIENCE_S) == 0
+        assert process.wait(TIMEOUT_S) == 0
         assert gone(pids)

@@ -53,13 +53,13 @@ def server():
         server.shutdown()
 
 
-def opinions(server, responses, **options):
+def verdicts(server, responses, **options):
     verifier = get_verifier("server", url=server.url, **options)
     return verifier.judge_group(PROBLEM, responses, [()] * len(responses))
 
 
 def test_a_group_is_one_request_with_all_of_the_problem(server):
-    assert [v.correct for v in opinions(server, ["42", "41", "\ud83d"])] == [True, False, False]
+    assert [v.correct for v in verdicts(server, ["42", "41", "\ud83d"])] == [True, False, False]
     ((body, headers, _),) = server.seen
     assert body["version"] == 1
     assert body["items"][1] == {
@@ -71,7 +71,7 @@ def test_a_group_is_one_request_with_all_of_the_problem(server):
 
 
 def test_a_large_group_is_cut_into_batches(server):
-    assert [v.correct for v in opinions(server, ["42", "41"] * 5, batch_size=4)] == [True, False] * 5
+    assert [v.correct for v in verdicts(server, ["42", "41"] * 5, batch_size=4)] == [True, False] * 5
     assert [len(body["items"]) for body, _, _ in server.seen] == [4, 4, 2]
 
 
@@ -80,7 +80,7 @@ def test_a_verdict_is_a_bool_a_grade_null_an_object_or_an_error(server):
         {"verdicts": [True, 0.25, None, {"correct": False}, {"score": 2}, {"correct": True, "score": 0.5},
                       {"error": "no judge"}, "yes", {"score": "x"}, {}, {"score": 1e999}]}
     ]  # fmt: skip
-    found = opinions(server, [""] * 11)
+    found = verdicts(server, [""] * 11)
     assert [v and (v.correct, v.score) for v in found[:6]] == [
         (True, 1.0), (None, 0.25), None, (False, -1.0), (None, 2.0), (True, 0.5),
     ]  # fmt: skip
@@ -90,13 +90,13 @@ def test_a_verdict_is_a_bool_a_grade_null_an_object_or_an_error(server):
 
 def test_the_token_comes_from_the_environment(server, monkeypatch):
     monkeypatch.setenv("JUDGE_KEY", "abc")
-    opinions(server, ["42"], token_env="JUDGE_KEY")
+    verdicts(server, ["42"], token_env="JUDGE_KEY")
     assert server.seen[0][1]["Authorization"] == "Bearer abc"
 
 
 def test_a_busy_server_is_asked_again_with_growing_pauses(server):
     server.script = [503, lambda request: request.reply(429, b"", Retry_After="1"), None]
-    assert opinions(server, ["42"])[0].correct is True
+    assert verdicts(server, ["42"])[0].correct is True
     first, second, third = (at for _, _, at in server.seen)
     assert second - first >= 0.2
     assert third - second >= 1.0
@@ -104,7 +104,7 @@ def test_a_busy_server_is_asked_again_with_growing_pauses(server):
 
 def test_a_server_that_stays_busy_is_an_error_that_names_it_after_all_tries(server):
     server.script = [500] * 9
-    (verdict,) = opinions(server, ["42"], retries=1)
+    (verdict,) = verdicts(server, ["42"], retries=1)
     assert verdict.error == f"server: {server.url}: status 500 Internal Server Error: 'busy' (2 tries)"
     assert (verdict.correct, len(server.seen)) == (None, 2)
 
@@ -127,7 +127,7 @@ def test_a_server_that_stays_busy_is_an_error_that_names_it_after_all_tries(serv
 )
 def test_an_answer_that_is_not_as_agreed_is_an_error_at_once(server, step, message):
     server.script = [step]
-    (verdict,) = opinions(server, ["42"])
+    (verdict,) = verdicts(server, ["42"])
     assert message in verdict.error
     assert len(server.seen) == 1
 
@@ -148,7 +148,7 @@ def drip(request):
 def test_no_answer_in_time_is_tried_again_and_then_an_error(server, slow):
     server.script = [slow, slow]
     began = time.monotonic()
-    (verdict,) = opinions(server, ["42"], request_s=0.2, retries=1)
+    (verdict,) = verdicts(server, ["42"], request_s=0.2, retries=1)
     assert "no answer within 0.2 s (2 tries)" in verdict.error
     assert time.monotonic() - began < 1.5
 
@@ -156,7 +156,7 @@ def test_no_answer_in_time_is_tried_again_and_then_an_error(server, slow):
 def test_the_time_of_a_group_ends_the_tries(server):
     server.script = [503] * 99
     began = time.monotonic()
-    (verdict,) = opinions(server, ["42"], total_s=0.5, retries=50)
+    (verdict,) = verdicts(server, ["42"], total_s=0.5, retries=50)
     assert "status 503" in verdict.error
     assert time.monotonic() - began < 1.0
 
@@ -167,7 +167,7 @@ def test_no_server_is_an_error_and_one_bad_batch_leaves_the_others_alone(server)
     verdict = get_verifier("server", url=f"http://127.0.0.1:{port}/", retries=0)(PROBLEM, "42")
     assert verdict.error.endswith("Connection refused (1 tries)")
     server.script = [404]
-    first, second = opinions(server, ["42", "42"], batch_size=1)
+    first, second = verdicts(server, ["42", "42"], batch_size=1)
     assert (first.error is None, second.correct) == (False, True)
 
 

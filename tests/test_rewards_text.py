@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dapo.rewards import get_verifier
-from dapo.rewards.verifiers.math_dapo import normalise
+from dapo.rewards.verifiers.math_dapo import normalize
 from dapo.types import Problem
 
 GSM8K = Path(__file__).parents[2] / "shared" / "data" / "gsm8k" / "test.jsonl"
@@ -210,7 +210,7 @@ def test_math_dapo_judges_as_released(answer, response, expected):
     ],
 )
 def test_math_dapo_normalises_as_released(answer, expected):
-    assert normalise(answer) == expected
+    assert normalize(answer) == expected
 
 
 def test_exact_final_takes_the_last_number_only_where_the_reference_is_one():

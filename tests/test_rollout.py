@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dapo.algo.sampling import Signal
+from dapo.algo.sampling import ScoreThresholds
 from dapo.config import build_config
-from dapo.core.errors import EngineError, RewardError, Starved, VerifierFailed
+from dapo.core.errors import EngineError, RewardError, ShortfallError, VerifierFailed
 from dapo.core.rng import keyed_uniforms
 from dapo.data.stream import ProblemStream
 from dapo.engines.scripted import ScriptedEngine
-from dapo.rewards.workers.error_window import ErrorWindow
+from dapo.rewards.workers.error_window import RollingErrorRate
 from dapo.training.rollout import Batch, DynamicSampler, SamplingPlan, collect, require_groups, sampling_plan
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
 
 RIGHT, WRONG, BROKEN, FILL, END = 1, 2, 3, 4, 9
 
 
-class Letters:
+class FakeEncoder:
     """Encoder of the tests: a prompt is the problem's number, a text is the token ids."""
 
     def encode(self, problem: Problem) -> tuple[int, ...]:
@@ -33,7 +33,7 @@ class Letters:
     decode_prompt = decode
 
 
-class Marks:
+class FakeJudge:
     """Judge of the tests: the first token says right or wrong, or that the verifier failed."""
 
     def submit(
@@ -86,7 +86,7 @@ def in_order(count: int) -> ProblemStream:
 
 
 def run(stream: ProblemStream, engine: ScriptedEngine, chosen: DynamicSampler, *, step: int = 1, **kw: int) -> Batch:
-    return collect(stream, engine, Marks(), chosen, Letters(), plan(**kw), step=step)
+    return collect(stream, engine, FakeJudge(), chosen, FakeEncoder(), plan(**kw), step=step)
 
 
 def assert_account_adds_up(batch: Batch, engine: ScriptedEngine) -> None:
@@ -94,14 +94,14 @@ def assert_account_adds_up(batch: Batch, engine: ScriptedEngine) -> None:
     judged_tokens = sum(group.num_tokens for group, _ in batch.judged)
     assert batch.num_generated_tokens == judged_tokens + batch.token_counts["aborted"]
     judged = {group.id for group, _ in batch.judged}
-    cut_short = {place(request) for request in engine.submitted} - judged
+    cut_short = {position_of(request) for request in engine.submitted} - judged
     # of what was submitted and not judged, only groups that had begun are in the account
     assert batch.group_counts["aborted"] <= len(cut_short)
     assert sum(batch.group_counts.values()) == len(batch.judged) + batch.group_counts["aborted"]
     assert engine.in_flight == ()
 
 
-def place(request: GenerationRequest) -> int:
+def position_of(request: GenerationRequest) -> int:
     return int(request.id.split("/")[1])
 
 
@@ -123,7 +123,7 @@ def test_groups_are_accepted_in_the_order_of_submission_whichever_finishes_first
     assert run(in_order(50), slow_and_ordered, sampler()).groups == batch.groups
 
 
-def test_an_engine_that_finishes_short_answers_first_trains_on_the_same_lengths_as_an_ordered_one():
+def test_an_engine_that_finishes_short_answers_first_trains_on_the_same_lengths():
     def lengths(engine: ScriptedEngine) -> list[int]:
         stream, chosen = in_order(200), sampler(prompts=20, bound=200)
         return [
@@ -150,7 +150,7 @@ def test_what_is_trained_never_depends_on_timing_or_on_how_much_was_in_flight(sl
         stream, chosen, batches = in_order(size), sampler(prompts=prompts, bound=60), []
         for step in range(1, 5):
             batch = run(stream, engine, chosen, step=step)
-            decided = [group for group, fate in batch.judged if fate != "surplus"]
+            decided = [group for group, outcome in batch.judged if outcome != "excess"]
             # the stream stands right after the last decided problem
             assert stream.position == decided[-1].id + 1
             batches.append(batch.groups)
@@ -169,7 +169,7 @@ def test_a_group_beyond_the_batch_is_dropped_counted_and_its_problem_drawn_again
     batch = run(stream, engine, chosen)
     assert len(engine.submitted) == 8 * 4
     assert [group.id for group in batch.groups] == [0, 1]
-    assert batch.group_counts["surplus"] + batch.group_counts["aborted"] > 0
+    assert batch.group_counts["excess"] + batch.group_counts["aborted"] > 0
     assert stream.position == 2
     again = run(stream, ScriptedEngine(mixed), sampler(prompts=2), step=2)
     assert [group.id for group in again.groups] == [2, 3]
@@ -179,7 +179,7 @@ def test_all_wrong_and_all_correct_groups_are_dropped_and_a_lone_winner_keeps_it
     kinds = {0: "wwww", 1: "rrrr", 2: "rwww"}
     batch = run(in_order(30), ScriptedEngine(by_group(lambda p: kinds[p % 3])), sampler(prompts=3))
     assert [group.num_correct for group in batch.groups] == [1, 1, 1]
-    decided = [fate for _, fate in batch.judged if fate != "surplus"]
+    decided = [outcome for _, outcome in batch.judged if outcome != "excess"]
     assert decided.count("all_wrong") == batch.group_counts["all_wrong"] > 0
     assert decided.count("all_correct") == batch.group_counts["all_correct"] > 0
 
@@ -218,7 +218,7 @@ def test_an_impossible_data_set_reaches_the_bound_and_says_why():
     assert_account_adds_up(batch, engine)
     for mode in ("train", "stop"):
         with pytest.raises(
-            Starved, match=r"10 groups were judged .* 0 of the 4 wanted carry a signal: \d all wrong, \d all"
+            ShortfallError, match=r"10 groups were judged .* 0 of the 4 wanted carry a signal: \d all wrong, \d all"
         ):
             require_groups(batch, on_shortfall=mode)
 
@@ -229,7 +229,7 @@ def test_a_short_batch_trains_or_stops_as_the_option_says():
     assert len(batch.groups) == 10
     assert batch.shortfall == 30
     require_groups(batch, on_shortfall="train")
-    with pytest.raises(Starved, match=r"40 groups were judged .* and 10 of the 40 wanted"):
+    with pytest.raises(ShortfallError, match=r"40 groups were judged .* and 10 of the 40 wanted"):
         require_groups(batch, on_shortfall="stop")
 
 
@@ -238,9 +238,9 @@ def test_verdicts_with_an_error_do_not_count_and_a_group_of_them_is_invalid():
     engine = ScriptedEngine(by_group(lambda problem: kinds[problem % 4]))
     batch = run(in_order(40), engine, sampler(prompts=2))
     assert [(group.num_correct, group.num_errors) for group in batch.groups] == [(1, 2), (1, 2)]
-    fates = {group.problem.id: fate for group, fate in batch.judged if fate != "surplus"}
+    outcomes = {group.problem.id: outcome for group, outcome in batch.judged if outcome != "excess"}
     expected = {"0": "invalid", "1": "invalid", "2": "all_correct", "3": "trained"}
-    assert all(fate == expected[str(int(problem) % 4)] for problem, fate in fates.items())
+    assert all(outcome == expected[str(int(problem) % 4)] for problem, outcome in outcomes.items())
     assert_account_adds_up(batch, engine)
 
 
@@ -254,7 +254,7 @@ def test_only_verifier_errors_are_named_as_the_cause():
 def test_without_dynamic_sampling_every_valid_group_trains():
     engine = ScriptedEngine(by_group(lambda problem: ["wwww", "rrrr", "rwww", "eeee"][problem % 4]))
     batch = run(in_order(40), engine, sampler(prompts=6, enabled=False))
-    assert [fate for _, fate in batch.judged if fate == "trained"] == ["trained"] * 6
+    assert [outcome for _, outcome in batch.judged if outcome == "trained"] == ["trained"] * 6
     assert {group.num_correct for group in batch.groups} <= {0, 1, 4}
     assert batch.group_counts["all_wrong"] == batch.group_counts["all_correct"] == 0
 
@@ -274,10 +274,10 @@ def test_thresholds_on_scores_decide_beside_equation_11():
     """`rwww` has mean -0.5, `rrww` 0: the threshold refuses the first, Eq. 11 the uniform ones."""
     marks = ("rwww", "rrww", "wwww", "rrrr")
     engine = ScriptedEngine(by_group(lambda problem: marks[problem % 4]))
-    batch = run(in_order(40), engine, sampler(prompts=3, signal=Signal(mean_above=-0.5)))
+    batch = run(in_order(40), engine, sampler(prompts=3, thresholds=ScoreThresholds(mean_above=-0.5)))
     assert [group.num_correct for group in batch.groups] == [2, 2, 2]
-    fates = {group.num_correct: fate for group, fate in batch.judged if fate != "surplus"}
-    assert fates == {0: "all_wrong", 1: "filtered", 2: "trained", 4: "all_correct"}
+    outcomes = {group.num_correct: outcome for group, outcome in batch.judged if outcome != "excess"}
+    assert outcomes == {0: "all_wrong", 1: "filtered", 2: "trained", 4: "all_correct"}
 
 
 def test_how_many_are_in_flight_follows_the_shortfall_and_the_keep_rate():
@@ -286,8 +286,8 @@ def test_how_many_are_in_flight_follows_the_shortfall_and_the_keep_rate():
     all_wrong = Group(problems(1)[0], (0,), (), (Verdict(False, -1.0),) * 4)
     informative = Group(problems(1)[0], (0,), (), (Verdict(False, -1.0), Verdict(True, 1.0)))
     for _ in range(100):
-        chosen.fate(all_wrong)
-        chosen.fate(informative)
+        chosen.outcome(all_wrong)
+        chosen.outcome(informative)
     assert chosen.in_flight_target(8) == pytest.approx(16, abs=1)
     assert chosen.in_flight_target(1) in (2, 3)
     copy = sampler(prompts=8)
@@ -295,7 +295,7 @@ def test_how_many_are_in_flight_follows_the_shortfall_and_the_keep_rate():
     assert copy.in_flight_target(1000) == chosen.in_flight_target(1000)
 
 
-class Confused(ScriptedEngine):
+class UnknownRequestEngine(ScriptedEngine):
     """Answers a request that nobody made."""
 
     def poll(self) -> list[Generation]:
@@ -304,7 +304,7 @@ class Confused(ScriptedEngine):
 
 def test_an_answer_to_an_unknown_request_is_an_engine_error():
     with pytest.raises(EngineError, match="the engine answered request 'nobody', which is not in flight"):
-        run(in_order(4), Confused(random_script), sampler())
+        run(in_order(4), UnknownRequestEngine(random_script), sampler())
 
 
 def test_a_least_response_length_reaches_every_request():
@@ -318,20 +318,20 @@ def test_a_least_response_length_reaches_every_request():
         }
     )
     engine = ScriptedEngine(random_script)
-    collect(in_order(50), engine, Marks(), sampler(), Letters(), sampling_plan(config, (END,)), step=1)
+    collect(in_order(50), engine, FakeJudge(), sampler(), FakeEncoder(), sampling_plan(config, (END,)), step=1)
     assert {(r.min_new_tokens, r.max_new_tokens) for r in engine.submitted} == {(7, 9)}
 
 
-def broken_share(share: float) -> Callable[[GenerationRequest], tuple[list[int], str]]:
+def error_fraction(fraction: float) -> Callable[[GenerationRequest], tuple[list[int], str]]:
     """Of each group of four, the first responses cannot be judged."""
-    return by_group(lambda problem: ("e" * round(4 * share) + "rwrw")[:4])
+    return by_group(lambda problem: ("e" * round(4 * fraction) + "rwrw")[:4])
 
 
 def test_more_errors_than_allowed_over_the_window_end_the_run_with_causes_and_an_example():
     chosen = sampler(prompts=100, bound=100, max_error_rate=0.4)
     stream = in_order(100)
     with pytest.raises(VerifierFailed) as caught:
-        run(stream, ScriptedEngine(broken_share(0.5)), chosen)
+        run(stream, ScriptedEngine(error_fraction(0.5)), chosen)
     assert str(caught.value).startswith(
         "128 of the last 256 judged responses have no verdict, which is more than reward.max_error_rate=0.4 allows. "
         "128 times: timed out after 1 s. For example problem "
@@ -343,7 +343,7 @@ def test_more_errors_than_allowed_over_the_window_end_the_run_with_causes_and_an
 
 def test_as_many_errors_as_allowed_do_not_end_the_run():
     chosen = sampler(prompts=100, bound=100, max_error_rate=0.5)
-    assert len(run(in_order(100), ScriptedEngine(broken_share(0.5)), chosen).groups) == 100
+    assert len(run(in_order(100), ScriptedEngine(error_fraction(0.5)), chosen).groups) == 100
 
 
 def test_the_window_looks_at_the_last_responses_only_and_is_part_of_the_state():
@@ -353,20 +353,20 @@ def test_the_window_looks_at_the_last_responses_only_and_is_part_of_the_state():
     good, bad = Verdict(True, 1.0), Verdict(None, 0.0, "exact: the reference 'x1' is empty")
     chosen = sampler(max_error_rate=0.25)
     for _ in range(100):
-        chosen.fate(group(good, good, good))  # 300 good ones
+        chosen.outcome(group(good, good, good))  # 300 good ones
     for _ in range(32):
-        chosen.fate(group(bad, bad))  # 64 of the last 256: not more than a quarter
+        chosen.outcome(group(bad, bad))  # 64 of the last 256: not more than a quarter
     restored = sampler(max_error_rate=0.25)
     restored.load_state_dict(json.loads(json.dumps(chosen.state_dict())))
     for each in (chosen, restored):
         with pytest.raises(VerifierFailed, match=r"^65 of the last 256 judged .* 65 times: exact: the reference 'x1'"):
-            each.fate(group(bad, good))
+            each.outcome(group(bad, good))
 
 
 def test_causes_that_differ_in_a_number_or_a_quotation_are_one_and_three_are_told():
     errors = [f"math: the reference '{i}' cannot be read" for i in range(100)]
     errors += ["timed out after 1 s"] * 80 + ["the worker process exited with code 3"] * 50 + ["rare"] * 26
-    window = ErrorWindow(0.9)
+    window = RollingErrorRate(0.9)
     with pytest.raises(VerifierFailed) as caught:
         window.add("p7", ["what it said"] * 256, [Verdict(None, 0.0, error) for error in errors])
     assert (

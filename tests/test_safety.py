@@ -59,7 +59,7 @@ def test_code_that_comes_with_a_model_is_not_run(tmp_path: Path, model_files: di
     assert not ran.exists()
 
 
-class Touches:
+class TouchOnUnpickle:
     def __init__(self, path: Path) -> None:
         self._path = path
 
@@ -69,7 +69,7 @@ class Touches:
 
 def test_a_pickle_among_a_models_weights_is_not_run(tmp_path: Path, model_files: dict[str, bytes]):
     ran = tmp_path / "ran"
-    attack = pickle.dumps({"weight": Touches(ran)}, protocol=2)
+    attack = pickle.dumps({"weight": TouchOnUnpickle(ran)}, protocol=2)
     pickle.loads(attack)
     assert ran.exists()  # it would work
     ran.unlink()
@@ -163,8 +163,8 @@ def test_what_data_names_is_neither_opened_nor_imported_and_no_secret_leaves_the
     assert any(path.endswith("rows.jsonl") for path in opened)  # the hook sees what is opened
     assert not any("bait" in path for path in opened)
     assert not (trap / "ran").exists()
-    said = capfd.readouterr()
-    assert CANARY not in said.out + said.err
+    captured = capfd.readouterr()
+    assert CANARY not in captured.out + captured.err
     written = [path for path in (trap / "run").rglob("*") if path.is_file()]
     assert {"config.yaml", "manifest.json", "metrics.jsonl", "summary.json"} <= {path.name for path in written}
     for path in written:

@@ -15,7 +15,7 @@ def config(*overrides: str) -> Config:
     return load_config(TINY, overrides)
 
 
-def group(*responses: tuple[int, bool | None], place: int = 0) -> Group:
+def group(*responses: tuple[int, bool | None], position: int = 0) -> Group:
     """From lengths and verdicts; None is a verdict with an error, length 8 is truncated."""
 
     def generation(length: int) -> Generation:
@@ -23,7 +23,9 @@ def group(*responses: tuple[int, bool | None], place: int = 0) -> Group:
         return Generation("r", (5,) * length, (-1.0,) * length, finish, 0)
 
     verdicts = [Verdict(None, 0.0, "died") if v is None else Verdict(v, 1.0 if v else -1.0) for _, v in responses]
-    return Group(Problem("p", "?", "!"), (1, 2), tuple(generation(n) for n, _ in responses), tuple(verdicts), id=place)
+    return Group(
+        Problem("p", "?", "!"), (1, 2), tuple(generation(n) for n, _ in responses), tuple(verdicts), id=position
+    )
 
 
 def test_rewards_are_the_score_plus_equation_13_and_advantages_sum_to_zero():
@@ -55,7 +57,7 @@ def test_overlong_filter_masks_truncated_responses_which_still_count_in_the_mean
 
 
 def test_minibatches_are_whole_groups_in_a_keyed_order():
-    groups = [group((3, True), (4, False), place=place) for place in range(6)]
+    groups = [group((3, True), (4, False), position=position) for position in range(6)]
     samples = with_advantages(groups, config())
     first = minibatches(samples, config(), step=1)
     assert [len(minibatch) for minibatch in first] == [4, 4, 4]  # two groups of two each
@@ -69,5 +71,5 @@ def test_minibatches_are_whole_groups_in_a_keyed_order():
 
 
 def test_a_short_batch_makes_fewer_updates_and_its_last_may_be_smaller():
-    samples = with_advantages([group((3, True), (4, False), place=place) for place in range(3)], config())
+    samples = with_advantages([group((3, True), (4, False), position=position) for position in range(3)], config())
     assert [len(minibatch) for minibatch in minibatches(samples, config(), step=1)] == [4, 2]

@@ -21,7 +21,7 @@ from dapo.evaluation.server import ServerClient, ServerOptions
 from dapo.types import Problem
 
 
-class Faults:
+class FaultyReplies:
     """What the server says: `text`, after what `faults` (a status, or "close", "slow", "nonsense") says first."""
 
     def __init__(self) -> None:
@@ -54,28 +54,28 @@ class Faults:
 
 
 @pytest.fixture
-def server() -> Iterator[Faults]:
-    faults = Faults()
+def server() -> Iterator[FaultyReplies]:
+    faults = FaultyReplies()
     with chat_server(faults) as faults.seen:
         yield faults
         faults.released.set()
 
 
-def asked(server: Faults, *, samples: int = 1, problems: int = 1, **options: Any) -> list[Any]:
+def asked(server: FaultyReplies, *, samples: int = 1, problems: int = 1, **options: Any) -> list[Any]:
     """What the client says of each response, in the order of problems and samples."""
     values = {"temperature": 0.5, "top_p": 0.7, "max_tokens": 9, "seed": 3, "pause_s": 0.0, **options}
     found = {}
     with ServerClient(
         ServerOptions(server.url, MODEL, samples, **values), lambda p: [{"role": "user", "content": "?"}]
     ) as client:
-        for place in range(problems):
-            client.submit(place, Problem(str(place), "?", "4"))
+        for index in range(problems):
+            client.submit(index, Problem(str(index), "?", "4"))
         while len(found) < samples * problems:
-            found |= {(place, i): response for place, i, response in client.poll()}
+            found |= {(index, i): response for index, i, response in client.poll()}
     return [found[key] for key in sorted(found)]
 
 
-def test_every_sample_is_a_request_with_its_own_seed_and_the_plan(server: Faults):
+def test_every_sample_is_a_request_with_its_own_seed_and_the_plan(server: FaultyReplies):
     responses = asked(server, samples=3, problems=2)
     assert [(r.text, r.tokens, r.finish, r.error) for r in responses] == [(server.text, 7, "stop", None)] * 6
     assert len({body["seed"] for body in server.bodies}) == 6
@@ -88,7 +88,7 @@ def test_every_sample_is_a_request_with_its_own_seed_and_the_plan(server: Faults
 
 
 @pytest.mark.parametrize("fault", [500, 503, 429, "close"])
-def test_a_failure_that_passes_costs_nothing_but_time(server: Faults, fault: int | str):
+def test_a_failure_that_passes_costs_nothing_but_time(server: FaultyReplies, fault: int | str):
     server.faults = [fault, fault]
     (response,) = asked(server, retries=2)
     assert (response.text, response.error) == (server.text, None)
@@ -105,7 +105,7 @@ def test_a_failure_that_passes_costs_nothing_but_time(server: Faults, fault: int
     ],
 )
 def test_what_stays_wrong_is_an_error_and_not_an_empty_response(
-    server: Faults, fault: int | str, tries: int, told: str
+    server: FaultyReplies, fault: int | str, tries: int, told: str
 ):
     server.faults = [fault] * 3
     (response,) = asked(server, retries=2)
@@ -113,24 +113,24 @@ def test_what_stays_wrong_is_an_error_and_not_an_empty_response(
     assert len(server.bodies) == tries
 
 
-def test_a_server_that_hangs_is_an_error_in_time(server: Faults):
+def test_a_server_that_hangs_is_an_error_in_time(server: FaultyReplies):
     server.faults = ["slow"]
     (response,) = asked(server, retries=0, timeout_s=0.3)
     assert response.error.startswith("server: ReadTimeoutError: Read timed out")
 
 
-def test_no_more_requests_are_in_flight_than_allowed(server: Faults):
+def test_no_more_requests_are_in_flight_than_allowed(server: FaultyReplies):
     asked(server, samples=20, concurrency=3)
     assert 1 <= server.seen.most_in_flight <= 3
 
 
-def test_the_key_comes_from_the_environment_only(server: Faults, monkeypatch: pytest.MonkeyPatch):
+def test_the_key_comes_from_the_environment_only(server: FaultyReplies, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OPENAI_API_KEY", "k-123")
     asked(server)
     assert [headers.get("Authorization") for headers in server.seen.headers] == ["Bearer k-123"]
 
 
-def test_a_wrong_model_or_address_is_told_before_anything_is_asked(server: Faults):
+def test_a_wrong_model_or_address_is_told_before_anything_is_asked(server: FaultyReplies):
     options = {"samples": 1, "temperature": 1.0, "top_p": 1.0, "max_tokens": 9, "seed": 0}
     with pytest.raises(ConfigError, match="has no model 'gpt'; it has echo"):
         ServerClient(ServerOptions(server.url, "gpt", **options), lambda p: [])
@@ -151,7 +151,7 @@ def evaluated(*arguments: str) -> int:
 
 
 def test_dapo_eval_judges_a_served_model(
-    server: Faults, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    server: FaultyReplies, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     data, output = problems_file(tmp_path / "p.jsonl"), tmp_path / "out.json"
     command = [MODEL, "--data", data, "--server", server.url, "data.instruction=Say it.", "data.system=Be brief."]
@@ -169,7 +169,7 @@ def test_dapo_eval_judges_a_served_model(
 
 
 def test_an_evaluation_with_over_one_percent_of_errors_says_so(
-    server: Faults, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: FaultyReplies, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     server.faults = [400]
     data = problems_file(tmp_path / "p.jsonl")
@@ -181,7 +181,7 @@ def test_an_evaluation_with_over_one_percent_of_errors_says_so(
 
 
 def test_two_results_are_compared_problem_by_problem(
-    server: Faults, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: FaultyReplies, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     data, first, both = problems_file(tmp_path / "p.jsonl"), tmp_path / "first.json", tmp_path / "both.json"
     server.text = "Answer: 5"
@@ -251,7 +251,9 @@ def test_an_evaluation_that_is_killed_or_interrupted_continues(tmp_path: Path):
     assert not journal.exists()
 
 
-def test_a_line_a_problem_is_printed_on_demand(server: Faults, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_line_a_problem_is_printed_on_demand(
+    server: FaultyReplies, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     data = problems_file(tmp_path / "p.jsonl")
     assert evaluated(MODEL, "--data", data, "--server", server.url, "--by-problem") == 0
     lines = capsys.readouterr().out.split("by problem")[1].splitlines()

@@ -21,7 +21,7 @@ from dapo.config import dump_config, load_config
 from dapo.core.errors import ConfigError
 from dapo.distributed.slurm.job import Allocation, Job, batch_script, seconds_of
 
-STAND_IN = Path(__file__).parent / "slurm_stand_in"
+FAKE_SLURM = Path(__file__).parent / "slurm_stand_in"
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
 
 
@@ -30,7 +30,7 @@ def a_job(tmp_path: Path, *, nodes: int = 1, **changes: object) -> Job:
         "run_dir": tmp_path / "run",
         "config": tmp_path / "run.slurm" / "config.yaml",
         "work_dir": tmp_path,
-        "python": STAND_IN / "python",
+        "python": FAKE_SLURM / "python",
         "use_ray": nodes > 1,
         "start_timeout_s": 20.0,
     }
@@ -38,7 +38,7 @@ def a_job(tmp_path: Path, *, nodes: int = 1, **changes: object) -> Job:
 
 
 @dataclass
-class Allocated:
+class FakeAllocation:
     """A batch script on an allocation that is not one."""
 
     job: Job
@@ -60,7 +60,7 @@ class Allocated:
         }
         return subprocess.Popen(
             ["bash", str(script)],
-            env={**os.environ, **slurm, **self.environment, "PATH": f"{STAND_IN}:{os.environ['PATH']}"},
+            env={**os.environ, **slurm, **self.environment, "PATH": f"{FAKE_SLURM}:{os.environ['PATH']}"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -105,9 +105,9 @@ class Allocated:
         return self.log.with_name(f"{self.log.name}.requeued").exists()
 
 
-def wait_until(is_so: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
-    while not is_so():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -184,7 +184,7 @@ def test_other_times_are_refused_with_the_forms_that_there_are(time_limit: str):
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"time": "2"}, "--time 2 ends before the signal that comes 120 s earlier"),
         ({"partition": "a b"}, "--partition 'a b': expected a name"),
@@ -193,10 +193,10 @@ def test_other_times_are_refused_with_the_forms_that_there_are(time_limit: str):
         ({"options": ("--qos=a\nrm -rf ~",)}, "--sbatch"),
     ],
 )
-def test_values_that_would_not_arrive_as_they_are_are_refused(tmp_path: Path, changes: dict[str, object], told: str):
+def test_values_that_would_not_arrive_as_they_are_are_refused(tmp_path: Path, changes: dict[str, object], message: str):
     with pytest.raises(ConfigError) as error:
         batch_script(a_job(tmp_path), Allocation(**changes))  # type: ignore[arg-type]
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 NASTY = 'it\'s $(touch pwned) "&" `x` 100%j; \\ #1 ünï'
@@ -206,7 +206,7 @@ def test_every_value_reaches_dapo_as_it_was_typed(tmp_path: Path):
     folder = tmp_path / NASTY
     folder.mkdir()
     overrides = (f"data.system={NASTY}", "data.instruction=two\nlines", "a=*")
-    allocated = Allocated(a_job(folder, overrides=overrides), environment={"DAPO": "0"})
+    allocated = FakeAllocation(a_job(folder, overrides=overrides), environment={"DAPO": "0"})
     assert allocated.run() == (0, "")
     words = " ".join(["-m dapo train", str(folder / "run.slurm/config.yaml"), "--run-dir", str(folder / "run")])
     assert allocated.log.read_text().split(" ", 1)[1] == f"{words} {' '.join(overrides)}\n"
@@ -228,7 +228,7 @@ def test_a_line_break_in_the_path_is_refused(tmp_path: Path):
 
 def test_one_node_trains_without_ray_and_keeps_the_exit_code(tmp_path: Path):
     for code in ("0", "1", "2", "137"):
-        allocated = Allocated(a_job(tmp_path), environment={"DAPO": code})
+        allocated = FakeAllocation(a_job(tmp_path), environment={"DAPO": code})
         assert allocated.run()[0] == int(code)
         shutil.rmtree(tmp_path / "run")
     assert {call.split(" --")[0] for call in allocated.calls} == {f"-m dapo train {tmp_path}/run.slurm/config.yaml"}
@@ -239,13 +239,13 @@ def test_one_node_trains_without_ray_and_keeps_the_exit_code(tmp_path: Path):
 def test_a_run_that_is_there_is_continued(tmp_path: Path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").touch()
-    allocated = Allocated(a_job(tmp_path, overrides=("train.num_steps=9",)), environment={"DAPO": "0"})
+    allocated = FakeAllocation(a_job(tmp_path, overrides=("train.num_steps=9",)), environment={"DAPO": "0"})
     assert allocated.run()[0] == 0
     assert allocated.calls == [f"-m dapo resume {tmp_path}/run train.num_steps=9"]
 
 
 def test_before_the_time_limit_the_run_saves_and_goes_back_to_the_queue_until_it_is_finished(tmp_path: Path):
-    allocated = Allocated(a_job(tmp_path), environment={"DAPO": "saves"})
+    allocated = FakeAllocation(a_job(tmp_path), environment={"DAPO": "saves"})
     code, output = allocated.run_and_signal(signal.SIGUSR1)
     assert (code, allocated.is_requeued) == (143, True)
     assert "the run is saved, and the job goes back to the queue" in output
@@ -256,21 +256,21 @@ def test_before_the_time_limit_the_run_saves_and_goes_back_to_the_queue_until_it
 
 
 def test_a_cancelled_run_saves_and_does_not_go_back_to_the_queue(tmp_path: Path):
-    allocated = Allocated(a_job(tmp_path), environment={"DAPO": "saves"})
+    allocated = FakeAllocation(a_job(tmp_path), environment={"DAPO": "saves"})
     assert allocated.run_and_signal(signal.SIGTERM)[0] == 143
     assert (tmp_path / "run" / "checkpoints" / "step_000001").exists()
     assert not allocated.is_requeued
 
 
 def test_a_run_that_finishes_no_step_within_the_limit_is_not_started_for_ever(tmp_path: Path):
-    allocated = Allocated(a_job(tmp_path), environment={"DAPO": "hangs"})
+    allocated = FakeAllocation(a_job(tmp_path), environment={"DAPO": "hangs"})
     code, output = allocated.run_and_signal(signal.SIGUSR1)
     assert (code, allocated.is_requeued) == (143, False)
     assert "no step was finished within the time limit" in output
 
 
 def test_several_nodes_get_a_ray_with_a_token_and_nothing_of_it_is_left(tmp_path: Path):
-    allocated = Allocated(a_job(tmp_path, nodes=3, start_timeout_s=77), nodes=3, environment={"DAPO": "saves"})
+    allocated = FakeAllocation(a_job(tmp_path, nodes=3, start_timeout_s=77), nodes=3, environment={"DAPO": "saves"})
     code, output = allocated.run_and_signal(signal.SIGUSR1)
     assert (code, allocated.is_requeued) == (143, True), output
     token, head, *others = allocated.calls
@@ -293,25 +293,25 @@ def test_several_nodes_get_a_ray_with_a_token_and_nothing_of_it_is_left(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("environment", "told"),
+    ("environment", "message"),
     [
         ({"RAY_FAILS": "1"}, "Ray did not start; see "),
         ({"WORKER_FAILS": "1", "GATHERING": "1"}, "see "),
         ({"GATHERING": "1"}, "Ray is not there on all nodes; see "),
     ],
 )
-def test_a_ray_that_does_not_come_is_an_error_with_the_place_of_its_logs(
-    tmp_path: Path, environment: dict[str, str], told: str
+def test_a_ray_that_does_not_come_is_an_error_with_the_path_of_its_logs(
+    tmp_path: Path, environment: dict[str, str], message: str
 ):
-    allocated = Allocated(a_job(tmp_path, nodes=2), nodes=2, environment={"DAPO": "0", **environment})
+    allocated = FakeAllocation(a_job(tmp_path, nodes=2), nodes=2, environment={"DAPO": "0", **environment})
     code, output = allocated.run()
-    assert (code, told in output) == (1, True), output
+    assert (code, message in output) == (1, True), output
     assert not [call for call in allocated.calls if call.startswith("-m dapo train")]
     assert not [pid for pid in allocated.started if is_alive(pid)]
 
 
 def test_the_logs_of_ray_are_kept_where_the_run_fails_and_the_token_is_not(tmp_path: Path):
-    allocated = Allocated(a_job(tmp_path, nodes=2), nodes=2, environment={"DAPO": "1"})
+    allocated = FakeAllocation(a_job(tmp_path, nodes=2), nodes=2, environment={"DAPO": "1"})
     assert allocated.run()[0] == 1
     assert len(list((tmp_path / "run.slurm").glob("17-ray-logs-*/gcs_server.out"))) >= 1
     assert not list((tmp_path / "run.slurm").glob("17-token"))
@@ -319,9 +319,9 @@ def test_the_logs_of_ray_are_kept_where_the_run_fails_and_the_token_is_not(tmp_p
 
 
 def test_what_is_to_be_set_up_runs_first_and_the_job_ends_where_it_fails(tmp_path: Path):
-    allocated = Allocated(a_job(tmp_path, setup=("export DAPO=5 # a comment", "true")))
+    allocated = FakeAllocation(a_job(tmp_path, setup=("export DAPO=5 # a comment", "true")))
     assert allocated.run()[0] == 5
-    allocated = Allocated(a_job(tmp_path, setup=('module load "it\'s-cuda"',)))
+    allocated = FakeAllocation(a_job(tmp_path, setup=('module load "it\'s-cuda"',)))
     code, output = allocated.run()
     assert (code, 'dapo submit: this failed: module load "it\'s-cuda"' in output) == (1, True)
     assert len(allocated.calls) == 1
@@ -334,7 +334,7 @@ def test_two_nodes_that_are_this_machine_train_with_a_real_ray_that_is_gone_afte
     job.folder.mkdir()
     options = ["train.num_steps=1", "train.threads=1", "train.eval_every=0", "distributed.start_timeout_s=60"]
     job.config.write_text(dump_config(load_config(TINY, options)))
-    code, output = Allocated(job, nodes=2).run(timeout_s=200)
+    code, output = FakeAllocation(job, nodes=2).run(timeout_s=200)
     assert code == 0, output
     assert "starting Ray on 2 nodes" in output
     assert len((job.run_dir / "metrics.jsonl").read_text().splitlines()) == 2
@@ -350,7 +350,7 @@ def test_two_nodes_that_are_this_machine_train_with_a_real_ray_that_is_gone_afte
 
 @pytest.fixture
 def on_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setenv("PATH", f"{STAND_IN}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{FAKE_SLURM}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -416,7 +416,7 @@ def test_a_dry_run_prints_the_script_and_needs_no_slurm(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["loss.clip_hihg=0.3"], "unknown option loss.clip_hihg; did you mean loss.clip_high?"),
         (["data.train=nowhere.jsonl"], "nowhere.jsonl"),
@@ -425,16 +425,16 @@ def test_a_dry_run_prints_the_script_and_needs_no_slurm(
     ],
 )
 def test_what_cannot_run_is_refused_before_it_waits_in_a_queue(
-    capsys: pytest.CaptureFixture[str], on_a_cluster: Path, arguments: list[str], told: str
+    capsys: pytest.CaptureFixture[str], on_a_cluster: Path, arguments: list[str], message: str
 ):
     code, out, err = run(capsys, "submit", TINY, *arguments)
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
-    assert told in err
+    assert message in err
     assert not list(on_a_cluster.iterdir())
 
 
-def test_what_sbatch_says_against_a_job_is_told_and_the_same_command_may_be_tried_again(
+def test_what_sbatch_reports_against_a_job_is_shown_and_the_same_command_may_be_tried_again(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, on_a_cluster: Path
 ):
     command = ["submit", TINY, "--run-dir", "a"]

@@ -321,7 +321,7 @@ class TestRollouts:
             "prompt_tokens": 5,
             "response_tokens": 2,
             "finish": "stop",
-            "fate": "trained",
+            "outcome": "trained",
             "response_ids": (19, 2),
             "engine_logprobs": (-0.5, -1.25),
             "version": 11,
@@ -329,8 +329,8 @@ class TestRollouts:
         return values | changes
 
     def test_rows_come_back_as_they_were_written(self, tmp_path):
-        unjudged = {"correct": None, "score": None, "error": "timed out", "reward": None, "advantage": None}
-        rows = [self.row(), self.row(**unjudged, response="", response_ids=(), engine_logprobs=())]
+        error_fields = {"correct": None, "score": None, "error": "timed out", "reward": None, "advantage": None}
+        rows = [self.row(), self.row(**error_fields, response="", response_ids=(), engine_logprobs=())]
         write_rollouts(tmp_path / "rollouts" / "step_000012.parquet", rows)
         table = read_rollouts(tmp_path / "rollouts" / "step_000012.parquet")
         assert table.schema == ROLLOUT_SCHEMA
@@ -357,7 +357,7 @@ class TestRollouts:
 
     def test_a_row_with_other_columns_is_refused_by_name(self, tmp_path):
         row = self.row(extra=1)
-        del row["fate"]
+        del row["outcome"]
         with pytest.raises(ValueError, match=r"these differ: \['extra', 'fate'\]"):
             write_rollouts(tmp_path / "t", [row])
 

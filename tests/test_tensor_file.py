@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from dapo.core.files import crc32_of, is_note, take_noted
+from dapo.core.files import crc32_of, is_checksum_sidecar, pop_checksum_sidecar
 from dapo.policy.tensor_file import write_tensors
 
 TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32)
@@ -42,10 +42,10 @@ def test_types_shapes_and_strange_layouts(tmp_path: Path):
 def test_the_noted_checksum_is_that_of_the_file(tmp_path: Path):
     path = tmp_path / "t.safetensors"
     write_tensors(path, {"a": some(3_000_000, torch.float32)})
-    note = next(each for each in tmp_path.iterdir() if is_note(each))
-    assert take_noted(path) == crc32_of(path)
+    note = next(each for each in tmp_path.iterdir() if is_checksum_sidecar(each))
+    assert pop_checksum_sidecar(path) == crc32_of(path)
     assert not note.exists()
-    assert take_noted(path) is None
+    assert pop_checksum_sidecar(path) is None
 
 
 def test_no_tensors_are_a_file_too(tmp_path: Path):

@@ -75,13 +75,13 @@ def test_every_judged_response_is_written_with_the_fate_of_its_group(tmp_path: P
     start_run(tiny("train.num_steps=2"), run_dir=tmp_path / "r", config_name="t")
     for row in metrics(tmp_path / "r")[1:]:
         table = read_rollouts(tmp_path / "r" / "rollouts" / f"step_{row['step']:06d}.parquet").to_pylist()
-        trained = [sample for sample in table if sample["fate"] == "trained"]
+        trained = [sample for sample in table if sample["outcome"] == "trained"]
         assert len(trained) == 4 * row["rollout/groups_trained"]
         assert sum(sample["response_tokens"] for sample in trained) == row["rollout/tokens_trained"]
         for group in {sample["group_id"] for sample in trained}:
             advantages = [sample["advantage"] for sample in trained if sample["group_id"] == group]
             assert sum(advantages) == pytest.approx(0, abs=1e-6)
-        assert all(sample["advantage"] is None for sample in table if sample["fate"] != "trained")
+        assert all(sample["advantage"] is None for sample in table if sample["outcome"] != "trained")
         assert all(len(s["response_ids"]) == len(s["engine_logprobs"]) == s["response_tokens"] for s in table)
 
 

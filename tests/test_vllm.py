@@ -65,13 +65,13 @@ def largest_gap(model: PreTrainedModel, wanted: list[GenerationRequest], done: d
     for one in wanted:
         response = done[one.id].token_ids
         logits = model(input_ids=torch.tensor([[*one.prompt_ids, *response]]), use_cache=False).logits[0]
-        law = (logits[len(one.prompt_ids) - 1 : -1] / one.temperature).log_softmax(-1)
-        expected = law[range(len(response)), list(response)]
+        distribution = (logits[len(one.prompt_ids) - 1 : -1] / one.temperature).log_softmax(-1)
+        expected = distribution[range(len(response)), list(response)]
         gap = max(gap, float((torch.tensor(done[one.id].logprobs) - expected).abs().max()))
     return gap
 
 
-def told(what: str, gap: float) -> float:
+def log_gap(what: str, gap: float) -> float:
     """Shown with `make test-vllm ARGS=-s`; docs/vllm.md has the figures."""
     print(f"\n{what}: largest difference of a log-probability {gap:.1e}")
     return gap
@@ -84,7 +84,7 @@ def test_logprobs_are_those_of_the_plain_forward_with_every_new_set_of_weights(n
         model = wide_model(name, seed=version)
         engine.load_weights(ModelWeights(model), version)
         done = run(engine, wanted)
-        assert told(f"{name}, weights {version}", largest_gap(model, wanted, done)) < TOLERANCE
+        assert log_gap(f"{name}, weights {version}", largest_gap(model, wanted, done)) < TOLERANCE
         assert {one.version for one in done.values()} == {version}
     # the test can tell one set from another
     assert largest_gap(wide_model(name, seed=0), wanted, done) > 1
@@ -166,7 +166,7 @@ def test_a_process_takes_no_more_memory_than_the_model_and_the_cache_need() -> N
 
 
 def test_a_model_or_a_size_that_vllm_refuses_is_an_error_in_words() -> None:
-    worker = vllm_engines.start_worker("refused", "Refusals")
+    worker = vllm_engines.start_worker("refused", "VllmStartWorker")
     tiny_cache = vllm_engines.options_for(wide_model("llama"), cache_gib=1e-5)
     with pytest.raises(EngineError, match=r"vLLM does not start.*rollout\.vllm\.cache_gib=1e-05.*(cache|memory)"):
         worker.call("open", tiny_cache).result(vllm_engines.CALL_S)
@@ -187,13 +187,13 @@ def test_smollm2_agrees_with_its_float32_forward_and_repeats_itself() -> None:
     ]
     engine.load_weights(ModelWeights(loaded.model), 0)
     first = run(engine, wanted)
-    assert told("smollm2, weights 0", largest_gap(loaded.model, wanted, first)) < TOLERANCE
+    assert log_gap("smollm2, weights 0", largest_gap(loaded.model, wanted, first)) < TOLERANCE
     with torch.no_grad():
         for parameter in loaded.model.parameters():
             parameter.mul_(1.01)
     engine.load_weights(ModelWeights(loaded.model), 1)
     second = run(engine, wanted)
-    assert told("smollm2, weights 1", largest_gap(loaded.model, wanted, second)) < TOLERANCE
+    assert log_gap("smollm2, weights 1", largest_gap(loaded.model, wanted, second)) < TOLERANCE
     assert [run(engine, wanted)[one.id].token_ids for one in wanted[:1]] == [second[wanted[0].id].token_ids]
     engine.worker.close()
 
@@ -215,4 +215,4 @@ def test_smollm2_trains_with_vllm_in_another_interpreters_process(tmp_path: Path
     assert [row["step"] for row in trained] == [1, 2, 3]
     # the sampler's law is the trainer's, also after the weights have moved
     gap = max(row["rollout/engine_logprob_gap_max"] for row in trained)
-    assert told("smollm2, against the trainer", gap) < TOLERANCE
+    assert log_gap("smollm2, against the trainer", gap) < TOLERANCE

@@ -14,7 +14,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from dapo.cli.train import start_run
 from dapo.config import Config, load_config
 from dapo.core.errors import ConfigError, EngineError
-from dapo.distributed.engine_specs import vllm_blueprint, vllm_options, weight_shapes
+from dapo.distributed.engine_specs import vllm_engine_spec, vllm_options, weight_shapes
 from dapo.engines.vllm.engine import VllmEngine
 from dapo.engines.vllm.start import engine_arguments, open_vllm_engine
 from dapo.types import GenerationRequest
@@ -28,15 +28,15 @@ def tiny(*overrides: str) -> Config:
 
 @pytest.mark.skipif(vllm_engines.AVAILABLE, reason="vLLM is installed here")
 def test_a_missing_package_is_named_with_the_command_that_installs_it_and_nothing_is_written(tmp_path: Path) -> None:
-    told = r"needs the Python package vllm.*pip install 'dapo-rl\[vllm\]'.*docs/vllm.*rollout\.vllm\.python"
-    with pytest.raises(ConfigError, match=told):
+    message = r"needs the Python package vllm.*pip install 'dapo-rl\[vllm\]'.*docs/vllm.*rollout\.vllm\.python"
+    with pytest.raises(ConfigError, match=message):
         start_run(tiny(), run_dir=tmp_path / "run", config_name="tiny")
     assert not list(tmp_path.iterdir())
-    with pytest.raises(EngineError, match=told):  # in a process elsewhere
+    with pytest.raises(EngineError, match=message):  # in a process elsewhere
         open_vllm_engine(vllm_options(tiny()))
 
 
-def test_the_engine_is_told_of_every_weight_and_gets_none() -> None:
+def test_the_engine_gets_the_shape_of_every_weight_and_no_weights() -> None:
     options = vllm_options(tiny())
     assert options.weight_shapes["lm_head.weight"] == options.weight_shapes["model.embed_tokens.weight"] == (100, 32)
     assert len(options.weight_shapes) == 21
@@ -44,18 +44,18 @@ def test_the_engine_is_told_of_every_weight_and_gets_none() -> None:
     assert engine_arguments(options, "folder", on_cpu=True)["load_format"] == "dummy"
 
 
-def test_a_skeleton_has_the_names_of_the_model_itself(tmp_path: Path) -> None:
-    from dapo.policy.model import load_model, load_skeleton
+def test_a_meta_model_has_the_names_of_the_model_itself(tmp_path: Path) -> None:
+    from dapo.policy.model import load_meta_model, load_model
 
     loaded = load_model("tiny-random", dtype=torch.float32)
     loaded.model.save_pretrained(tmp_path)
     loaded.tokenizer.save_pretrained(tmp_path)
-    skeleton = load_skeleton(str(tmp_path))
-    assert all(weight.is_meta for weight in skeleton.parameters())
-    assert weight_shapes(skeleton) == weight_shapes(loaded.model)
+    meta_model = load_meta_model(str(tmp_path))
+    assert all(weight.is_meta for weight in meta_model.parameters())
+    assert weight_shapes(meta_model) == weight_shapes(loaded.model)
 
 
-def test_a_sequence_is_as_long_as_prompts_and_responses_may_be_and_no_longer_than_the_model_allows() -> None:
+def test_max_tokens_is_prompt_plus_response_limit_capped_by_the_models_context() -> None:
     tokens = ("data.max_prompt_tokens=100", "rollout.max_response_tokens=50", "overlong.mode=off")
     assert vllm_options(tiny(*tokens)).max_tokens == 150
     assert vllm_options(tiny(*tokens, "eval.max_response_tokens=70")).max_tokens == 170
@@ -87,24 +87,24 @@ def test_a_seeded_request_never_meets_a_chunked_prefill_on_a_cpu() -> None:
 
 
 def test_threads_and_compilation_are_settled_before_the_interpreter_starts() -> None:
-    environment = vllm_blueprint(tiny(), threads=3).environment
+    environment = vllm_engine_spec(tiny(), threads=3).environment
     assert environment["OMP_NUM_THREADS"] == "3"
     assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert environment["TORCH_COMPILE_DISABLE"] == "1"
-    assert "TORCH_COMPILE_DISABLE" not in vllm_blueprint(tiny("rollout.vllm.eager=false"), threads=3).environment
+    assert "TORCH_COMPILE_DISABLE" not in vllm_engine_spec(tiny("rollout.vllm.eager=false"), threads=3).environment
 
 
 def test_another_interpreter_sees_this_package_and_none_of_its_neighbours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DAPO_CACHE", str(tmp_path))
-    blueprints = [vllm_blueprint(tiny(f"rollout.vllm.python={sys.executable}"), threads=1) for _ in range(2)]
-    folder = Path(blueprints[0].environment["PYTHONPATH"])
-    assert blueprints[0] == blueprints[1]
+    specs = [vllm_engine_spec(tiny(f"rollout.vllm.python={sys.executable}"), threads=1) for _ in range(2)]
+    folder = Path(specs[0].environment["PYTHONPATH"])
+    assert specs[0] == specs[1]
     assert [path.name for path in folder.iterdir()] == ["dapo"]
     program = "import dapo.distributed.worker_main as c; print(c.__file__)"
     done = subprocess.run(
-        [blueprints[0].python or "", "-S", "-c", program],
+        [specs[0].python or "", "-S", "-c", program],
         env={"PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,
@@ -127,7 +127,7 @@ def test_the_engines_process_needs_no_package_that_vllm_does_not_bring() -> None
 
 def test_an_interpreter_that_is_not_there_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match=r"rollout\.vllm\.python=/nowhere/python"):
-        vllm_blueprint(tiny("rollout.vllm.python=/nowhere/python"), threads=1)
+        vllm_engine_spec(tiny("rollout.vllm.python=/nowhere/python"), threads=1)
 
 
 def test_a_model_that_is_more_than_its_weights_is_refused() -> None:
@@ -157,7 +157,7 @@ def test_a_model_that_is_more_than_its_weights_is_refused() -> None:
         weight_shapes(model)
 
 
-class Stubborn:
+class FakeVllm:
     """In the place of vLLM's engine: it does not do what it is told."""
 
     def __init__(self, *, left_out: tuple[str, ...] = (), is_reset: bool = True, finish: str = "stop") -> None:
@@ -183,7 +183,7 @@ class Stubborn:
         return [SimpleNamespace(request_id=name, outputs=[output], finished=True) for name in self.added]
 
 
-def engine_on(vllm: Stubborn) -> VllmEngine:
+def engine_on(vllm: FakeVllm) -> VllmEngine:
     shapes = weight_shapes(wide_model("llama"))
     return VllmEngine(vllm, sampling_params=lambda r: None, weight_shapes=shapes, max_sequences=4)
 
@@ -191,12 +191,12 @@ def engine_on(vllm: Stubborn) -> VllmEngine:
 @pytest.mark.parametrize(
     ("vllm", "message"),
     [
-        (Stubborn(left_out=("lm_head.weight",)), r"older than the weights of version 7: the weights lm_head\.weight"),
-        (Stubborn(is_reset=False), "older than the weights of version 7: keys and values"),
-        (Stubborn(left_out=("everything",)), "failed to load the weights of version 7: out of memory"),
+        (FakeVllm(left_out=("lm_head.weight",)), r"older than the weights of version 7: the weights lm_head\.weight"),
+        (FakeVllm(is_reset=False), "older than the weights of version 7: keys and values"),
+        (FakeVllm(left_out=("everything",)), "failed to load the weights of version 7: out of memory"),
     ],
 )
-def test_an_engine_that_may_hold_older_weights_is_closed(vllm: Stubborn, message: str) -> None:
+def test_an_engine_that_may_hold_older_weights_is_closed(vllm: FakeVllm, message: str) -> None:
     engine = engine_on(vllm)
     with pytest.raises(EngineError, match=message):
         engine.load_weights(ModelWeights(wide_model("llama")), 7)
@@ -209,7 +209,7 @@ def test_an_engine_that_may_hold_older_weights_is_closed(vllm: Stubborn, message
     [("error", "vLLM ended request 'a' by 'error'"), ("nan", r"logits are not finite \(weights version 7\)")],
 )
 def test_an_answer_that_cannot_be_right_is_an_error(finish: str, message: str) -> None:
-    engine = engine_on(Stubborn(finish=finish))
+    engine = engine_on(FakeVllm(finish=finish))
     engine.load_weights(ModelWeights(wide_model("llama")), 7)
     engine.submit([GenerationRequest("a", (1, 2), 3, 1.0, 1.0, 5, ())])
     with pytest.raises(EngineError, match=message):

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 import dapo
 from dapo.distributed.engine_specs import vllm_environment, weight_shapes
 from dapo.distributed.local import LocalLauncher, LocalWorker
-from dapo.distributed.protocol import Blueprint, WeightsHandle
+from dapo.distributed.protocol import WeightsHandle, WorkerSpec
 from dapo.engines.engine import WeightSource
 from dapo.engines.vllm.engine import VllmEngine
 from dapo.engines.vllm.start import VllmOptions, open_vllm_engine
@@ -47,7 +47,7 @@ def options_for(model: PreTrainedModel, **changes: Any) -> VllmOptions:
     return VllmOptions(**(settings | changes))
 
 
-class Renewable:
+class ReusableVllmWorker:
     """In the worker: the engine of `open_vllm_engine`, and fresh ones on the same vLLM."""
 
     def __init__(self, options: VllmOptions) -> None:
@@ -86,7 +86,7 @@ class Renewable:
         return getattr(self._engine, name)
 
 
-class Refusals:
+class VllmStartWorker:
     """In a worker: tries to start vLLM, several times over."""
 
     def open(self, options: VllmOptions) -> None:
@@ -94,7 +94,7 @@ class Refusals:
 
 
 class RemoteEngine:
-    """A `Renewable` behind a worker, as a RolloutEngine."""
+    """A `ReusableVllmWorker` behind a worker, as a RolloutEngine."""
 
     def __init__(self, worker: LocalWorker, launcher: LocalLauncher) -> None:
         self.worker, self._launcher = worker, launcher
@@ -104,7 +104,7 @@ class RemoteEngine:
         return self.worker.call(method, *arguments).result(CALL_S)
 
     def load_weights(self, weights: WeightSource, version: int) -> None:
-        self.call("load_weights", self._launcher.share(weights, version))
+        self.call("load_weights", self._launcher.publish_weights(weights, version))
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         self.call("submit", list(requests))
@@ -143,13 +143,13 @@ def fresh(name: str, *, slots: int = 64) -> RemoteEngine:
 
 def start(name: str, options: VllmOptions) -> RemoteEngine:
     """vLLM with this model in a process of its own. Raises what starting it raised."""
-    return RemoteEngine(start_worker(name, "Renewable", options=options), launcher())
+    return RemoteEngine(start_worker(name, "ReusableVllmWorker", options=options), launcher())
 
 
 def start_worker(name: str, factory: str, **options: Any) -> LocalWorker:
     """A process with something of this module."""
     environment = vllm_environment(threads=int(os.environ.get("OMP_NUM_THREADS", "2")), eager=True)
     path = os.pathsep.join([str(Path(__file__).parent), str(Path(dapo.__file__).parents[1])])
-    blueprint = Blueprint(f"vllm_engines:{factory}", options, environment | {"PYTHONPATH": path})
-    [worker] = launcher().start([name], [blueprint])
+    spec = WorkerSpec(f"vllm_engines:{factory}", options, environment | {"PYTHONPATH": path})
+    [worker] = launcher().start([name], [spec])
     return worker

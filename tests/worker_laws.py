@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from dapo.core.errors import ConfigError, EngineError, LaunchError, WorkerDied, WorkerFault
-from dapo.distributed.protocol import Blueprint, Launcher, answer
+from dapo.distributed.protocol import Launcher, WorkerSpec, wait_for_result
 
-HERE = {"PYTHONPATH": str(Path(__file__).parent)}
-FOR_PROGRAMS = os.environ | {"PYTHONPATH": os.pathsep.join([*HERE.values(), os.environ.get("PYTHONPATH", "")])}
+WORKER_ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parent)}
+PROGRAM_ENVIRONMENT = os.environ | {
+    "PYTHONPATH": os.pathsep.join([*WORKER_ENVIRONMENT.values(), os.environ.get("PYTHONPATH", "")])
+}
 """The environment of a program that imports this file."""
-BLUEPRINT = Blueprint("recorder:Recorder", environment=HERE)
+RECORDER_SPEC = WorkerSpec("recorder:Recorder", environment=WORKER_ENVIRONMENT)
 
 
 class Weights:
@@ -26,7 +28,7 @@ class Weights:
 
 
 def start(launcher: Launcher, **options: object):
-    return launcher.start(["one"], [Blueprint(BLUEPRINT.factory, options, HERE)])[0]
+    return launcher.start(["one"], [WorkerSpec(RECORDER_SPEC.factory, options, WORKER_ENVIRONMENT)])[0]
 
 
 def is_alive(pid: int) -> bool:
@@ -49,13 +51,13 @@ def ends(pid: int, *, within_s: float = 10) -> bool:
     return True
 
 
-class WorkerLaws:
+class LauncherContract:
     """`launcher` is a fixture, and `start_in` makes one with another timeout for starts."""
 
     def test_calls_are_carried_out_in_their_order_and_errors_come_with_their_cause(self, launcher: Launcher) -> None:
         worker = start(launcher, start=5)
         futures = [worker.call("add", n) for n in (1, 2, 3)]
-        assert [answer(f, timeout_s=30, what="one") for f in futures] == [6, 8, 11]
+        assert [wait_for_result(f, timeout_s=30, what="one") for f in futures] == [6, 8, 11]
         with pytest.raises(ConfigError, match="no such thing"):
             worker.call("refuse").result(30)
         with pytest.raises(WorkerFault, match="ZeroDivisionError: by zero"):
@@ -69,7 +71,7 @@ class WorkerLaws:
         assert "before the fall" in log
         assert "Traceback" in log
 
-    def test_a_worker_that_dies_fails_all_its_calls_with_its_last_words(self, launcher: Launcher) -> None:
+    def test_a_worker_that_dies_fails_all_its_calls_with_its_log_tail(self, launcher: Launcher) -> None:
         worker = start(launcher)
         futures = [worker.call("end", 7), worker.call("add", 1)]
         for future in futures:
@@ -82,24 +84,24 @@ class WorkerLaws:
         worker = start(launcher)
         future = worker.call("sleep", 60)
         with pytest.raises(WorkerDied, match=r"no answer within 0\.1 s.*call_timeout_s"):
-            answer(future, timeout_s=0.1, what="one")
+            wait_for_result(future, timeout_s=0.1, what="one")
         worker.kill()
         with pytest.raises(WorkerDied, match="one "):
             future.result(30)
         assert ends(worker.pid)
         worker.kill()
 
-    def test_an_object_that_cannot_be_made_is_told_and_all_of_its_start_end(self, launcher: Launcher) -> None:
+    def test_an_object_that_cannot_be_made_is_an_error_and_all_of_its_start_end(self, launcher: Launcher) -> None:
         with pytest.raises(ConfigError, match="cannot be made"):
-            launcher.start(["good", "bad"], [BLUEPRINT, Blueprint("recorder:failing", {}, HERE)])
+            launcher.start(["good", "bad"], [RECORDER_SPEC, WorkerSpec("recorder:failing", {}, WORKER_ENVIRONMENT)])
 
     def test_a_slow_start_is_an_error_that_names_the_option(self, start_in) -> None:
         with pytest.raises(LaunchError, match=r"s \(distributed\.start_timeout_s\)"):
-            start_in(1).start(["slow"], [Blueprint("recorder:slow", {}, HERE)])
+            start_in(1).start(["slow"], [WorkerSpec("recorder:slow", {}, WORKER_ENVIRONMENT)])
 
     def test_weights_and_variables_reach_a_worker(self, launcher: Launcher) -> None:
-        blueprint = Blueprint(BLUEPRINT.factory, {}, {**HERE, "OMP_NUM_THREADS": "3"})
-        worker = launcher.start(["x"], [blueprint])[0]
+        spec = WorkerSpec(RECORDER_SPEC.factory, {}, {**WORKER_ENVIRONMENT, "OMP_NUM_THREADS": "3"})
+        worker = launcher.start(["x"], [spec])[0]
         assert worker.call("variable", "OMP_NUM_THREADS").result(30) == "3"
         read_weights(launcher, worker)
 
@@ -108,7 +110,7 @@ def read_weights(launcher: Launcher, worker) -> None:
     """Two versions can be read, the one before no longer; tied weights have both names."""
     shared = torch.tensor([1.0, 2.0])
     tensors = {"embed": shared, "head": shared, "other": torch.tensor([[3.0]], dtype=torch.bfloat16)}
-    gone, *handles = [launcher.share(Weights(tensors | {"v": torch.tensor(float(v))}), v) for v in (1, 2, 3)]
+    gone, *handles = [launcher.publish_weights(Weights(tensors | {"v": torch.tensor(float(v))}), v) for v in (1, 2, 3)]
     assert [handle.version for handle in handles] == [2, 3]
     assert [worker.call("read", handles[1], name).result(30) for name in tensors] == [[1, 2], [1, 2], [[3]]]
     assert [worker.call("read", handle, "v").result(30) for handle in handles] == [2, 3]

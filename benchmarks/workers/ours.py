@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 import dapo
 from benchmarks.memory import peak_rss_bytes
 from benchmarks.protocol import serve
-from dapo.assemble import build_parts, device_of, open_judge, read_inputs, resolve_auto
+from dapo.assemble import build_run, device_of, open_judge, read_inputs, resolve_auto
 from dapo.config import dump_config, load_config
 from dapo.core.rng import keyed_seed
 from dapo.data.problems import load_problems
@@ -24,10 +24,10 @@ from dapo.engines.engine import RolloutEngine
 from dapo.policy.aliases import smollm2_directory
 from dapo.policy.model import export_model
 from dapo.telemetry.console import ProgressDisplay
-from dapo.telemetry.metrics import Stopwatch
+from dapo.telemetry.metrics import StepTimer
 from dapo.training import one_step_off
 from dapo.training.run_directory import RunDirectory, make_manifest
-from dapo.training.train import Progress, sync_engine, train_step
+from dapo.training.train import TrainState, sync_engine, train_step
 from dapo.types import GenerationRequest
 
 
@@ -75,10 +75,10 @@ class Ours:
         run = RunDirectory.create(Path(folder) / "run", dump_config(self.config), manifest)
         display = ProgressDisplay(self.config.train.num_steps, stream=io.StringIO())
         self.parts = self._stack.enter_context(
-            build_parts(self.config, self.inputs, self.judge, run, display, first_step=1)
+            build_run(self.config, self.inputs, self.judge, run, display, first_step=1)
         )
         self._stack.callback(self.parts.tracker.close)
-        self.progress = Progress()
+        self.train_state = TrainState()
         return {
             "config": self.config.model_dump(mode="json"),
             "directory": str(model_directory(self.config.model.name)),
@@ -127,22 +127,22 @@ class Ours:
             for p, ids in enumerate(prompts)
             for i in range(group)
         ]
-        sync_engine(self.parts, self.progress)
+        sync_engine(self.parts, self.train_state)
         started = time.perf_counter()
         lengths = drain(self.parts.engine, requests)
         return {"seconds": time.perf_counter() - started, "tokens": sum(lengths)}
 
     def step(self) -> dict[str, Any]:
         """One step of the schedule, with its seconds by phase."""
-        step = self.progress.step + 1
-        watch = Stopwatch()
+        step = self.train_state.step + 1
+        timer = StepTimer()
         take_step = one_step_off.train_step if self.config.schedule == "one_step_off" else train_step
-        take_step(self.config, self.parts, self.progress, step=step, watch=watch)
-        metrics = self.progress.unlogged
+        take_step(self.config, self.parts, self.train_state, step=step, timer=timer)
+        metrics = self.train_state.unlogged
         assert metrics is not None
         if device_of(self.config) == "cuda":
             torch.cuda.synchronize()
-        times = watch.metrics(tokens_generated=int(metrics["rollout/tokens_generated"]))
+        times = timer.metrics(tokens_generated=int(metrics["rollout/tokens_generated"]))
         return {
             "step_s": times["time/step_s"],
             "generation_s": times["time/generate_s"],

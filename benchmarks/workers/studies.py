@@ -237,7 +237,7 @@ class Save:
     def __init__(self, folder: Path) -> None:
         self._run = RunDirectory(folder)
         folder.mkdir(exist_ok=True)
-        self._writer = CheckpointWriter(self._run, tell=print)
+        self._writer = CheckpointWriter(self._run, log=print)
         self._found: dict[str, float] = {}
 
     def begin(self, policy: Policy) -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from dapo.algo.sampling import Signal
-from dapo.config import Config, DataSpec, SignalConfig
+from dapo.algo.sampling import ScoreThresholds
+from dapo.config import Config, DataSpec, ScoreThresholdsConfig
 from dapo.config.data_spec import spec_kind, spec_name
 from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError
@@ -19,14 +19,14 @@ from dapo.data.problems import load_problems, remove_overlap, unique_problems
 from dapo.data.prompts import PromptEncoder
 from dapo.data.stream import ProblemStream
 from dapo.distributed.engine_pool import EnginePool
-from dapo.distributed.engine_specs import engine_blueprints, require_vllm
+from dapo.distributed.engine_specs import engine_specs, require_vllm
 from dapo.distributed.launch import open_launcher
 from dapo.distributed.protocol import Launcher
-from dapo.distributed.trainer_group import TrainerGang, trainer_threads
-from dapo.engines.checked import InspectedEngine
+from dapo.distributed.trainer_group import TrainerGroup, trainer_threads
+from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.native.engine import NativeEngine
-from dapo.engines.native.graphs import recorder
+from dapo.engines.native.graphs import graph_capturer
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.policy.lora import check_adapters
 from dapo.policy.model import LoadedModel, load_model
@@ -37,7 +37,7 @@ from dapo.telemetry.sinks import JsonlSink, Sink, TensorBoardSink, Tracker, Trac
 from dapo.training.rollout import DynamicSampler, sampling_plan
 from dapo.training.run_directory import RunDirectory
 from dapo.training.state import TrainablePolicy
-from dapo.training.train import Parts
+from dapo.training.train import Run
 from dapo.types import Group, Problem
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
@@ -57,15 +57,15 @@ class Inputs:
 
 
 @contextmanager
-def build_parts(
+def build_run(
     config: Config, inputs: Inputs, judge: VerifierPool, run: RunDirectory, display: ProgressDisplay, *, first_step: int
-) -> Iterator[Parts]:
+) -> Iterator[Run]:
     """Everything that is plugged into the loop; closed at the end."""
     with ExitStack() as stack:
         launcher = stack.enter_context(open_launcher(config, run.logs))
-        engine = build_engine(config, inputs.loaded, launcher, tell=display.message)
+        engine = build_engine(config, inputs.loaded, launcher, log=display.message)
         stack.callback(engine.close)
-        yield Parts(
+        yield Run(
             stream=ProblemStream(inputs.train, seed=config.train.seed),
             engine=engine,
             judge=judge,
@@ -75,13 +75,13 @@ def build_parts(
                 max_groups_per_step=config.max_groups_per_step,
                 enabled=config.dynamic_sampling.enabled,
                 keep=load_filter(config.dynamic_sampling.filter),
-                signal=signal_of(config),
+                thresholds=score_thresholds_of(config),
                 max_error_rate=config.reward.max_error_rate,
             ),
             encoder=inputs.encoder,
             plan=sampling_plan(config, inputs.loaded.stop_ids),
             tracker=Tracker(build_sinks(config, run, first_step=first_step), display),
-            run=run,
+            directory=run,
             held_out=inputs.held_out,
             eval_plan=evaluation_plan(config, inputs.loaded.stop_ids) if inputs.held_out else None,
         )
@@ -90,7 +90,7 @@ def build_parts(
 @contextmanager
 def open_policy(config: Config, loaded: LoadedModel, launcher: Launcher | None) -> Iterator[TrainablePolicy]:
     """The policy: in this process, which then trains `loaded.model` in place, or in processes of its own."""
-    if launcher is None or not config.trains_elsewhere:
+    if launcher is None or not config.uses_trainer_group:
         yield Policy(
             loaded,
             loss=config.loss,
@@ -104,8 +104,8 @@ def open_policy(config: Config, loaded: LoadedModel, launcher: Launcher | None) 
         )
         return
     threads = trainer_threads(config, torch.get_num_threads())
-    with closing(TrainerGang(config, launcher, threads=threads, cluster_gpus=launcher.gpus)) as gang:
-        yield gang
+    with closing(TrainerGroup(config, launcher, threads=threads, cluster_gpus=launcher.gpus)) as trainer_group:
+        yield trainer_group
 
 
 def read_inputs(config: Config, *, training: bool = True) -> Inputs:
@@ -206,17 +206,17 @@ def build_encoder(config: Config, loaded: LoadedModel) -> PromptEncoder:
 
 
 def build_engine(
-    config: Config, loaded: LoadedModel, launcher: Launcher | None = None, *, tell: Callable[[str], None] = print
+    config: Config, loaded: LoadedModel, launcher: Launcher | None = None, *, log: Callable[[str], None] = print
 ) -> RolloutEngine:
     """In this process with its own copy of the model, in the compute dtype, or in others, which `launcher` starts and
-    whose losses go to `tell`. Whatever it answers is inspected."""
+    whose losses go to `log`. Whatever it answers is inspected."""
     engine: RolloutEngine
     if config.engine_processes:
         assert launcher is not None, "engine processes need a launcher"
         engine = EnginePool(
             launcher,
-            engine_blueprints(config, cluster_gpus=launcher.gpus),
-            tell=tell,
+            engine_specs(config, cluster_gpus=launcher.gpus),
+            log=log,
             reproducible=config.rollout.reproducible,
             poll_tokens=config.rollout.poll_tokens,
             call_timeout_s=config.distributed.call_timeout_s,
@@ -227,10 +227,10 @@ def build_engine(
             copy.deepcopy(loaded.model),
             slots=config.rollout.slots,
             cache_tokens=config.rollout.cache_tokens,
-            record=recorder(loaded.model.device, wanted=config.rollout.cuda_graphs),
+            capturer=graph_capturer(loaded.model.device, enabled=config.rollout.cuda_graphs),
         )
     vocabulary = next(loaded.model.get_input_embeddings().parameters()).shape[0]
-    return InspectedEngine(engine, vocabulary=vocabulary, stall_s=config.rollout.stall_s)
+    return CheckedEngine(engine, vocabulary=vocabulary, stall_s=config.rollout.stall_s)
 
 
 def open_judge(config: Config) -> VerifierPool:
@@ -270,13 +270,13 @@ def evaluation_plan(config: Config, stop_ids: tuple[int, ...]) -> EvaluationPlan
     )
 
 
-def signal_of(config: Config) -> Signal | None:
+def score_thresholds_of(config: Config) -> ScoreThresholds | None:
     """The thresholds of `dynamic_sampling.filter`, if that is what it holds."""
     thresholds = config.dynamic_sampling.filter
-    return Signal(**thresholds.model_dump()) if isinstance(thresholds, SignalConfig) else None
+    return ScoreThresholds(**thresholds.model_dump()) if isinstance(thresholds, ScoreThresholdsConfig) else None
 
 
-def load_filter(name: str | SignalConfig | None) -> Callable[[Group], bool] | None:
+def load_filter(name: str | ScoreThresholdsConfig | None) -> Callable[[Group], bool] | None:
     """A user's `module:function`. Raises ConfigError if it cannot be imported."""
     if not isinstance(name, str):
         return None

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from dapo.algo.sampling import is_informative
-from dapo.core.packed import array_of, packed
+from dapo.core.packed import array_of, compact
 
 Message: TypeAlias = Mapping[str, str]
 Prompt: TypeAlias = str | Sequence[Message]
@@ -61,7 +61,7 @@ class Generation:
 
     def __getstate__(self) -> dict[str, Any]:
         """To another process rows of numbers go packed."""
-        return _with_packed_rows(self, "token_ids", "logprobs")
+        return _with_compact_arrays(self, "token_ids", "logprobs")
 
 
 @dataclass(frozen=True)
@@ -144,9 +144,9 @@ class Sample:
 
     def __getstate__(self) -> dict[str, Any]:
         """To another process rows of numbers go packed."""
-        return _with_packed_rows(self, "response_ids", "engine_logprobs", "old_logprobs", "mask")
+        return _with_compact_arrays(self, "response_ids", "engine_logprobs", "old_logprobs", "mask")
 
 
-def _with_packed_rows(value: object, *names: str) -> dict[str, Any]:
+def _with_compact_arrays(value: object, *names: str) -> dict[str, Any]:
     fields = dict(vars(value))
-    return fields | {name: packed(fields[name]) for name in names if fields[name] is not None}
+    return fields | {name: compact(fields[name]) for name in names if fields[name] is not None}

@@ -64,14 +64,14 @@ def policy_loss(
         surrogate = torch.where(advantage < 0, torch.maximum(surrogate, dual_clip * advantage), surrogate)
     loss = -_weighted_sum(surrogate, trained, weights)
     with torch.no_grad():
-        falls, rises = trained & (advantage < 0), trained & (advantage > 0)
-        clipped_high = rises & (ratio > 1 + clip_high)
+        negative, positive = trained & (advantage < 0), trained & (advantage > 0)
+        clipped_high = positive & (ratio > 1 + clip_high)
         prob = torch.where(trained, logprobs, -torch.inf).to(ratio.dtype).exp()
         metrics = {
             "tokens": _total(trained),
-            "clipped_low": _total(falls & (ratio < 1 - clip_low)),
+            "clipped_low": _total(negative & (ratio < 1 - clip_low)),
             "clipped_high": _total(clipped_high),
-            "clipped_dual": _total(falls & (ratio > (torch.inf if dual_clip is None else dual_clip))),
+            "clipped_dual": _total(negative & (ratio > (torch.inf if dual_clip is None else dual_clip))),
             "ratio_sum": _total(torch.where(trained, ratio, 0.0)),
             "approx_kl_sum": _total(torch.expm1(log_ratio) - log_ratio),
             "prob_sum": _total(prob),

@@ -19,7 +19,7 @@ class Judged(Protocol):
 
 
 @dataclass(frozen=True)
-class Signal:
+class ScoreThresholds:
     """What a group must show beyond Eq. 11; all thresholds are on the valid verdicts' scores, in their own units."""
 
     min_spread: float = 0.0
@@ -27,7 +27,7 @@ class Signal:
     mean_above: float | None = None
     mean_below: float | None = None
 
-    def is_shown_by(self, verdicts: Sequence[Judged]) -> bool:
+    def is_met_by(self, verdicts: Sequence[Judged]) -> bool:
         """Are the spread and the mean of the scores within the thresholds? Of an informative group."""
         scores = [verdict.score for verdict in verdicts if verdict.error is None]
         mean = sum(scores) / len(scores)

@@ -80,7 +80,7 @@ def decontaminate(
     out: Out,
     against: Annotated[list[str], typer.Option(metavar="SPEC", help="evaluation data; may be given several times")],
     ngram: Annotated[int, typer.Option(min=1, help="words in a run")] = 8,
-    min_share: Annotated[
+    min_overlap: Annotated[
         float, typer.Option(min=0.01, max=1.0, help="of an evaluation problem's runs, from which on a row goes")
     ] = 0.5,
     force: Force = False,
@@ -88,7 +88,7 @@ def decontaminate(
     """Leave out what gives evaluation problems away; each such row and the text it shares is in OUT.removed.jsonl."""
     from dapo.cli.data_prepare import decontaminate_data
 
-    decontaminate_data(spec, out, against=against, ngram=ngram, min_share=min_share, force=force)
+    decontaminate_data(spec, out, against=against, ngram=ngram, min_overlap=min_overlap, force=force)
 
 
 @data_app.command()
@@ -97,7 +97,7 @@ def integerize(
     out: Out,
     server: Annotated[str, typer.Option(metavar="URL", help="OpenAI-compatible, such as http://localhost:8000/v1")],
     model: Annotated[str, typer.Option(help="the model's name on the server")],
-    solves: Annotated[int, typer.Option(min=1, help="solutions of a rewritten problem; most must agree")] = 5,
+    num_solutions: Annotated[int, typer.Option(min=1, help="solutions of a rewritten problem; most must agree")] = 5,
     concurrency: Annotated[int, typer.Option(min=1, help="problems in work at once")] = 8,
     max_tokens: Annotated[int, typer.Option(min=16, help="of a response")] = 8192,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="for one response")] = 600.0,
@@ -119,7 +119,7 @@ def integerize(
         out,
         server=server,
         model=model,
-        solves=solves,
+        num_solutions=num_solutions,
         concurrency=concurrency,
         max_tokens=max_tokens,
         timeout_s=timeout_s,

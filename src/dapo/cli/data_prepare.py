@@ -20,11 +20,20 @@ from dapo.core.files import fsync
 from dapo.core.journal import Journal, open_journal
 from dapo.core.openai_client import ChatClient, ServerFailed
 from dapo.core.rng import keyed_seed
-from dapo.data.prepare.concurrent_map import work_through
+from dapo.data.prepare.concurrent_map import concurrent_map
 from dapo.data.prepare.decontaminate import decontaminate
 from dapo.data.prepare.dedupe import deduplicate
-from dapo.data.prepare.integerize import ACTIONS, REWRITE, SOLVE, Decision, apply, asking_texts, decide, decide_at_once
-from dapo.data.prepare.normalize import find_wrapper
+from dapo.data.prepare.integerize import (
+    ACTIONS,
+    REWRITE,
+    SOLVE,
+    Decision,
+    apply,
+    decide,
+    decide_without_model,
+    question_texts,
+)
+from dapo.data.prepare.normalize import find_instruction_template
 from dapo.data.prepare.write import require_file_type, write_problems
 from dapo.data.problems import load_problems, unique_problems
 from dapo.data.sources.builtin import Split
@@ -45,11 +54,13 @@ def import_data(spec: str, out: Path, *, force: bool) -> None:
 
 def dedupe_data(spec: str, out: Path, *, threshold: float | None, force: bool) -> None:
     """`dapo data dedupe`."""
-    removed_out = beside(out, "removed.jsonl")
+    removed_out = sibling_path(out, "removed.jsonl")
     require_new(out, removed_out, force=force)
     problems = read(spec)
-    with progress("dedupe", unit="rows") as tell:
-        result = deduplicate(problems, threshold=threshold, on_progress=lambda done: tell(done, len(problems)))
+    with progress("dedupe", unit="rows") as update_progress:
+        result = deduplicate(
+            problems, threshold=threshold, on_progress=lambda done: update_progress(done, len(problems))
+        )
     require_some(result.kept, "every row contradicts a copy of it")
     with new_files(out, removed_out) as (target, removed_target):
         write_problems(target, result.kept)
@@ -57,20 +68,20 @@ def dedupe_data(spec: str, out: Path, *, threshold: float | None, force: bool) -
     rules = {f"removed: {rule}": count for rule, count in result.by_rule.items()}
     also = {"texts whose copies differ in the answer": result.conflicts}
     if threshold is not None:
-        also["kept, though like an earlier one but for numbers or answer"] = result.look_alikes
+        also["kept, though like an earlier one but for numbers or answer"] = result.near_duplicates_kept
     print_counts(f"copies in {spec}", {"rows": len(problems), **rules, "kept": len(result.kept), **also})
-    print_places(out, removed_out)
+    print_paths(out, removed_out)
 
 
 def decontaminate_data(
-    spec: str, out: Path, *, against: Sequence[str], ngram: int, min_share: float, force: bool
+    spec: str, out: Path, *, against: Sequence[str], ngram: int, min_overlap: float, force: bool
 ) -> None:
     """`dapo data decontaminate`."""
-    removed_out = beside(out, "removed.jsonl")
+    removed_out = sibling_path(out, "removed.jsonl")
     require_new(out, removed_out, force=force)
     problems = read(spec)
     held_out = [problem for other in against for problem in read(other, name="--against", split="eval")]
-    kept, removed = decontaminate(problems, held_out, ngram=ngram, min_share=min_share)
+    kept, removed = decontaminate(problems, held_out, ngram=ngram, min_overlap=min_overlap)
     require_some(kept, "every row shares too much with the evaluation data")
     with new_files(out, removed_out) as (target, removed_target):
         write_problems(target, kept)
@@ -83,7 +94,7 @@ def decontaminate_data(
         "of these given away": len({contaminated.against.id for contaminated in removed}),
     }
     print_counts(f"{spec} against {', '.join(against)}", counts)
-    print_places(out, removed_out)
+    print_paths(out, removed_out)
 
 
 def integerize_data(
@@ -92,7 +103,7 @@ def integerize_data(
     *,
     server: str,
     model: str,
-    solves: int,
+    num_solutions: int,
     concurrency: int,
     max_tokens: int,
     timeout_s: float,
@@ -101,13 +112,13 @@ def integerize_data(
     force: bool,
 ) -> None:
     """`dapo data integerize`. Raises ServerFailed, with what is done kept, where problems remain to be asked."""
-    decisions_out, journal_path = beside(out, "decisions.jsonl"), beside(out, "partial")
+    decisions_out, journal_path = sibling_path(out, "decisions.jsonl"), sibling_path(out, "partial")
     require_new(out, decisions_out, force=force)
     client = ChatClient(
         server, model, api_key=secret(api_key_env), timeout_s=timeout_s, retries=retries, connections=concurrency
     )
     problems = read(spec)
-    wrapper = find_wrapper(asking_texts(problems))
+    instruction_template = find_instruction_template(question_texts(problems))
 
     def work(problem: Problem, check: Callable[[], None]) -> Decision:
         def ask(request: str, seed: int) -> str:
@@ -115,16 +126,23 @@ def integerize_data(
             messages = [{"role": "user", "content": request}]
             return client.complete(messages, temperature=TEMPERATURE, max_tokens=max_tokens, seed=seed).text
 
-        return decide(problem, wrapper, ask, solves=solves)
+        return decide(problem, instruction_template, ask, num_solutions=num_solutions)
 
-    settings = {"model": model, "solves": solves, "max_tokens": max_tokens, "prompts": keyed_seed(REWRITE, SOLVE)}
+    settings = {
+        "model": model,
+        "num_solutions": num_solutions,
+        "max_tokens": max_tokens,
+        "prompts": keyed_seed(REWRITE, SOLVE),
+    }
     distinct = [problem for problem, _ in unique_problems(problems)]
-    decisions = {problem.id: decision for problem in distinct if (decision := decide_at_once(problem)) is not None}
+    decisions = {
+        problem.id: decision for problem in distinct if (decision := decide_without_model(problem)) is not None
+    }
     with open_journal(journal_path, settings) as journal:
         to_ask = [problem for problem in distinct if problem.id not in decisions]
         decide_all(to_ask, work, journal, concurrency=concurrency)
         decisions |= {key: Decision.from_json(record) for key, record in journal.records.items()}
-        kept = [new for p in problems if (new := apply(p, decisions[p.id], wrapper)) is not None]
+        kept = [new for p in problems if (new := apply(p, decisions[p.id], instruction_template)) is not None]
         reasons = f"{journal_path} says why" if journal.records else "they are letters or words"
         require_some(kept, f"no answer is an integer or could be made one; {reasons}")
         with new_files(out, decisions_out) as (target, decisions_target):
@@ -133,7 +151,7 @@ def integerize_data(
         journal.records.clear()  # so that it is deleted
     actions = [decisions[problem.id].action for problem in problems]
     print_counts(f"{spec} with integer answers", {"rows": len(problems), **{a: actions.count(a) for a in ACTIONS}})
-    print_places(out, decisions_out)
+    print_paths(out, decisions_out)
 
 
 def decide_all(
@@ -147,13 +165,13 @@ def decide_all(
     missing = [problem for problem in problems if problem.id not in journal.records]
     if len(missing) < len(problems):
         print(f"{len(problems) - len(missing):,} of {len(problems):,} problems were decided before")
-    with progress("integerize") as tell:
+    with progress("integerize") as update_progress:
 
         def keep(decision: Decision) -> None:
             journal.add(decision.as_json())
-            tell(len(journal.records), len(problems))
+            update_progress(len(journal.records), len(problems))
 
-        failures = work_through(missing, work, keep, concurrency=concurrency)
+        failures = concurrent_map(missing, work, keep, concurrency=concurrency)
     if failures:
         undone = sum(problem.id not in journal.records for problem in missing)
         raise ServerFailed(
@@ -167,7 +185,7 @@ def read(spec: DataSpec, *, name: str = "SPEC", split: Split = "train") -> list[
     return load_problems(parse_data_argument(spec, name=name) if isinstance(spec, str) else spec, split=split)
 
 
-def beside(out: Path, ending: str) -> Path:
+def sibling_path(out: Path, ending: str) -> Path:
     """`data.jsonl` -> `data.jsonl.removed.jsonl`."""
     return out.with_name(f"{out.name}.{ending}")
 
@@ -236,7 +254,7 @@ def print_counts(title: str, counts: Mapping[str, int]) -> None:
     Console().print(table)
 
 
-def print_places(*paths: Path) -> None:
+def print_paths(*paths: Path) -> None:
     """Where the files are."""
     for path in paths:
         Console().print(f"written: {path}", soft_wrap=True, highlight=False, markup=False)

@@ -20,7 +20,7 @@ from dapo.data.prepare.describe import describe_problems
 from dapo.data.prepare.difficulty import PassRate, describe_difficulty, pass_rates
 from dapo.data.problems import unique_problems
 from dapo.data.sources.rows import prompt_text
-from dapo.training.checkpointing import HISTORY_FILE
+from dapo.training.checkpointing import PROBLEM_STATS_FILE
 from dapo.training.run_directory import RunDirectory
 from dapo.types import Problem
 
@@ -58,7 +58,7 @@ def show_stats(
         measured["run"] = run_pass_rates(rollouts)
     tokens: dict[str, int] | None = None
     if model is not None:
-        tokens, rates = ask_model(source, data, model, samples=samples, count=problems, overrides=overrides)
+        tokens, rates = model_pass_rates(source, data, model, samples=samples, count=problems, overrides=overrides)
         measured |= {"model": rates} if samples else {}
     length = (lambda problem: tokens[problem.id]) if tokens is not None else None
     result: dict[str, Any] = {"data": spec, **describe_problems(data, tokens=length)}
@@ -67,7 +67,7 @@ def show_stats(
         result[where] = {
             **describe_difficulty(known, group_size),
             "unseen": result["distinct"] - len(known),
-            "of_other_data": len(rates) - len(known),
+            "not_in_data": len(rates) - len(known),
         }
     if output is not None:
         atomic_write_json(output, {**result, "table": list(table_of(data, measured, tokens))})
@@ -89,8 +89,8 @@ def run_pass_rates(path: Path) -> dict[str, PassRate]:
     from dapo.telemetry.rollout_table import read_rollouts
 
     run = RunDirectory.open(path)
-    if (history := run.path / HISTORY_FILE).is_file():
-        entries = json.loads(history.read_text(encoding="utf-8"))
+    if (problem_stats := run.path / PROBLEM_STATS_FILE).is_file():
+        entries = json.loads(problem_stats.read_text(encoding="utf-8"))
         return {
             problem: PassRate(problem, entry["decided"], entry["correct"], entry["visits"], entry["last_step"])
             for problem, entry in entries.items()
@@ -108,18 +108,18 @@ def run_pass_rates(path: Path) -> dict[str, PassRate]:
     return pass_rates(rows())
 
 
-def ask_model(
+def model_pass_rates(
     spec: DataSpec, data: Sequence[Problem], model: str, *, samples: int, count: int, overrides: Sequence[str]
 ) -> tuple[dict[str, int], dict[str, PassRate]]:
     """Prompt tokens of every problem, and pass rates of `count` keyed choices, sampled as in training."""
     from dapo.assemble import build_encoder, build_engine, evaluation_plan, open_judge, read_model, require_context
-    from dapo.cli.eval import Request, evaluation_config, run_options
+    from dapo.cli.eval import EvalRequest, evaluation_config, run_options
     from dapo.evaluation.evaluate import evaluate
     from dapo.policy.lora import saved_weights
     from dapo.training.run_directory import step_of
 
     as_trained = [f"eval.samples_per_problem={max(1, samples)}", "eval.temperature=1.0", "eval.top_p=1.0"]
-    request = Request(str(spec), overrides=(*as_trained, *overrides))
+    request = EvalRequest(str(spec), overrides=(*as_trained, *overrides))
     config, checkpoint = evaluation_config(model, spec, request, run_options(model))
     loaded = read_model(config)
     encoder = build_encoder(config, loaded)
@@ -137,11 +137,11 @@ def ask_model(
         stack.callback(engine.close)
         if checkpoint is not None:
             engine.load_weights(saved_weights(checkpoint, loaded.model), version=step_of(checkpoint))
-        tell = stack.enter_context(progress("sample and judge"))
-        result = evaluate(engine, judge, encoder, chosen, plan, on_progress=tell)
+        update_progress = stack.enter_context(progress("sample and judge"))
+        result = evaluate(engine, judge, encoder, chosen, plan, on_progress=update_progress)
     rows = [
-        {"step": 0, "group_id": place, "problem_id": judged.problem.id, "correct": response.correct}
-        for place, judged in enumerate(result.problems)
+        {"step": 0, "group_id": index, "problem_id": judged.problem.id, "correct": response.correct}
+        for index, judged in enumerate(result.problems)
         for response in judged.valid
     ]
     return tokens, pass_rates(rows)
@@ -174,9 +174,9 @@ def print_description(result: Mapping[str, Any]) -> None:
     table.add_row("distinct", f"{result['distinct']:,}")
     table.add_row("copies", f"{result['copies']:,} (at most {result['most_copies_of_one']:,} of one problem)")
     for name in ("prompt_characters", "prompt_tokens"):
-        if (spread := result[name]) is not None:
-            told = ", ".join(f"{key} {value:,.0f}" for key, value in spread.items())
-            table.add_row(name.replace("_", ", "), told)
+        if (summary := result[name]) is not None:
+            joined = ", ".join(f"{key} {value:,.0f}" for key, value in summary.items())
+            table.add_row(name.replace("_", ", "), joined)
     for name in ("instruction_before", "instruction_after"):
         if result[name]:
             table.add_row(name.replace("_", " "), escape(shortened(result[name])))
@@ -203,7 +203,7 @@ def print_difficulty(result: Mapping[str, Any], title: str) -> None:
     lines = [
         f"{result['problems']:,} problems with {result['responses']:,} judged responses, {result['unseen']:,} without"
     ]
-    if result["of_other_data"]:
+    if result["not_in_data"]:
         lines.append(f"{result['of_other_data']:,} further problems of the run are not in this data")
     if result["problems"]:
         lines += [

@@ -31,11 +31,11 @@ from dapo.types import Problem
 
 DEFAULT_TOKENS = 1024
 """Response limit for a model that no run made; eval.max_response_tokens overrides it."""
-_SAME_IN_A_COMPARISON = ("samples_per_problem", "temperature", "top_p", "max_response_tokens", "seed", "binary")
+_SETTINGS_THAT_MUST_MATCH = ("samples_per_problem", "temperature", "top_p", "max_response_tokens", "seed", "binary")
 
 
 @dataclass(frozen=True)
-class Request:
+class EvalRequest:
     """What the command line asks for."""
 
     data: str
@@ -48,23 +48,23 @@ class Request:
     """Also print a line a problem."""
 
     @property
-    def counts_samples(self) -> bool:
+    def sets_samples_per_problem(self) -> bool:
         """Has the user said how many samples a problem there shall be?"""
         asked = parse_overrides(self.overrides).get("eval")
         return self.samples_per_problem is not None or (isinstance(asked, dict) and "samples_per_problem" in asked)
 
 
-def evaluate_model(model: str, request: Request) -> None:
+def evaluate_model(model: str, request: EvalRequest) -> None:
     """Evaluate one model, run or served model; print, and write if asked."""
     require_folder(request.output)
-    summary, result = evaluated(model, request, base=run_options(model), journal=journal_path(request.output))
+    summary, result = run_evaluation(model, request, base=run_options(model), journal=journal_path(request.output))
     if request.output is not None:
         atomic_write_json(request.output, {**summary, "table": result.table()})
         delete_journals(request.output)
     print_evaluation(summary, request.output, result.table() if request.by_problem else None)
 
 
-def compare_models(first: str, second: str, request: Request) -> None:
+def compare_models(first: str, second: str, request: EvalRequest) -> None:
     """Evaluate two on the same problems with the same draws, and tell the paired difference.
 
     Each is a model, a run, or the file that an evaluation has written. A run's options hold for both.
@@ -72,14 +72,14 @@ def compare_models(first: str, second: str, request: Request) -> None:
     require_folder(request.output)
     base = run_options(first) or run_options(second)
     results = []
-    for place, model in enumerate((first, second), start=1):
+    for index, model in enumerate((first, second), start=1):
         if model.endswith(".json"):
             results.append(read_result(Path(model)))
             continue
-        journal = journal_path(request.output, place)
-        summary, result = evaluated(model, request, base=base, journal=journal)
+        journal = journal_path(request.output, index)
+        summary, result = run_evaluation(model, request, base=base, journal=journal)
         results.append({**summary, "table": result.table()})
-    for name in _SAME_IN_A_COMPARISON:
+    for name in _SETTINGS_THAT_MUST_MATCH:
         if results[0].get(name) != results[1].get(name):
             raise DataError(
                 f"{first} and {second} cannot be compared: {name} is {results[0].get(name)} in one and "
@@ -92,34 +92,37 @@ def compare_models(first: str, second: str, request: Request) -> None:
     print_comparison(results, difference, request.output)
 
 
-def evaluated(
-    model: str, request: Request, *, base: Mapping[str, Any] | None, journal: Path | None
+def run_evaluation(
+    model: str, request: EvalRequest, *, base: Mapping[str, Any] | None, journal: Path | None
 ) -> tuple[dict[str, Any], Evaluation]:
     """One evaluation's summary and result; continues where the journal ends."""
     config, checkpoint = evaluation_config(model, parse_data_argument(request.data), request, base)
     with ExitStack() as stack:
         if request.server is not None:
-            problems, copies, plan, open_sampler = _served(config, request.server, model)
+            problems, copies, plan, open_sampler = _open_served_model(config, request.server, model)
         else:
-            problems, copies, plan, open_sampler = _sampled_here(config, checkpoint)
-        if copies > 1 and not request.counts_samples:
+            problems, copies, plan, open_sampler = _open_local_model(config, checkpoint)
+        if copies > 1 and not request.sets_samples_per_problem:
             print(
                 f"{plan.name} holds each problem {copies} times: {copies} samples for each of {len(problems)} problems"
             )
             plan = replace(plan, samples_per_problem=copies)
         judge = stack.enter_context(open_judge(config))
         sampler = open_sampler(plan, stack)
-        notes = None
+        partial_results = None
         if journal is not None:
             identity = _identity(model, checkpoint, request, config, plan, problems)
-            notes = stack.enter_context(open_journal(journal, identity))
-            if notes.records:
-                print(f"continuing: {len(notes.records)} of {len(problems)} problems are judged already ({journal})")
+            partial_results = stack.enter_context(open_journal(journal, identity))
+            if partial_results.records:
+                print(
+                    f"continuing: {len(partial_results.records)} of {len(problems)} problems are judged already "
+                    f"({journal})"
+                )
         stop = stack.enter_context(signals_as_requests("stopping; Ctrl-C ends at once"))
         advice = "; the same command continues" if journal is not None else "; with --output it could be continued"
         tell = stack.enter_context(progress(f"evaluate {model}"))
         result = evaluate_samples(
-            StoppableSampler(sampler, stop, advice), judge, problems, plan, journal=notes, on_progress=tell
+            StoppableSampler(sampler, stop, advice), judge, problems, plan, journal=partial_results, on_progress=tell
         )
     return {"model": model, "data": request.data, **result.summary()}, result
 
@@ -132,7 +135,7 @@ def run_options(model: str) -> dict[str, Any] | None:
 
 
 def evaluation_config(
-    model: str, data: DataSpec, request: Request, base: Mapping[str, Any] | None
+    model: str, data: DataSpec, request: EvalRequest, base: Mapping[str, Any] | None
 ) -> tuple[Config, Path | None]:
     """A run's own options and newest checkpoint, or the paper's evaluation of a model that no run made."""
     checkpoint = None
@@ -168,17 +171,17 @@ def require_folder(output: Path | None) -> None:
         raise ConfigError(f"--output {output}: there is no directory {output.parent}")
 
 
-def journal_path(output: Path | None, place: int | None = None) -> Path | None:
+def journal_path(output: Path | None, index: int | None = None) -> Path | None:
     """Where the first part of an unfinished evaluation lies; without an output there is none."""
     if output is None:
         return None
-    return output.with_name(f"{output.name}{f'.{place}' if place else ''}.partial")
+    return output.with_name(f"{output.name}{f'.{index}' if index else ''}.partial")
 
 
 def delete_journals(output: Path) -> None:
     """The result is written."""
-    for place in (None, 1, 2):
-        if path := journal_path(output, place):
+    for index in (None, 1, 2):
+        if path := journal_path(output, index):
             path.unlink(missing_ok=True)
 
 
@@ -191,7 +194,7 @@ def read_result(path: Path) -> dict[str, Any]:
     return {"model": str(path), **require_summary(found, str(path))}
 
 
-Opened: TypeAlias = tuple[list[Problem], int, EvaluationPlan, Callable[[EvaluationPlan, ExitStack], Sampler]]
+EvaluationSetup: TypeAlias = tuple[list[Problem], int, EvaluationPlan, Callable[[EvaluationPlan, ExitStack], Sampler]]
 """Problems, how often each is in its file, the plan, and what opens the sampler."""
 
 
@@ -200,13 +203,13 @@ def warn(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr)
 
 
-def _sampled_here(config: Config, checkpoint: Path | None) -> Opened:
+def _open_local_model(config: Config, checkpoint: Path | None) -> EvaluationSetup:
     """Problems and plan for a model that is loaded here, and how its sampler is opened."""
     inputs = read_inputs(config, training=False)
 
     def open_sampler(plan: EvaluationPlan, stack: ExitStack) -> Sampler:
         launcher = stack.enter_context(open_launcher(config))
-        engine = build_engine(config, inputs.loaded, launcher, tell=warn)
+        engine = build_engine(config, inputs.loaded, launcher, log=warn)
         stack.callback(engine.close)
         if checkpoint is not None:
             engine.load_weights(saved_weights(checkpoint, inputs.loaded.model), version=step_of(checkpoint))
@@ -217,7 +220,7 @@ def _sampled_here(config: Config, checkpoint: Path | None) -> Opened:
     return inputs.held_out, inputs.copies, evaluation_plan(config, inputs.loaded.stop_ids), open_sampler
 
 
-def _served(config: Config, url: str, model: str) -> Opened:
+def _open_served_model(config: Config, url: str, model: str) -> EvaluationSetup:
     """Problems and plan for a model behind a server: nothing is loaded here."""
     assert config.data.eval is not None
     problems, copies = distinct(load_problems(config.data.eval, split="eval"), config.data.eval)
@@ -247,15 +250,15 @@ class ServerSampler:
 
     client: ServerClient
 
-    def submit(self, place: int, problem: Problem) -> None:
+    def submit(self, index: int, problem: Problem) -> None:
         """As the client does."""
-        self.client.submit(place, problem)
+        self.client.submit(index, problem)
 
     def poll(self) -> list[tuple[int, int, Response]]:
         """As the client does; a server gives text, not tokens."""
         return [
-            (place, i, Response(found.text, (), found.tokens, found.finish, found.error))
-            for place, i, found in self.client.poll()
+            (index, i, Response(found.text, (), found.tokens, found.finish, found.error))
+            for index, i, found in self.client.poll()
         ]
 
 
@@ -267,9 +270,9 @@ class StoppableSampler:
     stop: StopRequest
     advice: str
 
-    def submit(self, place: int, problem: Problem) -> None:
+    def submit(self, index: int, problem: Problem) -> None:
         """As the sampler does."""
-        self.sampler.submit(place, problem)
+        self.sampler.submit(index, problem)
 
     def poll(self) -> list[tuple[int, int, Response]]:
         """As the sampler does. Raises Interrupted once a signal has come."""
@@ -280,7 +283,7 @@ class StoppableSampler:
 def _identity(
     model: str,
     checkpoint: Path | None,
-    request: Request,
+    request: EvalRequest,
     config: Config,
     plan: EvaluationPlan,
     problems: Sequence[Problem],

@@ -60,9 +60,9 @@ def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:
     def row(name: str, *cells: str) -> None:
         table.add_row(name, *cells)
 
-    row(f"avg@{k}", *(_share(r["accuracy"], (r["low"], r["high"]), binary=r["binary"]) for r in results))
+    row(f"avg@{k}", *(_format_fraction(r["accuracy"], (r["low"], r["high"]), binary=r["binary"]) for r in results))
     for name in (name for name in first if name.startswith(("pass@", "cons@"))):
-        row(name, *(_share(r[name], r["intervals"][name]) if name in r else "" for r in results))
+        row(name, *(_format_fraction(r[name], r["intervals"][name]) if name in r else "" for r in results))
     for source in first["by_source"] if len(first["by_source"]) > 1 else ():
         count = first["by_source"][source]["problems"]
         row(f"  {source} ({count} problems)", *(_source(r, source) for r in results))
@@ -70,7 +70,7 @@ def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:
     row("mean response, tokens", *(f"{r['response_tokens_mean']:.1f}" for r in results))
     row("truncated", *(f"{r['truncated_fraction']:.1%}" for r in results))
     if any(r["no_answer_fraction"] is not None for r in results):
-        row("without an answer", *(_optional_share(r["no_answer_fraction"]) for r in results))
+        row("without an answer", *(_format_optional_fraction(r["no_answer_fraction"]) for r in results))
     return table
 
 
@@ -111,14 +111,14 @@ def _one_line(text: str) -> str:
     return escape(printable(" ".join(text.split())))
 
 
-def _share(value: float, interval: Sequence[float], *, binary: bool = True) -> str:
+def _format_fraction(value: float, interval: Sequence[float], *, binary: bool = True) -> str:
     low, high = interval
     if not binary:
         return f"{value:.4f} ({low:.4f} to {high:.4f})"
     return f"{value:.1%} ({low:.1%} to {high:.1%})"
 
 
-def _optional_share(value: float | None) -> str:
+def _format_optional_fraction(value: float | None) -> str:
     return "" if value is None else f"{value:.1%}"
 
 

@@ -97,14 +97,14 @@ def evaluate(
     by_problem: Annotated[bool, typer.Option("--by-problem", help="also print a line a problem")] = False,
 ) -> None:
     """Evaluate a model: avg@k, pass@j and cons@k with 95 % intervals."""
-    from dapo.cli.eval import Request, compare_models, evaluate_model
+    from dapo.cli.eval import EvalRequest, compare_models, evaluate_model
 
     if compare is not None and model_or_run is not None and "=" in model_or_run:
         overrides, model_or_run = (
             [model_or_run, *(overrides or [])],
             None,
         )  # there is no model to stand in front of them
-    request = Request(data, samples_per_problem, server, output, tuple(overrides or ()), by_problem)
+    request = EvalRequest(data, samples_per_problem, server, output, tuple(overrides or ()), by_problem)
     if (model_or_run is None) == (compare is None):
         raise ConfigError("dapo eval takes either one model or run, or two with --compare A B")
     if compare is not None:
@@ -124,7 +124,7 @@ def check(
 ) -> None:
     """Say what would run: sizes, counts, ignored options, differences from the paper, and what of it runs where, with
     estimates of memory and time. Trains nothing."""
-    from dapo.cli.check.report import describe_layout
+    from dapo.cli.check.report import describe_estimate
     from dapo.cli.check.summary import explain
     from dapo.config import load_config
 
@@ -132,7 +132,7 @@ def check(
     for line in explain(loaded):
         print(line)
     print()
-    for line in describe_layout(loaded, assume or []):
+    for line in describe_estimate(loaded, assume or []):
         print(line)
 
 

@@ -9,14 +9,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dapo.telemetry.console import duration
 
-_LINES_IN_ALL = 10
+_TOTAL_LINES = 10
 
 
 @contextmanager
 def progress(title: str, *, unit: str = "problems") -> Iterator[Callable[[int, int], None]]:
     """A function `(done, total)`: on a terminal a bar with the time left, elsewhere ten lines in all, on stderr."""
     console = Console(stderr=True)
-    is_live = console.is_terminal
+    is_terminal = console.is_terminal
     bar = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -26,19 +26,19 @@ def progress(title: str, *, unit: str = "problems") -> Iterator[Callable[[int, i
         TextColumn("left"),
         TimeRemainingColumn(),
         console=console,
-        disable=not is_live,
+        disable=not is_terminal,
     )
     task = bar.add_task(title)
-    said = 0
+    printed_lines = 0
 
-    def tell(done: int, total: int) -> None:
-        nonlocal said
+    def report(done: int, total: int) -> None:
+        nonlocal printed_lines
         bar.update(task, completed=done, total=total)
-        if not is_live and total and done * _LINES_IN_ALL // total > said:
-            said = done * _LINES_IN_ALL // total
+        if not is_terminal and total and done * _TOTAL_LINES // total > printed_lines:
+            printed_lines = done * _TOTAL_LINES // total
             left = bar.tasks[0].time_remaining
-            told = f"{title}: {done:,}/{total:,} {unit}" + (f", {duration(left)} left" if left else "")
-            print(told, file=sys.stderr, flush=True)
+            line = f"{title}: {done:,}/{total:,} {unit}" + (f", {duration(left)} left" if left else "")
+            print(line, file=sys.stderr, flush=True)
 
     with bar:
-        yield tell
+        yield report

@@ -10,7 +10,7 @@ from dapo.config import DataSpec, build_config
 from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import ConfigError
 from dapo.data.problems import load_problems
-from dapo.rewards.audit import EXAMPLES, SUM, Finding, Trial, try_reward
+from dapo.rewards.audit import EXAMPLES, SUM, Audit, CheckResult, audit_reward
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.types import Problem, Verdict
 
@@ -44,60 +44,60 @@ def report_on_reward(
         workers=reward.workers,
         memory_gib=reward.memory_gib,
     ) as pool:
-        trials = [try_reward(pool, problem, known_right) for problem, known_right in problems]
+        audits = [audit_reward(pool, problem, known_right) for problem, known_right in problems]
     console = Console()
-    for trial in trials:
-        console.print(table_of(trial))
-        for line in remarks_on(trial):
+    for audit in audits:
+        console.print(table_of(audit))
+        for line in audit_summary(audit):
             console.print(line, highlight=False, soft_wrap=True)
-    return not any(trial.suspicious for trial in trials)
+    return not any(audit.suspicious for audit in audits)
 
 
-def table_of(trial: Trial) -> Table:
+def table_of(audit: Audit) -> Table:
     """One row a response; of broken references those that are paid for."""
-    table = Table(title=f"Reference {trial.problem.answer[:_SHOWN_CHARS]!r}", title_justify="left", title_style="bold")
+    table = Table(title=f"Reference {audit.problem.answer[:_SHOWN_CHARS]!r}", title_justify="left", title_style="bold")
     for column in ("response", "verdict", "score", "ms", ""):
         table.add_column(column, justify="right" if column in ("score", "ms") else "left")
-    if trial.right is not None:
-        table.add_row(*_cells(trial.right), "")
-    for finding in trial.findings:
-        if finding.reference is None or finding.faults:
-            table.add_row(*_cells(finding), ", ".join(finding.faults))
+    if audit.right is not None:
+        table.add_row(*_cells(audit.right), "")
+    for check in audit.checks:
+        if check.reference is None or check.issues:
+            table.add_row(*_cells(check), ", ".join(check.issues))
     return table
 
 
-def remarks_on(trial: Trial) -> list[str]:
+def audit_summary(audit: Audit) -> list[str]:
     """What the table does not say by itself."""
-    lines = [f"{1000 * trial.median_s:.1f} ms a verdict (median), each asked twice, in two orders"]
-    slowest = max(trial.findings, key=lambda finding: finding.seconds)
+    lines = [f"{1000 * audit.median_s:.1f} ms a verdict (median), each asked twice, in two orders"]
+    slowest = max(audit.checks, key=lambda check: check.seconds)
     lines.append(f"slowest: {slowest.name}, {1000 * slowest.seconds:.1f} ms")
-    broken = [finding for finding in trial.findings if finding.reference is not None]
-    refused = sum(finding.verdict.error is not None for finding in broken)
+    broken = [check for check in audit.checks if check.reference is not None]
+    refused = sum(check.verdict.error is not None for check in broken)
     if broken:
         lines.append(f"references that nobody can read: {refused} of {len(broken)} verdicts are errors (best: all)")
-    if trial.right is None:
+    if audit.right is None:
         lines.append("a right answer in the usual forms is not paid: give one with --right, or problems with --data")
-    paid = sum("pays" in finding.faults for finding in trial.findings)
-    errors = sum("cannot judge" in finding.faults for finding in trial.findings)
-    moody = sum("changes its mind" in finding.faults for finding in trial.findings)
-    if not trial.suspicious:
+    false_positives = sum("false positive" in check.issues for check in audit.checks)
+    errors = sum("verifier error" in check.issues for check in audit.checks)
+    non_deterministic = sum("non-deterministic" in check.issues for check in audit.checks)
+    if not audit.suspicious:
         lines.append("nothing suspicious")
-    if paid:
-        lines.append(f"it pays for {paid} responses that nobody should pay for")
+    if false_positives:
+        lines.append(f"it pays for {false_positives} responses that nobody should pay for")
     if errors:
-        example = next(finding for finding in trial.findings if "cannot judge" in finding.faults)
+        example = next(check for check in audit.checks if "verifier error" in check.issues)
         lines.append(f"it cannot judge {errors} responses, for example ({example.name}): {example.verdict.error}")
-    if moody:
-        lines.append(f"it judges {moody} responses differently the second time")
+    if non_deterministic:
+        lines.append(f"it judges {non_deterministic} responses differently the second time")
     return lines
 
 
-def _cells(finding: Finding) -> tuple[str, str, str, str]:
-    name = finding.name if finding.reference is None else f"{finding.name}, reference {finding.reference!r}"
-    return name, _said(finding.verdict), _score(finding.verdict), f"{1000 * finding.seconds:.1f}"
+def _cells(check: CheckResult) -> tuple[str, str, str, str]:
+    name = check.name if check.reference is None else f"{check.name}, reference {check.reference!r}"
+    return name, _verdict_label(check.verdict), _score(check.verdict), f"{1000 * check.seconds:.1f}"
 
 
-def _said(verdict: Verdict) -> str:
+def _verdict_label(verdict: Verdict) -> str:
     if verdict.error is not None:
         return "error"
     return {True: "right", False: "wrong", None: "grade"}[verdict.correct]

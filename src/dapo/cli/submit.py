@@ -29,27 +29,27 @@ class Submission:
     dry_run: bool = False
 
 
-def submit_run(config_or_run: Path, overrides: Sequence[str], ask: Submission) -> None:
+def submit_run(config_or_run: Path, overrides: Sequence[str], submission: Submission) -> None:
     """Check everything that can be checked here, write the script beside the run, submit it, tell where things are."""
     is_run = (config_or_run / "config.yaml").is_file()
-    if is_run and ask.run_dir is not None:
+    if is_run and submission.run_dir is not None:
         raise ConfigError(f"{config_or_run} is a run, which continues where it is; leave --run-dir out")
     config = load_config(RunDirectory.open(config_or_run).config if is_run else config_or_run, overrides)
     list(explain(config))  # reads the data that is at hand
-    new = ask.run_dir or default_run_path(config_or_run, datetime.now())
+    new = submission.run_dir or default_run_path(config_or_run, datetime.now())
     run_dir = (config_or_run if is_run else new).absolute()
     job = Job(
         run_dir=run_dir,
         config=folder_of(run_dir) / "config.yaml",
         work_dir=Path.cwd(),
         python=Path(sys.executable),
-        use_ray=needs_ray(config, ask.allocation),
+        use_ray=needs_ray(config, submission.allocation),
         overrides=tuple(overrides) if is_run else (),  # a new run's are in its config
-        setup=ask.setup,
+        setup=submission.setup,
         start_timeout_s=config.distributed.start_timeout_s,
     )
-    script = batch_script(job, ask.allocation)
-    if ask.dry_run:
+    script = batch_script(job, submission.allocation)
+    if submission.dry_run:
         print(script, end="")
         return
     require_sbatch()
@@ -61,7 +61,8 @@ def submit_run(config_or_run: Path, overrides: Sequence[str], ask: Submission) -
     with open(job.folder / JOBS, "a", encoding="ascii") as jobs:
         jobs.write(f"{number}\n")
     print(
-        f"job {number}: {ask.allocation.nodes} node{'s' if ask.allocation.nodes > 1 else ''}, run {run_dir}\n"
+        f"job {number}: {submission.allocation.nodes} node{'s' if submission.allocation.nodes > 1 else ''}, "
+        f"run {run_dir}\n"
         f"  log              {job.folder}/{number}.log\n"
         f"  script           {path}\n"
         f"  stop it, saved   scancel --batch --signal=TERM {number}\n"

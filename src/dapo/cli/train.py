@@ -12,7 +12,7 @@ from rich.console import Console
 
 from dapo.assemble import (
     Inputs,
-    build_parts,
+    build_run,
     gpu_names,
     open_judge,
     read_inputs,
@@ -28,14 +28,14 @@ from dapo.rewards.workers.pool import VerifierPool
 from dapo.telemetry.console import ProgressDisplay, final_report
 from dapo.telemetry.curves import plot_curves
 from dapo.training import one_step_off
-from dapo.training.checkpoint_store import describe, disk_errors_in_words
+from dapo.training.checkpoint_store import describe, disk_errors_as_storage_error
 from dapo.training.checkpointing import is_logged, restore
 from dapo.training.run_directory import RunDirectory, default_run_path, make_manifest, refuse_existing_run, step_of
 from dapo.training.signals import Interrupted, StoppableEngine, signals_as_requests
-from dapo.training.state import Parts, Progress
+from dapo.training.state import Run, TrainState
 from dapo.training.train import read_evaluations, summarise, train
 
-SCHEDULES: Mapping[str, Callable[[Config, Parts, Progress], None]] = {"sync": train, "one_step_off": one_step_off.train}
+SCHEDULES: Mapping[str, Callable[[Config, Run, TrainState], None]] = {"sync": train, "one_step_off": one_step_off.train}
 
 
 def start_run(config: Config, *, run_dir: Path | None, config_name: str) -> None:
@@ -48,7 +48,7 @@ def start_run(config: Config, *, run_dir: Path | None, config_name: str) -> None
         started = datetime.now(UTC)
         manifest = make_manifest(sys.argv, seed=config.train.seed, started=started, gpus=gpu_names())
         run = RunDirectory.create(path, dump_config(config), manifest)
-        with disk_errors_in_words(), run.lock():
+        with disk_errors_as_storage_error(), run.lock():
             run_training(config, inputs, judge, run)
 
 
@@ -56,7 +56,7 @@ def resume_run(path: Path, overrides: Sequence[str]) -> None:
     """`dapo resume`: continue from the newest whole checkpoint, with the options of the run."""
     run = RunDirectory.open(path)
     config = resolve_auto(load_config(run.config, overrides))
-    with disk_errors_in_words(), run.lock():
+    with disk_errors_as_storage_error(), run.lock():
         inputs = read_inputs(config)
         with open_judge(config) as judge:
             run_training(config, inputs, judge, run)
@@ -67,7 +67,7 @@ def run_training(config: Config, inputs: Inputs, judge: VerifierPool, run: RunDi
     limit = config.distributed.max_restarts
     for restarts in count():
         try:
-            train_onwards(config, inputs, judge, run)
+            train_from_latest_checkpoint(config, inputs, judge, run)
             break
         except TrainerLost as error:
             if restarts == limit:
@@ -79,7 +79,7 @@ def run_training(config: Config, inputs: Inputs, judge: VerifierPool, run: RunDi
     report(config, run)
 
 
-def train_onwards(config: Config, inputs: Inputs, judge: VerifierPool, run: RunDirectory) -> None:
+def train_from_latest_checkpoint(config: Config, inputs: Inputs, judge: VerifierPool, run: RunDirectory) -> None:
     """Train from the newest checkpoint (or the beginning) to the end."""
     run.clear_leftovers()
     checkpoint = run.latest_checkpoint(warn=warn)
@@ -94,18 +94,18 @@ def train_onwards(config: Config, inputs: Inputs, judge: VerifierPool, run: RunD
     display = ProgressDisplay(config.train.num_steps, first_step=first_step)
     with (
         signals_as_requests() as request,
-        build_parts(config, inputs, judge, run, display, first_step=first_step) as parts,
+        build_run(config, inputs, judge, run, display, first_step=first_step) as parts,
     ):
         parts.engine, parts.stop = StoppableEngine(parts.engine, request), request
         for note in inputs.notes:
             parts.tracker.message(note)
         parts.tracker.message(f"writing to {run.path}")
-        progress = restore(parts, checkpoint) if checkpoint else Progress()
+        train_state = restore(parts, checkpoint) if checkpoint else TrainState()
         if config.schedule == "sync":  # the run may have had another, whose next batch is stale
-            one_step_off.give_back(parts, progress)
+            one_step_off.requeue(parts, train_state)
         reason = "failed"
         try:
-            SCHEDULES[config.schedule](config, parts, progress)
+            SCHEDULES[config.schedule](config, parts, train_state)
             reason = "finished"
         except Interrupted as error:
             reason = f"interrupted: {error}"
@@ -114,14 +114,14 @@ def train_onwards(config: Config, inputs: Inputs, judge: VerifierPool, run: RunD
             reason = f"{type(error).__name__}: {error}"
             raise
         finally:
-            close_run(parts, progress, reason)
+            close_run(parts, train_state, reason)
 
 
-def close_run(parts: Parts, progress: Progress, reason: str) -> None:
+def close_run(parts: Run, train_state: TrainState, reason: str) -> None:
     """Close the trackers and write summary.json; a disk that takes nothing more must not hide why the run ended."""
     try:
         parts.tracker.close()
-        parts.run.write_summary(summarise(parts, progress, exit_reason=reason))
+        parts.directory.write_summary(summarise(parts, train_state, exit_reason=reason))
     except OSError as error:
         warn(f"the summary could not be written: {describe(error)}")
 

@@ -18,7 +18,7 @@ from dapo.config.options import (
     LossConfig,
     ModelConfig,
     OptimConfig,
-    SignalConfig,
+    ScoreThresholdsConfig,
     secret_names,
 )
 
@@ -33,7 +33,7 @@ __all__ = [
     "LossConfig",
     "ModelConfig",
     "OptimConfig",
-    "SignalConfig",
+    "ScoreThresholdsConfig",
     "build_config",
     "dump_config",
     "load_config",

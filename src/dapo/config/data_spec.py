@@ -95,7 +95,7 @@ Source: TypeAlias = FileSource | HubSource | TaskSource
 def parse_spec(spec: str | Mapping[str, Any]) -> Source:
     """Read a spec. Raises DataError with what was expected, what came and the nearest known word."""
     if isinstance(spec, str):
-        return _from_text(spec)
+        return _from_string(spec)
     if isinstance(spec, Mapping):
         return _from_mapping({str(key): value for key, value in spec.items()})
     raise DataError(f"data source {spec!r} is a {type(spec).__name__}; {EXPECTED}")
@@ -125,7 +125,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
 
 
-def _from_text(spec: str) -> Source:
+def _from_string(spec: str) -> Source:
     if not spec.strip():
         raise DataError(f"the data source is empty; {EXPECTED}")
     if spec.strip() in BENCHMARKS:
@@ -146,8 +146,8 @@ def _from_text(spec: str) -> Source:
 def _from_mapping(spec: dict[str, Any]) -> Source:
     kinds: list[Kind] = [kind for kind in KINDS if kind in spec]
     if len(kinds) != 1:
-        came = f"both {' and '.join(kinds)}" if kinds else f"the keys {', '.join(spec) or '(none)'}"
-        raise DataError(f"data source: {came}; {EXPECTED}")
+        got = f"both {' and '.join(kinds)}" if kinds else f"the keys {', '.join(spec) or '(none)'}"
+        raise DataError(f"data source: {got}; {EXPECTED}")
     kind = kinds[0]
     for key in spec:
         if key not in _OPTIONS[kind]:
@@ -167,17 +167,17 @@ def _nearest_option(key: str, known: Sequence[str]) -> str:
 
 
 def _file(spec: Mapping[str, Any]) -> FileSource:
-    return FileSource(Path(_text(spec, "path", "path")).expanduser(), _columns(spec, "path"), _size(spec, "path"))
+    return FileSource(Path(_string(spec, "path", "path")).expanduser(), _columns(spec, "path"), _size(spec, "path"))
 
 
 def _hub(spec: Mapping[str, Any]) -> HubSource:
-    config = _text(spec, "config", "hub") if "config" in spec else None
-    split = _text(spec, "split", "hub") if "split" in spec else "train"
-    return HubSource(_text(spec, "hub", "hub"), split, config, _columns(spec, "hub"), _size(spec, "hub"))
+    config = _string(spec, "config", "hub") if "config" in spec else None
+    split = _string(spec, "split", "hub") if "split" in spec else "train"
+    return HubSource(_string(spec, "hub", "hub"), split, config, _columns(spec, "hub"), _size(spec, "hub"))
 
 
 def _tasks(kind: TaskKind, spec: Mapping[str, Any]) -> TaskSource:
-    seed = _whole_number(spec["seed"], f"{kind}: seed", low=0) if "seed" in spec else None
+    seed = _integer(spec["seed"], f"{kind}: seed", low=0) if "seed" in spec else None
     return TaskSource(kind, _task_options(kind, spec[kind]), _size(spec, kind), seed)
 
 
@@ -209,21 +209,21 @@ _EXAMPLES = {"builtin": "sums,products", "gym": "chain_sum,gcd"}
 
 
 def _columns(spec: Mapping[str, Any], kind: str) -> Columns:
-    return Columns(*(_text(spec, key, kind) if key in spec else None for key in ("prompt", "answer")))
+    return Columns(*(_string(spec, key, kind) if key in spec else None for key in ("prompt", "answer")))
 
 
 def _size(spec: Mapping[str, Any], kind: str) -> int | None:
-    return _whole_number(spec["size"], f"{kind}: size", low=1) if "size" in spec else None
+    return _integer(spec["size"], f"{kind}: size", low=1) if "size" in spec else None
 
 
-def _text(spec: Mapping[str, Any], key: str, kind: str) -> str:
+def _string(spec: Mapping[str, Any], key: str, kind: str) -> str:
     value = spec[key]
     if not isinstance(value, str | Path) or not str(value).strip():
         raise DataError(f"data source {kind}: {key} must be text, got {value!r}")
     return str(value)
 
 
-def _whole_number(value: object, name: str, *, low: int) -> int:
+def _integer(value: object, name: str, *, low: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise DataError(f"data source {name} must be a whole number of at least {low}, got {value!r}")
     return value

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from yaml import YAMLError
 
 from dapo.config.data_spec import spec_kind
-from dapo.config.messages import faults_in_words, section_names
+from dapo.config.messages import format_validation_errors, section_names
 from dapo.config.options import Config, DataSpec
 from dapo.core.errors import ConfigError
 
@@ -64,8 +64,8 @@ def build_config(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, where
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        faults = "\n".join(f"  {line}" for line in faults_in_words(error, Config))
-        raise ConfigError(f"{where}:\n{faults}" if "\n" in faults else f"{where}: {faults.strip()}") from None
+        messages = "\n".join(f"  {line}" for line in format_validation_errors(error, Config))
+        raise ConfigError(f"{where}:\n{messages}" if "\n" in messages else f"{where}: {messages.strip()}") from None
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:

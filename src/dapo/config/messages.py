@@ -12,32 +12,32 @@ def section_names(options: type[BaseModel]) -> frozenset[str]:
     return frozenset(name for name, info in options.model_fields.items() if _is_section(info.annotation))
 
 
-def faults_in_words(error: ValidationError, options: type[BaseModel]) -> Iterator[str]:
+def format_validation_errors(error: ValidationError, options: type[BaseModel]) -> Iterator[str]:
     """A line for each fault of a configuration that is validated as `options`."""
     seen = set()
-    for fault in error.errors():
-        branch = fault["loc"][-1] if fault["loc"] else None
-        parts = [str(part) for part in fault["loc"] if part not in SECTION_BRANCHES]
+    for detail in error.errors():
+        branch = detail["loc"][-1] if detail["loc"] else None
+        parts = [str(part) for part in detail["loc"] if part not in SECTION_BRANCHES]
         # a union reports each of its branches: one line for the option is enough
         option = ".".join(part for part in parts if part not in ("str", "dict[str,any]", "dict[str,float]"))
-        got = fault.get("input")
+        got = detail.get("input")
         # where a union has a branch for mappings, that one says what is wrong inside
-        of_other_branch = fault["type"] == "string_type" and branch == "str" and isinstance(got, Mapping)
-        if option in seen or of_other_branch:
+        is_other_union_branch = detail["type"] == "string_type" and branch == "str" and isinstance(got, Mapping)
+        if option in seen or is_other_union_branch:
             continue
         seen.add(option)
-        if fault["type"] == "extra_forbidden":
+        if detail["type"] == "extra_forbidden":
             yield f"unknown option {option}; {_nearest(options, parts, is_section=isinstance(got, Mapping))}"
-        elif fault["type"] == "missing":
+        elif detail["type"] == "missing":
             yield f"option {option} is missing; {_description(options, parts)}"
-        elif fault["type"] == "value_error":
-            reason = fault["msg"].removeprefix("Value error, ")
+        elif detail["type"] == "value_error":
+            reason = detail["msg"].removeprefix("Value error, ")
             yield f"option {option}: {reason}, got {got!r}" if parts else reason
         else:
-            expected = fault["msg"][0].lower() + fault["msg"][1:]
+            expected = detail["msg"][0].lower() + detail["msg"][1:]
             if option.startswith(("data.train", "data.eval")):
                 expected = "input should be a data source as text or a mapping"
-            elif fault["type"] == "model_type":
+            elif detail["type"] == "model_type":
                 expected = "input should be a section of options"
             yield f"option {option}: {expected}, got {got!r}"
 
@@ -58,7 +58,7 @@ def _description(options: type[BaseModel], parts: Sequence[str]) -> str:
     return (info.description if info else None) or f"set {'.'.join(parts)}"
 
 
-SECTION_BRANCHES = {"SignalConfig", "LoraConfig"}
+SECTION_BRANCHES = {"ScoreThresholdsConfig", "LoraConfig"}
 """How pydantic names the sections that are one branch of a union."""
 
 

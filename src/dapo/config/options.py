@@ -14,7 +14,7 @@ def _yaml_switch(value: object) -> object:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
-def _no_truth_value(value: object) -> object:
+def _reject_bool(value: object) -> object:
     if isinstance(value, bool):
         raise ValueError("expected a number")
     return value
@@ -27,8 +27,8 @@ def _one_or_several(value: object) -> object:
     return value if isinstance(value, list | tuple) else [value]
 
 
-Int: TypeAlias = Annotated[int, BeforeValidator(_no_truth_value)]
-Float: TypeAlias = Annotated[float, BeforeValidator(_no_truth_value)]
+Int: TypeAlias = Annotated[int, BeforeValidator(_reject_bool)]
+Float: TypeAlias = Annotated[float, BeforeValidator(_reject_bool)]
 Positive: TypeAlias = Annotated[Int, Field(gt=0)]
 Beta: TypeAlias = Annotated[Float, Field(ge=0, lt=1)]
 
@@ -133,7 +133,7 @@ class RolloutConfig(Section):
     stall_s: Float = Field(1800.0, gt=0, description="without one finished response; then the engine has hung")
 
 
-class SignalConfig(Section):
+class ScoreThresholdsConfig(Section):
     """`dynamic_sampling.filter` as thresholds."""
 
     min_spread: Float = Field(0.0, ge=0, description="largest minus smallest score of a group")
@@ -147,8 +147,8 @@ class DynamicSamplingConfig(Section):
         None, description="bound on the groups judged in a step; none: ten times prompts_per_step"
     )
     on_shortfall: Literal["train", "stop"] = Field("train", description="at the bound: train on what there is, or stop")
-    surplus: Literal["drop"] = Field("drop", description="groups beyond the batch: the paper drops them")
-    filter: str | SignalConfig | None = Field(
+    excess: Literal["drop"] = Field("drop", description="groups beyond the batch: the paper drops them")
+    filter: str | ScoreThresholdsConfig | None = Field(
         None,
         description="module:function from a Group to a bool, instead of Eq. 11; or thresholds on scores, beside it: "
         "{min_spread: 0.5, mean_above: 0, mean_below: 9}",
@@ -326,12 +326,12 @@ class Config(Section):
         return max(self.rollout.engines, int(self.rollout.engine == "vllm"))
 
     @property
-    def runs_processes(self) -> bool:
+    def is_multiprocess(self) -> bool:
         """Is there any process of the run besides the controller's (and the verifiers')?"""
-        return self.engine_processes > 0 or self.trains_elsewhere
+        return self.engine_processes > 0 or self.uses_trainer_group
 
     @property
-    def trains_elsewhere(self) -> bool:
+    def uses_trainer_group(self) -> bool:
         """Is the policy in processes of its own? On a cluster it is, since the controller's machine may have no GPU."""
         return self.distributed.trainer_ranks > 1 or self.launcher == "ray"
 
@@ -354,10 +354,12 @@ class Config(Section):
             options = reward.options if isinstance(verifier, str) else reward.options.get(name, {})
             seconds = options.get(limit, default) if isinstance(options, dict) else default
             if isinstance(seconds, int | float) and seconds >= reward.timeout_s:
-                place = f"reward.options.{limit}" if isinstance(verifier, str) else f"reward.options.{name}.{limit}"
+                option_path = (
+                    f"reward.options.{limit}" if isinstance(verifier, str) else f"reward.options.{name}.{limit}"
+                )
                 raise ValueError(
-                    f"{place}={seconds:g} (s) must be less than reward.timeout_s={reward.timeout_s:g}, at which a "
-                    "verdict becomes an error"
+                    f"{option_path}={seconds:g} (s) must be less than reward.timeout_s={reward.timeout_s:g}, at "
+                    "which a verdict becomes an error"
                 )
         return self
 
@@ -393,14 +395,14 @@ class Config(Section):
                 f"overlong.buffer_tokens={self.overlong.buffer_tokens} must not exceed "
                 f"rollout.max_response_tokens={rollout.max_response_tokens}; lower it or set overlong.mode=off"
             )
-        signal = self.dynamic_sampling.filter
-        if isinstance(signal, SignalConfig) and None not in (signal.mean_above, signal.mean_below):
-            assert signal.mean_above is not None
-            assert signal.mean_below is not None
-            if signal.mean_above >= signal.mean_below:
+        thresholds = self.dynamic_sampling.filter
+        if isinstance(thresholds, ScoreThresholdsConfig) and None not in (thresholds.mean_above, thresholds.mean_below):
+            assert thresholds.mean_above is not None
+            assert thresholds.mean_below is not None
+            if thresholds.mean_above >= thresholds.mean_below:
                 raise ValueError(
-                    f"dynamic_sampling.filter.mean_above={signal.mean_above:g} must be less than "
-                    f"dynamic_sampling.filter.mean_below={signal.mean_below:g}"
+                    f"dynamic_sampling.filter.mean_above={thresholds.mean_above:g} must be less than "
+                    f"dynamic_sampling.filter.mean_below={thresholds.mean_below:g}"
                 )
         bound = self.dynamic_sampling.max_groups_per_step
         if self.dynamic_sampling.enabled and bound is not None and bound < rollout.prompts_per_step:

@@ -25,7 +25,7 @@ def mask_options(options: Any) -> Any:
     """The same mappings and lists with `***` for every text whose name sounds like a secret, and URLs' passwords."""
     if isinstance(options, Mapping):
         return {
-            name: MASK if isinstance(value, str) and sounds_secret(str(name)) else mask_options(value)
+            name: MASK if isinstance(value, str) and is_secret_name(str(name)) else mask_options(value)
             for name, value in options.items()
         }
     if isinstance(options, list | tuple):
@@ -33,7 +33,7 @@ def mask_options(options: Any) -> Any:
     return _URL_PASSWORD.sub(rf"\1{MASK}@", options) if isinstance(options, str) else options
 
 
-def sounds_secret(name: str) -> bool:
+def is_secret_name(name: str) -> bool:
     """`api_key`, `openaiApiKey` and `HF_TOKEN`, but not `max_tokens`."""
     return _NAMED.search(_words(name)) is not None
 

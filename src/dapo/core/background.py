@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def beside(work: Callable[[], None], *, name: str) -> Iterator[threading.Thread]:
+def in_background(work: Callable[[], None], *, name: str) -> Iterator[threading.Thread]:
     """Have `work` done while the block runs; it is done when the block ends, and what it raises comes then.
 
     If both fail, the block's error is raised.

@@ -31,7 +31,7 @@ class VerifierFailed(RewardError):
     exit_code = 1
 
 
-class Starved(DapoError):
+class ShortfallError(DapoError):
     """Dynamic sampling reached its bound without enough informative groups; names the causes with counts."""
 
 

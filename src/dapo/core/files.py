@@ -11,7 +11,7 @@ from typing import Any
 
 CHUNK_BYTES = 2**25
 """Large, because between two chunks a writer of low priority holds the interpreter, and training waits for it."""
-_NOTE = ".crc32"
+_SIDECAR_SUFFIX = ".crc32"
 
 
 def crc32_of(path: Path) -> str:
@@ -23,28 +23,28 @@ def crc32_of(path: Path) -> str:
     return f"{crc:08x}"
 
 
-def note_checksum(path: Path, crc: int) -> None:
+def write_checksum_sidecar(path: Path, crc: int) -> None:
     """Leave the checksum of a file that is whole and on the disk beside it, for whoever seals the checkpoint."""
-    _note(path).write_text(f"{crc:08x}", encoding="ascii")
+    _sidecar(path).write_text(f"{crc:08x}", encoding="ascii")
 
 
-def take_noted(path: Path) -> str | None:
+def pop_checksum_sidecar(path: Path) -> str | None:
     """The checksum that was noted for a file, if one was; the note is removed."""
-    note = _note(path)
-    if not note.exists():
+    sidecar = _sidecar(path)
+    if not sidecar.exists():
         return None
-    crc = note.read_text(encoding="ascii")
-    note.unlink()
+    crc = sidecar.read_text(encoding="ascii")
+    sidecar.unlink()
     return crc
 
 
-def is_note(path: Path) -> bool:
+def is_checksum_sidecar(path: Path) -> bool:
     """Is this a note and no file of its own?"""
-    return path.suffix == _NOTE
+    return path.suffix == _SIDECAR_SUFFIX
 
 
-def _note(path: Path) -> Path:
-    return path.with_name(path.name + _NOTE)
+def _sidecar(path: Path) -> Path:
+    return path.with_name(path.name + _SIDECAR_SUFFIX)
 
 
 @contextmanager

@@ -73,5 +73,7 @@ def _require_same(path: Path, header: Mapping[str, Any], settings: Mapping[str, 
     before = header["settings"]
     differing = sorted(key for key in {*before, *settings} if before.get(key) != settings.get(key))
     if differing:
-        told = "; ".join(f"{key} was {before.get(key)!r} and is now {settings.get(key)!r}" for key in differing)
-        raise DataError(f"{path} holds work that was done with other settings: {told}; use those, or delete the file")
+        differences = "; ".join(f"{key} was {before.get(key)!r} and is now {settings.get(key)!r}" for key in differing)
+        raise DataError(
+            f"{path} holds work that was done with other settings: {differences}; use those, or delete the file"
+        )

@@ -36,7 +36,7 @@ def _import(name: str, path: str) -> ModuleType:
     if directory not in sys.path:
         sys.path.insert(0, directory)  # as with `python -m`
     importlib.invalidate_caches()
-    module = attempt(lambda: importlib.import_module(name))
+    module = try_call(lambda: importlib.import_module(name))
     if isinstance(module, ModuleType):
         return module
     if not _exists(name):
@@ -47,7 +47,7 @@ def _import(name: str, path: str) -> ModuleType:
 
 def _exists(name: str) -> bool:
     """Is there such a module, whether or not it can be imported?"""
-    found = attempt(lambda: importlib.util.find_spec(name))
+    found = try_call(lambda: importlib.util.find_spec(name))
     return found is not None and not isinstance(found, Failure)
 
 
@@ -77,7 +77,7 @@ class Failure:
     """`raised ValueError: its first line (file.py, line 12)`."""
 
 
-def attempt(call: Callable[[], T]) -> T | Failure:
+def try_call(call: Callable[[], T]) -> T | Failure:
     """`call()`, or why it failed."""
     try:
         return call()

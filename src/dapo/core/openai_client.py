@@ -10,9 +10,9 @@ import urllib3
 
 from dapo.core.errors import DapoError, DataError
 
-_TRY_AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
-_OK, _UNAUTHORIZED, _FORBIDDEN, _FAULT_OF_SERVER = 200, 401, 403, 500
-_CONNECT_S, _LONGEST_PAUSE_S = 10.0, 30.0
+_RETRYABLE_STATUSES = (408, 409, 425, 429, 500, 502, 503, 504)
+_OK, _UNAUTHORIZED, _FORBIDDEN, _SERVER_ERROR = 200, 401, 403, 500
+_CONNECT_S, _MAX_BACKOFF_S = 10.0, 30.0
 _SHOWN_CHARS = 200
 
 
@@ -68,10 +68,10 @@ class ChatClient:
             timeout=urllib3.Timeout(connect=min(_CONNECT_S, timeout_s), read=timeout_s),
             retries=urllib3.Retry(
                 total=retries,
-                status_forcelist=_TRY_AGAIN,
+                status_forcelist=_RETRYABLE_STATUSES,
                 allowed_methods=None,
                 backoff_factor=backoff_s,
-                backoff_max=_LONGEST_PAUSE_S,
+                backoff_max=_MAX_BACKOFF_S,
                 raise_on_status=False,
             ),
         )
@@ -80,20 +80,22 @@ class ChatClient:
         """Ask with `parameters` such as temperature, max_tokens, seed. Raises ServerFailed or ServerRefused."""
         body = {"model": self._model, "messages": [dict(message) for message in messages], **parameters}
         try:
-            answer = self._pool.request("POST", f"{self.url}/chat/completions", json=body, headers=self._headers)
+            response = self._pool.request("POST", f"{self.url}/chat/completions", json=body, headers=self._headers)
         except urllib3.exceptions.HTTPError as error:
             raise ServerFailed(f"{self.url}: {_cause(error)}") from None
-        if answer.status != _OK:
-            may_pass = answer.status in _TRY_AGAIN or answer.status >= _FAULT_OF_SERVER
-            raise (ServerFailed if may_pass else ServerRefused)(f"{self.url}: status {answer.status}: {_told(answer)}")
+        if response.status != _OK:
+            is_transient = response.status in _RETRYABLE_STATUSES or response.status >= _SERVER_ERROR
+            raise (ServerFailed if is_transient else ServerRefused)(
+                f"{self.url}: status {response.status}: {_error_message(response)}"
+            )
         try:
-            values = answer.json()
+            values = response.json()
             choice = values["choices"][0]
             text = choice["message"]["content"] or ""
             tokens = int((values.get("usage") or {}).get("completion_tokens") or 0)
             finish = str(choice.get("finish_reason") or "stop")
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
-            raise ServerFailed(f"{self.url}: the answer is no chat completion: {_told(answer)}") from None
+            raise ServerFailed(f"{self.url}: the answer is no chat completion: {_error_message(response)}") from None
         if not isinstance(text, str):
             raise ServerFailed(f"{self.url}: the answer's content is a {type(text).__name__}, not text")
         return Completion(text, tokens, finish)
@@ -101,13 +103,13 @@ class ChatClient:
     def models(self) -> list[str] | None:
         """The names of the models it serves; None where it does not say. Raises ServerFailed or ServerRefused."""
         try:
-            answer = self._pool.request("GET", f"{self.url}/models", headers=self._headers, retries=False)
+            response = self._pool.request("GET", f"{self.url}/models", headers=self._headers, retries=False)
         except urllib3.exceptions.HTTPError as error:
             raise ServerFailed(f"{self.url} cannot be reached ({_cause(error)})") from None
-        if answer.status in (_UNAUTHORIZED, _FORBIDDEN):
-            raise ServerRefused(f"{self.url} refuses us (status {answer.status})")
+        if response.status in (_UNAUTHORIZED, _FORBIDDEN):
+            raise ServerRefused(f"{self.url} refuses us (status {response.status})")
         try:
-            return [str(model["id"]) for model in answer.json()["data"]] or None
+            return [str(model["id"]) for model in response.json()["data"]] or None
         except (ValueError, KeyError, TypeError):
             return None
 
@@ -116,14 +118,14 @@ class ChatClient:
         self._pool.clear()
 
 
-def _told(answer: urllib3.BaseHTTPResponse) -> str:
+def _error_message(response: urllib3.BaseHTTPResponse) -> str:
     """The server's own words."""
     try:
-        values: Any = answer.json()
+        values: Any = response.json()
         error = values.get("error", values)
         text = error.get("message", error) if isinstance(error, dict) else error
     except (ValueError, AttributeError, RecursionError):
-        text = answer.data.decode(errors="replace")
+        text = response.data.decode(errors="replace")
     return " ".join(str(text).split())[:_SHOWN_CHARS] or "(nothing)"
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # verifier processes import the types, and never pack anythin
 T = TypeVar("T", bound=float)
 
 
-class Packed(Sequence[T]):
+class CompactArray(Sequence[T]):
     """An immutable row of numbers of one type; equal to the tuple of the same Python numbers, and hashed like it.
 
     In a tuple a number takes 32 bytes and more and crosses to another process one by one; here it takes four, or one.
@@ -46,14 +46,14 @@ class Packed(Sequence[T]):
         return len(self._array)
 
     @overload
-    def __getitem__(self, place: int) -> T: ...
+    def __getitem__(self, index: int) -> T: ...
 
     @overload
-    def __getitem__(self, place: slice) -> "Packed[T]": ...
+    def __getitem__(self, index: slice) -> "CompactArray[T]": ...
 
-    def __getitem__(self, place: int | slice) -> "T | Packed[T]":
-        found = self._array[place]
-        return Packed(found) if isinstance(place, slice) else found.item()
+    def __getitem__(self, index: int | slice) -> "T | CompactArray[T]":
+        found = self._array[index]
+        return CompactArray(found) if isinstance(index, slice) else found.item()
 
     def __iter__(self) -> Iterator[T]:
         return iter(self._array.tolist())
@@ -61,14 +61,14 @@ class Packed(Sequence[T]):
     def __contains__(self, value: object) -> bool:
         return isinstance(value, int | float) and bool((self._array == value).any())
 
-    def __add__(self, other: "tuple[T, ...] | Packed[T]") -> tuple[T, ...]:
+    def __add__(self, other: "tuple[T, ...] | CompactArray[T]") -> tuple[T, ...]:
         return tuple(self) + tuple(other)
 
     def __radd__(self, other: "tuple[T, ...] | list[T]") -> "tuple[T, ...] | list[T]":
         return type(other)((*other, *self))
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Packed):
+        if isinstance(other, CompactArray):
             import numpy as np
 
             return np.array_equal(self._array, other._array)
@@ -89,18 +89,18 @@ class Packed(Sequence[T]):
         return _unpickled, (self._array.dtype.str, self._array.tobytes())
 
 
-def _unpickled(kind: str, data: bytes) -> "Packed[Any]":
+def _unpickled(kind: str, data: bytes) -> "CompactArray[Any]":
     """Plain bytes: numpy's own pickles take several times as long for a row."""
     import numpy as np
 
-    return Packed(np.frombuffer(data, kind))
+    return CompactArray(np.frombuffer(data, kind))
 
 
-def packed(values: Sequence[T]) -> Sequence[T]:
+def compact(values: Sequence[T]) -> Sequence[T]:
     """The same numbers packed, each exactly as it was; values that are not all of one type of Python's stay as is."""
     import numpy as np
 
-    if isinstance(values, Packed) or set(map(type, values)) not in ({int}, {float}, {bool}):
+    if isinstance(values, CompactArray) or set(map(type, values)) not in ({int}, {float}, {bool}):
         return values
     try:
         array = np.array(values)
@@ -111,18 +111,18 @@ def packed(values: Sequence[T]) -> Sequence[T]:
     narrow = {"i": np.int32, "f": np.float32, "b": np.bool_}[array.dtype.kind]
     with np.errstate(over="ignore"):
         narrowed: NDArray[Any] = array.astype(narrow)
-    return Packed(narrowed if (narrowed == array).all() else array)
+    return CompactArray(narrowed if (narrowed == array).all() else array)
 
 
 def array_of(values: Sequence[float], dtype: "DTypeLike | None" = None) -> "NDArray[Any]":
     """`[n]` the numbers as an array, without a copy where they are packed and of that type already."""
     import numpy as np
 
-    if isinstance(values, Packed):
+    if isinstance(values, CompactArray):
         return values.array if dtype is None else values.array.astype(dtype, copy=False)
     return np.array(values, dtype=dtype)
 
 
 def sum_of(values: Sequence[float]) -> float:
     """In float64."""
-    return values.sum if isinstance(values, Packed) else math.fsum(values)
+    return values.sum if isinstance(values, CompactArray) else math.fsum(values)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _TRIALS, _TRIAL_TOKENS = 32, 64
 
 
-class ByteTable:
+class ByteDecoder:
     """The bytes that each token stands for."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
@@ -28,7 +28,7 @@ class ByteTable:
         self._pieces = pa.array([*pieces, b""], pa.binary())  # the last: any id beyond the vocabulary
 
     @classmethod
-    def of(cls, tokenizer: "PreTrainedTokenizerBase", *, skip_special_tokens: bool) -> "ByteTable | None":
+    def of(cls, tokenizer: "PreTrainedTokenizerBase", *, skip_special_tokens: bool) -> "ByteDecoder | None":
         """The table of a tokenizer that joins bytes; None for any other, which then has to decode by itself.
 
         It is tried on random ids, and given only if it says the same as the tokenizer.
@@ -40,15 +40,15 @@ class ByteTable:
         pieces = [b""] * (max(vocabulary.values()) + 1)
         alphabet = byte_alphabet()
         added = backend.get_added_tokens_decoder() if skip_special_tokens else {}
-        special = {place for place, token in added.items() if token.special}
-        for token, place in vocabulary.items():
-            if place not in special:
+        special = {token_id for token_id, token in added.items() if token.special}
+        for token, token_id in vocabulary.items():
+            if token_id not in special:
                 # a token with characters outside of the alphabet is text as it stands
                 known = all(character in alphabet for character in token)
-                pieces[place] = bytes(alphabet[character] for character in token) if known else token.encode()
+                pieces[token_id] = bytes(alphabet[character] for character in token) if known else token.encode()
         table = cls(pieces)
-        draws = (keyed_uniforms(keyed_seed("detokenize"), _TRIALS * _TRIAL_TOKENS) * len(pieces)).astype(np.int32)
-        for ids in np.split(draws, _TRIALS):
+        samples = (keyed_uniforms(keyed_seed("detokenize"), _TRIALS * _TRIAL_TOKENS) * len(pieces)).astype(np.int32)
+        for ids in np.split(samples, _TRIALS):
             expected = tokenizer.decode(
                 ids.tolist(), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
             )
@@ -62,10 +62,10 @@ class ByteTable:
 
         if not len(ids):
             return ""
-        places = np.minimum(array_of(ids, np.int32), self._size)
-        taken = self._pieces.take(pa.array(places))
+        indices = np.minimum(array_of(ids, np.int32), self._size)
+        taken = self._pieces.take(pa.array(indices))
         _, ends, data = taken.buffers()
-        length = int(np.frombuffer(ends, np.int32, count=len(places) + 1)[-1])
+        length = int(np.frombuffer(ends, np.int32, count=len(indices) + 1)[-1])
         return str(memoryview(data)[:length], "utf-8", "replace") if length else ""
 
 

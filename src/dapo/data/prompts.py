@@ -5,14 +5,14 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from dapo.core.errors import DataError
-from dapo.core.packed import packed
-from dapo.data.byte_decoder import ByteTable
+from dapo.core.packed import compact
+from dapo.data.byte_decoder import ByteDecoder
 from dapo.types import Message, Problem, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MAX_REMEMBERED = 2**17
+MAX_CACHED_PROMPTS = 2**17
 """Prompts whose ids are kept, about a kilobyte each."""
 
 
@@ -46,9 +46,9 @@ class PromptEncoder:
         self._system = system
         self.max_prompt_tokens = max_prompt_tokens
         self._lengths: dict[Hashable, int] = {}
-        self._known: dict[Hashable, Sequence[int]] = {}
-        self._responses = ByteTable.of(tokenizer, skip_special_tokens=True)
-        self._prompts = ByteTable.of(tokenizer, skip_special_tokens=False)
+        self._cached_ids: dict[Hashable, Sequence[int]] = {}
+        self._responses = ByteDecoder.of(tokenizer, skip_special_tokens=True)
+        self._prompts = ByteDecoder.of(tokenizer, skip_special_tokens=False)
         self._lock = threading.Lock()  # fast tokenizers refuse a second caller in the middle of a call
 
     def encode(self, problem: Problem) -> tuple[int, ...]:
@@ -57,15 +57,15 @@ class PromptEncoder:
         They are remembered: rendering and encoding take a millisecond, and the problems of a run come again.
         """
         key = _key(problem.prompt)
-        if key in self._known:
-            return tuple(self._known[key])
+        if key in self._cached_ids:
+            return tuple(self._cached_ids[key])
         text = self.render(problem)
         with self._lock:
             # a template writes the special tokens itself
             ids = tuple(self._tokenizer(text, add_special_tokens=not self.uses_template)["input_ids"])
         self._lengths[key] = len(ids)
-        if len(self._known) < MAX_REMEMBERED:
-            self._known[key] = packed(ids)
+        if len(self._cached_ids) < MAX_CACHED_PROMPTS:
+            self._cached_ids[key] = compact(ids)
         return ids
 
     def length(self, problem: Problem) -> int:

@@ -14,21 +14,21 @@ from transformers import PreTrainedModel
 import dapo
 from dapo.config import Config
 from dapo.core.errors import ConfigError
-from dapo.distributed.protocol import Blueprint
+from dapo.distributed.protocol import WorkerSpec
 from dapo.engines.native.engine import NativeEngine
-from dapo.engines.native.graphs import recorder
+from dapo.engines.native.graphs import graph_capturer
 from dapo.engines.vllm.start import INSTALL, VllmOptions
 from dapo.policy.hf_io import config_of
-from dapo.policy.model import load_model, load_skeleton
+from dapo.policy.model import load_meta_model, load_model
 
 
-def vllm_blueprint(config: Config, *, threads: int) -> Blueprint:
+def vllm_engine_spec(config: Config, *, threads: int) -> WorkerSpec:
     """An engine with the model of `config` (whose `model.dtype` is settled); the policy's weights come later.
 
     Raises ConfigError for a model that is more than its weights, and for an interpreter that does not exist.
     """
     vllm = config.rollout.vllm
-    return Blueprint(
+    return WorkerSpec(
         "dapo.engines.vllm.start:open_vllm_engine",
         {"options": vllm_options(config)},
         environment=vllm_environment(threads=threads, eager=vllm.eager) | _import_path(vllm.python),
@@ -38,7 +38,7 @@ def vllm_blueprint(config: Config, *, threads: int) -> Blueprint:
 
 
 def require_vllm(config: Config) -> None:
-    """What can be known before anything is started. Raises ConfigError as `vllm_blueprint` does, and where vLLM is to
+    """What can be known before anything is started. Raises ConfigError as `vllm_engine_spec` does, and where vLLM is to
     run in this very environment, which does not have it."""
     if config.rollout.vllm.python is not None:
         _interpreter(config.rollout.vllm.python)
@@ -49,17 +49,17 @@ def require_vllm(config: Config) -> None:
 
 def vllm_options(config: Config) -> VllmOptions:
     """What the engine is started with. Nothing of the model is loaded for it but its configuration."""
-    skeleton = load_skeleton(config.model.name, trust_remote_code=config.model.trust_remote_code)
+    meta_model = load_meta_model(config.model.name, trust_remote_code=config.model.trust_remote_code)
     rollout = config.rollout
     tokens = config.data.max_prompt_tokens + max(
         rollout.max_response_tokens, config.eval.max_response_tokens or rollout.max_response_tokens
     )
-    positions = getattr(skeleton.config, "max_position_embeddings", None)
+    positions = getattr(meta_model.config, "max_position_embeddings", None)
     dtype = config.model.dtype if rollout.vllm.dtype == "auto" else rollout.vllm.dtype
     return VllmOptions(
         model=config.model.name,
-        model_config=config_of(skeleton).to_json_string(use_diff=False),
-        weight_shapes=weight_shapes(skeleton),
+        model_config=config_of(meta_model).to_json_string(use_diff=False),
+        weight_shapes=weight_shapes(meta_model),
         dtype="float32" if dtype == "float64" else dtype,  # vLLM has nothing wider
         cache_gib=rollout.vllm.cache_gib,
         max_sequences=rollout.vllm.max_sequences,
@@ -73,10 +73,10 @@ def vllm_options(config: Config) -> VllmOptions:
 def weight_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
     """By name, tied weights under each of their names. Raises ConfigError for a model that is more than its weights."""
     shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters(remove_duplicate=False)}
-    if beside := sorted(model.state_dict().keys() - shapes):
+    if buffers := sorted(model.state_dict().keys() - shapes):
         raise ConfigError(
-            f"rollout.engine=vllm cannot serve a {type(model).__name__}: it holds {len(beside)} tensors that are no "
-            f"weights, and that engines are not given ({beside[0]} first); use rollout.engine=native"
+            f"rollout.engine=vllm cannot serve a {type(model).__name__}: it holds {len(buffers)} tensors that are no "
+            f"weights, and that engines are not given ({buffers[0]} first); use rollout.engine=native"
         )
     return shapes
 
@@ -122,34 +122,36 @@ def _import_path(python: str | None) -> dict[str, str]:
     return {"PYTHONPATH": str(folder)}
 
 
-def engine_blueprints(config: Config, *, cluster_gpus: float = 0.0) -> list[Blueprint]:
+def engine_specs(config: Config, *, cluster_gpus: float = 0.0) -> list[WorkerSpec]:
     """One for each of the `config.engine_processes`; `model.dtype` is settled.
 
     `cluster_gpus`: those that the launcher gives out. Without any the processes see this machine's, divided here.
     """
     threads = engine_threads(config, torch.get_num_threads())
     if config.rollout.engine == "vllm":
-        from dapo.distributed.engine_specs import vllm_blueprint
+        from dapo.distributed.engine_specs import vllm_engine_spec
 
-        blueprint = vllm_blueprint(config, threads=threads)
-        gpus_each = config.rollout.vllm.tensor_parallel
+        spec = vllm_engine_spec(config, threads=threads)
+        gpus_per_engine = config.rollout.vllm.tensor_parallel
     else:
-        blueprint = native_blueprint(config, threads=threads)
-        gpus_each = 1
+        spec = native_engine_spec(config, threads=threads)
+        gpus_per_engine = 1
     count = config.engine_processes
     if config.launcher != "local":
         gpus = config.distributed.engine_gpus
-        return [replace(blueprint, gpus=float(gpus_each if cluster_gpus else 0) if gpus is None else gpus)] * count
-    places = gpu_places(visible_gpus(), trainers=config.distributed.trainer_ranks, engines=count, gpus_each=gpus_each)
+        return [replace(spec, gpus=float(gpus_per_engine if cluster_gpus else 0) if gpus is None else gpus)] * count
+    assignments = gpu_assignments(
+        visible_gpus(), trainers=config.distributed.trainer_ranks, engines=count, gpus_per_engine=gpus_per_engine
+    )
     return [
-        replace(blueprint, environment={**blueprint.environment, "CUDA_VISIBLE_DEVICES": place}) if place else blueprint
-        for place in places
+        replace(spec, environment={**spec.environment, "CUDA_VISIBLE_DEVICES": gpu_ids}) if gpu_ids else spec
+        for gpu_ids in assignments
     ]
 
 
-def native_blueprint(config: Config, *, threads: int) -> Blueprint:
+def native_engine_spec(config: Config, *, threads: int) -> WorkerSpec:
     """A native engine that loads the model by its name; the policy's weights come later."""
-    return Blueprint(
+    return WorkerSpec(
         "dapo.distributed.engine_specs:native_engine",
         {
             "model": config.model.name,
@@ -182,8 +184,8 @@ def native_engine(
     if device == "auto":  # of the machine that this process runs on, which need not be the controller's
         device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = load_model(model, dtype=getattr(torch, dtype), device=device, trust_remote_code=trust_remote_code)
-    record = recorder(loaded.model.device, wanted=cuda_graphs)
-    return NativeEngine(loaded.model, slots=slots, cache_tokens=cache_tokens, record=record)
+    capturer = graph_capturer(loaded.model.device, enabled=cuda_graphs)
+    return NativeEngine(loaded.model, slots=slots, cache_tokens=cache_tokens, capturer=capturer)
 
 
 def engine_threads(config: Config, available: int) -> int:
@@ -194,19 +196,22 @@ def engine_threads(config: Config, available: int) -> int:
     if config.rollout.engine_threads is not None:
         return config.rollout.engine_threads
     updates_meanwhile = config.schedule == "one_step_off"
-    sharers = config.engine_processes + (config.distributed.trainer_ranks if updates_meanwhile else 0)
-    return max(1, available // sharers)
+    num_processes = config.engine_processes + (config.distributed.trainer_ranks if updates_meanwhile else 0)
+    return max(1, available // num_processes)
 
 
-def gpu_places(visible: Sequence[str], *, trainers: int, engines: int, gpus_each: int) -> list[str | None]:
+def gpu_assignments(visible: Sequence[str], *, trainers: int, engines: int, gpus_per_engine: int) -> list[str | None]:
     """For each engine the GPUs that it is to see; None where there is nothing to choose.
 
     Engines take the GPUs after the trainers' where there are enough for all; else they share all of them in turn.
     """
     if len(visible) < 2:
         return [None for _ in range(engines)]
-    own = visible[trainers:] if len(visible) >= trainers + engines * gpus_each else visible
-    return [",".join(own[(engine * gpus_each + i) % len(own)] for i in range(gpus_each)) for engine in range(engines)]
+    own = visible[trainers:] if len(visible) >= trainers + engines * gpus_per_engine else visible
+    return [
+        ",".join(own[(engine * gpus_per_engine + i) % len(own)] for i in range(gpus_per_engine))
+        for engine in range(engines)
+    ]
 
 
 def visible_gpus() -> list[str]:

@@ -4,19 +4,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dapo.distributed.protocol import Blueprint, WeightsHandle
+from dapo.distributed.protocol import WeightsHandle, WorkerSpec
 from dapo.distributed.worker_main import resolve
 from dapo.engines.engine import RolloutEngine
 from dapo.types import Generation, GenerationRequest
 
 
-def hosted(blueprint: Blueprint) -> Blueprint:
-    """The same process with the engine that `blueprint` makes inside an `EngineHost`."""
-    options = {"factory": blueprint.factory, "options": dict(blueprint.options)}
-    return replace(blueprint, factory="dapo.distributed.engine_worker:EngineHost", options=options)
+def engine_worker_spec(spec: WorkerSpec) -> WorkerSpec:
+    """The same process with the engine that `spec` makes inside an `EngineWorker`."""
+    options = {"factory": spec.factory, "options": dict(spec.options)}
+    return replace(spec, factory="dapo.distributed.engine_worker:EngineWorker", options=options)
 
 
-class EngineHost:
+class EngineWorker:
     """Makes the engine, and gives it weights by their handle."""
 
     def __init__(self, factory: str, options: Mapping[str, Any]) -> None:

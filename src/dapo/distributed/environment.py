@@ -17,7 +17,7 @@ def import_path(environment: Mapping[str, str]) -> str:
     return os.pathsep.join([ours, *filter(None, given)])
 
 
-def last_words(log: Path) -> str:
+def log_tail(log: Path) -> str:
     """`; the last of LOG: ...`, or nothing where there is nothing to read."""
     try:
         with open(log, "rb") as file:

@@ -14,7 +14,7 @@ from dapo.distributed.protocol import Launcher
 def open_launcher(config: Config, logs: Path | None = None) -> Iterator[Launcher | None]:
     """`launcher`, or None for a run of one process. What processes print goes to `logs`; without it to a folder that
     is removed at the end."""
-    if not config.runs_processes:
+    if not config.is_multiprocess:
         yield None
         return
     with ExitStack() as stack:

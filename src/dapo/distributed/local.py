@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from dapo.core.errors import LaunchError, WorkerDied
-from dapo.distributed.environment import import_path, last_words
-from dapo.distributed.protocol import Blueprint, answer
+from dapo.distributed.environment import import_path, log_tail
+from dapo.distributed.protocol import WorkerSpec, wait_for_result
 from dapo.distributed.weight_files import WeightsFile, WeightsFolder
 from dapo.engines.engine import WeightSource
 
@@ -26,18 +26,18 @@ CLOSE_S = 5.0
 class LocalWorker:
     """A child process that talks over a socket pair."""
 
-    def __init__(self, name: str, blueprint: Blueprint, log: Path) -> None:
+    def __init__(self, name: str, spec: WorkerSpec, log: Path) -> None:
         self.name = name
         self.log = log
         self._lock = threading.Lock()
         self._pending: dict[int, Future[Any]] = {}
         self._count = 0
-        self._is_gone = False
+        self._is_dead = False
         ours, theirs = socket.socketpair()
         with theirs, open(log, "ab") as output:
             self._process = subprocess.Popen(
-                [blueprint.python or sys.executable, "-m", "dapo.distributed.worker_main", str(theirs.fileno())],
-                env=os.environ | blueprint.environment | {"PYTHONPATH": import_path(blueprint.environment)},
+                [spec.python or sys.executable, "-m", "dapo.distributed.worker_main", str(theirs.fileno())],
+                env=os.environ | spec.environment | {"PYTHONPATH": import_path(spec.environment)},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -48,7 +48,7 @@ class LocalWorker:
         self.made: Future[int] = Future()
         self._pending[0] = self.made
         threading.Thread(target=self._read, name=f"{name}-answers", daemon=True).start()
-        self._send((blueprint.factory, dict(blueprint.options)))
+        self._send((spec.factory, dict(spec.options)))
 
     @property
     def pid(self) -> int:
@@ -59,8 +59,8 @@ class LocalWorker:
         """See Worker."""
         future: Future[Any] = Future()
         with self._lock:
-            if self._is_gone:
-                future.set_exception(WorkerDied(self._obituary()))
+            if self._is_dead:
+                future.set_exception(WorkerDied(self._exit_reason()))
                 return future
             self._count += 1
             self._pending[self._count] = future
@@ -91,9 +91,9 @@ class LocalWorker:
         unreadable = ""
         try:
             while True:
-                number, is_answer, value = self._connection.recv()
+                number, is_ok, value = self._connection.recv()
                 future = self._pending.pop(number)
-                if is_answer:
+                if is_ok:
                     future.set_result(value)
                 else:
                     future.set_exception(value)
@@ -103,21 +103,21 @@ class LocalWorker:
             unreadable = f" sent what cannot be read ({type(error).__name__}: {error})"
             self._process.kill()
         with self._lock:
-            self._is_gone = True
+            self._is_dead = True
             pending, self._pending = list(self._pending.values()), {}
         if pending:
-            cause = f"{self.name}{unreadable}" if unreadable else self._obituary()
+            cause = f"{self.name}{unreadable}" if unreadable else self._exit_reason()
             for future in pending:
                 future.set_exception(WorkerDied(cause))
 
-    def _obituary(self) -> str:
+    def _exit_reason(self) -> str:
         """How the process ended, with the last it said."""
         try:
             code = self._process.wait(CLOSE_S)
             ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         except subprocess.TimeoutExpired:
             ended = "closed its connection"
-        return f"{self.name} {ended}{last_words(self.log)}"
+        return f"{self.name} {ended}{log_tail(self.log)}"
 
 
 class LocalLauncher:
@@ -134,16 +134,11 @@ class LocalLauncher:
         """See Launcher."""
         return 0.0
 
-    def start(
-        self, names: Sequence[str], blueprints: Sequence[Blueprint], *, together: bool = False
-    ) -> list[LocalWorker]:
+    def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> list[LocalWorker]:
         """See Launcher."""
         self._logs.mkdir(parents=True, exist_ok=True)
         deadline = time.monotonic() + self._timeout_s
-        workers = [
-            LocalWorker(name, blueprint, self._logs / f"{name}.log")
-            for name, blueprint in zip(names, blueprints, strict=True)
-        ]
+        workers = [LocalWorker(name, spec, self._logs / f"{name}.log") for name, spec in zip(names, specs, strict=True)]
         self._workers += workers
         try:
             for worker in workers:
@@ -154,7 +149,7 @@ class LocalLauncher:
             raise
         return workers
 
-    def share(self, weights: WeightSource, version: int) -> WeightsFile:
+    def publish_weights(self, weights: WeightSource, version: int) -> WeightsFile:
         """See Launcher."""
         if self._weights is None:
             self._weights = WeightsFolder()
@@ -171,7 +166,7 @@ class LocalLauncher:
 
     def _wait(self, worker: LocalWorker, deadline: float) -> None:
         try:
-            answer(worker.made, timeout_s=max(deadline - time.monotonic(), 0.0), what=worker.name)
+            wait_for_result(worker.made, timeout_s=max(deadline - time.monotonic(), 0.0), what=worker.name)
         except WorkerDied as error:
             if worker.made.done():
                 raise

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Blueprint:
+class WorkerSpec:
     """What a worker makes in its own process: `factory(**options)`, and the surroundings it needs."""
 
     factory: str
@@ -63,23 +63,21 @@ class Launcher(Protocol):
     def gpus(self) -> float:
         """GPUs that it has to give to workers by `Blueprint.gpus`; 0 where every worker sees what there is."""
 
-    def start(
-        self, names: Sequence[str], blueprints: Sequence[Blueprint], *, together: bool = False
-    ) -> Sequence[Worker]:
+    def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> Sequence[Worker]:
         """Start one worker for each blueprint and wait until every object is made.
 
         `together`: all of them or none, placed side by side as far as the launcher can. Raises LaunchError after its
         timeout, with what was asked for and what there is, and WorkerDied or what a factory raised.
         """
 
-    def share(self, weights: "WeightSource", version: int) -> WeightsHandle:
+    def publish_weights(self, weights: "WeightSource", version: int) -> WeightsHandle:
         """Make weights readable for workers by the cheapest path there is. The version before the last is forgotten."""
 
     def close(self) -> None:
         """End all workers, and leave nothing behind."""
 
 
-def answer(future: "Future[Any]", *, timeout_s: float, what: str, since: float | None = None) -> Any:
+def wait_for_result(future: "Future[Any]", *, timeout_s: float, what: str, since: float | None = None) -> Any:
     """The result of a call. Raises WorkerDied, which names `what`, if none came in time; the worker is still there.
 
     `since`: when it was asked for, by `time.monotonic`; none: now.

@@ -13,22 +13,22 @@ from typing import Any
 
 from dapo.config import Config
 from dapo.core.errors import TrainerLost, WorkerDied, WorkerFault
-from dapo.distributed.protocol import Blueprint, Launcher, Worker
+from dapo.distributed.protocol import Launcher, Worker, WorkerSpec
 from dapo.distributed.weight_files import WeightsFile, WeightsFolder
-from dapo.policy.fsdp.partition import share
+from dapo.policy.fsdp.partition import partition
 from dapo.policy.policy import rows_to_compute
 from dapo.types import Sample
 
 GRACE_S = 10.0
 """How long the other ranks have to come to the same end after one has failed; then they wait for it in vain."""
 
-FIRST_LOOK_S, LAST_LOOK_S = 0.02, 1.0
+MIN_POLL_INTERVAL_S, MAX_POLL_INTERVAL_S = 0.02, 1.0
 """Between two questions whether a checkpoint is written: the first, and, doubling, the longest."""
 
-HERE = "127.0.0.1"
+LOOPBACK_HOST = "127.0.0.1"
 
 
-class TrainerGang:
+class TrainerGroup:
     """A `TrainablePolicy` over `config.distributed.trainer_ranks` processes.
 
     Where a rank is gone, or gives no answer within `distributed.call_timeout_s`, all of them are ended and the call
@@ -46,14 +46,14 @@ class TrainerGang:
         self._lock = threading.Lock()
         self._lost: str | None = None
         self._skipped = 0
-        self._handed_out = 0
+        self._num_exports = 0
         self._folder = WeightsFolder()
-        blueprints = trainer_blueprints(config, threads=threads, cluster_gpus=cluster_gpus)
-        names = [f"trainer-{rank}" for rank in range(len(blueprints))]
+        specs = trainer_specs(config, threads=threads, cluster_gpus=cluster_gpus)
+        names = [f"trainer-{rank}" for rank in range(len(specs))]
         try:
-            self._workers: Sequence[Worker] = launcher.start(names, blueprints, together=True)
-            self._meet(HERE if config.launcher == "local" else None)
-            self._shares_memory = bool(self._all("sees", self._folder.path)[0])
+            self._workers: Sequence[Worker] = launcher.start(names, specs, together=True)
+            self._init_process_group(LOOPBACK_HOST if config.launcher == "local" else None)
+            self._has_shared_memory = bool(self._all("can_access", self._folder.path)[0])
         except BaseException:
             self._folder.close()
             raise
@@ -62,17 +62,17 @@ class TrainerGang:
         """As `Policy.update`: one update on the same rows with the same weights."""
         config = self._config
         rows, weights = rows_to_compute(minibatch, config.loss, max_response_tokens=config.rollout.max_response_tokens)
-        answers = self._each("update", self._share(rows, weights.tolist()), step=step)
+        answers = self._each("update", self._partition(rows, weights.tolist()), step=step)
         metrics, self._skipped = answers[0]
         return metrics
 
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
         """As `Policy.record_old_logprobs`."""
-        shares = self._share(samples, [0.0] * len(samples))
+        partitions = self._partition(samples, [0.0] * len(samples))
         rows: list[tuple[float, ...]] = [()] * len(samples)
-        for portions, answers in zip(shares, self._each("logprobs", shares), strict=True):
-            for portion, scores in zip(portions, answers, strict=True):
-                for i, row in zip(portion.indices, scores, strict=False):  # an idle pass has a row of nobody
+        for rank_microbatches, answers in zip(partitions, self._each("logprobs", partitions), strict=True):
+            for rank_microbatch, scores in zip(rank_microbatches, answers, strict=True):
+                for i, row in zip(rank_microbatch.indices, scores, strict=False):  # an idle pass has a row of nobody
                     rows[i] = row
         return [replace(sample, old_logprobs=row) for sample, row in zip(samples, rows, strict=True)]
 
@@ -81,11 +81,11 @@ class TrainerGang:
 
         Raises NumericsError where a weight is not finite.
         """
-        self._handed_out += 1
-        number = self._handed_out
-        path = self._folder.place(number)
-        if self._shares_memory:
-            self._all("hand_out_weights", path, str(number))
+        self._num_exports += 1
+        number = self._num_exports
+        path = self._folder.path_of(number)
+        if self._has_shared_memory:
+            self._all("export_weights", path, str(number))
         else:
             path.write_bytes(self._all("send_weights", str(number))[0])
         return self._folder.keep(path, number)
@@ -117,26 +117,27 @@ class TrainerGang:
             worker.close()
         self._folder.close()
 
-    def _meet(self, host: str | None) -> None:
+    def _init_process_group(self, host: str | None) -> None:
         limits = self._config.distributed
         address = self._answers(
-            [self._workers[0].call("meeting_place", host, timeout_s=limits.start_timeout_s)], limits.start_timeout_s
+            [self._workers[0].call("rendezvous_address", host, timeout_s=limits.start_timeout_s)],
+            limits.start_timeout_s,
         )[0]
         self._all(
-            "join",
+            "init_process_group",
             *address,
             ranks=len(self._workers),
             start_timeout_s=limits.start_timeout_s,
             timeout_s=self._timeout_s,
         )
 
-    def _share(self, samples: Sequence[Sample], weights: Sequence[float]) -> list[Any]:
+    def _partition(self, samples: Sequence[Sample], weights: Sequence[float]) -> list[Any]:
         max_tokens = self._config.train.microbatch_tokens
-        return list(share(samples, weights, ranks=len(self._workers), max_tokens=max_tokens))
+        return list(partition(samples, weights, ranks=len(self._workers), max_tokens=max_tokens))
 
     def _write(self, directory: Path) -> None:
         self._all("start_writing", directory.absolute())
-        deadline, look_s = time.monotonic() + self._timeout_s, FIRST_LOOK_S
+        deadline, poll_interval_s = time.monotonic() + self._timeout_s, MIN_POLL_INTERVAL_S
         while True:
             answers = self._all("has_written")
             if refusals := [refusal for _, refusal in answers if refusal is not None]:
@@ -145,8 +146,8 @@ class TrainerGang:
                 return
             if time.monotonic() > deadline:
                 self._give_up(f"the trainer ranks have not written a checkpoint within {self._timeout_s:g} s")
-            time.sleep(look_s)
-            look_s = min(2 * look_s, LAST_LOOK_S)
+            time.sleep(poll_interval_s)
+            poll_interval_s = min(2 * poll_interval_s, MAX_POLL_INTERVAL_S)
 
     def _all(self, method: str, *arguments: Any, **options: Any) -> list[Any]:
         """Every rank's answer to the same call."""
@@ -201,7 +202,7 @@ def _errors(futures: "Sequence[Future[Any]]") -> list[BaseException]:
     return [error for future in futures if future.done() and (error := future.exception()) is not None]
 
 
-def trainer_blueprints(config: Config, *, threads: int, cluster_gpus: float = 0.0) -> list[Blueprint]:
+def trainer_specs(config: Config, *, threads: int, cluster_gpus: float = 0.0) -> list[WorkerSpec]:
     """One for each rank; `config.model.dtype` is settled."""
     gpus = config.distributed.trainer_gpus
     if gpus is None:
@@ -211,7 +212,7 @@ def trainer_blueprints(config: Config, *, threads: int, cluster_gpus: float = 0.
     if config.launcher == "local" and "GLOO_SOCKET_IFNAME" not in os.environ and "lo" in names:
         environment["GLOO_SOCKET_IFNAME"] = "lo"  # the machine's name need not lead to an address that works
     return [
-        Blueprint(
+        WorkerSpec(
             "dapo.distributed.trainer_worker:TrainerRank",
             {"config": config, "rank": rank, "threads": threads},
             environment,

@@ -16,7 +16,7 @@ from torch import Tensor
 from dapo.config import Config
 from dapo.core.errors import ConfigError
 from dapo.distributed.weight_files import dense_weights, write_weights
-from dapo.policy.fsdp.partition import Portion
+from dapo.policy.fsdp.partition import RankMicrobatch
 from dapo.policy.fsdp.policy import Ranks, ShardedPolicy
 from dapo.policy.model import LoadedModel, load_model
 
@@ -40,9 +40,9 @@ class TrainerRank:
         self._store: Any = None
         self._policy: Any = None
         self._writer: threading.Thread | None = None
-        self._outcome: BaseException | None = None
+        self._write_error: BaseException | None = None
 
-    def meeting_place(self, host: str | None, *, timeout_s: float) -> tuple[str, int]:
+    def rendezvous_address(self, host: str | None, *, timeout_s: float) -> tuple[str, int]:
         """Of rank 0: the address where the others find it. `host`: none: this machine's own, as others see it."""
         host = host or _own_address()
         self._store = dist.TCPStore(
@@ -50,7 +50,7 @@ class TrainerRank:
         )
         return host, self._store.port
 
-    def join(self, host: str, port: int, *, ranks: int, start_timeout_s: float, timeout_s: float) -> None:
+    def init_process_group(self, host: str, port: int, *, ranks: int, start_timeout_s: float, timeout_s: float) -> None:
         """Meet the others and take this rank's part of the model; every rank does at the same time.
 
         `timeout_s`: for whatever they do together later.
@@ -77,33 +77,33 @@ class TrainerRank:
         )
         self._loaded = None
 
-    def sees(self, folder: Path) -> bool:
+    def can_access(self, folder: Path) -> bool:
         """Whether a folder of the controller is there for this process too."""
         return folder.is_dir()
 
-    def update(self, portions: Sequence[Portion], *, step: int) -> tuple[dict[str, float], int]:
+    def update(self, rank_microbatches: Sequence[RankMicrobatch], *, step: int) -> tuple[dict[str, float], int]:
         """Metrics, and the updates skipped in a row."""
-        return self._policy.update(portions, step=step), self._policy.skipped_in_a_row
+        return self._policy.update(rank_microbatches, step=step), self._policy.skipped_in_a_row
 
-    def logprobs(self, portions: Sequence[Portion]) -> list[list[tuple[float, ...]]]:
+    def logprobs(self, rank_microbatches: Sequence[RankMicrobatch]) -> list[list[tuple[float, ...]]]:
         """As the policy's."""
-        return self._policy.logprobs(portions)
+        return self._policy.logprobs(rank_microbatches)
 
-    def hand_out_weights(self, path: Path, label: str) -> None:
+    def export_weights(self, path: Path, label: str) -> None:
         """Gather all weights; rank 0 writes them to `path`."""
-        weights = _Gathered(self._policy)
+        weights = _FullWeights(self._policy)
         if self._rank == 0:
             write_weights(path, weights, label=label)
         else:
-            weights.pass_by()
+            weights.participate()
 
     def send_weights(self, label: str) -> bytes | None:
         """Gather all weights; rank 0 returns the contents of such a file."""
-        weights = _Gathered(self._policy)
+        weights = _FullWeights(self._policy)
         if self._rank == 0:
             tensors, metadata = dense_weights(weights, label=label)
             return save(tensors, metadata=metadata)
-        weights.pass_by()
+        weights.participate()
         return None
 
     def snapshot(self) -> None:
@@ -117,9 +117,9 @@ class TrainerRank:
             try:
                 self._policy.write(directory)
             except BaseException as error:  # raised where the gang asks for it
-                self._outcome = error
+                self._write_error = error
 
-        self._outcome = None
+        self._write_error = None
         self._writer = threading.Thread(target=work, name="dapo-checkpoint")
         self._writer.start()
 
@@ -128,10 +128,10 @@ class TrainerRank:
         assert self._writer is not None
         if self._writer.is_alive():
             return False, None
-        if isinstance(self._outcome, OSError):
-            return True, str(self._outcome)
-        if self._outcome is not None:
-            raise self._outcome
+        if isinstance(self._write_error, OSError):
+            return True, str(self._write_error)
+        if self._write_error is not None:
+            raise self._write_error
         return True, None
 
     def load(self, directory: Path) -> int:
@@ -141,16 +141,16 @@ class TrainerRank:
 
 
 @dataclass(frozen=True)
-class _Gathered:
+class _FullWeights:
     """The whole policy, gathered weight by weight; every rank has to go through it."""
 
     policy: ShardedPolicy
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """As a WeightSource."""
-        return self.policy.whole_weights()
+        return self.policy.full_weights()
 
-    def pass_by(self) -> None:
+    def participate(self) -> None:
         """Do this rank's part."""
         for _ in self.named_tensors():
             pass

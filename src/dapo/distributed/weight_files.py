@@ -56,9 +56,11 @@ class WeightsFolder:
 
     def __init__(self, parent: Path | None = None) -> None:
         memory = Path("/dev/shm")
-        place = parent or (memory if memory.is_dir() and os.access(memory, os.W_OK) else Path(tempfile.gettempdir()))
-        _remove_abandoned(place)
-        self._folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=place)
+        parent_dir = parent or (
+            memory if memory.is_dir() and os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+        )
+        _remove_abandoned(parent_dir)
+        self._folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent_dir)
         self._lock = _locked(self.path)
         self._versions: list[Path] = []
 
@@ -71,11 +73,11 @@ class WeightsFolder:
         """Write a complete file and give it its name when it is whole; the version before the last is removed."""
         if isinstance(weights, WeightsFile):  # where every process of this machine can read it already
             return replace(weights, version=version, label=weights.label or str(weights.version))
-        path = self.place(version)
+        path = self.path_of(version)
         write_weights(path, weights, label=str(version))
         return self.keep(path, version)
 
-    def place(self, version: int) -> Path:
+    def path_of(self, version: int) -> Path:
         """Where somebody may write a version."""
         return self.path / f"version_{version}.safetensors"
 
@@ -130,9 +132,9 @@ def _locked(folder: Path) -> int:
     return handle
 
 
-def _remove_abandoned(place: Path) -> None:
+def _remove_abandoned(parent_dir: Path) -> None:
     """Folders whose owner was killed would fill the shared memory."""
-    for folder in place.glob(f"{PREFIX}*"):
+    for folder in parent_dir.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # another user's, or just being made or removed
             handle = os.open(folder / "lock", os.O_RDWR)
             try:

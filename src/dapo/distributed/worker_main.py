@@ -27,15 +27,15 @@ def main() -> None:
     threading.Thread(target=_read, args=(connection, calls), daemon=True).start()
     target: Any = None
     while True:
-        number, method, arguments, named = (0, None, (), options) if target is None else calls.get()
+        number, method, arguments, kwargs = (0, None, (), options) if target is None else calls.get()
         if method is None:
-            is_answer, value = attempt(make, factory, named)
-            if is_answer:
+            is_ok, value = try_call(make, factory, kwargs)
+            if is_ok:
                 target, value = value, os.getpid()
         else:
-            is_answer, value = attempt(carry_out, target, method, arguments, named)
+            is_ok, value = try_call(call_method, target, method, arguments, kwargs)
         try:
-            connection.send((number, is_answer, value))
+            connection.send((number, is_ok, value))
         except (TypeError, AttributeError, PicklingError) as error:
             connection.send((number, False, WorkerFault(f"the answer of {method} cannot be sent: {error}")))
         if target is None:
@@ -53,12 +53,12 @@ def resolve(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def carry_out(target: Any, method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+def call_method(target: Any, method: str, arguments: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """A call on it."""
-    return getattr(target, method)(*arguments, **named)
+    return getattr(target, method)(*arguments, **kwargs)
 
 
-def attempt(action: Callable[..., Any], *arguments: Any) -> tuple[bool, Any]:
+def try_call(action: Callable[..., Any], *arguments: Any) -> tuple[bool, Any]:
     """Whether it went well, and the result or an error that can be sent; a fault's traceback goes to the log."""
     try:
         return True, action(*arguments)

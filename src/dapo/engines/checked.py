@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from dapo.core.errors import DapoError, EngineError
-from dapo.core.packed import Packed
+from dapo.core.packed import CompactArray
 from dapo.engines.engine import RolloutEngine, WeightSource, drop_weights
 from dapo.types import Generation, GenerationRequest
 
@@ -19,10 +19,10 @@ T = TypeVar("T")
 STALL_S = 1800.0
 _STALL_POLLS = 1000
 # a softmax in float32 may come out a rounding above 1
-_LOGPROB_SLACK = 1e-3
+_LOGPROB_TOLERANCE = 1e-3
 
 
-class InspectedEngine:
+class CheckedEngine:
     """An engine whose every answer is checked against its request. Whatever is wrong is an EngineError.
 
     It names the request, what was expected and what came. An engine in process that hangs inside a call cannot be
@@ -43,7 +43,7 @@ class InspectedEngine:
         self._vocabulary, self._stall_s = vocabulary, stall_s
         self._version: int | None = None
         """Of the weights that sample, once some were loaded: an engine may begin with weights of its own."""
-        self._owed: dict[str, GenerationRequest] = {}
+        self._pending: dict[str, GenerationRequest] = {}
         self._answered: set[str] = set()
         self._idle_polls, self._last_answer = 0, time.monotonic()
 
@@ -58,30 +58,30 @@ class InspectedEngine:
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests."""
-        if not self._owed:
+        if not self._pending:
             self._answered.clear()
             self._idle_polls, self._last_answer = 0, time.monotonic()
         self._called("submit", lambda: self._engine.submit(requests))
-        self._owed.update((request.id, request) for request in requests)
+        self._pending.update((request.id, request) for request in requests)
 
     def poll(self) -> list[Generation]:
         """What has finished."""
         found = self._list_of_generations("poll", self._called("poll", self._engine.poll))
         for generation in found:
-            self._check(generation, self._settle(generation))
-        self._watch_progress(bool(found))
+            self._check(generation, self._pop_pending(generation))
+        self._check_stalled(bool(found))
         return found
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
         """One partial response for each."""
         found = self._list_of_generations("abort", self._called("abort", lambda: self._engine.abort(request_ids)))
         for generation in found:
-            request = self._settle(generation)
+            request = self._pop_pending(generation)
             if generation.finish != "aborted":
                 raise _wrong(generation, "finish 'aborted' after an abort", repr(generation.finish))
             self._check_tokens(generation, request)
         for name in request_ids:
-            if name in self._owed:
+            if name in self._pending:
                 raise EngineError(f"the engine did not answer the abort of request {name!r}")
         return found
 
@@ -98,32 +98,32 @@ class InspectedEngine:
             frames = extract_tb(error.__traceback__)
             where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
             raise EngineError(
-                f"the engine failed in {name} with {len(self._owed)} requests in flight: "
+                f"the engine failed in {name} with {len(self._pending)} requests in flight: "
                 f"{type(error).__name__}: {error}{where}"
             ) from error
 
     def _list_of_generations(self, name: str, found: object) -> list[Generation]:
         if not isinstance(found, list):
             raise EngineError(f"the engine's {name} returned a {type(found).__name__}, expected a list of Generation")
-        for one in found:
-            if not isinstance(one, Generation):
-                raise EngineError(f"the engine's {name} returned a {type(one).__name__}, expected a Generation")
+        for item in found:
+            if not isinstance(item, Generation):
+                raise EngineError(f"the engine's {name} returned a {type(item).__name__}, expected a Generation")
         return found
 
-    def _settle(self, generation: Generation) -> GenerationRequest:
+    def _pop_pending(self, generation: Generation) -> GenerationRequest:
         if generation.request_id in self._answered:
             raise EngineError(f"the engine answered request {generation.request_id!r} twice")
-        if generation.request_id not in self._owed:
+        if generation.request_id not in self._pending:
             raise EngineError(f"the engine answered request {generation.request_id!r}, which is not in flight")
         self._answered.add(generation.request_id)
-        return self._owed.pop(generation.request_id)
+        return self._pending.pop(generation.request_id)
 
     def _check(self, generation: Generation, request: GenerationRequest) -> None:
         self._check_tokens(generation, request)
         ids, finish = generation.token_ids, generation.finish
         if finish == "stop" and (not ids or ids[-1] not in request.stop_ids):
-            came = f"token {ids[-1]}" if ids else "no token"
-            raise _wrong(generation, f"a last token among {_some(request.stop_ids)} with finish 'stop'", came)
+            got = f"token {ids[-1]}" if ids else "no token"
+            raise _wrong(generation, f"a last token among {_format_ids(request.stop_ids)} with finish 'stop'", got)
         if finish == "length" and len(ids) != request.max_new_tokens:
             raise _wrong(generation, f"{request.max_new_tokens} tokens with finish 'length'", f"{len(ids)} tokens")
         if finish not in ("stop", "length"):
@@ -140,37 +140,39 @@ class InspectedEngine:
             raise _wrong(generation, f"at most {request.max_new_tokens} tokens", str(len(ids)))
         # millions of tokens a step: what is right is found out without a loop in Python
         if ids and not _are_tokens(ids, self._vocabulary):
-            for place, token in enumerate(ids):
+            for position, token in enumerate(ids):
                 if type(token) is not int or not 0 <= token < self._vocabulary:
                     raise _wrong(
-                        generation, f"token ids from 0 to {self._vocabulary - 1}", f"{token!r} at token {place}"
+                        generation, f"token ids from 0 to {self._vocabulary - 1}", f"{token!r} at token {position}"
                     )
         if len(logprobs) != len(ids):
             raise _wrong(generation, f"{len(ids)} log-probabilities, one a token", str(len(logprobs)))
         if logprobs and not _are_logprobs(logprobs):
-            for place, logprob in enumerate(logprobs):
-                if not (math.isfinite(logprob) and logprob <= _LOGPROB_SLACK):
-                    raise _wrong(generation, "finite log-probabilities of at most 0", f"{logprob:g} at token {place}")
+            for position, logprob in enumerate(logprobs):
+                if not (math.isfinite(logprob) and logprob <= _LOGPROB_TOLERANCE):
+                    raise _wrong(
+                        generation, "finite log-probabilities of at most 0", f"{logprob:g} at token {position}"
+                    )
         if self._version is not None and generation.version != self._version:
             raise _wrong(generation, f"weights of version {self._version}", f"version {generation.version}")
 
-    def _watch_progress(self, progressed: bool) -> None:
-        if progressed or not self._owed:
+    def _check_stalled(self, progressed: bool) -> None:
+        if progressed or not self._pending:
             self._idle_polls, self._last_answer = 0, time.monotonic()
             return
         self._idle_polls += 1
-        longest = max(request.max_new_tokens for request in self._owed.values())
+        longest = max(request.max_new_tokens for request in self._pending.values())
         waited = time.monotonic() - self._last_answer
         if self._idle_polls > _STALL_POLLS + 2 * longest and waited > self._stall_s:
             raise EngineError(
                 f"the engine has finished nothing for {waited:.0f} s and {self._idle_polls} polls with "
-                f"{len(self._owed)} requests in flight (the first: {next(iter(self._owed))!r}); it has hung, or "
+                f"{len(self._pending)} requests in flight (the first: {next(iter(self._pending))!r}); it has hung, or "
                 f"rollout.stall_s={self._stall_s:g} is too short for it"
             )
 
 
 def _are_tokens(ids: Sequence[int], vocabulary: int) -> bool:
-    if isinstance(ids, Packed):
+    if isinstance(ids, CompactArray):
         # as unsigned numbers negative ones are larger than any vocabulary: one pass
         unsigned = {4: np.uint32, 8: np.uint64}[ids.array.itemsize] if ids.array.dtype.kind == "i" else None
         return unsigned is not None and int(ids.array.view(unsigned).max()) < vocabulary
@@ -178,20 +180,20 @@ def _are_tokens(ids: Sequence[int], vocabulary: int) -> bool:
 
 
 def _are_logprobs(logprobs: Sequence[float]) -> bool:
-    if isinstance(logprobs, Packed):
-        return math.isfinite(logprobs.sum) and bool(logprobs.array.max() <= _LOGPROB_SLACK)
-    return math.isfinite(sum(logprobs)) and max(logprobs) <= _LOGPROB_SLACK
+    if isinstance(logprobs, CompactArray):
+        return math.isfinite(logprobs.sum) and bool(logprobs.array.max() <= _LOGPROB_TOLERANCE)
+    return math.isfinite(sum(logprobs)) and max(logprobs) <= _LOGPROB_TOLERANCE
 
 
 def _holds_any(ids: Sequence[int], wanted: Sequence[int]) -> bool:
-    if isinstance(ids, Packed):
-        return any(bool((ids.array == one).any()) for one in wanted)
+    if isinstance(ids, CompactArray):
+        return any(bool((ids.array == item).any()) for item in wanted)
     return not set(wanted).isdisjoint(ids)
 
 
-def _wrong(generation: Generation, expected: str, came: str) -> EngineError:
-    return EngineError(f"the engine's answer to request {generation.request_id!r}: expected {expected}, got {came}")
+def _wrong(generation: Generation, expected: str, got: str) -> EngineError:
+    return EngineError(f"the engine's answer to request {generation.request_id!r}: expected {expected}, got {got}")
 
 
-def _some(ids: Sequence[int]) -> str:
+def _format_ids(ids: Sequence[int]) -> str:
     return ", ".join(map(str, ids[:5])) + (", ..." if len(ids) > 5 else "") if ids else "no stop ids at all"

@@ -14,7 +14,7 @@ class PositionBound:
     positions: int
     name: str
     """What sets the bound, for the message."""
-    remedy: str
+    fix: str
 
 
 def new_requests(
@@ -64,7 +64,7 @@ def _check_size(request: GenerationRequest, bounds: Sequence[PositionBound]) -> 
         if size > bound.positions:
             raise EngineError(
                 f"request {request.id!r} needs {size} positions ({len(request.prompt_ids)} prompt + "
-                f"{request.max_new_tokens} max_new_tokens), but {bound.name} is {bound.positions}; {bound.remedy}, or "
+                f"{request.max_new_tokens} max_new_tokens), but {bound.name} is {bound.positions}; {bound.fix}, or "
                 "lower rollout.max_response_tokens"
             )
 

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 
 from dapo.core.errors import EngineError
-from dapo.core.packed import Packed
+from dapo.core.packed import CompactArray
 from dapo.engines.engine import WeightSource
 from dapo.types import Finish, Generation, GenerationRequest
 
@@ -19,7 +19,7 @@ Delay: TypeAlias = Callable[[GenerationRequest], int]
 
 
 @dataclass
-class _Live:
+class _RunningSequence:
     request: GenerationRequest
     token_ids: Sequence[int]
     finish: Finish
@@ -57,7 +57,7 @@ class ScriptedEngine:
         self._delay = delay
         self._slots = slots
         self._logprob = logprob
-        self._in_flight: dict[str, _Live] = {}
+        self._in_flight: dict[str, _RunningSequence] = {}
         self._version = 0
         self._closed = False
         self.submitted: list[GenerationRequest] = []
@@ -81,7 +81,7 @@ class ScriptedEngine:
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests. Raises EngineError, queueing none, for an id in flight or a request for no tokens."""
         self._require_open()
-        new: dict[str, _Live] = {}
+        new: dict[str, _RunningSequence] = {}
         for request in requests:
             if request.id in self._in_flight or request.id in new:
                 raise EngineError(f"request id {request.id!r} is in flight already; ids must be unique")
@@ -103,13 +103,13 @@ class ScriptedEngine:
         """Let one poll's time pass for the live requests, and return those whose delay is over."""
         self._require_open()
         self.polls += 1
-        live = list(self._in_flight.values())[: self._slots]
-        for one in live:
-            one.polls += 1
-        finished = [one for one in live if one.polls >= one.delay]
-        for one in finished:
-            del self._in_flight[one.request.id]
-        return [self._generation(one.request, one.token_ids, one.finish) for one in finished]
+        running = list(self._in_flight.values())[: self._slots]
+        for seq in running:
+            seq.polls += 1
+        finished = [seq for seq in running if seq.polls >= seq.delay]
+        for seq in finished:
+            del self._in_flight[seq.request.id]
+        return [self._generation(seq.request, seq.token_ids, seq.finish) for seq in finished]
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
         """Stop these; returns the tokens that have come so far. Raises EngineError for an id not in flight."""
@@ -117,20 +117,20 @@ class ScriptedEngine:
         if unknown := [name for name in request_ids if name not in self._in_flight]:
             raise EngineError(f"abort: request {unknown[0]!r} is not in flight ({len(unknown)} unknown in all)")
         stopped = [self._in_flight.pop(name) for name in dict.fromkeys(request_ids)]
-        self.aborted.extend(one.request.id for one in stopped)
-        return [self._generation(one.request, one.partial, "aborted") for one in stopped]
+        self.aborted.extend(seq.request.id for seq in stopped)
+        return [self._generation(seq.request, seq.partial, "aborted") for seq in stopped]
 
     def close(self) -> None:
         """Afterwards every other call raises EngineError; the logs stay."""
         self._closed = True
         self._in_flight = {}
 
-    def _answer(self, request: GenerationRequest) -> _Live:
+    def _answer(self, request: GenerationRequest) -> _RunningSequence:
         token_ids, finish = cut(request, *self._script(request))
         delay = max(1, len(token_ids)) if self._delay is None else self._delay(request)
         if delay < 1:
             raise EngineError(f"request {request.id!r}: a delay must be at least 1 poll, got {delay}")
-        return _Live(request, token_ids, finish, delay)
+        return _RunningSequence(request, token_ids, finish, delay)
 
     def _generation(self, request: GenerationRequest, token_ids: Sequence[int], finish: Finish) -> Generation:
         count = len(token_ids)
@@ -173,26 +173,28 @@ def cut(request: GenerationRequest, token_ids: Sequence[int], finish: Finish) ->
 
     Stop ids among the first `min_new_tokens` are left out: no engine could sample them.
     """
-    if isinstance(token_ids, Packed):
-        return _cut_packed(request, token_ids, finish)
+    if isinstance(token_ids, CompactArray):
+        return _cut_array(request, token_ids, finish)
     while early := [t for t in token_ids[: request.min_new_tokens] if t in request.stop_ids]:
-        place = list(token_ids).index(early[0])
-        token_ids = [*token_ids[:place], *token_ids[place + 1 :]]
-    for place, token in enumerate(token_ids[: request.max_new_tokens]):
+        position = list(token_ids).index(early[0])
+        token_ids = [*token_ids[:position], *token_ids[position + 1 :]]
+    for position, token in enumerate(token_ids[: request.max_new_tokens]):
         if token in request.stop_ids:
-            return tuple(token_ids[: place + 1]), "stop"
+            return tuple(token_ids[: position + 1]), "stop"
     if len(token_ids) >= request.max_new_tokens:
         return tuple(token_ids[: request.max_new_tokens]), "length"
     return tuple(token_ids), finish
 
 
-def _cut_packed(request: GenerationRequest, token_ids: "Packed[int]", finish: Finish) -> "tuple[Packed[int], Finish]":
+def _cut_array(
+    request: GenerationRequest, token_ids: "CompactArray[int]", finish: Finish
+) -> "tuple[CompactArray[int], Finish]":
     """The same without a look at each token in Python."""
     ids = token_ids.array
     stops = np.isin(ids, request.stop_ids)
     early = stops & (np.arange(len(ids)) < request.min_new_tokens)
     if early.any():
-        return _cut_packed(request, Packed(np.delete(ids, early.argmax())), finish)
+        return _cut_array(request, CompactArray(np.delete(ids, early.argmax())), finish)
     if stops[: request.max_new_tokens].any():
         return token_ids[: int(stops.argmax()) + 1], "stop"
     if len(ids) >= request.max_new_tokens:

@@ -32,8 +32,8 @@ class Response:
 class Sampler(Protocol):
     """Where an evaluation's responses come from."""
 
-    def submit(self, place: int, problem: Problem) -> None:
-        """Ask for the k responses to a problem; `place` comes back with each."""
+    def submit(self, index: int, problem: Problem) -> None:
+        """Ask for the k responses to a problem; `index` comes back with each."""
 
     def poll(self) -> list[tuple[int, int, Response]]:
         """What has arrived (maybe nothing): the problem's place, which of its k it is, and the response."""
@@ -46,12 +46,12 @@ class EngineSampler:
         self._engine, self._encoder, self._plan = engine, encoder, plan
         self._waiting: dict[str, tuple[int, int]] = {}
 
-    def submit(self, place: int, problem: Problem) -> None:
+    def submit(self, index: int, problem: Problem) -> None:
         """Requests that share their prompt are adjacent."""
         prompt_ids = self._encoder.encode(problem)
         plan = self._plan
-        names = [f"eval/{place}/{i}" for i in range(plan.samples_per_problem)]
-        self._waiting |= {name: (place, i) for i, name in enumerate(names)}
+        names = [f"eval/{index}/{i}" for i in range(plan.samples_per_problem)]
+        self._waiting |= {name: (index, i) for i, name in enumerate(names)}
         self._engine.submit(
             [
                 GenerationRequest(
@@ -73,9 +73,9 @@ class EngineSampler:
         for generation in self._engine.poll():
             if generation.request_id not in self._waiting:
                 raise EngineError(f"the engine answered request {generation.request_id!r}, which is not in flight")
-            place, i = self._waiting.pop(generation.request_id)
+            index, i = self._waiting.pop(generation.request_id)
             ids = generation.token_ids
-            found.append((place, i, Response(self._encoder.decode(ids), ids, len(ids), generation.finish)))
+            found.append((index, i, Response(self._encoder.decode(ids), ids, len(ids), generation.finish)))
         return found
 
 
@@ -107,39 +107,39 @@ def evaluate_samples(
     """As `evaluate`, from any source of responses; what the journal holds already is not sampled again."""
     known = journal.records if journal is not None else {}
     finished = {
-        int(place): JudgedProblem(problems[int(place)], tuple(JudgedResponse(**r) for r in record["responses"]))
-        for place, record in known.items()
+        int(index): JudgedProblem(problems[int(index)], tuple(JudgedResponse(**r) for r in record["responses"]))
+        for index, record in known.items()
     }
     waiting: dict[int, dict[int, Response]] = {}
-    for place, problem in enumerate(problems):
-        if place not in finished:
-            waiting[place] = {}
-            sampler.submit(place, problem)
+    for index, problem in enumerate(problems):
+        if index not in finished:
+            waiting[index] = {}
+            sampler.submit(index, problem)
     judging: dict[int, tuple[list[Response], Future[tuple[Verdict, ...]]]] = {}
     on_progress(len(finished), len(problems))
     while waiting or judging:
-        for place, i, response in sampler.poll() if waiting else ():
-            waiting[place][i] = response
-            if len(waiting[place]) == plan.samples_per_problem:
-                responses = [response for _, response in sorted(waiting.pop(place).items())]
-                judging[place] = responses, _judged(judge, problems[place], responses)
-        for place in [place for place, (_, future) in judging.items() if future.done() or not waiting]:
-            responses, future = judging.pop(place)
-            finished[place] = JudgedProblem(problems[place], _with_verdicts(responses, future.result()))
+        for index, i, response in sampler.poll() if waiting else ():
+            waiting[index][i] = response
+            if len(waiting[index]) == plan.samples_per_problem:
+                responses = [response for _, response in sorted(waiting.pop(index).items())]
+                judging[index] = responses, _submit_to_judge(judge, problems[index], responses)
+        for index in [index for index, (_, future) in judging.items() if future.done() or not waiting]:
+            responses, future = judging.pop(index)
+            finished[index] = JudgedProblem(problems[index], _with_verdicts(responses, future.result()))
             if journal is not None:
-                journal.add({"id": str(place), "responses": [asdict(r) for r in finished[place].responses]})
+                journal.add({"id": str(index), "responses": [asdict(r) for r in finished[index].responses]})
             on_progress(len(finished), len(problems))
-    return Evaluation(plan, tuple(finished[place] for place in range(len(problems))))
+    return Evaluation(plan, tuple(finished[index] for index in range(len(problems))))
 
 
-def _judged(judge: Judge, problem: Problem, responses: Sequence[Response]) -> "Future[tuple[Verdict, ...]]":
+def _submit_to_judge(judge: Judge, problem: Problem, responses: Sequence[Response]) -> "Future[tuple[Verdict, ...]]":
     """The verdicts on those responses that could be had."""
-    had = [response for response in responses if response.error is None]
-    if had:
-        return judge.submit(problem, [r.text for r in had], [r.token_ids for r in had])
-    nothing: Future[tuple[Verdict, ...]] = Future()
-    nothing.set_result(())
-    return nothing
+    successful = [response for response in responses if response.error is None]
+    if successful:
+        return judge.submit(problem, [r.text for r in successful], [r.token_ids for r in successful])
+    no_verdicts: Future[tuple[Verdict, ...]] = Future()
+    no_verdicts.set_result(())
+    return no_verdicts
 
 
 def _with_verdicts(responses: Sequence[Response], verdicts: Sequence[Verdict]) -> tuple[JudgedResponse, ...]:

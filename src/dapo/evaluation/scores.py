@@ -14,7 +14,7 @@ from dapo.core.rng import keyed_seed
 from dapo.types import Finish, Message, Problem, Verdict
 
 BOOTSTRAP_RESAMPLES = 2000
-NOTED_ERROR_SHARE = 0.01
+WARN_ERROR_FRACTION = 0.01
 """With a larger share of responses without a judgement, the headline of an evaluation says so."""
 
 
@@ -51,7 +51,7 @@ class JudgedResponse:
         return cls(text, verdict.correct, verdict.score, verdict.error, verdict.answer, tokens, finish)
 
     @property
-    def mark(self) -> float:
+    def accuracy(self) -> float:
         """1 or 0 for right and wrong, the score itself where the verifier only grades."""
         return float(self.correct) if self.correct is not None else self.score
 
@@ -69,9 +69,9 @@ class JudgedProblem:
         return [response for response in self.responses if response.error is None]
 
     @property
-    def marks(self) -> list[float]:
+    def accuracies(self) -> list[float]:
         """One a valid response."""
-        return [response.mark for response in self.valid]
+        return [response.accuracy for response in self.valid]
 
     @property
     def consensus(self) -> float:
@@ -93,7 +93,7 @@ class JudgedProblem:
             "source": self.problem.source,
             "question": question_text(self.problem.prompt),
             "answer": self.problem.answer,
-            "accuracy": fmean(self.marks) if self.marks else None,
+            "accuracy": fmean(self.accuracies) if self.accuracies else None,
             "responses": [asdict(response) for response in self.responses],
         }
 
@@ -108,7 +108,7 @@ class Evaluation:
     @property
     def judged(self) -> list[JudgedProblem]:
         """Problems with at least one valid verdict."""
-        return [problem for problem in self.problems if problem.marks]
+        return [problem for problem in self.problems if problem.accuracies]
 
     def summary(self) -> dict[str, Any]:
         """Everything that is reported, as JSON values: `accuracy` is avg@k, with its 95 % interval.
@@ -117,7 +117,7 @@ class Evaluation:
         the share of judged responses in which it found none.
         """
         k = self.plan.samples_per_problem
-        means = [fmean(problem.marks) for problem in self.judged]
+        means = [fmean(problem.accuracies) for problem in self.judged]
         low, high = mean_interval(means, seed=self.plan.seed)
         responses = [response for problem in self.problems for response in problem.responses]
         sampled = [response for response in responses if response.finish is not None]
@@ -125,7 +125,7 @@ class Evaluation:
         errors = [response.error for response in responses if response.error is not None]
         binary = all(response.correct is not None for response in valid)
         estimates = self._estimates() if binary else {}
-        looked_for = [response for response in valid if response.answer is not None]
+        with_extraction = [response for response in valid if response.answer is not None]
         return {
             "name": self.plan.name,
             "accuracy": fmean(means) if means else 0.0,
@@ -138,7 +138,7 @@ class Evaluation:
             "intervals": {name: mean_interval(values, seed=self.plan.seed) for name, values in estimates.items()},
             "response_tokens_mean": fmean([r.tokens for r in sampled]) if sampled else 0.0,
             "truncated_fraction": fmean([r.finish == "length" for r in sampled]) if sampled else 0.0,
-            "no_answer_fraction": fmean([r.answer == "" for r in looked_for]) if looked_for else None,
+            "no_answer_fraction": fmean([r.answer == "" for r in with_extraction]) if with_extraction else None,
             "warning": _warning(len(errors), len(responses)),
             "verifier_errors": len(errors),
             "most_frequent_error": max(sorted(set(errors)), key=errors.count) if errors else None,
@@ -171,7 +171,9 @@ class Evaluation:
         found = {}
         for j in (2**i for i in range(k.bit_length())):
             if values := [
-                pass_at_k(len(p.marks), round(sum(p.marks)), j) for p in self.judged if len(p.marks) >= j <= k
+                pass_at_k(len(p.accuracies), round(sum(p.accuracies)), j)
+                for p in self.judged
+                if len(p.accuracies) >= j <= k
             ]:
                 found[f"pass@{j}"] = values
         if k > 1 and any(response.answer is not None for problem in self.judged for response in problem.valid):
@@ -181,7 +183,7 @@ class Evaluation:
     def _by_source(self) -> dict[str, dict[str, float]]:
         rows: dict[str, list[float]] = {}
         for problem in self.judged:
-            rows.setdefault(problem.problem.source, []).append(fmean(problem.marks))
+            rows.setdefault(problem.problem.source, []).append(fmean(problem.accuracies))
         return {source: {"accuracy": fmean(means), "problems": len(means)} for source, means in sorted(rows.items())}
 
 
@@ -200,7 +202,7 @@ def require_summary(found: Any, where: str) -> dict[str, Any]:
 
 def _warning(errors: int, responses: int) -> str | None:
     """What the headline of an evaluation says if more than 1 % of the responses were not judged."""
-    if errors <= NOTED_ERROR_SHARE * responses:
+    if errors <= WARN_ERROR_FRACTION * responses:
         return None
     return f"{errors} of {responses} responses have no judgement ({errors / responses:.1%}): figures of the others only"
 
@@ -267,8 +269,8 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def _wilson(share: float, count: int) -> tuple[float, float]:
+def _wilson(fraction: float, count: int) -> tuple[float, float]:
     z = 1.959964
-    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    centre = (fraction + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * sqrt(fraction * (1 - fraction) / count + z * z / (4 * count * count))
     return max(0.0, centre - half), min(1.0, centre + half)

@@ -47,7 +47,7 @@ class ServerOptions:
     """For one response."""
     retries: int = 4
     """After a failure that may pass: no connection, a timeout, 429, 5xx."""
-    pause_s: float = 0.5
+    backoff_s: float = 0.5
     """Before the second retry (the first is at once); it doubles, and a server that says how long to wait is heard."""
 
 
@@ -64,33 +64,33 @@ class ServerClient:
                 api_key=os.environ.get(API_KEY),
                 timeout_s=options.timeout_s,
                 retries=options.retries,
-                backoff_s=options.pause_s,
+                backoff_s=options.backoff_s,
                 connections=options.concurrency,
             )
         except DataError as error:
             raise ConfigError(f"--server: {error}") from None
         self._require_model()
-        self._arrived: queue.SimpleQueue[tuple[int, int, ServedResponse]] = queue.SimpleQueue()
-        self._wanted: queue.SimpleQueue[tuple[int, int, list[dict[str, str]], int] | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[int, int, ServedResponse]] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[tuple[int, int, list[dict[str, str]], int] | None] = queue.SimpleQueue()
         self._is_closed = False
         for _ in range(options.concurrency):
             # daemons: a request that is still out must not keep an interrupted command alive
             threading.Thread(target=self._work, name="dapo-server", daemon=True).start()
 
-    def submit(self, place: int, problem: Problem) -> None:
+    def submit(self, index: int, problem: Problem) -> None:
         """Ask for the k responses to a problem."""
         messages = [dict(message) for message in self._messages(problem)]
         for i in range(self._options.samples):
             seed = keyed_seed(self._options.seed, "eval", problem.id, i) % (1 << _SEED_BITS)
-            self._wanted.put((place, i, messages, seed))
+            self._tasks.put((index, i, messages, seed))
 
     def poll(self) -> list[tuple[int, int, ServedResponse]]:
         """What has arrived; waits a moment if nothing has."""
         found = []
         try:
-            found.append(self._arrived.get(timeout=_POLL_S))
+            found.append(self._results.get(timeout=_POLL_S))
             while True:
-                found.append(self._arrived.get_nowait())
+                found.append(self._results.get_nowait())
         except queue.Empty:
             return found
 
@@ -98,7 +98,7 @@ class ServerClient:
         """Give up what is still out."""
         self._is_closed = True
         for _ in range(self._options.concurrency):
-            self._wanted.put(None)
+            self._tasks.put(None)
         self._chat.close()
 
     def __enter__(self) -> "ServerClient":
@@ -110,14 +110,16 @@ class ServerClient:
         self.close()
 
     def _work(self) -> None:
-        while (wanted := self._wanted.get()) is not None and not self._is_closed:
-            place, i, messages, seed = wanted
+        while (task := self._tasks.get()) is not None and not self._is_closed:
+            index, i, messages, seed = task
             try:
                 response = self._ask(messages, seed)
             except Exception as error:  # a thread's exception would be lost, and the evaluation would wait for ever
                 reason = str(error).removeprefix(f"{self._chat.url}: ")
-                response = _nothing(reason if isinstance(error, DapoError) else f"{type(error).__name__}: {reason}")
-            self._arrived.put((place, i, response))
+                response = _failed_response(
+                    reason if isinstance(error, DapoError) else f"{type(error).__name__}: {reason}"
+                )
+            self._results.put((index, i, response))
 
     def _ask(self, messages: list[dict[str, str]], seed: int) -> ServedResponse:
         options = self._options
@@ -129,7 +131,7 @@ class ServerClient:
             seed=seed,
         )
         if found.finish not in _FINISHES:
-            return _nothing(f"the response ended by {found.finish!r}")
+            return _failed_response(f"the response ended by {found.finish!r}")
         return ServedResponse(found.text, found.tokens, _FINISHES[found.finish])
 
     def _require_model(self) -> None:
@@ -147,5 +149,5 @@ class ServerClient:
             raise ConfigError(f"--server {options.url} has no model {options.model!r}; it has {', '.join(served)}")
 
 
-def _nothing(reason: str) -> ServedResponse:
+def _failed_response(reason: str) -> ServedResponse:
     return ServedResponse("", 0, None, f"server: {reason}")

@@ -24,7 +24,7 @@ from dapo.policy.tensor_file import write_tensors
 WEIGHTS = "weights"
 COUNTERS_FILE = "policy.json"
 MOMENTS = ("exp_avg", "exp_avg_sq")
-REST = 1.0
+THROTTLE_RATIO = 1.0
 """Beside training: as long as a piece took the disk is left alone, so that no step bears the whole of a checkpoint."""
 
 
@@ -52,7 +52,9 @@ class OptimizerCopy:
 
         The next `take` overwrites the copy.
         """
-        return partial(_write, tensors=self.take_tensors(), counters=counters_of(self._optimizer), rest=REST)
+        return partial(
+            _write, tensors=self.take_tensors(), counters=counters_of(self._optimizer), throttle=THROTTLE_RATIO
+        )
 
     def take_tensors(self) -> dict[str, dict[str, Tensor]]:
         """The copy itself, by kind and name."""
@@ -91,14 +93,15 @@ def load_optimizer(
     counters = _read_counters(directory)
     if (saved := counters.get("lora")) != optimizer.lora:
         raise CheckpointError(
-            f"{directory} was saved with model.lora={_shown(saved)}, and here it is {_shown(optimizer.lora)}; "
+            f"{directory} was saved with model.lora={_format_lora(saved)}, and here it is "
+            f"{_format_lora(optimizer.lora)}; "
             "resume with what it was saved with"
         )
-    weights = read(directory, WEIGHTS, optimizer.masters)
+    weights = read(directory, WEIGHTS, optimizer.master_weights)
     # moments of a policy that was never updated are empty, and are not looked at
     moments = {}
     if counters["num_updates"]:
-        moments = {kind: read(directory, kind, optimizer.masters) for kind in MOMENTS}
+        moments = {kind: read(directory, kind, optimizer.master_weights) for kind in MOMENTS}
     optimizer.restore(
         weights, moments, num_updates=counters["num_updates"], skipped_in_a_row=counters["skipped_in_a_row"]
     )
@@ -176,7 +179,7 @@ def require_same(path: Path, tensors: Mapping[str, Tensor], like: Mapping[str, T
 
 def _tensors(optimizer: MasterAdamW) -> dict[str, Mapping[str, Tensor]]:
     """What is saved, by kind."""
-    return {WEIGHTS: optimizer.masters, **optimizer.moments()}
+    return {WEIGHTS: optimizer.master_weights, **optimizer.moments()}
 
 
 def counters_of(optimizer: MasterAdamW) -> dict[str, Any]:
@@ -189,15 +192,15 @@ def counters_of(optimizer: MasterAdamW) -> dict[str, Any]:
     return counters if optimizer.lora is None else counters | {"lora": dict(optimizer.lora)}
 
 
-def _shown(lora: Mapping[str, float] | None) -> str:
+def _format_lora(lora: Mapping[str, float] | None) -> str:
     return "none" if lora is None else "{" + ", ".join(f"{name}: {value:g}" for name, value in lora.items()) + "}"
 
 
 def _write(
-    directory: Path, tensors: Mapping[str, Mapping[str, Tensor]], counters: Mapping[str, Any], *, rest: float = 0.0
+    directory: Path, tensors: Mapping[str, Mapping[str, Tensor]], counters: Mapping[str, Any], *, throttle: float = 0.0
 ) -> None:
     for kind, values in tensors.items():
-        write_tensors(directory / f"{kind}.safetensors", values, rest=rest)
+        write_tensors(directory / f"{kind}.safetensors", values, throttle=throttle)
     write_counters(directory, counters)
 
 
@@ -205,9 +208,9 @@ def write_counters(directory: Path, counters: Mapping[str, Any]) -> None:
     """Write what stands beside the tensors, and see it to the disk."""
     path = directory / COUNTERS_FILE
     path.write_text(json.dumps(counters, indent=2) + "\n", encoding="utf-8")
-    _to_disk(path)
+    _fsync(path)
 
 
-def _to_disk(path: Path) -> None:
+def _fsync(path: Path) -> None:
     with open(path, "rb") as file:
         os.fsync(file.fileno())

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from dapo.policy.packed_attention import IMPLEMENTATION, refusal, use_packed_attention
+from dapo.policy.packed_attention import IMPLEMENTATION, unsupported_model_error, use_packed_attention
 from dapo.policy.packing import Microbatch, in_callers_order, pack
 from dapo.types import Sample
 
@@ -26,7 +26,7 @@ CHUNK_LOGITS = 2**26
 BLOCK_LOGITS = 2**21
 """Elementwise work takes so many at a time: its temporaries stay in the cache and their memory is used again."""
 
-AGREEMENT = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1}
+PACKED_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Nats by which packed and plain log-probabilities may differ on average."""
 
 
@@ -36,7 +36,7 @@ def hidden_states(model: PreTrainedModel, microbatch: Microbatch) -> Tensor:
         input_ids=microbatch.input_ids.unsqueeze(0),
         position_ids=microbatch.positions.unsqueeze(0),
         use_cache=False,
-        packed_layout=microbatch.layout,
+        packed_attention_plan=microbatch.attention_plan,
     )
     return outputs.last_hidden_state[0].index_select(0, microbatch.predictors)
 
@@ -93,9 +93,9 @@ def use_packed_forward(model: PreTrainedModel) -> None:
     try:
         difference = _packed_difference(model, plain)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise refusal(model, f"it does not run on packed sequences ({error})") from error
-    if not difference <= AGREEMENT[model.dtype]:
-        raise refusal(
+        raise unsupported_model_error(model, f"it does not run on packed sequences ({error})") from error
+    if not difference <= PACKED_TOLERANCE[model.dtype]:
+        raise unsupported_model_error(
             model, f"log-probabilities of packed sequences differ by {difference:.2g} nats from those of single ones"
         )
 
@@ -157,13 +157,13 @@ class _Score(torch.autograd.Function):
         p = ctx.probabilities  # [n, V], becomes dloss/dlogits in place
         del ctx.probabilities
         scale = grad_logprobs[:, None] / ctx.temperature  # [n, 1]
-        slope = grad_entropies[:, None] / ctx.temperature  # [n, 1]
+        entropy_scale = grad_entropies[:, None] / ctx.temperature  # [n, 1]
         for rows in _blocks(p):
             block = p[rows]
             if ctx.differentiable_entropy:
                 # xlogy: a probability that underflowed to 0 has p log p = 0, not nan
-                fall = torch.xlogy(block, block).addcmul_(block, entropies[rows, None])  # -dH/dz
-                block.mul_(-scale[rows]).addcmul_(fall, -slope[rows])
+                neg_entropy_grad = torch.xlogy(block, block).addcmul_(block, entropies[rows, None])  # -dH/dz
+                block.mul_(-scale[rows]).addcmul_(neg_entropy_grad, -entropy_scale[rows])
             else:
                 block.mul_(-scale[rows])
         grad = p.scatter_add_(1, targets[:, None], scale).to(weight.dtype)

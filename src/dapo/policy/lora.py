@@ -230,8 +230,8 @@ def _kinds(names: Sequence[str]) -> list[str]:
 
 def _uniform(rows: int, columns: int, seed: int, layer: str) -> Tensor:
     """`[rows, columns]` of variance 1 / (3 columns): A x keeps the size of x, up to sqrt(3)."""
-    draws = keyed_uniforms(keyed_seed("lora", seed, layer), rows * columns)
-    return torch.from_numpy((2 * draws - 1).reshape(rows, columns) / columns**0.5)
+    uniforms = keyed_uniforms(keyed_seed("lora", seed, layer), rows * columns)
+    return torch.from_numpy((2 * uniforms - 1).reshape(rows, columns) / columns**0.5)
 
 
 def _scale(settings: Mapping[str, float]) -> float:

@@ -51,9 +51,11 @@ def load_model(
         if name == "tiny-random":
             model, tokenizer = tiny_random(dtype)
         elif name == "smollm2-135m-instruct":
-            model, tokenizer = _from_pretrained(name, _place(str(smollm2_directory())), dtype, trust_remote_code=False)
+            model, tokenizer = _from_pretrained(
+                name, _resolve_name_or_path(str(smollm2_directory())), dtype, trust_remote_code=False
+            )
         else:
-            model, tokenizer = _from_pretrained(name, _place(name), dtype, trust_remote_code)
+            model, tokenizer = _from_pretrained(name, _resolve_name_or_path(name), dtype, trust_remote_code)
     stop_ids = find_stop_ids(model, tokenizer)
     if not stop_ids:
         raise ConfigError(
@@ -62,16 +64,18 @@ def load_model(
     return LoadedModel(model.to(device).eval(), tokenizer, stop_ids, name)
 
 
-def load_skeleton(name: str, *, trust_remote_code: bool = False, only_here: bool = False) -> PreTrainedModel:
+def load_meta_model(name: str, *, trust_remote_code: bool = False, local_files_only: bool = False) -> PreTrainedModel:
     """The model without its weights (on the meta device): its configuration, and the names and shapes of its weights.
 
-    Raises ConfigError if there is no such model; `only_here`: on this machine, without asking a server.
+    Raises ConfigError if there is no such model; `local_files_only`: on this machine, without asking a server.
     """
     if name == "tiny-random":
         return tiny_random(torch.float32)[0]
-    place = smollm2_directory() if name == "smollm2-135m-instruct" else _place(name)
+    name_or_path = smollm2_directory() if name == "smollm2-135m-instruct" else _resolve_name_or_path(name)
     with quiet_transformers(), _as_config_error(name), torch.device("meta"):
-        config = AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code, local_files_only=only_here)
+        config = AutoConfig.from_pretrained(
+            name_or_path, trust_remote_code=trust_remote_code, local_files_only=local_files_only
+        )
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     return model
 
@@ -102,12 +106,12 @@ def export_model(tensors: Iterable[tuple[str, Tensor]], source: LoadedModel, out
 
 
 def _from_pretrained(
-    name: str, place: str | Path, dtype: torch.dtype, trust_remote_code: bool
+    name: str, name_or_path: str | Path, dtype: torch.dtype, trust_remote_code: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     with _as_config_error(name):
-        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            place, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
+            name_or_path, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
         )
     model, info = loaded
     # transformers would go on with random numbers in their place
@@ -134,7 +138,7 @@ def _as_config_error(name: str) -> Iterator[None]:
         ) from error
 
 
-def _place(name: str) -> str | Path:
+def _resolve_name_or_path(name: str) -> str | Path:
     """Where transformers finds the model. Raises ConfigError for a path that does not hold a whole one."""
     path = Path(name).expanduser()
     if not path.exists() and (path.is_absolute() or name.startswith(".") or name.count("/") > 1):

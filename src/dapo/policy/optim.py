@@ -33,16 +33,22 @@ class MasterAdamW:
         self._config = config
         self.lora = lora
         self._working = self._trained(model)
-        self.masters = {
+        self.master_weights = {
             name: p if p.dtype in (torch.float32, torch.float64) else torch.nn.Parameter(p.detach().float())
             for name, p in self._working.items()
         }
         self.tied = {name: stored for name, stored in tied_names(model).items() if stored in self._working}
-        self._copies = [(p, self.masters[n]) for n, p in self._working.items() if p is not self.masters[n]]
+        self._copies = [
+            (p, self.master_weights[n]) for n, p in self._working.items() if p is not self.master_weights[n]
+        ]
         for working, master in self._copies:
             working.register_post_accumulate_grad_hook(_gradient_mover(master))
         self._adamw = torch.optim.AdamW(
-            list(self.masters.values()), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
+            list(self.master_weights.values()),
+            lr=config.lr,
+            betas=config.betas,
+            weight_decay=config.weight_decay,
+            fused=True,
         )
         self.num_updates = 0
         """Updates made, skipped ones not counted."""
@@ -54,31 +60,31 @@ class MasterAdamW:
 
     def zero_grad(self) -> None:
         """Forget gradients, of a broken-off update too."""
-        for parameter in (*self._working.values(), *self.masters.values()):
+        for parameter in (*self._working.values(), *self.master_weights.values()):
             parameter.grad = None
 
-    def update(self, lr: float, *, is_sound: bool = True) -> tuple[float, bool]:
+    def update(self, lr: float, *, is_valid: bool = True) -> tuple[float, bool]:
         """One AdamW step at rate `lr` on the gradients that backward has left; they are freed.
 
         Returns the global norm before clipping, and whether the update was skipped: because that norm is not finite, or
-        because the caller knows that it is not `is_sound`. Raises NumericsError where the step has led the weights out
+        because the caller knows that it is not `is_valid`. Raises NumericsError where the step has led the weights out
         of the finite numbers: they are lost then.
         """
-        for master in self.masters.values():
+        for master in self.master_weights.values():
             if master.grad is None:  # no sample reached it: decay and momentum go on all the same
                 master.grad = torch.zeros_like(master)
-        gradients = [master.grad for master in self.masters.values() if master.grad is not None]
+        gradients = [master.grad for master in self.master_weights.values() if master.grad is not None]
         total_norm = self._total_norm(gradients)
         norm = float(total_norm)
-        if skipped := not (is_sound and norm < float("inf")):
+        if skipped := not (is_valid and norm < float("inf")):
             self.skipped_in_a_row += 1
         else:
-            clip_grads_with_norm_(self.masters.values(), self._config.max_grad_norm, total_norm)
+            clip_grads_with_norm_(self.master_weights.values(), self._config.max_grad_norm, total_norm)
             for group in self._adamw.param_groups:
                 group["lr"] = lr
             self._adamw.step()
             self.require_finite()
-            self.refresh()
+            self.sync_from_master()
             self.num_updates += 1
             self.skipped_in_a_row = 0
         self.zero_grad()
@@ -100,13 +106,13 @@ class MasterAdamW:
     def _not_finite(self) -> list[str]:
         """The names of weights that hold something else than finite numbers."""
         # a sum shows every inf and nan in one fast pass, though it may leave the numbers where no weight has
-        sums = torch.stack([master.sum() for master in self.masters.values()])
+        sums = torch.stack([master.sum() for master in self.master_weights.values()])
         if sums.isfinite().all():
             return []
-        return [name for name, master in self.masters.items() if not master.isfinite().all()]
+        return [name for name, master in self.master_weights.items() if not master.isfinite().all()]
 
     @torch.no_grad()
-    def refresh(self) -> None:
+    def sync_from_master(self) -> None:
         """Round the masters into the model's weights, where these are copies."""
         for working, master in self._copies:
             working.copy_(master)
@@ -115,7 +121,7 @@ class MasterAdamW:
         """`exp_avg` and `exp_avg_sq` by parameter name; empty before the first update."""
         state = self._adamw.state
         return {
-            kind: {name: state[master][kind] for name, master in self.masters.items() if master in state}
+            kind: {name: state[master][kind] for name, master in self.master_weights.items() if master in state}
             for kind in ("exp_avg", "exp_avg_sq")
         }
 
@@ -128,14 +134,14 @@ class MasterAdamW:
         num_updates: int,
         skipped_in_a_row: int,
     ) -> None:
-        """Continue from what `masters`, `moments()` and the two counters were. Every tensor is copied."""
-        for name, master in self.masters.items():
+        """Continue from what `master_weights`, `moments()` and the two counters were. Every tensor is copied."""
+        for name, master in self.master_weights.items():
             master.copy_(weights[name])
-        self.refresh()
+        self.sync_from_master()
         self.zero_grad()
         state = {}
         if num_updates:
-            for i, name in enumerate(self.masters):
+            for i, name in enumerate(self.master_weights):
                 # AdamW counts its steps for each parameter, in a tensor
                 step = torch.tensor(float(num_updates))
                 state[i] = {"step": step} | {kind: values[name].clone() for kind, values in moments.items()}

@@ -41,7 +41,7 @@ UNSUPPORTED_ROPE = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True)
-class Row:
+class Segment:
     """A run of tokens of the stream and the context before it: a response and its prompt, or a prompt alone."""
 
     context_start: int
@@ -51,7 +51,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Block:
+class SegmentBatch:
     """Sequences that attend together: N of them, Q queries and K keys each, padding at the end."""
 
     queries: Tensor
@@ -87,55 +87,59 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Layout:
+class PackedAttentionPlan:
     """How a stream attends."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[SegmentBatch, ...]
     outputs: Tensor
     """`[T]` where each token of the stream finds its output among those of all blocks, one after the other."""
 
 
-def build_layout(
-    rows: Sequence[Row], num_tokens: int, device: torch.device, *, mask_elements: int = MASK_ELEMENTS
-) -> Layout:
+def build_attention_plan(
+    segments: Sequence[Segment], num_tokens: int, device: torch.device, *, mask_elements: int = MASK_ELEMENTS
+) -> PackedAttentionPlan:
     """The layout of a stream of `num_tokens`, each of which is in the run of exactly one row."""
-    blocks: list[Block] = []
+    blocks: list[SegmentBatch] = []
     outputs = torch.empty(num_tokens, dtype=torch.long)  # [T]
     offset = 0
-    for alike in _alike(rows):
-        table = torch.tensor([[row.context_start, row.context_length, row.start, row.length] for row in alike])
+    for bucket in _bucket_by_length(segments):
+        table = torch.tensor(
+            [[segment.context_start, segment.context_length, segment.start, segment.length] for segment in bucket]
+        )
         context_start, context, start, length = table.unsqueeze(2).unbind(1)  # each [N, 1]
-        place = torch.arange(int((context + length).max()))
-        keys = torch.where(place < context, context_start + place, start + place - context)
-        keys = torch.where(place < context + length, keys, 0)  # [N, K]
+        key_index = torch.arange(int((context + length).max()))
+        keys = torch.where(key_index < context, context_start + key_index, start + key_index - context)
+        keys = torch.where(key_index < context + length, keys, 0)  # [N, K]
         first, num_queries = context, int(length.max())
-        if len(alike) * num_queries * len(place) > mask_elements:
-            first, num_queries = torch.zeros_like(context), len(place)
+        if len(bucket) * num_queries * len(key_index) > mask_elements:
+            first, num_queries = torch.zeros_like(context), len(key_index)
         at = first + torch.arange(num_queries)  # [N, Q] the key at which a query stands
-        queries = keys.gather(1, at.clamp(max=len(place) - 1))  # [N, Q]
+        queries = keys.gather(1, at.clamp(max=len(key_index) - 1))  # [N, Q]
         own = (at >= context) & (at < context + length)
         outputs[queries[own]] = offset + torch.arange(queries.numel()).view_as(queries)[own]
         offset += queries.numel()
         if (first == first[0]).all():
             first = first[:1]
         blocks.append(
-            Block(queries.flatten().to(device), keys.flatten().to(device), len(alike), first.flatten().to(device))
+            SegmentBatch(
+                queries.flatten().to(device), keys.flatten().to(device), len(bucket), first.flatten().to(device)
+            )
         )
-    return Layout(tuple(blocks), outputs.to(device))
+    return PackedAttentionPlan(tuple(blocks), outputs.to(device))
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
-    """Make `model` attend by the layout that its forward is given as `packed_layout`.
+    """Make `model` attend by the layout that its forward is given as `packed_attention_plan`.
 
     Raises ConfigError, naming model type and field, for models that do something this path would miss.
     """
     for problem in _problems(model):
-        raise refusal(model, problem)
+        raise unsupported_model_error(model, problem)
     AttentionInterface.register(IMPLEMENTATION, packed_attention)
     model.set_attn_implementation(IMPLEMENTATION)
 
 
-def refusal(model: PreTrainedModel, problem: str) -> ConfigError:
+def unsupported_model_error(model: PreTrainedModel, problem: str) -> ConfigError:
     """The error for a model that this path would compute wrongly."""
     return ConfigError(
         f"models of type {model.config.model_type} cannot be trained here: {problem}; "
@@ -169,7 +173,7 @@ def packed_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    packed_layout: Layout | None = None,
+    packed_attention_plan: PackedAttentionPlan | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Called by every attention layer: `query` `[1, heads, T, d]`, `key` and `value` `[1, kv_heads, T, d]`.
@@ -179,21 +183,21 @@ def packed_attention(
     for name in UNSUPPORTED_ARGUMENTS:
         if others.get(name) is not None:
             raise ConfigError(f"{type(module).__name__} cannot be trained here: packed attention has no {name}")
-    if packed_layout is None:
-        raise ValueError("this model attends by a layout; call it with packed_layout=")
+    if packed_attention_plan is None:
+        raise ValueError("this model attends by a layout; call it with packed_attention_plan=")
     # [1, heads, T, d] is a view of [T, heads, d]: rows of the stream can be picked without a copy before
     q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
-    outputs = [_attend(block, q, k, v, scaling, sliding_window) for block in packed_layout.blocks]
+    outputs = [_attend(block, q, k, v, scaling, sliding_window) for block in packed_attention_plan.blocks]
     joined = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
-    return joined.index_select(0, packed_layout.outputs).unsqueeze(0), None
+    return joined.index_select(0, packed_attention_plan.outputs).unsqueeze(0), None
 
 
 def _attend(
-    block: Block, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
+    block: SegmentBatch, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
 ) -> Tensor:
     """`[N * Q, heads, d]` of one block."""
-    q = _rows(query, block.queries, block.size)
-    k, v = (_rows(states, block.keys, block.size) for states in (key, value))
+    q = _gather_segments(query, block.queries, block.size)
+    k, v = (_gather_segments(states, block.keys, block.size) for states in (key, value))
     mask = block.mask(window, q.dtype)
     if mask is not None and q.is_cuda:
         # the kernels that take a mask do not take grouped heads there
@@ -204,18 +208,18 @@ def _attend(
     return out.transpose(1, 2).flatten(0, 1)
 
 
-def _rows(states: Tensor, places: Tensor, size: int) -> Tensor:
+def _gather_segments(states: Tensor, indices: Tensor, size: int) -> Tensor:
     """`[T, heads, d]` -> `[N, heads, L, d]`."""
-    return states.index_select(0, places).unflatten(0, (size, -1)).transpose(1, 2)
+    return states.index_select(0, indices).unflatten(0, (size, -1)).transpose(1, 2)
 
 
-def _alike(rows: Sequence[Row]) -> list[list[Row]]:
+def _bucket_by_length(segments: Sequence[Segment]) -> list[list[Segment]]:
     """Rows in lists whose lengths differ by less than a factor of two, so that less than half of a block is padding.
 
     Rows without context stay among themselves: they need no mask.
     """
-    lists: dict[tuple[int, int, bool], list[Row]] = defaultdict(list)
-    for row in rows:
-        total = row.context_length + row.length
-        lists[row.length.bit_length(), total.bit_length(), row.context_length > 0].append(row)
-    return [lists[kind] for kind in sorted(lists)]
+    buckets: dict[tuple[int, int, bool], list[Segment]] = defaultdict(list)
+    for segment in segments:
+        total = segment.context_length + segment.length
+        buckets[segment.length.bit_length(), total.bit_length(), segment.context_length > 0].append(segment)
+    return [buckets[kind] for kind in sorted(buckets)]

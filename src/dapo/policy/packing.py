@@ -7,8 +7,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from dapo.core.packed import Packed
-from dapo.policy.packed_attention import Layout, Row, build_layout
+from dapo.core.packed import CompactArray
+from dapo.policy.packed_attention import PackedAttentionPlan, Segment, build_attention_plan
 from dapo.types import Sample
 
 
@@ -24,7 +24,7 @@ class Microbatch:
     """`[T]`. A response's last token is not there: nothing follows it."""
     positions: Tensor
     """`[T]` from 0 in each sequence; a response goes on where its prompt ends."""
-    layout: Layout
+    attention_plan: PackedAttentionPlan
     predictors: Tensor
     """`[S]` the place in the stream whose hidden state predicts each response token: the one before it."""
     targets: Tensor
@@ -37,7 +37,7 @@ class Microbatch:
 
 
 @dataclass(frozen=True)
-class Piece:
+class PromptChunk:
     """A prompt with responses of its group that go into one microbatch together."""
 
     prompt_ids: tuple[int, ...]
@@ -53,23 +53,23 @@ def pack(samples: Sequence[Sample], *, max_tokens: int, device: str | torch.devi
     every other sample is in exactly one microbatch. A function of the samples and `max_tokens` alone. Raises ValueError
     for an empty prompt: nothing would predict the first token.
     """
-    bins: list[list[Piece]] = []
+    bins: list[list[PromptChunk]] = []
     room: list[int] = []
     # the longest first, each where it fits first: nearly full microbatches of similar lengths
-    for piece in sorted(
-        pieces(samples, lambda _: max_tokens), key=lambda p: (-p.num_tokens / len(p.indices), p.indices)
+    for prompt_chunk in sorted(
+        prompt_chunks(samples, lambda _: max_tokens), key=lambda p: (-p.num_tokens / len(p.indices), p.indices)
     ):
-        at = next((i for i, free in enumerate(room) if piece.num_tokens <= free), None)
+        at = next((i for i, free in enumerate(room) if prompt_chunk.num_tokens <= free), None)
         if at is None:
-            bins.append([piece])
-            room.append(max_tokens - piece.num_tokens)
+            bins.append([prompt_chunk])
+            room.append(max_tokens - prompt_chunk.num_tokens)
         else:
-            bins[at].append(piece)
-            room[at] -= piece.num_tokens
-    return [_microbatch(pieces, samples, torch.device(device)) for pieces in bins]
+            bins[at].append(prompt_chunk)
+            room[at] -= prompt_chunk.num_tokens
+    return [_microbatch(prompt_chunks, samples, torch.device(device)) for prompt_chunks in bins]
 
 
-def pieces(samples: Sequence[Sample], limit: Callable[[int], int]) -> list[Piece]:
+def prompt_chunks(samples: Sequence[Sample], limit: Callable[[int], int]) -> list[PromptChunk]:
     """Every group, cut where it has more tokens than the `limit` for its length of prompt, longest responses first."""
     groups: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for i, sample in enumerate(samples):
@@ -86,38 +86,38 @@ def pieces(samples: Sequence[Sample], limit: Callable[[int], int]) -> list[Piece
         for i in members:
             length = len(samples[i].response_ids)
             if chosen and num_tokens + length > max_tokens:
-                found.append(Piece(prompt_ids, tuple(chosen), num_tokens))
+                found.append(PromptChunk(prompt_ids, tuple(chosen), num_tokens))
                 chosen, num_tokens = [], len(prompt_ids)
             chosen.append(i)
             num_tokens += length
-        found.append(Piece(prompt_ids, tuple(chosen), num_tokens))
+        found.append(PromptChunk(prompt_ids, tuple(chosen), num_tokens))
     return found
 
 
-def _microbatch(pieces: Sequence[Piece], samples: Sequence[Sample], device: torch.device) -> Microbatch:
+def _microbatch(prompt_chunks: Sequence[PromptChunk], samples: Sequence[Sample], device: torch.device) -> Microbatch:
     stream: list[int] = []
     positions: list[int] = []
-    rows: list[Row] = []
+    rows: list[Segment] = []
     predictors: list[int] = []
-    for piece in pieces:
-        prompt_start, prompt_length = len(stream), len(piece.prompt_ids)
-        rows.append(Row(0, 0, prompt_start, prompt_length))
-        stream += piece.prompt_ids
+    for prompt_chunk in prompt_chunks:
+        prompt_start, prompt_length = len(stream), len(prompt_chunk.prompt_ids)
+        rows.append(Segment(0, 0, prompt_start, prompt_length))
+        stream += prompt_chunk.prompt_ids
         positions += range(prompt_length)
-        for i in piece.indices:
+        for i in prompt_chunk.indices:
             response_start, fed = len(stream), samples[i].response_ids[:-1]
             if fed:
-                rows.append(Row(prompt_start, prompt_length, response_start, len(fed)))
+                rows.append(Segment(prompt_start, prompt_length, response_start, len(fed)))
             stream += fed
             positions += range(prompt_length, prompt_length + len(fed))
             predictors += [prompt_start + prompt_length - 1, *range(response_start, response_start + len(fed))]
-    indices = tuple(i for piece in pieces for i in piece.indices)
+    indices = tuple(i for prompt_chunk in prompt_chunks for i in prompt_chunk.indices)
     return Microbatch(
         indices=indices,
         lengths=tuple(len(samples[i].response_ids) for i in indices),
         input_ids=torch.tensor(stream, device=device),
         positions=torch.tensor(positions, device=device),
-        layout=build_layout(rows, len(stream), device),
+        attention_plan=build_attention_plan(rows, len(stream), device),
         predictors=torch.tensor(predictors, device=device),
         targets=torch.tensor([token for i in indices for token in samples[i].response_ids], device=device),
     )
@@ -135,5 +135,5 @@ def in_callers_order(
         numbers = values.detach().cpu().numpy()
         ends = list(accumulate(microbatch.lengths))
         for i, length, end in zip(microbatch.indices, microbatch.lengths, ends, strict=True):
-            rows[i] = Packed(numbers[end - length : end])
+            rows[i] = CompactArray(numbers[end - length : end])
     return rows

@@ -50,15 +50,15 @@ def recompute_layers(model: PreTrainedModel) -> int:
 class MasterWeights:
     """A policy's weights as they are when they are read, in the precision of the optimiser."""
 
-    masters: Mapping[str, Tensor]
+    master_weights: Mapping[str, Tensor]
     tied: Mapping[str, str]
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight by its Hugging Face name, tied ones under each of their names."""
-        for name, master in self.masters.items():
+        for name, master in self.master_weights.items():
             yield name, master.detach()
         for name, stored in self.tied.items():
-            yield name, self.masters[stored].detach()
+            yield name, self.master_weights[stored].detach()
 
 
 class PolicyCore:
@@ -115,13 +115,15 @@ class PolicyCore:
         """One optimiser update on microbatches, each with the samples that it was packed from and their weights."""
         rate = learning_rate(step, lr=self._optim.lr, warmup_steps=self._optim.warmup_steps)
         self._optimizer.zero_grad()
-        parts = [part for microbatch, rows, weights in passes for part in self._backward(microbatch, rows, weights)]
-        metrics = _token_metrics(self._totals(parts), self._loss)
-        norm, skipped = self._optimizer.update(rate, is_sound=_is_sound(metrics, self._loss))
+        microbatch_sums = [
+            part for microbatch, rows, weights in passes for part in self._backward(microbatch, rows, weights)
+        ]
+        metrics = _token_metrics(self._sum_metrics(microbatch_sums), self._loss)
+        norm, skipped = self._optimizer.update(rate, is_valid=_is_valid_update(metrics, self._loss))
         return metrics | {"optim/grad_norm": norm, "optim/lr": rate, "optim/skipped": float(skipped)}
 
-    def _totals(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-        return totals(parts)
+    def _sum_metrics(self, microbatch_sums: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+        return sum_metrics(microbatch_sums)
 
     @contextmanager
     def _head(self) -> Iterator[Any]:
@@ -218,8 +220,8 @@ class Policy(PolicyCore):
         """
         self._optimizer.require_finite()
         if self._adapters is not None:
-            return self._adapters.merged(self._optimizer.masters)
-        return MasterWeights(self._optimizer.masters, self._optimizer.tied)
+            return self._adapters.merged(self._optimizer.master_weights)
+        return MasterWeights(self._optimizer.master_weights, self._optimizer.tied)
 
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
         """The same samples in the same order with `old_logprobs`: pi_old of a step with several updates (Eq. 6)."""
@@ -343,16 +345,16 @@ def _engine_correction(
     }
 
 
-def _is_sound(metrics: Mapping[str, float], config: LossConfig) -> bool:
+def _is_valid_update(metrics: Mapping[str, float], config: LossConfig) -> bool:
     """Is the loss finite, and the policy still near the one whose tokens it learns from?"""
     approx_kl, limit = metrics.get("loss/approx_kl", 0.0), config.max_approx_kl
     return math.isfinite(metrics["loss/policy"]) and (limit is None or approx_kl <= limit)
 
 
-def totals(parts: Iterable[Mapping[str, Tensor | float]]) -> dict[str, float]:
+def sum_metrics(microbatch_sums: Iterable[Mapping[str, Tensor | float]]) -> dict[str, float]:
     """Sums of what is told of each part by name, largest values of what ends in `_max`; 0 for any other name."""
     sums: dict[str, float] = defaultdict(float)
-    for part in parts:
+    for part in microbatch_sums:
         for name, value in part.items():
             sums[name] = max(sums[name], float(value)) if name.endswith("_max") else sums[name] + float(value)
     return sums

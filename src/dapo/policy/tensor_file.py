@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapo.core.files import note_checksum
+from dapo.core.files import write_checksum_sidecar
 
 _BLOCK_BYTES = 4096
-_PIECE_BYTES = 1 << 23
+_CHUNK_BYTES = 1 << 23
 _HEADER_ALIGNMENT = 8
-_LONGEST_REST_S = 0.25
+_MAX_THROTTLE_S = 0.25
 _TYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -36,17 +36,17 @@ _TYPES = {
 }
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, rest: float = 0.0) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, throttle: float = 0.0) -> None:
     """Write a safetensors file, on disk when this returns, with a note of its checksum. Raises OSError.
 
-    `rest`: pauses after every piece, as a multiple of the time that it took, for whoever writes beside other work.
+    `throttle`: pauses after every piece, as a multiple of the time that it took, for whoever writes beside other work.
     """
     dense = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with _DirectFile(path, rest) as file:
+    with _DirectFile(path, throttle) as file:
         file.write(np.frombuffer(_header(dense), dtype=np.uint8))
         for tensor in dense.values():
             file.write(tensor.view(-1).view(torch.uint8).numpy() if tensor.numel() else np.empty(0, np.uint8))
-    note_checksum(path, file.crc32)
+    write_checksum_sidecar(path, file.crc32)
 
 
 def _header(tensors: Mapping[str, Tensor]) -> bytes:
@@ -64,10 +64,10 @@ def _header(tensors: Mapping[str, Tensor]) -> bytes:
 class _DirectFile:
     """Collects bytes into whole blocks and hands them to the disk, where it takes them so; counts their checksum."""
 
-    def __init__(self, path: Path, rest: float) -> None:
-        self._path, self._rest = path, rest
-        self._memory = mmap.mmap(-1, _PIECE_BYTES)  # begins with a page, as the disk wants it
-        self._piece = np.frombuffer(self._memory, dtype=np.uint8)
+    def __init__(self, path: Path, throttle: float) -> None:
+        self._path, self._throttle = path, throttle
+        self._memory = mmap.mmap(-1, _CHUNK_BYTES)  # begins with a page, as the disk wants it
+        self._chunk = np.frombuffer(self._memory, dtype=np.uint8)
         self._filled = self._written = 0
         self.crc32 = 0
         self._handle = _open_direct(path)
@@ -76,11 +76,11 @@ class _DirectFile:
         """Append bytes. Copying and checksums leave Python to other threads."""
         start = 0
         while start < len(content):
-            count = min(_PIECE_BYTES - self._filled, len(content) - start)
-            np.copyto(self._piece[self._filled : self._filled + count], content[start : start + count])
+            count = min(_CHUNK_BYTES - self._filled, len(content) - start)
+            np.copyto(self._chunk[self._filled : self._filled + count], content[start : start + count])
             self._filled += count
             start += count
-            if self._filled == _PIECE_BYTES:
+            if self._filled == _CHUNK_BYTES:
                 self._flush()
 
     def __enter__(self) -> "_DirectFile":
@@ -110,7 +110,7 @@ class _DirectFile:
             raise self._named(error) from error
         self._written += self._filled
         self._filled = 0
-        time.sleep(min(self._rest * (time.monotonic() - started), _LONGEST_REST_S))
+        time.sleep(min(self._throttle * (time.monotonic() - started), _MAX_THROTTLE_S))
 
     def _write(self, content: memoryview) -> int:
         try:

@@ -14,7 +14,7 @@ from dapo.rewards.judge import Judge
 from dapo.rewards.verifiers.function import NOT_APPLIED
 from dapo.types import Problem, Verdict
 
-Fault = Literal["pays", "cannot judge", "changes its mind"]
+Issue = Literal["false positive", "verifier error", "non-deterministic"]
 
 _SIZE = 100_000
 _RIGHT_FORMS = ("Answer: {}", "{}", "\\boxed{{{}}}", "#### {}", "<answer>{}</answer>")
@@ -52,36 +52,36 @@ SUM = Problem("example", "What is 6 * 7? Put your answer on its own line after `
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """What a reward said of one response."""
 
     name: str
     """Of the response, in words."""
     verdict: Verdict
     seconds: float
-    faults: tuple[Fault, ...] = ()
+    issues: tuple[Issue, ...] = ()
     reference: str | None = None
     """Where it is not the problem's own."""
 
 
 @dataclass(frozen=True)
-class Trial:
+class Audit:
     """All findings on one problem."""
 
     problem: Problem
-    right: Finding | None
+    right: CheckResult | None
     """The best-paid of the right responses; None if none is paid."""
-    findings: Sequence[Finding] = field(default_factory=tuple)
+    checks: Sequence[CheckResult] = field(default_factory=tuple)
 
     @property
-    def suspicious(self) -> list[Finding]:
+    def suspicious(self) -> list[CheckResult]:
         """Those with a fault."""
-        return [finding for finding in self.findings if finding.faults]
+        return [check for check in self.checks if check.issues]
 
     @property
     def median_s(self) -> float:
         """Seconds a verdict."""
-        return statistics.median(finding.seconds for finding in self.findings)
+        return statistics.median(check.seconds for check in self.checks)
 
 
 def nonsense(problem: Problem) -> dict[str, str]:
@@ -118,12 +118,12 @@ def nonsense(problem: Problem) -> dict[str, str]:
     }
 
 
-def try_reward(judge: Judge, problem: Problem, right: str | None = None) -> Trial:
+def audit_reward(judge: Judge, problem: Problem, right: str | None = None) -> Audit:
     """Judge everything twice, in two orders. `right`: a response known to be right; None: the usual forms are tried."""
     forms = [right] if right is not None else [form.format(problem.answer.strip()) for form in _RIGHT_FORMS]
     judged = [_judge(judge, problem, "a right answer", text) for text in forms]
-    paid = [f for f in judged if f.verdict.error is None and f.verdict.correct is not False]
-    best = max(paid, key=lambda finding: finding.verdict.score, default=None)
+    accepted = [f for f in judged if f.verdict.error is None and f.verdict.correct is not False]
+    best = max(accepted, key=lambda check: check.verdict.score, default=None)
     tried: list[tuple[Problem, str, str, str | None]] = [
         (problem, name, text, None) for name, text in nonsense(problem).items() if text not in forms
     ]
@@ -133,18 +133,22 @@ def try_reward(judge: Judge, problem: Problem, right: str | None = None) -> Tria
             tried += [(broken, name, text, reference) for name, text in _TRIED_ON_BROKEN.items() if text != reference]
     first = [_judge(judge, asked, name, text) for asked, name, text, _ in tried]
     again = [_judge(judge, asked, name, text) for asked, name, text, _ in reversed(tried)][::-1]
-    too_much = _half_way(first, best)
-    findings = [
-        replace(one, reference=reference, faults=tuple(_faults(one.verdict, two.verdict, too_much, reference)))
-        for one, two, (_, _, _, reference) in zip(first, again, tried, strict=True)
+    false_positive_score = _half_way(first, best)
+    checks = [
+        replace(
+            result,
+            reference=reference,
+            issues=tuple(_issues(result.verdict, repeated.verdict, false_positive_score, reference)),
+        )
+        for result, repeated, (_, _, _, reference) in zip(first, again, tried, strict=True)
     ]
-    return Trial(problem, best, findings)
+    return Audit(problem, best, checks)
 
 
-def _judge(judge: Judge, problem: Problem, name: str, response: str) -> Finding:
+def _judge(judge: Judge, problem: Problem, name: str, response: str) -> CheckResult:
     began = time.perf_counter()
     (verdict,) = judge.submit(problem, [response], [()]).result()
-    return Finding(name, verdict, time.perf_counter() - began)
+    return CheckResult(name, verdict, time.perf_counter() - began)
 
 
 def _has_own_tests(problem: Problem) -> bool:
@@ -152,21 +156,21 @@ def _has_own_tests(problem: Problem) -> bool:
     return not problem.answer and bool(problem.fields)
 
 
-def _half_way(findings: Sequence[Finding], best: Finding | None) -> float:
+def _half_way(checks: Sequence[CheckResult], best: CheckResult | None) -> float:
     """A grade from which on nonsense is paid: between the least that is given and what a right answer gets."""
-    scores = [finding.verdict.score for finding in findings if finding.verdict.error is None]
-    least = min(scores, default=0.0)
-    return (least + best.verdict.score) / 2 if best is not None else least + 1e-9
+    scores = [check.verdict.score for check in checks if check.verdict.error is None]
+    lowest = min(scores, default=0.0)
+    return (lowest + best.verdict.score) / 2 if best is not None else lowest + 1e-9
 
 
-def _faults(verdict: Verdict, again: Verdict, too_much: float, reference: str | None) -> list[Fault]:
-    faults: list[Fault] = []
+def _issues(verdict: Verdict, again: Verdict, false_positive_score: float, reference: str | None) -> list[Issue]:
+    issues: list[Issue] = []
     if verdict.error is not None:
         # of a broken reference an error is the right thing to say
         if reference is None and not verdict.error.endswith(NOT_APPLIED):
-            faults.append("cannot judge")
-    elif verdict.correct or (verdict.correct is None and verdict.score >= too_much):
-        faults.append("pays")
+            issues.append("verifier error")
+    elif verdict.correct or (verdict.correct is None and verdict.score >= false_positive_score):
+        issues.append("false positive")
     if (verdict.correct, verdict.score, verdict.error is None) != (again.correct, again.score, again.error is None):
-        faults.append("changes its mind")
-    return faults
+        issues.append("non-deterministic")
+    return issues

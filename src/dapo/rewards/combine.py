@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from dapo.core.errors import RewardError
-from dapo.core.loading import Failure, attempt
-from dapo.rewards.verdicts import Opinion, unjudged
+from dapo.core.loading import Failure, try_call
+from dapo.rewards.verdicts import Opinion, error_verdict
 from dapo.rewards.verifier import GroupVerifier, Verifier, get_verifier
 from dapo.rewards.verifiers.function import NOT_APPLIED, FunctionVerifier
 from dapo.types import Problem, Verdict
@@ -57,28 +57,28 @@ class RewardSpec:
         options = {name: dict(values) for name, values in self.options.items()}
         return {"weights": dict(self.weights), "options": options, "threshold": self.threshold}
 
-    def combine(self, opinions: Sequence[Opinion]) -> Verdict:
+    def combine(self, verdicts: Sequence[Opinion]) -> Verdict:
         """One verdict from one opinion a verifier, in the order of `weights`.
 
         The score is the weighted sum over those that apply, whose own scores are the `components`. `correct` is whether
         all right-or-wrong opinions are right; without any, whether the score reaches the threshold (None if there is
         none). An error of one is the error of the whole: a reward with a part missing is another reward.
         """
-        by_name = {name: o for name, o in zip(self.weights, opinions, strict=True) if o is not None}
-        applied = [(self.weights[name], opinion) for name, opinion in by_name.items()]
-        errors = [opinion.error for _, opinion in applied if opinion.error is not None]
+        by_name = {name: o for name, o in zip(self.weights, verdicts, strict=True) if o is not None}
+        applied = [(self.weights[name], verdict) for name, verdict in by_name.items()]
+        errors = [verdict.error for _, verdict in applied if verdict.error is not None]
         if errors:
-            return unjudged("; ".join(errors))
+            return error_verdict("; ".join(errors))
         if not applied:
-            return unjudged(f"{', '.join(self.weights)}: {NOT_APPLIED}")
-        score = sum(weight * opinion.score for weight, opinion in applied)
+            return error_verdict(f"{', '.join(self.weights)}: {NOT_APPLIED}")
+        score = sum(weight * verdict.score for weight, verdict in applied)
         if not math.isfinite(score):
-            return unjudged(f"{', '.join(self.weights)}: the weighted sum of the scores is {score}")
-        decided = [opinion.correct for _, opinion in applied if opinion.correct is not None]
-        graded = None if self.threshold is None else score >= self.threshold
-        answer = next((opinion.answer for _, opinion in applied if opinion.answer is not None), None)
+            return error_verdict(f"{', '.join(self.weights)}: the weighted sum of the scores is {score}")
+        decided = [verdict.correct for _, verdict in applied if verdict.correct is not None]
+        reaches_threshold = None if self.threshold is None else score >= self.threshold
+        answer = next((verdict.answer for _, verdict in applied if verdict.answer is not None), None)
         components = {name: o.score for name, o in by_name.items()} if len(self.weights) > 1 else {}
-        return Verdict(all(decided) if decided else graded, score, answer=answer, components=components)
+        return Verdict(all(decided) if decided else reaches_threshold, score, answer=answer, components=components)
 
 
 class CombinedVerifier:
@@ -99,23 +99,23 @@ class CombinedVerifier:
     ) -> list[Verdict]:
         """One verdict a response, in order."""
         table: list[list[Opinion]] = [[None] * len(self._verifiers) for _ in responses]
-        for scope, places in self.scopes.items():
-            for row, opinions in zip(table, self.opinions(scope, problem, responses, token_ids), strict=True):
-                for place, opinion in zip(places, opinions, strict=True):
-                    row[place] = opinion
+        for scope, verifier_indices in self.scopes.items():
+            for row, verdicts in zip(table, self.verdicts(scope, problem, responses, token_ids), strict=True):
+                for verifier_index, verdict in zip(verifier_indices, verdicts, strict=True):
+                    row[verifier_index] = verdict
         return [self.spec.combine(row) for row in table]
 
-    def opinions(
+    def verdicts(
         self, scope: Scope, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
     ) -> list[list[Opinion]]:
         """`[response][verifier of this scope]`."""
         names, columns = list(self.spec.weights), []
-        for place in self.scopes[scope]:
-            verifier = self._verifiers[place]
+        for verifier_index in self.scopes[scope]:
+            verifier = self._verifiers[verifier_index]
             if isinstance(verifier, GroupVerifier):
-                columns.append(_group_opinions(names[place], verifier, problem, responses, token_ids))
+                columns.append(_group_verdicts(names[verifier_index], verifier, problem, responses, token_ids))
             else:
-                columns.append([_opinion(names[place], verifier, problem, response) for response in responses])
+                columns.append([_verdict(names[verifier_index], verifier, problem, response) for response in responses])
         return [[column[i] for column in columns] for i in range(len(responses))]
 
 
@@ -126,18 +126,18 @@ def build_verifier(
     return CombinedVerifier(RewardSpec.of(spec, options=options, threshold=threshold))
 
 
-def _opinion(name: str, verifier: Verifier, problem: Problem, response: str) -> Opinion:
-    ask = verifier.judge if isinstance(verifier, FunctionVerifier) else verifier
-    result = attempt(lambda: ask(problem, response))
-    return unjudged(f"{name} {result.reason}") if isinstance(result, Failure) else result
+def _verdict(name: str, verifier: Verifier, problem: Problem, response: str) -> Opinion:
+    verify = verifier.judge if isinstance(verifier, FunctionVerifier) else verifier
+    result = try_call(lambda: verify(problem, response))
+    return error_verdict(f"{name} {result.reason}") if isinstance(result, Failure) else result
 
 
-def _group_opinions(
+def _group_verdicts(
     name: str,
     verifier: GroupVerifier,
     problem: Problem,
     responses: Sequence[str],
     token_ids: Sequence[Sequence[int]],
 ) -> Sequence[Opinion]:
-    result = attempt(lambda: verifier.judge_group(problem, responses, token_ids))
-    return [unjudged(f"{name} {result.reason}")] * len(responses) if isinstance(result, Failure) else result
+    result = try_call(lambda: verifier.judge_group(problem, responses, token_ids))
+    return [error_verdict(f"{name} {result.reason}")] * len(responses) if isinstance(result, Failure) else result

@@ -27,7 +27,7 @@ PHASE_UNITS = {"generate": " groups", "update": " minibatches", "evaluate": " pr
 
 
 @dataclass(frozen=True)
-class Figure:
+class MetricColumn:
     """A metric as a column: `width` characters for the number, `scale` turns a share into per cent."""
 
     label: str
@@ -46,15 +46,15 @@ class Figure:
         return f"{value * self.scale:{self.sign}{self.width}.{self.decimals}f}{self.unit}"
 
 
-FIGURES = (
-    Figure("reward", "reward/mean", 6, 3, sign="+"),
-    Figure("accuracy", "reward/accuracy", 5, 1, "%", 100),
-    Figure("kept", "rollout/keep_rate", 5, 1, "%", 100),
-    Figure("length", "rollout/response_tokens_mean", 7, 1),
-    Figure("truncated", "rollout/truncated_fraction", 5, 1, "%", 100),
-    Figure("entropy", "loss/entropy", 5, 3),
-    Figure("", "time/tokens_per_s", 5, 0, " tok/s"),
-    Figure("", "time/step_s", 6, 1, " s"),
+METRIC_COLUMNS = (
+    MetricColumn("reward", "reward/mean", 6, 3, sign="+"),
+    MetricColumn("accuracy", "reward/accuracy", 5, 1, "%", 100),
+    MetricColumn("kept", "rollout/keep_rate", 5, 1, "%", 100),
+    MetricColumn("length", "rollout/response_tokens_mean", 7, 1),
+    MetricColumn("truncated", "rollout/truncated_fraction", 5, 1, "%", 100),
+    MetricColumn("entropy", "loss/entropy", 5, 3),
+    MetricColumn("", "time/tokens_per_s", 5, 0, " tok/s"),
+    MetricColumn("", "time/step_s", 6, 1, " s"),
 )
 
 
@@ -113,7 +113,7 @@ class ProgressDisplay:
             return None
         is_own = self._stream in (sys.stdout, sys.stderr)
         live = Live(
-            get_renderable=self._picture,
+            get_renderable=self._render,
             console=console,
             refresh_per_second=REFRESHES_PER_SECOND,
             redirect_stdout=is_own,
@@ -130,7 +130,7 @@ class ProgressDisplay:
             return None
         return median(self._step_seconds) * (self._num_steps - self._finished_steps)
 
-    def _picture(self) -> RenderableType:
+    def _render(self) -> RenderableType:
         rows = Table.grid(padding=(0, 2))
         rows.add_row(*self._steps_row())
         if (phase := self._phase) is not None:
@@ -139,7 +139,7 @@ class ProgressDisplay:
             curve = Text(sparkline(self._accuracies, BAR_WIDTH), style="green")
             now, first = self._accuracies[-1], self._accuracies[0]
             rows.add_row("accuracy", curve, f"{now:.1%} now, {first:.1%} at first")
-        return Group(rows, self._figures()) if self._metrics else rows
+        return Group(rows, self._metrics_row()) if self._metrics else rows
 
     def _steps_row(self) -> tuple[RenderableType, ...]:
         done, total = self._finished_steps, self._num_steps
@@ -155,18 +155,29 @@ class ProgressDisplay:
         bar = ProgressBar(total=total, completed=done, width=BAR_WIDTH, complete_style="cyan", finished_style="cyan")
         return name, bar, f"{done}/{total}{PHASE_UNITS.get(name, '')}, {seconds}"
 
-    def _figures(self) -> Text:
+    def _metrics_row(self) -> Text:
         metrics, elsewhere = self._metrics, ("reward/accuracy", "time/step_s")
-        shown = [figure for figure in FIGURES if figure.metric in metrics and figure.metric not in elsewhere]
-        parts = [Text.assemble((f"{figure.label} ".lstrip(), "dim"), figure.show(metrics).lstrip()) for figure in shown]
+        shown = [
+            metric_column
+            for metric_column in METRIC_COLUMNS
+            if metric_column.metric in metrics and metric_column.metric not in elsewhere
+        ]
+        parts = [
+            Text.assemble((f"{metric_column.label} ".lstrip(), "dim"), metric_column.show(metrics).lstrip())
+            for metric_column in shown
+        ]
         return Text("  ").join(parts)
 
 
 def step_line(step: int, num_steps: int, metrics: Mapping[str, float], seconds_left: float | None) -> str:
     """One step as a line of a log file; every step's columns are equally wide."""
     columns = [f"step {step:>{len(str(num_steps))}}/{num_steps}"]
-    columns += [f"{figure.label} {figure.show(metrics)}".lstrip() for figure in FIGURES if figure.label]
-    columns += [figure.show(metrics) for figure in FIGURES if not figure.label]
+    columns += [
+        f"{metric_column.label} {metric_column.show(metrics)}".lstrip()
+        for metric_column in METRIC_COLUMNS
+        if metric_column.label
+    ]
+    columns += [metric_column.show(metrics) for metric_column in METRIC_COLUMNS if not metric_column.label]
     columns.append(f"left {'-' if seconds_left is None else duration(seconds_left):>6}")
     if short := metrics.get("rollout/shortfall_groups"):
         columns.append(f"({short:.0f} groups short)")
@@ -175,15 +186,15 @@ def step_line(step: int, num_steps: int, metrics: Mapping[str, float], seconds_l
 
 def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
     """The `eval/NAME/accuracy` among the metrics, with their intervals; empty if there are none."""
-    told = []
+    entries = []
     for metric, accuracy in metrics.items():
         name = metric.removeprefix("eval/").removesuffix("/accuracy")
         if metric != f"eval/{name}/accuracy" or accuracy is None:
             continue
         low, high = metrics.get(f"eval/{name}/low"), metrics.get(f"eval/{name}/high")
         interval = f" ({low:.1%} to {high:.1%})" if low is not None and high is not None else ""
-        told.append(f"{name} {accuracy:.1%}{interval}")
-    return f"step {step}: evaluation: {', '.join(told)}" if told else ""
+        entries.append(f"{name} {accuracy:.1%}{interval}")
+    return f"step {step}: evaluation: {', '.join(entries)}" if entries else ""
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -229,8 +240,8 @@ def final_report(
         console.print(_sample(sample, console))
     console.print()
     width = max((len(label) for label in files), default=0)
-    for label, place in files.items():
-        line = Text.assemble((f"{label:<{width}}  ", "dim"), printable(str(place), console.encoding))
+    for label, location in files.items():
+        line = Text.assemble((f"{label:<{width}}  ", "dim"), printable(str(location), console.encoding))
         console.print(line, soft_wrap=True)  # a path that is broken over two lines cannot be copied
 
 

@@ -26,7 +26,7 @@ REFLECTION = (
     r"re-?think|re-?consider|i made a mistake)\b"
 )
 """In any case of letters."""
-_TEXTS_A_SEARCH = 256
+_TEXTS_PER_SEARCH = 256
 
 
 def rollout_metrics(
@@ -49,19 +49,19 @@ def rollout_metrics(
     verdicts = [verdict for group in groups for verdict in group.verdicts]
     valid = [verdict for verdict in verdicts if verdict.error is None]
     lengths = [len(generation.token_ids) for generation in generations]
-    fates = [fate for _, fate in decided]
+    outcomes = [outcome for _, outcome in decided]
     shaped = [reward for group in groups for reward in rewards.get(group.id, ())]
-    trained = [reward for group, fate in decided if fate == "trained" for reward in rewards.get(group.id, ())]
+    trained = [reward for group, outcome in decided if outcome == "trained" for reward in rewards.get(group.id, ())]
     metrics: dict[str, float] = {
         "reward/mean": _mean(shaped),
         "reward/trained_mean": _mean(trained),
         "reward/score_mean": _mean([verdict.score for verdict in valid]),
-        "rollout/keep_rate": _share(fates, "trained"),
-        "rollout/all_correct_fraction": _share(fates, "all_correct"),
-        "rollout/all_wrong_fraction": _share(fates, "all_wrong"),
+        "rollout/keep_rate": _fraction(outcomes, "trained"),
+        "rollout/all_correct_fraction": _fraction(outcomes, "all_correct"),
+        "rollout/all_wrong_fraction": _fraction(outcomes, "all_wrong"),
         "rollout/response_tokens_mean": _mean(lengths),
         "rollout/response_tokens_max": max(lengths, default=0),
-        "rollout/truncated_fraction": _share([g.finish for g in generations], "length"),
+        "rollout/truncated_fraction": _fraction([g.finish for g in generations], "length"),
         "rollout/verifier_errors": len(verdicts) - len(valid),
         "rollout/shortfall_groups": shortfall,
     }
@@ -72,7 +72,7 @@ def rollout_metrics(
         metrics[f"reward/component/{name.replace(':', '.')}"] = _mean(scores)  # trackers do not take a colon
     for kind, counts in (("groups", group_counts), ("tokens", token_counts)):
         metrics[f"rollout/{kind}_generated"] = sum(counts.values())
-        metrics.update({f"rollout/{kind}_{fate}": count for fate, count in counts.items()})
+        metrics.update({f"rollout/{kind}_{outcome}": count for outcome, count in counts.items()})
     return metrics
 
 
@@ -83,8 +83,8 @@ def reflection_metrics(groups: Iterable[Group]) -> dict[str, float]:
     """
     texts = [text for group in groups for text in group.texts]
     found = 0
-    for start in range(0, len(texts), _TEXTS_A_SEARCH):
-        part = pa.array([storable(text) for text in texts[start : start + _TEXTS_A_SEARCH]], pa.large_string())
+    for start in range(0, len(texts), _TEXTS_PER_SEARCH):
+        part = pa.array([storable(text) for text in texts[start : start + _TEXTS_PER_SEARCH]], pa.large_string())
         found += pc.sum(pc.match_substring_regex(part, REFLECTION, ignore_case=True)).as_py()
     return {"rollout/reflection_fraction": found / len(texts) if texts else 0.0}
 
@@ -119,7 +119,7 @@ def mean_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: _combine(name, [update[name] for update in updates if name in update]) for name in names}
 
 
-class Stopwatch:
+class StepTimer:
     """Seconds by phase of a step."""
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else 0.0
 
 
-def _share(values: Sequence[str], wanted: str) -> float:
+def _fraction(values: Sequence[str], wanted: str) -> float:
     return sum(value == wanted for value in values) / len(values) if values else 0.0
 
 

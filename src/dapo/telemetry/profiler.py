@@ -8,21 +8,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dapo.telemetry.metrics import Stopwatch
+from dapo.telemetry.metrics import StepTimer
 
 PHASE_PREFIX = "phase: "
-OPERATIONS_A_PHASE = 6
+OPERATIONS_PER_PHASE = 6
 
 
 @contextmanager
-def watched_step(step: int, steps: Collection[int], folder: Path, tell: Callable[[str], None]) -> Iterator[Stopwatch]:
-    """The stopwatch of a step. Of the `steps` a trace is written to `folder`, and `tell` gets a table.
+def profiled_step(step: int, steps: Collection[int], folder: Path, log: Callable[[str], None]) -> Iterator[StepTimer]:
+    """The stopwatch of a step. Of the `steps` a trace is written to `folder`, and `log` gets a table.
 
     The other steps pay nothing. A trace holds every operation of torch, on GPUs every kernel: tens of megabytes, and
     the step takes longer while it is recorded. Nothing is written of a step that fails.
     """
     if step not in steps:
-        yield Stopwatch()
+        yield StepTimer()
         return
     import torch  # by now everything that trains has imported it
 
@@ -30,18 +30,18 @@ def watched_step(step: int, steps: Collection[int], folder: Path, tell: Callable
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=activities) as profiler:
-        watch = _MarkedStopwatch()
-        yield watch
+        timer = _ProfiledTimer()
+        yield timer
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step_{step:06d}.json.gz"
     started = time.perf_counter()
     profiler.export_chrome_trace(str(path))
     for line in phase_table(profiler.events()):
-        tell(line)
-    tell(f"trace of step {step}: {path} (open it at https://ui.perfetto.dev; {time.perf_counter() - started:.0f} s)")
+        log(line)
+    log(f"trace of step {step}: {path} (open it at https://ui.perfetto.dev; {time.perf_counter() - started:.0f} s)")
 
 
-class _MarkedStopwatch(Stopwatch):
+class _ProfiledTimer(StepTimer):
     """Its phases stand in the trace as well."""
 
     @contextmanager
@@ -70,15 +70,15 @@ def phase_table(events: Any) -> list[str]:
     for start, end, name in phases:
         seconds[name] += (end - start) / 1e6
     for event in events:
-        place = bisect_right(starts, event.time_range.start) - 1
-        if event.name.startswith(PHASE_PREFIX) or place < 0 or event.time_range.start > phases[place][1]:
+        index = bisect_right(starts, event.time_range.start) - 1
+        if event.name.startswith(PHASE_PREFIX) or index < 0 or event.time_range.start > phases[index][1]:
             continue
         own = event.self_device_time_total if on_gpu else event.self_cpu_time_total
-        operations[phases[place][2]][event.name] += own / 1e6
-        calls[phases[place][2], event.name] += 1
+        operations[phases[index][2]][event.name] += own / 1e6
+        calls[phases[index][2], event.name] += 1
     lines = [f"{'phase, operation':<44} {'seconds':>8} {'calls':>8}"]
     for phase, total in seconds.most_common():
         lines.append(f"{phase:<44} {total:>8.3f}")
-        for name, own in operations[phase].most_common(OPERATIONS_A_PHASE):
+        for name, own in operations[phase].most_common(OPERATIONS_PER_PHASE):
             lines.append(f"  {name[:42]:<42} {own:>8.3f} {calls[phase, name]:>8,}")
     return lines

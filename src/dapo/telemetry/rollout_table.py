@@ -41,7 +41,7 @@ ROLLOUT_SCHEMA = pa.schema(
         _required("prompt_tokens", pa.int32()),
         _required("response_tokens", pa.int32()),
         _required("finish", pa.string()),
-        _required("fate", pa.string()),
+        _required("outcome", pa.string()),
         _required("response_ids", pa.list_(pa.int32())),
         _required("engine_logprobs", pa.list_(pa.float32())),
         _required("version", pa.int64()),

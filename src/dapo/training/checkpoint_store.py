@@ -21,8 +21,8 @@ class StorageError(DapoError):
 class CheckpointWriter:
     """Writes one checkpoint at a time. Made, asked and waited for in one thread, the one that trains."""
 
-    def __init__(self, run: RunDirectory, *, tell: Callable[[str], None]) -> None:
-        self._run, self._tell = run, tell
+    def __init__(self, run: RunDirectory, *, log: Callable[[str], None]) -> None:
+        self._run, self._log = run, log
         self._thread: threading.Thread | None = None
         self._step = 0
         self._error: BaseException | None = None
@@ -70,7 +70,7 @@ class CheckpointWriter:
             raise error
 
     def _work(self, save: Callable[[], object]) -> None:
-        _yield_the_processor()
+        _lower_thread_priority()
         try:
             save()
         except BaseException as error:  # raised, or told, where the run looks for it
@@ -81,7 +81,7 @@ class CheckpointWriter:
         reason = self._failure(self._step, error)
         if self._failures >= MAX_FAILED_SAVES:
             raise StorageError(f"{reason}; that was attempt {self._failures} in a row") from error
-        self._tell(f"{reason}; training goes on, attempt {self._failures + 1} of {MAX_FAILED_SAVES} follows")
+        self._log(f"{reason}; training goes on, attempt {self._failures + 1} of {MAX_FAILED_SAVES} follows")
 
     def _failure(self, step: int, error: OSError) -> str:
         newest = self._run.newest_step()
@@ -90,7 +90,7 @@ class CheckpointWriter:
 
 
 @contextmanager
-def disk_errors_in_words() -> Iterator[None]:
+def disk_errors_as_storage_error() -> Iterator[None]:
     """An OSError from inside becomes a StorageError."""
     try:
         yield
@@ -105,7 +105,7 @@ def describe(error: OSError) -> str:
     return f"{error.strerror}: {error.filename}" if error.strerror and error.filename else str(error)
 
 
-def _yield_the_processor() -> None:
+def _lower_thread_priority() -> None:
     if sys.platform == "linux":  # elsewhere niceness belongs to the whole process
         with contextlib.suppress(OSError):  # a sandbox may forbid it: then it is only slower
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WRITER_NICENESS)

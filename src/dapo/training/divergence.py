@@ -7,22 +7,22 @@ from dapo.config import Config
 from dapo.core.errors import NumericsError
 from dapo.core.packed import sum_of
 from dapo.training.rollout import Batch
-from dapo.training.state import Parts, Progress
+from dapo.training.state import Run, TrainState
 
-COLLAPSED_STEPS = 5
+ENTROPY_COLLAPSE_STEPS = 5
 """Steps in a row below rollout.min_entropy that end a run: one such step may be a batch of easy problems."""
 
 
-def warn_of_numbers(
-    config: Config, parts: Parts, metrics: Mapping[str, float], updates: Sequence[Mapping[str, float]], *, step: int
+def warn_divergence(
+    config: Config, run: Run, metrics: Mapping[str, float], updates: Sequence[Mapping[str, float]], *, step: int
 ) -> None:
     """Say so where updates were skipped, and where the engine's log-probabilities are not the trainer's."""
-    for told in (_skips(updates), _gap(config, metrics)):
-        if told:
-            parts.tracker.message(f"step {step}: {told}")
+    for warning in (_skipped_updates_warning(updates), _logprob_gap_warning(config, metrics)):
+        if warning:
+            run.tracker.message(f"step {step}: {warning}")
 
 
-def collapsed_steps(config: Config, batch: Batch, before: int) -> int:
+def entropy_collapse_steps(config: Config, batch: Batch, before: int) -> int:
     """Steps in a row, this one included, whose policy was all but deterministic."""
     entropy, limit = sampled_entropy(batch), config.rollout.min_entropy
     if entropy is None:
@@ -37,30 +37,34 @@ def sampled_entropy(batch: Batch) -> float | None:
     figure of a run it leaves out what was in flight when the batch closed. None where no token was sampled.
     """
     rows = [
-        generation.logprobs for group, fate in batch.judged if fate != "surplus" for generation in group.generations
+        generation.logprobs
+        for group, outcome in batch.judged
+        if outcome != "excess"
+        for generation in group.generations
     ]
     count = sum(map(len, rows))
     return -math.fsum(map(sum_of, rows)) / count if count else None
 
 
-def require_sound_numbers(config: Config, parts: Parts, progress: Progress) -> None:
+def check_divergence(config: Config, run: Run, train_state: TrainState) -> None:
     """Raise NumericsError, in words, where going on would be in vain. The finished step is worth saving."""
-    skipped, allowed = parts.policy.skipped_in_a_row, config.optim.max_skipped_updates
+    skipped, allowed = run.policy.skipped_in_a_row, config.optim.max_skipped_updates
     if skipped >= allowed:
         raise NumericsError(
             f"{skipped} updates in a row were skipped (optim.max_skipped_updates={allowed}): the loss or the gradient "
             "was not finite, or the policy too far from the one that sampled (loss.max_approx_kl="
             f"{config.loss.max_approx_kl}); lower optim.lr, or look at loss/* and optim/grad_norm before it happened"
         )
-    if progress.collapsed_steps >= COLLAPSED_STEPS:
+    if train_state.entropy_collapse_steps >= ENTROPY_COLLAPSE_STEPS:
         raise NumericsError(
             f"the policy has collapsed: its entropy was below {config.rollout.min_entropy:g} nats a token "
-            f"(rollout.min_entropy) in {progress.collapsed_steps} steps in a row, so the responses to a prompt are all "
+            f"(rollout.min_entropy) in {train_state.entropy_collapse_steps} steps in a row, so the responses "
+            "to a prompt are all "
             "alike; start again with a lower optim.lr or a higher loss.clip_high"
         )
 
 
-def _skips(updates: Sequence[Mapping[str, float]]) -> str:
+def _skipped_updates_warning(updates: Sequence[Mapping[str, float]]) -> str:
     skipped = [update for update in updates if update["optim/skipped"]]
     if not skipped:
         return ""
@@ -71,7 +75,7 @@ def _skips(updates: Sequence[Mapping[str, float]]) -> str:
     return f"{len(skipped)} of {len(updates)} updates skipped, the first with {causes[0]}"
 
 
-def _gap(config: Config, metrics: Mapping[str, float]) -> str:
+def _logprob_gap_warning(config: Config, metrics: Mapping[str, float]) -> str:
     """Then pi_old is not what has sampled, unless the loss is corrected for it."""
     gap, limit = metrics.get("rollout/engine_logprob_gap_mean", 0.0), config.rollout.max_logprob_gap
     if limit is None or gap <= limit or config.loss.engine_correction != "none":  # NaN is a gap too

@@ -38,81 +38,81 @@ from contextlib import contextmanager
 from functools import partial
 
 from dapo.config import Config
-from dapo.core.errors import EngineError, Starved
+from dapo.core.errors import EngineError, ShortfallError
 from dapo.engines.engine import RolloutEngine
-from dapo.telemetry.metrics import Stopwatch, staleness_metrics
-from dapo.training.prefetched_batch import Ahead
+from dapo.telemetry.metrics import StepTimer, staleness_metrics
+from dapo.training.prefetched_batch import PrefetchedBatch
 from dapo.training.rollout import collect
 from dapo.training.signals import StoppableEngine
-from dapo.training.state import Parts, Progress
-from dapo.training.train import conclude, prepare, run_steps, sampling_undone_on_failure, sync_engine, update_policy
+from dapo.training.state import Run, TrainState
+from dapo.training.train import conclude, prepare, roll_back_sampling_on_failure, run_steps, sync_engine, update_policy
 
 MAX_STALENESS = 1
 """Steps."""
 
-_REFRESH_S = 0.5
+_POLL_INTERVAL_S = 0.5
 
 
-def train(config: Config, parts: Parts, progress: Progress) -> None:
+def train(config: Config, run: Run, train_state: TrainState) -> None:
     """From `progress.step` to `num_steps`. Raises as the synchronous schedule does, with state saved."""
-    run_steps(config, parts, progress, train_step)
+    run_steps(config, run, train_state, train_step)
 
 
-def train_step(config: Config, parts: Parts, progress: Progress, *, step: int, watch: Stopwatch) -> None:
+def train_step(config: Config, run: Run, train_state: TrainState, *, step: int, timer: StepTimer) -> None:
     """Step s: learn from B_s while B_{s+1} is sampled. It ends when both have."""
-    parts.stop.check()
-    if progress.ahead is None:
-        progress.ahead = sample_first(config, parts, progress, step=step, watch=watch)
-    batch = progress.ahead.batch
+    run.stop.check()
+    if train_state.prefetched_batch is None:
+        train_state.prefetched_batch = sample_first(config, run, train_state, step=step, timer=timer)
+    batch = train_state.prefetched_batch.batch
     try:
-        with next_batch(config, parts, progress, step=step + 1, watch=watch) as coming:
-            samples, metrics = prepare(config, parts, batch, step=step, watch=watch)  # line 9
-            metrics |= bounded_staleness(staleness_metrics(batch.groups, version=progress.step))
-            with parts.stop.held():
-                coming.raise_failure()  # for the last time that both halves can be given up
-                updates = update_policy(config, parts, progress, samples, step=step, watch=watch)  # lines 10, 11
-                conclude(config, parts, progress, batch, samples, metrics, updates)
-                progress.ahead = None
-                with watch.phase("wait"):
-                    progress.ahead = coming.result(partial(parts.tracker.phase, "generate"))
-            watch.add("generate", coming.seconds)
-    except Starved:
-        give_back(parts, progress)
+        with next_batch(config, run, train_state, step=step + 1, timer=timer) as pending_batch:
+            samples, metrics = prepare(config, run, batch, step=step, timer=timer)  # line 9
+            metrics |= bounded_staleness(staleness_metrics(batch.groups, version=train_state.step))
+            with run.stop.deferred():
+                pending_batch.raise_if_failed()  # for the last time that both halves can be given up
+                updates = update_policy(config, run, train_state, samples, step=step, timer=timer)  # lines 10, 11
+                conclude(config, run, train_state, batch, samples, metrics, updates)
+                train_state.prefetched_batch = None
+                with timer.phase("wait"):
+                    train_state.prefetched_batch = pending_batch.result(partial(run.tracker.phase, "generate"))
+            timer.add("generate", pending_batch.seconds)
+    except ShortfallError:
+        requeue(run, train_state)
         raise
 
 
-def sample_first(config: Config, parts: Parts, progress: Progress, *, step: int, watch: Stopwatch) -> Ahead:
+def sample_first(config: Config, run: Run, train_state: TrainState, *, step: int, timer: StepTimer) -> PrefetchedBatch:
     """A batch of the policy that the step begins with, where none is ahead."""
-    with watch.phase("load_weights"):
-        sync_engine(parts, progress)
-    with sampling_undone_on_failure(parts), watch.phase("generate"):
-        parts.tracker.phase("generate", 0, config.rollout.prompts_per_step)
-        return sample(parts, parts.engine, step=step, on_progress=partial(parts.tracker.phase, "generate"))
+    with timer.phase("load_weights"):
+        sync_engine(run, train_state)
+    with roll_back_sampling_on_failure(run), timer.phase("generate"):
+        run.tracker.phase("generate", 0, config.rollout.prompts_per_step)
+        return sample(run, run.engine, step=step, on_progress=partial(run.tracker.phase, "generate"))
 
 
-def sample(parts: Parts, engine: RolloutEngine, *, step: int, on_progress: Callable[[int, int], None]) -> Ahead:
+def sample(run: Run, engine: RolloutEngine, *, step: int, on_progress: Callable[[int, int], None]) -> PrefetchedBatch:
     """Lines 4 to 8 for a step, with the weights that the engine holds."""
-    position, sampler = parts.stream.position, parts.sampler.state_dict()
+    position, sampler = run.stream.position, run.sampler.state_dict()
     batch = collect(
-        parts.stream,
+        run.stream,
         engine,
-        parts.judge,
-        parts.sampler,
-        parts.encoder,
-        parts.plan,
+        run.judge,
+        run.sampler,
+        run.encoder,
+        run.plan,
         step=step,
         on_progress=on_progress,
     )
-    return Ahead(step, batch, position, sampler)
+    return PrefetchedBatch(step, batch, position, sampler)
 
 
-def give_back(parts: Parts, progress: Progress) -> None:
+def requeue(run: Run, train_state: TrainState) -> None:
     """Have the problems of the batch ahead drawn anew, from the policy and with the options of that time."""
-    if progress.ahead is None:
+    if train_state.prefetched_batch is None:
         return
-    parts.stream.rewind(progress.ahead.position)
-    parts.sampler.load_state_dict(progress.ahead.sampler)
-    progress.ahead, progress.is_saved = None, False
+    run.stream.rewind(train_state.prefetched_batch.position)
+    run.sampler.load_state_dict(train_state.prefetched_batch.sampler)
+    train_state.prefetched_batch, train_state.is_saved = None, False
 
 
 def bounded_staleness(metrics: dict[str, float]) -> dict[str, float]:
@@ -127,83 +127,83 @@ def bounded_staleness(metrics: dict[str, float]) -> dict[str, float]:
 
 @contextmanager
 def next_batch(
-    config: Config, parts: Parts, progress: Progress, *, step: int, watch: Stopwatch
-) -> "Iterator[Coming | NoneComing]":
+    config: Config, run: Run, train_state: TrainState, *, step: int, timer: StepTimer
+) -> "Iterator[PendingBatch | NoPendingBatch]":
     """Inside, the batch of a step is on its way, if the run has that step. Leaving early calls it off."""
     if step > config.train.num_steps:
-        yield NoneComing()
+        yield NoPendingBatch()
         return
-    with watch.phase("load_weights"):
-        sync_engine(parts, progress)
-    with sampling_undone_on_failure(parts):
-        coming = Coming(parts, step=step)
+    with timer.phase("load_weights"):
+        sync_engine(run, train_state)
+    with roll_back_sampling_on_failure(run):
+        pending_batch = PendingBatch(run, step=step)
         try:
-            yield coming
+            yield pending_batch
         finally:  # of no effect where the batch has come
-            coming.call_off()
+            pending_batch.cancel()
 
 
-class CalledOff(Exception):
+class SamplingCancelled(Exception):
     """Ends the sampling thread at its next poll."""
 
 
-class Coming:
+class PendingBatch:
     """A batch on its way, sampled in a thread: until that has ended, stream, engine, judge and sampler are its own."""
 
     seconds = 0.0
     """How long it took."""
 
-    def __init__(self, parts: Parts, *, step: int) -> None:
-        self._is_called_off = threading.Event()
-        self._accepted = (0, parts.sampler.prompts_per_step)
-        self._outcome: Future[Ahead] = Future()
-        self._thread = threading.Thread(target=self._sample, args=(parts, step), name=f"dapo-batch-{step}")
+    def __init__(self, run: Run, *, step: int) -> None:
+        self._is_cancelled = threading.Event()
+        self._accepted = (0, run.sampler.prompts_per_step)
+        self._future: Future[PrefetchedBatch] = Future()
+        self._thread = threading.Thread(target=self._sample, args=(run, step), name=f"dapo-batch-{step}")
         self._thread.start()
 
     def check(self) -> None:
-        """For the thread: raise CalledOff where that is so."""
-        if self._is_called_off.is_set():
-            raise CalledOff
+        """For the thread: raise SamplingCancelled where that is so."""
+        if self._is_cancelled.is_set():
+            raise SamplingCancelled
 
-    def raise_failure(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raise what has ended the thread, if it has failed by now."""
-        if self._outcome.done():
-            self._outcome.result()
+        if self._future.done():
+            self._future.result()
 
-    def result(self, on_progress: Callable[[int, int], None]) -> Ahead:
+    def result(self, on_progress: Callable[[int, int], None]) -> PrefetchedBatch:
         """Wait for the batch. Raises what has ended the thread without one."""
-        while not wait([self._outcome], timeout=_REFRESH_S).done:
+        while not wait([self._future], timeout=_POLL_INTERVAL_S).done:
             on_progress(*self._accepted)
         self._thread.join()
-        return self._outcome.result()
+        return self._future.result()
 
-    def call_off(self) -> None:
+    def cancel(self) -> None:
         """Have the thread end, and wait until it has."""
-        self._is_called_off.set()
+        self._is_cancelled.set()
         self._thread.join()
 
-    def _sample(self, parts: Parts, step: int) -> None:
+    def _sample(self, run: Run, step: int) -> None:
         started = time.perf_counter()
         try:
-            ahead = sample(parts, StoppableEngine(parts.engine, self), step=step, on_progress=self._note)
+            prefetched_batch = sample(run, StoppableEngine(run.engine, self), step=step, on_progress=self._on_progress)
         except BaseException as error:  # raised where the loop looks for the batch
-            self._outcome.set_exception(error)
+            self._future.set_exception(error)
         else:
             self.seconds = time.perf_counter() - started
-            self._outcome.set_result(ahead)
+            self._future.set_result(prefetched_batch)
 
-    def _note(self, accepted: int, wanted: int) -> None:
+    def _on_progress(self, accepted: int, wanted: int) -> None:
         self._accepted = (accepted, wanted)
 
 
-class NoneComing:
+class NoPendingBatch:
     """What stands in the place of a batch that no step would learn from."""
 
     seconds = 0.0
 
-    def raise_failure(self) -> None:
+    def raise_if_failed(self) -> None:
         """Nothing can fail."""
 
-    def result(self, on_progress: Callable[[int, int], None]) -> Ahead | None:
+    def result(self, on_progress: Callable[[int, int], None]) -> PrefetchedBatch | None:
         """No batch."""
         return None

@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 from dapo.core.errors import CheckpointError
 from dapo.core.files import atomic_write_json
 from dapo.data.stream import ProblemStream
-from dapo.training.rollout import FATES, Batch, Fate
+from dapo.training.rollout import OUTCOMES, Batch, Outcome
 from dapo.types import Generation, Group, Verdict
 
-AHEAD_FILE = "ahead.json"
-RESPONSES_FILE = "ahead.parquet"
+PREFETCHED_BATCH_FILE = "prefetched_batch.json"
+RESPONSES_FILE = "prefetched_batch.parquet"
 """One row a judged response, groups in the order of the stream."""
 
 _GROUPS_PER_CHUNK = 64  # bounds memory: at the paper's lengths a batch is gigabytes of ids
@@ -27,7 +27,7 @@ _SCHEMA = pa.schema(
     [
         pa.field("group_id", pa.int64(), nullable=False),
         pa.field("problem_id", pa.string(), nullable=False),
-        pa.field("fate", pa.string(), nullable=False),
+        pa.field("outcome", pa.string(), nullable=False),
         pa.field("prompt_ids", pa.list_(pa.int32()), nullable=False),  # in a group's first row only
         pa.field("request_id", pa.string(), nullable=False),
         pa.field("token_ids", pa.list_(pa.int32()), nullable=False),
@@ -40,7 +40,7 @@ _SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True)
-class Ahead:
+class PrefetchedBatch:
     """What step `step` will train on, and where the run stood before it was sampled."""
 
     step: int
@@ -51,57 +51,57 @@ class Ahead:
     """The sampler's state."""
 
 
-def write_ahead(directory: Path, ahead: Ahead) -> None:
+def write_prefetched_batch(directory: Path, prefetched_batch: PrefetchedBatch) -> None:
     """Put a batch into a checkpoint; equal batches give equal bytes (of one pyarrow version)."""
-    batch = ahead.batch
+    batch = prefetched_batch.batch
     with pq.ParquetWriter(directory / RESPONSES_FILE, _SCHEMA, compression="zstd") as writer:
         for start in range(0, len(batch.judged), _GROUPS_PER_CHUNK):
             chunk = batch.judged[start : start + _GROUPS_PER_CHUNK]
-            rows = [row for group, fate in chunk for row in _rows(group, fate)]
+            rows = [row for group, outcome in chunk for row in _rows(group, outcome)]
             writer.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA))
     state = {
-        "step": ahead.step,
-        "position": ahead.position,
-        "sampler": dict(ahead.sampler),
+        "step": prefetched_batch.step,
+        "position": prefetched_batch.position,
+        "sampler": dict(prefetched_batch.sampler),
         "group_counts": dict(batch.group_counts),
         "token_counts": dict(batch.token_counts),
         "shortfall": batch.shortfall,
         "reason": batch.reason,
         "epoch": batch.epoch,
     }
-    atomic_write_json(directory / AHEAD_FILE, state)
+    atomic_write_json(directory / PREFETCHED_BATCH_FILE, state)
 
 
-def read_ahead(directory: Path, stream: ProblemStream) -> Ahead | None:
+def read_prefetched_batch(directory: Path, stream: ProblemStream) -> PrefetchedBatch | None:
     """The batch that a checkpoint holds, equal to the one that was written; None if it holds none.
 
     Problems come from the stream by their place. Raises CheckpointError where it has others there.
     """
-    if not (directory / AHEAD_FILE).exists():
+    if not (directory / PREFETCHED_BATCH_FILE).exists():
         return None
-    state = json.loads((directory / AHEAD_FILE).read_text(encoding="utf-8"))
+    state = json.loads((directory / PREFETCHED_BATCH_FILE).read_text(encoding="utf-8"))
     with pq.ParquetFile(directory / RESPONSES_FILE) as file:
         rows = [row for chunk in file.iter_batches() for row in chunk.to_pylist()]
     judged = tuple(_groups(rows, stream))
     batch = Batch(
-        groups=tuple(group for group, fate in judged if fate == "trained"),
+        groups=tuple(group for group, outcome in judged if outcome == "trained"),
         judged=judged,
-        group_counts={fate: state["group_counts"][fate] for fate in FATES},
-        token_counts={fate: state["token_counts"][fate] for fate in FATES},
+        group_counts={outcome: state["group_counts"][outcome] for outcome in OUTCOMES},
+        token_counts={outcome: state["token_counts"][outcome] for outcome in OUTCOMES},
         shortfall=state["shortfall"],
         reason=state["reason"],
         epoch=state["epoch"],
     )
-    return Ahead(state["step"], batch, state["position"], state["sampler"])
+    return PrefetchedBatch(state["step"], batch, state["position"], state["sampler"])
 
 
-def _rows(group: Group, fate: Fate) -> Iterator[dict[str, Any]]:
+def _rows(group: Group, outcome: Outcome) -> Iterator[dict[str, Any]]:
     responses = zip(group.generations, group.verdicts, group.texts, strict=True)
     for i, (generation, verdict, text) in enumerate(responses):
         yield {
             "group_id": group.id,
             "problem_id": group.problem.id,
-            "fate": fate,
+            "outcome": outcome,
             "prompt_ids": np.array(group.prompt_ids if i == 0 else (), dtype=np.int32),
             "request_id": generation.request_id,
             "token_ids": np.array(generation.token_ids, dtype=np.int32),
@@ -116,7 +116,7 @@ def _verdict_as_json(verdict: Verdict) -> list[Any]:
     return [verdict.correct, verdict.score, verdict.error, verdict.answer, dict(verdict.components)]
 
 
-def _groups(rows: Sequence[Mapping[str, Any]], stream: ProblemStream) -> Iterator[tuple[Group, Fate]]:
+def _groups(rows: Sequence[Mapping[str, Any]], stream: ProblemStream) -> Iterator[tuple[Group, Outcome]]:
     for position, of_group in groupby(rows, key=lambda row: row["group_id"]):
         members = list(of_group)
         problem = stream.problem_at(position)
@@ -137,7 +137,7 @@ def _groups(rows: Sequence[Mapping[str, Any]], stream: ProblemStream) -> Iterato
             id=position,
             texts=tuple(text for text, *_ in judged),
         )
-        yield group, members[0]["fate"]
+        yield group, members[0]["outcome"]
 
 
 def _generation(row: Mapping[str, Any]) -> Generation:

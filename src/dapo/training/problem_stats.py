@@ -5,7 +5,7 @@ from typing import Any
 
 from dapo.types import Group
 
-_NOTHING: Mapping[str, float] = {
+_EMPTY: Mapping[str, float] = {
     "visits": 0,
     "responses": 0,  # that were judged
     "decided": 0,  # of them right or wrong
@@ -15,20 +15,20 @@ _NOTHING: Mapping[str, float] = {
 }
 
 
-class ProblemHistory:
+class ProblemStats:
     """Counts by problem id; copies of one problem share them. Its state goes into checkpoints, so that it is exact."""
 
     def __init__(self) -> None:
-        self._of: dict[str, dict[str, float]] = {}
+        self._by_problem: dict[str, dict[str, float]] = {}
 
     def __len__(self) -> int:
         """Problems that were met."""
-        return len(self._of)
+        return len(self._by_problem)
 
     def record(self, groups: Iterable[Group], *, step: int) -> None:
         """Judged groups of a step. A response whose verdict is an error counts in nothing but the visit."""
         for group in groups:
-            entry = self._of.setdefault(group.problem.id, dict(_NOTHING))
+            entry = self._by_problem.setdefault(group.problem.id, dict(_EMPTY))
             valid = [verdict for verdict in group.verdicts if verdict.error is None]
             entry["visits"] += 1
             entry["responses"] += len(valid)
@@ -39,8 +39,8 @@ class ProblemHistory:
 
     def state_dict(self) -> dict[str, dict[str, float]]:
         """By problem id, as JSON values: visits, responses, decided, correct, score_sum, last_step."""
-        return {problem: dict(entry) for problem, entry in sorted(self._of.items())}
+        return {problem: dict(entry) for problem, entry in sorted(self._by_problem.items())}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Continue with a saved state."""
-        self._of = {problem: dict(entry) for problem, entry in state.items()}
+        self._by_problem = {problem: dict(entry) for problem, entry in state.items()}

@@ -7,21 +7,21 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
-from dapo.algo.sampling import Signal, is_informative
+from dapo.algo.sampling import ScoreThresholds, is_informative
 from dapo.config import Config
-from dapo.core.errors import EngineError, RewardError, Starved
+from dapo.core.errors import EngineError, RewardError, ShortfallError
 from dapo.core.rng import keyed_seed
 from dapo.data.prompts import Encoder
 from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
 from dapo.rewards.judge import Judge
-from dapo.rewards.workers.error_window import ErrorWindow
+from dapo.rewards.workers.error_window import RollingErrorRate
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
 
-Fate: TypeAlias = Literal[
-    "trained", "all_correct", "all_wrong", "no_spread", "filtered", "invalid", "surplus", "aborted"
+Outcome: TypeAlias = Literal[
+    "trained", "all_correct", "all_wrong", "zero_variance", "filtered", "invalid", "excess", "aborted"
 ]
-FATES: tuple[Fate, ...] = get_args(Fate)
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 # A group's verdicts are looked at this many polls after its last token: the engine goes on while verifiers work, and
 # what is submitted next depends on polls, never on the clock.
@@ -47,10 +47,10 @@ class Batch:
 
     groups: tuple[Group, ...]
     """Those that train, in the order of the stream."""
-    judged: tuple[tuple[Group, Fate], ...]
+    judged: tuple[tuple[Group, Outcome], ...]
     """Every group whose responses were all generated, in the order of the stream."""
-    group_counts: Mapping[Fate, int]
-    token_counts: Mapping[Fate, int]
+    group_counts: Mapping[Outcome, int]
+    token_counts: Mapping[Outcome, int]
     shortfall: int
     """Groups missing from a full batch: above 0 only where max_groups_per_step was reached."""
     reason: str = ""
@@ -79,28 +79,28 @@ class DynamicSampler:
         max_groups_per_step: int,
         enabled: bool = True,
         keep: Callable[[Group], bool] | None = None,
-        signal: Signal | None = None,
+        thresholds: ScoreThresholds | None = None,
         max_error_rate: float = 1.0,
     ) -> None:
         self.prompts_per_step = prompts_per_step
         self.max_groups_per_step = max_groups_per_step
         self._enabled = enabled
         self._keep = keep
-        self._signal = signal
-        self._memory = 1.0 - 1.0 / (4 * prompts_per_step)  # the keep rate of about the last four batches
+        self._thresholds = thresholds
+        self._decay = 1.0 - 1.0 / (4 * prompts_per_step)  # the keep rate of about the last four batches
         self._kept = self._decided = 1.0
-        self._errors = ErrorWindow(max_error_rate)
+        self._errors = RollingErrorRate(max_error_rate)
 
-    def fate(self, group: Group) -> Fate:
+    def outcome(self, group: Group) -> Outcome:
         """What becomes of a judged group; counts towards the keep rate.
 
         Raises VerifierFailed where `max_error_rate` of the last responses is exceeded.
         """
         self._errors.add(group.problem.id, group.texts or [""] * len(group.verdicts), group.verdicts)
-        fate = self._fate(group)
-        self._kept = self._memory * self._kept + (fate == "trained")
-        self._decided = self._memory * self._decided + 1.0
-        return fate
+        outcome = self._outcome_of(group)
+        self._kept = self._decay * self._kept + (outcome == "trained")
+        self._decided = self._decay * self._decided + 1.0
+        return outcome
 
     def in_flight_target(self, shortfall: int) -> int:
         """Undecided groups to have submitted so that, at the running keep rate, the shortfall is just met."""
@@ -115,7 +115,7 @@ class DynamicSampler:
         self._kept, self._decided = float(state["kept"]), float(state["decided"])
         self._errors.load(state.get("errors", ()))
 
-    def _fate(self, group: Group) -> Fate:
+    def _outcome_of(self, group: Group) -> Outcome:
         valid = [verdict for verdict in group.verdicts if verdict.error is None]
         if len(valid) < 2:
             return "invalid"
@@ -124,9 +124,9 @@ class DynamicSampler:
         if self._keep is not None:
             return "trained" if self._user_keeps(group) else "filtered"
         if is_informative(group.verdicts):
-            return "trained" if self._signal is None or self._signal.is_shown_by(group.verdicts) else "filtered"
+            return "trained" if self._thresholds is None or self._thresholds.is_met_by(group.verdicts) else "filtered"
         if any(verdict.correct is None for verdict in valid):
-            return "no_spread"
+            return "zero_variance"
         return "all_correct" if valid[0].correct else "all_wrong"
 
     def _user_keeps(self, group: Group) -> bool:
@@ -197,23 +197,23 @@ class _Collector:
     on_progress: Callable[[int, int], None]
     undecided: "deque[_Pending]" = field(default_factory=deque)
     by_request: dict[str, tuple[_Pending, int]] = field(default_factory=dict)
-    judged: list[tuple[Group, Fate]] = field(default_factory=list)
+    judged: list[tuple[Group, Outcome]] = field(default_factory=list)
     accepted: list[Group] = field(default_factory=list)
     submitted: int = 0
     polls: int = 0
-    counts: dict[Fate, int] = field(default_factory=lambda: dict.fromkeys(FATES, 0))
-    tokens: dict[Fate, int] = field(default_factory=lambda: dict.fromkeys(FATES, 0))
+    counts: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
+    tokens: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
 
     def run(self) -> Batch:
         while self.shortfall > 0:
-            self.top_up()
+            self.refill()
             if not self.undecided:
                 break
             if self.by_request:
                 self.receive(self.engine.poll())
                 self.polls += 1
-            self.decide()
-        self.drop_the_rest()
+            self.classify()
+        self.abort_excess()
         reason = self.explain_shortfall() if self.shortfall else ""
         return Batch(
             tuple(self.accepted),
@@ -229,7 +229,7 @@ class _Collector:
     def shortfall(self) -> int:
         return self.sampler.prompts_per_step - len(self.accepted)
 
-    def top_up(self) -> None:
+    def refill(self) -> None:
         wanted = self.sampler.in_flight_target(self.shortfall) - len(self.undecided)
         for _ in range(min(wanted, self.sampler.max_groups_per_step - self.submitted)):
             self.submit_group()
@@ -276,7 +276,7 @@ class _Collector:
         pending.verdicts = self.judge.submit(pending.problem, pending.texts, ids)
         pending.due_poll = self.polls + VERDICT_LAG_POLLS
 
-    def decide(self) -> None:
+    def classify(self) -> None:
         """Decide from the head of the queue; with nothing left to generate there is no reason to wait."""
         while self.undecided and self.shortfall > 0:
             head = self.undecided[0]
@@ -284,13 +284,13 @@ class _Collector:
                 return
             self.undecided.popleft()
             group = head.group()
-            fate = self.sampler.fate(group)
-            if fate == "trained":
+            outcome = self.sampler.outcome(group)
+            if outcome == "trained":
                 self.accepted.append(group)
-            self.book(group, fate)
+            self.count_group(group, outcome)
             self.on_progress(len(self.accepted), self.sampler.prompts_per_step)
 
-    def drop_the_rest(self) -> None:
+    def abort_excess(self) -> None:
         """The batch is closed: what was submitted beyond it is dropped, counted, and goes back to the stream."""
         if not self.undecided:
             return
@@ -302,39 +302,39 @@ class _Collector:
             raise EngineError(f"the engine did not answer the abort of {next(iter(self.by_request))!r}")
         for pending in self.undecided:
             if pending.missing == 0:
-                self.book(pending.group(), "surplus")
+                self.count_group(pending.group(), "excess")
             elif tokens := sum(len(g.token_ids) for g in pending.generations if g is not None):
                 self.counts["aborted"] += 1
                 self.tokens["aborted"] += tokens
 
-    def book(self, group: Group, fate: Fate) -> None:
-        self.judged.append((group, fate))
-        self.counts[fate] += 1
-        self.tokens[fate] += group.num_tokens
+    def count_group(self, group: Group, outcome: Outcome) -> None:
+        self.judged.append((group, outcome))
+        self.counts[outcome] += 1
+        self.tokens[outcome] += group.num_tokens
 
     def explain_shortfall(self) -> str:
-        decided = [group for group, fate in self.judged if fate != "surplus"]
+        decided = [group for group, outcome in self.judged if outcome != "excess"]
         causes = {
             "all wrong": self.counts["all_wrong"],
             "all correct": self.counts["all_correct"],
-            "scores without spread": self.counts["no_spread"],
+            "scores without spread": self.counts["zero_variance"],
             "refused by dynamic_sampling.filter": self.counts["filtered"],
             "with fewer than two valid verdicts": self.counts["invalid"],
         }
-        told = ", ".join(f"{count} {cause}" for cause, count in causes.items() if count)
+        message = ", ".join(f"{count} {cause}" for cause, count in causes.items() if count)
         errors = [v.error for group in decided for v in group.verdicts if v.error is not None]
         if errors:
-            told += f"; {len(errors)} verifier errors, most often: {Counter(errors).most_common(1)[0][0]}"
+            message += f"; {len(errors)} verifier errors, most often: {Counter(errors).most_common(1)[0][0]}"
         return (
             f"{len(decided)} groups were judged (dynamic_sampling.max_groups_per_step) and {len(self.accepted)} of the "
-            f"{self.sampler.prompts_per_step} wanted carry a signal: {told}"
+            f"{self.sampler.prompts_per_step} wanted carry a signal: {message}"
         )
 
 
 def require_groups(batch: Batch, *, on_shortfall: str) -> None:
     """Raise Starved where a short batch may not, or cannot, be trained on."""
     if batch.shortfall and (on_shortfall == "stop" or not batch.groups):
-        raise Starved(
+        raise ShortfallError(
             f"{batch.reason}. Choose problems nearer to what the model can do, raise rollout.group_size or "
             "dynamic_sampling.max_groups_per_step, or look at the responses in rollouts/"
         )

@@ -23,14 +23,14 @@ from dapo.core.files import (
     atomic_write_text,
     crc32_of,
     fsync,
-    is_note,
-    take_noted,
+    is_checksum_sidecar,
+    pop_checksum_sidecar,
 )
 from dapo.telemetry.sinks import truncate_after
 
 _STEP_NAME = re.compile(r"step_(\d{6,})(\.parquet|\.json)?")
 _REPLACED = ".replaced.tmp"
-_GONE = ".gone.tmp"
+_REMOVED = ".gone.tmp"
 SUMMARY_FIELDS = ("steps", "wall_s", "tokens_generated", "tokens_trained", "eval_first", "eval_last", "exit_reason")
 
 
@@ -49,9 +49,9 @@ class RunDirectory:
         run = cls(Path(path))
         try:
             run.path.mkdir(parents=True, exist_ok=True)
-            run._refuse_what_is_there()  # a lock file does not belong into a directory that is refused
+            run._require_empty()  # a lock file does not belong into a directory that is refused
             with run.lock():  # of two that start at once, one wins here
-                run._refuse_what_is_there()
+                run._require_empty()
                 atomic_write_json(run.manifest, manifest)
                 atomic_write_text(run.config, config_yaml)
         except OSError as error:
@@ -159,7 +159,7 @@ class RunDirectory:
         temporary.mkdir(parents=True)
         try:
             write(temporary)
-            _seal(temporary, step, accuracy)
+            _write_checkpoint_manifest(temporary, step, accuracy)
             if self.metrics.exists():
                 fsync(self.metrics)  # a run that resumes from here will not write these lines again
             if final.exists():
@@ -173,11 +173,11 @@ class RunDirectory:
 
     def drop_old_checkpoints(self, step: int, keep: int, *, keep_best: bool = False) -> None:
         """Of the checkpoints up to a step leave the newest `keep`, and with `keep_best` the best evaluated one."""
-        upto = [path for path in _numbered(self.checkpoints) if step_of(path) <= step]
-        best = best_checkpoint(upto) if keep_best else None
-        for old in upto[:-keep]:
+        up_to_step = [path for path in _numbered(self.checkpoints) if step_of(path) <= step]
+        best = best_checkpoint(up_to_step) if keep_best else None
+        for old in up_to_step[:-keep]:
             if old != best:
-                _set_aside(old)
+                _mark_for_removal(old)
         self.clear_leftovers()
 
     def clear_leftovers(self) -> None:
@@ -189,11 +189,11 @@ class RunDirectory:
             name = replaced.with_name(replaced.name.removeprefix(".").removesuffix(_REPLACED))
             if not name.exists():
                 os.rename(replaced, name)
-        for leftover in self.checkpoints.glob(f".step_*{_GONE}"):
+        for leftover in self.checkpoints.glob(f".step_*{_REMOVED}"):
             shutil.rmtree(leftover)
         for leftover in self.checkpoints.glob(".step_*.tmp"):
             # under another name a writer that was ended, and is not dead yet, makes no new files in it
-            shutil.rmtree(leftover.rename(leftover.with_suffix(_GONE)))
+            shutil.rmtree(leftover.rename(leftover.with_suffix(_REMOVED)))
 
     def latest_checkpoint(self, warn: Callable[[str], None]) -> Path | None:
         """The newest checkpoint whose checksums hold; None if none was ever saved.
@@ -202,10 +202,10 @@ class RunDirectory:
         """
         saved = _numbered(self.checkpoints)
         for path in reversed(saved):
-            fault = _fault(path)
-            if fault is None:
+            damage = _find_damage(path)
+            if damage is None:
                 return path
-            warn(f"checkpoint {path} is damaged ({fault}); trying the one before it")
+            warn(f"checkpoint {path} is damaged ({damage}); trying the one before it")
         if saved:
             raise CheckpointError(f"every checkpoint in {self.checkpoints} is damaged; start again in a new --run-dir")
         return None
@@ -221,9 +221,9 @@ class RunDirectory:
         if not path.is_dir():
             steps = ", ".join(str(step_of(saved)) for saved in _numbered(self.checkpoints)) or "none"
             raise CheckpointError(f"{self.path} has no checkpoint of step {step}; there are: {steps}")
-        fault = _fault(path)
-        if fault is not None:
-            raise CheckpointError(f"checkpoint {path} is damaged ({fault})")
+        damage = _find_damage(path)
+        if damage is not None:
+            raise CheckpointError(f"checkpoint {path} is damaged ({damage})")
         return path
 
     def cut_after(self, step: int, *, is_logged: bool = True) -> None:
@@ -240,7 +240,7 @@ class RunDirectory:
                     path.unlink()
         for path in _numbered(self.checkpoints):
             if step_of(path) > step:
-                _set_aside(path)
+                _mark_for_removal(path)
         self.clear_leftovers()
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
@@ -253,14 +253,14 @@ class RunDirectory:
             raise ValueError(f"the summary of a run lacks {', '.join(missing)}")
         atomic_write_json(self.summary, summary)
 
-    def _refuse_what_is_there(self) -> None:
-        of_a_start = {"lock", self.manifest.name, f".{self.manifest.name}.tmp", f".{self.config.name}.tmp"}
+    def _require_empty(self) -> None:
+        startup_files = {"lock", self.manifest.name, f".{self.manifest.name}.tmp", f".{self.config.name}.tmp"}
         found = sorted(entry.name for entry in self.path.iterdir())
         if self.config.name in found:
             raise _already_a_run(self.path)
-        if strange := [name for name in found if name not in of_a_start]:
+        if unexpected := [name for name in found if name not in startup_files]:
             raise CheckpointError(
-                f"{self.path} is not empty and holds no run (found {', '.join(strange[:3])}); "
+                f"{self.path} is not empty and holds no run (found {', '.join(unexpected[:3])}); "
                 "choose a new or empty --run-dir"
             )
 
@@ -330,11 +330,11 @@ def _accuracy(checkpoint: Path) -> float | None:
     return value if isinstance(value, float | int) else None
 
 
-def _seal(directory: Path, step: int, accuracy: float | None) -> None:
+def _write_checkpoint_manifest(directory: Path, step: int, accuracy: float | None) -> None:
     """Put everything in a checkpoint on disk, and add the manifest by which damage is found."""
     files = {}
-    for path in sorted(path for path in directory.rglob("*") if path.is_file() and not is_note(path)):
-        if (crc32 := take_noted(path)) is None:  # a note says that the file is on the disk
+    for path in sorted(path for path in directory.rglob("*") if path.is_file() and not is_checksum_sidecar(path)):
+        if (crc32 := pop_checksum_sidecar(path)) is None:  # a note says that the file is on the disk
             fsync(path)
             crc32 = crc32_of(path)
         files[path.relative_to(directory).as_posix()] = {"bytes": path.stat().st_size, "crc32": crc32}
@@ -343,7 +343,7 @@ def _seal(directory: Path, step: int, accuracy: float | None) -> None:
         fsync(folder)
 
 
-def _fault(checkpoint: Path) -> str | None:
+def _find_damage(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint, in a few words; None if its checksums hold."""
     manifest = checkpoint / "manifest.json"
     try:
@@ -366,7 +366,7 @@ def _fault(checkpoint: Path) -> str | None:
     return None
 
 
-def _set_aside(checkpoint: Path) -> None:
+def _mark_for_removal(checkpoint: Path) -> None:
     """Make a checkpoint a leftover: it loses its name at once, so that half of it never looks like a whole."""
     os.rename(checkpoint, checkpoint.with_name(f".{checkpoint.name}.old.tmp"))
 

@@ -8,7 +8,7 @@ import torch
 from dapo.algo.advantages import group_advantages
 from dapo.algo.overlong import overlong_penalty, trains
 from dapo.config import Config
-from dapo.core.packed import Packed
+from dapo.core.packed import CompactArray
 from dapo.core.rng import keyed_permutation
 from dapo.types import Generation, Group, Sample, Verdict
 
@@ -63,7 +63,7 @@ def _group_samples(group: Group, config: Config) -> list[Sample]:
             advantage=advantage,
             engine_logprobs=generation.logprobs,
             old_logprobs=None,
-            mask=Packed(np.full(len(generation.token_ids), trains(generation.finish, mode=config.overlong.mode))),
+            mask=CompactArray(np.full(len(generation.token_ids), trains(generation.finish, mode=config.overlong.mode))),
         )
         for (generation, _), reward, advantage in zip(valid, rewards, advantages.tolist(), strict=True)
     ]

@@ -29,49 +29,49 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signum: int | None = None
-        self._is_held = False
+        self._is_deferred = False
 
     def check(self, advice: str = "") -> None:
         """Raise Interrupted, with advice on how to go on, if one has, unless stopping is put off."""
-        if self.signum is not None and not self._is_held:
+        if self.signum is not None and not self._is_deferred:
             raise Interrupted(self.signum, advice)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def deferred(self) -> Iterator[None]:
         """Inside, no thread is stopped: what is in hand is seen through. Raises Interrupted if a signal came before."""
-        self._is_held = True
+        self._is_deferred = True
         try:
             # only now: a thread that was stopped a moment ago must not be waited for
             if self.signum is not None:
                 raise Interrupted(self.signum)
             yield
         finally:
-            self._is_held = False
+            self._is_deferred = False
 
 
 @contextmanager
 def signals_as_requests(
-    announcement: str = "saving as soon as the work in hand allows; Ctrl-C ends at once (the run then continues from "
+    message: str = "saving as soon as the work in hand allows; Ctrl-C ends at once (the run then continues from "
     "its newest checkpoint)",
 ) -> Iterator[StopRequest]:
     """Inside, the first SIGINT or SIGTERM becomes a request; a SIGINT after that ends the process at once.
 
-    `announcement` is what a person is told when the first one comes. Python lets only the main thread have signals: in
+    `message` is what a person is told when the first one comes. Python lets only the main thread have signals: in
     any other the signals keep their meaning.
     """
     request = StopRequest()
 
-    def ask(signum: int, frame: FrameType | None) -> None:
+    def on_signal(signum: int, frame: FrameType | None) -> None:
         if request.signum is None:
             request.signum = signum
             # not print: a signal may come while a line is being printed
-            os.write(2, _told(signum, announcement).encode())
+            os.write(2, _signal_message(signum, message).encode())
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # the system's own: works in the middle of a matmul too
 
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    before = {signum: signal.signal(signum, ask) for signum in (signal.SIGINT, signal.SIGTERM)}
+    before = {signum: signal.signal(signum, on_signal) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield request
     finally:
@@ -79,7 +79,7 @@ def signals_as_requests(
             signal.signal(signum, handler)
 
 
-class Checked(Protocol):
+class StopCheck(Protocol):
     """Something that may ask to stop."""
 
     def check(self) -> None:
@@ -89,7 +89,7 @@ class Checked(Protocol):
 class StoppableEngine:
     """An engine that answers a request to stop at its next poll: in a rollout or an evaluation, never in an update."""
 
-    def __init__(self, engine: RolloutEngine, request: Checked) -> None:
+    def __init__(self, engine: RolloutEngine, request: StopCheck) -> None:
         self._engine, self._request = engine, request
 
     def load_weights(self, weights: WeightSource, version: int) -> None:
@@ -118,6 +118,6 @@ class StoppableEngine:
         self._engine.close()
 
 
-def _told(signum: int, announcement: str) -> str:
+def _signal_message(signum: int, message: str) -> str:
     show_cursor = SHOW_CURSOR if sys.stderr.isatty() else ""  # the live display hides it, and may not get to show it
-    return f"{show_cursor}\n{signal.Signals(signum).name}: {announcement}\n"
+    return f"{show_cursor}\n{signal.Signals(signum).name}: {message}\n"

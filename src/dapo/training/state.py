@@ -12,8 +12,8 @@ from dapo.evaluation.scores import EvaluationPlan
 from dapo.rewards.judge import Judge
 from dapo.telemetry.sinks import Tracker
 from dapo.training.checkpoint_store import CheckpointWriter
-from dapo.training.prefetched_batch import Ahead
-from dapo.training.problem_stats import ProblemHistory
+from dapo.training.prefetched_batch import PrefetchedBatch
+from dapo.training.problem_stats import ProblemStats
 from dapo.training.rollout import DynamicSampler, SamplingPlan
 from dapo.training.run_directory import RunDirectory
 from dapo.training.signals import StopRequest
@@ -40,7 +40,7 @@ class TrainablePolicy(Protocol):
 
 
 @dataclass
-class Parts:
+class Run:
     """Everything that is plugged into the loop."""
 
     stream: ProblemStream
@@ -51,20 +51,20 @@ class Parts:
     encoder: Encoder
     plan: SamplingPlan
     tracker: Tracker
-    run: RunDirectory
+    directory: RunDirectory
     held_out: Sequence[Problem] = ()
     eval_plan: EvaluationPlan | None = None
-    history: ProblemHistory = field(default_factory=ProblemHistory)
+    problem_stats: ProblemStats = field(default_factory=ProblemStats)
     stop: StopRequest = field(default_factory=StopRequest)
     checkpoints: CheckpointWriter = field(init=False)
 
     def __post_init__(self) -> None:
         """Checkpoints go into the run's directory, and their troubles to its tracker."""
-        self.checkpoints = CheckpointWriter(self.run, tell=self.tracker.message)
+        self.checkpoints = CheckpointWriter(self.directory, log=self.tracker.message)
 
 
 @dataclass
-class Progress:
+class TrainState:
     """How far a run is: with stream, sampler and policy, all that a checkpoint holds."""
 
     step: int = 0
@@ -72,17 +72,17 @@ class Progress:
     tokens_generated: int = 0
     tokens_trained: int = 0
     wall_s: float = 0.0
-    collapsed_steps: int = 0
+    entropy_collapse_steps: int = 0
     """Steps in a row whose policy was all but deterministic (rollout.min_entropy)."""
     unlogged: dict[str, float] | None = field(default_factory=dict)
     """Metrics of this step, or of the time before the first, that are not written yet: its evaluation is still due."""
     accuracy: float | None = None
     """Of this step's evaluation, if it had one."""
-    ahead: Ahead | None = None
+    prefetched_batch: PrefetchedBatch | None = None
     """The next step's batch, where the schedule samples it before the step."""
     is_saved: bool = field(default=False, compare=False)
     """A checkpoint of this very state has been written, or is being written."""
-    is_whole: bool = field(default=True, compare=False)
+    is_consistent: bool = field(default=True, compare=False)
     """The policy is that of `step`: no update of the next one has changed it."""
     engine_version: int | None = field(default=None, compare=False)
     """Of the weights that the engine holds."""
@@ -98,7 +98,7 @@ class Progress:
         self.tokens_generated += tokens_generated
         self.tokens_trained += tokens_trained
         self.unlogged, self.accuracy = metrics, None
-        self.is_saved, self.is_whole = False, True
+        self.is_saved, self.is_consistent = False, True
 
     def state_dict(self) -> dict[str, float]:
         """JSON values."""
@@ -107,5 +107,5 @@ class Progress:
             "tokens_generated": self.tokens_generated,
             "tokens_trained": self.tokens_trained,
             "wall_s": self.wall_s,
-            "collapsed_steps": self.collapsed_steps,
+            "entropy_collapse_steps": self.entropy_collapse_steps,
         }

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from dapo.cli.check.hardware_profile import GIB, Assumptions
-from dapo.cli.check.model_dimensions import ModelShape
+from dapo.cli.check.hardware_profile import GIB, HardwareProfile
+from dapo.cli.check.model_dimensions import ModelDimensions
 from dapo.config import Config
 
 GB = 10**9
@@ -17,17 +17,17 @@ CHUNK_LOGITS = 2**26
 
 
 @dataclass(frozen=True)
-class Layout:
+class ResourceEstimate:
     """A run's processes and sizes, from which everything else follows."""
 
     config: Config
-    shape: ModelShape
-    assumed: Assumptions
+    dimensions: ModelDimensions
+    profile: HardwareProfile
 
     @property
     def element_bytes(self) -> int:
         """Of a number in `model.dtype`."""
-        return _element_bytes(self.config.model.dtype, self.assumed.device)
+        return _element_bytes(self.config.model.dtype, self.profile.device)
 
     @property
     def master_bytes(self) -> int:
@@ -39,7 +39,7 @@ class Layout:
         """Of a number in the engine."""
         vllm = self.config.rollout.vllm.dtype
         if self.config.rollout.engine == "vllm" and vllm != "auto":
-            return _element_bytes(vllm, self.assumed.device)
+            return _element_bytes(vllm, self.profile.device)
         return self.element_bytes
 
     @property
@@ -53,27 +53,27 @@ class Layout:
         return max(self.config.rollout.engines, 1 if self.config.rollout.engine == "vllm" else 0)
 
     @property
-    def devices_an_engine(self) -> int:
+    def devices_per_engine(self) -> int:
         """GPUs that an engine is spread over."""
         return self.config.rollout.vllm.tensor_parallel if self.config.rollout.engine == "vllm" else 1
 
     @property
-    def shares_device(self) -> bool:
+    def is_colocated(self) -> bool:
         """Policy and engine are in one process, on one device."""
         return self.ranks == 1 and self.engines == 0
 
     @property
     def devices(self) -> int:
         """GPUs in all; on CPUs 1, the machine."""
-        if self.assumed.device == "cpu":
+        if self.profile.device == "cpu":
             return 1
-        return self.ranks + self.engines * self.devices_an_engine
+        return self.ranks + self.engines * self.devices_per_engine
 
     @property
-    def trained_parameters(self) -> int:
+    def trainable_parameters(self) -> int:
         """Of the model, or of its adapters."""
         lora = self.config.model.lora
-        return self.shape.parameters if lora is None else self.shape.lora_parameters(lora.rank, lora.targets)
+        return self.dimensions.parameters if lora is None else self.dimensions.lora_parameters(lora.rank, lora.targets)
 
     @property
     def sequence_tokens(self) -> int:
@@ -83,175 +83,181 @@ class Layout:
     @property
     def microbatch_tokens(self) -> int:
         """The most that one backward can have: a sequence above `train.microbatch_tokens` goes alone, uncut."""
-        mean_prompt = round(self.assumed.prompt_tokens) + self.config.rollout.max_response_tokens
+        mean_prompt = round(self.profile.prompt_tokens) + self.config.rollout.max_response_tokens
         return max(self.config.train.microbatch_tokens, mean_prompt)
 
     def trainer_memory(self) -> dict[str, float]:
         """Bytes on the device of a trainer rank, by part, at the peak of an update."""
-        shape, n, e, master = self.shape, self.ranks, self.element_bytes, self.master_bytes
-        trained, lora = self.trained_parameters, self.config.model.lora
-        parts: dict[str, float] = {}
+        dimensions, n, e, master = self.dimensions, self.ranks, self.element_bytes, self.master_bytes
+        trained, lora = self.trainable_parameters, self.config.model.lora
+        breakdown: dict[str, float] = {}
         if lora is not None:
-            parts["frozen weights"] = e * shape.parameters / n
+            breakdown["frozen weights"] = e * dimensions.parameters / n
         if n == 1 and e < master:
-            parts["weights to compute with"] = e * trained
-        parts["master weights"] = master * trained / n
-        parts["gradients"] = master * trained / n
-        parts["AdamW's moments"] = 2 * master * trained / n
+            breakdown["weights to compute with"] = e * trained
+        breakdown["master weights"] = master * trained / n
+        breakdown["gradients"] = master * trained / n
+        breakdown["AdamW's moments"] = 2 * master * trained / n
         if self.config.loss.kl_coef > 0 and lora is None:
-            parts["reference for the KL term"] = e * shape.parameters / n
+            breakdown["reference for the KL term"] = e * dimensions.parameters / n
         if n > 1:
             # two layers at a time, since the next is on its way; embedding and head stay to the end of the backward
-            parts["gathered layers, embedding and head"] = e * (2 * shape.layer_parameters + shape.embedding_parameters)
-            whole = max(shape.layer_parameters, shape.embedding_parameters)
-            parts["whole gradients, before each rank has its part"] = (e + master) * whole
-        parts["activations"] = self.activation_bytes() * self.microbatch_tokens
-        positions = min(self.microbatch_tokens, max(1, CHUNK_LOGITS // shape.vocabulary))
-        logits = positions * shape.vocabulary
-        parts["a chunk of logits"] = logits * (e if e >= 4 else 4 + e) + shape.vocabulary * shape.hidden * e
-        return parts
+            breakdown["gathered layers, embedding and head"] = e * (
+                2 * dimensions.layer_parameters + dimensions.embedding_parameters
+            )
+            unsharded = max(dimensions.layer_parameters, dimensions.embedding_parameters)
+            breakdown["whole gradients, before each rank has its part"] = (e + master) * unsharded
+        breakdown["activations"] = self.activation_bytes() * self.microbatch_tokens
+        positions = min(self.microbatch_tokens, max(1, CHUNK_LOGITS // dimensions.vocabulary))
+        logits = positions * dimensions.vocabulary
+        breakdown["a chunk of logits"] = (
+            logits * (e if e >= 4 else 4 + e) + dimensions.vocabulary * dimensions.hidden * e
+        )
+        return breakdown
 
     def activation_bytes(self) -> float:
         """Of one token of a microbatch: what the layers keep for the backward."""
         kept = self.layer_activation_bytes()
         if not self.config.train.recompute:
-            return self.shape.layers * kept
-        return self.shape.layers * self.element_bytes * self.shape.hidden + kept  # each layer's input, and one layer
+            return self.dimensions.layers * kept
+        return (
+            self.dimensions.layers * self.element_bytes * self.dimensions.hidden + kept
+        )  # each layer's input, and one layer
 
     def layer_activation_bytes(self) -> float:
         """Of one token in one layer, counted along transformers' Llama with packed attention."""
-        shape, e = self.shape, self.element_bytes
-        queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        prompt, response = self.assumed.prompt_tokens, self.assumed.mean_response_tokens
+        dimensions, e = self.dimensions, self.element_bytes
+        queries, keys = dimensions.heads * dimensions.head_dim, dimensions.kv_heads * dimensions.head_dim
+        prompt, response = self.profile.prompt_tokens, self.profile.mean_response_tokens
         size = self.config.rollout.group_size
         # a group's prompt is there once, but each of its responses gets the prompt's keys and values
         repeated = size * (prompt + response) / (prompt + size * response)
-        norms = 2 * (4 + 2 * e) * shape.hidden  # the input in float32, the normed values, the output
+        norms = 2 * (4 + 2 * e) * dimensions.hidden  # the input in float32, the normed values, the output
         attention = e * (3 * queries + 2 * keys * repeated)  # queries, outputs in both orders; keys and values
-        return norms + attention + 4 * e * shape.intermediate
+        return norms + attention + 4 * e * dimensions.intermediate
 
     def engine_memory(self) -> dict[str, float]:
         """Bytes on the device of an engine, by part."""
-        shape, e, tp = self.shape, self.engine_element_bytes, self.devices_an_engine
-        parts = {"weights": e * shape.parameters / tp}
+        dimensions, e, tp = self.dimensions, self.engine_element_bytes, self.devices_per_engine
+        breakdown = {"weights": e * dimensions.parameters / tp}
         if self.config.rollout.engine == "vllm":
-            parts["cache"] = self.config.rollout.vllm.cache_gib * GIB
-            parts["vLLM's own"] = self.assumed.engine_overhead_gib * GIB
-            return parts
-        if self.assumed.device == "cpu" and shape.tied:
-            parts["the head once more, in blocks"] = e * shape.embedding_parameters
+            breakdown["cache"] = self.config.rollout.vllm.cache_gib * GIB
+            breakdown["vLLM's own"] = self.profile.engine_overhead_gib * GIB
+            return breakdown
+        if self.profile.device == "cpu" and dimensions.tied:
+            breakdown["the head once more, in blocks"] = e * dimensions.embedding_parameters
         rows = self.config.rollout.slots
-        parts["cache"] = self.cached_token_bytes * (self.config.rollout.cache_tokens or rows * self._slot_tokens)
-        parts["logits"] = 3 * 4 * rows * shape.vocabulary
-        return parts
+        breakdown["cache"] = self.cached_token_bytes * (self.config.rollout.cache_tokens or rows * self._slot_tokens)
+        breakdown["logits"] = 3 * 4 * rows * dimensions.vocabulary
+        return breakdown
 
     @property
     def _slot_tokens(self) -> float:
         """Of the native engine's slots, which grow to the longest sequence that lives: a typical prompt's."""
-        return self.assumed.prompt_tokens + self.config.rollout.max_response_tokens
+        return self.profile.prompt_tokens + self.config.rollout.max_response_tokens
 
     @property
     def cached_token_bytes(self) -> int:
         """Keys and values of a token, over all GPUs of an engine."""
-        return self.shape.cache_bytes(self.engine_element_bytes)
+        return self.dimensions.cache_bytes(self.engine_element_bytes)
 
     @property
     def cache_tokens(self) -> int:
         """That an engine's cache holds, over all its GPUs."""
-        return int(self.engine_memory()["cache"] * self.devices_an_engine / self.cached_token_bytes)
+        return int(self.engine_memory()["cache"] * self.devices_per_engine / self.cached_token_bytes)
 
     def process_memory(self) -> dict[str, float]:
         """Bytes of the one process that samples and trains, by part; the larger of the two phases counts."""
         trainer, engine = self.trainer_memory(), self.engine_memory()
         training = {name: trainer.pop(name) for name in ("activations", "a chunk of logits")}
         sampling = {name: engine.pop(name) for name in ("cache", "logits")}
-        parts = trainer | {f"engine: {name}": value for name, value in engine.items()}
-        parts |= training if sum(training.values()) > sum(sampling.values()) else sampling
-        if self.assumed.device == "cpu":
-            parts["a copy of the state, from the first checkpoint on"] = self.checkpoint_copy_bytes()
-            parts["Python and its libraries"] = self.assumed.process_gib * GIB
-        return parts
+        breakdown = trainer | {f"engine: {name}": value for name, value in engine.items()}
+        breakdown |= training if sum(training.values()) > sum(sampling.values()) else sampling
+        if self.profile.device == "cpu":
+            breakdown["a copy of the state, from the first checkpoint on"] = self.checkpoint_copy_bytes()
+            breakdown["Python and its libraries"] = self.profile.process_gib * GIB
+        return breakdown
 
     def checkpoint_copy_bytes(self) -> float:
         """Of weights and moments in main memory, from which a checkpoint is written while training goes on."""
-        return 0 if not self.config.train.save_every else 3 * self.master_bytes * self.trained_parameters
+        return 0 if not self.config.train.save_every else 3 * self.master_bytes * self.trainable_parameters
 
     @property
     def sync_bytes(self) -> int:
         """Of the weights that an engine is given each step: of one process as its optimiser has them, of several
         ranks in the type that they compute in."""
-        return (self.master_bytes if self.ranks == 1 else self.element_bytes) * self.shape.parameters
+        return (self.master_bytes if self.ranks == 1 else self.element_bytes) * self.dimensions.parameters
 
     @property
     def sync_copies(self) -> int:
         """Complete copies that leave the trainer: one a node with engines."""
-        return max(1, ceil(self.engines * self.devices_an_engine / self.assumed.devices_a_node))
+        return max(1, ceil(self.engines * self.devices_per_engine / self.profile.devices_per_node))
 
     @property
     def generated_responses(self) -> float:
         """In a step, of every fate but aborted."""
         rollout = self.config.rollout
-        wanted = rollout.prompts_per_step / self.assumed.keep_rate
+        wanted = rollout.prompts_per_step / self.profile.keep_rate
         return min(wanted, self.config.max_groups_per_step) * rollout.group_size
 
     @property
-    def live_sequences(self) -> float:
+    def running_sequences(self) -> float:
         """In one engine, on average: bounded by its slots and by what its cache holds of half-grown sequences."""
-        mean_length = self.assumed.prompt_tokens + self.assumed.mean_response_tokens / 2
+        mean_length = self.profile.prompt_tokens + self.profile.mean_response_tokens / 2
         vllm = self.config.rollout.engine == "vllm"
         bound = self.config.rollout.vllm.max_sequences if vllm else self.config.rollout.slots
         held = self.cache_tokens / mean_length
         return max(1.0, min(bound, held, self.generated_responses / max(1, self.engines)))
 
-    def decode_seconds(self, live: float) -> float:
-        """Of one token for each of `live` sequences: for reading weights and cache, or for the products if longer."""
-        shape, assumed, tp = self.shape, self.assumed, self.devices_an_engine
-        length = assumed.prompt_tokens + assumed.mean_response_tokens / 2
-        read = self.engine_element_bytes * shape.parameters + live * length * self.cached_token_bytes
-        flop = live * (2 * shape.parameters + self._attention_flop(length))
-        at_rate = assumed.generate_utilisation * tp * self._engine_share
-        return max(read / (assumed.bandwidth_gb_s * GB), flop / (assumed.tflops * 1e12)) / at_rate
+    def decode_seconds(self, running: float) -> float:
+        """One token for each of `running` sequences: reading weights and cache, or the products if they take longer."""
+        dimensions, profile, tp = self.dimensions, self.profile, self.devices_per_engine
+        length = profile.prompt_tokens + profile.mean_response_tokens / 2
+        read = self.engine_element_bytes * dimensions.parameters + running * length * self.cached_token_bytes
+        flop = running * (2 * dimensions.parameters + self._attention_flop(length))
+        at_rate = profile.generate_utilisation * tp * self._engine_device_fraction
+        return max(read / (profile.bandwidth_gb_s * GB), flop / (profile.tflops * 1e12)) / at_rate
 
     def step_seconds(self) -> dict[str, float]:
         """Of one step, by phase."""
-        assumed, rollout = self.assumed, self.config.rollout
-        engines, live = max(1, self.engines), self.live_sequences
-        rounds = self.generated_responses * assumed.mean_response_tokens / (engines * live)
-        last = rollout.max_response_tokens - assumed.mean_response_tokens
+        profile, rollout = self.profile, self.config.rollout
+        engines, running = max(1, self.engines), self.running_sequences
+        rounds = self.generated_responses * profile.mean_response_tokens / (engines * running)
+        last = rollout.max_response_tokens - profile.mean_response_tokens
         phases = {
-            "weights to the engines": self.sync_bytes * self.sync_copies / (assumed.link_gb_s * GB),
-            "generation": rounds * self.decode_seconds(live),
+            "weights to the engines": self.sync_bytes * self.sync_copies / (profile.link_gb_s * GB),
+            "generation": rounds * self.decode_seconds(running),
             "the last responses, the engines nearly empty": last * self.decode_seconds(1),
         }
-        if self.shares_device:
-            phases["weights to the engines"] = self.sync_bytes / (assumed.bandwidth_gb_s * GB)
+        if self.is_colocated:
+            phases["weights to the engines"] = self.sync_bytes / (profile.bandwidth_gb_s * GB)
         passes = {"update": 4 if self.config.train.recompute else 3}
         if self.config.updates_per_step > 1:
             passes = {"old log-probabilities": 1} | passes
-        rate = self.ranks_devices * assumed.tflops * 1e12 * assumed.train_utilisation
+        rate = self.trainer_devices * profile.tflops * 1e12 * profile.train_utilisation
         return phases | {name: count * self._forward_flop() / rate for name, count in passes.items()}
 
     @property
-    def ranks_devices(self) -> float:
+    def trainer_devices(self) -> float:
         """Devices that compute an update: on CPUs the one machine, however many ranks share it."""
-        return self.ranks if self.assumed.device == "gpu" else 1
+        return self.ranks if self.profile.device == "gpu" else 1
 
     @property
-    def _engine_share(self) -> float:
+    def _engine_device_fraction(self) -> float:
         """Of a device that an engine has: on CPUs the machine is shared by all."""
-        return 1.0 if self.assumed.device == "gpu" else 1 / max(1, self.engines)
+        return 1.0 if self.profile.device == "gpu" else 1 / max(1, self.engines)
 
     def _forward_flop(self) -> float:
         """Of one forward over the step's batch; a group's prompt counts once."""
-        rollout, assumed = self.config.rollout, self.assumed
-        responses = rollout.prompts_per_step * rollout.group_size * assumed.mean_response_tokens
-        tokens = responses + rollout.prompts_per_step * assumed.prompt_tokens
-        length = assumed.prompt_tokens + assumed.mean_response_tokens / 2
-        return tokens * (2 * self.shape.parameters + self._attention_flop(length))
+        rollout, profile = self.config.rollout, self.profile
+        responses = rollout.prompts_per_step * rollout.group_size * profile.mean_response_tokens
+        tokens = responses + rollout.prompts_per_step * profile.prompt_tokens
+        length = profile.prompt_tokens + profile.mean_response_tokens / 2
+        return tokens * (2 * self.dimensions.parameters + self._attention_flop(length))
 
     def _attention_flop(self, length: float) -> float:
         """Of one token that attends to `length` others."""
-        return 4 * self.shape.layers * self.shape.heads * self.shape.head_dim * length
+        return 4 * self.dimensions.layers * self.dimensions.heads * self.dimensions.head_dim * length
 
 
 def _element_bytes(dtype: str, device: str) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from dapo.cli.check.model_dimensions import KNOWN_SHAPES
+from dapo.cli.check.model_dimensions import KNOWN_DIMENSIONS
 from dapo.config import Config
 from dapo.config.data_spec import spec_kind
 from dapo.core.errors import ConfigError
@@ -14,36 +14,36 @@ from dapo.core.errors import ConfigError
 GIB = 2**30
 
 
-def _assumed(value: Any, meaning: str) -> Any:
+def _profile_field(value: Any, meaning: str) -> Any:
     return field(default=value, metadata={"meaning": meaning})
 
 
 @dataclass(frozen=True)
-class Assumptions:
+class HardwareProfile:
     """What a configuration does not say. Rates are those of one device: a GPU, or this machine's processor."""
 
-    device: str = _assumed("gpu", "gpu or cpu")
-    shape: str = _assumed("", "a known model whose sizes count")
-    memory_gib: float = _assumed(80.0, "memory of a device")
-    tflops: float = _assumed(989.0, "1e12 FLOP/s of large products in model.dtype")
-    bandwidth_gb_s: float = _assumed(3350.0, "memory of a device")
-    link_gb_s: float = _assumed(25.0, "between two nodes, or two processes of one")
-    devices_a_node: int = _assumed(8, "")
-    train_utilisation: float = _assumed(0.35, "of tflops, in the update")
-    generate_utilisation: float = _assumed(0.5, "of bandwidth or tflops, in decoding")
-    keep_rate: float = _assumed(1 / 3, "groups that carry a signal (Eq. 11)")
-    mean_response_tokens: float = _assumed(0.0, "")
-    prompt_tokens: float = _assumed(256.0, "mean")
-    process_gib: float = _assumed(0.6, "a process without its tensors")
-    engine_overhead_gib: float = _assumed(4.0, "vLLM's own, on each GPU")
+    device: str = _profile_field("gpu", "gpu or cpu")
+    dimensions: str = _profile_field("", "a known model whose sizes count")
+    memory_gib: float = _profile_field(80.0, "memory of a device")
+    tflops: float = _profile_field(989.0, "1e12 FLOP/s of large products in model.dtype")
+    bandwidth_gb_s: float = _profile_field(3350.0, "memory of a device")
+    link_gb_s: float = _profile_field(25.0, "between two nodes, or two processes of one")
+    devices_per_node: int = _profile_field(8, "")
+    train_utilisation: float = _profile_field(0.35, "of tflops, in the update")
+    generate_utilisation: float = _profile_field(0.5, "of bandwidth or tflops, in decoding")
+    keep_rate: float = _profile_field(1 / 3, "groups that carry a signal (Eq. 11)")
+    mean_response_tokens: float = _profile_field(0.0, "")
+    prompt_tokens: float = _profile_field(256.0, "mean")
+    process_gib: float = _profile_field(0.6, "a process without its tensors")
+    engine_overhead_gib: float = _profile_field(4.0, "vLLM's own, on each GPU")
 
 
-CPU = Assumptions(
+CPU = HardwareProfile(
     device="cpu",
     tflops=0.085,
     bandwidth_gb_s=10.0,
     link_gb_s=2.0,
-    devices_a_node=1,
+    devices_per_node=1,
     train_utilisation=0.5,
     generate_utilisation=0.35,
     engine_overhead_gib=1.0,
@@ -51,13 +51,13 @@ CPU = Assumptions(
 """Of one core, as docs/performance.md has it."""
 
 
-def assumptions_for(config: Config, given: Sequence[str] = ()) -> Assumptions:
+def hardware_profile_for(config: Config, given: Sequence[str] = ()) -> HardwareProfile:
     """The defaults for a configuration's devices, and `name=value` over them. Raises ConfigError."""
     changed = dict(_parse(text) for text in given)
     device = changed.get("device", "cpu" if _trains_on_cpu(config) else "gpu")
     if device not in ("cpu", "gpu"):
         raise ConfigError(f"--assume device={device}: expected gpu or cpu")
-    base = Assumptions() if device == "gpu" else _this_machine()
+    base = HardwareProfile() if device == "gpu" else _this_machine()
     limit = config.rollout.max_response_tokens
     prompt = 64 if spec_kind(config.data.train) in ("builtin", "gym") else 256
     base = replace(
@@ -67,19 +67,19 @@ def assumptions_for(config: Config, given: Sequence[str] = ()) -> Assumptions:
         prompt_tokens=min(prompt, config.data.max_prompt_tokens),
         keep_rate=base.keep_rate if config.dynamic_sampling.enabled else 1.0,
     )
-    assumed = replace(base, **changed)
-    if assumed.shape and assumed.shape not in KNOWN_SHAPES:
-        raise ConfigError(f"--assume shape={assumed.shape}: known are {', '.join(KNOWN_SHAPES)}")
-    for one in fields(Assumptions):
-        value = getattr(assumed, one.name)
+    profile = replace(base, **changed)
+    if profile.dimensions and profile.dimensions not in KNOWN_DIMENSIONS:
+        raise ConfigError(f"--assume shape={profile.dimensions}: known are {', '.join(KNOWN_DIMENSIONS)}")
+    for entry in fields(HardwareProfile):
+        value = getattr(profile, entry.name)
         if not isinstance(value, str) and not value > 0:
-            raise ConfigError(f"--assume {one.name}={value}: expected a number above 0")
-    return assumed
+            raise ConfigError(f"--assume {entry.name}={value}: expected a number above 0")
+    return profile
 
 
 def _parse(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
-    kinds: dict[str, Any] = {one.name: type(one.default) for one in fields(Assumptions)}
+    kinds: dict[str, Any] = {entry.name: type(entry.default) for entry in fields(HardwareProfile)}
     if not equals or name not in kinds:
         raise ConfigError(f"--assume {text}: expected NAME=VALUE with one of {', '.join(kinds)}")
     try:
@@ -88,7 +88,7 @@ def _parse(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--assume {text}: expected a number") from None
 
 
-def _this_machine() -> Assumptions:
+def _this_machine() -> HardwareProfile:
     cores = os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return replace(

@@ -12,7 +12,7 @@ ALL_LINEAR = "all-linear"
 
 
 @dataclass(frozen=True)
-class ModelShape:
+class ModelDimensions:
     """A decoder of the Llama kind: attention with grouped heads, a gated feed-forward layer, RMSNorm."""
 
     layers: int
@@ -107,10 +107,10 @@ _LLAMA = {
     "smollm2-1.7b": (24, 2048, 8192, 32, 32, 64, 49152, True, 8192),
     "tiny-random": (2, 32, 64, 2, 1, 16, 100, True, 4096),
 }
-KNOWN_SHAPES: Mapping[str, ModelShape] = (
-    {name: ModelShape(*row[:8], qkv_bias=True, max_positions=row[8]) for name, row in _QWEN25.items()}
-    | {name: ModelShape(*row[:8], qk_norm=True, max_positions=row[8]) for name, row in _QWEN3.items()}
-    | {name: ModelShape(*row[:8], max_positions=row[8]) for name, row in _LLAMA.items()}
+KNOWN_DIMENSIONS: Mapping[str, ModelDimensions] = (
+    {name: ModelDimensions(*row[:8], qkv_bias=True, max_positions=row[8]) for name, row in _QWEN25.items()}
+    | {name: ModelDimensions(*row[:8], qk_norm=True, max_positions=row[8]) for name, row in _QWEN3.items()}
+    | {name: ModelDimensions(*row[:8], max_positions=row[8]) for name, row in _LLAMA.items()}
 )
 _VARIANTS = ("-instruct", "-base", "-math", "-coder")
 """Of one shape with the plain model."""
@@ -119,7 +119,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 """Values of `model_type` whose parameters are counted exactly."""
 
 
-def find_shape(name: str) -> ModelShape | None:
+def find_dimensions(name: str) -> ModelDimensions | None:
     """Of a model by directory, Hugging Face id or alias; None where neither its configuration nor its name is known.
 
     A configuration that lies on this machine counts first: in a directory, or in the cache of the hub. Nothing is
@@ -128,23 +128,23 @@ def find_shape(name: str) -> ModelShape | None:
     path = _config_file(name)
     if path is not None:
         try:
-            return shape_of(json.loads(path.read_text(encoding="utf-8")))
+            return dimensions_from_config(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError):
             return None
     plain = name.rstrip("/").rsplit("/", 1)[-1].lower()
     for variant in _VARIANTS:
         plain = plain.replace(variant, "")
-    return KNOWN_SHAPES.get(plain)
+    return KNOWN_DIMENSIONS.get(plain)
 
 
-def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
+def dimensions_from_config(config: Mapping[str, Any]) -> ModelDimensions | None:
     """From the content of a config.json; None for a family that is not among FAMILIES. Raises KeyError."""
     family = config["model_type"]
     if family not in FAMILIES:
         return None
     heads = config["num_attention_heads"]
     has_bias = bool(config.get("attention_bias", False))
-    return ModelShape(
+    return ModelDimensions(
         layers=config["num_hidden_layers"],
         hidden=config["hidden_size"],
         intermediate=config["intermediate_size"],

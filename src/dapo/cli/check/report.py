@@ -5,107 +5,112 @@ from dataclasses import fields, replace
 from math import ceil
 from typing import Any
 
-from dapo.cli.check.estimate import GB, Layout
-from dapo.cli.check.hardware_profile import GIB, Assumptions, assumptions_for
-from dapo.cli.check.model_dimensions import KNOWN_SHAPES, find_shape
+from dapo.cli.check.estimate import GB, ResourceEstimate
+from dapo.cli.check.hardware_profile import GIB, HardwareProfile, hardware_profile_for
+from dapo.cli.check.model_dimensions import KNOWN_DIMENSIONS, find_dimensions
 from dapo.config import Config
 
 MAX_RANKS = 4096
 
 
-def describe_layout(config: Config, given: Sequence[str] = ()) -> Iterator[str]:
+def describe_estimate(config: Config, given: Sequence[str] = ()) -> Iterator[str]:
     """Lines for a person: what runs where, memory, the bytes of a weight sync, an estimated step, what was assumed."""
-    assumed = assumptions_for(config, given)
-    shape = KNOWN_SHAPES[assumed.shape] if assumed.shape else find_shape(config.model.name)
-    if shape is None:
+    profile = hardware_profile_for(config, given)
+    dimensions = KNOWN_DIMENSIONS[profile.dimensions] if profile.dimensions else find_dimensions(config.model.name)
+    if dimensions is None:
         yield (
             f"layout: the sizes of {config.model.name} are not known here: its config.json is not on this machine. "
-            f"Give the name of a model of the same shape, --assume shape=NAME: {', '.join(KNOWN_SHAPES)}"
+            f"Give the name of a model of the same shape, --assume shape=NAME: {', '.join(KNOWN_DIMENSIONS)}"
         )
         return
-    layout = Layout(config, shape, assumed)
-    yield from _processes(layout)
+    estimate = ResourceEstimate(config, dimensions, profile)
+    yield from _processes(estimate)
     yield ""
-    yield from _memory(layout)
+    yield from _memory(estimate)
     yield ""
-    yield from _step(layout)
+    yield from _step(estimate)
     yield ""
     yield "assumed (change it with --assume NAME=VALUE):"
-    for one in fields(Assumptions):
-        value = getattr(assumed, one.name)
+    for entry in fields(HardwareProfile):
+        value = getattr(profile, entry.name)
         if value:
             shown = value if isinstance(value, str) else f"{value:g}"
-            yield f"  {one.name}={shown}  {one.metadata['meaning']}".rstrip()
-    for trouble in troubles(layout):
+            yield f"  {entry.name}={shown}  {entry.metadata['meaning']}".rstrip()
+    for problem in find_problems(estimate):
         yield ""
-        yield f"DOES NOT WORK: {trouble}"
+        yield f"DOES NOT WORK: {problem}"
 
 
-def _processes(layout: Layout) -> Iterator[str]:
-    config, shape = layout.config, layout.shape
-    trained = layout.trained_parameters
+def _processes(estimate: ResourceEstimate) -> Iterator[str]:
+    config, dimensions = estimate.config, estimate.dimensions
+    trained = estimate.trainable_parameters
     adapters = f", of which LoRA trains {trained:,} more" if config.model.lora is not None else ""
-    yield f"layout (launcher {config.launcher}, {shape.parameters:,} parameters{adapters}):"
+    yield f"layout (launcher {config.launcher}, {dimensions.parameters:,} parameters{adapters}):"
     own = ["the loop, data, rollout tables, checkpoints"]
-    if layout.ranks == 1:
+    if estimate.ranks == 1:
         own.append("the policy")
-    if layout.engines == 0:
+    if estimate.engines == 0:
         own.append("the native engine")
     yield f"  controller   1 process: {', '.join(own)}"
-    if layout.ranks > 1:
-        yield f"  trainer      {layout.ranks} ranks (FSDP2), {_each(layout, 1)}"
-    if layout.engines:
-        yield f"  engines      {layout.engines} x {config.rollout.engine}, {_each(layout, layout.devices_an_engine)}"
+    if estimate.ranks > 1:
+        yield f"  trainer      {estimate.ranks} ranks (FSDP2), {_each(estimate, 1)}"
+    if estimate.engines:
+        each = _each(estimate, estimate.devices_per_engine)
+        yield f"  engines      {estimate.engines} x {config.rollout.engine}, {each}"
     yield f"  verifiers    {config.reward.workers} processes, at most {config.reward.memory_gib:g} GiB each"
-    if layout.assumed.device == "gpu":
-        nodes = ceil(layout.devices / layout.assumed.devices_a_node)
-        yield f"  GPUs         {layout.devices} = {nodes} node{'s' * (nodes > 1)} of {layout.assumed.devices_a_node}"
+    if estimate.profile.device == "gpu":
+        nodes = ceil(estimate.devices / estimate.profile.devices_per_node)
+        per_node = estimate.profile.devices_per_node
+        yield f"  GPUs         {estimate.devices} = {nodes} node{'s' * (nodes > 1)} of {per_node}"
 
 
-def _each(layout: Layout, devices: int) -> str:
-    if layout.assumed.device == "cpu":
+def _each(estimate: ResourceEstimate, devices: int) -> str:
+    if estimate.profile.device == "cpu":
         return "on this machine's cores"
     return "a GPU each" if devices == 1 else f"{devices} GPUs each (tensor parallel)"
 
 
-def _memory(layout: Layout) -> Iterator[str]:
-    available = layout.assumed.memory_gib * GIB
-    if layout.shares_device:
-        place = "GPU" if layout.assumed.device == "gpu" else "process"
-        yield from _table(f"memory of the {place} that samples and trains", layout.process_memory(), available)
-        if layout.assumed.device == "gpu" and layout.checkpoint_copy_bytes():
-            copied = _gib(layout.checkpoint_copy_bytes())
+def _memory(estimate: ResourceEstimate) -> Iterator[str]:
+    available = estimate.profile.memory_gib * GIB
+    if estimate.is_colocated:
+        device = "GPU" if estimate.profile.device == "gpu" else "process"
+        yield from _table(f"memory of the {device} that samples and trains", estimate.process_memory(), available)
+        if estimate.profile.device == "gpu" and estimate.checkpoint_copy_bytes():
+            copied = _gib(estimate.checkpoint_copy_bytes())
             yield f"  and {copied} of main memory for the copy that a checkpoint is written from"
     else:
-        device = "GPU" if layout.assumed.device == "gpu" else "process"
-        yield from _table(f"memory of a trainer's {device}", layout.trainer_memory(), available)
-        yield from _table(f"memory of an engine's {device}", layout.engine_memory(), available)
-        mean = layout.assumed.prompt_tokens + layout.assumed.mean_response_tokens
-        if layout.engines:
-            versions = _gib(2 * layout.sync_bytes)
+        device = "GPU" if estimate.profile.device == "gpu" else "process"
+        yield from _table(f"memory of a trainer's {device}", estimate.trainer_memory(), available)
+        yield from _table(f"memory of an engine's {device}", estimate.engine_memory(), available)
+        mean = estimate.profile.prompt_tokens + estimate.profile.mean_response_tokens
+        if estimate.engines:
+            versions = _gib(2 * estimate.sync_bytes)
             yield f"  main memory where the weights come from: {versions} for the newest two versions"
         yield (
-            f"  an engine's cache: {layout.cache_tokens:,} tokens = {layout.cache_tokens // layout.sequence_tokens:,} "
-            f"sequences at full length ({layout.sequence_tokens:,}), {layout.cache_tokens / mean:,.0f} at the mean"
+            f"  an engine's cache: {estimate.cache_tokens:,} tokens = "
+            f"{estimate.cache_tokens // estimate.sequence_tokens:,} "
+            f"sequences at full length ({estimate.sequence_tokens:,}), {estimate.cache_tokens / mean:,.0f} at the mean"
         )
 
 
-def _table(title: str, parts: Mapping[str, float], available: float) -> Iterator[str]:
+def _table(title: str, breakdown: Mapping[str, float], available: float) -> Iterator[str]:
     yield f"{title}:"
-    for name, size in parts.items():
+    for name, size in breakdown.items():
         yield f"  {_gib(size):>10}  {name}"
-    yield f"  {_gib(sum(parts.values())):>10}  in all, of {_gib(available)}"
+    yield f"  {_gib(sum(breakdown.values())):>10}  in all, of {_gib(available)}"
 
 
-def _step(layout: Layout) -> Iterator[str]:
-    config, assumed = layout.config, layout.assumed
-    phases = layout.step_seconds()
-    copies = "" if layout.shares_device else f", {layout.sync_copies} time{'s' * (layout.sync_copies > 1)} (one a node)"
-    yield f"weights to the engines, each step: {layout.sync_bytes / GB:,.2f} GB{copies}"
-    tokens = layout.generated_responses * assumed.mean_response_tokens
+def _step(estimate: ResourceEstimate) -> Iterator[str]:
+    config, profile = estimate.config, estimate.profile
+    phases = estimate.step_seconds()
+    copies = (
+        "" if estimate.is_colocated else f", {estimate.sync_copies} time{'s' * (estimate.sync_copies > 1)} (one a node)"
+    )
+    yield f"weights to the engines, each step: {estimate.sync_bytes / GB:,.2f} GB{copies}"
+    tokens = estimate.generated_responses * profile.mean_response_tokens
     yield (
-        f"a step, estimated: {layout.generated_responses:,.0f} responses, {tokens:,.0f} tokens; "
-        f"{layout.live_sequences:,.0f} sequences at a time in an engine"
+        f"a step, estimated: {estimate.generated_responses:,.0f} responses, {tokens:,.0f} tokens; "
+        f"{estimate.running_sequences:,.0f} sequences at a time in an engine"
     )
     for name, seconds in phases.items():
         yield f"  {seconds:>10,.1f} s  {name}"
@@ -114,87 +119,89 @@ def _step(layout: Layout) -> Iterator[str]:
         training = sum(phases[name] for name in phases if name in ("update", "old log-probabilities"))
         total = phases["weights to the engines"] + max(training, total - training - phases["weights to the engines"])
     days = total * config.train.num_steps / 86400
-    whole = f"{days:,.1f} days" if days >= 1 else f"{days * 24:,.1f} hours"
-    steps = f"{config.train.num_steps} steps: {whole}, evaluations not counted"
+    duration = f"{days:,.1f} days" if days >= 1 else f"{days * 24:,.1f} hours"
+    steps = f"{config.train.num_steps} steps: {duration}, evaluations not counted"
     yield f"  {total:>10,.1f} s  in all ({config.schedule}); {steps}"
 
 
-def troubles(layout: Layout) -> Iterator[str]:
+def find_problems(estimate: ResourceEstimate) -> Iterator[str]:
     """What cannot work, and what to change."""
-    config, shape, available = layout.config, layout.shape, layout.assumed.memory_gib * GIB
-    if shape.max_positions is not None and config.rollout.max_response_tokens >= shape.max_positions:
+    config, dimensions, available = estimate.config, estimate.dimensions, estimate.profile.memory_gib * GIB
+    if dimensions.max_positions is not None and config.rollout.max_response_tokens >= dimensions.max_positions:
         yield (
             f"rollout.max_response_tokens={config.rollout.max_response_tokens} leaves no room for a prompt in the "
-            f"{shape.max_positions:,} positions of the model"
+            f"{dimensions.max_positions:,} positions of the model"
         )
-    if layout.shares_device:
-        yield from _too_large(layout, "the process", layout.process_memory(), available)
+    if estimate.is_colocated:
+        yield from _too_large(estimate, "the process", estimate.process_memory(), available)
         return
-    together = layout.assumed.device == "cpu"
-    trainer, engine = layout.trainer_memory(), layout.engine_memory()
-    if together:
-        copies = {f"{layout.engines} x {name}": layout.engines * value for name, value in engine.items()}
-        everything = {name: layout.ranks * value for name, value in trainer.items()} | copies
-        yield from _too_large(layout, "all processes of this machine", everything, available)
+    is_one_machine = estimate.profile.device == "cpu"
+    trainer, engine = estimate.trainer_memory(), estimate.engine_memory()
+    if is_one_machine:
+        copies = {f"{estimate.engines} x {name}": estimate.engines * value for name, value in engine.items()}
+        all_processes = {name: estimate.ranks * value for name, value in trainer.items()} | copies
+        yield from _too_large(estimate, "all processes of this machine", all_processes, available)
     else:
-        yield from _too_large(layout, "a trainer rank", trainer, available)
-        yield from _engine_too_large(layout, engine, available)
+        yield from _too_large(estimate, "a trainer rank", trainer, available)
+        yield from _engine_too_large(estimate, engine, available)
     if config.rollout.engine == "vllm":
-        tp = layout.devices_an_engine
-        if shape.heads % tp or (shape.kv_heads % tp and tp % shape.kv_heads):
+        tp = estimate.devices_per_engine
+        if dimensions.heads % tp or (dimensions.kv_heads % tp and tp % dimensions.kv_heads):
             yield (
-                f"rollout.vllm.tensor_parallel={tp} does not divide the model's {shape.heads} query and "
-                f"{shape.kv_heads} key-value heads"
+                f"rollout.vllm.tensor_parallel={tp} does not divide the model's {dimensions.heads} query and "
+                f"{dimensions.kv_heads} key-value heads"
             )
-        if layout.cache_tokens < layout.sequence_tokens:
-            wanted = layout.sequence_tokens * layout.cached_token_bytes / tp
+        if estimate.cache_tokens < estimate.sequence_tokens:
+            wanted = estimate.sequence_tokens * estimate.cached_token_bytes / tp
             yield (
-                f"an engine's cache holds {layout.cache_tokens:,} tokens, less than one sequence at full length "
-                f"({layout.sequence_tokens:,}): set rollout.vllm.cache_gib to {_up(wanted)} or more"
+                f"an engine's cache holds {estimate.cache_tokens:,} tokens, less than one sequence at full length "
+                f"({estimate.sequence_tokens:,}): set rollout.vllm.cache_gib to {_up(wanted)} or more"
             )
 
 
-def _too_large(layout: Layout, who: str, parts: Mapping[str, float], available: float) -> Iterator[str]:
-    total = sum(parts.values())
+def _too_large(
+    estimate: ResourceEstimate, owner: str, breakdown: Mapping[str, float], available: float
+) -> Iterator[str]:
+    total = sum(breakdown.values())
     if total <= available:
         return
-    largest = max(parts, key=lambda name: parts[name])
-    remedies = list(_remedies(layout, who, available)) or [
+    largest = max(breakdown, key=lambda name: breakdown[name])
+    fixes = list(_suggest_fixes(estimate, owner, available)) or [
         "use a smaller model or more memory (--assume memory_gib=...), or lower rollout.max_response_tokens"
     ]
     yield (
-        f"{who} needs {_gib(total)}, and there are {_gib(available)}; the largest part is {largest} "
-        f"({_gib(parts[largest])}). To make it fit: {'; or '.join(remedies)}"
+        f"{owner} needs {_gib(total)}, and there are {_gib(available)}; the largest part is {largest} "
+        f"({_gib(breakdown[largest])}). To make it fit: {'; or '.join(fixes)}"
     )
 
 
-def _remedies(layout: Layout, who: str, available: float) -> Iterator[str]:
+def _suggest_fixes(estimate: ResourceEstimate, owner: str, available: float) -> Iterator[str]:
     """Single changes of the configuration with which it would fit."""
 
-    def fits(changed: Layout) -> bool:
-        parts = changed.process_memory() if changed.shares_device else changed.trainer_memory()
-        return sum(parts.values()) <= available
+    def fits(changed: ResourceEstimate) -> bool:
+        breakdown = changed.process_memory() if changed.is_colocated else changed.trainer_memory()
+        return sum(breakdown.values()) <= available
 
-    def with_(layout: Layout, section: str, **values: Any) -> Layout:
-        old = getattr(layout.config, section)
-        return replace(layout, config=layout.config.model_copy(update={section: old.model_copy(update=values)}))
+    def with_(estimate: ResourceEstimate, section: str, **values: Any) -> ResourceEstimate:
+        old = getattr(estimate.config, section)
+        return replace(estimate, config=estimate.config.model_copy(update={section: old.model_copy(update=values)}))
 
-    if who.startswith("all"):
+    if owner.startswith("all"):
         return
-    recomputing = with_(layout, "train", recompute=True)
-    if not layout.config.train.recompute and fits(recomputing):
+    recomputing = with_(estimate, "train", recompute=True)
+    if not estimate.config.train.recompute and fits(recomputing):
         yield "train.recompute=true"
-    longest = layout.config.rollout.max_response_tokens + round(layout.assumed.prompt_tokens)
-    if layout.config.train.microbatch_tokens > longest:
-        tokens = layout.config.train.microbatch_tokens // 2
-        while tokens > longest and not fits(with_(layout, "train", microbatch_tokens=tokens)):
+    longest = estimate.config.rollout.max_response_tokens + round(estimate.profile.prompt_tokens)
+    if estimate.config.train.microbatch_tokens > longest:
+        tokens = estimate.config.train.microbatch_tokens // 2
+        while tokens > longest and not fits(with_(estimate, "train", microbatch_tokens=tokens)):
             tokens //= 2
-        if fits(with_(layout, "train", microbatch_tokens=tokens)):
+        if fits(with_(estimate, "train", microbatch_tokens=tokens)):
             yield f"train.microbatch_tokens={max(tokens, 1)}"
-    if layout.assumed.device == "gpu":
-        bases = [(layout, "")] if fits(recomputing) else [(layout, ""), (recomputing, " with train.recompute=true")]
+    if estimate.profile.device == "gpu":
+        bases = [(estimate, "")] if fits(recomputing) else [(estimate, ""), (recomputing, " with train.recompute=true")]
         for base, also in bases:
-            ranks = layout.ranks * 2
+            ranks = estimate.ranks * 2
             while ranks < MAX_RANKS and not fits(with_(base, "distributed", trainer_ranks=ranks)):
                 ranks *= 2
             if ranks < MAX_RANKS:
@@ -202,23 +209,23 @@ def _remedies(layout: Layout, who: str, available: float) -> Iterator[str]:
                 return
 
 
-def _engine_too_large(layout: Layout, parts: Mapping[str, float], available: float) -> Iterator[str]:
-    total = sum(parts.values())
+def _engine_too_large(estimate: ResourceEstimate, breakdown: Mapping[str, float], available: float) -> Iterator[str]:
+    total = sum(breakdown.values())
     if total <= available:
         return
-    rest = available - (total - parts["cache"])
-    if rest > 0:
-        is_vllm = layout.config.rollout.engine == "vllm"
+    remaining = available - (total - breakdown["cache"])
+    if remaining > 0:
+        is_vllm = estimate.config.rollout.engine == "vllm"
         name = "rollout.vllm.cache_gib" if is_vllm else "rollout.cache_tokens"
-        room = rest / (GIB if is_vllm else layout.cached_token_bytes)
+        limit = remaining / (GIB if is_vllm else estimate.cached_token_bytes)
         yield (
             f"a GPU of an engine needs {_gib(total)}, and there are {_gib(available)}: set {name} to at most "
-            f"{int(room):,}"
+            f"{int(limit):,}"
         )
     else:
         yield (
-            f"a GPU of an engine needs {_gib(total - parts['cache'])} before any cache, and there are "
-            f"{_gib(available)}: raise rollout.vllm.tensor_parallel above {layout.devices_an_engine}"
+            f"a GPU of an engine needs {_gib(total - breakdown['cache'])} before any cache, and there are "
+            f"{_gib(available)}: raise rollout.vllm.tensor_parallel above {estimate.devices_per_engine}"
         )
 
 

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 from dapo.config import ModelConfig
 from dapo.policy.lora import adapted_layers, num_adapter_parameters
-from dapo.policy.model import load_skeleton
+from dapo.policy.model import load_meta_model
 
 WEIGHT_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 NUM_MOMENTS = 2
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ParameterCounts:
     """Numbers of parameters."""
 
     model: int
@@ -39,14 +39,14 @@ class Sizes:
         return self.trained * _master_bytes(dtype) * (1 + NUM_MOMENTS)
 
 
-def sizes_of(config: ModelConfig) -> Sizes:
+def count_parameters(config: ModelConfig) -> ParameterCounts:
     """Counted on the model's layers. Raises ConfigError where the model is not on this machine, or for bad targets."""
-    model = load_skeleton(config.name, trust_remote_code=config.trust_remote_code, only_here=True)
+    model = load_meta_model(config.name, trust_remote_code=config.trust_remote_code, local_files_only=True)
     total = sum(parameter.numel() for parameter in model.parameters())
     if config.lora is None:
-        return Sizes(total)
+        return ParameterCounts(total)
     layers = adapted_layers(model, config.lora.targets)
-    return Sizes(total, num_adapter_parameters(model, layers, config.lora.rank), len(layers))
+    return ParameterCounts(total, num_adapter_parameters(model, layers, config.lora.rank), len(layers))
 
 
 def _master_bytes(dtype: str) -> int:

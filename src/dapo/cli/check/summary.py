@@ -42,7 +42,7 @@ PAPER: dict[str, object] = {
     "eval.top_p": 0.7,
 }
 
-RIGHT_OR_WRONG = ("math", "math_dapo", "exact", "gsm8k", "choice", "regex", "json_schema", "code")
+BINARY_VERIFIERS = ("math", "math_dapo", "exact", "gsm8k", "choice", "regex", "json_schema", "code")
 """Verifiers without grades, for which a threshold says nothing."""
 
 
@@ -59,7 +59,7 @@ def explain(config: Config) -> Iterator[str]:
     yield from _run(config)
     for title, lines in (
         ("ignored", list(ignored_options(config))),
-        ("differs from the paper", list(departures(config))),
+        ("differs from the paper", list(differences_from_paper(config))),
     ):
         yield ""
         yield f"{title}:" if lines else f"{title}: nothing"
@@ -74,7 +74,7 @@ def option(config: Config, name: str) -> object:
     return value
 
 
-def departures(config: Config) -> Iterator[str]:
+def differences_from_paper(config: Config) -> Iterator[str]:
     """Where a configuration leaves the paper's values."""
     for name, paper in PAPER.items():
         value = option(config, name)
@@ -111,7 +111,7 @@ def ignored_options(config: Config) -> Iterator[str]:
             yield "eval.*: data.eval is not set"
         if "eval_every" in config.train.model_fields_set:
             yield "train.eval_every: data.eval is not set"
-    if config.reward.threshold is not None and config.reward.verifier in RIGHT_OR_WRONG:
+    if config.reward.threshold is not None and config.reward.verifier in BINARY_VERIFIERS:
         yield "reward.threshold: the verifier says right or wrong, not a grade"
     yield from _ignored_of_processes(config)
     if not config.log.sinks and "project" in config.log.model_fields_set:
@@ -133,11 +133,11 @@ def _ignored_of_processes(config: Config) -> Iterator[str]:
         for name in ("engine_restarts", "engine_gpus"):
             if name in distributed:
                 yield f"distributed.{name}: {sampled_here}"
-    if not config.trains_elsewhere:
+    if not config.uses_trainer_group:
         for name in ("backend", "trainer_threads", "trainer_gpus", "max_restarts"):
             if name in distributed:
                 yield f"distributed.{name}: distributed.trainer_ranks is 1"
-    if not config.runs_processes:
+    if not config.is_multiprocess:
         for name in ("start_timeout_s", "call_timeout_s"):
             if name in distributed:
                 yield f"distributed.{name}: everything runs in one process"
@@ -149,22 +149,22 @@ def _adapters(config: Config) -> Iterator[str]:
     lora = config.model.lora
     if lora is None:
         return
-    from dapo.cli.check.sizes import Sizes, sizes_of  # counts on the model's layers, with torch
+    from dapo.cli.check.sizes import ParameterCounts, count_parameters  # counts on the model's layers, with torch
 
     label = f"trains    adapters of rank {lora.rank}, scaled by {lora.alpha / lora.rank:g}"
     try:
-        sizes = sizes_of(config.model)
+        sizes = count_parameters(config.model)
     except ConfigError as error:
         if "model.lora" in str(error):
             raise
         yield f"{label}; not counted here: {error}"
         return
-    share = sizes.adapters / sizes.model
+    fraction = sizes.adapters / sizes.model
     yield (
-        f"{label}, on {sizes.adapted_layers} linear layers: {sizes.adapters:,} numbers, {share:.2%} of the model's "
+        f"{label}, on {sizes.adapted_layers} linear layers: {sizes.adapters:,} numbers, {fraction:.2%} of the model's "
         f"{sizes.model:,}"
     )
-    of_all = Sizes(sizes.model)
+    of_all = ParameterCounts(sizes.model)
     for dtype in ("bfloat16", "float32") if config.model.dtype == "auto" else (config.model.dtype,):
         state, checkpoint = _gib(sizes.state_bytes(dtype)), _gib(sizes.checkpoint_bytes(dtype))
         yield (
@@ -197,8 +197,8 @@ def _source(role: Literal["train", "eval"], spec: DataSpec) -> "Generator[str, N
     problems = load_problems(spec, split=role)
     distinct = len({problem.id for problem in problems})
     sources = Counter(problem.source for problem in problems)
-    told = ", ".join(f"{count} {source}" for source, count in sources.most_common(6))
-    yield f"{label}: {len(problems):,} problems, {distinct:,} distinct ({told})"
+    counts = ", ".join(f"{count} {source}" for source, count in sources.most_common(6))
+    yield f"{label}: {len(problems):,} problems, {distinct:,} distinct ({counts})"
     return problems
 
 
@@ -265,7 +265,7 @@ def _processes(config: Config) -> str:
     """Who samples and who trains."""
     ranks, engines = config.distributed.trainer_ranks, config.engine_processes
     trains = "one trains" if ranks == 1 else f"{ranks} train"
-    if not config.runs_processes:
+    if not config.is_multiprocess:
         return "one process that samples and trains"
     if not engines:
         return f"{ranks} process{'es' * (ranks > 1)} {_where(config)}: {trains}; the command's own samples"

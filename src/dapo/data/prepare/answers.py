@@ -29,11 +29,11 @@ def answer_type(answer: str) -> AnswerType:
 
     Text is what has words and no mathematics around them; `2.0` is a number, as it is written.
     """
-    text = bare(answer)
+    text = strip_formatting(answer)
     if _INTEGER.fullmatch(text):
         return "integer"
-    share = text.removesuffix("%").removesuffix("\\").rstrip()
-    if _DECIMAL.fullmatch(share) or _INTEGER.fullmatch(share):
+    without_percent = text.removesuffix("%").removesuffix("\\").rstrip()
+    if _DECIMAL.fullmatch(without_percent) or _INTEGER.fullmatch(without_percent):
         return "number"
     if (match := _FRACTION.fullmatch(text)) and _denominator(match):
         return "fraction"
@@ -47,7 +47,7 @@ def answer_type(answer: str) -> AnswerType:
 
 def answer_value(answer: str) -> Fraction | None:
     """The value of an integer, a decimal number or a fraction; None for every other answer."""
-    text = bare(answer)
+    text = strip_formatting(answer)
     if len(text) > _MAX_DIGITS:  # Python refuses to read numbers of thousands of digits
         return None
     if _INTEGER.fullmatch(text) or _DECIMAL.fullmatch(text):
@@ -64,14 +64,14 @@ def answer_key(answer: str) -> str:
     value = answer_value(answer)
     if value is not None:
         return str(value)
-    text = bare(answer)
+    text = strip_formatting(answer)
     if letter := _LETTER.fullmatch(text):
         return letter[1]
     # f and F are two expressions, yes and Yes one text
     return "".join((text.casefold() if answer_type(text) == "text" else text).split())
 
 
-def bare(answer: str) -> str:
+def strip_formatting(answer: str) -> str:
     """Without dollars, a box and a final full stop; the minus sign of typography becomes the plain one."""
     text, before = answer.replace("−", "-"), None
     while text != before:

@@ -7,13 +7,13 @@ from typing import TypeVar
 
 from dapo.core.openai_client import ServerFailed
 
-MAX_FAILURES_IN_A_ROW = 8
+MAX_CONSECUTIVE_FAILURES = 8
 """So many say that the server is gone."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def work_through(
+def concurrent_map(
     items: Sequence[Item],
     work: Callable[[Item, Callable[[], None]], Result],
     keep: Callable[[Result], None],
@@ -32,7 +32,7 @@ def work_through(
             raise ServerFailed("abandoned")
 
     failures: list[ServerFailed] = []
-    in_a_row = 0
+    consecutive_failures = 0
     remaining = iter(items)
     running: set[Future[Result]] = set()
     with ThreadPoolExecutor(concurrency) as pool:
@@ -46,11 +46,11 @@ def work_through(
                 for future in done:
                     try:
                         keep(future.result())
-                        in_a_row = 0
+                        consecutive_failures = 0
                     except ServerFailed as error:
                         failures.append(error)
-                        in_a_row += 1
-                if in_a_row >= MAX_FAILURES_IN_A_ROW:
+                        consecutive_failures += 1
+                if consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
                     return failures
         finally:
             stop.set()

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from dapo.core.optional import require_package
 from dapo.data.prepare.answers import answer_key
-from dapo.data.prepare.normalize import find_wrapper, ngrams, normal_text, numbers, words
+from dapo.data.prepare.normalize import find_instruction_template, ngrams, normalize_text, numbers, words
 from dapo.data.sources.rows import prompt_text
 from dapo.types import Problem
 
@@ -18,16 +18,16 @@ _WEIGHTS = (0.2, 0.8)
 
 
 @dataclass(frozen=True)
-class Sketched:
+class ShingledText:
     """A text as the index sees it."""
 
-    runs: frozenset[tuple[str, ...]]
+    shingles: frozenset[tuple[str, ...]]
     """Its runs of three words."""
     sketch: Any
     """Their MinHash."""
 
 
-class NearIndex:
+class NearDuplicateIndex:
     """Texts that were added, searchable for those that are similar to another."""
 
     def __init__(self, threshold: float) -> None:
@@ -40,23 +40,23 @@ class NearIndex:
         self._index = MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS, weights=_WEIGHTS)
         self._added: dict[int, frozenset[tuple[str, ...]]] = {}
 
-    def read(self, text: str) -> Sketched:
+    def read(self, text: str) -> ShingledText:
         """The text, ready to be looked up and added."""
-        runs = frozenset(ngrams(words(text), SHINGLE_WORDS))
+        shingles = frozenset(ngrams(words(text), SHINGLE_WORDS))
         sketch = self._empty.copy()
-        sketch.update_batch([" ".join(run).encode() for run in runs])
-        return Sketched(runs, sketch)
+        sketch.update_batch([" ".join(shingle).encode() for shingle in shingles])
+        return ShingledText(shingles, sketch)
 
-    def add(self, key: int, text: Sketched) -> None:
+    def add(self, key: int, text: ShingledText) -> None:
         """A text without words is never found."""
-        if text.runs:
+        if text.shingles:
             self._index.insert(key, text.sketch)
-            self._added[key] = text.runs
+            self._added[key] = text.shingles
 
-    def similar(self, text: Sketched) -> list[tuple[int, float]]:
+    def similar(self, text: ShingledText) -> list[tuple[int, float]]:
         """Keys of texts of at least the threshold's similarity, compared exactly, the most similar first."""
-        candidates = self._index.query(text.sketch) if text.runs else []
-        compared = [(key, jaccard(text.runs, self._added[key])) for key in candidates]
+        candidates = self._index.query(text.sketch) if text.shingles else []
+        compared = [(key, jaccard(text.shingles, self._added[key])) for key in candidates]
         found = [(key, similarity) for key, similarity in compared if similarity >= self._threshold]
         return sorted(found, key=lambda pair: (-pair[1], pair[0]))
 
@@ -66,8 +66,8 @@ def jaccard(left: Set[object], right: Set[object]) -> float:
     return len(left & right) / len(left | right) if left or right else 1.0
 
 
-Rule: TypeAlias = Literal["exact copy", "near copy", "outvoted answer", "contradictory answers"]
-RULES: tuple[Rule, ...] = ("exact copy", "near copy", "outvoted answer", "contradictory answers")
+Rule: TypeAlias = Literal["exact duplicate", "near duplicate", "minority answer", "conflicting answers"]
+RULES: tuple[Rule, ...] = ("exact duplicate", "near duplicate", "minority answer", "conflicting answers")
 
 
 @dataclass(frozen=True)
@@ -94,12 +94,12 @@ class Removed:
             "answer": self.problem.answer,
             "source": self.problem.source,
         }
-        if self.rule == "exact copy":
+        if self.rule == "exact duplicate":
             return line
         line |= {"question": prompt_text(self.problem.prompt)}
         if self.kept:
             line |= {"kept_answer": self.kept.answer, "kept_question": prompt_text(self.kept.prompt)}
-        return line | ({"similarity": round(self.similarity, 4)} if self.rule == "near copy" else {})
+        return line | ({"similarity": round(self.similarity, 4)} if self.rule == "near duplicate" else {})
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Deduplicated:
     removed: tuple[Removed, ...]
     conflicts: int
     """Texts whose copies had different answers."""
-    look_alikes: int
+    near_duplicates_kept: int
     """Problems that are kept although nearly the same as an earlier one: their numbers or answers differ."""
 
     @property
@@ -130,28 +130,33 @@ def deduplicate(
     nothing says which one is right. Near copies have word runs of at least `threshold` Jaccard similarity (None: they
     are not looked for), the same numbers and the same answer: texts that differ in those are different problems.
     """
-    wrapper = find_wrapper(prompt_text(problem.prompt) for problem in _distinct(problems))
-    stripped = {id(problem): wrapper.unwrap(prompt_text(problem.prompt)) for problem in _distinct(problems)}
+    instruction_template = find_instruction_template(prompt_text(problem.prompt) for problem in _distinct(problems))
+    stripped = {
+        id(problem): instruction_template.strip_instruction(prompt_text(problem.prompt))
+        for problem in _distinct(problems)
+    }
     clusters: dict[str, list[int]] = {}
-    normal = {key: normal_text(text) for key, text in stripped.items()}
+    normalized = {key: normalize_text(text) for key, text in stripped.items()}
     for index, problem in enumerate(problems):
-        clusters.setdefault(normal[id(problem)], []).append(index)
+        clusters.setdefault(normalized[id(problem)], []).append(index)
     removed: list[Removed] = []
     survivors: list[int] = []
     conflicts = 0
     for rows in clusters.values():
-        kept, fallen, contradictory = _settle(problems, rows)
-        removed += fallen
+        kept, dropped, conflicting = _resolve_duplicates(problems, rows)
+        removed += dropped
         survivors += [] if kept is None else [kept]
-        conflicts += contradictory
+        conflicts += conflicting
     survivors.sort()
-    look_alikes = 0
+    near_duplicates_kept = 0
     if threshold is not None:
         texts = [stripped[id(problems[index])] for index in survivors]
-        survivors, near, look_alikes = _without_near_copies(problems, survivors, texts, threshold, on_progress)
+        survivors, near, near_duplicates_kept = _without_near_duplicates(
+            problems, survivors, texts, threshold, on_progress
+        )
         removed += near
-    removed.sort(key=lambda fallen: fallen.row)
-    return Deduplicated(tuple(problems[index] for index in survivors), tuple(removed), conflicts, look_alikes)
+    removed.sort(key=lambda dropped: dropped.row)
+    return Deduplicated(tuple(problems[index] for index in survivors), tuple(removed), conflicts, near_duplicates_kept)
 
 
 def _distinct(problems: Sequence[Problem]) -> list[Problem]:
@@ -159,30 +164,30 @@ def _distinct(problems: Sequence[Problem]) -> list[Problem]:
     return list({id(problem): problem for problem in problems}.values())
 
 
-def _settle(problems: Sequence[Problem], rows: Sequence[int]) -> tuple[int | None, list[Removed], bool]:
+def _resolve_duplicates(problems: Sequence[Problem], rows: Sequence[int]) -> tuple[int | None, list[Removed], bool]:
     """Of rows with one text: the one to keep, the others, and whether their answers contradict each other."""
     if len(rows) == 1:
         return rows[0], [], False
     keys = [answer_key(problems[row].answer) for row in rows]
     votes = Counter(keys).most_common()
     if 2 * votes[0][1] <= len(rows):
-        return None, [Removed(row + 1, problems[row], "contradictory answers", None, None) for row in rows], True
+        return None, [Removed(row + 1, problems[row], "conflicting answers", None, None) for row in rows], True
     kept = rows[keys.index(votes[0][0])]
-    fallen = [
+    dropped = [
         Removed(
             row + 1,
             problems[row],
-            "exact copy" if key == votes[0][0] else "outvoted answer",
+            "exact duplicate" if key == votes[0][0] else "minority answer",
             kept + 1,
             problems[kept],
         )
         for row, key in zip(rows, keys, strict=True)
         if row != kept
     ]
-    return kept, fallen, len(votes) > 1
+    return kept, dropped, len(votes) > 1
 
 
-def _without_near_copies(
+def _without_near_duplicates(
     problems: Sequence[Problem],
     rows: Sequence[int],
     texts: Sequence[str],
@@ -190,20 +195,20 @@ def _without_near_copies(
     on_progress: Callable[[int], None],
 ) -> tuple[list[int], list[Removed], int]:
     """Rows to keep, near copies of these, and how many are kept although they look alike."""
-    index = NearIndex(threshold)
+    index = NearDuplicateIndex(threshold)
     kept: dict[int, tuple[list[str], str]] = {}
     removed: list[Removed] = []
-    look_alikes = 0
+    near_duplicates_kept = 0
     for done, (row, text) in enumerate(zip(rows, texts, strict=True), start=1):
-        sketched, meaning = index.read(text), (numbers(text), answer_key(problems[row].answer))
-        similar = index.similar(sketched)
+        shingled, meaning = index.read(text), (numbers(text), answer_key(problems[row].answer))
+        similar = index.similar(shingled)
         first = next(((other, similarity) for other, similarity in similar if kept[other] == meaning), None)
         if first is not None:
             other, similarity = first
-            removed.append(Removed(row + 1, problems[row], "near copy", other + 1, problems[other], similarity))
+            removed.append(Removed(row + 1, problems[row], "near duplicate", other + 1, problems[other], similarity))
         else:
-            look_alikes += bool(similar)
+            near_duplicates_kept += bool(similar)
             kept[row] = meaning
-            index.add(row, sketched)
+            index.add(row, shingled)
         on_progress(done)
-    return list(kept), removed, look_alikes
+    return list(kept), removed, near_duplicates_kept

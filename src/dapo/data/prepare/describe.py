@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dapo.data.prepare.answers import ANSWER_TYPES, answer_type
-from dapo.data.prepare.normalize import find_wrapper
+from dapo.data.prepare.normalize import find_instruction_template
 from dapo.data.problems import unique_problems
 from dapo.data.sources.rows import prompt_text
 from dapo.types import Problem
@@ -20,7 +20,7 @@ def describe_problems(problems: Sequence[Problem], *, tokens: Callable[[Problem]
     """
     unique = unique_problems(problems)
     texts = [prompt_text(problem.prompt) for problem, _ in unique]
-    wrapper = find_wrapper(texts)
+    instruction_template = find_instruction_template(texts)
     types: Counter[str] = Counter()
     sources: Counter[str] = Counter()
     for problem, copies in unique:
@@ -31,17 +31,17 @@ def describe_problems(problems: Sequence[Problem], *, tokens: Callable[[Problem]
         "rows": len(problems),
         "distinct": len(unique),
         "copies": len(problems) - len(unique),
-        "most_copies_of_one": max(copies for _, copies in unique),
-        "prompt_characters": spread([len(text) for text in texts]),
-        "prompt_tokens": None if tokens is None else spread([tokens(problem) for problem, _ in unique]),
-        "instruction_before": " ".join(wrapper.prefixes[0]) if wrapper.prefixes else None,
-        "instruction_after": " ".join(wrapper.suffixes[0]) if wrapper.suffixes else None,
+        "max_copies": max(copies for _, copies in unique),
+        "prompt_characters": summarize([len(text) for text in texts]),
+        "prompt_tokens": None if tokens is None else summarize([tokens(problem) for problem, _ in unique]),
+        "instruction_before": " ".join(instruction_template.prefixes[0]) if instruction_template.prefixes else None,
+        "instruction_after": " ".join(instruction_template.suffixes[0]) if instruction_template.suffixes else None,
         "answer_types": {kind: types[kind] for kind in ANSWER_TYPES},
         "sources": dict(sources.most_common()),
     }
 
 
-def spread(values: Sequence[int]) -> dict[str, float]:
+def summarize(values: Sequence[int]) -> dict[str, float]:
     """Least, median, ninth decile, most, mean."""
     array = np.asarray(values, dtype=np.float64)
     quantiles = np.quantile(array, [0.0, 0.5, 0.9, 1.0])

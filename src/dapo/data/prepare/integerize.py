@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from dapo.core.rng import keyed_seed
-from dapo.data.prepare.answers import answer_type, answer_value, bare
-from dapo.data.prepare.normalize import Wrapper, normal_text
+from dapo.data.prepare.answers import answer_type, answer_value, strip_formatting
+from dapo.data.prepare.normalize import InstructionTemplate, normalize_text
 from dapo.data.sources.rows import problem_id
 from dapo.types import Message, Problem
 
@@ -72,7 +72,7 @@ class Decision:
         return cls(**{**record, "votes": tuple(record["votes"])})
 
 
-def decide_at_once(problem: Problem) -> Decision | None:
+def decide_without_model(problem: Problem) -> Decision | None:
     """For problems that no model needs to see; None for the others."""
     kind = answer_type(problem.answer)
     if kind == "integer":
@@ -85,9 +85,9 @@ def decide_at_once(problem: Problem) -> Decision | None:
     return None
 
 
-def decide(problem: Problem, wrapper: Wrapper, ask: Ask, *, solves: int) -> Decision:
-    """Have it rewritten, and accept what more than half of `solves` solutions confirm; a second attempt if not."""
-    question = wrapper.unwrap(_asking_text(problem))
+def decide(problem: Problem, instruction_template: InstructionTemplate, ask: Ask, *, num_solutions: int) -> Decision:
+    """Have it rewritten, and accept what more than half of `num_solutions` solutions confirm; one more attempt if not."""
+    question = instruction_template.strip_instruction(_question_text(problem))
     decision = Decision(problem.id, "rejected", "not tried")
     for attempt in range(1, REWRITE_ATTEMPTS + 1):
         seed = _seed(problem, attempt, 0)
@@ -96,13 +96,14 @@ def decide(problem: Problem, wrapper: Wrapper, ask: Ask, *, solves: int) -> Deci
             decision = Decision(problem.id, "rejected", rewriting, attempts=attempt)
             continue
         text, answer = rewriting
-        votes = _solve(problem, text, answer, ask, solves=solves, attempt=attempt)
+        votes = _solve(problem, text, answer, ask, num_solutions=num_solutions, attempt=attempt)
         agreeing = votes.count(answer)
-        accepted = 2 * agreeing > solves
+        accepted = 2 * agreeing > num_solutions
         decision = Decision(
             problem.id,
             "rewritten" if accepted else "rejected",
-            f"{agreeing} of {len(votes)} solutions give {answer}" + ("" if accepted else f", of {solves} at most"),
+            f"{agreeing} of {len(votes)} solutions give {answer}"
+            + ("" if accepted else f", of {num_solutions} at most"),
             question=text,
             answer=answer,
             votes=tuple(votes),
@@ -113,7 +114,7 @@ def decide(problem: Problem, wrapper: Wrapper, ask: Ask, *, solves: int) -> Deci
     return decision
 
 
-def apply(problem: Problem, decision: Decision, wrapper: Wrapper) -> Problem | None:
+def apply(problem: Problem, decision: Decision, instruction_template: InstructionTemplate) -> Problem | None:
     """The problem as decided; None: it is left out. A new one keeps the instruction around it."""
     if decision.action == "rejected":
         return None
@@ -122,13 +123,13 @@ def apply(problem: Problem, decision: Decision, wrapper: Wrapper) -> Problem | N
         return replace(problem, id=problem_id(problem.prompt, answer), answer=answer)
     assert decision.question is not None
     assert decision.answer is not None
-    before = _asking_text(problem)
-    start, end = wrapper.span(before)
+    before = _question_text(problem)
+    start, end = instruction_template.span(before)
     after = before[:start] + decision.question + before[end:]
     prompt: str | list[dict[str, str]] = after
     if not isinstance(problem.prompt, str):
         prompt = [dict(message) for message in problem.prompt]
-        prompt[_asking_message(problem.prompt)]["content"] = after
+        prompt[_question_message_index(problem.prompt)]["content"] = after
     original = {"original_id": problem.id, "original_question": before[start:end], "original_answer": problem.answer}
     return replace(
         problem,
@@ -139,9 +140,9 @@ def apply(problem: Problem, decision: Decision, wrapper: Wrapper) -> Problem | N
     )
 
 
-def asking_texts(problems: Sequence[Problem]) -> list[str]:
+def question_texts(problems: Sequence[Problem]) -> list[str]:
     """What is rewritten of each problem: its text, or its last user message."""
-    return [_asking_text(problem) for problem in problems]
+    return [_question_text(problem) for problem in problems]
 
 
 def read_rewriting(response: str, original: str) -> tuple[str, str] | str:
@@ -153,14 +154,14 @@ def read_rewriting(response: str, original: str) -> tuple[str, str] | str:
     text, answer = found[0][-1], read_integer(found[1][-1])
     if answer is None:
         return f"the rewriting's answer is no integer: {found[1][-1][:60]!r}"
-    if not text or normal_text(text) == normal_text(original):
+    if not text or normalize_text(text) == normalize_text(original):
         return "the rewriting leaves the problem as it was"
     return text, answer
 
 
 def read_integer(text: str) -> str | None:
     """An integer as it is written plainly, `1,000` and `$1000$` as 1000; None for anything else."""
-    plain = bare(text.strip("*_` \t"))
+    plain = strip_formatting(text.strip("*_` \t"))
     if answer_type(plain) != "integer" or len(plain) > _MAX_DIGITS:
         return None
     return str(int(plain.replace(",", "")))
@@ -173,13 +174,13 @@ def read_solution(response: str) -> str | None:
     return read_integer(found[-1]) if found else None
 
 
-def _solve(problem: Problem, text: str, answer: str, ask: Ask, *, solves: int, attempt: int) -> list[str | None]:
-    """Up to `solves` solutions; no more than settle whether most of them agree."""
+def _solve(problem: Problem, text: str, answer: str, ask: Ask, *, num_solutions: int, attempt: int) -> list[str | None]:
+    """Up to `num_solutions` solutions; no more than settle whether most of them agree."""
     votes: list[str | None] = []
-    while len(votes) < solves:
+    while len(votes) < num_solutions:
         votes.append(read_solution(ask(_filled(SOLVE, question=text), _seed(problem, attempt, len(votes) + 1))))
         agreeing = votes.count(answer)
-        if 2 * agreeing > solves or 2 * (agreeing + solves - len(votes)) <= solves:
+        if 2 * agreeing > num_solutions or 2 * (agreeing + num_solutions - len(votes)) <= num_solutions:
             break
     return votes
 
@@ -194,11 +195,11 @@ def _seed(problem: Problem, attempt: int, use: int) -> int:
     return keyed_seed("integerize", problem.id, attempt, use) % 2**31
 
 
-def _asking_text(problem: Problem) -> str:
+def _question_text(problem: Problem) -> str:
     prompt = problem.prompt
-    return prompt if isinstance(prompt, str) else prompt[_asking_message(prompt)]["content"]
+    return prompt if isinstance(prompt, str) else prompt[_question_message_index(prompt)]["content"]
 
 
-def _asking_message(messages: Sequence[Message]) -> int:
+def _question_message_index(messages: Sequence[Message]) -> int:
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     return users[-1] if users else len(messages) - 1

@@ -12,9 +12,9 @@ from typing import Any, Literal, TypeAlias
 from dapo.config.data_spec import did_you_mean
 from dapo.core.errors import DataError
 from dapo.core.rng import keyed_seed
-from dapo.data.sources.builtin_tasks import TASKS, Draw, Option, Options
+from dapo.data.sources.builtin_tasks import TASKS, ItemRng, Option, Options
 from dapo.data.sources.rows import problem_id
-from dapo.data.sources.turns import shares, take_turns
+from dapo.data.sources.turns import items_per_task, round_robin
 from dapo.types import Problem
 
 Split: TypeAlias = Literal["train", "eval"]
@@ -34,12 +34,12 @@ def builtin_problems(
     """
     resolved = {name: resolve_options(name, options) for name, options in tasks.items()}
     lists = [
-        list(islice(_items(name, options, seed, split), share))
+        list(islice(_items(name, options, seed, split), num_items))
         if split == "train"
-        else _distinct_items(name, options, seed, share)
-        for (name, options), share in zip(resolved.items(), shares(size, len(resolved)), strict=True)
+        else _distinct_items(name, options, seed, num_items)
+        for (name, options), num_items in zip(resolved.items(), items_per_task(size, len(resolved)), strict=True)
     ]
-    return list(take_turns(lists))
+    return list(round_robin(lists))
 
 
 def resolve_options(name: str, given: Mapping[str, Any]) -> Options:
@@ -84,7 +84,7 @@ def _items(name: str, options: Options, seed: int, split: Split) -> Iterator[Pro
 
 def _item(name: str, options: Options, seed: int, index: int, split: Split) -> Problem:
     for attempt in range(_MAX_ATTEMPTS):
-        question, answer = TASKS[name].make(Draw("builtin", name, seed, index, attempt), options)
+        question, answer = TASKS[name].make(ItemRng("builtin", name, seed, index, attempt), options)
         if is_held_out(name, question) == (split == "eval"):
             prompt = f"{question} {REQUEST}"
             return Problem(problem_id(prompt, answer), prompt, answer, source=name)
@@ -96,9 +96,9 @@ def _item(name: str, options: Options, seed: int, index: int, split: Split) -> P
 
 def _distinct_items(name: str, options: Options, seed: int, size: int) -> list[Problem]:
     # all n held-out questions are met in about n * log(n) draws; then nothing new comes
-    draws = 4 * min(size, TASKS[name].distinct(options)) + 200
+    num_samples = 4 * min(size, TASKS[name].distinct(options)) + 200
     found: dict[str, Problem] = {}
-    for problem in islice(_items(name, options, seed, "eval"), draws):
+    for problem in islice(_items(name, options, seed, "eval"), num_samples):
         if len(found) == size:
             break
         found.setdefault(problem.id, problem)

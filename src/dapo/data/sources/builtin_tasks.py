@@ -11,7 +11,7 @@ Options: TypeAlias = Mapping[str, int]
 MAX_TERMS = 16
 
 
-class Draw:
+class ItemRng:
     """The numbers of one item, in the order in which the task asks for them."""
 
     def __init__(self, *key: int | str) -> None:
@@ -38,63 +38,63 @@ class Option(NamedTuple):
 class Task:
     """One kind of question."""
 
-    make: Callable[[Draw, Options], tuple[str, str]]
+    make: Callable[[ItemRng, Options], tuple[str, str]]
     """Question and answer of one item."""
     options: Mapping[str, Option]
     distinct: Callable[[Options], int]
     """How many different questions there are, held-out ones included."""
 
 
-def sums(draw: Draw, options: Options) -> tuple[str, str]:
+def sums(rng: ItemRng, options: Options) -> tuple[str, str]:
     """What is 3 + 14?"""
-    numbers = draw.integers(options["terms"], options["low"], options["high"])
+    numbers = rng.integers(options["terms"], options["low"], options["high"])
     return f"What is {' + '.join(map(str, numbers))}?", str(sum(numbers))
 
 
-def differences(draw: Draw, options: Options) -> tuple[str, str]:
+def differences(rng: ItemRng, options: Options) -> tuple[str, str]:
     """What is 14 - 3? Never below zero."""
-    small, large = sorted(draw.integers(2, options["low"], options["high"]))
+    small, large = sorted(rng.integers(2, options["low"], options["high"]))
     return f"What is {large} - {small}?", str(large - small)
 
 
-def products(draw: Draw, options: Options) -> tuple[str, str]:
+def products(rng: ItemRng, options: Options) -> tuple[str, str]:
     """What is 3 * 7?"""
-    numbers = draw.integers(options["terms"], options["low"], options["high"])
+    numbers = rng.integers(options["terms"], options["low"], options["high"])
     return f"What is {' * '.join(map(str, numbers))}?", str(math.prod(numbers))
 
 
-def remainders(draw: Draw, options: Options) -> tuple[str, str]:
+def remainders(rng: ItemRng, options: Options) -> tuple[str, str]:
     """What is the remainder when 47 is divided by 5?"""
-    number, divisor = draw.integer(options["low"], options["high"]), draw.integer(2, options["divisor"])
+    number, divisor = rng.integer(options["low"], options["high"]), rng.integer(2, options["divisor"])
     return f"What is the remainder when {number} is divided by {divisor}?", str(number % divisor)
 
 
-def gcd(draw: Draw, options: Options) -> tuple[str, str]:
+def gcd(rng: ItemRng, options: Options) -> tuple[str, str]:
     """What is the greatest common divisor of 12 and 18?"""
-    first, second = draw.integers(2, options["low"], options["high"])
+    first, second = rng.integers(2, options["low"], options["high"])
     return f"What is the greatest common divisor of {first} and {second}?", str(math.gcd(first, second))
 
 
-def largest(draw: Draw, options: Options) -> tuple[str, str]:
+def largest(rng: ItemRng, options: Options) -> tuple[str, str]:
     """Which is the largest of these numbers: 12, 93, 48, 61?"""
-    numbers = draw.integers(options["count"], options["low"], options["high"])
+    numbers = rng.integers(options["count"], options["low"], options["high"])
     return f"Which is the largest of these numbers: {', '.join(map(str, numbers))}?", str(max(numbers))
 
 
-def sort_digits(draw: Draw, options: Options) -> tuple[str, str]:
+def sort_digits(rng: ItemRng, options: Options) -> tuple[str, str]:
     """Sort these digits from smallest to largest: 7 2 9."""
-    digits = draw.integers(options["count"], 0, 9)
+    digits = rng.integers(options["count"], 0, 9)
     return (
         f"Sort these digits from smallest to largest: {' '.join(map(str, digits))}.",
         " ".join(map(str, sorted(digits))),
     )
 
 
-def letter_counts(draw: Draw, options: Options) -> tuple[str, str]:
+def letter_counts(rng: ItemRng, options: Options) -> tuple[str, str]:
     """How many times does the letter e appear in the word cheese?"""
-    word = _WORDS[draw.integer(0, len(_WORDS) - 1)]
+    word = _WORDS[rng.integer(0, len(_WORDS) - 1)]
     letters = sorted(set(word))
-    letter = letters[draw.integer(0, len(letters) - 1)]
+    letter = letters[rng.integer(0, len(letters) - 1)]
     return f"How many times does the letter {letter} appear in the word {word}?", str(word.count(letter))
 
 
@@ -110,8 +110,8 @@ tunnel turtle valley velvet village violin wallet weather window winter wonder y
 _WORDS = tuple(_WORD_LIST.split())
 
 
-def _range(low: int, high: int, *, least: int = 0) -> dict[str, Option]:
-    return {"low": Option(low, least, 10**9), "high": Option(high, 1, 10**9)}
+def _range(low: int, high: int, *, minimum: int = 0) -> dict[str, Option]:
+    return {"low": Option(low, minimum, 10**9), "high": Option(high, 1, 10**9)}
 
 
 def _span(options: Options) -> int:
@@ -132,7 +132,7 @@ TASKS: dict[str, Task] = {
         remainders, _range(10, 99) | {"divisor": Option(9, 2, 10**9)}, lambda o: _span(o) * (o["divisor"] - 1)
     ),
     # 361
-    "gcd": Task(gcd, _range(2, 20, least=1), lambda o: _span(o) ** 2),
+    "gcd": Task(gcd, _range(2, 20, minimum=1), lambda o: _span(o) ** 2),
     # 65,610,000
     "largest": Task(largest, _range(10, 99) | {"count": Option(4, 2, MAX_TERMS)}, lambda o: _span(o) ** o["count"]),
     # 1,000

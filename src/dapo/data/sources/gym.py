@@ -13,7 +13,7 @@ from dapo.config.data_spec import did_you_mean
 from dapo.core.errors import DataError
 from dapo.core.optional import require_package
 from dapo.data.sources.rows import json_value, problem_id
-from dapo.data.sources.turns import shares, take_turns
+from dapo.data.sources.turns import items_per_task, round_robin
 from dapo.types import Problem
 
 _SCRIPT = Path(__file__).with_name("gym_items.py")
@@ -32,7 +32,7 @@ def gym_problems(
     require_package("reasoning_gym", extra="gym", purpose=f"gym:{','.join(tasks)}")
     requests = [
         {"name": name, "options": dict(options), "seed": seed, "count": count, "distinct": distinct}
-        for (name, options), count in zip(tasks.items(), shares(size, len(tasks)), strict=True)
+        for (name, options), count in zip(tasks.items(), items_per_task(size, len(tasks)), strict=True)
     ]
     for name, options in tasks.items():
         for option in ("seed", "size"):
@@ -41,7 +41,7 @@ def gym_problems(
                     f"gym task {name}: {option} stands beside gym, as in {{gym: {{{name}: ...}}, {option}: 1}}"
                 )
     entries = _entries(requests)
-    return list(take_turns([_problems(name, tasks[name], seed, entries[name]) for name in tasks]))
+    return list(round_robin([_problems(name, tasks[name], seed, entries[name]) for name in tasks]))
 
 
 def _problems(name: str, options: Mapping[str, Any], seed: int, entries: list[dict[str, Any]]) -> list[Problem]:
@@ -76,23 +76,23 @@ def _entries(requests: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
         raise DataError(f"gym: the process that draws the problems ended with code {done.returncode}: {last[0]}")
     answer = json.loads(done.stdout)
-    if "fault" in answer:
-        raise DataError(_in_words(**answer["fault"]))
+    if "error" in answer:
+        raise DataError(_format_error(**answer["error"]))
     return answer["entries"]
 
 
-def _in_words(kind: str, name: str, **fault: Any) -> str:
+def _format_error(kind: str, name: str, **error: Any) -> str:
     if kind == "task":
-        near = get_close_matches(name, fault["known"], n=3, cutoff=0.4)
-        advice = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(fault['known'])}"
+        near = get_close_matches(name, error["known"], n=3, cutoff=0.4)
+        advice = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(error['known'])}"
         return f"gym: reasoning-gym has no task {name}; {advice}"
     if kind == "option":
-        return f"gym task {name}: unknown option {fault['option']!r}; {did_you_mean(fault['option'], fault['known'])}"
-    if kind == "unanswered":
+        return f"gym task {name}: unknown option {error['option']!r}; {did_you_mean(error['option'], error['known'])}"
+    if kind == "no_reference_answer":
         return f"gym task {name}: it gives no reference answer, which every problem needs; choose another task"
-    if kind == "unjudged":
+    if kind == "not_scorable":
         return (
-            f"gym task {name}: its own answer scores {fault['score']:g} from an entry stored as JSON, so responses "
+            f"gym task {name}: its own answer scores {error['score']:g} from an entry stored as JSON, so responses "
             "could not be judged; choose another task"
         )
-    return f"gym task {name}: {' '.join(fault['reason'].split())}"
+    return f"gym task {name}: {' '.join(error['reason'].split())}"

@@ -25,13 +25,13 @@ def main() -> None:
     os.dup2(2, 1)
     try:
         answer: dict[str, Any] = {"entries": {task["name"]: entries(task) for task in request["tasks"]}}
-    except Fault as fault:
-        answer = {"fault": fault.args[0]}
+    except InvalidRequest as error:
+        answer = {"error": error.args[0]}
     with answer_pipe:
         json.dump(answer, answer_pipe)
 
 
-class Fault(Exception):
+class InvalidRequest(Exception):
     """What is wrong with a request, as a mapping that the parent puts into words."""
 
 
@@ -41,25 +41,25 @@ def entries(task: dict[str, Any]) -> list[dict[str, Any]]:
 
     name, options, seed, count, distinct = (task[key] for key in ("name", "options", "seed", "count", "distinct"))
     if name not in DATASETS:
-        raise Fault({"kind": "task", "name": name, "known": sorted(DATASETS)})
+        raise InvalidRequest({"kind": "task", "name": name, "known": sorted(DATASETS)})
     known = [field.name for field in fields(DATASETS[name][1]) if field.name not in ("seed", "size")]
     for option in options:
         if option not in known:
-            raise Fault({"kind": "option", "name": name, "option": option, "known": known})
+            raise InvalidRequest({"kind": "option", "name": name, "option": option, "known": known})
     try:
         fix_global_generators(seed, -1)
         data = create_dataset(name, size=10 * count if distinct else count, seed=seed, **options)
-        drawn = (entry_at(data, seed, index) for index in range(len(data)))
-        found = list(islice(without_copies(drawn) if distinct else drawn, count))
+        sampled = (entry_at(data, seed, index) for index in range(len(data)))
+        found = list(islice(without_copies(sampled) if distinct else sampled, count))
         if any(not isinstance(entry["answer"], str) for entry in found):
-            raise Fault({"kind": "unanswered", "name": name})
-        judged = data.score_answer(found[0]["answer"], found[0])
-    except Fault:
+            raise InvalidRequest({"kind": "no_reference_answer", "name": name})
+        score = data.score_answer(found[0]["answer"], found[0])
+    except InvalidRequest:
         raise
     except Exception as error:  # the library checks options by assertions and lets generators raise anything
-        raise Fault({"kind": "failed", "name": name, "reason": f"{type(error).__name__}: {error}"}) from None
-    if judged < 1.0:
-        raise Fault({"kind": "unjudged", "name": name, "score": judged})
+        raise InvalidRequest({"kind": "failed", "name": name, "reason": f"{type(error).__name__}: {error}"}) from None
+    if score < 1.0:
+        raise InvalidRequest({"kind": "not_scorable", "name": name, "score": score})
     return found
 
 
@@ -78,10 +78,10 @@ def python_value(value: Any) -> Any:
     raise TypeError(f"an entry holds a {type(value).__name__}, which JSON cannot store")
 
 
-def without_copies(drawn: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def without_copies(sampled: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Each question once."""
     seen = set()
-    for entry in drawn:
+    for entry in sampled:
         if entry["question"] not in seen:
             seen.add(entry["question"])
             yield entry

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import dapo
-from dapo.distributed.worker_main import attempt, carry_out, make
+from dapo.distributed.worker_main import call_method, make, try_call
 
 
 @dataclass(frozen=True)
-class Arrival:
+class ActorInfo:
     """Where an actor has found its place."""
 
     pid: int
@@ -26,37 +26,37 @@ class Arrival:
     """Whether it sees the folder that the controller writes weights to."""
 
 
-class Host:
+class WorkerActor:
     """The actor. Its calls are carried out one after the other in the process's main thread."""
 
     def __init__(self) -> None:
         self._target: Any = None
 
-    def arrive(self, name: str, logs: Path, weights: Path | None) -> Arrival:
+    def handshake(self, name: str, logs: Path, weights: Path | None) -> ActorInfo:
         """Send what is printed from now on to the run's logs, if they can be reached, and tell where this is."""
         import ray.util
 
         if logs.is_dir():
             log = logs / f"{name}.log"
-            _print_to(log)
+            _redirect_output(log)
         else:
             log = Path(os.readlink("/proc/self/fd/1"))
         reads_files = weights is not None and weights.is_dir()
-        return Arrival(os.getpid(), ray.util.get_node_ip_address(), dapo.__version__, log, reads_files)
+        return ActorInfo(os.getpid(), ray.util.get_node_ip_address(), dapo.__version__, log, reads_files)
 
     def make(self, factory: str, options: Mapping[str, Any]) -> tuple[bool, Any]:
         """Make the object; see child.attempt for the answer."""
-        is_answer, value = attempt(make, factory, options)
-        if is_answer:
+        is_ok, value = try_call(make, factory, options)
+        if is_ok:
             self._target, value = value, os.getpid()
-        return is_answer, value
+        return is_ok, value
 
-    def call(self, method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple[bool, Any]:
+    def call(self, method: str, arguments: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bool, Any]:
         """Call a method of the object."""
-        return attempt(carry_out, self._target, method, arguments, named)
+        return try_call(call_method, self._target, method, arguments, kwargs)
 
 
-def _print_to(log: Path) -> None:
+def _redirect_output(log: Path) -> None:
     """Both streams, those of libraries in C included."""
     sys.stdout.flush()
     sys.stderr.flush()

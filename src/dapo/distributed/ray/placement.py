@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from dapo.core.errors import LaunchError
-from dapo.distributed.protocol import Blueprint
+from dapo.distributed.protocol import WorkerSpec
 
 UNCOUNTED_CPUS = 0.001
 """A placement group asks for something: this where CPUs are shared."""
@@ -25,7 +25,7 @@ class Reservation:
         self._members = len(bundles)
         self._lock = threading.Lock()
 
-    def is_met(self, timeout_s: float) -> bool:
+    def wait_until_ready(self, timeout_s: float) -> bool:
         """Wait for it."""
         try:
             self.group.ready().future().result(timeout_s)
@@ -33,7 +33,7 @@ class Reservation:
             return False
         return True
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """One of its workers is gone."""
         with self._lock:
             self._members -= 1
@@ -50,7 +50,7 @@ class Reservation:
 
 def reserve(
     names: Sequence[str],
-    blueprints: Sequence[Blueprint],
+    specs: Sequence[WorkerSpec],
     *,
     together: bool,
     timeout_s: float,
@@ -63,24 +63,28 @@ def reserve(
     Raises LaunchError after `timeout_s`, or at once for more GPUs than are left.
     """
     deadline = time.monotonic() + timeout_s
-    if gpus_left is not None and sum(blueprint.gpus for blueprint in blueprints) > gpus_left:
-        raise LaunchError(f"no place for {describe_demand(names, blueprints)}; {describe_cluster()}")
-    bundles = [{"CPU": _cpus(blueprint, counts_cpus), "GPU": blueprint.gpus} for blueprint in blueprints]
+    if gpus_left is not None and sum(spec.gpus for spec in specs) > gpus_left:
+        raise LaunchError(f"no place for {describe_demand(names, specs)}; {describe_cluster()}")
+    bundles = [{"CPU": _cpus(spec, counts_cpus), "GPU": spec.gpus} for spec in specs]
     parts = [bundles] if together else [[bundle] for bundle in bundles]
-    seats = [Reservation(part) for part in parts]
+    reservations = [Reservation(part) for part in parts]
     try:
-        met = [seat.is_met(max(deadline - time.monotonic(), 0.0)) for seat in seats]
-        if not all(met):
-            lacking = [i for i in range(len(names)) if not met[0 if together else i]]
-            asked = describe_demand([names[i] for i in lacking], [blueprints[i] for i in lacking])
+        placed = [reservation.wait_until_ready(max(deadline - time.monotonic(), 0.0)) for reservation in reservations]
+        if not all(placed):
+            lacking = [i for i in range(len(names)) if not placed[0 if together else i]]
+            asked = describe_demand([names[i] for i in lacking], [specs[i] for i in lacking])
             raise LaunchError(
                 f"no place within {timeout_s:g} s (distributed.start_timeout_s) for {asked}; {describe_cluster()}"
             )
     except BaseException:
-        for seat in seats:
-            seat.cancel()
+        for reservation in reservations:
+            reservation.cancel()
         raise
-    return [(seat, index) for seat, part in zip(seats, parts, strict=True) for index in range(len(part))]
+    return [
+        (reservation, index)
+        for reservation, part in zip(reservations, parts, strict=True)
+        for index in range(len(part))
+    ]
 
 
 def total(resource: str) -> float:
@@ -90,17 +94,18 @@ def total(resource: str) -> float:
     return float(ray.cluster_resources().get(resource, 0.0))
 
 
-def describe_demand(names: Sequence[str], blueprints: Sequence[Blueprint]) -> str:
+def describe_demand(names: Sequence[str], specs: Sequence[WorkerSpec]) -> str:
     """`engine-0, engine-1 (1 CPU, 1 GPU each; 2 CPUs, 2 GPUs in all)`."""
-    alike: dict[tuple[float, float], list[str]] = {}
-    for name, blueprint in zip(names, blueprints, strict=True):
-        alike.setdefault((blueprint.cpus, blueprint.gpus), []).append(name)
+    by_demand: dict[tuple[float, float], list[str]] = {}
+    for name, spec in zip(names, specs, strict=True):
+        by_demand.setdefault((spec.cpus, spec.gpus), []).append(name)
     each = [
-        f"{', '.join(same)} ({_amounts(*demand)}{' each' if len(same) > 1 else ''})" for demand, same in alike.items()
+        f"{', '.join(same)} ({_amounts(*demand)}{' each' if len(same) > 1 else ''})"
+        for demand, same in by_demand.items()
     ]
     if len(names) == 1:
         return each[0]
-    in_all = _amounts(sum(b.cpus for b in blueprints), sum(b.gpus for b in blueprints))
+    in_all = _amounts(sum(b.cpus for b in specs), sum(b.gpus for b in specs))
     return f"{' and '.join(each)}, {in_all} in all"
 
 
@@ -110,17 +115,17 @@ def describe_cluster() -> str:
 
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     free = ray.available_resources()
-    told = [
+    descriptions = [
         f"{_amount(total(kind), kind)} ({_number(free.get(kind, 0.0))} free; "
         f"{_number(max((node.get(kind, 0.0) for node in alive), default=0.0))} on the largest node)"
         for kind in ("CPU", "GPU")
     ]
-    return f"the cluster has {len(alive)} node{'s' * (len(alive) != 1)} with {' and '.join(told)}"
+    return f"the cluster has {len(alive)} node{'s' * (len(alive) != 1)} with {' and '.join(descriptions)}"
 
 
-def _cpus(blueprint: Blueprint, counts_cpus: bool) -> float:
-    if counts_cpus and (blueprint.cpus or blueprint.gpus):
-        return blueprint.cpus
+def _cpus(spec: WorkerSpec, counts_cpus: bool) -> float:
+    if counts_cpus and (spec.cpus or spec.gpus):
+        return spec.cpus
     return UNCOUNTED_CPUS
 
 

@@ -85,7 +85,7 @@ def batch_script(job: Job, allocation: Allocation) -> str:
         *(f"{name}={shlex.quote(value)}" for name, value in variables.items()),
         f"overrides=({' '.join(map(shlex.quote, job.overrides))})",
         f"cd {shlex.quote(str(job.work_dir))} || exit 1",
-        *(line for setup in job.setup for line in _guarded(setup)),
+        *(line for setup in job.setup for line in _setup_lines(setup)),
     ]
     return "\n".join(lines) + "\n" + JOB.read_text(encoding="utf-8")
 
@@ -150,12 +150,12 @@ def submit(script: Path) -> str:
     except subprocess.TimeoutExpired:
         raise LaunchError(f"sbatch gave no answer within {SBATCH_S:g} s; squeue tells whether it has a job") from None
     if answer.returncode:
-        said = " ".join(answer.stderr.split()) or f"exit code {answer.returncode}"
-        raise LaunchError(f"sbatch refused the job: {said}; the script is {script}")
+        reason = " ".join(answer.stderr.split()) or f"exit code {answer.returncode}"
+        raise LaunchError(f"sbatch refused the job: {reason}; the script is {script}")
     return answer.stdout.strip().split(";")[0]  # JOB or JOB;CLUSTER
 
 
-def _guarded(setup: str) -> list[str]:
+def _setup_lines(setup: str) -> list[str]:
     """Lines of the user's, as they are, and the end of the job where they fail."""
     message = shlex.quote(f"dapo submit: this failed: {_one_line(setup)}")
     return ["{", setup, "} || {", f"    echo {message} >&2", "    exit 1", "}"]

@@ -9,7 +9,7 @@ import time
 
 from dapo.core.errors import DapoError, LaunchError
 
-LOOK_S = 0.5
+POLL_INTERVAL_S = 0.5
 
 
 def wait_for_nodes(address: str, count: int, timeout_s: float) -> None:
@@ -31,7 +31,7 @@ def wait_for_nodes(address: str, count: int, timeout_s: float) -> None:
                     f"{len(names)} of {count} nodes joined the Ray cluster at {address} within {timeout_s:g} s "
                     f"(distributed.start_timeout_s): {', '.join(names)}"
                 )
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
     finally:
         ray.shutdown()
 

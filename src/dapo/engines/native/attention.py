@@ -51,9 +51,9 @@ def native_attention(
     shared = key.shape[1]
     if length == 1:
         grouped = query.reshape(n, shared, heads // shared, width)
-        mixed = scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
-        return mixed.reshape(n, 1, heads, value.shape[-1]), None
-    mixed = scaled_dot_product_attention(
+        attn_output = scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
+        return attn_output.reshape(n, 1, heads, value.shape[-1]), None
+    attn_output = scaled_dot_product_attention(
         query,
         key,
         value,
@@ -62,7 +62,7 @@ def native_attention(
         scale=scaling,
         enable_gqa=shared != heads,
     )
-    return mixed.transpose(1, 2), None
+    return attn_output.transpose(1, 2), None
 
 
 def native_mask(

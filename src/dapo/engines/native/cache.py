@@ -48,7 +48,7 @@ class PromptCache(Cache):
         """(positions attended to, the first of them)."""
         return query_length, 0
 
-    def one(self, index: int, length: int) -> "PromptCache":
+    def select(self, index: int, length: int) -> "PromptCache":
         """A copy of one prompt's keys and values, so that the rest can be freed."""
         single = PromptCache()
         single.keys = [keys[index : index + 1, :, :length].clone() for keys in self.keys]
@@ -76,7 +76,7 @@ class SlotCache(Cache):
         self._storage: list[_Layer] = []
         self._positions = torch.empty(0, dtype=torch.long)
         self._length = 0
-        self._places: dict[int, Tensor] = {}
+        self._flat_indices: dict[int, Tensor] = {}
         self.rows = 0
         self.capacity = 0
         self.storage = object()
@@ -110,25 +110,25 @@ class SlotCache(Cache):
             ]
             self.storage = object()
         device = self._storage[0].keys.device
-        origin, place = torch.tensor(sources, device=device), torch.tensor(rows, device=device)
+        source_rows, target_rows = torch.tensor(sources, device=device), torch.tensor(rows, device=device)
         for layer, keys, values in zip(self._storage, prompts.keys, prompts.values, strict=True):
-            layer.keys[:, :, :length].index_copy_(0, place, keys[:, :, :length].index_select(0, origin))
-            layer.values[:, :, :length].index_copy_(0, place, values[:, :, :length].index_select(0, origin))
+            layer.keys[:, :, :length].index_copy_(0, target_rows, keys[:, :, :length].index_select(0, source_rows))
+            layer.values[:, :, :length].index_copy_(0, target_rows, values[:, :, :length].index_select(0, source_rows))
 
     def move(self, sources: Sequence[int], rows: Sequence[int], length: int) -> None:
         """Copy the first `length` positions of rows `sources` over rows `rows`."""
         device = self._storage[0].keys.device
-        origin, place = torch.tensor(sources, device=device), torch.tensor(rows, device=device)
+        source_rows, target_rows = torch.tensor(sources, device=device), torch.tensor(rows, device=device)
         for layer in self._storage:
             for tensor in (layer.keys, layer.values):
                 part = tensor[:, :, :length]
-                part.index_copy_(0, place, part.index_select(0, origin))
+                part.index_copy_(0, target_rows, part.index_select(0, source_rows))
 
     def begin_step(self, positions: Tensor, longest: int) -> None:
         """The next forward writes row i at `positions[i]` `[n]` and attends to the first `longest` positions."""
         self._positions = positions
         self._length = min(-(-longest // ALIGN) * ALIGN, self.capacity)
-        self._places = {}
+        self._flat_indices = {}
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
@@ -136,14 +136,14 @@ class SlotCache(Cache):
         """Write one position a row, `[n, kv_heads, 1, d]`; returns views `[n, kv_heads, length, d]` of the slots."""
         layer = self._storage[layer_idx]
         n, heads = key_states.shape[:2]
-        if heads not in self._places:
-            self._places[heads] = self._flat_places(n, heads)
-        places = self._places[heads]
+        if heads not in self._flat_indices:
+            self._flat_indices[heads] = self._make_flat_indices(n, heads)
+        flat_indices = self._flat_indices[heads]
         for tensor, states in ((layer.keys, key_states), (layer.values, value_states)):
-            tensor.view(-1, tensor.shape[-1]).index_copy_(0, places, states.reshape(n * heads, -1))
+            tensor.view(-1, tensor.shape[-1]).index_copy_(0, flat_indices, states.reshape(n * heads, -1))
         return layer.keys[:n, :, : self._length], layer.values[:n, :, : self._length]
 
-    def _flat_places(self, n: int, heads: int) -> Tensor:
+    def _make_flat_indices(self, n: int, heads: int) -> Tensor:
         """`[n * heads]` indices of the positions to write, in the storage seen as `[rows * heads * capacity, d]`."""
         lines = torch.arange(n * heads, device=self._positions.device).view(n, heads)
         return (lines * self.capacity + self._positions[:, None]).flatten()
@@ -164,7 +164,7 @@ class SlotCache(Cache):
         """Give all memory back."""
         self._storage = []
         self.storage = object()
-        self._places = {}
+        self._flat_indices = {}
         self.rows = self.capacity = 0
 
 

@@ -21,11 +21,11 @@ from dapo.core.errors import EngineError
 from dapo.engines.engine import WeightSource
 from dapo.engines.native.cache import SlotCache
 from dapo.engines.native.forward import Forward, Prefilled
-from dapo.engines.native.graphs import Recorder
-from dapo.engines.native.linear import drop_packed
+from dapo.engines.native.graphs import GraphCapturer
+from dapo.engines.native.linear import drop_prepacked
 from dapo.engines.native.sampling import sample
-from dapo.engines.native.scheduler import Live, Scheduler
-from dapo.engines.native.support import adopt
+from dapo.engines.native.scheduler import RunningSequence, Scheduler
+from dapo.engines.native.support import patch_model
 from dapo.engines.native.weights import copy_weights
 from dapo.types import Finish, Generation, GenerationRequest
 
@@ -49,7 +49,7 @@ class EngineStats:
 
 
 @dataclass(frozen=True)
-class _Held:
+class _CachedPrefill:
     """The prompt of a group of which some requests have started and others wait."""
 
     prompt_ids: tuple[int, ...]
@@ -63,13 +63,18 @@ class NativeEngine:
     for a model that it cannot serve (see `support`).
 
     `slots` sequences are decoded at a time; `cache_tokens` bounds the slots in use times the longest of them (prompt +
-    max_new_tokens). Without it memory follows what is live. `record`: how decode steps are recorded, if they are.
+    max_new_tokens). Without it memory follows what is live. `capturer`: how decode steps are recorded, if they are.
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, slots: int, cache_tokens: int | None = None, record: Recorder | None = None
+        self,
+        model: PreTrainedModel,
+        *,
+        slots: int,
+        cache_tokens: int | None = None,
+        capturer: GraphCapturer | None = None,
     ) -> None:
-        forward = adopt(model.eval().requires_grad_(False), rows=slots, record=record)
+        forward = patch_model(model.eval().requires_grad_(False), rows=slots, capturer=capturer)
         self._forward: Forward | None = forward
         self._scheduler = Scheduler(
             slots,
@@ -78,8 +83,8 @@ class NativeEngine:
             vocabulary=forward.vocabulary,
         )
         self._cache = SlotCache()
-        self._rows: list[Live | None] = []  # as in the cache; None: to be filled again before the poll ends
-        self._held: _Held | None = None
+        self._rows: list[RunningSequence | None] = []  # as in the cache; None: to be filled again before the poll ends
+        self._cached_prefill: _CachedPrefill | None = None
         self._version: int | None = 0
         self._stats = EngineStats()
 
@@ -106,13 +111,13 @@ class NativeEngine:
         forward = self._open()
         self._require_idle("drop_weights")
         self._version = None
-        drop_packed(forward.model)
+        drop_prepacked(forward.model)
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests; adjacent ones with the same prompt share its prefill. Raises EngineError, queueing none."""
         self._open()
         self._loaded_version()
-        self._scheduler.submit(requests, {one.request.id for one in self._live()})
+        self._scheduler.submit(requests, {seq.request.id for seq in self._running()})
 
     @torch.inference_mode()
     def poll(self) -> list[Generation]:
@@ -122,7 +127,7 @@ class NativeEngine:
         """
         forward = self._open()
         finished = self._decode(forward) if self._rows else []
-        started = self._scheduler.admit(self._live())
+        started = self._scheduler.admit(self._running())
         self._compact(spare=len(started))
         finished += self._start(forward, started)
         self._tidy()
@@ -132,44 +137,48 @@ class NativeEngine:
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
         """Stop these, and return what they have, in the order given. Raises EngineError for an id not in flight."""
         self._open()
-        rows = {one.request.id: row for row, one in enumerate(self._rows) if one is not None}
+        rows = {seq.request.id: row for row, seq in enumerate(self._rows) if seq is not None}
         waiting = self._scheduler.waiting
         if unknown := [name for name in request_ids if name not in rows and name not in waiting]:
             raise EngineError(f"abort: request {unknown[0]!r} is not in flight ({len(unknown)} unknown in all)")
         stopped = [
-            Live(waiting.pop(name)) if name in waiting else self._vacate(rows[name])
+            RunningSequence(waiting.pop(name)) if name in waiting else self._vacate(rows[name])
             for name in dict.fromkeys(request_ids)
         ]
         self._tidy()
-        return [one.generation("aborted", self._loaded_version()) for one in stopped]
+        return [seq.generation("aborted", self._loaded_version()) for seq in stopped]
 
     def close(self) -> None:
         """Let go of the model and the cache. Afterwards every other call raises EngineError."""
         self._forward = None
         self._rows = []
-        self._held = None
+        self._cached_prefill = None
         self._cache.release()
         self._scheduler.waiting.clear()
 
     def _decode(self, forward: Forward) -> list[Generation]:
         """One step of all live sequences; the rows of the finished ones are empty afterwards."""
-        live = self._live()
-        lengths = [one.length for one in live]
+        running = self._running()
+        lengths = [seq.length for seq in running]
         self._reserve(max(lengths))
-        logits = forward.decode(self._cache, [one.token_ids[-1] for one in live], [length - 1 for length in lengths])
-        self._count(decode_steps=1, decode_slot_steps=len(live))
-        finishes = self._sample(live, logits)
+        logits = forward.decode(self._cache, [seq.token_ids[-1] for seq in running], [length - 1 for length in lengths])
+        self._count(decode_steps=1, decode_slot_steps=len(running))
+        finishes = self._sample(running, logits)
         version = self._loaded_version()
         return [
             self._vacate(row).generation(finish, version) for row, finish in enumerate(finishes) if finish is not None
         ]
 
-    def _start(self, forward: Forward, started: Sequence[Live]) -> list[Generation]:
+    def _start(self, forward: Forward, started: Sequence[RunningSequence]) -> list[Generation]:
         """Prefill the prompts of newly admitted requests, once each, and sample their first tokens."""
-        groups = [list(group) for _, group in groupby(started, key=lambda one: one.request.prompt_ids)]
+        groups = [list(group) for _, group in groupby(started, key=lambda seq: seq.request.prompt_ids)]
         finished = []
-        if groups and self._held is not None and self._held.prompt_ids == groups[0][0].request.prompt_ids:
-            finished += self._begin(self._held.prefilled, groups[:1])
+        if (
+            groups
+            and self._cached_prefill is not None
+            and self._cached_prefill.prompt_ids == groups[0][0].request.prompt_ids
+        ):
+            finished += self._begin(self._cached_prefill.prefilled, groups[:1])
             del groups[0]
         for batch in prefill_batches(groups):
             prompts = [group[0].request.prompt_ids for group in batch]
@@ -177,92 +186,92 @@ class NativeEngine:
             self._count(prefills=1, prefill_prompts=len(prompts), prefill_tokens=sum(map(len, prompts)))
             finished += self._begin(prefilled, batch)
             if batch[-1] is groups[-1] and prompts[-1] == self._scheduler.head_prompt():
-                self._held = _Held(prompts[-1], prefilled.one(len(batch) - 1, len(prompts[-1])))
+                self._cached_prefill = _CachedPrefill(prompts[-1], prefilled.select(len(batch) - 1, len(prompts[-1])))
         return finished
 
-    def _begin(self, prefilled: Prefilled, groups: Sequence[Sequence[Live]]) -> list[Generation]:
+    def _begin(self, prefilled: Prefilled, groups: Sequence[Sequence[RunningSequence]]) -> list[Generation]:
         """First tokens of groups whose prompts have been prefilled, in this order; who is not done gets a row."""
-        entries = [(one, source) for source, group in enumerate(groups) for one in group]
+        entries = [(seq, source) for source, group in enumerate(groups) for seq in group]
         sources = torch.tensor([source for _, source in entries], device=prefilled.logits.device)
-        finishes = self._sample([one for one, _ in entries], prefilled.logits[sources])
-        going = [entry for entry, finish in zip(entries, finishes, strict=True) if finish is None]
-        if going:
-            rows = [self._occupy(one) for one, _ in going]
-            width = max(len(one.request.prompt_ids) for one, _ in going)
+        finishes = self._sample([seq for seq, _ in entries], prefilled.logits[sources])
+        unfinished = [entry for entry, finish in zip(entries, finishes, strict=True) if finish is None]
+        if unfinished:
+            rows = [self._occupy(seq) for seq, _ in unfinished]
+            width = max(len(seq.request.prompt_ids) for seq, _ in unfinished)
             self._reserve(width + 1)
-            self._cache.store(prefilled.cache, [source for _, source in going], rows, width)
+            self._cache.store(prefilled.cache, [source for _, source in unfinished], rows, width)
         version = self._loaded_version()
         return [
-            one.generation(finish, version)
-            for (one, _), finish in zip(entries, finishes, strict=True)
+            seq.generation(finish, version)
+            for (seq, _), finish in zip(entries, finishes, strict=True)
             if finish is not None
         ]
 
-    def _sample(self, sequences: Sequence[Live], logits: Tensor) -> list[Finish | None]:
+    def _sample(self, sequences: Sequence[RunningSequence], logits: Tensor) -> list[Finish | None]:
         """Give each sequence its next token, from `[n, vocabulary]` logits. The one wait for the device in a step."""
         tokens, logprobs = sample(
-            _without(logits, [one.forbidden for one in sequences]),
-            [one.next_draw() for one in sequences],
-            [one.request.temperature for one in sequences],
-            [one.request.top_p for one in sequences],
+            _mask_tokens(logits, [seq.masked_tokens for seq in sequences]),
+            [seq.next_uniform() for seq in sequences],
+            [seq.request.temperature for seq in sequences],
+            [seq.request.top_p for seq in sequences],
         )
         # float64 holds every token id, so one transfer brings both
-        drawn, scored = torch.stack((tokens.double(), logprobs.double())).tolist()
+        sampled_ids, scored = torch.stack((tokens.double(), logprobs.double())).tolist()
         if any(map(math.isnan, scored)):
             raise EngineError(
                 f"the model's logits are not finite (weights version {self._version}): the policy has diverged, or "
                 f"{logits.dtype} is too narrow for it"
             )
         self._count(sampled_tokens=len(sequences))
-        return [one.append(int(t), p) for one, t, p in zip(sequences, drawn, scored, strict=True)]
+        return [seq.append(int(t), p) for seq, t, p in zip(sequences, sampled_ids, scored, strict=True)]
 
-    def _live(self) -> list[Live]:
-        return [one for one in self._rows if one is not None]
+    def _running(self) -> list[RunningSequence]:
+        return [seq for seq in self._rows if seq is not None]
 
-    def _occupy(self, one: Live) -> int:
+    def _occupy(self, seq: RunningSequence) -> int:
         """Give a sequence the first empty row."""
         if None not in self._rows:
             self._rows.append(None)
         row = self._rows.index(None)
-        self._rows[row] = one
+        self._rows[row] = seq
         return row
 
-    def _vacate(self, row: int) -> Live:
-        one = self._rows[row]
-        assert one is not None, f"row {row} is empty already"
+    def _vacate(self, row: int) -> RunningSequence:
+        seq = self._rows[row]
+        assert seq is not None, f"row {row} is empty already"
         self._rows[row] = None
-        return one
+        return seq
 
     def _reserve(self, longest: int) -> None:
-        live = self._live()
-        longest = max([longest, *(one.length for one in live)])
-        self._cache.reserve(len(self._rows), longest, self._scheduler.longest_reservation(live))
+        running = self._running()
+        longest = max([longest, *(seq.length for seq in running)])
+        self._cache.reserve(len(self._rows), longest, self._scheduler.longest_reservation(running))
         if self._cache.num_bytes > self._stats.cache_bytes_peak:
             self._stats = replace(self._stats, cache_bytes_peak=self._cache.num_bytes)
 
     def _compact(self, *, spare: int) -> None:
         """Leave at most `spare` empty rows: the last live ones move into the others."""
-        empty = [row for row, one in enumerate(self._rows) if one is None]
+        empty = [row for row, seq in enumerate(self._rows) if seq is None]
         size = len(self._rows) - max(0, len(empty) - spare)
         movers = [row for row in range(size, len(self._rows)) if self._rows[row] is not None]
         targets = empty[: len(movers)]
         if movers:
             moved = [self._vacate(row) for row in movers]
-            self._cache.move(movers, targets, max(one.length for one in moved))
-            for row, one in zip(targets, moved, strict=True):
-                self._rows[row] = one
+            self._cache.move(movers, targets, max(seq.length for seq in moved))
+            for row, seq in zip(targets, moved, strict=True):
+                self._rows[row] = seq
         del self._rows[size:]
 
     def _tidy(self) -> None:
         """Close the gaps, and keep nothing that nobody waits for."""
         self._compact(spare=0)
-        if self._held is not None and self._held.prompt_ids != self._scheduler.head_prompt():
-            self._held = None
+        if self._cached_prefill is not None and self._cached_prefill.prompt_ids != self._scheduler.head_prompt():
+            self._cached_prefill = None
         if not self._rows:
             self._cache.release()
 
     def _require_idle(self, what: str) -> None:
-        if in_flight := len(self._live()) + len(self._scheduler.waiting):
+        if in_flight := len(self._running()) + len(self._scheduler.waiting):
             raise EngineError(
                 f"{what} while {in_flight} requests are in flight: poll until they have finished, or abort them"
             )
@@ -283,18 +292,18 @@ class NativeEngine:
         self._stats = replace(self._stats, **{name: getattr(self._stats, name) + n for name, n in added.items()})
 
 
-def _without(logits: Tensor, forbidden: Sequence[Sequence[int]]) -> Tensor:
+def _mask_tokens(logits: Tensor, masked_tokens: Sequence[Sequence[int]]) -> Tensor:
     """`[n, vocabulary]` logits, changed in place: row i gives no probability to the tokens `forbidden[i]`."""
-    places = [(row, token) for row, tokens in enumerate(forbidden) for token in tokens]
-    if places:
-        rows, tokens = torch.tensor(places, device=logits.device).unbind(1)
+    indices = [(row, token) for row, tokens in enumerate(masked_tokens) for token in tokens]
+    if indices:
+        rows, tokens = torch.tensor(indices, device=logits.device).unbind(1)
         logits[rows, tokens] = -torch.inf
     return logits
 
 
-def prefill_batches(groups: Sequence[list[Live]]) -> Iterator[list[list[Live]]]:
+def prefill_batches(groups: Sequence[list[RunningSequence]]) -> Iterator[list[list[RunningSequence]]]:
     """Cut groups, in order, into prefills of at most `PREFILL_TOKENS` positions, padding included."""
-    batch: list[list[Live]] = []
+    batch: list[list[RunningSequence]] = []
     width = 0
     for group in groups:
         length = len(group[0].request.prompt_ids)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from dapo.engines.native.cache import PromptCache, SlotCache
-from dapo.engines.native.graphs import DecodeGraphs, Recorder
+from dapo.engines.native.graphs import DecodeGraphs, GraphCapturer
 
 
 @dataclass(frozen=True)
@@ -19,22 +19,22 @@ class Prefilled:
     logits: Tensor
     """`[prompts, vocabulary]` of each prompt's first response token."""
 
-    def one(self, index: int, length: int) -> "Prefilled":
+    def select(self, index: int, length: int) -> "Prefilled":
         """A copy of one prompt, `length` tokens long, without the others."""
-        return Prefilled(self.cache.one(index, length), self.logits[index : index + 1].clone())
+        return Prefilled(self.cache.select(index, length), self.logits[index : index + 1].clone())
 
 
 class Forward:
     """Backbone and head of a causal language model; logits are computed where a token will be drawn, nowhere else."""
 
-    def __init__(self, model: PreTrainedModel, *, record: Recorder | None = None) -> None:
-        """`record`: how decode steps are recorded, if they are (see `graphs`)."""
+    def __init__(self, model: PreTrainedModel, *, capturer: GraphCapturer | None = None) -> None:
+        """`capturer`: how decode steps are recorded, if they are (see `graphs`)."""
         self.model = model
         self.backbone: nn.Module = model.base_model
         self.head: nn.Module = model.get_output_embeddings()
         self.device = model.device
         self.vocabulary = next(model.get_input_embeddings().parameters()).shape[0]
-        self.graphs = None if record is None else DecodeGraphs(self._step, record, self.device)
+        self.graphs = None if capturer is None else DecodeGraphs(self._step, capturer, self.device)
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Prefilled:
         """Run prompts together: padded on the right, where causal attention never looks."""

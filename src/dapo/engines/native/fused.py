@@ -20,7 +20,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from dapo.engines.native.attention import native_attention
-from dapo.engines.native.linear import JointLinear, can_pack, pack_linears
+from dapo.engines.native.linear import FusedQKVLinear, can_prepack, prepack_linears
 
 FAMILIES = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
 """Layers of the same parts in the same order; those of the last also normalise queries and keys."""
@@ -31,10 +31,10 @@ def fuse_layers(model: PreTrainedModel, *, rows: int) -> int:
     layers: list[Any] = [layer for layer in model.modules() if type(layer) in FAMILIES and _is_suited(layer)]
     for layer in layers:
         attention = layer.self_attn
-        joint = JointLinear([attention.q_proj, attention.k_proj, attention.v_proj], rows=rows)
-        attention.q_proj, attention.k_proj, attention.v_proj = joint.layers
-        pack_linears(layer, rows=rows)
-        layer.forward = partial(_layer, layer, joint)
+        fused_qkv = FusedQKVLinear([attention.q_proj, attention.k_proj, attention.v_proj], rows=rows)
+        attention.q_proj, attention.k_proj, attention.v_proj = fused_qkv.layers
+        prepack_linears(layer, rows=rows)
+        layer.forward = partial(_layer, layer, fused_qkv)
     return len(layers)
 
 
@@ -43,13 +43,13 @@ def _is_suited(layer: Any) -> bool:
     products = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
     products += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
     return attention.config.hidden_act == "silu" and all(
-        type(product) is nn.Linear and can_pack(product.weight.dtype, product.weight.device) for product in products
+        type(product) is nn.Linear and can_prepack(product.weight.dtype, product.weight.device) for product in products
     )
 
 
 def _layer(
     layer: Any,
-    joint: JointLinear,
+    fused_qkv: FusedQKVLinear,
     hidden_states: Tensor,
     attention_mask: Tensor | None = None,
     past_key_values: Cache | None = None,
@@ -60,22 +60,22 @@ def _layer(
     assert past_key_values is not None
     assert position_embeddings is not None
     attention, mlp = layer.self_attn, layer.mlp
-    heads = joint(_norm(layer.input_layernorm, hidden_states)).unflatten(-1, (-1, attention.head_dim))
+    heads = fused_qkv(_norm(layer.input_layernorm, hidden_states)).unflatten(-1, (-1, attention.head_dim))
     values_from = heads.shape[2] - attention.v_proj.out_features // attention.head_dim
     keys_from = attention.q_proj.out_features // attention.head_dim
     query, key = heads[:, :, :keys_from], heads[:, :, keys_from:values_from]
     if hasattr(attention, "q_norm"):
-        turned = torch.cat((_norm(attention.q_norm, query), _norm(attention.k_norm, key)), 2)
+        rotated = torch.cat((_norm(attention.q_norm, query), _norm(attention.k_norm, key)), 2)
     else:
-        turned = heads[:, :, :values_from]
-    turned = _rotate(turned, *position_embeddings).transpose(1, 2)
+        rotated = heads[:, :, :values_from]
+    rotated = _rotate(rotated, *position_embeddings).transpose(1, 2)
     keys, values = past_key_values.update(
-        turned[:, keys_from:], heads[:, :, values_from:].transpose(1, 2), attention.layer_idx
+        rotated[:, keys_from:], heads[:, :, values_from:].transpose(1, 2), attention.layer_idx
     )
-    mixed, _ = native_attention(
-        attention, turned[:, :keys_from], keys, values, attention_mask, scaling=attention.scaling
+    attn_output, _ = native_attention(
+        attention, rotated[:, :keys_from], keys, values, attention_mask, scaling=attention.scaling
     )
-    hidden_states = attention.o_proj.plus(mixed.flatten(2), hidden_states)
+    hidden_states = attention.o_proj.plus(attn_output.flatten(2), hidden_states)
     inner = _norm(layer.post_attention_layernorm, hidden_states)
     gated = mlp.up_proj.times(inner, mlp.gate_proj.silu(inner))
     return mlp.down_proj.plus(gated, hidden_states)
@@ -94,7 +94,7 @@ def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of `[n, length, heads, d]`; `cos` and `sin` are `[n or 1, length, d]`."""
     half = states.shape[-1] // 2
     cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
-    turned = states * cos
-    turned[..., :half].addcmul_(states[..., half:], sin[..., :half], value=-1)
-    turned[..., half:].addcmul_(states[..., :half], sin[..., half:])
-    return turned
+    rotated = states * cos
+    rotated[..., :half].addcmul_(states[..., half:], sin[..., :half], value=-1)
+    rotated[..., half:].addcmul_(states[..., :half], sin[..., half:])
+    return rotated

@@ -21,17 +21,17 @@ ROWS = 8
 LENGTH = 256
 """And of multiples of so many positions, or of the cache's capacity: masked ones are read for nothing."""
 
-WARM_STEPS = 2
+WARMUP_STEPS = 2
 """Steps of a shape before its recording: it must be worth it, and libraries set themselves up in the first."""
 
 Step = Callable[[SlotCache, Tensor, Tensor, int], Tensor]
 """Cache, `[n, 1]` tokens, `[n]` positions and the length attended to -> `[n, vocabulary]` logits."""
 
-Recorder = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
+GraphCapturer = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 """Records what a function does on the device; returns what does it again, and the result that it writes each time."""
 
 
-class CudaRecorder:
+class CudaGraphCapturer:
     """CUDA graphs, all in one pool of memory."""
 
     def __init__(self) -> None:
@@ -45,15 +45,15 @@ class CudaRecorder:
         return graph.replay, result
 
 
-def recorder(device: torch.device, *, wanted: bool) -> Recorder | None:
+def graph_capturer(device: torch.device, *, enabled: bool) -> GraphCapturer | None:
     """For an engine on `device`. Raises ConfigError where graphs are wanted and there are none."""
-    if wanted and device.type != "cuda":
+    if enabled and device.type != "cuda":
         raise ConfigError(f"rollout.cuda_graphs=true needs a CUDA device, but the engine computes on {device}")
-    return CudaRecorder() if wanted else None
+    return CudaGraphCapturer() if enabled else None
 
 
 @dataclass(frozen=True)
-class _Recording:
+class _CapturedGraph:
     tokens: Tensor
     positions: Tensor
     logits: Tensor
@@ -63,11 +63,11 @@ class _Recording:
 class DecodeGraphs:
     """Runs decode steps, from recordings where a shape has been met before."""
 
-    def __init__(self, step: Step, record: Recorder, device: torch.device) -> None:
-        self._step, self._record, self._device = step, record, device
+    def __init__(self, step: Step, capturer: GraphCapturer, device: torch.device) -> None:
+        self._step, self._capturer, self._device = step, capturer, device
         self._storage: object = None
         self._steps: Counter[tuple[int, int]] = Counter()
-        self._recordings: dict[tuple[int, int], _Recording] = {}
+        self._captured: dict[tuple[int, int], _CapturedGraph] = {}
         self.replays = 0
 
     def decode(self, cache: SlotCache, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
@@ -78,21 +78,21 @@ class DecodeGraphs:
         ids = torch.tensor([*tokens, *padding], device=self._device)[:, None]
         at = torch.tensor([*positions, *padding], device=self._device)
         if cache.storage is not self._storage:
-            self._recordings.clear()
+            self._captured.clear()
             self._steps.clear()
             self._storage = cache.storage
         self._steps[shape] += 1
-        if self._steps[shape] <= WARM_STEPS:
+        if self._steps[shape] <= WARMUP_STEPS:
             return self._step(cache, ids, at, shape[1])[:n]
-        if shape not in self._recordings:
-            replay, logits = self._record(lambda: self._step(cache, ids, at, shape[1]))
-            self._recordings[shape] = _Recording(ids, at, logits, replay)
-        recording = self._recordings[shape]
-        recording.tokens.copy_(ids)
-        recording.positions.copy_(at)
-        recording.replay()
+        if shape not in self._captured:
+            replay, logits = self._capturer(lambda: self._step(cache, ids, at, shape[1]))
+            self._captured[shape] = _CapturedGraph(ids, at, logits, replay)
+        captured = self._captured[shape]
+        captured.tokens.copy_(ids)
+        captured.positions.copy_(at)
+        captured.replay()
         self.replays += 1
-        return recording.logits[:n].clone()  # the next replay writes there
+        return captured.logits[:n].clone()  # the next replay writes there
 
 
 def _up(value: int, step: int, limit: int) -> int:

@@ -18,7 +18,7 @@ PROBE = (5, 24, 40)
 """Rows, inputs and outputs of the product that tells whether this processor and this torch can do it."""
 
 
-class PackedWeight(Protocol):
+class PrepackedWeight(Protocol):
     """A weight `[out, in]` in blocks; products are `[..., in]` -> `[..., out]`."""
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor: ...
@@ -33,66 +33,66 @@ class PackedWeight(Protocol):
         """The product and `other`, multiplied."""
 
 
-class MklWeight:
+class MklPrepackedWeight:
     """Float32, in MKL's blocks."""
 
     def __init__(self, weight: Tensor, rows: int) -> None:
-        self._packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows)
+        self._prepacked = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows)
         self._shape = weight.new_zeros(()).expand(weight.shape)  # asked for its sizes alone
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """See PackedWeight."""
+        """See PrepackedWeight."""
         rows = inputs.numel() // inputs.shape[-1]  # torch would multiply by `_shape` if it were told another number
-        return torch.ops.mkl._mkl_linear(inputs, self._packed, self._shape, bias, rows)
+        return torch.ops.mkl._mkl_linear(inputs, self._prepacked, self._shape, bias, rows)
 
     def silu(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """See PackedWeight."""
+        """See PrepackedWeight."""
         return silu(self.multiply(inputs, bias), inplace=True)
 
     def plus(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
-        """See PackedWeight."""
+        """See PrepackedWeight."""
         return self.multiply(inputs, bias).add_(other)
 
     def times(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
-        """See PackedWeight."""
+        """See PrepackedWeight."""
         return self.multiply(inputs, bias).mul_(other)
 
 
-class OneDnnWeight:
+class OneDnnPrepackedWeight:
     """Float32 or bfloat16, in oneDNN's blocks; what comes after the product is done before it leaves the registers."""
 
     def __init__(self, weight: Tensor, rows: int) -> None:
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+        self._prepacked = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """See PackedWeight."""
-        return torch.ops.mkldnn._linear_pointwise(inputs, self._packed, bias, "none", [], "")
+        """See PrepackedWeight."""
+        return torch.ops.mkldnn._linear_pointwise(inputs, self._prepacked, bias, "none", [], "")
 
     def silu(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """See PackedWeight."""
-        return torch.ops.mkldnn._linear_pointwise(inputs, self._packed, bias, "swish", [], "")
+        """See PrepackedWeight."""
+        return torch.ops.mkldnn._linear_pointwise(inputs, self._prepacked, bias, "swish", [], "")
 
     def plus(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
-        """See PackedWeight."""
-        return torch.ops.mkldnn._linear_pointwise.binary(inputs, other, self._packed, bias, "add")
+        """See PrepackedWeight."""
+        return torch.ops.mkldnn._linear_pointwise.binary(inputs, other, self._prepacked, bias, "add")
 
     def times(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
-        """See PackedWeight."""
-        return torch.ops.mkldnn._linear_pointwise.binary(inputs, other, self._packed, bias, "mul")
+        """See PrepackedWeight."""
+        return torch.ops.mkldnn._linear_pointwise.binary(inputs, other, self._prepacked, bias, "mul")
 
 
-class PackedLinear(nn.Module):
+class PrepackedLinear(nn.Module):
     """In place of an `nn.Linear`, for inference on a CPU. The plain weight is not kept, unless it is tied to another.
 
     `weight` has the shape, type and device of the weight, and no memory: `load` is how values come in.
     """
 
-    def __init__(self, linear: nn.Linear, *, rows: int, tied: bool, joint: "JointLinear | None" = None) -> None:
-        """`joint`: the product of several layers that this one is a part of; its own cannot be called then."""
+    def __init__(self, linear: nn.Linear, *, rows: int, tied: bool, fused_qkv: "FusedQKVLinear | None" = None) -> None:
+        """`fused_qkv`: the product of several layers that this one is a part of; its own cannot be called then."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
-        self._rows, self._tied, self._joint = rows, tied, joint
+        self._rows, self._tied, self._fused_qkv = rows, tied, fused_qkv
         plain = linear.weight
         self.weight = plain if tied else nn.Parameter(plain.new_zeros(()).expand(plain.shape), requires_grad=False)
         self._take(plain)
@@ -105,37 +105,37 @@ class PackedLinear(nn.Module):
 
     def drop(self) -> None:
         """Free the packed values, until new ones are loaded."""
-        holder = self if self._joint is None else self._joint
-        vars(holder).pop("_packed", None)
+        holder = self if self._fused_qkv is None else self._fused_qkv
+        vars(holder).pop("_prepacked", None)
 
     def _take(self, weight: Tensor) -> None:
-        if self._joint is not None:
-            self._joint.take(self, weight)
+        if self._fused_qkv is not None:
+            self._fused_qkv.take(self, weight)
         else:
-            self._packed = pack(weight, self._rows)
+            self._prepacked = prepack(weight, self._rows)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """`[..., in]` -> `[..., out]`."""
-        return self._packed.multiply(inputs, self.bias)
+        return self._prepacked.multiply(inputs, self.bias)
 
     def silu(self, inputs: Tensor) -> Tensor:
         """SiLU of the product."""
-        return self._packed.silu(inputs, self.bias)
+        return self._prepacked.silu(inputs, self.bias)
 
     def plus(self, inputs: Tensor, other: Tensor) -> Tensor:
         """The product and `other`, added."""
-        return self._packed.plus(inputs, self.bias, other)
+        return self._prepacked.plus(inputs, self.bias, other)
 
     def times(self, inputs: Tensor, other: Tensor) -> Tensor:
         """The product and `other`, multiplied."""
-        return self._packed.times(inputs, self.bias, other)
+        return self._prepacked.times(inputs, self.bias, other)
 
     def extra_repr(self) -> str:
         """As of an `nn.Linear`."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
-class JointLinear:
+class FusedQKVLinear:
     """Layers that share their inputs, as one product: theirs, one after the other in the last dimension.
 
     `layers` take the places of the given ones in the model, for their names: new values come in through them.
@@ -143,27 +143,27 @@ class JointLinear:
 
     def __init__(self, linears: Sequence[nn.Linear], *, rows: int) -> None:
         self._rows = rows
-        self._arrived: dict[PackedLinear, Tensor] = {}
-        self.layers: list[PackedLinear] = []
-        self.layers = [PackedLinear(linear, rows=rows, tied=False, joint=self) for linear in linears]
-        self._pack()
+        self._pending_weights: dict[PrepackedLinear, Tensor] = {}
+        self.layers: list[PrepackedLinear] = []
+        self.layers = [PrepackedLinear(linear, rows=rows, tied=False, fused_qkv=self) for linear in linears]
+        self._prepack()
 
-    def take(self, layer: PackedLinear, weight: Tensor) -> None:
+    def take(self, layer: PrepackedLinear, weight: Tensor) -> None:
         """New values of one of the layers; they count when those of all have come."""
-        self._arrived[layer] = weight
-        if len(self._arrived) == len(self.layers):
-            self._pack()
+        self._pending_weights[layer] = weight
+        if len(self._pending_weights) == len(self.layers):
+            self._prepack()
 
-    def _pack(self) -> None:
-        self._packed = pack(torch.cat([self._arrived.pop(layer) for layer in self.layers]), self._rows)
+    def _prepack(self) -> None:
+        self._prepacked = prepack(torch.cat([self._pending_weights.pop(layer) for layer in self.layers]), self._rows)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """`[..., in]` -> `[..., sum of out]`."""
         biases: list[Tensor] = [layer.bias for layer in self.layers]
-        return self._packed.multiply(inputs, None if biases[0] is None else torch.cat(biases))
+        return self._prepacked.multiply(inputs, None if biases[0] is None else torch.cat(biases))
 
 
-def pack_linears(model: nn.Module, *, rows: int) -> int:
+def prepack_linears(model: nn.Module, *, rows: int) -> int:
     """Replace every plain linear layer, for products of about `rows` rows; returns how many: 0 where it cannot be done.
 
     Of a layer in float64, on another device, or of a class of its own nothing is changed.
@@ -171,58 +171,58 @@ def pack_linears(model: nn.Module, *, rows: int) -> int:
     linears = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
     parameters = [p for module in model.modules() for p in module.parameters(recurse=False)]
     uses = {id(p): sum(p is other for other in parameters) for p in (m.weight for m in linears.values())}
-    suited = {name: m for name, m in linears.items() if can_pack(m.weight.dtype, m.weight.device)}
+    suited = {name: m for name, m in linears.items() if can_prepack(m.weight.dtype, m.weight.device)}
     for name, linear in suited.items():
         parent, _, attribute = name.rpartition(".")
-        packed = PackedLinear(linear, rows=rows, tied=uses[id(linear.weight)] > 1)
-        setattr(model.get_submodule(parent), attribute, packed)
+        prepacked = PrepackedLinear(linear, rows=rows, tied=uses[id(linear.weight)] > 1)
+        setattr(model.get_submodule(parent), attribute, prepacked)
     return len(suited)
 
 
-def packed_weights(model: nn.Module) -> dict[int, PackedLinear]:
+def prepacked_weights(model: nn.Module) -> dict[int, PrepackedLinear]:
     """The layers that take a weight's values instead of its parameter, by that parameter's identity."""
-    return {id(module.weight): module for module in model.modules() if isinstance(module, PackedLinear)}
+    return {id(module.weight): module for module in model.modules() if isinstance(module, PrepackedLinear)}
 
 
-def drop_packed(model: nn.Module) -> None:
+def drop_prepacked(model: nn.Module) -> None:
     """Free what the packed layers hold, until new values are loaded."""
-    for layer in packed_weights(model).values():
+    for layer in prepacked_weights(model).values():
         layer.drop()
 
 
-def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
+def can_prepack(dtype: torch.dtype, device: torch.device) -> bool:
     """Are the operators there, and do they multiply as they should?"""
     return device.type == "cpu" and _kind(dtype) is not None
 
 
-def pack(weight: Tensor, rows: int) -> PackedWeight:
-    """A weight of a type that `can_pack`."""
+def prepack(weight: Tensor, rows: int) -> PrepackedWeight:
+    """A weight of a type that `can_prepack`."""
     kind = _kind(weight.dtype)
     assert kind is not None, f"weights of {weight.dtype} cannot be packed here"
     return kind(weight.detach().contiguous(), rows)
 
 
 @cache
-def _kind(dtype: torch.dtype) -> type[MklWeight] | type[OneDnnWeight] | None:
+def _kind(dtype: torch.dtype) -> type[MklPrepackedWeight] | type[OneDnnPrepackedWeight] | None:
     """The blocks for a type; it depends on processor and torch alone, so that equal runs compute equal bits."""
-    if dtype == torch.float32 and torch.backends.mkl.is_available() and _multiplies(MklWeight, dtype):
-        return MklWeight
+    if dtype == torch.float32 and torch.backends.mkl.is_available() and _multiplies(MklPrepackedWeight, dtype):
+        return MklPrepackedWeight
     is_known = dtype in (torch.float32, torch.bfloat16) and torch.backends.mkldnn.is_available()
-    return OneDnnWeight if is_known and _multiplies(OneDnnWeight, dtype) else None
+    return OneDnnPrepackedWeight if is_known and _multiplies(OneDnnPrepackedWeight, dtype) else None
 
 
-def _multiplies(kind: type[MklWeight] | type[OneDnnWeight], dtype: torch.dtype) -> bool:
+def _multiplies(kind: type[MklPrepackedWeight] | type[OneDnnPrepackedWeight], dtype: torch.dtype) -> bool:
     """Packed for one number of rows, are products of that number and of others right?"""
     rows, inputs, outputs = PROBE
     weight = torch.linspace(-1, 1, outputs * inputs).view(outputs, inputs).to(dtype)
     bias = torch.linspace(-1, 1, outputs).to(dtype)
     bound = 4 * torch.finfo(dtype).eps * inputs
     try:
-        packed = kind(weight, rows)
+        prepacked = kind(weight, rows)
         for n in (1, rows, 7 * rows):
             x = torch.linspace(-1, 1, n * inputs).view(n, inputs).to(dtype)
             expected = nn.functional.linear(x.double(), weight.double(), bias.double())
-            if not (packed.multiply(x, bias).double() - expected).abs().max() <= bound:
+            if not (prepacked.multiply(x, bias).double() - expected).abs().max() <= bound:
                 return False
     except (AttributeError, NotImplementedError, RuntimeError):  # another processor, or a torch without them
         return False

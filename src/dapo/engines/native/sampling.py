@@ -47,21 +47,21 @@ def _sample_rows(
     """Rows of one kind are drawn together."""
     kinds = [_kind(t, p) for t, p in zip(temperatures, top_ps, strict=True)]
     if len(set(kinds)) == 1:
-        return _DRAWS[kinds[0]](logits, uniforms, temperatures, top_ps)
+        return _SAMPLERS[kinds[0]](logits, uniforms, temperatures, top_ps)
     tokens = torch.empty(len(kinds), dtype=torch.long, device=logits.device)
     logprobs = torch.empty(len(kinds), dtype=_precision(logits), device=logits.device)
     for kind in sorted(set(kinds)):
         rows = [i for i, other in enumerate(kinds) if other == kind]
         at = torch.tensor(rows, device=logits.device)
         parts = [[values[i] for i in rows] for values in (uniforms, temperatures, top_ps)]
-        tokens[at], logprobs[at] = _DRAWS[kind](logits[at], *parts)
+        tokens[at], logprobs[at] = _SAMPLERS[kind](logits[at], *parts)
     return tokens, logprobs
 
 
 def _kind(temperature: float, top_p: float) -> str:
     if temperature == 0:
         return "greedy"
-    return "nucleus" if top_p < 1 else "whole"
+    return "nucleus" if top_p < 1 else "full"
 
 
 def _greedy(
@@ -72,7 +72,7 @@ def _greedy(
     return tokens, best - best  # 0, or nan
 
 
-def _whole(
+def _full(
     logits: Tensor, uniforms: Sequence[float], temperatures: Sequence[float], top_ps: Sequence[float]
 ) -> tuple[Tensor, Tensor]:
     probabilities = _softmax(logits, temperatures)
@@ -84,10 +84,10 @@ def _nucleus(
     logits: Tensor, uniforms: Sequence[float], temperatures: Sequence[float], top_ps: Sequence[float]
 ) -> tuple[Tensor, Tensor]:
     probabilities = _softmax(logits, temperatures)
-    return _draw_nucleus(probabilities, _column(uniforms, logits), _column(top_ps, logits), FIRST_CANDIDATES)
+    return _sample_nucleus(probabilities, _column(uniforms, logits), _column(top_ps, logits), FIRST_CANDIDATES)
 
 
-_DRAWS = {"greedy": _greedy, "whole": _whole, "nucleus": _nucleus}
+_SAMPLERS = {"greedy": _greedy, "full": _full, "nucleus": _nucleus}
 
 
 def invert_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ def invert_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     return (block * BLOCK + _first_above(within, target - before))[:, 0].clamp(max=size - 1)
 
 
-def _draw_nucleus(probabilities: Tensor, uniforms: Tensor, top_ps: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
+def _sample_nucleus(probabilities: Tensor, uniforms: Tensor, top_ps: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
     """Draw from the smallest set of most probable tokens with mass `top_ps` or more; of equals, lower ids come first.
 
     Looks at the `candidates` most probable ones, and again at more of them in the rows where these do not settle it.
@@ -132,7 +132,7 @@ def _draw_nucleus(probabilities: Tensor, uniforms: Tensor, top_ps: Tensor, candi
         return tokens, logprobs
     open_rows = ((mass < top_ps) | (values[:, -1:] >= values.gather(1, last)))[:, 0].nonzero()[:, 0]
     if len(open_rows):
-        tokens[open_rows], logprobs[open_rows] = _draw_nucleus(
+        tokens[open_rows], logprobs[open_rows] = _sample_nucleus(
             probabilities[open_rows], uniforms[open_rows], top_ps[open_rows], candidates * CANDIDATE_GROWTH
         )
     return tokens, logprobs

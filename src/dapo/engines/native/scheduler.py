@@ -12,18 +12,18 @@ from dapo.core.rng import keyed_uniforms
 from dapo.engines.request_checks import PositionBound, new_requests
 from dapo.types import Finish, Generation, GenerationRequest
 
-FIRST_DRAWS = 64
+FIRST_UNIFORMS = 64
 """Uniform numbers drawn at first; then twice as many each time, so that no limit of 20,480 is drawn up front."""
 
 
 @dataclass(eq=False)
-class Live:
+class RunningSequence:
     """A request being answered."""
 
     request: GenerationRequest
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    draws: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    uniforms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
     @property
     def reserved(self) -> int:
@@ -36,16 +36,16 @@ class Live:
         return len(self.request.prompt_ids) + len(self.token_ids)
 
     @property
-    def forbidden(self) -> tuple[int, ...]:
+    def masked_tokens(self) -> tuple[int, ...]:
         """Tokens that the next one may not be: the end tokens, before the least length is reached."""
         return self.request.stop_ids if len(self.token_ids) < self.request.min_new_tokens else ()
 
-    def next_draw(self) -> float:
+    def next_uniform(self) -> float:
         """The uniform number that the next token is drawn with: a function of the seed and the token's place."""
         t = len(self.token_ids)
-        if t >= len(self.draws):
-            self.draws = keyed_uniforms(self.request.seed, max(FIRST_DRAWS, 2 * len(self.draws)))
-        return float(self.draws[t])
+        if t >= len(self.uniforms):
+            self.uniforms = keyed_uniforms(self.request.seed, max(FIRST_UNIFORMS, 2 * len(self.uniforms)))
+        return float(self.uniforms[t])
 
     def append(self, token: int, logprob: float) -> Finish | None:
         """Add a sampled token; returns how it ends the response, if it does: an end token at the limit is `stop`."""
@@ -78,26 +78,26 @@ class Scheduler:
             (cache_tokens, "rollout.cache_tokens", "raise it"),
             (max_positions, "the model's max_position_embeddings", "use a model with a longer context"),
         )
-        self._bounds = [PositionBound(bound, name, remedy) for bound, name, remedy in bounds if bound is not None]
+        self._bounds = [PositionBound(bound, name, fix) for bound, name, fix in bounds if bound is not None]
         self.waiting: OrderedDict[str, GenerationRequest] = OrderedDict()
 
-    def submit(self, requests: Sequence[GenerationRequest], live: Collection[str]) -> None:
+    def submit(self, requests: Sequence[GenerationRequest], running: Collection[str]) -> None:
         """Queue all of them, or none: raises EngineError for the first that could never be served.
 
-        `live` holds the ids that are being answered.
+        `running` holds the ids that are being answered.
         """
         self.waiting.update(
-            new_requests(requests, (self.waiting, live), vocabulary=self.vocabulary, bounds=self._bounds)
+            new_requests(requests, (self.waiting, running), vocabulary=self.vocabulary, bounds=self._bounds)
         )
 
-    def admit(self, live: Sequence[Live]) -> list[Live]:
-        """Take from the head of the queue what fits beside `live`; nothing overtakes the head."""
-        started: list[Live] = []
-        longest = self.longest_reservation(live)
-        while self.waiting and len(live) + len(started) < self.slots:
-            candidate = Live(self._head())
+    def admit(self, running: Sequence[RunningSequence]) -> list[RunningSequence]:
+        """Take from the head of the queue what fits beside `running`; nothing overtakes the head."""
+        started: list[RunningSequence] = []
+        longest = self.longest_reservation(running)
+        while self.waiting and len(running) + len(started) < self.slots:
+            candidate = RunningSequence(self._head())
             longest = max(longest, candidate.reserved)
-            if self.cache_tokens is not None and (len(live) + len(started) + 1) * longest > self.cache_tokens:
+            if self.cache_tokens is not None and (len(running) + len(started) + 1) * longest > self.cache_tokens:
                 break
             started.append(candidate)
             self.waiting.popitem(last=False)
@@ -111,6 +111,6 @@ class Scheduler:
         return next(iter(self.waiting.values()))
 
     @staticmethod
-    def longest_reservation(live: Sequence[Live]) -> int:
+    def longest_reservation(running: Sequence[RunningSequence]) -> int:
         """Positions that the longest of them may come to hold."""
-        return max((one.reserved for one in live), default=0)
+        return max((seq.reserved for seq in running), default=0)

@@ -12,8 +12,8 @@ from dapo.engines.native import attention
 from dapo.engines.native.cache import SlotCache
 from dapo.engines.native.forward import Forward
 from dapo.engines.native.fused import fuse_layers
-from dapo.engines.native.graphs import Recorder
-from dapo.engines.native.linear import pack_linears
+from dapo.engines.native.graphs import GraphCapturer
+from dapo.engines.native.linear import prepack_linears
 
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
@@ -29,31 +29,31 @@ HALF_TOLERANCE = 0.1
 """For bfloat16 and float16, where two plain forwards already differ by a few hundredths."""
 
 
-def adopt(model: PreTrainedModel, *, rows: int, record: Recorder | None = None) -> Forward:
+def patch_model(model: PreTrainedModel, *, rows: int, capturer: GraphCapturer | None = None) -> Forward:
     """Give the model the engine's attention and linear layers, for about `rows` rows; returns it ready to run.
 
-    `record`: how its decode steps are recorded, if they are.
+    `capturer`: how its decode steps are recorded, if they are.
 
     Raises EngineError if the engine cannot reproduce the model's plain forward; the model attends as before then, but
     its linear layers may stay packed.
     """
     for problem in _known_problems(model):
-        raise _refusal(model, problem)
+        raise _unsupported_model_error(model, problem)
     plain = model.config._attn_implementation
     samples = [_plain_logits(model, ids) for ids in _test_sequences(model)]
     attention.register()
     fuse_layers(model, rows=rows)
-    pack_linears(model, rows=rows)
+    prepack_linears(model, rows=rows)
     model.set_attn_implementation(attention.NAME)
     cause: Exception | None = None
     try:
-        forward = Forward(model, record=record)
+        forward = Forward(model, capturer=capturer)
         difference = _difference(_engine_logits(model, forward), samples, TOLERANCE.get(model.dtype, HALF_TOLERANCE))
     except Exception as error:  # whatever a model does with a cache that it was not written for
         difference, cause = f"it does not run on the engine's cache and attention ({error})", error
     if difference:
         model.set_attn_implementation(plain)
-        raise _refusal(model, difference) from cause
+        raise _unsupported_model_error(model, difference) from cause
     return forward
 
 
@@ -137,7 +137,7 @@ def _difference(engine: list[Tensor], plain: list[Tensor], tolerance: float) -> 
     return None
 
 
-def _refusal(model: PreTrainedModel, problem: str) -> EngineError:
+def _unsupported_model_error(model: PreTrainedModel, problem: str) -> EngineError:
     return EngineError(
         f"the native engine cannot serve {type(model).__name__} (model_type {model.config.model_type!r}): {problem}; "
         "use rollout.engine=vllm"

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from dapo.core.errors import EngineError
 from dapo.engines.engine import WeightSource
-from dapo.engines.native.linear import PackedLinear, packed_weights
+from dapo.engines.native.linear import PrepackedLinear, prepacked_weights
 
 NAMES_SHOWN = 5
 
@@ -19,7 +19,7 @@ def copy_weights(source: WeightSource, model: nn.Module) -> None:
     """
     targets = dict(model.named_parameters(remove_duplicate=False))
     buffers = dict(model.named_buffers(remove_duplicate=False))
-    layers = packed_weights(model)
+    layers = prepacked_weights(model)
     given: dict[int, str] = {}
     unexpected = []
     for name, tensor in source.named_tensors():
@@ -33,12 +33,12 @@ def copy_weights(source: WeightSource, model: nn.Module) -> None:
     if missing or unexpected:
         raise EngineError(
             f"load_weights needs exactly the model's {len(targets)} parameters by name; "
-            f"missing: {_shown(missing)}; unexpected: {_shown(unexpected)}"
+            f"missing: {_format_names(missing)}; unexpected: {_format_names(unexpected)}"
         )
 
 
 def _copy_parameter(
-    name: str, tensor: Tensor, target: Tensor, given: dict[int, str], layer: PackedLinear | None
+    name: str, tensor: Tensor, target: Tensor, given: dict[int, str], layer: PrepackedLinear | None
 ) -> None:
     """`given` holds the name that each target has been filled under, by identity; `layer` keeps its values packed."""
     if id(target) not in given:
@@ -51,18 +51,18 @@ def _copy_parameter(
         )
 
 
-def _copy(name: str, tensor: Tensor, target: Tensor | PackedLinear) -> None:
-    shape = (target.weight if isinstance(target, PackedLinear) else target).shape
+def _copy(name: str, tensor: Tensor, target: Tensor | PrepackedLinear) -> None:
+    shape = (target.weight if isinstance(target, PrepackedLinear) else target).shape
     if tensor.shape != shape:
         raise EngineError(
             f"load_weights: {name} has shape {tuple(tensor.shape)}, the engine's model needs {tuple(shape)}"
         )
-    if isinstance(target, PackedLinear):
+    if isinstance(target, PrepackedLinear):
         target.load(tensor)
     else:
         target.copy_(tensor)
 
 
-def _shown(names: list[str]) -> str:
+def _format_names(names: list[str]) -> str:
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
     return ", ".join(names[:NAMES_SHOWN]) + more if names else "none"

@@ -10,14 +10,14 @@ from dapo.engines.engine import WeightSource
 from dapo.engines.request_checks import PositionBound, new_requests
 from dapo.types import Finish, Generation, GenerationRequest
 
-LEAST_TEMPERATURE, LARGEST_TEMPERATURE = 0.01, 2.0
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
 LOAD = "dapo_load_weights"
 """What each of vLLM's workers is taught: takes a WeightSource, returns the names of weights that got nothing."""
 _NAMES_SHOWN = 5
 
 
 @dataclass(eq=False)
-class _Live:
+class _RunningSequence:
     request: GenerationRequest
     output: Any = None
     """vLLM's last word on it, with all tokens so far: an aborted request gets no other."""
@@ -64,7 +64,7 @@ class VllmEngine:
         )
         self._version: int | None = None
         self._waiting: dict[str, GenerationRequest] = {}
-        self._live: dict[str, _Live] = {}
+        self._running: dict[str, _RunningSequence] = {}
 
     def load_weights(self, weights: WeightSource, version: int) -> None:
         """Sample from these weights, all of them, from now on; what was computed with others is forgotten.
@@ -73,7 +73,7 @@ class VllmEngine:
         fails or leaves a weight out: then the engine is closed.
         """
         engine = self._open()
-        if in_flight := len(self._live) + len(self._waiting):
+        if in_flight := len(self._running) + len(self._waiting):
             raise EngineError(f"load_weights while {in_flight} requests are in flight")
         self._require_complete(weights)
         try:
@@ -84,7 +84,7 @@ class VllmEngine:
             raise EngineError(f"vLLM failed to load the weights of version {version}: {error}") from error
         if left_out or not is_reset:
             self.close()
-            old = f"the weights {_shown(left_out)}" if left_out else "keys and values of its prefix cache"
+            old = f"the weights {_format_names(left_out)}" if left_out else "keys and values of its prefix cache"
             raise EngineError(f"vLLM kept something older than the weights of version {version}: {old}")
         engine.set_weight_version(str(version))
         self._version = version
@@ -93,12 +93,12 @@ class VllmEngine:
         """Queue requests; prompts that begin alike share keys and values. Raises EngineError, queueing none."""
         self._open()
         self._loaded_version()
-        new = new_requests(requests, (self._waiting, self._live), vocabulary=self._vocabulary, bounds=[self._bound])
+        new = new_requests(requests, (self._waiting, self._running), vocabulary=self._vocabulary, bounds=[self._bound])
         for request in requests:
-            if request.temperature and not LEAST_TEMPERATURE <= request.temperature <= LARGEST_TEMPERATURE:
+            if request.temperature and not MIN_TEMPERATURE <= request.temperature <= MAX_TEMPERATURE:
                 raise EngineError(
                     f"request {request.id!r}: vLLM samples at temperatures of 0 (greedy) and from "
-                    f"{LEAST_TEMPERATURE:g} to {LARGEST_TEMPERATURE:g}, got {request.temperature:g}"
+                    f"{MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}, got {request.temperature:g}"
                 )
         self._waiting.update(new)
 
@@ -109,40 +109,43 @@ class VllmEngine:
         """
         engine = self._open()
         self._admit(engine)
-        if not self._live:
+        if not self._running:
             return []
         finished = []
         for answer in engine.step():
-            live = self._live[answer.request_id]
-            live.output = answer.outputs[0]
+            seq = self._running[answer.request_id]
+            seq.output = answer.outputs[0]
             if answer.finished:
-                del self._live[answer.request_id]
-                finished.append(live.generation(_finish(live), self._loaded_version()))
+                del self._running[answer.request_id]
+                finished.append(seq.generation(_finish(seq), self._loaded_version()))
         return finished
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
         """Stop these, and return what they have, in the order given. Raises EngineError for an id not in flight."""
         engine = self._open()
-        if unknown := [name for name in request_ids if name not in self._live and name not in self._waiting]:
+        if unknown := [name for name in request_ids if name not in self._running and name not in self._waiting]:
             raise EngineError(f"abort: request {unknown[0]!r} is not in flight ({len(unknown)} unknown in all)")
         names = list(dict.fromkeys(request_ids))
-        engine.abort_request([name for name in names if name in self._live])
-        stopped = [self._live.pop(name) if name in self._live else _Live(self._waiting.pop(name)) for name in names]
-        return [one.generation("aborted", self._loaded_version()) for one in stopped]
+        engine.abort_request([name for name in names if name in self._running])
+        stopped = [
+            self._running.pop(name) if name in self._running else _RunningSequence(self._waiting.pop(name))
+            for name in names
+        ]
+        return [seq.generation("aborted", self._loaded_version()) for seq in stopped]
 
     def close(self) -> None:
         """Stop everything and let go of vLLM. Afterwards every other call raises EngineError."""
         if self._engine is not None:
-            self._engine.abort_request(list(self._live))
+            self._engine.abort_request(list(self._running))
             self._engine = None
-            self._live.clear()
+            self._running.clear()
             self._waiting.clear()
 
     def _admit(self, engine: Any) -> None:
         """Hand vLLM the head of the queue, as far as there is room: so nothing overtakes it."""
-        while self._waiting and len(self._live) < self._max_sequences:
+        while self._waiting and len(self._running) < self._max_sequences:
             request = self._waiting.pop(next(iter(self._waiting)))
-            self._live[request.id] = _Live(request)
+            self._running[request.id] = _RunningSequence(request)
             prompt = {"type": "token", "prompt_token_ids": list(request.prompt_ids)}
             engine.add_request(request.id, prompt, self._sampling_params(request))
 
@@ -155,7 +158,7 @@ class VllmEngine:
         if missing or unexpected:
             raise EngineError(
                 f"load_weights needs exactly the model's {len(expected)} parameters by name; "
-                f"missing: {_shown(missing)}; unexpected: {_shown(unexpected)}"
+                f"missing: {_format_names(missing)}; unexpected: {_format_names(unexpected)}"
             )
         for name, shape in given.items():
             if shape != expected[name]:
@@ -172,16 +175,16 @@ class VllmEngine:
         return self._version
 
 
-def _finish(live: _Live) -> Finish:
+def _finish(seq: _RunningSequence) -> Finish:
     """vLLM's reason, of those that a request of ours may end for."""
-    reason = live.output.finish_reason
+    reason = seq.output.finish_reason
     if reason == "stop":
         return "stop"
     if reason == "length":
         return "length"
-    raise EngineError(f"vLLM ended request {live.request.id!r} by {reason!r}; expected 'stop' or 'length'")
+    raise EngineError(f"vLLM ended request {seq.request.id!r} by {reason!r}; expected 'stop' or 'length'")
 
 
-def _shown(names: Sequence[str]) -> str:
+def _format_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     return ", ".join(names[:_NAMES_SHOWN]) + more if names else "none"

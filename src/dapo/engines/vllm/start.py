@@ -145,12 +145,12 @@ class WeightReader:
         left_out = {name for name, _ in model.named_parameters()}
         load = model.load_weights
 
-        def load_and_note(pairs: Any) -> Any:
+        def load_and_record(pairs: Any) -> Any:
             loaded = load(pairs)
             left_out.difference_update(left_out if loaded is None else loaded)
             return loaded
 
-        model.load_weights = load_and_note
+        model.load_weights = load_and_record
         try:
             self.reload_weights(weights_iterator=iter(weights.named_tensors()))  # type: ignore[attr-defined]
         finally:

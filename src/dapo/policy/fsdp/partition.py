@@ -9,17 +9,17 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dapo.policy.packing import Piece, pieces
+from dapo.policy.packing import PromptChunk, prompt_chunks
 from dapo.types import Sample
 
-CUT_SHARES = 4
+MIN_CHUNKS_PER_RANK = 4
 """A group is cut where it has more than this part of a rank's tokens, a quarter, for the sake of balance."""
-CUT_PROMPTS = 8
+MIN_CHUNK_PROMPTS = 8
 """But not into pieces of less than so many times its prompt, which each piece computes anew."""
 
 
 @dataclass(frozen=True)
-class Portion:
+class RankMicrobatch:
     """What one rank computes in one pass."""
 
     indices: tuple[int, ...]
@@ -29,7 +29,7 @@ class Portion:
     """Of each sample's tokens in the loss."""
 
 
-IDLE = Portion(
+DUMMY_MICROBATCH = RankMicrobatch(
     (),
     (
         Sample(
@@ -48,56 +48,58 @@ IDLE = Portion(
 """A pass over one row that does not train."""
 
 
-def share(
+def partition(
     samples: Sequence[Sample], weights: Sequence[float], *, ranks: int, max_tokens: int
-) -> list[tuple[Portion, ...]]:
+) -> list[tuple[RankMicrobatch, ...]]:
     """For each rank what it computes, one portion a pass: at most `max_tokens` in each, or a single sequence.
 
     A function of the arguments alone. Samples without response tokens are in no portion.
     """
-    total = sum(piece.num_tokens for piece in pieces(samples, lambda _: max_tokens))
-    fair = total // (ranks * CUT_SHARES)
-    parts = pieces(samples, lambda prompt: min(max_tokens, max(fair, CUT_PROMPTS * prompt)))
-    bins = _bins(parts, ranks=ranks, max_tokens=max_tokens)
+    total = sum(prompt_chunk.num_tokens for prompt_chunk in prompt_chunks(samples, lambda _: max_tokens))
+    target_tokens = total // (ranks * MIN_CHUNKS_PER_RANK)
+    chunks = prompt_chunks(samples, lambda prompt: min(max_tokens, max(target_tokens, MIN_CHUNK_PROMPTS * prompt)))
+    bins = _bins(chunks, ranks=ranks, max_tokens=max_tokens)
     load = [0] * ranks
-    portions: list[list[Portion]] = [[] for _ in range(ranks)]
+    rank_microbatches: list[list[RankMicrobatch]] = [[] for _ in range(ranks)]
     for start in range(0, len(bins), ranks):
         # bins of a pass are of like sizes: the largest of them goes to whoever has had least
         order = sorted(range(ranks), key=lambda rank: (load[rank], rank))
         for rank, content in zip(order, bins[start : start + ranks], strict=True):
             load[rank] += _tokens(content)
-            portions[rank].append(_portion(content, samples, weights))
-    return [tuple(passes) for passes in portions]
+            rank_microbatches[rank].append(_rank_microbatch(content, samples, weights))
+    return [tuple(passes) for passes in rank_microbatches]
 
 
-def _bins(parts: Sequence[Piece], *, ranks: int, max_tokens: int) -> list[list[Piece]]:
+def _bins(chunks: Sequence[PromptChunk], *, ranks: int, max_tokens: int) -> list[list[PromptChunk]]:
     """The pieces in bins, the fullest first: a multiple of `ranks`, the smallest that holds them all."""
-    parts = sorted(parts, key=lambda piece: (-piece.num_tokens, piece.indices))
-    passes = -(-sum(piece.num_tokens for piece in parts) // (max_tokens * ranks))
-    while (bins := _fill(parts, passes * ranks, max_tokens)) is None:
+    chunks = sorted(chunks, key=lambda prompt_chunk: (-prompt_chunk.num_tokens, prompt_chunk.indices))
+    passes = -(-sum(prompt_chunk.num_tokens for prompt_chunk in chunks) // (max_tokens * ranks))
+    while (bins := _fill(chunks, passes * ranks, max_tokens)) is None:
         passes += 1
     return sorted(bins, key=lambda content: -_tokens(content))
 
 
-def _fill(parts: Sequence[Piece], count: int, max_tokens: int) -> list[list[Piece]] | None:
+def _fill(chunks: Sequence[PromptChunk], count: int, max_tokens: int) -> list[list[PromptChunk]] | None:
     """Each piece into the emptiest bin; None where it does not fit there."""
-    bins: list[list[Piece]] = [[] for _ in range(count)]
+    bins: list[list[PromptChunk]] = [[] for _ in range(count)]
     heap = [(0, i) for i in range(count)]
-    for piece in parts:
+    for prompt_chunk in chunks:
         tokens, i = heapq.heappop(heap)
-        if tokens and tokens + piece.num_tokens > max_tokens:
+        if tokens and tokens + prompt_chunk.num_tokens > max_tokens:
             return None
-        bins[i].append(piece)
-        heapq.heappush(heap, (tokens + piece.num_tokens, i))
+        bins[i].append(prompt_chunk)
+        heapq.heappush(heap, (tokens + prompt_chunk.num_tokens, i))
     return bins
 
 
-def _tokens(content: Sequence[Piece]) -> int:
-    return sum(piece.num_tokens for piece in content)
+def _tokens(content: Sequence[PromptChunk]) -> int:
+    return sum(prompt_chunk.num_tokens for prompt_chunk in content)
 
 
-def _portion(content: Sequence[Piece], samples: Sequence[Sample], weights: Sequence[float]) -> Portion:
-    indices = tuple(i for piece in content for i in piece.indices)
+def _rank_microbatch(
+    content: Sequence[PromptChunk], samples: Sequence[Sample], weights: Sequence[float]
+) -> RankMicrobatch:
+    indices = tuple(i for prompt_chunk in content for i in prompt_chunk.indices)
     if not indices:
-        return IDLE
-    return Portion(indices, tuple(samples[i] for i in indices), tuple(weights[i] for i in indices))
+        return DUMMY_MICROBATCH
+    return RankMicrobatch(indices, tuple(samples[i] for i in indices), tuple(weights[i] for i in indices))

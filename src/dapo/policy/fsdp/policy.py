@@ -34,12 +34,12 @@ from dapo.policy.checkpoint import (
     stored_at,
     write_counters,
 )
-from dapo.policy.fsdp.partition import IDLE, Portion
+from dapo.policy.fsdp.partition import DUMMY_MICROBATCH, RankMicrobatch
 from dapo.policy.fsdp.tensors import read_shards, stored_like, write_shards
 from dapo.policy.logprobs import token_logprobs
 from dapo.policy.optim import MasterAdamW
 from dapo.policy.packing import Microbatch, in_callers_order, pack
-from dapo.policy.policy import PolicyCore, totals
+from dapo.policy.policy import PolicyCore, sum_metrics
 
 
 class Ranks:
@@ -53,7 +53,7 @@ class Ranks:
         timeout = timedelta(seconds=timeout_s)
         self._group = dist.new_group(backend="gloo", timeout=timeout)
         # a checkpoint is written in another thread, whose messages must not get between those of the updates
-        self.saving = dist.new_group(backend="gloo", timeout=timeout)
+        self.checkpoint_group = dist.new_group(backend="gloo", timeout=timeout)
 
     def gather(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
         """Every rank's value, in their order, on all of them."""
@@ -158,12 +158,12 @@ class ShardedAdamW(MasterAdamW):
         for weight in self.shards.values():
             weight.grad = None
 
-    def update(self, lr: float, *, is_sound: bool = True) -> tuple[float, bool]:
+    def update(self, lr: float, *, is_valid: bool = True) -> tuple[float, bool]:
         """As MasterAdamW; the norm is that of the whole gradient."""
         for name, weight in self.shards.items():
             if weight.grad is not None:
-                self.masters[name].grad = _local(weight.grad)
-        return super().update(lr, is_sound=is_sound)
+                self.master_weights[name].grad = _local(weight.grad)
+        return super().update(lr, is_valid=is_valid)
 
     def _total_norm(self, gradients: list[Tensor]) -> Tensor:
         own = get_total_norm(gradients)
@@ -185,7 +185,7 @@ class ShardedPolicy(PolicyCore):
         super().__init__(loaded, **options)
         self._optimizer: ShardedAdamW
         # FSDP settles at the first forward what trains: it must not be one without adapters, for the reference
-        self.logprobs([IDLE])
+        self.logprobs([DUMMY_MICROBATCH])
 
     def _make_optimizer(self, optim: OptimConfig) -> ShardedAdamW:
         names = {weight: name for name, weight in self._model.named_parameters()}
@@ -213,25 +213,27 @@ class ShardedPolicy(PolicyCore):
 
         return score
 
-    def update(self, portions: Sequence[Portion], *, step: int) -> dict[str, float]:
-        """One optimiser update, of which this rank computes `portions`; metrics of all, as of `Policy.update`.
+    def update(self, rank_microbatches: Sequence[RankMicrobatch], *, step: int) -> dict[str, float]:
+        """One optimiser update, of which this rank computes `rank_microbatches`; metrics of all, as of `Policy.update`.
 
         Every rank calls it, with as many portions.
         """
-        passes = ((self._microbatch(p), p.samples, torch.tensor(p.weights, dtype=torch.float64)) for p in portions)
+        passes = (
+            (self._microbatch(p), p.samples, torch.tensor(p.weights, dtype=torch.float64)) for p in rank_microbatches
+        )
         return self._update(passes, step=step)
 
-    def logprobs(self, portions: Sequence[Portion]) -> list[list[Sequence[float]]]:
+    def logprobs(self, rank_microbatches: Sequence[RankMicrobatch]) -> list[list[Sequence[float]]]:
         """The log-probabilities of each sample of each portion. Every rank calls it, with as many portions."""
         rows = []
-        for portion in portions:
-            microbatch = self._microbatch(portion)
+        for rank_microbatch in rank_microbatches:
+            microbatch = self._microbatch(rank_microbatch)
             scores = token_logprobs(self._model, microbatch, temperature=self._temperature)
-            rows.append(in_callers_order([microbatch], [scores], len(portion.samples)))
+            rows.append(in_callers_order([microbatch], [scores], len(rank_microbatch.samples)))
         self._model.reshard()
         return rows
 
-    def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def full_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight by its Hugging Face name, adapters merged, whole and in the type that the model computes in.
 
         Every rank iterates to the end. Tied weights follow the one they are stored with. Raises NumericsError where a
@@ -240,17 +242,17 @@ class ShardedPolicy(PolicyCore):
         self._optimizer.require_finite()
         if self._adapters is None:
             for name, weight in self._optimizer.shards.items():
-                whole = _whole(weight.detach().to(self._compute_dtype))
-                yield name, whole
-                yield from ((other, whole) for other, stored in self._optimizer.tied.items() if stored == name)
+                full = _full_tensor(weight.detach().to(self._compute_dtype))
+                yield name, full
+                yield from ((other, full) for other, stored in self._optimizer.tied.items() if stored == name)
         else:
-            factors = {name: _whole(weight) for name, weight in self._optimizer.shards.items()}
-            merged = replace(self._adapters.merged(factors), frozen=_Whole(self._adapters.frozen))
+            factors = {name: _full_tensor(weight) for name, weight in self._optimizer.shards.items()}
+            merged = replace(self._adapters.merged(factors), frozen=_FullWeights(self._adapters.frozen))
             for name, tensor in merged.named_tensors():
                 yield name, tensor.to(self._compute_dtype)
 
     def snapshot(self) -> None:
-        """Copy the state into main memory, over the copy before. Raises NumericsError as `whole_weights`."""
+        """Copy the state into main memory, over the copy before. Raises NumericsError as `full_weights`."""
         self._optimizer.require_finite()
         self._snapshot = (self._copy.take_tensors(), counters_of(self._optimizer))
 
@@ -258,14 +260,14 @@ class ShardedPolicy(PolicyCore):
         """Write what `snapshot` has copied, in any thread; every rank does. Raises OSError if it cannot be written."""
         assert self._snapshot is not None
         tensors, counters = self._snapshot
-        if not all(self._ranks.gather(directory.is_dir(), self._ranks.saving)):
+        if not all(self._ranks.gather(directory.is_dir(), self._ranks.checkpoint_group)):
             raise CheckpointError(
                 f"{directory} is not there on every trainer rank: on several machines the run directory must be on a "
                 "file system that all of them share"
             )
         for kind, parts in tensors.items():
-            spread = {name: self._spread(name, part) for name, part in parts.items()}
-            write_shards(spread, directory / kind, self._ranks.saving)
+            dtensors = {name: self._to_dtensor(name, part) for name, part in parts.items()}
+            write_shards(dtensors, directory / kind, self._ranks.checkpoint_group)
         if self._ranks.rank == 0:
             write_counters(directory, counters)
 
@@ -273,8 +275,8 @@ class ShardedPolicy(PolicyCore):
         """Continue from what any number of ranks, or a `Policy`, has saved: bit for bit. Raises CheckpointError."""
         load_optimizer(self._optimizer, directory, read=self._read)
 
-    def _totals(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-        return totals(self._ranks.gather(dict(super()._totals(parts))))
+    def _sum_metrics(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+        return sum_metrics(self._ranks.gather(dict(super()._sum_metrics(parts))))
 
     @contextmanager
     def _head(self) -> Iterator[Any]:
@@ -296,13 +298,13 @@ class ShardedPolicy(PolicyCore):
         for name, weight in gathered.items():
             weight.grad = sums[name].to(weight.dtype)
 
-    def _microbatch(self, portion: Portion) -> Microbatch:
+    def _microbatch(self, rank_microbatch: RankMicrobatch) -> Microbatch:
         # room for all of it, and for every prompt twice
-        room = sum(len(sample.prompt_ids) + len(sample.response_ids) for sample in portion.samples)
-        (microbatch,) = pack(portion.samples, max_tokens=room, device=self._ranks.device)
+        room = sum(len(sample.prompt_ids) + len(sample.response_ids) for sample in rank_microbatch.samples)
+        (microbatch,) = pack(rank_microbatch.samples, max_tokens=room, device=self._ranks.device)
         return microbatch
 
-    def _spread(self, name: str, part: Tensor) -> DTensor:
+    def _to_dtensor(self, name: str, part: Tensor) -> DTensor:
         """A trained weight's shape and layout, for this rank's part of something of its kind in main memory."""
         weight: Any = self._optimizer.shards[name]
         return DTensor.from_local(
@@ -317,21 +319,21 @@ class ShardedPolicy(PolicyCore):
     def _read(self, directory: Path, kind: str, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         path = stored_at(directory, kind)
         parts = {name: torch.empty(part.shape, dtype=part.dtype) for name, part in like.items()}
-        spread = {name: self._spread(name, part) for name, part in parts.items()}
+        dtensors = {name: self._to_dtensor(name, part) for name, part in parts.items()}
         with as_checkpoint_error(path):
-            require_same(path, stored_like(path), spread)
-            read_shards(path, spread, self._ranks.saving)
+            require_same(path, stored_like(path), dtensors)
+            read_shards(path, dtensors, self._ranks.checkpoint_group)
         return parts
 
 
-class _Whole(Mapping[str, Tensor]):
+class _FullWeights(Mapping[str, Tensor]):
     """Sharded weights, each gathered when it is looked at."""
 
     def __init__(self, shards: Mapping[str, Tensor]) -> None:
         self._shards = shards
 
     def __getitem__(self, name: str) -> Tensor:
-        return _whole(self._shards[name])
+        return _full_tensor(self._shards[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shards)
@@ -341,7 +343,7 @@ class _Whole(Mapping[str, Tensor]):
 
 
 @torch.no_grad()
-def _whole(weight: Any) -> Tensor:
+def _full_tensor(weight: Any) -> Tensor:
     return weight.detach().full_tensor()
 
 

@@ -35,7 +35,7 @@ def program(channel_fd: int, source: str) -> None:
     exec(compile(source, "solution.py", "exec", dont_inherit=True), main.__dict__)
 
 
-def candidate(channel_fd: int, source: str) -> None:
+def submission(channel_fd: int, source: str) -> None:
     """Run it as a module, say which names it has, then do what is asked until the connection ends."""
     import socket
 
@@ -47,14 +47,14 @@ def candidate(channel_fd: int, source: str) -> None:
         objects.append(value)
         return len(objects) - 1
 
-    def say(answer: Any) -> None:
+    def send(answer: Any) -> None:
         channel.sendall(json.dumps(answer).encode() + b"\n")
 
     module = types.ModuleType("solution")
     sys.modules["solution"] = module
     exec(compile(source, "solution.py", "exec", dont_inherit=True), module.__dict__)
     names = {n: v for n, v in vars(module).items() if not n.startswith("_") and not isinstance(v, types.ModuleType)}
-    say([[name, encode(value, keep)] for name, value in names.items()])
+    send([[name, encode(value, keep)] for name, value in names.items()])
     for line in lines:
         action, target, args, kwargs = json.loads(line)
         try:
@@ -65,21 +65,21 @@ def candidate(channel_fd: int, source: str) -> None:
                 result = thing(*given, **named)
             else:
                 result = getattr(thing, action)
-            say(["ok", encode(result, keep)])
+            send(["ok", encode(result, keep)])
         except Exception as error:
-            say(["raised", type(error).__name__, str(error)[:1000]])
+            send(["raised", type(error).__name__, str(error)[:1000]])
 
 
-def examiner(channel_fd: int, tests: list[str], entry_point: str | None) -> None:
+def test_runner(channel_fd: int, tests: list[str], entry_point: str | None) -> None:
     """Run the tests, one after the other, until one fails. Writes `passed`, `failed` or `broken: why`."""
     import socket
 
     sys.stdout = io.StringIO()  # what the tests print is no result
-    os.write(1, _examined(socket.socket(fileno=channel_fd), tests, entry_point).encode(errors="replace"))
+    os.write(1, _run_tests(socket.socket(fileno=channel_fd), tests, entry_point).encode(errors="replace"))
     os._exit(0)
 
 
-def _examined(channel: socket.socket, tests: list[str], entry_point: str | None) -> str:
+def _run_tests(channel: socket.socket, tests: list[str], entry_point: str | None) -> str:
     import ast
     import importlib
 
@@ -93,7 +93,7 @@ def _examined(channel: socket.socket, tests: list[str], entry_point: str | None)
     try:
         connection = Connection(channel)
         wanted = used if entry_point is None else {entry_point}
-        names.update((name, value) for name, value in connection.greeting() if name in wanted)
+        names.update((name, value) for name, value in connection.public_names() if name in wanted)
         # a model's own `abs`, `sorted` or `math` is not what a test means
         for name in (used & {*dir(builtins), *sys.stdlib_module_names}) - {entry_point}:
             names.pop(name, None)
@@ -119,13 +119,13 @@ class Connection:
         self._channel = channel
         self._lines = channel.makefile("rb")
 
-    def greeting(self) -> Iterator[tuple[str, Any]]:
+    def public_names(self) -> Iterator[tuple[str, Any]]:
         """The candidate's public names and what they stand for."""
         for name, value in self._next():
             if isinstance(name, str) and name.isidentifier() and not name.startswith("_"):
                 yield name, decode(value, self._remote)
 
-    def ask(self, action: str, target: int, args: Any = (), kwargs: Any = None) -> Any:
+    def call(self, action: str, target: int, args: Any = (), kwargs: Any = None) -> Any:
         """The value of an attribute or a call; raises what the candidate raised, if that is a built-in Exception."""
         given = [encode(arg, _handle) for arg in args]
         named = {name: encode(arg, _handle) for name, arg in (kwargs or {}).items()}
@@ -152,13 +152,13 @@ class Remote:
         self._connection, self._handle = connection, handle
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._connection.ask(_CALL, self._handle, args, kwargs)
+        return self._connection.call(_CALL, self._handle, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        return self._connection.ask(name, self._handle)
+        return self._connection.call(name, self._handle)
 
     def __iter__(self) -> Iterator[Any]:
-        step = self._connection.ask("__iter__", self._handle)().__getattr__("__next__")
+        step = self._connection.call("__iter__", self._handle)().__getattr__("__next__")
         while True:
             try:
                 value = step()

@@ -45,8 +45,8 @@ _MAX_FILES = 32
 
 def main() -> None:
     """Read the order, split off a child, confine it, run the role; this process waits and passes on how it ended."""
-    order: Mapping[str, Any] = json.loads(sys.argv[1])
-    with os.fdopen(order["sources_fd"], encoding="utf-8", errors="surrogatepass") as file:
+    init_message: Mapping[str, Any] = json.loads(sys.argv[1])
+    with os.fdopen(init_message["sources_fd"], encoding="utf-8", errors="surrogatepass") as file:
         sources = json.load(file)
     roles: dict[str, Any] = {"__name__": "exchange"}
     with open(os.path.join(os.path.dirname(__file__), "exchange.py"), encoding="utf-8") as file:
@@ -60,10 +60,10 @@ def main() -> None:
         _wait_for(child)
     if _LINUX:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    _confine(libc, order)
-    os.write(order["ready_fd"], b"ready")
-    os.close(order["ready_fd"])
-    roles[order["role"]](order["channel_fd"], *sources)
+    _confine(libc, init_message)
+    os.write(init_message["ready_fd"], b"ready")
+    os.close(init_message["ready_fd"])
+    roles[init_message["role"]](init_message["channel_fd"], *sources)
 
 
 def _wait_for(child: int) -> None:
@@ -92,27 +92,27 @@ def _separate(libc: ctypes.CDLL) -> None:
                 file.write(text)
 
 
-def _confine(libc: ctypes.CDLL, order: Mapping[str, Any]) -> None:
+def _confine(libc: ctypes.CDLL, init_message: Mapping[str, Any]) -> None:
     """Everything that cannot be undone, the limits last: they would stop this function."""
     seccomp = _seccomp() if _LINUX else None
-    if os.getuid() == 0 and all(_open_to_others(path) for path in order["readable"]):
+    if os.getuid() == 0 and all(_open_to_others(path) for path in init_message["readable"]):
         os.setgroups([])
         os.setgid(_NOBODY)
         os.setuid(_NOBODY)
     if _LINUX:
         _drop_capabilities(libc)
         libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        _landlock(libc, order["readable"])
+        _landlock(libc, init_message["readable"])
     for limit, value in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CPU, order["cpu_s"]),
-        (resource.RLIMIT_AS, order["memory_bytes"]),
+        (resource.RLIMIT_CPU, init_message["cpu_s"]),
+        (resource.RLIMIT_AS, init_message["memory_bytes"]),
         (resource.RLIMIT_NOFILE, _MAX_FILES),
         (resource.RLIMIT_NPROC, 0),
     ):
-        _, most = resource.getrlimit(limit)
-        bound = value if most == resource.RLIM_INFINITY else min(value, most)
+        _, hard_limit = resource.getrlimit(limit)
+        bound = value if hard_limit == resource.RLIM_INFINITY else min(value, hard_limit)
         resource.setrlimit(limit, (bound, bound))
     if seccomp is not None:
         seccomp()

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-Role = Literal["program", "candidate", "examiner"]
+Role = Literal["program", "submission", "test_runner"]
 
-_JAIL = Path(__file__).with_name("jail.py")
-_PATIENCE_S = 2.0
+_SANDBOX_SCRIPT = Path(__file__).with_name("jail.py")
+_STOP_TIMEOUT_S = 2.0
 _CHUNK = 1 << 16
 _MAX_RESULT_BYTES = 1000
 _LIBRARIES = ("/usr/lib", "/lib", "/lib64", "/usr/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/urandom")
@@ -28,7 +28,7 @@ _ENVIRONMENT = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProcessResult:
     """How a jailed process ended."""
 
     output: bytes
@@ -36,12 +36,12 @@ class Outcome:
     """None: it was ended, for its time was over or its output too long."""
 
 
-class JailBroken(Exception):
+class SandboxError(Exception):
     """The process could not be confined; nothing of the model's has run."""
 
 
 @dataclass(frozen=True)
-class _Jail:
+class _SandboxProcess:
     process: "subprocess.Popen[bytes]"
     ready: int
     """Where it says that it is confined."""
@@ -49,7 +49,7 @@ class _Jail:
     def await_confined(self, deadline: float) -> None:
         """Raises JailBroken if it never is."""
         if not _wait(self.ready, deadline) or not os.read(self.ready, 16):
-            raise JailBroken("the sandbox's process did not start")
+            raise SandboxError("the sandbox's process did not start")
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Sandbox:
     memory_bytes: int
     """Address space of each process."""
 
-    def run(self, source: str, stdin: str, *, deadline: float, max_output_bytes: int = 1 << 16) -> Outcome:
+    def run(self, source: str, stdin: str, *, deadline: float, max_output_bytes: int = 1 << 16) -> ProcessResult:
         """A program, from standard input to standard output. `deadline` is a reading of `time.monotonic()`.
 
         Raises JailBroken.
@@ -67,38 +67,40 @@ class Sandbox:
         with tempfile.TemporaryFile() as file:
             file.write(stdin.encode(errors="surrogatepass"))
             file.seek(0)
-            with self._jail("program", [source], deadline, stdin=file.fileno()) as jail:
-                jail.await_confined(deadline)
-                return _read(jail.process, deadline, max_output_bytes)
+            with self._sandbox_process("program", [source], deadline, stdin=file.fileno()) as sandboxed:
+                sandboxed.await_confined(deadline)
+                return _read(sandboxed.process, deadline, max_output_bytes)
 
-    def examine(self, source: str, tests: Sequence[str], entry_point: str | None, *, deadline: float) -> str:
+    def run_tests(self, source: str, tests: Sequence[str], entry_point: str | None, *, deadline: float) -> str:
         """Run tests on a module: `passed`, `failed`, or `broken: why`, for tests that cannot run. Raises JailBroken."""
         ours, theirs = socket.socketpair()
         with (
             ours,
             theirs,
-            self._jail("candidate", [source], deadline, channel=theirs.fileno()) as candidate,
-            self._jail("examiner", [list(tests), entry_point], deadline, channel=ours.fileno()) as examiner,
+            self._sandbox_process("submission", [source], deadline, channel=theirs.fileno()) as submission,
+            self._sandbox_process(
+                "test_runner", [list(tests), entry_point], deadline, channel=ours.fileno()
+            ) as test_runner,
         ):
             # so that each sees the end of the other
             ours.close()
             theirs.close()
-            candidate.await_confined(deadline)
-            examiner.await_confined(deadline)
-            return _read(examiner.process, deadline, _MAX_RESULT_BYTES).output.decode(errors="replace") or "failed"
+            submission.await_confined(deadline)
+            test_runner.await_confined(deadline)
+            return _read(test_runner.process, deadline, _MAX_RESULT_BYTES).output.decode(errors="replace") or "failed"
 
-    def holes(self) -> list[str]:
+    def gaps(self) -> list[str]:
         """Deeds that a program could do on this machine, in words; empty if it is confined. Raises JailBroken."""
         with tempfile.TemporaryDirectory() as folder:
             arguments = f"FOLDER, MEMORY = {folder!r}, {self.memory_bytes}\n"
-            done = self.run(arguments + _DEEDS, "", deadline=time.monotonic() + 30)
+            done = self.run(arguments + _PROBES, "", deadline=time.monotonic() + 30)
         try:
-            return [str(deed) for deed in json.loads(done.output)]
+            return [str(probe) for probe in json.loads(done.output)]
         except ValueError:
-            raise JailBroken("a program that looks for holes did not come to its end") from None
+            raise SandboxError("a program that looks for holes did not come to its end") from None
 
     @contextlib.contextmanager
-    def _jail(
+    def _sandbox_process(
         self,
         role: Role,
         sources: Sequence[Any],
@@ -106,13 +108,13 @@ class Sandbox:
         *,
         stdin: int | None = None,
         channel: int | None = None,
-    ) -> Iterator["_Jail"]:
+    ) -> Iterator["_SandboxProcess"]:
         """A process that confines itself before it runs anything, and is ended on leaving."""
         readable, writable = os.pipe()
         with tempfile.TemporaryFile() as file:
             file.write(json.dumps(sources).encode())
             file.seek(0)
-            order = {
+            init_message = {
                 "role": role,
                 "sources_fd": file.fileno(),
                 "ready_fd": writable,
@@ -123,9 +125,19 @@ class Sandbox:
             }
             try:
                 process = subprocess.Popen(
-                    [sys.executable, "-s", "-S", "-P", "-B", "-X", "utf8", str(_JAIL), json.dumps(order)],
+                    [
+                        sys.executable,
+                        "-s",
+                        "-S",
+                        "-P",
+                        "-B",
+                        "-X",
+                        "utf8",
+                        str(_SANDBOX_SCRIPT),
+                        json.dumps(init_message),
+                    ],
                     stdin=subprocess.DEVNULL if stdin is None else stdin,
-                    stdout=subprocess.DEVNULL if role == "candidate" else subprocess.PIPE,
+                    stdout=subprocess.DEVNULL if role == "submission" else subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                     pass_fds=[file.fileno(), writable, *([] if channel is None else [channel])],
                     env=_ENVIRONMENT,
@@ -138,13 +150,13 @@ class Sandbox:
             finally:
                 os.close(writable)
             try:
-                yield _Jail(process, readable)
+                yield _SandboxProcess(process, readable)
             finally:
                 os.close(readable)
                 _end(process)
 
 
-def _read(process: "subprocess.Popen[bytes]", deadline: float, max_bytes: int) -> Outcome:
+def _read(process: "subprocess.Popen[bytes]", deadline: float, max_bytes: int) -> ProcessResult:
     """All output, and the exit code, unless it is too much or too late."""
     assert process.stdout is not None
     output = b""
@@ -152,10 +164,10 @@ def _read(process: "subprocess.Popen[bytes]", deadline: float, max_bytes: int) -
         part = os.read(process.stdout.fileno(), _CHUNK)
         if not part:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return Outcome(output, process.wait(max(deadline - time.monotonic(), 0.01)))
+                return ProcessResult(output, process.wait(max(deadline - time.monotonic(), 0.01)))
             break
         output += part
-    return Outcome(output[:max_bytes], None)
+    return ProcessResult(output[:max_bytes], None)
 
 
 def _wait(descriptor: int, deadline: float) -> bool:
@@ -169,7 +181,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     """The jail's first process kills the second, whatever that one does about signals."""
     process.terminate()
     try:
-        process.wait(_PATIENCE_S)
+        process.wait(_STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
@@ -177,7 +189,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         process.stdout.close()
 
 
-_DEEDS = """
+_PROBES = """
 import json, os, socket, tempfile
 holes = []
 def succeeds(words, deed):

@@ -49,17 +49,17 @@ def answer_line(text: str) -> str | None:
     `The answer is:` count. A word `answer:` in the middle of a line does not.
     """
     lines = text.splitlines()
-    for place in range(len(lines) - 1, -1, -1):
-        if match := _ANSWER_LINE.match(lines[place]):
-            return _content(match, lines, place + 1)
+    for index in range(len(lines) - 1, -1, -1):
+        if match := _ANSWER_LINE.match(lines[index]):
+            return _content(match, lines, index + 1)
     return None
 
 
 def answer_lines(text: str) -> list[str]:
     """What each line `Answer: ...` says, in order, read as `answer_line` reads the last; empty if it says nothing."""
     lines = text.splitlines()
-    marked = [(place, match) for place, line in enumerate(lines) if (match := _ANSWER_LINE.match(line))]
-    return [_content(match, lines, place + 1) or "" for place, match in marked]
+    marked = [(index, match) for index, line in enumerate(lines) if (match := _ANSWER_LINE.match(line))]
+    return [_content(match, lines, index + 1) or "" for index, match in marked]
 
 
 def _content(match: re.Match[str], lines: Sequence[str], after: int) -> str | None:
@@ -68,7 +68,7 @@ def _content(match: re.Match[str], lines: Sequence[str], after: int) -> str | No
 
 def _first_block(lines: Sequence[str], after: int) -> str | None:
     """The first line from there on that is not blank; if it opens a display (`$$`, `\\[`), all of the display."""
-    start = next((place for place in range(after, len(lines)) if lines[place].strip()), None)
+    start = next((index for index in range(after, len(lines)) if lines[index].strip()), None)
     if start is None:
         return None
     filled = [line.strip() for line in lines[start : start + _DISPLAY_LINES] if line.strip()]
@@ -107,7 +107,7 @@ def last_boxed(text: str) -> str | None:
     return max(found, key=lambda box: box.start).content if found else None
 
 
-def peel(text: str) -> str:
+def strip_formatting(text: str) -> str:
     """The text without bold, code, quotes, dollars, `\\( \\)`, a box around all of it, and final full stops."""
     before = None
     while text != before:
@@ -130,7 +130,7 @@ def plain_number(text: str) -> Fraction | None:
     return _value(text) if _PLAIN_NUMBER.fullmatch(text) else None
 
 
-def spell(number: Fraction) -> str:
+def normalize_number(number: Fraction) -> str:
     """A number as text, of any size: `str` refuses more than 4300 digits."""
     is_huge = max(number.numerator.bit_length(), number.denominator.bit_length()) > 10_000
     return f"a number with hash {hash(number)}" if is_huge else str(number)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dapo.core.errors import RewardError
-from dapo.rewards.verdicts import right_or_wrong, unjudged
-from dapo.rewards.verifiers.answer import answer_lines, boxes, final_part, peel
+from dapo.rewards.verdicts import binary_verdict, error_verdict
+from dapo.rewards.verifiers.answer import answer_lines, boxes, final_part, strip_formatting
 from dapo.types import Problem, Verdict
 
 _LETTER = r"[\(\[]?(?P<letter>[A-Za-z])[\)\]]?"
@@ -46,9 +46,11 @@ class ChoiceVerifier:
         """Right or wrong; a reference that is no letter of `letters` gives an error."""
         reference = self._letter(problem.answer)
         if reference is None:
-            return unjudged(f"choice: the reference {problem.answer[:80]!r} is not one of the letters {self.letters}")
+            return error_verdict(
+                f"choice: the reference {problem.answer[:80]!r} is not one of the letters {self.letters}"
+            )
         chosen = self.chosen(response)
-        return right_or_wrong(chosen == reference, chosen or "")
+        return binary_verdict(chosen == reference, chosen or "")
 
     def chosen(self, response: str) -> str | None:
         """The letter that a response marks, or None if it marks none or several."""
@@ -57,7 +59,7 @@ class ChoiceVerifier:
             if marked:
                 return self._agreed(marked)
         lines = [line for line in text.splitlines() if line.strip()]
-        match = _LAST_LINE.fullmatch(_bare(lines[-1])) if lines else None
+        match = _LAST_LINE.fullmatch(_strip_formatting(lines[-1])) if lines else None
         return self._known(match["letter"] or match["said"]) if match else None
 
     def _agreed(self, marked: Sequence[str]) -> str | None:
@@ -65,10 +67,10 @@ class ChoiceVerifier:
         return letters.pop() if len(letters) == 1 else None
 
     def _letter(self, text: str) -> str | None:
-        bare = _bare(text)
-        if match := _ALONE.fullmatch(bare):
+        stripped = _strip_formatting(text)
+        if match := _ALONE.fullmatch(stripped):
             return self._known(match["letter"])
-        match = _WITH_TEXT.fullmatch(bare)
+        match = _WITH_TEXT.fullmatch(stripped)
         if match is None:
             return None
         letter = self._known(match["bracketed"] or match["bare"])
@@ -79,11 +81,11 @@ class ChoiceVerifier:
         return letter.upper() if letter.upper() in self.letters else None
 
 
-def _bare(text: str) -> str:
+def _strip_formatting(text: str) -> str:
     """Without boxes, dollars, `\\text{}` and bold."""
     before = None
     while text != before:
-        before, text = text, _TEXT_COMMAND.sub(r"\1", peel(text)).replace("**", "").strip()
+        before, text = text, _TEXT_COMMAND.sub(r"\1", strip_formatting(text)).replace("**", "").strip()
     return text
 
 

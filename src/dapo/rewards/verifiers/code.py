@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from dapo.core.errors import RewardError
-from dapo.rewards.sandbox.run import JailBroken, Sandbox
-from dapo.rewards.verdicts import right_or_wrong, unjudged
+from dapo.rewards.sandbox.run import Sandbox, SandboxError
+from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.rewards.verifiers.answer import fences, final_part
 from dapo.types import Problem, Verdict
 
@@ -18,7 +18,7 @@ Isolation = Literal["require", "best_effort"]
 
 _LANGUAGES = ("", "python", "py", "python3")
 _CHECK = re.compile(r"^def check\(", re.MULTILINE)
-_OUTPUT_FACTOR, _LEAST_OUTPUT = 4, 1 << 16
+_OUTPUT_FACTOR, _MIN_OUTPUT_BYTES = 4, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ class CodeVerifier:
         self._field, self._time_s = field, time_s
         self._sandbox = Sandbox(round(memory_mib * 2**20))
         try:
-            holes = self._sandbox.holes()
-        except JailBroken as error:
+            gaps = self._sandbox.gaps()
+        except SandboxError as error:
             raise RewardError(f"code: {error}; memory_mib={memory_mib} may be too little") from None
-        if holes and isolation == "require":
+        if gaps and isolation == "require":
             raise RewardError(
-                f"code: on this machine a response's program could {', '.join(holes)}. Linux with Landlock (in the "
+                f"code: on this machine a response's program could {', '.join(gaps)}. Linux with Landlock (in the "
                 "kernel since 5.13) and with libseccomp, or the right to make namespaces, confines it; "
                 "reward.options.isolation=best_effort runs it all the same"
             )
@@ -86,30 +86,30 @@ class CodeVerifier:
         try:
             tests = read_tests(problem, self._field)
         except ValueError as error:
-            return unjudged(f"code: problem {problem.id!r}: {error}")
+            return error_verdict(f"code: problem {problem.id!r}: {error}")
         source = program_in(response)
         if not source.strip():
-            return right_or_wrong(False)
+            return binary_verdict(False)
         deadline = time.monotonic() + self._time_s
         try:
             return self._passes(source, tests, deadline)
-        except JailBroken as error:
+        except SandboxError as error:
             if time.monotonic() >= deadline:
-                return right_or_wrong(False)
-            return unjudged(f"code: {error}")
+                return binary_verdict(False)
+            return error_verdict(f"code: {error}")
 
     def _passes(self, source: str, tests: Tests, deadline: float) -> Verdict:
         if tests.statements:
-            result = self._sandbox.examine(source, tests.statements, tests.entry_point, deadline=deadline)
+            result = self._sandbox.run_tests(source, tests.statements, tests.entry_point, deadline=deadline)
             if result.startswith("broken: "):
-                return unjudged(f"code: the tests cannot run: {result.removeprefix('broken: ')}")
-            return right_or_wrong(result == "passed")
-        return right_or_wrong(all(self._prints(source, *pair, deadline) for pair in tests.pairs))
+                return error_verdict(f"code: the tests cannot run: {result.removeprefix('broken: ')}")
+            return binary_verdict(result == "passed")
+        return binary_verdict(all(self._prints(source, *pair, deadline) for pair in tests.pairs))
 
     def _prints(self, source: str, stdin: str, expected: str, deadline: float) -> bool:
-        limit = max(_OUTPUT_FACTOR * len(expected), _LEAST_OUTPUT)
-        outcome = self._sandbox.run(source, stdin, deadline=deadline, max_output_bytes=limit)
-        return outcome.exit_code == 0 and _lines(outcome.output.decode(errors="replace")) == _lines(expected)
+        limit = max(_OUTPUT_FACTOR * len(expected), _MIN_OUTPUT_BYTES)
+        result = self._sandbox.run(source, stdin, deadline=deadline, max_output_bytes=limit)
+        return result.exit_code == 0 and _lines(result.output.decode(errors="replace")) == _lines(expected)
 
 
 def program_in(response: str) -> str:

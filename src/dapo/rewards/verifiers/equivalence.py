@@ -7,9 +7,9 @@ from fractions import Fraction
 
 from dapo.rewards.verifiers.answer import plain_number
 from dapo.rewards.verifiers.spelling import (
-    canonical,
     depths,
     has_text_command,
+    normalize_math,
     plain_text,
     split_unit,
     without_text_commands,
@@ -49,7 +49,7 @@ class Part:
     def read(cls, text: str) -> "Part":
         """From canonical text."""
         value, unit = split_unit(text)
-        return cls(canonical(value), unit, _exact_number(canonical(value)))
+        return cls(normalize_math(value), unit, _exact_number(normalize_math(value)))
 
     @property
     def is_text(self) -> bool:
@@ -70,7 +70,7 @@ class Reference:
     def read(cls, answer: str, symbolic: Symbolic) -> "Reference | None":
         """None if any part of it is empty or math-verify cannot parse it."""
         parts = _parts(answer)
-        readable = [p.number is not None or (p.value and (p.is_text or symbolic.reading(p.value))) for p in parts]
+        readable = [p.number is not None or (p.value and (p.is_text or symbolic.cached_parse(p.value))) for p in parts]
         return cls(parts, symbolic, len(answer)) if parts and all(readable) else None
 
     def is_answered_by(self, answer: str) -> bool:
@@ -105,12 +105,12 @@ class Reference:
             return part.number == number
         if not _is_one_expression(value, part.value) or _other_form(value, part.value):
             return False
-        return self.symbolic.equal(self.symbolic.reading(part.value), self.symbolic.parse(value))
+        return self.symbolic.equal(self.symbolic.cached_parse(part.value), self.symbolic.parse(value))
 
 
 def _parts(answer: str) -> tuple[Part, ...]:
     """The values of a list: `1, 2`, `1 and 2`, `\\{1, 2\\}`; brackets keep `(1, 2)` in one part."""
-    text = canonical(answer)
+    text = normalize_math(answer)
     if text.startswith("\\{") and text.endswith("\\}"):
         text = text[2:-2].strip()
     return tuple(Part.read(piece) for piece in _split(text, _SEPARATOR)) if text else ()

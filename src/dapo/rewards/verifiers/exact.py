@@ -4,8 +4,15 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from dapo.core.errors import RewardError
-from dapo.rewards.verdicts import right_or_wrong, unjudged
-from dapo.rewards.verifiers.answer import answer_line, final_part, numbers_in, peel, plain_number, spell
+from dapo.rewards.verdicts import binary_verdict, error_verdict
+from dapo.rewards.verifiers.answer import (
+    answer_line,
+    final_part,
+    normalize_number,
+    numbers_in,
+    plain_number,
+    strip_formatting,
+)
 from dapo.types import Problem, Verdict
 
 Extract = Literal["none", "answer_line", "last_number", "final"]
@@ -30,24 +37,24 @@ class ExactVerifier:
         """Right if the extracted text is the reference; a reference that is empty, or no number, gives an error."""
         text = final_part(response)
         if self.extract == "last_number" or (
-            self.extract == "final" and plain_number(peel(problem.answer)) is not None
+            self.extract == "final" and plain_number(strip_formatting(problem.answer)) is not None
         ):
             return _same_number(problem.answer, text)
-        reference = self._normal(problem.answer)
+        reference = self._normalize(problem.answer)
         if not reference:
-            return unjudged(f"exact: the reference is empty ({problem.answer!r})")
+            return error_verdict(f"exact: the reference is empty ({problem.answer!r})")
         candidate = answer_line(text) if self.extract == "answer_line" else text
-        found = self._normal(candidate or "")
-        return right_or_wrong(found == reference, found)
+        found = self._normalize(candidate or "")
+        return binary_verdict(found == reference, found)
 
-    def _normal(self, text: str) -> str:
-        words = " ".join(peel(text).split())
+    def _normalize(self, text: str) -> str:
+        words = " ".join(strip_formatting(text).split())
         return words.casefold() if self.ignore_case else words
 
 
 def _same_number(answer: str, text: str) -> Verdict:
-    reference = plain_number(peel(answer))
+    reference = plain_number(strip_formatting(answer))
     if reference is None:
-        return unjudged(f"exact: the reference {answer!r} is not a number, which extract=last_number needs")
+        return error_verdict(f"exact: the reference {answer!r} is not a number, which extract=last_number needs")
     found = numbers_in(text)[-1:]
-    return right_or_wrong(found == [reference], "".join(map(spell, found)))
+    return binary_verdict(found == [reference], "".join(map(normalize_number, found)))

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dapo.core.errors import RewardError
-from dapo.core.loading import Failure, attempt, load_attribute
-from dapo.rewards.verdicts import Opinion, unjudged
-from dapo.rewards.verifiers.results import opinion_of, opinions_of
+from dapo.core.loading import Failure, load_attribute, try_call
+from dapo.rewards.verdicts import Opinion, error_verdict
+from dapo.rewards.verifiers.results import to_verdict, to_verdicts
 from dapo.types import Problem, Verdict
 
 
@@ -88,15 +88,17 @@ class FunctionVerifier:
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         """The function's result as a verdict; whatever is wrong with it is the verdict's error."""
-        return self.judge(problem, response) or unjudged(f"{self.name}: {NOT_APPLIED}")
+        return self.judge(problem, response) or error_verdict(f"{self.name}: {NOT_APPLIED}")
 
     def judge(self, problem: Problem, response: str) -> Opinion:
         """As a call, but None where the function does not apply."""
-        result = attempt(
+        result = try_call(
             lambda: self.loop.finish(self.function(problem=problem, response=response, **self.options)),
         )
         return (
-            unjudged(f"{self.name} {result.reason}") if isinstance(result, Failure) else opinion_of(self.name, result)
+            error_verdict(f"{self.name} {result.reason}")
+            if isinstance(result, Failure)
+            else to_verdict(self.name, result)
         )
 
 
@@ -120,7 +122,7 @@ class RewardFunction:
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         """The verdict on a group of one."""
-        return self.judge_group(problem, [response], [()])[0] or unjudged(f"{self.name}: {NOT_APPLIED}")
+        return self.judge_group(problem, [response], [()])[0] or error_verdict(f"{self.name}: {NOT_APPLIED}")
 
     def judge_group(
         self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
@@ -131,14 +133,14 @@ class RewardFunction:
         if missing:
             has = ", ".join(sorted({"answer", "source", *problem.fields}))
             reason = f"{self.name} needs {', '.join(missing)}, which the problem does not have; it has {has}"
-            return [unjudged(reason) for _ in responses]
-        result = attempt(lambda: self.loop.finish(self.function(**columns)))
+            return [error_verdict(reason) for _ in responses]
+        result = try_call(lambda: self.loop.finish(self.function(**columns)))
         if not isinstance(result, Failure):
-            return opinions_of(self.name, result, len(responses))
+            return to_verdicts(self.name, result, len(responses))
         if len(responses) == 1:
-            return [unjudged(f"{self.name} {result.reason}")]
+            return [error_verdict(f"{self.name} {result.reason}")]
         alone = [self.judge_group(problem, [text], [ids]) for text, ids in zip(responses, token_ids, strict=True)]
-        return [opinions[0] for opinions in alone]
+        return [verdicts[0] for verdicts in alone]
 
     def _columns(
         self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
@@ -158,7 +160,7 @@ class RewardFunction:
 
 
 def _instance(path: str, kind: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    made = attempt(lambda: kind(**options))
+    made = try_call(lambda: kind(**options))
     if isinstance(made, Failure):
         given = ", ".join(options) or "no options"
         raise RewardError(f"{path!r}: making one with {given} {made.reason}")

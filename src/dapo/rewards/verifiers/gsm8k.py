@@ -5,8 +5,16 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from dapo.core.errors import RewardError
-from dapo.rewards.verdicts import right_or_wrong, unjudged
-from dapo.rewards.verifiers.answer import answer_line, final_part, last_boxed, numbers_in, peel, plain_number, spell
+from dapo.rewards.verdicts import binary_verdict, error_verdict
+from dapo.rewards.verifiers.answer import (
+    answer_line,
+    final_part,
+    last_boxed,
+    normalize_number,
+    numbers_in,
+    plain_number,
+    strip_formatting,
+)
 from dapo.types import Problem, Verdict
 
 _MARK = "####"
@@ -30,18 +38,18 @@ class Gsm8kVerifier:
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         """Right if the numbers are equal; a reference that is no number gives an error."""
-        reference = plain_number(_bare(problem.answer.rpartition(_MARK)[2]))
+        reference = plain_number(_strip_currency(problem.answer.rpartition(_MARK)[2]))
         if reference is None:
-            return unjudged(f"gsm8k: the reference {problem.answer[-80:]!r} does not end in a number")
+            return error_verdict(f"gsm8k: the reference {problem.answer[-80:]!r} does not end in a number")
         number = self._number(final_part(response))
-        return right_or_wrong(number == reference, "" if number is None else spell(number))
+        return binary_verdict(number == reference, "" if number is None else normalize_number(number))
 
     def _number(self, text: str) -> Fraction | None:
         marked = _marked(text)
         if marked is not None:
-            found = [] if _DENIAL.search(marked) else numbers_in(_bare(marked))
+            found = [] if _DENIAL.search(marked) else numbers_in(_strip_currency(marked))
             return found[0] if len(found) == 1 else None
-        found = numbers_in(_bare(text)) if self.flexible else []
+        found = numbers_in(_strip_currency(text)) if self.flexible else []
         return found[-1] if found else None
 
 
@@ -53,7 +61,7 @@ def _marked(text: str) -> str | None:
     return last_boxed(text) if line is None else line
 
 
-def _bare(text: str) -> str:
+def _strip_currency(text: str) -> str:
     """Without currency signs and LaTeX's thousands separators, which would cut a number in two."""
-    text = peel(text).replace("{,}", ",").replace("\\,", "")
+    text = strip_formatting(text).replace("{,}", ",").replace("\\,", "")
     return text.replace("\\$", "").replace("$", "").strip()

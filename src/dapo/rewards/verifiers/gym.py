@@ -10,9 +10,9 @@ from functools import lru_cache
 from typing import Any
 
 from dapo.core.errors import RewardError
-from dapo.core.loading import Failure, attempt
-from dapo.rewards.verdicts import right_or_wrong, unjudged
-from dapo.rewards.verifiers.answer import answer_line, final_part, last_boxed, peel
+from dapo.core.loading import Failure, try_call
+from dapo.rewards.verdicts import binary_verdict, error_verdict
+from dapo.rewards.verifiers.answer import answer_line, final_part, last_boxed, strip_formatting
 from dapo.types import Problem, Verdict
 
 TASK, CONFIG, ENTRY = "gym_task", "gym_config", "gym_entry"
@@ -20,7 +20,7 @@ TASK, CONFIG, ENTRY = "gym_task", "gym_config", "gym_entry"
 `metadata`)."""
 
 _SHORT_CHARS = 200
-_REMEMBERED_TASKS = 256
+_TASK_CACHE_SIZE = 256
 _TAG = re.compile(r"<(?P<close>/?)answer>", re.IGNORECASE)
 _RUNS_CODE = re.compile(r"\b(?:eval|exec|parse_expr|sympify)\(")
 _NAME = re.compile(r"[^\W\d]\w+")
@@ -54,32 +54,32 @@ class GymVerifier:
     any other answer counts if it equals the reference.
     """
 
-    def __init__(self, graded: bool = False) -> None:
-        """`graded`: the task's own score instead of right or wrong. Raises RewardError without reasoning-gym."""
-        if not isinstance(graded, bool):
-            raise RewardError(f"gym: graded must be true or false, got {graded!r}")
-        self._graded = graded
+    def __init__(self, partial_credit: bool = False) -> None:
+        """`partial_credit`: the task's own score in place of right or wrong. Raises RewardError without reasoning-gym."""
+        if not isinstance(partial_credit, bool):
+            raise RewardError(f"gym: graded must be true or false, got {partial_credit!r}")
+        self._partial_credit = partial_credit
         self._create = _reasoning_gym()
-        self._task = lru_cache(_REMEMBERED_TASKS)(self._load)
+        self._task = lru_cache(_TASK_CACHE_SIZE)(self._load)
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         """An error if the problem does not come from reasoning-gym or the task's scorer fails."""
         missing = [field for field in (TASK, ENTRY) if field not in problem.fields]
         if missing:
-            return unjudged(f"gym: problem {problem.id!r} has no field {missing[0]}: it is not from reasoning-gym")
+            return error_verdict(f"gym: problem {problem.id!r} has no field {missing[0]}: it is not from reasoning-gym")
         name, entry = problem.fields[TASK], problem.fields[ENTRY]
-        task = attempt(lambda: self._task(name, json.dumps(problem.fields.get(CONFIG) or {}, sort_keys=True)))
+        task = try_call(lambda: self._task(name, json.dumps(problem.fields.get(CONFIG) or {}, sort_keys=True)))
         if isinstance(task, Failure):
-            return unjudged(f"gym: task {name!r} {task.reason}")
+            return error_verdict(f"gym: task {name!r} {task.reason}")
         answer = extract(response)
-        score = attempt(lambda: _best_score(task, answer, entry))
+        score = try_call(lambda: _best_score(task, answer, entry))
         if isinstance(score, Failure):
-            return unjudged(f"gym: the scorer of task {name!r} {score.reason}")
+            return error_verdict(f"gym: the scorer of task {name!r} {score.reason}")
         if not math.isfinite(score):
-            return unjudged(f"gym: the scorer of task {name!r} returned {score}")
-        if self._graded:
+            return error_verdict(f"gym: the scorer of task {name!r} returned {score}")
+        if self._partial_credit:
             return Verdict(correct=None, score=score)
-        return right_or_wrong(score >= 1.0, " ".join(peel(answer or "").casefold().split()))
+        return binary_verdict(score >= 1.0, " ".join(strip_formatting(answer or "").casefold().split()))
 
     def _load(self, name: str, config: str) -> "Task":
         dataset = self._create(name, **json.loads(config))
@@ -115,11 +115,11 @@ def _best_score(task: Task, answer: str | None, entry: Mapping[str, Any]) -> flo
     """Of the answer as it stands and without bold, dollars and full stops, which few scorers forgive."""
     if answer is None:
         return 0.0
-    return max(task.score(text, entry) for text in dict.fromkeys((answer, peel(answer))))
+    return max(task.score(text, entry) for text in dict.fromkeys((answer, strip_formatting(answer))))
 
 
 def _runs_code(score_answer: Scorer) -> bool:
-    source = attempt(lambda: inspect.getsource(score_answer))
+    source = try_call(lambda: inspect.getsource(score_answer))
     return isinstance(source, Failure) or _RUNS_CODE.search(source) is not None
 
 

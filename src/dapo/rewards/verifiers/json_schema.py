@@ -6,15 +6,15 @@ from functools import lru_cache
 from typing import Any
 
 from dapo.core.errors import RewardError
-from dapo.core.loading import Failure, attempt
-from dapo.rewards.verdicts import right_or_wrong, unjudged
+from dapo.core.loading import Failure, try_call
+from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.rewards.verifiers.answer import fences, final_part
 from dapo.types import Problem, Verdict
 
 FIELD = "schema"
 """The row's column that holds the schema, as a mapping or as text; without it, the reference is the schema."""
 
-_REMEMBERED = 1024
+_CACHE_SIZE = 1024
 
 
 class JsonSchemaVerifier:
@@ -26,13 +26,13 @@ class JsonSchemaVerifier:
 
     def __init__(self, schema: Mapping[str, Any] | bool | None = None) -> None:
         """`schema`: one for all problems, in place of the row's. Raises RewardError without jsonschema."""
-        self._validator_of = lru_cache(_REMEMBERED)(_validators())
+        self._validator_of = lru_cache(_CACHE_SIZE)(_validators())
         self._schema: str | None = None
         if schema is not None:
             if not isinstance(schema, Mapping | bool):
                 raise RewardError(f"json_schema: schema must be a JSON schema as a mapping, got {schema!r}")
             self._schema = json.dumps(schema)
-            failure = attempt(lambda: self._validator_of(self._schema))
+            failure = try_call(lambda: self._validator_of(self._schema))
             if isinstance(failure, Failure):
                 raise RewardError(f"json_schema: reward.options.schema is not a JSON schema: it {failure.reason}")
 
@@ -40,20 +40,20 @@ class JsonSchemaVerifier:
         """Right or wrong; without a schema, or with one that is none, an error."""
         text = self._schema or _schema_of(problem)
         if text is None:
-            return unjudged(
+            return error_verdict(
                 f"json_schema: problem {problem.id!r} has no schema: no field {FIELD!r}, an empty reference"
             )
-        is_valid = attempt(lambda: self._validator_of(text))
+        is_valid = try_call(lambda: self._validator_of(text))
         if isinstance(is_valid, Failure):
-            return unjudged(f"json_schema: the schema {text[:80]!r} {is_valid.reason}")
+            return error_verdict(f"json_schema: the schema {text[:80]!r} {is_valid.reason}")
         try:
             value = strict_json(json_text(response))
         except (ValueError, RecursionError):
-            return right_or_wrong(False)
-        valid = attempt(lambda: is_valid(value))
+            return binary_verdict(False)
+        valid = try_call(lambda: is_valid(value))
         if isinstance(valid, Failure):
-            return unjudged(f"json_schema: validating {valid.reason}")
-        return right_or_wrong(valid)
+            return error_verdict(f"json_schema: validating {valid.reason}")
+        return binary_verdict(valid)
 
 
 def json_text(response: str) -> str:

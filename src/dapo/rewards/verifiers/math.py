@@ -3,15 +3,15 @@
 import re
 from functools import lru_cache
 
-from dapo.rewards.verdicts import right_or_wrong, unjudged
+from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.rewards.verifiers.answer import answer_line, boxes, final_part, last_boxed
 from dapo.rewards.verifiers.equivalence import Reference
-from dapo.rewards.verifiers.spelling import vote
+from dapo.rewards.verifiers.spelling import normalize_answer
 from dapo.rewards.verifiers.symbolic import Symbolic
 from dapo.types import Problem, Verdict
 
-_REMEMBERED = 1024
-_SAYS_SO = re.compile(r"(?:so\s+|thus\s+)?(?:the\s+)?(?:final\s+|correct\s+)?answer\s+is:?\s*", re.IGNORECASE)
+_CACHE_SIZE = 1024
+_ANSWER_IS = re.compile(r"(?:so\s+|thus\s+)?(?:the\s+)?(?:final\s+|correct\s+)?answer\s+is:?\s*", re.IGNORECASE)
 _ONLY_WORDS = re.compile(r"(?:[A-Za-z\s.,:;!*$]|\\[()\[\]])*")
 
 
@@ -25,15 +25,15 @@ class MathVerifier:
     def __init__(self) -> None:
         """Imports math-verify, so that no verdict's clock pays for it."""
         symbolic = Symbolic()
-        self._read = lru_cache(_REMEMBERED)(lambda answer: Reference.read(answer, symbolic))
+        self._read = lru_cache(_CACHE_SIZE)(lambda answer: Reference.read(answer, symbolic))
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         """+1, -1, or an error that quotes the reference."""
         reference = self._read(problem.answer)
         if reference is None:
-            return unjudged(f"math: the reference {problem.answer[:80]!r} cannot be read as mathematics")
+            return error_verdict(f"math: the reference {problem.answer[:80]!r} cannot be read as mathematics")
         answer = marked_answer(response)
-        return right_or_wrong(answer is not None and reference.is_answered_by(answer), vote(answer))
+        return binary_verdict(answer is not None and reference.is_answered_by(answer), normalize_answer(answer))
 
 
 def marked_answer(response: str) -> str | None:
@@ -45,7 +45,7 @@ def marked_answer(response: str) -> str | None:
     line = answer_line(text)
     if line is None:
         return last_boxed(text)
-    line = _SAYS_SO.sub("", line, count=1) if _SAYS_SO.match(line) else line
+    line = _ANSWER_IS.sub("", line, count=1) if _ANSWER_IS.match(line) else line
     found = boxes(line)
     if len(found) != 1:
         return line

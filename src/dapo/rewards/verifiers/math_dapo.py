@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from dapo.rewards.verdicts import right_or_wrong
+from dapo.rewards.verdicts import binary_verdict
 from dapo.types import Problem, Verdict
 
 WINDOW_CHARS = 300
@@ -71,11 +71,11 @@ class MathDapoVerifier:
         """+1 or -1, never an error."""
         answers = _ANSWER.findall(response[-WINDOW_CHARS:])
         prediction = answers[-1] if answers else _NO_ANSWER
-        found = normalise(prediction)
-        return right_or_wrong(found == normalise(problem.answer), found if answers else "")
+        found = normalize(prediction)
+        return binary_verdict(found == normalize(problem.answer), found if answers else "")
 
 
-def normalise(answer: str) -> str:
+def normalize(answer: str) -> str:
     """The Minerva normalisation of a final answer, as released."""
     answer = answer.rpartition("=")[2]
     for before, after in _REPLACED:

@@ -6,8 +6,8 @@ from functools import lru_cache
 from typing import Literal, get_args
 
 from dapo.core.errors import RewardError
-from dapo.core.loading import Failure, attempt
-from dapo.rewards.verdicts import right_or_wrong, unjudged
+from dapo.core.loading import Failure, try_call
+from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.rewards.verifiers.answer import final_part
 from dapo.types import Problem, Verdict
 
@@ -62,21 +62,21 @@ class RegexVerifier:
             if pattern.groups:
                 return self._captured(pattern, problem.answer.strip(), text)
         elif not problem.answer:
-            return unjudged("regex: the reference is empty, and there is no reward.options.pattern")
+            return error_verdict("regex: the reference is empty, and there is no reward.options.pattern")
         else:
             pattern = self._compile(problem.answer)
             if isinstance(pattern, Failure):
-                return unjudged(f"regex: the reference {problem.answer[:80]!r} {pattern.reason}")
+                return error_verdict(f"regex: the reference {problem.answer[:80]!r} {pattern.reason}")
         found = pattern.fullmatch(text) if self.match == "full" else pattern.search(text)
-        return right_or_wrong(found is not None)
+        return binary_verdict(found is not None)
 
     def _captured(self, pattern: re.Pattern[str], reference: str, text: str) -> Verdict:
         if not reference:
-            return unjudged("regex: the reference, with which the pattern's group is compared, is empty")
+            return error_verdict("regex: the reference, with which the pattern's group is compared, is empty")
         captured = {(found[1] or "").strip() for found in pattern.finditer(text)}
         if self.ignore_case:
             captured, reference = {value.casefold() for value in captured}, reference.casefold()
-        return right_or_wrong(captured == {reference}, captured.pop() if len(captured) == 1 else "")
+        return binary_verdict(captured == {reference}, captured.pop() if len(captured) == 1 else "")
 
     def _compile(self, pattern: str) -> re.Pattern[str] | Failure:
-        return attempt(lambda: _compiled(pattern, re.IGNORECASE if self.ignore_case else 0))
+        return try_call(lambda: _compiled(pattern, re.IGNORECASE if self.ignore_case else 0))

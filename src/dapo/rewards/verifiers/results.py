@@ -4,14 +4,14 @@ import math
 from numbers import Real
 from typing import Any
 
-from dapo.core.loading import attempt
-from dapo.rewards.verdicts import Opinion, graded, right_or_wrong, unjudged
+from dapo.core.loading import try_call
+from dapo.rewards.verdicts import Opinion, binary_verdict, error_verdict, score_verdict
 from dapo.types import Verdict
 
 _SHOWN_CHARS = 80
 
 
-def opinion_of(name: str, value: Any) -> Opinion:
+def to_verdict(name: str, value: Any) -> Opinion:
     """One result of the function `name`.
 
     A bool is right or wrong (Eq. 7: +1 or -1), a number is a score that does not say which, None does not apply.
@@ -22,14 +22,14 @@ def opinion_of(name: str, value: Any) -> Opinion:
     if isinstance(value, Verdict):
         return _checked(name, value)
     if isinstance(value, bool):
-        return right_or_wrong(value)
+        return binary_verdict(value)
     score = _finite(value)
     if score is None:
-        return unjudged(f"{name} returned {_shown(value)}, expected a finite number, a bool or None")
-    return graded(score)
+        return error_verdict(f"{name} returned {_shown(value)}, expected a finite number, a bool or None")
+    return score_verdict(score)
 
 
-def opinions_of(name: str, results: Any, count: int) -> list[Opinion]:
+def to_verdicts(name: str, results: Any, count: int) -> list[Opinion]:
     """The results of one call over `count` responses; anything but a list of that length is an error for each."""
     if hasattr(results, "tolist"):  # a NumPy array or a tensor
         results = results.tolist()
@@ -38,8 +38,8 @@ def opinions_of(name: str, results: Any, count: int) -> list[Opinion]:
     elif len(results) != count:
         reason = f"{name} returned {len(results)} results for {count} responses"
     else:
-        return [opinion_of(name, value) for value in results]
-    return [unjudged(reason) for _ in range(count)]
+        return [to_verdict(name, value) for value in results]
+    return [error_verdict(reason) for _ in range(count)]
 
 
 def _unboxed(value: Any) -> Any:
@@ -59,7 +59,7 @@ def _finite(value: Any) -> float | None:
 
 
 def _shown(value: Any) -> str:
-    text = attempt(lambda: repr(value))
+    text = try_call(lambda: repr(value))
     if not isinstance(text, str):
         return f"a {type(value).__name__}"
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
@@ -67,8 +67,8 @@ def _shown(value: Any) -> str:
 
 def _checked(name: str, verdict: Verdict) -> Verdict:
     if verdict.error is not None:
-        return unjudged(f"{name}: {verdict.error}")
+        return error_verdict(f"{name}: {verdict.error}")
     correct, score = _unboxed(verdict.correct), _finite(_unboxed(verdict.score))
     if score is None or not isinstance(correct, bool | None):
-        return unjudged(f"{name} returned {_shown(verdict)}, expected a bool or None as correct, a finite score")
+        return error_verdict(f"{name} returned {_shown(verdict)}, expected a bool or None as correct, a finite score")
     return Verdict(correct, score, answer=verdict.answer if isinstance(verdict.answer, str) else None)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dapo.core.errors import RewardError
-from dapo.core.loading import Failure, attempt
-from dapo.rewards.verdicts import Opinion, graded, unjudged
+from dapo.core.loading import Failure, try_call
+from dapo.rewards.verdicts import Opinion, error_verdict, score_verdict
 from dapo.types import Problem, Verdict
 
 
@@ -33,7 +33,7 @@ class RewardModelVerifier:
             raise RewardError(f"reward_model: batch_size must be a positive whole number, got {batch_size!r}")
         if dtype not in ("float32", "bfloat16", "float16"):
             raise RewardError(f"reward_model: dtype must be float32, bfloat16 or float16, got {dtype!r}")
-        loaded = attempt(lambda: _load(model, device, dtype, trust_remote_code))
+        loaded = try_call(lambda: _load(model, device, dtype, trust_remote_code))
         if isinstance(loaded, Failure):
             raise RewardError(f"reward_model: loading {model!r} {loaded.reason}")
         self._model, self._tokenizer = loaded
@@ -47,24 +47,28 @@ class RewardModelVerifier:
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         """The verdict on a group of one."""
-        opinion = self.judge_group(problem, [response], [()])[0]
-        assert opinion is not None
-        return opinion
+        verdict = self.judge_group(problem, [response], [()])[0]
+        assert verdict is not None
+        return verdict
 
     def judge_group(
         self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
     ) -> list[Opinion]:
         """One grade a response."""
-        opinions: list[Opinion] = [None] * len(responses)
+        verdicts: list[Opinion] = [None] * len(responses)
         rows = {i: self._encode(problem, response) for i, response in enumerate(responses)}
         short = [i for i in rows if self._limit is None or len(rows[i]) <= self._limit]
         for start in range(0, len(short), self._batch_size):
             batch = short[start : start + self._batch_size]
             for i, score in zip(batch, self._scores([rows[i] for i in batch]), strict=True):
-                opinions[i] = graded(score) if abs(score) < float("inf") else unjudged(f"reward_model: a logit {score}")
+                verdicts[i] = (
+                    score_verdict(score)
+                    if abs(score) < float("inf")
+                    else error_verdict(f"reward_model: a logit {score}")
+                )
         return [
-            opinion or unjudged(f"reward_model: {len(rows[i])} tokens, and the model has {self._limit} positions")
-            for i, opinion in enumerate(opinions)
+            verdict or error_verdict(f"reward_model: {len(rows[i])} tokens, and the model has {self._limit} positions")
+            for i, verdict in enumerate(verdicts)
         ]
 
     def _encode(self, problem: Problem, response: str) -> list[int]:

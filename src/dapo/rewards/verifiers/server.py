@@ -17,17 +17,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dapo.core.errors import RewardError
-from dapo.rewards.verdicts import Opinion, unjudged
+from dapo.rewards.verdicts import Opinion, error_verdict
 from dapo.rewards.verifiers.function import NOT_APPLIED
-from dapo.rewards.verifiers.results import opinion_of
+from dapo.rewards.verifiers.results import to_verdict
 from dapo.rewards.workers.protocol import problem_to_json
 from dapo.types import Problem, Verdict
 
 VERSION = 1
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
+_MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 5.0
 _MAX_ANSWER_BYTES = 1 << 24
 _SHOWN_CHARS = 200
-_WORTH_ANOTHER_TRY = (408, 425, 429, 500, 502, 503, 504)
+_RETRYABLE_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -74,7 +74,7 @@ class ServerVerifier:
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         """The verdict on a group of one."""
-        return self.judge_group(problem, [response], [()])[0] or unjudged(f"server: {NOT_APPLIED}")
+        return self.judge_group(problem, [response], [()])[0] or error_verdict(f"server: {NOT_APPLIED}")
 
     def judge_group(
         self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
@@ -82,18 +82,18 @@ class ServerVerifier:
         """One opinion a response. A request that fails is an error for its responses only."""
         deadline = time.monotonic() + self._total_s
         described = problem_to_json(problem)
-        opinions: list[Opinion] = []
+        verdicts: list[Opinion] = []
         for start in range(0, len(responses), self._batch_size):
             batch = responses[start : start + self._batch_size]
             items = [{**described, "response": response} for response in batch]
             try:
-                opinions += self._opinions(items, deadline)
+                verdicts += self._request_verdicts(items, deadline)
             except ServerFailed as error:
-                opinions += [unjudged(f"server: {error}") for _ in batch]
-        return opinions
+                verdicts += [error_verdict(f"server: {error}") for _ in batch]
+        return verdicts
 
-    def _opinions(self, items: Sequence[Mapping[str, Any]], deadline: float) -> list[Opinion]:
-        body = self._ask(json.dumps({"version": VERSION, "items": items}).encode("ascii"), deadline)
+    def _request_verdicts(self, items: Sequence[Mapping[str, Any]], deadline: float) -> list[Opinion]:
+        body = self._post(json.dumps({"version": VERSION, "items": items}).encode("ascii"), deadline)
         try:
             answer = json.loads(body)
         except (ValueError, RecursionError):
@@ -103,21 +103,21 @@ class ServerVerifier:
             raise ServerFailed(
                 f'{self._url} must answer {{"verdicts": [...]}} with {len(items)} of them, got {_shown(body)}'
             )
-        return [_opinion(verdict) for verdict in verdicts]
+        return [_to_verdict(verdict) for verdict in verdicts]
 
-    def _ask(self, body: bytes, deadline: float) -> bytes:
+    def _post(self, body: bytes, deadline: float) -> bytes:
         """The answer's body. Raises ServerFailed when all tries or the time are used up."""
-        pause = _FIRST_PAUSE_S
+        backoff_s = _MIN_BACKOFF_S
         for attempt in range(self._retries + 1):
             try:
                 return self._once(body, min(deadline, time.monotonic() + self._request_s))
-            except _Again as error:
-                reason, wanted = str(error), error.pause_s
-            pause_s = max(pause, min(wanted, _LONGEST_PAUSE_S))
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
-            if attempt == self._retries or time.monotonic() + pause_s >= deadline:
+            except _RetryableError as error:
+                reason, wanted = str(error), error.delay_s
+            delay_s = max(backoff_s, min(wanted, _MAX_BACKOFF_S))
+            backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
+            if attempt == self._retries or time.monotonic() + delay_s >= deadline:
                 break
-            time.sleep(pause_s)
+            time.sleep(delay_s)
         raise ServerFailed(f"{self._url}: {reason} ({attempt + 1} tries)")
 
     def _once(self, body: bytes, deadline: float) -> bytes:
@@ -130,29 +130,29 @@ class ServerVerifier:
             with error:
                 text = _shown(error.read(_SHOWN_CHARS)) if error.fp else ""
                 wanted = error.headers.get("Retry-After", "") if error.headers else ""
-            told = f"status {error.code} {error.reason}: {text}"
-            if error.code in _WORTH_ANOTHER_TRY:
-                raise _Again(told, float(wanted) if wanted.isdecimal() else 0.0) from None
-            raise ServerFailed(f"{self._url}: {told}") from None
+            message = f"status {error.code} {error.reason}: {text}"
+            if error.code in _RETRYABLE_STATUSES:
+                raise _RetryableError(message, float(wanted) if wanted.isdecimal() else 0.0) from None
+            raise ServerFailed(f"{self._url}: {message}") from None
         except TimeoutError:
-            raise _Again(f"no answer within {left:.3g} s") from None
+            raise _RetryableError(f"no answer within {left:.3g} s") from None
         except urllib.error.URLError as error:
             timed_out = isinstance(error.reason, TimeoutError)
-            raise _Again(f"no connection within {left:.3g} s" if timed_out else f"{error.reason}") from None
+            raise _RetryableError(f"no connection within {left:.3g} s" if timed_out else f"{error.reason}") from None
         except (OSError, http.client.HTTPException) as error:
-            raise _Again(f"{type(error).__name__}: {error}") from None
+            raise _RetryableError(f"{type(error).__name__}: {error}") from None
 
 
 class ServerFailed(Exception):
     """No usable answer, and why."""
 
 
-class _Again(Exception):
+class _RetryableError(Exception):
     """A try failed that another may not."""
 
-    def __init__(self, reason: str, pause_s: float = 0.0) -> None:
+    def __init__(self, reason: str, delay_s: float = 0.0) -> None:
         super().__init__(reason)
-        self.pause_s = pause_s
+        self.delay_s = delay_s
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -175,15 +175,15 @@ def _read(answer: http.client.HTTPResponse, deadline: float) -> bytes:
     return b"".join(parts)
 
 
-def _opinion(value: Any) -> Opinion:
+def _to_verdict(value: Any) -> Opinion:
     if not isinstance(value, dict):
-        return opinion_of("server", value)
+        return to_verdict("server", value)
     if value.get("error") is not None:
-        return unjudged(f"server: {str(value['error'])[:_SHOWN_CHARS]}")
+        return error_verdict(f"server: {str(value['error'])[:_SHOWN_CHARS]}")
     score, correct = value.get("score"), value.get("correct")
     if score is None and isinstance(correct, bool):
-        return opinion_of("server", correct)
-    return opinion_of("server", Verdict(correct, score))  # type: ignore[arg-type]
+        return to_verdict("server", correct)
+    return to_verdict("server", Verdict(correct, score))  # type: ignore[arg-type]
 
 
 def _require(name: str, value: Any, is_valid: Callable[[Any], bool], expected: str) -> None:

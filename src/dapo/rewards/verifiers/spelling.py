@@ -3,7 +3,7 @@
 import re
 from fractions import Fraction
 
-from dapo.rewards.verifiers.answer import peel, plain_number, spell
+from dapo.rewards.verifiers.answer import normalize_number, plain_number, strip_formatting
 
 _CHARACTERS = str.maketrans(
     {
@@ -62,22 +62,22 @@ _QUOTIENT = re.compile(r"([-+]?\d{1,15})/(\d{1,15})", re.ASCII)
 _TEXT_COMMAND = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
 
 
-def canonical(text: str) -> str:
+def normalize_math(text: str) -> str:
     """Without wrappings, spacing commands, degree and currency signs, and thousands separators."""
-    text = peel(text).translate(_CHARACTERS)
+    text = strip_formatting(text).translate(_CHARACTERS)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
-    return join_thousands(peel(text))
+    return join_thousands(strip_formatting(text))
 
 
-def vote(answer: str | None) -> str:
+def normalize_answer(answer: str | None) -> str:
     """An answer as `Verdict.answer`: numbers by value (`1/2` and `0.5` are one), the rest in one spelling."""
-    text = re.sub(r"\s+", "", canonical(answer or "")).casefold()
+    text = re.sub(r"\s+", "", normalize_math(answer or "")).casefold()
     text = _SIMPLE_FRACTION.sub(lambda found: "/".join(filter(None, found.groups())), text)
     number = plain_number(text)
     if number is None and (match := _QUOTIENT.fullmatch(text)) and int(match[2]):
         number = Fraction(int(match[1]), int(match[2]))
-    return text if number is None else spell(number)
+    return text if number is None else normalize_number(number)
 
 
 def join_thousands(text: str) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-_REMEMBERED = 1024
+_CACHE_SIZE = 1024
 
 
 class Symbolic:
@@ -25,7 +25,7 @@ class Symbolic:
         self._latex = [math_verify.LatexExtractionConfig()]
         self._parse: Callable[..., list[Any]] = math_verify.parse
         self._verify: Callable[..., bool] = math_verify.verify
-        self.reading = lru_cache(_REMEMBERED)(self.parse)
+        self.cached_parse = lru_cache(_CACHE_SIZE)(self.parse)
         """`parse` for references, which come back with every response of a group."""
 
     def parse(self, latex: str) -> list[Any]:

@@ -19,7 +19,7 @@ _Entry: TypeAlias = tuple[str, str, str] | None
 """Error, problem and response of a response without a verdict; None for one with."""
 
 
-class ErrorWindow:
+class RollingErrorRate:
     """The last WINDOW judged responses, in the order in which their groups were decided."""
 
     def __init__(self, max_rate: float) -> None:
@@ -48,10 +48,10 @@ class ErrorWindow:
         for entry in errors:
             by_cause.setdefault(_PARTICULAR.sub("", entry[0]), []).append(entry)
         counts = Counter({cause: len(entries) for cause, entries in by_cause.items()}).most_common(_CAUSES)
-        told = "; ".join(f"{count} times: {by_cause[cause][-1][0]}" for cause, count in counts)
+        message = "; ".join(f"{count} times: {by_cause[cause][-1][0]}" for cause, count in counts)
         _, problem, response = by_cause[counts[0][0]][-1]
         return (
             f"{len(errors)} of the last {WINDOW} judged responses have no verdict, which is more than "
-            f"reward.max_error_rate={self._max_rate:g} allows. {told}. For example problem {problem}, response "
+            f"reward.max_error_rate={self._max_rate:g} allows. {message}. For example problem {problem}, response "
             f"{response}. Mend the verifier or the references, or raise reward.max_error_rate, and resume the run"
         )

@@ -9,9 +9,9 @@ from typing import Any
 
 from dapo.core.errors import RewardError
 from dapo.rewards.combine import RewardSpec, Scope
-from dapo.rewards.workers.process import WorkerLost, WorkerProcess, start_order
-from dapo.rewards.workers.protocol import opinions_from_json
-from dapo.rewards.workers.tasks import Job, jobs_of
+from dapo.rewards.workers.process import WorkerLost, WorkerProcess, encode_init_message
+from dapo.rewards.workers.protocol import verdicts_from_json
+from dapo.rewards.workers.tasks import VerifierTask, make_tasks
 from dapo.types import Problem, Verdict
 
 STARTUP_S = 60.0
@@ -52,15 +52,15 @@ class VerifierPool:
                 f"workers={workers}, timeout_s={timeout_s:g} and memory_gib={memory_gib:g}"
             )
         self.spec = RewardSpec.of(spec, options=options, threshold=threshold)
-        self._order = start_order(self.spec)
+        self._init_message = encode_init_message(self.spec)
         self._timeout_s, self._startup_s = timeout_s, startup_s
         self._memory_bytes = round(memory_gib * 2**30)
         self._slow_s = timeout_s / 2
         """After so long a worker's successor is started."""
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[VerifierTask | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
-        self._living: set[WorkerProcess] = set()
+        self._live_workers: set[WorkerProcess] = set()
         started: Future[Mapping[Scope, Sequence[int]]] = Future()
         self._threads = [
             threading.Thread(target=self._serve, args=(started,), daemon=True, name=f"dapo-verifier-{i}")
@@ -78,7 +78,7 @@ class VerifierPool:
     def worker_pids(self) -> list[int]:
         """Process ids of the workers that live now."""
         with self._lock:
-            return sorted(worker.pid for worker in self._living)
+            return sorted(worker.pid for worker in self._live_workers)
 
     def submit(
         self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
@@ -87,12 +87,12 @@ class VerifierPool:
 
         `token_ids[i]` are the tokens of `responses[i]`. Raises RewardError for a problem whose fields are not JSON.
         """
-        group, jobs = jobs_of(self.spec, self._scopes, problem, responses, token_ids)
+        group, tasks = make_tasks(self.spec, self._scopes, problem, responses, token_ids)
         with self._lock:
             if self._closed:
                 raise RewardError("the verifier pool is closed")
-            for job in jobs:
-                self._jobs.put(job)
+            for task in tasks:
+                self._tasks.put(task)
         return group.future
 
     def close(self) -> None:
@@ -101,10 +101,10 @@ class VerifierPool:
             if self._closed:
                 return
             self._closed = True
-            busy = [worker for worker in self._living if worker.busy]
+            busy = [worker for worker in self._live_workers if worker.busy]
         self._abandon_queue()
         for _ in self._threads:
-            self._jobs.put(None)
+            self._tasks.put(None)
         for worker in busy:
             worker.interrupt()
         for thread in self._threads:
@@ -119,76 +119,76 @@ class VerifierPool:
     def _abandon_queue(self) -> None:
         while True:
             try:
-                job = self._jobs.get_nowait()
+                task = self._tasks.get_nowait()
             except queue.Empty:
                 return
-            if job is not None:
-                job.group.abandon()
+            if task is not None:
+                task.group.abandon()
 
     def _serve(self, started: "Future[Mapping[Scope, Sequence[int]]]") -> None:
         """One worker's thread: ask, settle, replace."""
         began = time.monotonic()
-        successor: list[WorkerProcess] = []  # none or one: started, not yet waited for
-        worker, reason = self._hire(successor)
+        standby: list[WorkerProcess] = []  # none or one: started, not yet waited for
+        worker, reason = self._spawn(standby)
         with self._lock:
             if not started.done():
                 # twice what starting has taken: then it is ready when the job's time is over
                 self._slow_s = max(self._timeout_s / 4, self._timeout_s - 2 * (time.monotonic() - began))
                 _announce(started, worker, reason)
-        while (job := self._jobs.get()) is not None:
+        while (task := self._tasks.get()) is not None:
             if worker is None:
-                worker, reason = self._hire(successor)
+                worker, reason = self._spawn(standby)
             if worker is None:
-                self._fail(job, f"no worker process: {reason}")
+                self._fail(task, f"no worker process: {reason}")
                 continue
             if not self._claim(worker):
-                job.group.abandon()
+                task.group.abandon()
                 continue
             try:
-                answer = worker.ask(
-                    job.request, self._timeout_s, slow_s=self._slow_s, when_slow=lambda: self._prepare(successor)
+                answer = worker.call(
+                    task.request, self._timeout_s, slow_s=self._slow_s, when_slow=lambda: self._spawn_standby(standby)
                 )
-                rows = opinions_from_json(answer, len(job.indices), len(job.places))
+                rows = verdicts_from_json(answer, len(task.response_indices), len(task.verifier_indices))
             except (WorkerLost, ValueError) as error:
-                self._dismiss(worker, graceful=False)
-                self._fail(job, str(error))
-                worker, reason = self._hire(successor)
+                self._stop(worker, graceful=False)
+                self._fail(task, str(error))
+                worker, reason = self._spawn(standby)
             else:
-                job.settle(rows)
-                if answer["spent"]:
-                    self._dismiss(worker, graceful=False)
-                    worker, reason = self._hire(successor)
-        for last in [worker, *successor]:
+                task.add_verdicts(rows)
+                if answer["needs_restart"]:
+                    self._stop(worker, graceful=False)
+                    worker, reason = self._spawn(standby)
+        for last in [worker, *standby]:
             if last is not None:
-                self._dismiss(last, graceful=last is worker)
+                self._stop(last, graceful=last is worker)
 
-    def _hire(self, successor: list[WorkerProcess]) -> tuple[WorkerProcess | None, str]:
+    def _spawn(self, standby: list[WorkerProcess]) -> tuple[WorkerProcess | None, str]:
         """A worker that is ready, or None and why there is none."""
-        reason = self._prepare(successor)
-        if not successor:
+        reason = self._spawn_standby(standby)
+        if not standby:
             return None, reason
-        worker = successor.pop()
+        worker = standby.pop()
         try:
             worker.wait_ready(self._startup_s)
         except (WorkerLost, RewardError) as error:
-            self._dismiss(worker, graceful=False)
+            self._stop(worker, graceful=False)
             return None, str(error)
         return worker, ""
 
-    def _prepare(self, successor: list[WorkerProcess]) -> str:
+    def _spawn_standby(self, standby: list[WorkerProcess]) -> str:
         """Start a worker, unless there is one already; why that cannot be done, or nothing."""
-        if successor:
+        if standby:
             return ""
         with self._lock:
             if self._closed:
                 return "the pool is closed"
             try:
-                worker = WorkerProcess(self._order, memory_bytes=self._memory_bytes)
+                worker = WorkerProcess(self._init_message, memory_bytes=self._memory_bytes)
             except OSError as error:
                 return f"it cannot be started ({error})"
-            self._living.add(worker)
+            self._live_workers.add(worker)
         worker.begin()
-        successor.append(worker)
+        standby.append(worker)
         return ""
 
     def _claim(self, worker: WorkerProcess) -> bool:
@@ -197,16 +197,16 @@ class VerifierPool:
             worker.busy = not self._closed
             return worker.busy
 
-    def _dismiss(self, worker: WorkerProcess, *, graceful: bool) -> None:
+    def _stop(self, worker: WorkerProcess, *, graceful: bool) -> None:
         worker.stop(graceful=graceful)
         with self._lock:
-            self._living.discard(worker)
+            self._live_workers.discard(worker)
 
-    def _fail(self, job: Job, reason: str) -> None:
+    def _fail(self, task: VerifierTask, reason: str) -> None:
         if self._closed:
-            job.group.abandon()
+            task.group.abandon()
         else:
-            job.fail(reason)
+            task.fail(reason)
 
 
 def _announce(started: "Future[Mapping[Scope, Sequence[int]]]", worker: WorkerProcess | None, reason: str) -> None:

@@ -16,7 +16,7 @@ from dapo.core.errors import RewardError
 from dapo.rewards.combine import RewardSpec, Scope
 from dapo.rewards.workers.protocol import encode, receive
 
-_EXIT_S, _GUARD_S, _SEND_S = 1.0, 5.0, 10.0
+_EXIT_S, _SUPERVISOR_EXIT_S, _SEND_S = 1.0, 5.0, 10.0
 _MAX_REPORT_BYTES = 1000
 _STDERR = 2
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -26,7 +26,7 @@ class WorkerLost(Exception):
     """The worker gave no answer and is gone; the text says why."""
 
 
-def start_order(spec: RewardSpec) -> bytes:
+def encode_init_message(spec: RewardSpec) -> bytes:
     """What a worker is told first: what to build, and where this process finds its modules. Raises RewardError."""
     for name in spec.weights:
         if name.startswith("__main__:"):
@@ -44,14 +44,14 @@ class WorkerProcess:
     `interrupt`.
     """
 
-    def __init__(self, order: bytes, *, memory_bytes: int) -> None:
-        """Start it on a `start_order`; `begin` sends the order, `wait_ready` says whether it works."""
+    def __init__(self, init_message: bytes, *, memory_bytes: int) -> None:
+        """Start it on a `encode_init_message`; `begin` sends the order, `wait_ready` says whether it works."""
         self._lock = threading.Lock()
         self._connection, theirs = socket.socketpair()
-        their_lifeline, lifeline = os.pipe()
+        their_keepalive_pipe, keepalive_pipe = os.pipe()
         self._report, their_report = os.pipe()
-        self._lifeline: int | None = lifeline
-        given = (theirs.fileno(), their_lifeline, their_report)
+        self._keepalive_pipe: int | None = keepalive_pipe
+        given = (theirs.fileno(), their_keepalive_pipe, their_report)
         try:
             self._process = subprocess.Popen(
                 # -P: a file of the current directory called random.py must not stop the worker from starting
@@ -64,14 +64,14 @@ class WorkerProcess:
             )
         except OSError:
             self._connection.close()
-            os.close(lifeline)
+            os.close(keepalive_pipe)
             os.close(self._report)
             raise
         finally:
             theirs.close()
-            os.close(their_lifeline)
+            os.close(their_keepalive_pipe)
             os.close(their_report)
-        self._order = order
+        self._init_message = init_message
         self._begun = self._stopped = False
         self._answers = 0
         self.pid = self._process.pid
@@ -87,17 +87,17 @@ class WorkerProcess:
             self._begun = True
             with contextlib.suppress(OSError):
                 self._connection.settimeout(_SEND_S)
-                self._connection.sendall(self._order)
+                self._connection.sendall(self._init_message)
 
     def wait_ready(self, timeout_s: float) -> None:
         """Until it can judge. Raises RewardError if its verifier cannot be built, WorkerLost if it is gone."""
         self.begin()
-        words = self._exchange(b"", timeout_s, "the worker process was not ready after")
-        if "scopes" not in words:
-            raise RewardError(words.get("error", "the worker process started with nonsense"))
-        self.scopes, self.pid = words["scopes"], words["pid"]
+        reply = self._exchange(b"", timeout_s, "the worker process was not ready after")
+        if "scopes" not in reply:
+            raise RewardError(reply.get("error", "the worker process started with nonsense"))
+        self.scopes, self.pid = reply["scopes"], reply["pid"]
 
-    def ask(
+    def call(
         self, request: bytes, timeout_s: float, *, slow_s: float, when_slow: Callable[[], object]
     ) -> Mapping[str, Any]:
         """The answer to an encoded message; `when_slow` is called if it takes longer than `slow_s`.
@@ -107,9 +107,9 @@ class WorkerProcess:
         self._answers += 1
         answer = self._exchange(request, timeout_s, "timed out after", slow_s=slow_s, when_slow=when_slow)
         if answer.get("number") != self._answers:
-            self._lose("the worker process answered nonsense (an answer to another question)")
+            self._stop_and_raise("the worker process answered nonsense (an answer to another question)")
         if answer.get("damage"):
-            self._lose(f"it {answer['damage']}, so its process was replaced")
+            self._stop_and_raise(f"it {answer['damage']}, so its process was replaced")
         return answer
 
     def _exchange(
@@ -140,13 +140,13 @@ class WorkerProcess:
             pass  # it closed its end while we wrote: how it ended says more
         finally:
             self.busy = False
-        return self._lose(reason or self._how_it_ended())
+        return self._stop_and_raise(reason or self._exit_reason())
 
-    def _lose(self, reason: str) -> NoReturn:
+    def _stop_and_raise(self, reason: str) -> NoReturn:
         self.stop(graceful=False)
         raise WorkerLost(reason)
 
-    def _how_it_ended(self) -> str:
+    def _exit_reason(self) -> str:
         """As its guard saw it."""
         if not _readable(self._report, _EXIT_S):
             return "the worker process closed its connection"
@@ -155,9 +155,9 @@ class WorkerProcess:
     def interrupt(self) -> None:
         """Have it killed with all that it has started; whoever waits for its answer gets WorkerLost."""
         with self._lock:
-            if self._lifeline is not None:
-                os.close(self._lifeline)
-                self._lifeline = None
+            if self._keepalive_pipe is not None:
+                os.close(self._keepalive_pipe)
+                self._keepalive_pipe = None
 
     def stop(self, *, graceful: bool = True) -> None:
         """End it and free everything; gracefully means that exit handlers get a moment to run. Once, by its thread."""
@@ -166,7 +166,7 @@ class WorkerProcess:
             _readable(self._report, _EXIT_S)
         self.interrupt()
         try:
-            self._process.wait(_GUARD_S)
+            self._process.wait(_SUPERVISOR_EXIT_S)
         except subprocess.TimeoutExpired:  # it was stopped, or hangs in a write: the kernel ends the worker with it
             self._process.kill()
             self._process.wait()

@@ -15,7 +15,7 @@ _LENGTH = struct.Struct(">I")
 _CHUNK = 1 << 20
 _MAX_ANSWER_BYTES = 1 << 26
 _MAX_ERROR_CHARS = 1000
-_MAX_VOTE_CHARS = 200
+_MAX_ANSWER_CHARS = 200
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
@@ -79,27 +79,27 @@ def problem_from_json(values: Mapping[str, Any]) -> Problem:
     return Problem(**values)
 
 
-def opinion_to_json(opinion: Opinion) -> list[Any] | None:
+def verdict_to_json(verdict: Opinion) -> list[Any] | None:
     """A verdict as a list, or None where there is none."""
-    if opinion is None:
+    if verdict is None:
         return None
-    error = opinion.error and opinion.error[:_MAX_ERROR_CHARS]
-    return [opinion.correct, opinion.score, error, opinion.answer and opinion.answer[:_MAX_VOTE_CHARS]]
+    error = verdict.error and verdict.error[:_MAX_ERROR_CHARS]
+    return [verdict.correct, verdict.score, error, verdict.answer and verdict.answer[:_MAX_ANSWER_CHARS]]
 
 
-def opinions_from_json(answer: Mapping[str, Any], num_responses: int, num_verifiers: int) -> list[list[Opinion]]:
+def verdicts_from_json(answer: Mapping[str, Any], num_responses: int, num_verifiers: int) -> list[list[Opinion]]:
     """The `[response][verifier]` opinions of a worker's answer. Raises ValueError if it is not that."""
-    rows = answer.get("opinions")
+    rows = answer.get("verdicts")
     if (
         not isinstance(rows, list)
         or not all(isinstance(row, list) for row in rows)
         or [len(row) for row in rows] != [num_verifiers] * num_responses
     ):
         raise ValueError("the worker process answered something else than opinions")
-    return [[_opinion(values) for values in row] for row in rows]
+    return [[_verdict_from_json(values) for values in row] for row in rows]
 
 
-def _opinion(values: Any) -> Opinion:
+def _verdict_from_json(values: Any) -> Opinion:
     match values:
         case None:
             return None

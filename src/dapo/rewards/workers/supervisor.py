@@ -20,34 +20,34 @@ MAX_PROCESSES = 256
 """A worker with more of them alive has left them behind, or is a fork bomb."""
 SHOWN_BYTES = 8192
 """Of a worker's output, at once; then as many in a minute."""
-_LOOK_MS = 250
-_PATIENCE_S = 3.0
+_POLL_INTERVAL_MS = 250
+_STOP_TIMEOUT_S = 3.0
 _LINUX = sys.platform == "linux"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _CONTROL = bytes(b for b in (*range(32), 127) if b not in b"\t\n")
 _HARMLESS = bytes.maketrans(_CONTROL, b"?" * len(_CONTROL))
 
 
-def guard(worker: int, *, lifeline: int, output: int, report: int, memory_bytes: int) -> None:
+def supervise(worker: int, *, keepalive_pipe: int, output: int, report: int, memory_bytes: int) -> None:
     """Watch the child process `worker` until it ends or the lifeline's other end closes; then end everything below it.
 
     How it ended is written to `report`, unless it was ended from outside. Does not return.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     console = Console(sys.stderr.fileno(), worker)
-    reason = _watch(worker, lifeline, output, console, memory_bytes)
-    _end_all(worker)
-    console.show(_rest_of(output))
+    reason = _monitor(worker, keepalive_pipe, output, console, memory_bytes)
+    _kill_all(worker)
+    console.show(_remaining_output(output))
     console.close()
     with contextlib.suppress(OSError):  # the pool itself may be gone
         os.write(report, reason.encode())
     os._exit(0)
 
 
-def end_with_guard(guard_pid: int) -> None:
+def exit_with_supervisor(supervisor_pid: int) -> None:
     """In the worker: be killed if the guard is."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != guard_pid:
+    if os.getppid() != supervisor_pid:
         os._exit(1)
 
 
@@ -71,7 +71,7 @@ class Console:
         if self._hidden and shown == len(data):
             self.close()
         for start in range(0, shown, select.PIPE_BUF):
-            if not self._takes(data[start : min(start + select.PIPE_BUF, shown)]):
+            if not self._try_write(data[start : min(start + select.PIPE_BUF, shown)]):
                 shown = start
                 break
         self._hidden += len(data) - shown
@@ -79,10 +79,10 @@ class Console:
     def close(self) -> None:
         """Say how much was kept since it was last said."""
         if self._hidden:
-            self._takes(b"\n[verifier process %d: %d bytes of output not shown]\n" % (self._worker, self._hidden))
+            self._try_write(b"\n[verifier process %d: %d bytes of output not shown]\n" % (self._worker, self._hidden))
             self._hidden = 0
 
-    def _takes(self, data: bytes) -> bool:
+    def _try_write(self, data: bytes) -> bool:
         waiting = select.poll()
         waiting.register(self._descriptor, select.POLLOUT)
         with contextlib.suppress(OSError):
@@ -93,28 +93,28 @@ class Console:
         return False
 
 
-def _watch(worker: int, lifeline: int, output: int, console: Console, memory_bytes: int) -> str:
+def _monitor(worker: int, keepalive_pipe: int, output: int, console: Console, memory_bytes: int) -> str:
     """Until the worker or the pool ends, or the worker grows too large; how it ended, in words."""
     waiting = select.poll()
-    for descriptor in (lifeline, output, _wakeup()):
+    for descriptor in (keepalive_pipe, output, _wakeup()):
         waiting.register(descriptor, select.POLLIN)
-    looked = time.monotonic()
+    last_check = time.monotonic()
     while True:
-        for descriptor, event in waiting.poll(_LOOK_MS):
-            if descriptor == lifeline:
+        for descriptor, event in waiting.poll(_POLL_INTERVAL_MS):
+            if descriptor == keepalive_pipe:
                 return ""
             data = os.read(descriptor, 1 << 16) if event & select.POLLIN else b""
             if descriptor == output and data:
                 console.show(data)
             elif not data:
                 waiting.unregister(descriptor)
-        for pid, status in _ended():
+        for pid, status in _exited_children():
             if pid == worker:
-                return _how(status)
-        if time.monotonic() - looked > _LOOK_MS / 1000:
-            if fault := _too_much(memory_bytes):
-                return fault
-            looked = time.monotonic()
+                return _exit_reason(status)
+        if time.monotonic() - last_check > _POLL_INTERVAL_MS / 1000:
+            if reason := _limit_exceeded(memory_bytes):
+                return reason
+            last_check = time.monotonic()
 
 
 def _wakeup() -> int:
@@ -126,14 +126,14 @@ def _wakeup() -> int:
     return readable
 
 
-def _ended() -> Iterator[tuple[int, int]]:
+def _exited_children() -> Iterator[tuple[int, int]]:
     """Process id and status of every child that has ended."""
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
             yield found
 
 
-def _how(status: int) -> str:
+def _exit_reason(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return f"the worker process exited with code {code}"
@@ -141,7 +141,7 @@ def _how(status: int) -> str:
     return f"the worker process was killed by {signal.Signals(-code).name}{hint}"
 
 
-def _too_much(memory_bytes: int) -> str | None:
+def _limit_exceeded(memory_bytes: int) -> str | None:
     """Of memory, counted over the worker and all that it has started (each process has that limit too), or of them."""
     processes = _descendants(os.getpid())
     if len(processes) > MAX_PROCESSES:
@@ -179,9 +179,9 @@ def _memory_of(pid: int) -> int:
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
 
 
-def _end_all(worker: int) -> None:
+def _kill_all(worker: int) -> None:
     """Kill the worker's group, and whatever has been adopted, until nothing is left."""
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _STOP_TIMEOUT_S
     while time.monotonic() < deadline:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(worker, signal.SIGKILL)
@@ -196,7 +196,7 @@ def _end_all(worker: int) -> None:
         time.sleep(0.001)
 
 
-def _rest_of(output: int) -> bytes:
+def _remaining_output(output: int) -> bytes:
     """What the worker wrote just before it ended."""
     os.set_blocking(output, False)
     with contextlib.suppress(BlockingIOError):

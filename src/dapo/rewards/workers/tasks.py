@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dapo.core.errors import RewardError
 from dapo.rewards.combine import RewardSpec, Scope
-from dapo.rewards.verdicts import Opinion, unjudged
+from dapo.rewards.verdicts import Opinion, error_verdict
 from dapo.rewards.workers.protocol import encode, problem_to_json
 from dapo.types import Problem, Verdict
 
@@ -21,22 +21,22 @@ class PendingGroup:
         self._spec = spec
         self._lock = threading.Lock()
         self._table: list[list[Opinion]] = [[None] * len(spec.weights) for _ in range(size)]  # [response][verifier]
-        self._jobs_left = 0
+        self._tasks_left = 0
 
-    def expect(self, num_jobs: int) -> None:
+    def expect(self, num_tasks: int) -> None:
         """Be done after so many jobs; at once if there are none."""
-        self._jobs_left = num_jobs
-        if num_jobs == 0:
+        self._tasks_left = num_tasks
+        if num_tasks == 0:
             self._finish()
 
-    def settle(self, job: "Job", rows: Sequence[Sequence[Opinion]]) -> None:
+    def add_verdicts(self, task: "VerifierTask", rows: Sequence[Sequence[Opinion]]) -> None:
         """Enter one job's `[response][verifier]` opinions."""
         with self._lock:
-            for index, row in zip(job.indices, rows, strict=True):
-                for place, opinion in zip(job.places, row, strict=True):
-                    self._table[index][place] = opinion
-            self._jobs_left -= 1
-            done = self._jobs_left == 0
+            for index, row in zip(task.response_indices, rows, strict=True):
+                for verifier_index, verdict in zip(task.verifier_indices, row, strict=True):
+                    self._table[index][verifier_index] = verdict
+            self._tasks_left -= 1
+            done = self._tasks_left == 0
         if done:
             self._finish()
 
@@ -51,36 +51,36 @@ class PendingGroup:
 
 
 @dataclass(frozen=True)
-class Job:
+class VerifierTask:
     """What one worker does in one go."""
 
     group: PendingGroup
-    indices: Sequence[int]
+    response_indices: Sequence[int]
     """Of the responses it judges."""
-    places: Sequence[int]
+    verifier_indices: Sequence[int]
     """Of the verifiers it runs, in the order of the specification's weights."""
     names: Sequence[str]
     """Of the same verifiers."""
     request: bytes
     """As a worker reads it."""
 
-    def settle(self, rows: Sequence[Sequence[Opinion]]) -> None:
+    def add_verdicts(self, rows: Sequence[Sequence[Opinion]]) -> None:
         """Hand in its opinions."""
-        self.group.settle(self, rows)
+        self.group.add_verdicts(self, rows)
 
     def fail(self, reason: str) -> None:
         """No opinion on any of its responses."""
-        row = [unjudged(f"{', '.join(self.names)}: {reason}"), *[None] * (len(self.places) - 1)]
-        self.group.settle(self, [row] * len(self.indices))
+        row = [error_verdict(f"{', '.join(self.names)}: {reason}"), *[None] * (len(self.verifier_indices) - 1)]
+        self.group.add_verdicts(self, [row] * len(self.response_indices))
 
 
-def jobs_of(
+def make_tasks(
     spec: RewardSpec,
     scopes: Mapping[Scope, Sequence[int]],
     problem: Problem,
     responses: Sequence[str],
     token_ids: Sequence[Sequence[int]],
-) -> "tuple[PendingGroup, list[Job]]":
+) -> "tuple[PendingGroup, list[VerifierTask]]":
     """A job for each response and one for the group, as far as the verifiers of either scope exist.
 
     Raises RewardError for a problem that is not made of JSON values.
@@ -93,22 +93,30 @@ def jobs_of(
     cuts: list[tuple[Scope, list[int]]] = [("response", [i]) for i in range(len(responses))]
     if responses:
         cuts.append(("group", list(range(len(responses)))))
-    jobs = []
-    for scope, indices in cuts:
-        places = scopes[scope]
-        if not places:
+    tasks = []
+    for scope, response_indices in cuts:
+        verifier_indices = scopes[scope]
+        if not verifier_indices:
             continue
         message = {
             "scope": scope,
             "problem": described,
-            "responses": [responses[i] for i in indices],
+            "responses": [responses[i] for i in response_indices],
             # only a function that sees the group can ask for them, and they are most of the bytes
-            "token_ids": [list(token_ids[i]) if scope == "group" else [] for i in indices],
+            "token_ids": [list(token_ids[i]) if scope == "group" else [] for i in response_indices],
         }
         try:
             request = encode(message)
         except (TypeError, ValueError) as error:
             raise RewardError(f"problem {problem.id!r} holds what is not JSON: {error}") from None
-        jobs.append(Job(group, indices, places, [names[place] for place in places], request))
-    group.expect(len(jobs))
-    return group, jobs
+        tasks.append(
+            VerifierTask(
+                group,
+                response_indices,
+                verifier_indices,
+                [names[verifier_index] for verifier_index in verifier_indices],
+                request,
+            )
+        )
+    group.expect(len(tasks))
+    return group, tasks

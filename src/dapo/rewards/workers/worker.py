@@ -14,22 +14,22 @@ from typing import Any, TextIO, cast
 from dapo.core.errors import RewardError
 from dapo.core.loading import OUT_OF_MEMORY
 from dapo.rewards.combine import CombinedVerifier, RewardSpec
-from dapo.rewards.workers.protocol import encode, opinion_to_json, problem_from_json, receive
-from dapo.rewards.workers.supervisor import end_with_guard, guard
+from dapo.rewards.workers.protocol import encode, problem_from_json, receive, verdict_to_json
+from dapo.rewards.workers.supervisor import exit_with_supervisor, supervise
 
 
 def main() -> None:
     """Become the guard of a child process, which builds the verifier, says so, and judges until its connection ends."""
-    connection, lifeline, report, memory_bytes = map(int, sys.argv[1:])
+    connection, keepalive_pipe, report, memory_bytes = map(int, sys.argv[1:])
     output, theirs = os.pipe()
-    guard_pid, worker = os.getpid(), os.fork()
+    supervisor_pid, worker = os.getpid(), os.fork()
     if worker:
         for unused in (connection, theirs):
             os.close(unused)
-        guard(worker, lifeline=lifeline, output=output, report=report, memory_bytes=memory_bytes)
-    end_with_guard(guard_pid)
+        supervise(worker, keepalive_pipe=keepalive_pipe, output=output, report=report, memory_bytes=memory_bytes)
+    exit_with_supervisor(supervisor_pid)
     os.setsid()  # a group of its own, and no terminal whose Ctrl-C it would get
-    for unused in (output, lifeline, report):
+    for unused in (output, keepalive_pipe, report):
         os.close(unused)
     os.dup2(theirs, 1)
     os.dup2(theirs, 2)
@@ -45,46 +45,46 @@ def main() -> None:
 def _limit(memory_bytes: int) -> None:
     """Private writable memory of this process and of each it starts; RLIMIT_AS would count mere reservations too."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    bound = memory_bytes if most == resource.RLIM_INFINITY else min(memory_bytes, most)
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
+    bound = memory_bytes if hard_limit == resource.RLIM_INFINITY else min(memory_bytes, hard_limit)
     resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
 
 
 def _serve(connection: socket.socket) -> None:
-    order = receive(connection)
-    if order is None:
+    init_message = receive(connection)
+    if init_message is None:
         return
-    sys.path.extend(entry for entry in order["path"] if entry not in sys.path)
+    sys.path.extend(entry for entry in init_message["path"] if entry not in sys.path)
     try:
-        verifier = CombinedVerifier(RewardSpec(**order["spec"]))
+        verifier = CombinedVerifier(RewardSpec(**init_message["spec"]))
     except RewardError as error:
         connection.sendall(encode({"error": str(error)}))
         return
     connection.sendall(encode({"scopes": verifier.scopes, "pid": os.getpid()}))
-    own, whole = os.getpid(), _surroundings(connection)
+    own_pid, initial_state = os.getpid(), _process_state(connection)
     number = 0
-    while (job := receive(connection)) is not None:
+    while (task := receive(connection)) is not None:
         number += 1
-        opinions = _judge(verifier, job)
-        if os.getpid() != own:
+        verdicts = _judge(verifier, task)
+        if os.getpid() != own_pid:
             os._exit(0)  # the verifier has forked, and this is the child: there must not be two answers
         signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm left pending would ring in the next verdict
         answer = {
             "number": number,
-            "opinions": opinions,
-            "damage": _changes(whole, _surroundings(connection)),
-            "spent": _ran_out_of_memory(opinions),
+            "verdicts": verdicts,
+            "damage": _changes(initial_state, _process_state(connection)),
+            "needs_restart": _ran_out_of_memory(verdicts),
         }
         connection.sendall(encode(answer))
 
 
-def _judge(verifier: CombinedVerifier, job: dict[str, Any]) -> list[list[Any]]:
-    problem = problem_from_json(job["problem"])
-    opinions = verifier.opinions(job["scope"], problem, job["responses"], job["token_ids"])
-    return [[opinion_to_json(opinion) for opinion in row] for row in opinions]
+def _judge(verifier: CombinedVerifier, task: dict[str, Any]) -> list[list[Any]]:
+    problem = problem_from_json(task["problem"])
+    verdicts = verifier.verdicts(task["scope"], problem, task["responses"], task["token_ids"])
+    return [[verdict_to_json(verdict) for verdict in row] for row in verdicts]
 
 
-def _surroundings(connection: socket.socket) -> dict[str, Any]:
+def _process_state(connection: socket.socket) -> dict[str, Any]:
     """What every verdict must find as the first one did, under the words that say what is wrong if not."""
 
     def descriptor(number: int) -> tuple[int, int] | None:
@@ -113,9 +113,9 @@ def _changes(before: dict[str, Any], after: dict[str, Any]) -> str:
     return " and ".join(words for words, value in before.items() if after[words] != value)
 
 
-def _ran_out_of_memory(opinions: list[list[Any]]) -> bool:
+def _ran_out_of_memory(verdicts: list[list[Any]]) -> bool:
     """Then what fills it may still be there."""
-    errors = [opinion[2] for row in opinions for opinion in row if opinion is not None]
+    errors = [verdict[2] for row in verdicts for verdict in row if verdict is not None]
     return any(error is not None and OUT_OF_MEMORY in error for error in errors)
 
 
