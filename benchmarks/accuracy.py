@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.compare import best_microbatch
-from benchmarks.session import INSTALL, Session, is_installed
+from benchmarks.worker_session import INSTALL, Session, is_installed
 
 CONFIG = "configs/quickstart.yaml"
 EVALUATE_EVERY = 2

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from benchmarks.accuracy import joined, measure_accuracy
-from benchmarks.breakdown import measure_profile
 from benchmarks.compare import COMPARED, measure_four_updates, measure_one_update
+from benchmarks.dapo_only import measure_checkpoint, measure_growth, measure_longtail, measure_shared
 from benchmarks.gpu import measure_gpu
 from benchmarks.machine import describe_commit, describe_machine, today
 from benchmarks.protocol import WorkerFailed
 from benchmarks.report import console_table
 from benchmarks.schedule import measure_schedule
-from benchmarks.session import ROOT, Session, Settings, python_of
-from benchmarks.studies import measure_checkpoint, measure_growth, measure_longtail, measure_shared
+from benchmarks.time_breakdown import measure_profile
+from benchmarks.worker_session import ROOT, Session, Settings, python_of
 
 RESULTS = ROOT / "benchmarks" / "results"
 VARIANT = "update4"

@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from benchmarks.limits import GENERATE_FLOP, UPDATE_FLOP
+from benchmarks.compute_limits import GENERATE_FLOP, UPDATE_FLOP
 from benchmarks.protocol import WorkerFailed
-from benchmarks.session import INSTALL, Session, is_installed, rotated
+from benchmarks.worker_session import INSTALL, Session, is_installed, rotated
 
 UPDATES_IN_VARIANT = 4
 RANDOM_MODELS = {

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.compare import COMPARED, measure_one_update
-from benchmarks.session import Session
+from benchmarks.worker_session import Session
 
 MODELS = ("qwen2-0.5b", "qwen2-1.5b")
 

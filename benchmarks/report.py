@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.limits import share_of_limit
+from benchmarks.compute_limits import share_of_limit
 
 MARKER = "<!-- bench -->"
 HEADER = ("measured", "ours", "opponent", "", "ours / opponent (min to max)", "of the limit: ours", "opponent")

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.compare import forced_lengths
-from benchmarks.session import Session, rotated
+from benchmarks.worker_session import Session, rotated
 
 SHAPE = {"prompts": 4, "group": 8, "tokens": 32}
 SHAPE_QUICK = {"prompts": 2, "group": 4, "tokens": 8}

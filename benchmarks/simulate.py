@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.machine import describe_commit, describe_machine, today
-from benchmarks.session import ROOT
+from benchmarks.worker_session import ROOT
 from dapo.config import load_config
 
 PROMPTS = 512
@@ -56,7 +56,7 @@ class Size:
 
 def simulate(size: Size) -> dict[str, Any]:
     """In this process."""
-    from benchmarks.simulation import Simulation, byte_tokenizer, real_tokenizer
+    from benchmarks.controller_simulation import Simulation, byte_tokenizer, real_tokenizer
 
     config = load_config(ROOT / "configs" / "dapo_32b.yaml", size.overrides)
     tokenizer = byte_tokenizer() if size.tokenizer == "bytes" else real_tokenizer()

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.memory import rss_bytes
-from benchmarks.session import ROOT
+from benchmarks.worker_session import ROOT
 from dapo.telemetry.rollout_table import read_rollouts
 from dapo.telemetry.sinks import read_metrics
 

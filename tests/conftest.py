@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from forkserver import ForkServer
-from pools import SHARED_WORKERS
+
+from helpers.fork_server import ForkServer
+from helpers.launchers import SHARED_WORKERS
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,10 @@ from dapo.core.errors import DapoError
 from dapo.training.run_directory import RunDirectory
 
 MAX_FAILED_SAVES = 5
+"""Attempts in a row, one per step, after which a run that cannot save stops."""
+
 WRITER_NICENESS = 19
+"""Scheduling priority of the thread that writes: it takes the processor time that training leaves idle."""
 
 
 class StorageError(DapoError):

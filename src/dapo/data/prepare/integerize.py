@@ -86,7 +86,7 @@ def decide_without_model(problem: Problem) -> Decision | None:
 
 
 def decide(problem: Problem, instruction_template: InstructionTemplate, ask: Ask, *, num_solutions: int) -> Decision:
-    """Have it rewritten, and accept what more than half of `num_solutions` solutions confirm; one more attempt if not."""
+    """Rewrite it, and accept what more than half of `num_solutions` solutions confirm; else a second attempt."""
     question = instruction_template.strip_instruction(_question_text(problem))
     decision = Decision(problem.id, "rejected", "not tried")
     for attempt in range(1, REWRITE_ATTEMPTS + 1):

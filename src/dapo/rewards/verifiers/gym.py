@@ -55,7 +55,7 @@ class GymVerifier:
     """
 
     def __init__(self, partial_credit: bool = False) -> None:
-        """`partial_credit`: the task's own score in place of right or wrong. Raises RewardError without reasoning-gym."""
+        """`partial_credit`: the task's own score, not right or wrong. Raises RewardError without reasoning-gym."""
         if not isinstance(partial_credit, bool):
             raise RewardError(f"gym: graded must be true or false, got {partial_credit!r}")
         self._partial_credit = partial_credit

@@ -1,0 +1,178 @@
+"""The controller alone: `train()` with an engine, verifiers and a trainer that take no part of its time."""
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from benchmarks.memory import current_rss_bytes, peak_rss_bytes
+from benchmarks.simulation_fakes import (
+    BETWEEN,
+    DESCRIBING,
+    OTHERS,
+    PHASES,
+    Clock,
+    Judge,
+    Law,
+    Link,
+    NoPolicy,
+    Texts,
+    TimedEncoder,
+)
+from dapo.config import Config, dump_config
+from dapo.core.rng import keyed_seed
+from dapo.data.byte_decoder import byte_alphabet
+from dapo.data.stream import ProblemStream
+from dapo.engines.checked import CheckedEngine
+from dapo.engines.scripted import ScriptedEngine
+from dapo.policy.aliases import smollm2_directory
+from dapo.telemetry.sinks import JsonlSink, Tracker, read_metrics
+from dapo.training.rollout import DynamicSampler, sampling_plan
+from dapo.training.run_directory import RunDirectory
+from dapo.training.state import Run, TrainState
+from dapo.training.train import train
+from dapo.types import Problem
+
+PROBLEMS = 17_000
+WORDS_A_PROMPT = 120
+TOKENS_A_POLL = 512
+SLOTS = 4096
+
+
+class Looks:
+    """A tracker's display that notes what stands on the clock when a step is done."""
+
+    def __init__(self, clock: Clock, link: Link, moved: Mapping[str, int]) -> None:
+        self._clock, self._link, self._moved = clock, link, moved
+        self.steps: list[dict[str, Any]] = []
+        self.messages: list[str] = []
+
+    def phase(self, name: str, done: int = 0, total: int = 0) -> None:
+        """The clock is told where the controller is."""
+        self._clock.now(DESCRIBING if name == "generate" and 0 < total == done else PHASES[name])
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A step is done."""
+        own = self._clock.own()
+        self.steps.append(
+            {
+                "step": step,
+                "own": own,
+                "after_last": own - self._link.spent_at_last,
+                "process": time.process_time() - time.thread_time(),
+                "spent": dict(self._clock.spent),
+                "moved": dict(self._moved),
+                "rss_bytes": current_rss_bytes(),
+            }
+        )
+        self._clock.now(BETWEEN)
+
+    def message(self, text: str) -> None:
+        """Kept."""
+        self.messages.append(text)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """One run of the controller."""
+
+    config: Config
+    folder: Path
+    tokenizer: Any
+    median_tokens: float
+
+    def run(self) -> dict[str, Any]:
+        """Train for `num_steps`; figures of each step, and of the process."""
+        clock, moved = Clock(), defaultdict(int)
+        stop_id = int(self.tokenizer.eos_token_id)
+        texts = Texts(self.tokenizer, stop_id)
+        law = Law(self.config.rollout.max_response_tokens, self.median_tokens)
+        engine = ScriptedEngine(
+            lambda request: texts.response(request.seed, law.length(request.seed), law.limit),
+            delay=lambda request: -(-law.length(request.seed) // TOKENS_A_POLL),
+            slots=SLOTS,
+            logprob=texts.logprobs_of,
+        )
+        link = Link(engine, clock, moved)
+        looks = Looks(clock, link, moved)
+        run = RunDirectory.create(self.folder / "run", dump_config(self.config), {})
+        encoder = TimedEncoder(self.tokenizer, max_prompt_tokens=self.config.data.max_prompt_tokens)
+        encoder.clock = clock
+        problems, _ = encoder.split_by_length(self._problems(texts))  # as a run begins
+        parts = Run(
+            stream=ProblemStream(problems, seed=self.config.train.seed),
+            engine=CheckedEngine(link, vocabulary=len(self.tokenizer)),
+            judge=Judge(clock, moved),
+            policy=NoPolicy(clock, moved),
+            sampler=DynamicSampler(
+                prompts_per_step=self.config.rollout.prompts_per_step,
+                max_groups_per_step=self.config.max_groups_per_step,
+            ),
+            encoder=encoder,
+            plan=sampling_plan(self.config, (stop_id,)),
+            tracker=Tracker([JsonlSink(run.metrics)], looks),
+            directory=run,
+        )
+        before = current_rss_bytes()
+        looks.log(0, {})
+        train(self.config, parts, TrainState(unlogged=None))
+        parts.tracker.close()
+        logged = [row for row in read_metrics(run.metrics) if row["step"]]
+        steps = [
+            step_figures(looks.steps[i], looks.steps[i + 1], row, run.rollouts(row["step"]).stat().st_size)
+            for i, row in enumerate(logged)
+        ]
+        return {"steps": steps, "start_bytes": before, "peak_bytes": peak_rss_bytes()}
+
+    def _problems(self, texts: Texts) -> list[Problem]:
+        return [
+            Problem(str(i), texts.words(self.tokenizer, keyed_seed("prompt", i), WORDS_A_PROMPT), str(i), "simulated")
+            for i in range(PROBLEMS)
+        ]
+
+
+def step_figures(
+    before: Mapping[str, Any], after: Mapping[str, Any], metrics: Mapping[str, Any], table_bytes: int
+) -> dict[str, Any]:
+    """One step: processor seconds of the controller by part, those after the last response, bytes, tokens."""
+    spent = {name: seconds - before["spent"].get(name, 0.0) for name, seconds in after["spent"].items()}
+    others = {name: spent.pop(name, 0.0) for name in OTHERS}
+    return {
+        "groups": int(metrics["rollout/groups_generated"]),
+        "tokens": int(metrics["rollout/tokens_generated"]),
+        "tokens_trained": int(metrics["rollout/tokens_in_minibatches"]),
+        "keep_rate": metrics["rollout/keep_rate"],
+        "response_tokens_mean": metrics["rollout/response_tokens_mean"],
+        "truncated": metrics["rollout/truncated_fraction"],
+        "controller_s": after["own"] - before["own"],
+        "after_last_response_s": after["after_last"],
+        "by_part_s": spent,
+        "beside_s": after["process"] - before["process"],
+        "waited_for_table_s": metrics["time/write_rollouts_s"],
+        "others_s": others,
+        "table_bytes": table_bytes,
+        "moved_bytes": {name: count - before["moved"].get(name, 0) for name, count in after["moved"].items()},
+        "rss_bytes": after["rss_bytes"],
+    }
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level vocabulary without merges: one token a byte, and an end token."""
+    vocabulary = byte_alphabet() | {"<eos>": 256}
+    tokenizer = Tokenizer(BPE(vocabulary, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", clean_up_tokenization_spaces=False)
+
+
+def real_tokenizer() -> Any:
+    """SmolLM2's, a byte-level vocabulary of 49,152."""
+    return AutoTokenizer.from_pretrained(smollm2_directory())

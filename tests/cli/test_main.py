@@ -1,0 +1,348 @@
+"""The command line: bad input is answered in words and writes nothing, good input does what it says."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from dapo.cli.main import main
+from dapo.policy.checkpoint import SavedWeights
+from helpers.paths import CONFIGS
+
+TINY = str(CONFIGS / "tiny.yaml")
+QUICK = ["train.num_steps=2", "train.threads=1", "data.eval.builtin.sums.low=1"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output, standard error."""
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    out, err = capsys.readouterr()
+    code = stopped.value.code
+    return (code if isinstance(code, int) else 0), out, err
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "finished"
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", TINY, *QUICK, "--run-dir", str(path)])
+    assert stopped.value.code == 0
+    return path
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("loss.clip_hihg=0.3", "unknown option loss.clip_hihg; did you mean loss.clip_high?"),
+        ("rollout.temperature=warm", "option rollout.temperature: input should be a valid number"),
+        ("rollout.group_size=1", "rollout.group_size must be at least 2 to compare responses with each other, got 1"),
+        (
+            "rollout.min_response_tokens=9",
+            "rollout.min_response_tokens=9 must not exceed rollout.max_response_tokens=8",
+        ),
+        ("train.minibatch_groups=3", "rollout.prompts_per_step=4 (prompts a step) must be a multiple of"),
+        ("rollout.top_p=0.9", "rollout.top_p must be 1 in training, got 0.9"),
+        ("clip_high", "override 'clip_high': expected key=value, for example loss.clip_high=0.3"),
+        ("data.train=nowhere.jsonl", "nowhere.jsonl"),
+        ("data.train=builtin:sumz", "sums"),
+        ("reward.verifier=maths", "unknown verifier 'maths'; did you mean math?"),
+        ("reward.verifier=no_such_module:reward", "no_such_module"),
+        ("reward.verifier=dapo.rewards.examples:nothing", "nothing"),
+        ("model=/no/such/model", "there is no such directory"),
+        ("dynamic_sampling.filter=json:nothing", "dynamic_sampling.filter='json:nothing' cannot be imported"),
+        ("rollout.max_response_tokens=5000", "exceed the"),
+        ("train.device=tpu", "option train.device: input should be 'auto', 'cpu' or 'cuda'"),
+    ],
+)
+def test_bad_options_exit_2_with_one_message_and_write_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, override: str, expected: str
+):
+    code, out, err = run(capsys, "train", TINY, override, "--run-dir", str(tmp_path / "run"))
+    assert code == 2
+    assert err.startswith("error: ")
+    assert expected in err
+    assert "Traceback" not in out + err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("", "is empty"),
+        ('{"prompt": "1+1", "answer": "2"}\n{"prompt": \n', "line 2"),
+        ('{"answer": "2"}\n', "line 1"),
+        ('{"prompt": "1+1"}\n', "line 1"),
+        ('{"prompt": "", "answer": "2"}\n', "line 1"),
+        ("[1, 2]\n", "line 1"),
+    ],
+)
+def test_bad_data_exits_2_and_names_file_and_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str, expected: str
+):
+    data = write(tmp_path / "bad.jsonl", content)
+    code, _, err = run(capsys, "train", TINY, f"data.train={data}", "--run-dir", str(tmp_path / "run"))
+    assert (code, "Traceback" in err) == (2, False)
+    assert data in err
+    assert expected in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_directory_without_weights_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "llama"}')
+    code, _, err = run(capsys, "train", TINY, f"model.name={model}", "--run-dir", str(tmp_path / "run"))
+    assert code == 2
+    assert "has no weights" in err
+
+
+def test_a_missing_config_file_is_named(capsys: pytest.CaptureFixture[str]):
+    code, _, err = run(capsys, "train", "nowhere.yaml")
+    assert (code, err) == (
+        2,
+        "error: no config file nowhere.yaml; expected a YAML file such as configs/quickstart.yaml\n",
+    )
+
+
+def test_a_directory_that_holds_a_run_is_refused_and_left_alone(capsys: pytest.CaptureFixture[str], finished_run: Path):
+    before = {path: path.stat().st_mtime_ns for path in finished_run.rglob("*")}
+    code, _, err = run(capsys, "train", TINY, "--run-dir", str(finished_run))
+    assert code == 2
+    assert f"already holds a run; continue it with `dapo resume {finished_run}`" in err
+    assert {path: path.stat().st_mtime_ns for path in finished_run.rglob("*")} == before
+
+
+@pytest.mark.parametrize("command", ["resume", "export"])
+def test_what_is_no_run_cannot_be_resumed_or_exported(capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str):
+    code, _, err = run(capsys, command, str(tmp_path), *([str(tmp_path / "out")] if command == "export" else []))
+    assert code == 2
+    assert "is not a run directory: it has no config.yaml and no manifest.json" in err
+
+
+def test_a_run_writes_what_the_architecture_says(finished_run: Path):
+    names = {path.relative_to(finished_run).as_posix() for path in finished_run.rglob("*") if path.is_file()}
+    assert {
+        "config.yaml",
+        "manifest.json",
+        "metrics.jsonl",
+        "summary.json",
+        "curves.png",
+        "eval/step_000000.json",
+        "eval/step_000002.json",
+        "rollouts/step_000001.parquet",
+        "rollouts/step_000002.parquet",
+        "checkpoints/step_000002/weights.safetensors",
+        "checkpoints/step_000002/state.json",
+    } <= names
+    summary = json.loads((finished_run / "summary.json").read_text())
+    assert summary["steps"] == 2
+    assert summary["exit_reason"] == "finished"
+    assert summary["tokens_generated"] >= summary["tokens_trained"] > 0
+    for which in ("eval_first", "eval_last"):
+        result = summary[which]
+        assert 0 <= result["low"] <= result["accuracy"] <= result["high"] <= 1
+        assert result["problems"] == 8
+    steps = [json.loads(line) for line in (finished_run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in steps] == [0, 1, 2]
+    for row in steps[1:]:
+        outcomes = [v for k, v in row.items() if k.startswith("rollout/groups_") and not k.endswith("_generated")]
+        assert row["rollout/groups_generated"] == sum(outcomes)
+        tokens = [
+            v
+            for k, v in row.items()
+            if k.startswith("rollout/tokens_") and not k.endswith(("_generated", "_minibatches"))
+        ]
+        assert row["rollout/tokens_generated"] == sum(tokens)
+
+
+PAPER_METRICS = [
+    "rollout/response_tokens_mean",
+    "rollout/truncated_fraction",
+    "reward/mean",
+    "reward/trained_mean",
+    "loss/entropy",
+    "loss/token_prob_mean",
+    "rollout/all_correct_fraction",
+    "rollout/all_wrong_fraction",
+    "loss/clip_low_fraction",
+    "loss/clip_high_fraction",
+    "optim/grad_norm",
+    "optim/lr",
+    "rollout/keep_rate",
+    "rollout/tokens_generated",
+    "rollout/tokens_trained",
+    "rollout/tokens_excess",
+    "rollout/engine_logprob_gap_max",
+    "rollout/engine_logprob_gap_mean",
+    "rollout/reflection_fraction",
+    "time/generate_s",
+    "time/update_s",
+    "time/tokens_per_s",
+    "time/peak_memory_gib",
+]
+
+
+@pytest.mark.parametrize("name", PAPER_METRICS)
+def test_what_the_paper_watches_is_in_the_metrics(finished_run: Path, name: str):
+    last = json.loads((finished_run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert isinstance(last[name], int | float)
+
+
+def test_export_writes_a_model_that_transformers_loads_with_the_trained_weights(
+    capsys: pytest.CaptureFixture[str], finished_run: Path, tmp_path: Path
+):
+    out = tmp_path / "model"
+    code, output, _ = run(capsys, "export", str(finished_run), str(out))
+    assert code == 0
+    assert "after 2 steps" in output
+    loaded = AutoModelForCausalLM.from_pretrained(out)
+    trained = dict(SavedWeights(finished_run / "checkpoints" / "step_000002").named_tensors())
+    for name, tensor in loaded.named_parameters():
+        torch.testing.assert_close(tensor.float(), trained[name].float(), rtol=0, atol=0)
+    assert AutoTokenizer.from_pretrained(out)("12")["input_ids"]
+    code, _, err = run(capsys, "export", str(finished_run), str(out))
+    assert code == 2
+    assert "already exists" in err
+
+
+def test_eval_of_a_run_and_of_its_export_agree(capsys: pytest.CaptureFixture[str], finished_run: Path, tmp_path: Path):
+    options = ["--data", "{builtin: {sums: {}}, size: 6}", "--samples-per-problem", "2"]
+    first, second, model = tmp_path / "first.json", tmp_path / "second.json", tmp_path / "model"
+    assert run(capsys, "eval", str(finished_run), *options, "--output", str(first))[0] == 0
+    assert run(capsys, "export", str(finished_run), str(model))[0] == 0
+    verifier = ["reward.verifier=dapo.rewards.examples:has_digit", "model.dtype=float32", "eval.max_response_tokens=8"]
+    code, output, _ = run(capsys, "eval", str(model), *options, "--output", str(second), *verifier)
+    assert code == 0
+    assert "avg@2" in output
+    one, two = json.loads(first.read_text()), json.loads(second.read_text())
+    assert [row["responses"] for row in one["table"]] == [row["responses"] for row in two["table"]]
+    assert one["problems"] == 6
+    assert set(one) >= {"accuracy", "low", "high", "pass@1", "pass@2"}
+
+
+def test_eval_wants_data(capsys: pytest.CaptureFixture[str]):
+    code, _, err = run(capsys, "eval", "tiny-random")
+    assert code == 2
+    assert "--data" in err
+
+
+def test_check_says_what_would_run_and_trains_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    code, output, _ = run(capsys, "check", TINY, "overlong.mode=off", "loss.clip_high=0.3")
+    assert code == 0
+    for words in (
+        "prompts     4 that carry a signal (Eq. 11); at most 16 are judged",
+        "responses   16 train: 4 to each prompt",
+        "tokens      at most 128 response tokens train (8 a response)",
+        "updates     2 of 2 prompts = 8 responses each",
+        "overlong.buffer_tokens: overlong.mode is off",
+        "loss.clip_high: 0.3 (paper: 0.28)",
+    ):
+        assert words in output
+
+
+MISBEHAVING = """
+def raises(completions, **columns):
+    if any("5" in completion for completion in completions):
+        raise RuntimeError("no fives, please")
+    return [any(c.isdigit() for c in completion) for completion in completions]
+
+def miscounts(completions, **columns):
+    return [1.0]
+
+def not_a_number(completions, **columns):
+    return [float("nan")] * len(completions)
+
+def a_string(completions, **columns):
+    return ["good"] * len(completions)
+"""
+
+
+def test_a_reward_that_sometimes_raises_costs_its_own_responses_and_the_run_goes_on(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "my_rewards.py", MISBEHAVING)
+    code, output, _ = run(
+        capsys, "train", TINY, *QUICK, "reward.verifier=my_rewards:raises", "--run-dir", str(tmp_path / "run")
+    )
+    assert code == 0
+    assert "verifier errors, most often: " in output
+    assert "no fives, please" in output
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["rollout/verifier_errors"] > 0
+
+
+@pytest.mark.parametrize(("function", "reason"), [("miscounts", "1"), ("not_a_number", "nan"), ("a_string", "good")])
+def test_a_reward_that_only_fails_ends_the_run_saved_and_says_why(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, reason: str
+):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "my_rewards.py", MISBEHAVING)
+    path = tmp_path / "run"
+    code, _, err = run(
+        capsys,
+        "train",
+        TINY,
+        *QUICK,
+        "data.eval=null",
+        f"reward.verifier=my_rewards:{function}",
+        "--run-dir",
+        str(path),
+    )
+    assert code == 1
+    assert "16 with fewer than two valid verdicts; 64 verifier errors, most often: " in err
+    assert function in err
+    assert reason in err
+    assert "Traceback" not in err
+    assert (path / "checkpoints" / "step_000000").is_dir()
+    assert json.loads((path / "summary.json").read_text())["exit_reason"].startswith("Starved: 16 groups were judged")
+
+
+def test_prompts_that_are_too_long_are_dropped_and_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    rows = [{"prompt": "1+1=" if i % 2 else "long " * 30, "answer": "2"} for i in range(20)]
+    data = write(tmp_path / "data.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    code, output, _ = run(
+        capsys, "train", TINY, "train.num_steps=1", f"data.train={data}", "data.max_prompt_tokens=20", "data.eval=null",
+        "--run-dir", str(tmp_path / "run"),
+    )  # fmt: skip
+    assert code == 0
+    assert "10 training prompts left out: longer than data.max_prompt_tokens" in output
+
+
+def test_too_many_verifier_errors_end_the_run_saved_with_causes_and_an_example(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "my_rewards.py", MISBEHAVING)
+    path = tmp_path / "run"
+    code, _, err = run(
+        capsys, "train", TINY, *QUICK, "data.eval=null", "reward.verifier=my_rewards:a_string",
+        "dynamic_sampling.max_groups_per_step=80", "--run-dir", str(path),
+    )  # fmt: skip
+    assert code == 1
+    assert err.startswith(
+        "error: 256 of the last 256 judged responses have no verdict, which is more than reward.max_error_rate=0.5 "
+        "allows. 256 times: my_rewards:a_string returned 'good', expected a finite number, a bool or None. For example "
+    )
+    assert (path / "checkpoints" / "step_000000").is_dir()
+    assert json.loads((path / "summary.json").read_text())["exit_reason"].startswith("VerifierFailed: 256 of the last")
+
+
+def test_a_gap_between_sampler_and_trainer_is_warned_of_where_it_exceeds_the_limit(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    options = ["train", TINY, "train.num_steps=1", "train.threads=1", "data.eval=null"]
+    code, output, _ = run(capsys, *options, "rollout.max_logprob_gap=1e-30", "--run-dir", str(tmp_path / "run"))
+    assert code == 0
+    assert "step 1: sampler and trainer differ by " in output
+    assert "(rollout.max_logprob_gap=1e-30)" in output
+    _, output, _ = run(capsys, *options, "--run-dir", str(tmp_path / "other"))
+    assert "sampler and trainer differ" not in output

@@ -1,0 +1,321 @@
+"""Sizes by formula against real models, and the estimates of `dapo check` against hand-typed numbers."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
+
+from dapo.cli.check.estimate import ResourceEstimate
+from dapo.cli.check.hardware_profile import HardwareProfile, hardware_profile_for
+from dapo.cli.check.model_dimensions import KNOWN_DIMENSIONS, dimensions_from_config, find_dimensions
+from dapo.cli.check.report import describe_estimate, find_problems
+from dapo.config import Config, load_config
+from dapo.core.errors import ConfigError
+from dapo.policy.aliases import tiny_random
+from dapo.policy.logprobs import hidden_states, use_packed_forward
+from dapo.policy.packing import pack
+from dapo.policy.policy import recompute_layers
+from helpers.paths import CONFIGS
+from helpers.tiny_models import COMMON
+from helpers.tiny_policies import groups_of, loaded, make_policy, weights_of
+
+GIB = 2**30
+
+
+def paper(*overrides: str) -> Config:
+    return load_config(CONFIGS / "dapo_32b.yaml", overrides)
+
+
+def make_estimate(config: Config, dimensions: str = "qwen2.5-32b", **profile: float) -> ResourceEstimate:
+    return ResourceEstimate(
+        config, KNOWN_DIMENSIONS[dimensions], replace(hardware_profile_for(config, ["device=gpu"]), **profile)
+    )
+
+
+OWN_HEAD_DIM = {name: value for name, value in COMMON.items() if name != "head_dim"}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(**COMMON),
+        LlamaConfig(**COMMON | {"tie_word_embeddings": True}),
+        LlamaConfig(**COMMON, attention_bias=True, mlp_bias=True),
+        Qwen2Config(**OWN_HEAD_DIM),
+        Qwen2Config(**OWN_HEAD_DIM | {"tie_word_embeddings": True}),
+        Qwen3Config(**COMMON),
+        Qwen3Config(**COMMON | {"head_dim": 16}, attention_bias=True),
+        MistralConfig(**COMMON),
+        SmolLM3Config(**OWN_HEAD_DIM, no_rope_layers=[1, 0]),
+    ],
+    ids=lambda config: f"{config.model_type}-{'tied' if config.tie_word_embeddings else 'own-head'}",
+)
+def test_parameters_are_counted_exactly(config: PretrainedConfig):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    dimensions = dimensions_from_config(config.to_dict())
+    assert dimensions is not None
+    assert dimensions.parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_known_shapes_have_the_published_numbers_of_parameters():
+    published = {
+        "qwen2.5-0.5b": 494_032_768,
+        "qwen2.5-1.5b": 1_543_714_304,
+        "qwen2.5-7b": 7_615_616_512,
+        "qwen2.5-32b": 32_763_876_352,
+        "qwen3-0.6b": 596_049_920,
+        "llama-3.1-8b": 8_030_261_248,
+        "smollm2-135m": 134_515_008,
+    }
+    assert {name: KNOWN_DIMENSIONS[name].parameters for name in published} == published
+
+
+def test_the_tiny_model_is_known_and_its_configuration_gives_the_same_shape():
+    model, _ = tiny_random(torch.float32)
+    assert (
+        replace(dimensions_from_config(model.config.to_dict()), max_positions=4096) == KNOWN_DIMENSIONS["tiny-random"]
+    )
+
+
+def test_a_model_is_found_by_its_directory_or_by_its_name(tmp_path: Path):
+    LlamaConfig(**COMMON).save_pretrained(tmp_path / "Qwen2.5-7B")
+    assert find_dimensions(str(tmp_path / "Qwen2.5-7B")) == dimensions_from_config(LlamaConfig(**COMMON).to_dict())
+    for name in ("Qwen/Qwen2.5-32B", "Qwen/Qwen2.5-32B-Instruct", "somewhere/qwen2.5-32b-base"):
+        assert find_dimensions(name) == KNOWN_DIMENSIONS["qwen2.5-32b"]
+    assert find_dimensions("nobody/nothing-1b") is None
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    assert find_dimensions(str(tmp_path)) is None
+
+
+def test_a_cached_token_of_the_papers_model_takes_a_quarter_of_a_mebibyte():
+    # keys and values x 64 layers x 8 heads x 128 x 2 bytes
+    assert KNOWN_DIMENSIONS["qwen2.5-32b"].cache_bytes(2) == 2 * 64 * 8 * 128 * 2 == 2**18
+
+
+def test_adapters_are_counted_by_the_products_they_sit_beside():
+    dimensions = KNOWN_DIMENSIONS["tiny-random"]  # hidden 32, feed-forward 64, keys 16
+    products = (32 + 32) + 2 * (32 + 16) + (32 + 32) + 2 * (32 + 64) + (64 + 32)
+    assert dimensions.lora_parameters(4, "all-linear") == 2 * 4 * products
+    assert dimensions.lora_parameters(4, ["q_proj", "v_proj"]) == 2 * 4 * (64 + 48)
+    with pytest.raises(ConfigError, match=r"model\.lora\.targets names w_q"):
+        dimensions.lora_parameters(4, ["w_q"])
+
+
+def test_what_a_rank_holds_is_its_part_of_weights_gradients_and_moments():
+    sharded, alone = make_estimate(paper()), make_estimate(paper("distributed.trainer_ranks=1"))
+    parameters = 32_763_876_352
+    for each, ranks in ((sharded, 64), (alone, 1)):
+        breakdown = each.trainer_memory()
+        assert breakdown["master weights"] == breakdown["gradients"] == 4 * parameters / ranks
+        assert breakdown["AdamW's moments"] == 8 * parameters / ranks
+    assert "weights to compute with" not in sharded.trainer_memory()
+    assert alone.trainer_memory()["weights to compute with"] == 2 * parameters
+
+
+def test_lora_trains_adapters_beside_frozen_weights():
+    lora = make_estimate(paper("model.lora={rank: 16, alpha: 32}", "distributed.trainer_ranks=1"))
+    breakdown, adapters = lora.trainer_memory(), KNOWN_DIMENSIONS["qwen2.5-32b"].lora_parameters(16, "all-linear")
+    assert breakdown["frozen weights"] == 2 * 32_763_876_352
+    assert breakdown["AdamW's moments"] == 8 * adapters
+    assert lora.trainable_parameters == adapters
+    assert lora.sync_bytes == 4 * 32_763_876_352  # engines get merged weights, of one process in float32
+
+
+def test_an_engine_holds_its_part_of_the_weights_and_the_cache_it_is_given():
+    found = make_estimate(paper("rollout.vllm.cache_gib=32"))
+    assert found.engine_memory()["weights"] == 2 * 32_763_876_352 / 4
+    assert found.engine_memory()["cache"] == 32 * GIB
+    assert found.cache_tokens == 4 * 32 * GIB // 2**18 == 524_288
+    assert found.devices == 64 + 16 * 4 == 128
+    assert found.sync_bytes == 2 * 32_763_876_352
+    assert found.sync_copies == 8  # 64 GPUs with engines are 8 nodes
+
+
+@pytest.mark.parametrize("repeats", [2, 6])
+def test_activations_are_what_the_layers_really_keep(repeats: int):
+    """All bytes that a forward saves for its backward, each storage once, against the estimate a token."""
+    prompt, response = 24, 40
+    tiny = loaded(dtype=torch.float32)
+    use_packed_forward(tiny.model)
+    (microbatch,) = pack(groups_of([(prompt, (response,) * repeats)] * 3), max_tokens=10**6)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in tiny.model.parameters()}
+
+    def kept_bytes() -> int:
+        kept: dict[int, int] = {}
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            hidden = hidden_states(tiny.model, microbatch)
+        del hidden
+        return sum(kept.values())
+
+    config = load_config(CONFIGS / "tiny.yaml", [f"rollout.group_size={repeats}"])
+    dimensions = dimensions_from_config(tiny.model.config.to_dict())
+    assert dimensions is not None
+    profile = replace(hardware_profile_for(config), prompt_tokens=prompt, mean_response_tokens=response)
+    estimate = ResourceEstimate(config, dimensions, profile).activation_bytes() * microbatch.num_tokens
+    total_kept = kept_bytes()
+    assert 0.7 * total_kept < estimate < 1.4 * total_kept
+    recompute_layers(tiny.model)
+    assert kept_bytes() < 0.4 * total_kept
+
+
+def test_recomputing_changes_no_bit_of_an_update():
+    samples = groups_of([(5, (7, 9, 3)), (4, (6, 2))])
+    models = [loaded(dtype=torch.float32) for _ in range(2)]
+    assert recompute_layers(models[1].model) == 2
+    kept, again = map(make_policy, models)
+    for policy in (kept, again):
+        policy.update(samples, step=1)
+    for (name, one), other in zip(weights_of(kept).items(), weights_of(again).values(), strict=True):
+        assert torch.equal(one, other), name
+    assert kept.record_old_logprobs(samples) == again.record_old_logprobs(samples)
+
+
+def test_the_papers_run_fits_its_cluster():
+    assert list(find_problems(make_estimate(paper()))) == []
+    breakdown = make_estimate(paper()).trainer_memory()
+    assert sum(breakdown.values()) < 80 * GIB
+
+
+def test_without_recomputing_it_does_not_and_the_option_is_named():
+    (problem,) = find_problems(make_estimate(paper("train.recompute=false")))
+    assert problem.startswith("a trainer rank needs ")
+    assert "the largest part is activations" in problem
+    assert "train.recompute=true" in problem
+
+
+def test_too_few_ranks_are_told_the_number_that_fits():
+    (problem,) = find_problems(make_estimate(paper("distributed.trainer_ranks=4")))
+    assert "distributed.trainer_ranks=16" in problem
+    assert list(find_problems(make_estimate(paper("distributed.trainer_ranks=16")))) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["rollout.vllm.cache_gib=70"], "set rollout.vllm.cache_gib to at most 60"),
+        (["rollout.vllm.tensor_parallel=1"], "at most 14"),
+        (["rollout.vllm.tensor_parallel=1", "rollout.vllm.cache_gib=4"], "set rollout.vllm.cache_gib to 6 or more"),
+        (["rollout.vllm.tensor_parallel=3"], "does not divide the model's 40 query and 8 key-value heads"),
+        (["rollout.max_response_tokens=131072"], "leaves no room for a prompt in the 131,072 positions"),
+    ],
+)
+def test_what_cannot_work_is_said_with_what_to_change(overrides: list[str], words: str):
+    assert any(words in problem for problem in find_problems(make_estimate(paper(*overrides))))
+
+
+def test_a_model_that_is_too_large_for_the_card_it_shares_is_told_so():
+    config = load_config(CONFIGS / "gsm8k_0.5b.yaml")
+    fits = make_estimate(config, "qwen2.5-0.5b")
+    assert fits.is_colocated
+    assert list(find_problems(fits)) == []
+    (problem,) = find_problems(make_estimate(config, "qwen2.5-7b"))
+    assert problem.startswith("the process needs ")
+
+
+def test_seconds_of_a_step_follow_from_the_assumptions():
+    config = paper("distributed.trainer_ranks=2", "rollout.engines=2", "rollout.vllm.max_sequences=8")
+    found = ResourceEstimate(
+        config,
+        KNOWN_DIMENSIONS["qwen2.5-32b"],
+        replace(
+            HardwareProfile(),
+            tflops=1.0,
+            bandwidth_gb_s=100.0,
+            link_gb_s=1.0,
+            train_utilisation=0.5,
+            generate_utilisation=0.5,
+            keep_rate=0.5,
+            mean_response_tokens=1000,
+            prompt_tokens=100,
+        ),
+    )
+    parameters, length = 32_763_876_352, 100 + 1000 / 2
+    assert found.generated_responses == 512 * 16 / 0.5 == 16384
+    assert found.running_sequences == 8
+    # read at half of 100 GB/s by each of four GPUs: two bytes a weight and the cache of 600 tokens a sequence; the two
+    # engines make 8,192,000 tokens each, 8 at a time
+    weights_s, cache_s = 2 * parameters / (4 * 50e9), length * 2**18 / (4 * 50e9)
+    phases = found.step_seconds()
+    assert phases["generation"] == pytest.approx(16384 * 1000 / (2 * 8) * (weights_s + 8 * cache_s))
+    assert phases["the last responses, the engines nearly empty"] == pytest.approx(19480 * (weights_s + cache_s))
+    assert phases["weights to the engines"] == pytest.approx(2 * parameters / 1e9)
+    attention = 4 * 64 * 40 * 128 * length
+    forward = (512 * 16 * 1000 + 512 * 100) * (2 * parameters + attention) / (2 * 0.5e12)
+    assert phases["old log-probabilities"] == pytest.approx(forward)
+    assert phases["update"] == pytest.approx(4 * forward)  # recomputed: one forward more
+
+
+def test_check_prints_the_cluster_of_the_paper():
+    output = "\n".join(describe_estimate(paper()))
+    for words in (
+        "layout (launcher ray, 32,763,876,352 parameters):",
+        "trainer      64 ranks (FSDP2), a GPU each",
+        "engines      16 x vllm, 4 GPUs each (tensor parallel)",
+        "GPUs         128 = 16 nodes of 8",
+        "AdamW's moments",
+        "activations",
+        "weights to the engines, each step: 65.53 GB, 8 times (one a node)",
+        "sequences at full length (22,528)",
+        "assumed (change it with --assume NAME=VALUE):",
+        "keep_rate=0.333333",
+        "in all (sync); 300 steps:",
+    ):
+        assert words in output
+    assert "DOES NOT WORK" not in output
+    assert "DOES NOT WORK: a trainer rank needs" in "\n".join(describe_estimate(paper(), ["memory_gib=24"]))
+
+
+def test_check_says_what_a_laptop_holds():
+    config = load_config(CONFIGS / "quickstart.yaml", ["model.dtype=float32"])
+    output = "\n".join(describe_estimate(config, ["device=cpu", "memory_gib=16"]))
+    assert "1 process: the loop, data, rollout tables, checkpoints, the policy, the native engine" in output
+    assert "memory of the process that samples and trains:" in output
+    assert "DOES NOT WORK" not in output
+    assert "GPUs" not in output
+
+
+def test_several_processes_on_a_cpu_share_its_memory():
+    config = load_config(CONFIGS / "quickstart.yaml", ["model.dtype=float32", "rollout.engines=2"])
+    (line,) = (line for line in describe_estimate(config, ["device=cpu", "memory_gib=4"]) if "DOES NOT" in line)
+    assert "all processes of this machine need" in line
+
+
+def test_a_model_of_unknown_size_is_asked_for_a_shape():
+    config = paper("model.name=nobody/nothing-1b")
+    (line,) = describe_estimate(config)
+    assert "--assume shape=NAME: qwen2.5-0.5b" in line
+    assert "32,763,876,352 parameters" in "\n".join(describe_estimate(config, ["shape=qwen2.5-32b"]))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("flops=3", "expected NAME=VALUE with one of device, shape, memory_gib"),
+        ("memory_gib", "expected NAME=VALUE"),
+        ("memory_gib=much", "expected a number"),
+        ("keep_rate=0", "expected a number above 0"),
+        ("shape=huge", "known are qwen2.5-0.5b"),
+        ("device=tpu", "expected gpu or cpu"),
+    ],
+)
+def test_an_assumption_that_is_none_is_refused(given: str, words: str):
+    with pytest.raises(ConfigError, match=words):
+        hardware_profile_for(paper(), [given])

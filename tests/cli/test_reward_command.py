@@ -1,0 +1,114 @@
+"""`dapo reward test`: what is suspicious, what is told, and how it ends."""
+
+import pytest
+
+from dapo.cli.main import main
+from dapo.rewards import InlineJudge
+from dapo.rewards.audit import EXAMPLES, SUM, audit_reward, nonsense
+from dapo.types import Problem
+
+
+def run(capsys, *arguments):
+    """Exit code, standard output, standard error."""
+    with pytest.raises(SystemExit) as stopped:
+        main(["reward", "test", *arguments])
+    out, err = capsys.readouterr()
+    return stopped.value.code or 0, out, err
+
+
+def issues(verifier, problem=SUM, right=None, **options):
+    audit = audit_reward(InlineJudge(verifier, options=options), problem, right)
+    return {check.name if check.reference is None else "broken": check.issues for check in audit.suspicious}
+
+
+@pytest.mark.parametrize(
+    ("verifier", "options"),
+    [("math", {}), ("math_dapo", {}), ("gsm8k", {}), ("exact", {}), ("exact", {"extract": "answer_line"}),
+     ("choice", {}), ("regex", {})],
+)  # fmt: skip
+def test_the_registered_verifiers_pay_for_no_nonsense(verifier, options):
+    problem, right = EXAMPLES.get(verifier, (SUM, None))
+    found = issues(verifier, problem, right, **options)
+    # the released verifier compares texts: it meets an unreadable reference as it meets any other
+    assert set(found) <= ({"broken"} if verifier == "math_dapo" else set())
+
+
+def test_a_reward_that_takes_the_last_number_pays_for_hedging():
+    assert issues("exact", extract="last_number") == {
+        "several answers on one line": ("false positive",),
+        "several marked answers": ("false positive",),
+        "several boxes": ("false positive",),
+        "the answer denied": ("false positive",),
+    }
+
+
+def test_a_reward_that_looks_for_the_answer_anywhere_pays_for_everything_that_holds_it():
+    found = issues("helpers.faulty_rewards:contains")
+    assert {"all numbers 0 to 999", "the answer denied", "several boxes", "broken"} <= set(found)
+
+
+def test_a_grade_pays_from_half_way_to_that_of_a_right_answer():
+    found = issues("dapo.rewards.examples:digit_share", right="42")
+    assert found["100 kB of digits"] == ("false positive",)
+    assert found["all numbers 0 to 999"] == ("false positive",)
+    assert "several answers on one line" not in found
+    assert "empty" in issues("dapo.rewards.examples:brevity", right="one two three")
+
+
+def test_a_reward_that_changes_its_mind_or_breaks_is_found():
+    assert "non-deterministic" in issues("helpers.faulty_rewards:nondeterministic")["empty"]
+    assert issues("helpers.faulty_rewards:fragile")["empty"] == ("verifier error",)
+
+
+def test_a_reward_that_does_not_apply_is_not_broken():
+    assert issues("helpers.faulty_rewards:silent_on_nonsense") == {}
+
+
+def test_the_nonsense_holds_what_the_documentation_says():
+    texts = nonsense(SUM)
+    assert texts["empty"] == ""
+    assert texts["all numbers 0 to 999"].split() == [str(n) for n in range(1000)]
+    assert texts["the prompt repeated"] == SUM.prompt
+    assert sum(len(text) >= 99_000 for text in texts.values()) == 5
+    assert nonsense(Problem("1", [{"role": "user", "content": "Q?"}], "7"))["the prompt repeated"] == "Q?"
+
+
+def test_nothing_suspicious_is_exit_0_and_garbage_paid_is_exit_1(capsys):
+    code, out, _ = run(capsys, "math", "reward.workers=1")
+    assert (code, "nothing suspicious" in out, "19 of 19 verdicts are errors" in out) == (0, True, True)
+    code, out, _ = run(capsys, "exact", "reward.options.extract=last_number", "reward.workers=1")
+    assert code == 1
+    assert "it pays for 4 responses that nobody should pay for" in out
+    assert "several answers on one line" in out
+
+
+def test_problems_come_from_data_or_an_answer_is_given(capsys):
+    code, out, _ = run(capsys, "gsm8k", "--data", "builtin:sums", "reward.workers=1")
+    assert (code, out.count("Reference")) == (0, 3)
+    code, out, _ = run(capsys, "math", "--answer", "\\frac{1}{2}", "--right", "Answer: 0.5", "reward.workers=1")
+    assert (code, "a right answer" in out) == (0, True)
+    code, out, _ = run(capsys, "regex", "--answer", "\\d+", "--right", "none", "reward.workers=1")
+    assert "a right answer in the usual forms is not paid" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["maths"], "error: unknown verifier 'maths'; did you mean math?"),
+        (["nowhere:f"], "error: 'nowhere:f': there is no module 'nowhere' in"),
+        (["math", "reward.options.strict=1"], "error: verifier math has no option 'strict'; it has none"),
+        (["math", "loss.clip_high=0.3"], "error: dapo reward test takes options of reward only"),
+        (["math", "--data", "builtin:sumz"], "sumz"),
+        (["math", "--data", "builtin:sums", "--answer", "3"], "error: --answer and --right belong to the example"),
+        (
+            ["math", "reward.workers=0"],
+            "error: dapo reward test: option reward.workers: input should be greater than 0",
+        ),
+        (["server"], "error: verifier server needs the option url: reward.options.url=..."),
+    ],
+)
+def test_bad_input_is_exit_2_and_one_message(capsys, arguments, message):
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err

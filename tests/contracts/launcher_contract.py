@@ -1,0 +1,121 @@
+"""Laws of every launcher: calls in order, errors with their cause. A test file has its launcher take them over."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from dapo.core.errors import ConfigError, EngineError, LaunchError, WorkerDied, WorkerFault
+from dapo.distributed.protocol import Launcher, WorkerSpec, wait_for_result
+from helpers.paths import TESTS
+
+WORKER_ENVIRONMENT = {"PYTHONPATH": str(TESTS)}
+PROGRAM_ENVIRONMENT = os.environ | {
+    "PYTHONPATH": os.pathsep.join([*WORKER_ENVIRONMENT.values(), os.environ.get("PYTHONPATH", "")])
+}
+"""The environment of a program that imports this file."""
+RECORDER_SPEC = WorkerSpec("helpers.fake_workers:Recorder", environment=WORKER_ENVIRONMENT)
+
+
+class Weights:
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.tensors = tensors
+
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self.tensors.items()
+
+
+def start(launcher: Launcher, **options: object):
+    return launcher.start(["one"], [WorkerSpec(RECORDER_SPEC.factory, options, WORKER_ENVIRONMENT)])[0]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def ends(pid: int, *, within_s: float = 10) -> bool:
+    deadline = time.monotonic() + within_s
+    while is_alive(pid):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+class LauncherContract:
+    """`launcher` is a fixture, and `start_in` makes one with another timeout for starts."""
+
+    def test_calls_are_carried_out_in_their_order_and_errors_come_with_their_cause(self, launcher: Launcher) -> None:
+        worker = start(launcher, start=5)
+        futures = [worker.call("add", n) for n in (1, 2, 3)]
+        assert [wait_for_result(f, timeout_s=30, what="one") for f in futures] == [6, 8, 11]
+        with pytest.raises(ConfigError, match="no such thing"):
+            worker.call("refuse").result(30)
+        with pytest.raises(WorkerFault, match="ZeroDivisionError: by zero"):
+            worker.call("break_down").result(30)
+        with pytest.raises(WorkerFault, match="cannot be sent"):
+            worker.call("unsendable").result(30)
+        with pytest.raises(WorkerFault, match=r"AttributeError.*nonsense"):
+            worker.call("nonsense").result(30)
+        assert worker.call("add", 1).result(30) == 12
+        log = worker.log.read_text()
+        assert "before the fall" in log
+        assert "Traceback" in log
+
+    def test_a_worker_that_dies_fails_all_its_calls_with_its_log_tail(self, launcher: Launcher) -> None:
+        worker = start(launcher)
+        futures = [worker.call("end", 7), worker.call("add", 1)]
+        for future in futures:
+            with pytest.raises(WorkerDied, match=r"one .*; the last of .*last words"):
+                future.result(30)
+        with pytest.raises(WorkerDied, match="last words"):
+            worker.call("add", 1).result(30)
+
+    def test_a_worker_that_is_ended_fails_its_calls_and_its_process_is_gone(self, launcher: Launcher) -> None:
+        worker = start(launcher)
+        future = worker.call("sleep", 60)
+        with pytest.raises(WorkerDied, match=r"no answer within 0\.1 s.*call_timeout_s"):
+            wait_for_result(future, timeout_s=0.1, what="one")
+        worker.kill()
+        with pytest.raises(WorkerDied, match="one "):
+            future.result(30)
+        assert ends(worker.pid)
+        worker.kill()
+
+    def test_an_object_that_cannot_be_made_is_an_error_and_all_of_its_start_end(self, launcher: Launcher) -> None:
+        with pytest.raises(ConfigError, match="cannot be made"):
+            launcher.start(
+                ["good", "bad"], [RECORDER_SPEC, WorkerSpec("helpers.fake_workers:failing", {}, WORKER_ENVIRONMENT)]
+            )
+
+    def test_a_slow_start_is_an_error_that_names_the_option(self, start_in) -> None:
+        with pytest.raises(LaunchError, match=r"s \(distributed\.start_timeout_s\)"):
+            start_in(1).start(["slow"], [WorkerSpec("helpers.fake_workers:slow", {}, WORKER_ENVIRONMENT)])
+
+    def test_weights_and_variables_reach_a_worker(self, launcher: Launcher) -> None:
+        spec = WorkerSpec(RECORDER_SPEC.factory, {}, {**WORKER_ENVIRONMENT, "OMP_NUM_THREADS": "3"})
+        worker = launcher.start(["x"], [spec])[0]
+        assert worker.call("variable", "OMP_NUM_THREADS").result(30) == "3"
+        read_weights(launcher, worker)
+
+
+def read_weights(launcher: Launcher, worker) -> None:
+    """Two versions can be read, the one before no longer; tied weights have both names."""
+    shared = torch.tensor([1.0, 2.0])
+    tensors = {"embed": shared, "head": shared, "other": torch.tensor([[3.0]], dtype=torch.bfloat16)}
+    gone, *handles = [launcher.publish_weights(Weights(tensors | {"v": torch.tensor(float(v))}), v) for v in (1, 2, 3)]
+    assert [handle.version for handle in handles] == [2, 3]
+    assert [worker.call("read", handles[1], name).result(30) for name in tensors] == [[1, 2], [1, 2], [[3]]]
+    assert [worker.call("read", handle, "v").result(30) for handle in handles] == [2, 3]
+    with pytest.raises(EngineError, match="version 1"):
+        worker.call("read", gone, "v").result(30)

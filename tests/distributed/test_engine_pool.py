@@ -1,0 +1,511 @@
+"""Laws of engines in processes: what a run computes does not depend on them, nor on how often one of them is lost."""
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dapo.assemble import build_run, open_judge, read_inputs, resolve_auto
+from dapo.cli.check.summary import explain, ignored_options
+from dapo.cli.eval import EvalRequest, evaluate_model
+from dapo.cli.train import start_run
+from dapo.config import Config, dump_config
+from dapo.core.errors import EngineError, WorkerDied
+from dapo.core.rng import keyed_seed
+from dapo.distributed.engine_pool import EnginePool
+from dapo.distributed.engine_specs import engine_specs, engine_threads, gpu_assignments
+from dapo.distributed.local import LocalWorker
+from dapo.distributed.protocol import WorkerSpec
+from dapo.engines.checked import CheckedEngine
+from dapo.engines.engine import RolloutEngine
+from dapo.engines.scripted import cut
+from dapo.policy.aliases import TINY_VOCABULARY
+from dapo.telemetry.console import ProgressDisplay
+from dapo.training.run_directory import RunDirectory
+from dapo.training.state import Run, TrainState
+from dapo.training.train import train
+from dapo.types import Generation, GenerationRequest
+from helpers.fake_engines import VOCABULARY, keyed_script
+from helpers.launchers import SHARED_WORKERS, LightLauncher, SharedWorkerLauncher, engine_spec, is_alive
+from helpers.tiny_runs import contents, differences, tiny
+
+
+class EmptyWeights:
+    """A source of weights for engines that look at none."""
+
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from ()
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[LightLauncher]:
+    launcher = LightLauncher(tmp_path / "logs")
+    yield launcher
+    launcher.close()
+
+
+def pool(launcher: LightLauncher, *specs: WorkerSpec, messages: list[str] | None = None, **options: Any) -> EnginePool:
+    return EnginePool(launcher, specs, log=[].append if messages is None else messages.append, **options)
+
+
+def request(name: str, *, prompt: int = 1, **options: Any) -> GenerationRequest:
+    limit = options.pop("max_new_tokens", 1 + keyed_seed("limit", name) % 9)
+    return GenerationRequest(name, (prompt, 2), limit, 1.0, 1.0, keyed_seed("draw", name), (), **options)
+
+
+def group(number: int, size: int = 3) -> list[GenerationRequest]:
+    return [request(f"{number}/{i}", prompt=number) for i in range(size)]
+
+
+def drain(engine: RolloutEngine, count: int) -> list[Generation]:
+    done: list[Generation] = []
+    while len(done) < count:
+        done += engine.poll()
+    return done
+
+
+# --- the protocol
+
+
+def test_groups_go_whole_to_the_engine_with_least_to_do(launcher: LightLauncher) -> None:
+    """An engine of one slot serves one after the other: who shares an engine shows in when an answer comes."""
+    engine = pool(launcher, *[engine_spec("scripted", slots=1)] * 2)
+    engine.submit([request(f"{n}/{i}", prompt=n, max_new_tokens=1) for n in (1, 2, 3) for i in range(2)])
+    came = [[g.request_id for g in engine.poll()] for _ in range(4)]
+    assert came == [["1/0", "2/0"], ["1/1", "2/1"], ["3/0"], ["3/1"]]
+    engine.submit([request("4/0", prompt=4, max_new_tokens=3)])
+    engine.submit([request("5/0", prompt=5, max_new_tokens=1)])
+    engine.submit([request("6/0", prompt=6, max_new_tokens=1)])
+    assert [g.request_id for g in engine.poll()] == ["5/0"]
+    engine.submit([request("7/0", prompt=7, max_new_tokens=1)])
+    # 4 and 6 share the first engine, so 7 went to the second
+    assert [g.request_id for g in engine.poll()] == ["7/0"]
+    assert [g.request_id for _ in range(2) for g in engine.poll()] == ["4/0", "6/0"]
+
+
+def test_a_poll_may_give_several_tokens_and_serves_the_queue_meanwhile(launcher: LightLauncher) -> None:
+    engine = pool(launcher, engine_spec("scripted", slots=2), poll_tokens=4)
+    engine.submit([request(name, max_new_tokens=limit) for name, limit in [("a", 9), ("b", 2), ("c", 2), ("d", 3)]])
+    assert [[g.request_id for g in engine.poll()] for _ in range(3)] == [["b", "c"], ["d"], ["a"]]
+
+
+def test_what_one_engine_refuses_is_queued_at_none(launcher: LightLauncher) -> None:
+    engine = pool(launcher, *[engine_spec("scripted")] * 2)
+    with pytest.raises(EngineError, match="'bad' must have a prompt and ask for at least 1 token"):
+        engine.submit([*group(1), request("bad", prompt=2, max_new_tokens=0)])
+    assert engine.poll() == []
+    engine.load_weights(EmptyWeights(), 1)
+    engine.submit(group(1))
+    assert {g.version for g in drain(engine, 3)} == {1}
+
+
+def test_an_engine_that_breaks_down_is_an_error_and_no_loss(launcher: LightLauncher) -> None:
+    engine = pool(launcher, engine_spec("FailingEngine"))
+    engine.submit(group(1))
+    with pytest.raises(EngineError, match="engine-0 failed with 3 requests in flight: ZeroDivisionError: by zero"):
+        engine.poll()
+    assert launcher.starts == 1
+
+
+def test_a_slow_engine_holds_nobody_up_where_answers_may_come_in_any_order(launcher: LightLauncher) -> None:
+    engine = pool(launcher, engine_spec("SlowPollEngine", seconds=0.5), engine_spec("scripted"), reproducible=False)
+    engine.submit([request("slow", prompt=1, max_new_tokens=1), request("quick", prompt=2, max_new_tokens=9)])
+    assert [g.request_id for g in drain(engine, 2)] == ["quick", "slow"]
+    engine.submit([request("slow", prompt=1, max_new_tokens=9), request("quick", prompt=2, max_new_tokens=9)])
+    while not (found := engine.poll()):
+        pass
+    assert found[0].request_id == "quick"
+    stopped = engine.abort(["slow"])  # waits for the poll that is under way
+    assert (stopped[0].finish, len(stopped[0].token_ids) < 9) == ("aborted", True)
+
+
+class FailsToUnpickle:
+    """Can be sent, and not be received."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return int, ("no number",)
+
+
+def test_a_call_that_cannot_be_read_ends_the_process_instead_of_waiting_for_ever(launcher: LightLauncher) -> None:
+    worker = launcher.start(["one"], [engine_spec("scripted")])[0]
+    with pytest.raises(WorkerDied, match=r"one exited with code 1; .*invalid literal for int\(\) .*'no number'"):
+        worker.call("poll", FailsToUnpickle()).result(30)
+
+
+def test_closing_ends_the_processes(launcher: LightLauncher) -> None:
+    engine = pool(launcher, *[engine_spec("scripted")] * 2)
+    engine.submit(group(1))
+    engine.close()
+    engine.close()
+    assert not any(is_alive(worker.pid) for worker in launcher.running.values())
+    with pytest.raises(EngineError, match="the engine is closed"):
+        engine.poll()
+
+
+def test_ctrl_c_is_heard_while_a_poll_is_awaited_and_closing_waits_for_nobody(launcher: LightLauncher) -> None:
+    engine = pool(launcher, engine_spec("SlowPollEngine", seconds=60.0))
+    engine.submit(group(1))
+    started = time.monotonic()
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    with pytest.raises(KeyboardInterrupt):
+        engine.poll()
+    engine.close()
+    assert time.monotonic() - started < 10
+    assert not is_alive(launcher.running["engine-0"].pid)
+
+
+# --- losses
+
+
+def play(engine: RolloutEngine, seed: int, *, before_call: Callable[[int], None] = lambda n: None) -> list[Any]:
+    """A random program of calls, and everything that came of it; `before_call` may do harm."""
+    rng = random.Random(seed)
+    came: list[Any] = []
+    in_flight: list[str] = []
+    for number in range(60):
+        before_call(number)
+        action = rng.choice(["submit", "poll", "poll", "poll", "abort"])
+        if number in (0, 30):
+            came += engine.abort(in_flight)
+            in_flight.clear()
+            engine.load_weights(EmptyWeights(), number + 1)
+        elif action == "submit":
+            requests = group(number, rng.randint(1, 4))
+            engine.submit(requests)
+            in_flight += [r.id for r in requests]
+        elif action == "abort":
+            names = rng.sample(in_flight, len(in_flight) // 3)
+            came += engine.abort(names)
+            in_flight = [name for name in in_flight if name not in names]
+        else:
+            found = engine.poll()
+            came += found
+            in_flight = [name for name in in_flight if name not in {g.request_id for g in found}]
+        came.append(f"call {number}")
+    return came + drain(engine, len(in_flight))
+
+
+class EngineKiller:
+    """Kills a random engine before each of the calls of those numbers."""
+
+    def __init__(self, launcher: LightLauncher | SharedWorkerLauncher, seed: int, calls: Sequence[int]) -> None:
+        self._launcher, self._calls = launcher, calls
+        self._rng = random.Random(seed)
+
+    def __call__(self, number: int) -> None:
+        if number in self._calls:
+            kill(self._launcher.running[self._rng.choice(sorted(self._launcher.running))].pid)
+
+
+def kill(pid: int) -> None:
+    """Unless nobody has noticed the last time yet."""
+    if is_alive(pid):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("engines", [1, 3])
+def test_killed_engines_change_no_answer_and_no_moment_of_one(launcher: LightLauncher, engines: int) -> None:
+    """These engines' log-probabilities depend on every call that was made on them."""
+    specs, messages = [engine_spec("HistoryDependentEngine", slots=3)] * engines, list[str]()
+    for seed, tokens in ((0, 1), (1, 3)):
+        expected = play(pool(launcher, *specs, poll_tokens=tokens), seed)
+        assert len(expected) > 80
+        launcher.running.clear()
+        calls = random.Random(seed).sample(range(60), 5)
+        with_faults = pool(launcher, *specs, messages=messages, poll_tokens=tokens)
+        assert play(with_faults, seed, before_call=EngineKiller(launcher, seed, calls)) == expected
+    assert 6 <= len(messages) <= 10  # one that is not needed any more before the end is not missed
+    assert launcher.starts == 4 * engines + len(messages)
+    assert "engine-0 was ended by SIGKILL; engine-0 is replaced (1 of at most 10 times)" in messages
+
+
+@pytest.mark.parametrize(("engine", "reproducible"), [("scripted", False), ("UnreproducibleEngine", True)])
+def test_where_moments_differ_every_request_is_still_answered_once_with_its_own_tokens(
+    launcher: LightLauncher, engine: str, reproducible: bool
+) -> None:
+    answered = pool(launcher, *[engine_spec(engine)] * 2, reproducible=reproducible)
+    inject_fault = EngineKiller(launcher, 0, [4, 9, 17, 30, 41, 50])
+    requests = {r.id: r for number in range(60) for r in group(number, 4)}
+    came = play(CheckedEngine(answered, vocabulary=VOCABULARY), 3, before_call=inject_fault)
+    found = [generation for generation in came if isinstance(generation, Generation)]
+    for generation in found:
+        asked = requests[generation.request_id]
+        tokens, finish = cut(asked, *keyed_script()(asked))
+        assert generation.token_ids == tokens[: len(generation.token_ids)]
+        assert generation.finish == "aborted" or (generation.finish, generation.token_ids) == (finish, tokens)
+    assert len({generation.request_id for generation in found}) == len(found) > 10
+    assert answered.restarts >= 3
+
+
+def test_an_engine_that_hangs_is_replaced(launcher: LightLauncher, tmp_path: Path) -> None:
+    messages: list[str] = []
+    stuck = engine_spec("HangingEngine", mark=str(tmp_path / "mark"))
+    engine = pool(launcher, stuck, engine_spec("scripted"), messages=messages, call_timeout_s=1.0)
+    requests = [r for number in range(4) for r in group(number)]
+    engine.submit(requests)
+    first = launcher.running["engine-0"]
+    found = {g.request_id: g.token_ids for g in drain(engine, 12)}
+    assert found == {r.id: cut(r, *keyed_script()(r))[0] for r in requests}
+    assert messages[0].startswith("engine-0 gave no answer within 1 s; raise distributed.call_timeout_s")
+    assert not is_alive(first.pid)
+
+
+class DyingReplacementsLauncher(LightLauncher):
+    """The first three processes that it starts in the place of others are killed while they catch up."""
+
+    deaths = 0
+
+    def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> list[LocalWorker]:
+        is_replacement = bool(self.running)
+        workers = super().start(names, specs, together=together)
+        if is_replacement and self.deaths < 3:
+            self.deaths += 1
+            kill(workers[0].pid)
+        return workers
+
+
+def test_engines_that_are_lost_together_and_again_during_replay_are_replaced(tmp_path: Path) -> None:
+    launcher, messages = DyingReplacementsLauncher(tmp_path), list[str]()
+
+    def all_die(number: int) -> None:
+        if number == 55:
+            for worker in launcher.running.values():
+                kill(worker.pid)
+
+    made = [engine_spec("HistoryDependentEngine", slots=2)] * 2
+    expected = play(pool(launcher, *made), 5)
+    launcher.running.clear()
+    assert play(pool(launcher, *made, messages=messages), 5, before_call=all_die) == expected
+    assert len(messages) == 2 + 3
+    launcher.close()
+
+
+def test_beyond_the_limit_a_loss_is_an_error_with_the_exit_reason(launcher: LightLauncher) -> None:
+    engine = pool(launcher, engine_spec("scripted"), max_restarts=1)
+    engine.submit(group(1))
+    EngineKiller(launcher, 0, [0])(0)
+    engine.poll()
+    EngineKiller(launcher, 0, [0])(0)
+    with pytest.raises(
+        EngineError, match=r"engine-0 was ended by SIGKILL.*distributed\.engine_restarts=1, and 1 engines have been"
+    ):
+        drain(engine, 3)
+
+
+# --- whole runs
+
+
+@contextmanager
+def new_run(config: Config, path: Path) -> Iterator[Run]:
+    config = resolve_auto(config)
+    inputs = read_inputs(config)
+    with open_judge(config) as judge:
+        run = RunDirectory.create(path, dump_config(config), {})
+        with run.lock(), build_run(config, inputs, judge, run, ProgressDisplay(4), first_step=1) as parts:
+            try:
+                yield parts
+            finally:
+                parts.tracker.close()
+
+
+class HookedEngine:
+    """An engine with something that happens before each poll."""
+
+    def __init__(self, engine: EnginePool, inject_fault: Callable[[int], None]) -> None:
+        self._engine, self._inject_fault, self._polls = engine, inject_fault, 0
+        self.load_weights, self.submit, self.abort, self.close = (
+            engine.load_weights,
+            engine.submit,
+            engine.abort,
+            engine.close,
+        )
+
+    def poll(self) -> list[Generation]:
+        self._inject_fault(self._polls)
+        self._polls += 1
+        return self._engine.poll()
+
+
+def trained(
+    path: Path, config: Config, engine: EnginePool, inject_fault: Callable[[int], None] = lambda n: None
+) -> Path:
+    """A run with this engine in the place of its own."""
+    with new_run(config, path) as parts:
+        parts.engine = CheckedEngine(HookedEngine(engine, inject_fault), vocabulary=len(TINY_VOCABULARY))
+        try:
+            train(config, parts, TrainState())
+        finally:
+            engine.close()
+    return path
+
+
+# dynamic sampling with surplus, aborted groups, two updates a step, an evaluation between
+OPTIONS = (
+    "train.num_steps=3",
+    "train.save_every=0",
+    "train.eval_every=2",
+    "rollout.slots=8",
+    "rollout.engine_threads=1",
+)
+
+
+def test_killed_at_any_poll_of_a_step_the_run_ends_as_if_nothing_had_happened(
+    launcher: LightLauncher, tmp_path: Path
+) -> None:
+    config, specs = (
+        tiny(*OPTIONS),
+        [engine_spec("HistoryDependentEngine", slots=4, vocabulary=len(TINY_VOCABULARY))] * 2,
+    )
+    polls: list[int] = []
+    trained(tmp_path / "whole", config, pool(launcher, *specs), polls.append)
+    expected, rng, messages = contents(tmp_path / "whole"), random.Random(0), list[str]()
+    for number in range(2):
+        launcher.running.clear()
+        engine = pool(launcher, *specs, messages=messages)
+        inject_fault = EngineKiller(launcher, number, rng.sample(polls, 3))
+        trained(tmp_path / f"{number}", config, engine, inject_fault)
+        assert differences(contents(tmp_path / f"{number}"), expected) == []
+    assert len(messages) >= 3
+
+
+@pytest.fixture(scope="module")
+def in_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a run holds whose engine is where it trains."""
+    run = tmp_path_factory.mktemp("in_process") / "run"
+    start_run(tiny(*OPTIONS), run_dir=run, config_name="tiny")
+    return contents(run)
+
+
+def test_a_run_with_an_engine_process_is_the_run_in_one_process_to_the_byte(
+    tmp_path: Path, in_process: dict[str, Any]
+) -> None:
+    start_run(tiny(*OPTIONS, "rollout.engines=1"), run_dir=tmp_path / "run", config_name="tiny")
+    assert differences(contents(tmp_path / "run"), in_process) == []
+    assert (tmp_path / "run" / "logs" / "engine-0.log").exists()
+
+
+def natively(path: Path, *, engines: int, inject_fault: Callable[[int], None] = lambda n: None) -> dict[str, Any]:
+    """What a run holds that is sampled by native engines in other processes."""
+    SHARED_WORKERS.release_all()
+    specs = engine_specs(tiny(*OPTIONS, f"rollout.engines={engines}"))
+    return contents(trained(path, tiny(*OPTIONS), EnginePool(SHARED_WORKERS, specs, log=print), inject_fault))
+
+
+def test_a_native_engine_killed_in_the_middle_of_a_step_changes_nothing(
+    tmp_path: Path, in_process: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    SHARED_WORKERS.warm_up(2)
+    assert (
+        differences(
+            natively(tmp_path / "run", engines=1, inject_fault=EngineKiller(SHARED_WORKERS, 0, [25])), in_process
+        )
+        == []
+    )
+    assert "engine-0 is replaced (1 of at most 10 times)" in capsys.readouterr().out
+
+
+def test_a_run_with_two_engines_repeats_itself(tmp_path: Path) -> None:
+    first = natively(tmp_path / "a", engines=2)
+    assert differences(natively(tmp_path / "b", engines=2), first) == []
+
+
+def test_beyond_the_limit_the_run_saves_its_state_and_ends_with_a_plain_sentence(
+    launcher: LightLauncher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+
+    def second_step(number: int) -> None:
+        if (run / "rollouts" / "step_000001.parquet").exists():
+            kill(launcher.running["engine-0"].pid)
+
+    engine = pool(
+        launcher, engine_spec("HistoryDependentEngine", slots=4, vocabulary=len(TINY_VOCABULARY)), max_restarts=0
+    )
+    with pytest.raises(EngineError, match=r"engine-0 was ended by SIGKILL.*engine_restarts=0") as error:
+        trained(run, tiny(*OPTIONS), engine, second_step)
+    assert error.value.exit_code == 1
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step_000001"]
+    assert f"saved: step 1 of 3; continue with: dapo resume {run}\n" in capsys.readouterr().out
+
+
+def test_an_evaluation_by_two_engines_agrees_with_one_in_process(tmp_path: Path) -> None:
+    options = ("model.dtype=float32", "reward.verifier=dapo.rewards.examples:has_digit", "train.threads=1")
+    limits = ("eval.max_response_tokens=8", "eval.max_problems=12")
+    found = []
+    for engines in (0, 2):
+        output = tmp_path / f"{engines}.json"
+        overrides = (*options, *limits, f"rollout.engines={engines}")
+        asked = EvalRequest("builtin:sums", samples_per_problem=3, output=output, overrides=overrides)
+        evaluate_model("tiny-random", asked)
+        found.append(json.loads(output.read_text()))
+    assert found[0] == found[1]
+    assert found[0]["problems"] == 12
+
+
+# --- blueprints and words
+
+
+@pytest.mark.parametrize(
+    ("options", "threads"),
+    [
+        (["rollout.engines=1"], 8),
+        (["rollout.engines=3"], 2),
+        (["rollout.engines=16"], 1),
+        (["rollout.engines=3", "schedule=one_step_off"], 2),
+        (["rollout.engines=1", "schedule=one_step_off"], 4),
+        (["rollout.engines=3", "rollout.engine_threads=5"], 5),
+        (["rollout.engine=vllm"], 8),
+    ],
+)
+def test_threads_are_shared_equally_unless_they_are_given(options: list[str], threads: int) -> None:
+    assert engine_threads(tiny(*options), 8) == threads
+
+
+def test_a_worker_spec_sets_the_threads_before_the_interpreter_starts() -> None:
+    made = engine_specs(tiny("rollout.engines=2", "rollout.engine_threads=3"))
+    assert [(one.cpus, one.environment["OMP_NUM_THREADS"], one.options["threads"]) for one in made] == [(3, "3", 3)] * 2
+
+
+def test_a_clusters_gpus_are_asked_for_where_it_has_any() -> None:
+    def gpus(*options: str, of: float) -> list[float]:
+        return [b.gpus for b in engine_specs(tiny("launcher=ray", "rollout.engines=2", *options), cluster_gpus=of)]
+
+    assert gpus(of=0) == [0, 0]
+    assert gpus(of=8) == [1, 1]
+    assert gpus("distributed.engine_gpus=0.25", of=8) == [0.25, 0.25]
+
+
+def test_engines_take_the_gpus_that_trainers_leave_or_share_all_of_them() -> None:
+    eight = list("01234567")
+    assert gpu_assignments(["0"], trainers=1, engines=2, gpus_per_engine=1) == [None, None]
+    assert gpu_assignments(eight, trainers=4, engines=4, gpus_per_engine=1) == ["4", "5", "6", "7"]
+    assert gpu_assignments(eight, trainers=2, engines=3, gpus_per_engine=2) == ["2,3", "4,5", "6,7"]
+    assert gpu_assignments(eight, trainers=8, engines=8, gpus_per_engine=1) == eight
+    assert gpu_assignments(["3", "5"], trainers=1, engines=1, gpus_per_engine=1) == ["5"]
+    assert gpu_assignments(["3", "5"], trainers=1, engines=3, gpus_per_engine=1) == ["3", "5", "3"]
+
+
+def test_check_says_how_many_processes_run_and_which_options_have_no_effect() -> None:
+    assert "  one process that samples and trains" in list(explain(tiny()))
+    assert "  3 processes on this machine: one trains, 2 sample (native, in lockstep)" in list(
+        explain(tiny("rollout.engines=2"))
+    )
+    assert "  1 process on Ray: one trains; the command's own samples" in list(explain(tiny("launcher=ray")))
+    unused = ["rollout.engine_threads=2", "rollout.vllm.cache_gib=1", "distributed.engine_restarts=1"]
+    names = [line.partition(":")[0] for line in ignored_options(tiny(*unused, "distributed.call_timeout_s=5"))]
+    for name in ("rollout.engine_threads", "rollout.vllm.*", "distributed.engine_restarts"):
+        assert name in names
+    assert "distributed.call_timeout_s" in names
+    used = ["rollout.engines=1", "rollout.engine_threads=2", "distributed.engine_restarts=1", "launcher=ray"]
+    assert not [
+        line for line in ignored_options(tiny(*used)) if line.startswith(("rollout", "distributed", "launcher"))
+    ]

@@ -1,0 +1,381 @@
+"""Laws of workers on Ray, on a real cluster of several nodes on this machine: places, weights, losses, newcomers."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from contracts.launcher_contract import (
+    PROGRAM_ENVIRONMENT,
+    RECORDER_SPEC,
+    WORKER_ENVIRONMENT,
+    LauncherContract,
+    Weights,
+    ends,
+    read_weights,
+    start,
+)
+from dapo.assemble import build_run, open_judge, read_inputs
+from dapo.cli.train import resume_run, start_run
+from dapo.config import dump_config
+from dapo.core.errors import LaunchError, WorkerDied
+from dapo.distributed.engine_pool import EnginePool
+from dapo.distributed.engine_specs import engine_specs
+from dapo.distributed.protocol import WorkerSpec
+from dapo.distributed.ray.launcher import PRESTART, RayLauncher, RayWorker
+from dapo.engines.checked import CheckedEngine
+from dapo.policy.aliases import TINY_VOCABULARY
+from dapo.telemetry.console import ProgressDisplay
+from dapo.training.run_directory import RunDirectory
+from dapo.training.state import TrainState
+from dapo.training.train import train
+from dapo.types import Generation
+from helpers.tiny_runs import CONFIGS, contents, differences, tiny
+
+ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.ray
+
+HEAD_CPUS = 4
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head with four CPUs; tests add nodes and take them away again."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as environment:
+        for name in PRESTART:
+            environment.setenv(name, "0")
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": HEAD_CPUS, "include_dashboard": False})
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@pytest.fixture
+def start_in(cluster: Any, tmp_path: Path) -> Iterator[Callable[..., RayLauncher]]:
+    made: list[RayLauncher] = []
+
+    def make(timeout_s: float, **options: Any) -> RayLauncher:
+        made.append(RayLauncher(tmp_path / "logs", timeout_s=timeout_s, address=cluster.address, **options))
+        return made[-1]
+
+    yield make
+    for launcher in made:
+        launcher.close()
+    assert frees(HEAD_CPUS)
+
+
+@pytest.fixture
+def launcher(start_in: Callable[..., RayLauncher]) -> RayLauncher:
+    return start_in(60)
+
+
+def frees(cpus: float, *, within_s: float = 15) -> bool:
+    """Does the cluster come to have so many CPUs free?"""
+    deadline = time.monotonic() + within_s
+    while round(ray.available_resources().get("CPU", 0), 2) != cpus:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def needing(cpus: float, gpus: float = 0) -> WorkerSpec:
+    return WorkerSpec(RECORDER_SPEC.factory, {}, WORKER_ENVIRONMENT, cpus=cpus, gpus=gpus)
+
+
+class TestRayLauncherContract(LauncherContract):
+    """All of them."""
+
+
+# --- places
+
+
+def test_what_cannot_be_placed_is_named_with_what_there_is(start_in: Callable[..., RayLauncher]) -> None:
+    launcher = start_in(1)
+    with pytest.raises(LaunchError) as error:
+        launcher.start(["a", "b", "c"], [needing(3), needing(3), needing(1, gpus=2)])
+    assert str(error.value) == (
+        "no place within 1 s (distributed.start_timeout_s) for b (3 CPUs) and c (1 CPU, 2 GPUs), 4 CPUs, 2 GPUs in "
+        "all; the cluster has 1 node with 4 CPUs (1 free; 4 on the largest node) and 0 GPUs (0 free; 0 on the largest "
+        "node)"
+    )
+
+
+def test_a_worker_group_gets_all_of_its_bundles_or_none(start_in: Callable[..., RayLauncher]) -> None:
+    launcher = start_in(1)
+    with pytest.raises(LaunchError, match=r"r0, r1, r2 \(2 CPUs each\), 6 CPUs in all; .*4 CPUs \(4 free"):
+        launcher.start(["r0", "r1", "r2"], [needing(2)] * 3, together=True)
+    assert frees(HEAD_CPUS)
+    trainer_group = start_in(60).start(["r0", "r1"], [needing(2)] * 2, together=True)
+    assert [worker.call("add", 1).result(30) for worker in trainer_group] == [1, 1]
+    assert frees(0)
+
+
+def test_a_worker_groups_placement_group_is_removed_with_its_last_worker(launcher: RayLauncher) -> None:
+    trainer_group = launcher.start(["r0", "r1"], [needing(2)] * 2, together=True)
+    os.kill(trainer_group[0].pid, signal.SIGKILL)
+    with pytest.raises(
+        WorkerDied, match=rf"r0 \(process {trainer_group[0].pid} on node [\d.]+\) is gone: its worker process"
+    ):
+        trainer_group[0].call("add", 1).result(30)
+    trainer_group[1].kill()
+    again = launcher.start(["r0", "r1"], [needing(2)] * 2, together=True)
+    assert [worker.call("add", 2).result(30) for worker in again] == [2, 2]
+
+
+def test_a_worker_without_gpus_sees_none(launcher: RayLauncher) -> None:
+    assert start(launcher).call("variable", "CUDA_VISIBLE_DEVICES").result(30) == ""
+
+
+def test_another_interpreter_is_used(launcher: RayLauncher, tmp_path: Path) -> None:
+    other = tmp_path / "python"
+    other.write_text(f'#!/bin/sh\nOTHER=yes exec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    spec = WorkerSpec(RECORDER_SPEC.factory, {}, WORKER_ENVIRONMENT, python=str(other))
+    assert launcher.start(["one"], [spec])[0].call("variable", "OTHER").result(30) == "yes"
+
+
+# --- weights
+
+
+def test_weights_reach_a_worker_that_reads_no_files_of_this_machine(start_in: Callable[..., RayLauncher]) -> None:
+    launcher = start_in(60, use_shared_memory=False)
+    worker = start(launcher)
+    read_weights(launcher, worker)
+    assert (
+        worker.call("source", launcher.publish_weights(Weights({"a": torch.ones(2)}), 4)).result(30)
+        == "SafetensorsBytes"
+    )
+
+
+# --- losses and newcomers
+
+
+def test_a_lost_node_takes_its_workers_and_a_new_node_starts_a_waiting_worker(
+    cluster: Any, launcher: RayLauncher
+) -> None:
+    leaving = cluster.add_node(num_cpus=8)
+    worker = launcher.start(["big"], [needing(8)])[0]
+    future = worker.call("sleep", 60)
+    cluster.remove_node(leaving, allow_graceful=False)
+    with pytest.raises(
+        WorkerDied, match=r"big \(process \d+ on node [\d.]+\) is (gone: its (node|worker)|out of reach)"
+    ):
+        future.result(60)
+    successor: Future[Any] = Future()
+    threading.Thread(target=lambda: successor.set_result(launcher.start(["big"], [needing(8)])[0])).start()
+    time.sleep(0.5)
+    assert not successor.done()
+    joining = cluster.add_node(num_cpus=8)
+    assert successor.result(60).call("add", 1).result(30) == 1
+    launcher.close()
+    cluster.remove_node(joining)
+
+
+PROGRAM = """
+import json, os, signal, sys, pathlib, time
+from dapo.distributed.ray.launcher import RayLauncher
+from launcher_contract import start
+answer = signal.signal(signal.SIGTERM, lambda *_: None)
+mine = signal.getsignal(signal.SIGTERM)
+launcher = RayLauncher(pathlib.Path(sys.argv[1]), timeout_s=60, address=sys.argv[2] or None)
+worker = start(launcher)
+assert worker.call("add", 1).result(30) == 1
+assert signal.getsignal(signal.SIGTERM) is mine, "SIGTERM was taken"
+busy = worker.call("sleep", 60)
+print(json.dumps({"worker": worker.pid, "session": ray_session()}), flush=True)
+sys.stdin.readline()
+launcher.close()
+print(repr(busy.exception(5)), flush=True)
+sys.stdin.readline()
+"""
+SESSION = """
+def ray_session():
+    import ray
+    return ray._private.worker._global_node.get_session_dir_path()
+"""
+
+
+def run_program(tmp_path: Path, address: str) -> "subprocess.Popen[str]":
+    """A driver of its own, with warnings as errors."""
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", SESSION + PROGRAM, str(tmp_path / "logs"), address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=PROGRAM_ENVIRONMENT | {"HOME": str(tmp_path)},
+    )
+
+
+def session_processes(session: str) -> list[int]:
+    """Processes of a Ray session: all have its folder in their command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and session in (entry / "cmdline").read_text():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_the_resources_of_a_driver_that_is_killed_come_free(cluster: Any, tmp_path: Path) -> None:
+    with run_program(tmp_path, cluster.address) as driver:
+        assert driver.stdout is not None
+        info = json.loads(driver.stdout.readline())
+        assert frees(HEAD_CPUS - 1)
+        driver.kill()
+    assert ends(info["worker"], within_s=20)
+    assert frees(HEAD_CPUS)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_cluster_of_the_runs_own_ends_with_it(tmp_path: Path, is_killed: bool) -> None:
+    with run_program(tmp_path, "") as driver:
+        assert driver.stdout is not None
+        assert driver.stdin is not None
+        info = json.loads(driver.stdout.readline())
+        processes = session_processes(info["session"])
+        assert len(processes) > 2
+        if is_killed:
+            driver.kill()
+        else:
+            print(file=driver.stdin, flush=True)
+            assert "WorkerDied('one was ended by this run')" in driver.stdout.readline()
+        assert all(ends(pid, within_s=20) for pid in [info["worker"], *processes])
+        if not is_killed:
+            print(file=driver.stdin, flush=True)
+            assert driver.wait(10) == 0
+
+
+def test_a_cluster_that_cannot_be_joined_is_an_error_that_names_the_address() -> None:
+    program = (
+        "import sys, pathlib; from dapo.distributed.ray.launcher import RayLauncher; from dapo.core.errors import *\n"
+        "for address in sys.argv[1:]:\n"
+        "    try: RayLauncher(pathlib.Path('.'), timeout_s=1, address=address).gpus\n"
+        "    except LaunchError as error: print(error)"
+    )
+    addresses = ["127.0.0.1:1", "ray://127.0.0.1:1"]
+    result = subprocess.run(
+        [sys.executable, "-c", program, *addresses], capture_output=True, text=True, env=PROGRAM_ENVIRONMENT, check=True
+    )
+    nobody, client = result.stdout.splitlines()
+    assert "ray_address=127.0.0.1:1 could not be joined" in nobody
+    assert "refused" in nobody
+    assert "HOST:PORT" in client
+
+
+# --- whole runs
+
+OPTIONS = ("train.num_steps=3", "train.save_every=1", "train.eval_every=2", "rollout.engine_threads=1")
+
+
+class TrackingRayLauncher(RayLauncher):
+    """Knows its workers by name."""
+
+    def start(self, names: Sequence[str], *arguments: Any, **options: Any) -> list[RayWorker]:
+        workers = super().start(names, *arguments, **options)
+        self.__dict__.setdefault("running", {}).update(zip(names, workers, strict=True))
+        return workers
+
+
+class HookedEngine:
+    """An engine with something that happens before some of its polls."""
+
+    def __init__(self, engine: EnginePool, faults: dict[int, Callable[[], None]]) -> None:
+        self._engine, self._faults, self._polls = engine, faults, 0
+        self.load_weights, self.submit = engine.load_weights, engine.submit
+        self.abort, self.close = engine.abort, engine.close
+
+    def poll(self) -> list[Generation]:
+        self._faults.pop(self._polls, lambda: None)()
+        self._polls += 1
+        return self._engine.poll()
+
+
+def test_an_engine_that_is_killed_and_a_node_that_leaves_in_mid_step_change_nothing_of_a_run(
+    cluster: Any, tmp_path: Path
+) -> None:
+    config = tiny(*OPTIONS, "rollout.engines=2")
+    start_run(config, run_dir=tmp_path / "local", config_name="tiny")
+
+    second = cluster.add_node(num_cpus=1)
+    launcher = TrackingRayLauncher(tmp_path / "logs", timeout_s=60, address=cluster.address)
+    holder = launcher.start(["holder"], [needing(HEAD_CPUS - 1)])[0]  # so that each engine is on another node
+    messages: list[str] = []
+    engine = EnginePool(launcher, engine_specs(config), log=messages.append)
+
+    def leave() -> None:
+        holder.kill()
+        cluster.remove_node(second, allow_graceful=False)
+
+    faults = {12: lambda: os.kill(launcher.running["engine-0"].pid, signal.SIGKILL), 30: leave}
+    inputs = read_inputs(config)
+    with open_judge(config) as judge:
+        run = RunDirectory.create(tmp_path / "ray", dump_config(config), {})
+        plain = tiny(*OPTIONS)
+        with run.lock(), build_run(plain, inputs, judge, run, ProgressDisplay(3), first_step=1) as parts:
+            parts.engine = CheckedEngine(HookedEngine(engine, faults), vocabulary=len(TINY_VOCABULARY))
+            train(plain, parts, TrainState())
+            parts.tracker.close()
+    engine.close()
+    launcher.close()
+    assert faults == {}
+    assert len(messages) == 2
+    assert differences(contents(tmp_path / "ray"), contents(tmp_path / "local")) == []
+
+
+def process_of(log: Path) -> int:
+    """The process that prints into a log."""
+    for fd_path in Path("/proc").glob("[0-9]*/fd/1"):
+        try:
+            if fd_path.readlink() == log:
+                return int(fd_path.parts[2])
+        except OSError:
+            continue
+    raise LookupError(f"nobody prints into {log}")
+
+
+def test_a_ray_run_with_killed_trainer_rank_and_driver_ends_like_a_local_one(cluster: Any, tmp_path: Path) -> None:
+    spread = (*OPTIONS, "rollout.engines=2", "distributed.trainer_ranks=2", "distributed.trainer_threads=1")
+    start_run(tiny(*spread), run_dir=tmp_path / "local", config_name="tiny")
+    run = tmp_path / "ray"
+    overrides = [*spread, "train.threads=1", "launcher=ray", f"distributed.ray_address={cluster.address}"]
+    command = ["train", str(CONFIGS / "tiny.yaml"), *overrides, "--run-dir", str(run)]
+    errors = tmp_path / "errors"
+    with (
+        open(errors, "w") as file,
+        subprocess.Popen([sys.executable, "-m", "dapo", *command], env=PROGRAM_ENVIRONMENT, stderr=file) as driver,
+    ):
+
+        def wait_for(step: int) -> None:
+            while not (run / "checkpoints" / f"step_{step:06d}").exists():
+                assert driver.poll() is None, errors.read_text()
+                time.sleep(0.02)
+
+        wait_for(1)
+        os.kill(process_of(run / "logs" / "trainer-1.log"), signal.SIGKILL)
+        while "goes back to its last checkpoint by itself, time 1 of" not in errors.read_text():
+            assert driver.poll() is None, errors.read_text()
+            time.sleep(0.02)
+        wait_for(2)
+        driver.kill()
+    assert frees(HEAD_CPUS)
+    resume_run(run, [])
+    assert differences(contents(run), contents(tmp_path / "local")) == []
+    assert {path.name for path in (run / "logs").iterdir()} == {
+        f"{kind}-{i}.log" for kind in ("engine", "trainer") for i in (0, 1)
+    }

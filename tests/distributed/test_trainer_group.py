@@ -1,0 +1,291 @@
+"""Laws of a gang of trainer ranks: a run on two is the run on one, and a lost rank costs nothing but time."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from dapo.cli.train import export_run, resume_run, start_run
+from dapo.config import Config
+from dapo.core.errors import NumericsError, TrainerLost, WorkerDied, WorkerFault
+from dapo.distributed.trainer_group import TrainerGroup
+from dapo.distributed.weight_files import WeightsFolder
+from dapo.policy.checkpoint import SavedWeights
+from dapo.policy.model import load_model
+from helpers.tiny_policies import groups_of
+from helpers.tiny_runs import metrics, saved_steps, tiny
+
+STEPS = 5
+
+
+def config_of(model: Path, *overrides: str) -> Config:
+    """Two updates a step, gradients clipped, checkpoints on the way."""
+    return tiny(
+        f"model.name={model}",
+        "model.dtype=float64",
+        "optim.lr=0.001",
+        "optim.max_grad_norm=0.5",
+        "rollout.temperature=0.8",
+        "dynamic_sampling.max_groups_per_step=40",
+        f"train.num_steps={STEPS}",
+        "train.keep_checkpoints=9",
+        "distributed.trainer_threads=1",
+        *overrides,
+    )
+
+
+TWO = "distributed.trainer_ranks=2"
+
+
+@pytest.fixture(scope="module")
+def runs(float64_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """The same run in this process, and on two ranks."""
+    folder = tmp_path_factory.mktemp("runs")
+    start_run(config_of(float64_model), run_dir=folder / "1", config_name="t")
+    start_run(config_of(float64_model, TWO), run_dir=folder / "2", config_name="t")
+    return {1: folder / "1", 2: folder / "2"}
+
+
+def final_weights(run: Path) -> dict[str, Tensor]:
+    return dict(SavedWeights(run / "checkpoints" / f"step_{STEPS:06d}").named_tensors())
+
+
+def assert_same_run(found: Path, expected: Path) -> None:
+    """Metrics and weights to 1e-8."""
+    for row, other in zip(metrics(found), metrics(expected), strict=True):
+        assert row.keys() == other.keys()
+        for name, value in other.items():
+            assert row[name] == pytest.approx(value, rel=1e-8, abs=1e-8), name
+    weights = final_weights(found)
+    for name, tensor in final_weights(expected).items():
+        torch.testing.assert_close(weights[name], tensor, rtol=0, atol=1e-8)
+
+
+def test_five_steps_on_two_ranks_are_those_of_one_process(runs: dict[int, Path]) -> None:
+    rows = metrics(runs[1])[1:]
+    assert max(row["optim/grad_norm"] for row in rows) > 0.5
+    assert_same_run(runs[2], runs[1])
+    assert (runs[2] / "checkpoints" / "step_000005" / "exp_avg").is_dir()
+    assert (runs[2] / "logs" / "trainer-1.log").exists()
+
+
+def test_the_export_of_a_run_on_two_ranks_is_that_of_one(runs: dict[int, Path], tmp_path: Path) -> None:
+    for size, run in runs.items():
+        export_run(run, tmp_path / str(size), step=None)
+    one, two = (load_file(tmp_path / str(size) / "model.safetensors") for size in (1, 2))
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-8)
+    load_model(str(tmp_path / "2"), dtype=torch.float64)
+
+
+def test_a_killed_rank_sends_the_run_back_to_its_checkpoint_with_the_same_end(
+    runs: dict[int, Path], float64_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    with after_step(3, run, lambda: os.kill(trainers()[1], signal.SIGKILL)):
+        start_run(config_of(float64_model, TWO), run_dir=run, config_name="t")
+    stderr = capsys.readouterr().err
+    assert "trainer-1 was ended by SIGKILL" in stderr
+    assert "the run goes back to its last checkpoint by itself, time 1 of 3" in stderr
+    assert metrics(run) == metrics(runs[2])
+    expected = final_weights(runs[2])
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in final_weights(run).items())
+    assert trainers() == []
+
+
+def test_beyond_max_restarts_the_run_fails_with_a_message_and_another_number_of_ranks_can_go_on(
+    runs: dict[int, Path], float64_model: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    config = config_of(float64_model, TWO, "distributed.max_restarts=0")
+    with (
+        after_step(3, run, lambda: os.kill(trainers()[0], signal.SIGKILL)),
+        pytest.raises(TrainerLost, match=r"SIGKILL.*0 times \(distributed.max_restarts\).*dapo resume") as caught,
+    ):
+        start_run(config, run_dir=run, config_name="t")
+    assert caught.value.exit_code == 1
+    assert f"step_{STEPS:06d}" not in saved_steps(run)
+    assert trainers() == []
+    resume_run(run, ["distributed.trainer_ranks=1"])
+    assert_same_run(run, runs[1])
+
+
+class after_step:
+    """While the body runs: do something once a step's line is in the metrics."""
+
+    def __init__(self, step: int, run: Path, action: Callable[[], None]) -> None:
+        self._step, self._run, self._action = step, run, action
+        self._thread = threading.Thread(target=self._watch)
+        self._stop = threading.Event()
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        path = self._run / "metrics.jsonl"
+        while not self._stop.wait(0.005):
+            if path.exists() and f'"step": {self._step}' in path.read_text():
+                self._action()
+                return
+
+
+def trainers() -> list[int]:
+    """Process ids of this process's living trainer ranks, in their order; other tests keep engines of their own."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (path / "cmdline").read_bytes()
+            state, parent = (path / "stat").read_text().rpartition(")")[2].split()[:2]
+            log = Path(os.readlink(path / "fd" / "1")).name
+        except OSError:
+            continue
+        is_rank = b"dapo.distributed.worker_main" in command and log.startswith("trainer-")
+        if is_rank and int(parent) == os.getpid() and state != "Z":
+            found[log] = int(path.name)
+    return [pid for _, pid in sorted(found.items())]
+
+
+class FakeWorker:
+    """A worker whose answers are given beforehand, by method; None for one that never answers."""
+
+    def __init__(self, name: str, answers: dict[str, Any]) -> None:
+        self.name = name
+        self.answers = {"rendezvous_address": ("here", 1), "init_process_group": ..., "can_access": True} | answers
+        self.is_killed = False
+
+    def call(self, method: str, /, *arguments: Any, **options: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        given = self.answers[method]
+        if isinstance(given, Exception):
+            future.set_exception(given)
+        elif given is not None:
+            future.set_result(given)
+        return future
+
+    def kill(self) -> None:
+        self.is_killed = True
+
+    def close(self) -> None: ...
+
+
+class FakeLauncher:
+    """Starts what it was given."""
+
+    def __init__(self, *answers: dict[str, Any]) -> None:
+        self.workers = [FakeWorker(f"trainer-{i}", given) for i, given in enumerate(answers)]
+
+    def start(self, names: Sequence[str], specs: Sequence[object], *, together: bool = False) -> list[FakeWorker]:
+        assert together
+        assert list(names) == [worker.name for worker in self.workers]
+        return self.workers
+
+
+@pytest.fixture
+def trainer_group_of() -> Iterator[Callable[..., tuple[TrainerGroup, FakeLauncher]]]:
+    trainer_groups = []
+
+    def make(*answers: dict[str, Any]) -> tuple[TrainerGroup, FakeLauncher]:
+        launcher: Any = FakeLauncher(*answers)
+        config = tiny(f"distributed.trainer_ranks={len(answers)}", "distributed.call_timeout_s=0.2")
+        trainer_groups.append(TrainerGroup(config, launcher, threads=1))
+        return trainer_groups[-1], launcher
+
+    yield make
+    for trainer_group in trainer_groups:
+        trainer_group.close()
+
+
+ANSWER = ({"loss/policy": 1.0}, 0)
+
+
+def test_a_rank_that_hangs_ends_the_trainer_group_within_the_timeout_and_is_named(trainer_group_of: Any) -> None:
+    trainer_group, launcher = trainer_group_of({"update": ANSWER}, {"update": None})
+    start = time.monotonic()
+    with pytest.raises(TrainerLost, match=r"^trainer-1 gave no answer within 0\.2 s.*call_timeout_s"):
+        trainer_group.update(groups_of([(3, (4, 4))]), step=1)
+    assert time.monotonic() - start < 5
+    assert all(worker.is_killed for worker in launcher.workers)
+    with pytest.raises(TrainerLost, match="trainer-1 gave no answer"):
+        trainer_group.weights()
+
+
+def test_a_dead_rank_is_reported_even_where_another_fails_first_because_of_it(trainer_group_of: Any) -> None:
+    trainer_group, launcher = trainer_group_of(
+        {"update": WorkerFault("connection reset")}, {"update": WorkerDied("trainer-1 is gone")}
+    )
+    with pytest.raises(TrainerLost, match="trainer-1 is gone"):
+        trainer_group.update(groups_of([(3, (4, 4))]), step=1)
+    assert all(worker.is_killed for worker in launcher.workers)
+
+
+def test_an_error_that_all_ranks_share_is_raised_and_the_trainer_group_goes_on(trainer_group_of: Any) -> None:
+    error = NumericsError("not finite")
+    trainer_group, launcher = trainer_group_of({"update": error, "load": 3}, {"update": error, "load": 3})
+    with pytest.raises(NumericsError, match="not finite"):
+        trainer_group.update(groups_of([(3, (4, 4))]), step=1)
+    trainer_group.load(Path("somewhere"))
+    assert trainer_group.skipped_in_a_row == 3
+    assert not any(worker.is_killed for worker in launcher.workers)
+
+
+def test_a_fault_in_the_ranks_is_raised_as_it_is_and_ends_the_trainer_group(trainer_group_of: Any) -> None:
+    fault = WorkerFault("ZeroDivisionError: by zero")
+    trainer_group, launcher = trainer_group_of({"update": fault}, {"update": fault})
+    with pytest.raises(WorkerFault, match="by zero"):
+        trainer_group.update(groups_of([(3, (4, 4))]), step=1)
+    assert all(worker.is_killed for worker in launcher.workers)
+
+
+def test_a_disk_that_refuses_a_checkpoint_is_an_os_error_like_in_one_process(
+    trainer_group_of: Any, tmp_path: Path
+) -> None:
+    done, refused = (True, None), (True, "No space left on device")
+    answers = {"snapshot": ..., "start_writing": ...}
+    trainer_group, launcher = trainer_group_of({**answers, "has_written": done}, {**answers, "has_written": refused})
+    with pytest.raises(OSError, match="No space left"):
+        trainer_group.save(tmp_path)
+    assert not any(worker.is_killed for worker in launcher.workers)
+
+
+def test_a_checkpoint_that_is_never_written_ends_the_trainer_group(trainer_group_of: Any, tmp_path: Path) -> None:
+    answers = {"snapshot": ..., "start_writing": ..., "has_written": (False, None)}
+    trainer_group, launcher = trainer_group_of(answers, answers)
+    with pytest.raises(TrainerLost, match=r"not written a checkpoint within 0\.2 s"):
+        trainer_group.save(tmp_path)
+    assert all(worker.is_killed for worker in launcher.workers)
+
+
+def test_weights_that_lie_in_shared_memory_are_handed_on_as_they_are(trainer_group_of: Any) -> None:
+    trainer_group, _ = trainer_group_of({"export_weights": ...}, {"export_weights": ...})
+    trainer_group.weights()
+    weights = trainer_group.weights()
+    folder = WeightsFolder()
+    handle = folder.write(weights, 17)
+    assert (handle.path, handle.version, handle.label) == (weights.path, 17, "2")
+    assert not list(folder.path.glob("*.safetensors"))
+    folder.close()
+
+
+def test_weights_come_in_a_message_where_rank_0_runs_on_another_machine(trainer_group_of: Any) -> None:
+    from safetensors.torch import save
+
+    content = save({"a": torch.ones(2)}, metadata={"version": "1", "tied": "b=a"})
+    trainer_group, _ = trainer_group_of(
+        {"can_access": False, "send_weights": content}, {"can_access": True, "send_weights": ...}
+    )
+    weights = trainer_group.weights()
+    assert {name: tensor.tolist() for name, tensor in weights.open().named_tensors()} == {"a": [1, 1], "b": [1, 1]}

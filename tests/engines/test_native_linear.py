@@ -1,0 +1,137 @@
+"""Linear layers in the processor's own order, and layers fused around them: the same products, new weights taken in."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dapo.engines.native.cache import SlotCache
+from dapo.engines.native.linear import FusedQKVLinear, PrepackedLinear, can_prepack, prepack_linears, prepacked_weights
+from dapo.engines.native.support import patch_model
+from helpers.tiny_models import SERVED
+
+CPU = torch.device("cpu")
+FLOAT32 = pytest.mark.skipif(not can_prepack(torch.float32, CPU), reason="this torch has no packed matmul for float32")
+
+
+def keyed(*shape: int) -> Tensor:
+    """Numbers that are a function of the shape."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+class TiedLayers(nn.Module):
+    """An embedding whose weight is the head's too, and a layer with a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(40, 24)
+        self.inner = nn.Linear(24, 24)
+        self.head = nn.Linear(24, 40, bias=False)
+        self.head.weight = self.embedding.weight
+        self.requires_grad_(False)
+
+
+@FLOAT32
+@pytest.mark.parametrize("rows", [1, 3, 16, 64, 200])
+def test_any_number_of_rows_gives_the_plain_product(rows: int) -> None:
+    plain = nn.Linear(48, 33)
+    prepacked = PrepackedLinear(plain, rows=16, tied=False)
+    inputs = keyed(rows, 48)
+    with torch.inference_mode():
+        assert torch.allclose(prepacked(inputs), plain(inputs), atol=1e-5, rtol=1e-5)
+        assert torch.allclose(prepacked(inputs[None]), plain(inputs)[None], atol=1e-5, rtol=1e-5)
+
+
+@FLOAT32
+def test_new_weights_are_used_and_old_ones_are_gone() -> None:
+    prepacked = PrepackedLinear(nn.Linear(48, 32, bias=False), rows=8, tied=False)
+    weight, inputs = keyed(32, 48), keyed(8, 48)
+    prepacked.load(weight.double())
+    with torch.inference_mode():
+        assert torch.allclose(prepacked(inputs), inputs @ weight.T, atol=1e-5, rtol=1e-5)
+
+
+@FLOAT32
+def test_a_packed_weight_has_its_shape_and_takes_no_memory_of_its_own() -> None:
+    prepacked = PrepackedLinear(nn.Linear(48, 32), rows=8, tied=False)
+    assert prepacked.weight.shape == (32, 48)
+    assert prepacked.weight.untyped_storage().nbytes() == 4
+
+
+@FLOAT32
+def test_a_tied_weight_stays_whole_for_its_other_user() -> None:
+    model = TiedLayers()
+    assert prepack_linears(model, rows=8) == 2
+    weight, inputs = keyed(40, 24), keyed(8, 24)
+    prepacked_weights(model)[id(model.embedding.weight)].load(weight)
+    assert torch.equal(model.embedding.weight, weight)
+    with torch.inference_mode():
+        assert torch.allclose(model.head(inputs), inputs @ weight.T, atol=1e-5, rtol=1e-5)
+    assert sorted(name for name, _ in model.named_parameters()) == ["embedding.weight", "inner.bias", "inner.weight"]
+
+
+def test_float64_layers_and_layers_of_another_class_are_left_alone() -> None:
+    class Own(nn.Linear):
+        pass
+
+    model = nn.Sequential(nn.Linear(4, 4).double(), Own(4, 4))
+    assert prepack_linears(model, rows=8) == 0
+    assert [type(module) for module in model] == [nn.Linear, Own]
+
+
+@FLOAT32
+def test_activation_factor_and_sum_come_with_the_product() -> None:
+    plain = nn.Linear(48, 32)
+    prepacked = PrepackedLinear(plain, rows=8, tied=False)
+    inputs, other = keyed(8, 1, 48), keyed(8, 1, 32)
+    with torch.inference_mode():
+        product = plain(inputs)
+        for found, expected in (
+            (prepacked.silu(inputs), nn.functional.silu(product)),
+            (prepacked.plus(inputs, other), product + other),
+            (prepacked.times(inputs, other), product * other),
+        ):
+            assert torch.allclose(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@FLOAT32
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_joint_product_is_those_of_its_layers_whose_new_values_count_when_all_have_come(bias: bool) -> None:
+    plain = [nn.Linear(48, size, bias=bias) for size in (24, 8, 8)]
+    fused_qkv = FusedQKVLinear(plain, rows=8)
+    inputs = keyed(8, 48)
+    with torch.inference_mode():
+        before = fused_qkv(inputs)
+        assert torch.allclose(before, torch.cat([layer(inputs) for layer in plain], 1), atol=1e-5, rtol=1e-5)
+        weights = [keyed(*layer.weight.shape) for layer in plain]
+        for layer, weight in zip(fused_qkv.layers[1:], weights[1:], strict=True):
+            layer.load(weight)
+        assert torch.equal(fused_qkv(inputs), before)
+        fused_qkv.layers[0].load(weights[0])
+        expected = [nn.functional.linear(inputs, w, p.bias) for w, p in zip(weights, plain, strict=True)]
+        assert torch.allclose(fused_qkv(inputs), torch.cat(expected, 1), atol=1e-5, rtol=1e-5)
+
+
+@FLOAT32
+@pytest.mark.parametrize("name", SERVED)
+def test_fused_layers_compute_what_the_model_does(name: str) -> None:
+    torch.manual_seed(0)
+    model = SERVED[name]().eval().requires_grad_(False)
+    plain = copy.deepcopy(model)
+    ids = [torch.tensor([[3 * i % 197 for i in range(length)]]) for length in (9, 4)]
+    forward = patch_model(model, rows=4)
+    fused = sum(isinstance(layer.forward, partial) for layer in model.base_model.layers)
+    is_known = name.split()[0] in ("llama", "tied", "qwen2", "qwen3", "mistral")
+    assert fused == (2 if is_known else 0)
+    with torch.inference_mode():
+        prefilled = forward.prefill([row[0, :-1].tolist() for row in ids])
+        cache = SlotCache()
+        cache.reserve(2, 9, 9)
+        cache.store(prefilled.cache, [0, 1], [0, 1], 8)
+        logits = forward.decode(cache, [row[0, -1].item() for row in ids], [8, 3])
+        for i, row in enumerate(ids):
+            expected = plain(input_ids=row).logits[0]
+            assert torch.allclose(prefilled.logits[i], expected[-2], atol=1e-6, rtol=1e-5)
+            assert torch.allclose(logits[i], expected[-1], atol=1e-6, rtol=1e-5)

@@ -1,0 +1,223 @@
+"""Laws of the vLLM engine that need no vLLM: what its process is started with, and what it says where vLLM fails."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+from dapo.cli.train import start_run
+from dapo.config import Config, load_config
+from dapo.core.errors import ConfigError, EngineError
+from dapo.distributed.engine_specs import vllm_engine_spec, vllm_options, weight_shapes
+from dapo.engines.vllm.engine import VllmEngine
+from dapo.engines.vllm.start import engine_arguments, open_vllm_engine
+from dapo.types import GenerationRequest
+from helpers import vllm_engines
+from helpers.paths import TINY
+from helpers.tiny_models import ModelWeights, wide_model
+
+
+def tiny(*overrides: str) -> Config:
+    return load_config(TINY, ["model.dtype=float32", "rollout.engine=vllm", *overrides])
+
+
+@pytest.mark.skipif(vllm_engines.AVAILABLE, reason="vLLM is installed here")
+def test_a_missing_package_is_named_with_the_command_that_installs_it_and_nothing_is_written(tmp_path: Path) -> None:
+    message = r"needs the Python package vllm.*pip install 'dapo-rl\[vllm\]'.*docs/vllm.*rollout\.vllm\.python"
+    with pytest.raises(ConfigError, match=message):
+        start_run(tiny(), run_dir=tmp_path / "run", config_name="tiny")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(EngineError, match=message):  # in a process elsewhere
+        open_vllm_engine(vllm_options(tiny()))
+
+
+def test_the_engine_gets_the_shape_of_every_weight_and_no_weights() -> None:
+    options = vllm_options(tiny())
+    assert options.weight_shapes["lm_head.weight"] == options.weight_shapes["model.embed_tokens.weight"] == (100, 32)
+    assert len(options.weight_shapes) == 21
+    assert '"LlamaForCausalLM"' in options.model_config
+    assert engine_arguments(options, "folder", on_cpu=True)["load_format"] == "dummy"
+
+
+def test_a_meta_model_has_the_names_of_the_model_itself(tmp_path: Path) -> None:
+    from dapo.policy.model import load_meta_model, load_model
+
+    loaded = load_model("tiny-random", dtype=torch.float32)
+    loaded.model.save_pretrained(tmp_path)
+    loaded.tokenizer.save_pretrained(tmp_path)
+    meta_model = load_meta_model(str(tmp_path))
+    assert all(weight.is_meta for weight in meta_model.parameters())
+    assert weight_shapes(meta_model) == weight_shapes(loaded.model)
+
+
+def test_max_tokens_is_prompt_plus_response_limit_capped_by_the_models_context() -> None:
+    tokens = ("data.max_prompt_tokens=100", "rollout.max_response_tokens=50", "overlong.mode=off")
+    assert vllm_options(tiny(*tokens)).max_tokens == 150
+    assert vllm_options(tiny(*tokens, "eval.max_response_tokens=70")).max_tokens == 170
+    assert vllm_options(tiny(*tokens, "eval.max_response_tokens=7000")).max_tokens == 4096
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "expected"),
+    [
+        ("float32", "auto", "float32"),
+        ("bfloat16", "auto", "bfloat16"),
+        ("float32", "bfloat16", "bfloat16"),
+        ("float64", "auto", "float32"),
+    ],
+)
+def test_the_dtype_is_the_models_unless_it_is_set(model: str, engine: str, expected: str) -> None:
+    assert vllm_options(tiny(f"model.dtype={model}", f"rollout.vllm.dtype={engine}")).dtype == expected
+
+
+def test_memory_is_what_the_option_says() -> None:
+    arguments = engine_arguments(vllm_options(tiny("rollout.vllm.cache_gib=1.5")), "folder", on_cpu=True)
+    assert arguments["kv_cache_memory_bytes"] == 3 * 2**29
+
+
+def test_a_seeded_request_never_meets_a_chunked_prefill_on_a_cpu() -> None:
+    arguments = engine_arguments(vllm_options(tiny()), "folder", on_cpu=True)
+    assert arguments["enable_chunked_prefill"] is False
+    assert arguments["max_num_batched_tokens"] >= arguments["max_model_len"]
+
+
+def test_threads_and_compilation_are_settled_before_the_interpreter_starts() -> None:
+    environment = vllm_engine_spec(tiny(), threads=3).environment
+    assert environment["OMP_NUM_THREADS"] == "3"
+    assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert environment["TORCH_COMPILE_DISABLE"] == "1"
+    assert "TORCH_COMPILE_DISABLE" not in vllm_engine_spec(tiny("rollout.vllm.eager=false"), threads=3).environment
+
+
+def test_another_interpreter_sees_this_package_and_none_of_its_neighbours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DAPO_CACHE", str(tmp_path))
+    specs = [vllm_engine_spec(tiny(f"rollout.vllm.python={sys.executable}"), threads=1) for _ in range(2)]
+    folder = Path(specs[0].environment["PYTHONPATH"])
+    assert specs[0] == specs[1]
+    assert [path.name for path in folder.iterdir()] == ["dapo"]
+    program = "import dapo.distributed.worker_main as c; print(c.__file__)"
+    done = subprocess.run(
+        [specs[0].python or "", "-S", "-c", program],
+        env={"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith(str(folder))
+
+
+def test_the_engines_process_needs_no_package_that_vllm_does_not_bring() -> None:
+    program = (
+        "import sys, dapo.distributed.engine_worker, dapo.distributed.worker_main, dapo.distributed.weight_files;"
+        "import dapo.engines.vllm.start;"
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    others = {"accelerate", "gguf", "math_verify", "matplotlib", "omegaconf", "pyarrow", "pydantic", "rich", "typer"}
+    assert "safetensors" in done.stdout.split()
+    assert not others & set(done.stdout.split())
+
+
+def test_an_interpreter_that_is_not_there_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.vllm\.python=/nowhere/python"):
+        vllm_engine_spec(tiny("rollout.vllm.python=/nowhere/python"), threads=1)
+
+
+def test_a_model_that_is_more_than_its_weights_is_refused() -> None:
+    """Its engine would keep whatever it started with."""
+    model = DeepseekV3ForCausalLM(
+        DeepseekV3Config(
+            vocab_size=20,
+            hidden_size=16,
+            intermediate_size=16,
+            moe_intermediate_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            n_routed_experts=2,
+            num_experts_per_tok=1,
+            n_group=1,
+            topk_group=1,
+            first_k_dense_replace=0,
+            kv_lora_rank=8,
+            q_lora_rank=8,
+            qk_rope_head_dim=4,
+            qk_nope_head_dim=4,
+            v_head_dim=4,
+            pad_token_id=None,
+        )
+    )
+    with pytest.raises(ConfigError, match=r"1 tensors that are no weights.*e_score_correction_bias.*native"):
+        weight_shapes(model)
+
+
+class FakeVllm:
+    """In the place of vLLM's engine: it does not do what it is told."""
+
+    def __init__(self, *, left_out: tuple[str, ...] = (), is_reset: bool = True, finish: str = "stop") -> None:
+        self.model_config = SimpleNamespace(get_vocab_size=lambda: 197, max_model_len=64)
+        self._left_out, self._is_reset, self._finish = list(left_out), is_reset, finish
+        self.abort_request = self.set_weight_version = lambda _: None
+        self.added: list[str] = []
+
+    def collective_rpc(self, method: str, args: tuple[object, ...]) -> list[list[str]]:
+        if self._left_out == ["everything"]:
+            raise RuntimeError("out of memory")
+        return [[], self._left_out]
+
+    def reset_prefix_cache(self) -> bool:
+        return self._is_reset
+
+    def add_request(self, name: str, *_: object) -> None:
+        self.added.append(name)
+
+    def step(self) -> list[SimpleNamespace]:
+        logprobs = SimpleNamespace(logprobs=[float("nan") if self._finish == "nan" else -1.0])
+        output = SimpleNamespace(token_ids=[3], logprobs=logprobs, finish_reason=self._finish.replace("nan", "stop"))
+        return [SimpleNamespace(request_id=name, outputs=[output], finished=True) for name in self.added]
+
+
+def engine_on(vllm: FakeVllm) -> VllmEngine:
+    shapes = weight_shapes(wide_model("llama"))
+    return VllmEngine(vllm, sampling_params=lambda r: None, weight_shapes=shapes, max_sequences=4)
+
+
+@pytest.mark.parametrize(
+    ("vllm", "message"),
+    [
+        (FakeVllm(left_out=("lm_head.weight",)), r"older than the weights of version 7: the weights lm_head\.weight"),
+        (FakeVllm(is_reset=False), "older than the weights of version 7: keys and values"),
+        (FakeVllm(left_out=("everything",)), "failed to load the weights of version 7: out of memory"),
+    ],
+)
+def test_an_engine_that_may_hold_older_weights_is_closed(vllm: FakeVllm, message: str) -> None:
+    engine = engine_on(vllm)
+    with pytest.raises(EngineError, match=message):
+        engine.load_weights(ModelWeights(wide_model("llama")), 7)
+    with pytest.raises(EngineError, match="closed"):
+        engine.poll()
+
+
+@pytest.mark.parametrize(
+    ("finish", "message"),
+    [("error", "vLLM ended request 'a' by 'error'"), ("nan", r"logits are not finite \(weights version 7\)")],
+)
+def test_an_answer_that_cannot_be_right_is_an_error(finish: str, message: str) -> None:
+    engine = engine_on(FakeVllm(finish=finish))
+    engine.load_weights(ModelWeights(wide_model("llama")), 7)
+    engine.submit([GenerationRequest("a", (1, 2), 3, 1.0, 1.0, 5, ())])
+    with pytest.raises(EngineError, match=message):
+        engine.poll()
+
+
+def test_temperatures_that_vllm_does_not_sample_at_are_a_config_error() -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.temperature must be from 0\.01 to 2 with rollout\.engine=vllm"):
+        tiny("rollout.temperature=2.5")
+    with pytest.raises(ConfigError, match=r"eval\.temperature must be from 0\.01 to 2.*got 0\.001"):
+        tiny("eval.temperature=0.001")
+    assert tiny("eval.temperature=0").eval.temperature == 0

@@ -1,0 +1,266 @@
+"""Evaluation: estimates, intervals, and what does not count."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dapo.assemble import distinct
+from dapo.cli.eval import EvalRequest, evaluation_config
+from dapo.config import build_config
+from dapo.core.errors import DataError
+from dapo.core.journal import Journal, open_journal
+from dapo.data.problems import load_problems
+from dapo.engines.scripted import ScriptedEngine
+from dapo.evaluation.evaluate import EngineSampler, evaluate, evaluate_samples
+from dapo.evaluation.scores import (
+    Evaluation,
+    EvaluationPlan,
+    JudgedProblem,
+    JudgedResponse,
+    mean_interval,
+    paired_difference,
+    pass_at_k,
+)
+from dapo.types import GenerationRequest, Problem, Verdict
+from helpers.paths import SHARED_DATA
+
+AIME = SHARED_DATA / "aime-2024.parquet"
+
+
+class FakeEncoder:
+    def encode(self, problem: Problem) -> tuple[int, ...]:
+        return (int(problem.id),)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(str, ids))
+
+    decode_prompt = decode
+
+
+class FakeJudge:
+    """1 is right, 0 is wrong, 3 is an error, 5 is a grade of a half."""
+
+    def submit(
+        self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
+    ) -> "Future[tuple[Verdict, ...]]":
+        verdicts = {
+            "1": Verdict(True, 1.0),
+            "0": Verdict(False, -1.0),
+            "3": Verdict(None, 0.0, "timed out after 1 s"),
+            "5": Verdict(None, 0.5),
+        }
+        future: Future[tuple[Verdict, ...]] = Future()
+        future.set_result(tuple(verdicts[text[0]] for text in responses))
+        return future
+
+
+def evaluated(marks: dict[int, str], *, length: int = 1, **engine: int) -> Evaluation:
+    """`marks[problem]` holds one digit a sample."""
+    k = len(next(iter(marks.values())))
+
+    def script(request: GenerationRequest) -> tuple[list[int], str]:
+        sample = int(request.id.split("/")[-1])
+        return [int(marks[request.prompt_ids[0]][sample])] + [7] * (length - 1), "stop"
+
+    plan = EvaluationPlan("toy", k, 1.0, 0.7, 20, (9,), 0)
+    problems = [Problem(str(number), "?", "!", source="even" if number % 2 == 0 else "odd") for number in marks]
+    return evaluate(ScriptedEngine(script, **engine), FakeJudge(), FakeEncoder(), problems, plan)
+
+
+def test_avg_at_k_is_the_mean_over_problems_of_the_share_correct():
+    summary = evaluated({0: "1100", 1: "0000", 2: "1111", 3: "1000"}).summary()
+    assert summary["accuracy"] == pytest.approx((0.5 + 0 + 1 + 0.25) / 4)
+    assert summary["by_source"]["even"] == {"accuracy": 0.75, "problems": 2}
+    assert (summary["problems"], summary["samples_per_problem"]) == (4, 4)
+    assert 0 <= summary["low"] < summary["accuracy"] < summary["high"] <= 1
+
+
+def test_pass_at_k_is_the_unbiased_estimate():
+    assert pass_at_k(32, 1, 32) == 1.0  # a bootstrap with replacement would say 0.64
+    assert pass_at_k(32, 1, 1) == pytest.approx(1 / 32)
+    assert pass_at_k(10, 0, 5) == 0.0
+    for correct in range(6):  # over all ways to choose k of five
+        marks = [True] * correct + [False] * (5 - correct)
+        for k in range(1, 6):
+            chosen = [any(some) for some in combinations(marks, k)]
+            assert pass_at_k(5, correct, k) == pytest.approx(sum(chosen) / len(chosen))
+    with pytest.raises(ValueError, match=r"pass@k needs"):
+        pass_at_k(4, 1, 5)
+
+
+def test_pass_at_powers_of_two_are_reported_up_to_k():
+    summary = evaluated({0: "1000", 1: "0000"}).summary()
+    assert [summary[f"pass@{j}"] for j in (1, 2, 4)] == pytest.approx([0.125, 0.25, 0.5])
+
+
+def test_the_overlong_penalty_and_errors_play_no_part_in_the_accuracy():
+    longest = evaluated({0: "11", 1: "13"}, length=20).summary()
+    assert longest["accuracy"] == 1.0
+    assert longest["verifier_errors"] == 1
+    assert longest["most_frequent_error"] == "timed out after 1 s"
+
+
+def test_graded_verdicts_average_their_scores_and_have_no_pass_at_k():
+    summary = evaluated({0: "55"}).summary()
+    assert summary["accuracy"] == 0.5
+    assert not summary["binary"]
+    assert "pass@1" not in summary
+
+
+def test_the_result_does_not_depend_on_the_engines_order():
+    marks = {number: f"{number % 2}{(number + 1) % 2}0" for number in range(20)}
+    assert evaluated(marks, slots=1).summary() == evaluated(marks, slots=64).summary()
+
+
+def test_an_interval_covers_the_truth_about_as_often_as_it_says():
+    from dapo.core.rng import keyed_uniforms
+
+    truth, covered = 0.3, 0
+    for trial in range(200):
+        sample = [float(u < truth) for u in keyed_uniforms(trial, 80)]
+        low, high = mean_interval(sample)
+        covered += low <= truth <= high
+    assert 180 <= covered <= 199  # 95 % of 200 is 190, standard deviation 3.1
+
+
+def test_an_interval_of_equal_marks_has_a_width_and_none_of_nothing():
+    assert mean_interval([1.0] * 20) == pytest.approx((0.8389, 1.0), abs=1e-3)  # Wilson
+    assert mean_interval([0.0] * 20) == pytest.approx((0.0, 0.1611), abs=1e-3)
+    assert mean_interval([]) == (0.0, 1.0)
+
+
+def judged(*answers: str, right: str = "4") -> JudgedProblem:
+    """A response for each answer; the one called `right` is; "!" is an error."""
+    responses = [
+        JudgedResponse("", None, 0.0, "timed out", None, 1, "stop")
+        if answer == "!"
+        else JudgedResponse("", answer == right, 1.0 if answer == right else -1.0, None, answer, 1, "stop")
+        for answer in answers
+    ]
+    return JudgedProblem(Problem("p", "?", right), tuple(responses))
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        (("4", "4", "5"), 1.0),
+        (("5", "4", "5"), 0.0),
+        (("4", "5"), 0.5),  # a tie counts as the share that is right
+        (("4", "5", "6"), 1 / 3),
+        (("", "", "", "4"), 1.0),  # who finds no answer does not vote
+        (("", ""), 0.0),
+        (("!", "!", "4", "5", "4"), 1.0),
+    ],
+)
+def test_consensus_is_whether_the_most_frequent_answer_is_right(answers: tuple[str, ...], expected: float):
+    assert judged(*answers).consensus == pytest.approx(expected)
+
+
+def test_consensus_and_pass_at_j_have_intervals_over_problems():
+    plan = EvaluationPlan("toy", 3, 1.0, 0.7, 20, (9,), 0)
+    problems = [judged("4", "4", "5"), judged("5", "5", "4"), judged("4", "4", "4"), judged("5", "", "5")]
+    summary = Evaluation(plan, tuple(problems)).summary()
+    assert summary["cons@3"] == 0.5
+    assert summary["pass@1"] == pytest.approx((2 / 3 + 1 / 3 + 1 + 0) / 4)
+    assert summary["pass@2"] == pytest.approx((1 + 2 / 3 + 1 + 0) / 4)
+    assert summary["no_answer_fraction"] == pytest.approx(1 / 12)
+    for name in ("pass@1", "pass@2", "cons@3"):
+        low, high = summary["intervals"][name]
+        assert 0 <= low < summary[name] < high <= 1
+
+
+def test_more_than_one_percent_of_errors_is_noted_and_one_percent_is_not():
+    plan = EvaluationPlan("toy", 10, 1.0, 0.7, 20, (9,), 0)
+    without_errors = [judged(*["4"] * 10) for _ in range(9)]
+    one, two = judged(*"4" * 9, "!"), judged(*"4" * 8, "!", "!")
+    assert Evaluation(plan, (*without_errors, one)).summary()["warning"] is None
+    warning = Evaluation(plan, (*without_errors, two)).summary()["warning"]
+    assert warning == "2 of 100 responses have no judgement (2.0%): figures of the others only"
+
+
+def table(*accuracies: float | None) -> list[dict[str, Any]]:
+    return [{"id": str(i), "accuracy": accuracy} for i, accuracy in enumerate(accuracies)]
+
+
+def test_a_paired_difference_is_narrower_than_the_spread_of_the_problems():
+    hard_and_easy = [i % 2 for i in range(40)]
+    first = table(*(0.8 * easy for easy in hard_and_easy))
+    second = table(*(0.8 * easy + 0.1 for easy in hard_and_easy))
+    found = paired_difference(first, list(reversed(second)))
+    assert found["difference"] == pytest.approx(0.1)
+    assert found["low"] == pytest.approx(0.1)
+    assert found["high"] == pytest.approx(0.1)
+    assert (found["better"], found["worse"], found["equal"]) == (40, 0, 0)
+
+
+def test_a_problem_without_a_judgement_on_either_side_is_no_pair():
+    found = paired_difference(table(1.0, None, 0.0), table(0.0, 1.0, 1.0))
+    assert (found["problems"], found["difference"]) == (2, 0.0)
+    with pytest.raises(DataError, match="not of the same problems: 1 are in one of them only"):
+        paired_difference(table(1.0), table(1.0, 0.0))
+
+
+class Breaks(Exception):
+    pass
+
+
+def test_an_evaluation_that_was_killed_continues_where_it_was(tmp_path: Path):
+    """Breaks after some problems; the second attempt samples only the others, and the result is the same."""
+    plan = EvaluationPlan("toy", 2, 1.0, 0.7, 20, (9,), 0)
+    problems = [Problem(str(number), "?", "!") for number in range(6)]
+    asked: list[int] = []
+
+    def script(request: GenerationRequest) -> tuple[list[int], str]:
+        asked.append(request.prompt_ids[0])
+        return [int(request.id[-1])], "stop"
+
+    def run(journal: Journal | None, limit: int = 99) -> Evaluation:
+        def stop_at(done: int, total: int) -> None:
+            if done == limit:
+                raise Breaks
+
+        sampler = EngineSampler(ScriptedEngine(script, slots=2), FakeEncoder(), plan)
+        return evaluate_samples(sampler, FakeJudge(), problems, plan, journal=journal, on_progress=stop_at)
+
+    uninterrupted = run(None).summary()
+    path = tmp_path / "out.json.partial"
+    with pytest.raises(Breaks), open_journal(path, {"plan": 1}) as journal:
+        run(journal, limit=3)
+    with path.open("a") as file:
+        file.write('{"id": "5", "respo')  # killed in the middle of a line
+    asked.clear()
+    with open_journal(path, {"plan": 1}) as journal:
+        assert run(journal).summary() == uninterrupted
+    assert sorted(set(asked)) == [3, 4, 5]
+    asked.clear()
+    with open_journal(path, {"plan": 1}) as journal:
+        assert run(journal).summary() == uninterrupted
+    assert asked == []
+    with pytest.raises(DataError, match="plan was 1 and is now 2"), open_journal(path, {"plan": 2}):
+        pass
+
+
+@pytest.mark.skipif(not AIME.exists(), reason="needs the released evaluation file beside the checkout")
+def test_the_released_aime_file_is_thirty_problems_of_thirty_two_samples():
+    problems, copies = distinct(load_problems(str(AIME), split="eval"), str(AIME))
+    assert (len(problems), copies) == (30, 32)
+    assert distinct(load_problems(str(AIME), split="eval")[:-1], str(AIME))[1] == 1  # not as many of all
+
+
+def test_another_model_does_not_inherit_the_trust_that_a_run_has():
+    base = build_config(
+        {"model": {"name": "a", "dtype": "float64", "trust_remote_code": True}, "data": {"train": "builtin:sums"}}
+    ).model_dump(mode="json")
+    config, _ = evaluation_config("tiny-random", "builtin:sums", EvalRequest("builtin:sums"), base)
+    assert (config.model.name, config.model.dtype, config.model.trust_remote_code) == ("tiny-random", "float64", False)
+
+
+def test_the_number_of_samples_may_be_said_in_two_ways():
+    assert EvalRequest("d", samples_per_problem=4).sets_samples_per_problem
+    assert EvalRequest("d", overrides=("eval.samples_per_problem=4",)).sets_samples_per_problem
+    assert EvalRequest("d", overrides=("eval={samples_per_problem: 4}",)).sets_samples_per_problem
+    assert not EvalRequest("d", overrides=("eval.temperature=1",)).sets_samples_per_problem

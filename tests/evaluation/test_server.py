@@ -1,0 +1,278 @@
+"""Evaluation through an OpenAI-compatible server: a real one on loopback that can misbehave."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dapo.cli.main import main
+from dapo.core.errors import ConfigError
+from dapo.evaluation.server import ServerClient, ServerOptions
+from dapo.types import Problem
+from helpers.fake_chat_server import MODEL, ChatServer, Reply, chat_server, completion
+from helpers.paths import TESTS
+
+
+class FaultyReplies:
+    """What the server says: `text`, after what `faults` (a status, or "close", "slow", "nonsense") says first."""
+
+    def __init__(self) -> None:
+        self.faults: list[int | str] = []
+        self.text = "Two and two.\nAnswer: 4"
+        self.released = threading.Event()
+        self.lock = threading.Lock()
+        self.seen: ChatServer
+
+    @property
+    def url(self) -> str:
+        return self.seen.url
+
+    @property
+    def bodies(self) -> list[dict[str, Any]]:
+        return self.seen.requests
+
+    def __call__(self, message: str, number: int) -> Reply:
+        with self.lock:
+            fault = self.faults.pop(0) if self.faults else None
+        if fault == "slow":
+            self.released.wait(20)
+        if fault == "close":
+            return None
+        if fault == "nonsense":
+            return 200, json.dumps({"choices": []})
+        if isinstance(fault, int):
+            return fault, json.dumps({"error": {"message": "come again"}})
+        return 200, completion(self.text, finish="content_filter" if fault == "filtered" else "stop")
+
+
+@pytest.fixture
+def server() -> Iterator[FaultyReplies]:
+    faults = FaultyReplies()
+    with chat_server(faults) as faults.seen:
+        yield faults
+        faults.released.set()
+
+
+def asked(server: FaultyReplies, *, samples: int = 1, problems: int = 1, **options: Any) -> list[Any]:
+    """What the client says of each response, in the order of problems and samples."""
+    values = {"temperature": 0.5, "top_p": 0.7, "max_tokens": 9, "seed": 3, "pause_s": 0.0, **options}
+    found = {}
+    with ServerClient(
+        ServerOptions(server.url, MODEL, samples, **values), lambda p: [{"role": "user", "content": "?"}]
+    ) as client:
+        for index in range(problems):
+            client.submit(index, Problem(str(index), "?", "4"))
+        while len(found) < samples * problems:
+            found |= {(index, i): response for index, i, response in client.poll()}
+    return [found[key] for key in sorted(found)]
+
+
+def test_every_sample_is_a_request_with_its_own_seed_and_the_plan(server: FaultyReplies):
+    responses = asked(server, samples=3, problems=2)
+    assert [(r.text, r.tokens, r.finish, r.error) for r in responses] == [(server.text, 7, "stop", None)] * 6
+    assert len({body["seed"] for body in server.bodies}) == 6
+    assert {(b["temperature"], b["top_p"], b["max_tokens"], b["model"]) for b in server.bodies} == {
+        (0.5, 0.7, 9, MODEL)
+    }
+    seeds = {body["seed"] for body in server.bodies}
+    asked(server, samples=3, problems=2)
+    assert {body["seed"] for body in server.bodies} == seeds  # the same draws every time
+
+
+@pytest.mark.parametrize("fault", [500, 503, 429, "close"])
+def test_a_failure_that_passes_costs_nothing_but_time(server: FaultyReplies, fault: int | str):
+    server.faults = [fault, fault]
+    (response,) = asked(server, retries=2)
+    assert (response.text, response.error) == (server.text, None)
+    assert len(server.bodies) == 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "tries", "told"),
+    [
+        (500, 3, "server: status 500: come again"),
+        (400, 1, "server: status 400: come again"),
+        ("nonsense", 1, "server: the answer is no chat completion: {'choices': []}"),
+        ("filtered", 1, "server: the response ended by 'content_filter'"),
+    ],
+)
+def test_what_stays_wrong_is_an_error_and_not_an_empty_response(
+    server: FaultyReplies, fault: int | str, tries: int, told: str
+):
+    server.faults = [fault] * 3
+    (response,) = asked(server, retries=2)
+    assert (response.finish, response.error) == (None, told)
+    assert len(server.bodies) == tries
+
+
+def test_a_server_that_hangs_is_an_error_in_time(server: FaultyReplies):
+    server.faults = ["slow"]
+    (response,) = asked(server, retries=0, timeout_s=0.3)
+    assert response.error.startswith("server: ReadTimeoutError: Read timed out")
+
+
+def test_no_more_requests_are_in_flight_than_allowed(server: FaultyReplies):
+    asked(server, samples=20, concurrency=3)
+    assert 1 <= server.seen.most_in_flight <= 3
+
+
+def test_the_key_comes_from_the_environment_only(server: FaultyReplies, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "k-123")
+    asked(server)
+    assert [headers.get("Authorization") for headers in server.seen.headers] == ["Bearer k-123"]
+
+
+def test_a_wrong_model_or_address_is_told_before_anything_is_asked(server: FaultyReplies):
+    options = {"samples": 1, "temperature": 1.0, "top_p": 1.0, "max_tokens": 9, "seed": 0}
+    with pytest.raises(ConfigError, match="has no model 'gpt'; it has echo"):
+        ServerClient(ServerOptions(server.url, "gpt", **options), lambda p: [])
+    with pytest.raises(ConfigError, match="cannot be reached"):
+        ServerClient(ServerOptions("http://127.0.0.1:9/v1", MODEL, **options), lambda p: [])
+
+
+def problems_file(path: Path) -> str:
+    rows = [{"prompt": f"What is {n} + {4 - n}?", "answer": "4"} for n in range(3)] + [{"prompt": "5?", "answer": "5"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows * 2))
+    return str(path)
+
+
+def evaluated(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main(["eval", *arguments])
+    return stopped.value.code or 0
+
+
+def test_dapo_eval_judges_a_served_model(
+    server: FaultyReplies, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    data, output = problems_file(tmp_path / "p.jsonl"), tmp_path / "out.json"
+    command = [MODEL, "--data", data, "--server", server.url, "data.instruction=Say it.", "data.system=Be brief."]
+    assert evaluated(*command, "--output", str(output)) == 0
+    told = capsys.readouterr().out
+    assert "holds each problem 2 times: 2 samples for each of 4 problems" in told
+    assert "75.0% (25.0% to 100.0%)" in told
+    result = json.loads(output.read_text())
+    assert (result["accuracy"], result["cons@2"], result["response_tokens_mean"]) == (0.75, 0.75, 7)
+    assert [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is 0 + 4?\nSay it."},
+    ] in [body["messages"] for body in server.bodies]
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_an_evaluation_with_over_one_percent_of_errors_says_so(
+    server: FaultyReplies, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    server.faults = [400]
+    data = problems_file(tmp_path / "p.jsonl")
+    assert evaluated(MODEL, "--data", data, "--server", server.url, "eval.server_concurrency=1") == 0
+    told = " ".join(capsys.readouterr().out.split())
+    title, _, rest = told.partition("avg@2")
+    assert "WARNING: 1 of 8 responses have no judgement (12.5%): figures of the others only" in title
+    assert "1 of 8 responses have no judgement: server: status 400: come again" in rest
+
+
+def test_two_results_are_compared_problem_by_problem(
+    server: FaultyReplies, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    data, first, both = problems_file(tmp_path / "p.jsonl"), tmp_path / "first.json", tmp_path / "both.json"
+    server.text = "Answer: 5"
+    assert evaluated(MODEL, "--data", data, "--server", server.url, "--output", str(first)) == 0
+    server.text = "Answer: 4"
+    compare = ["--compare", str(first), MODEL, "--data", data, "--server", server.url]
+    assert evaluated(*compare, "--output", str(both)) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "paired over 4 problems: +0.5000" in told
+    assert "better on 3 problems, worse on 1, equal on 0" in told
+    assert json.loads(both.read_text())["comparison"]["difference"] == 0.5
+    assert evaluated(*compare, "train.seed=1") == 2
+    assert "cannot be compared: seed is 0 in one and 1 in the other" in capsys.readouterr().err
+
+
+@contextmanager
+def server_process(seconds: float) -> Iterator[str]:
+    """A server in a process of its own."""
+    command = [sys.executable, str(TESTS / "helpers" / "fake_chat_server.py"), str(seconds)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.stdin.close()
+
+
+def evaluation(url: str, data: str, output: Path) -> "subprocess.Popen[str]":
+    """`dapo eval` of four problems twice, one request after the other, as a process."""
+    command = [sys.executable, "-m", "dapo", "eval", MODEL, "--data", data, "--server", url, "--output", str(output)]
+    return subprocess.Popen(
+        [*command, "eval.server_concurrency=1", "reward.workers=1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+
+
+def wait_for_lines(path: Path, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists() or path.read_bytes().count(b"\n") < count:
+        assert time.monotonic() < deadline, f"{path} has no {count} lines after a minute"
+        time.sleep(0.02)
+
+
+def test_an_evaluation_that_is_killed_or_interrupted_continues(tmp_path: Path):
+    """kill -9 after a problem, Ctrl-C after another; the third attempt asks for the rest only."""
+    data, output = problems_file(tmp_path / "p.jsonl"), tmp_path / "out.json"
+    journal = tmp_path / "out.json.partial"
+    with server_process(0.2) as url:
+        for lines, signum, status in ((2, signal.SIGKILL, -9), (3, signal.SIGINT, 130)):
+            with evaluation(url, data, output) as process:
+                wait_for_lines(journal, lines)
+                process.send_signal(signum)
+                started = time.monotonic()
+                _, err = process.communicate(timeout=60)
+                assert process.returncode == status
+                assert time.monotonic() - started < 30  # not the ten minutes that a request may take
+            assert not output.exists()
+        assert "stopped by SIGINT; the same command continues" in err
+        done = journal.read_bytes().count(b"\n") - 1
+        with evaluation(url, data, output) as process:
+            out, _ = process.communicate(timeout=60)
+    assert f"continuing: {done} of 4 problems" in out
+    assert process.returncode == 0
+    assert json.loads(output.read_text())["accuracy"] == 0.75
+    assert not journal.exists()
+
+
+def test_a_line_a_problem_is_printed_on_demand(
+    server: FaultyReplies, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    data = problems_file(tmp_path / "p.jsonl")
+    assert evaluated(MODEL, "--data", data, "--server", server.url, "--by-problem") == 0
+    lines = capsys.readouterr().out.split("by problem")[1].splitlines()
+    assert any("0 + 4?" in line and "2/2" in line and "1.000" in line for line in lines)
+    assert any("5?" in line and "0/2" in line and "0.000" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("[]", "holds a list, not an evaluation"),
+        ('{"table": []}', "is not what `dapo eval --output` or a run writes: it lacks accuracy, binary"),
+    ],
+)
+def test_a_file_that_is_no_result_is_refused_in_words(
+    content: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = tmp_path / "r.json"
+    path.write_text(content)
+    assert evaluated("--compare", str(path), str(path), "--data", "builtin:sums") == 2
+    assert told in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,68 @@
+"""Whole runs of `schedule: one_step_off` whose engine samples in a thread of the process that trains.
+
+An engine in a process of its own gives the same responses and takes seconds to start.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dapo.assemble import build_run, read_inputs, resolve_auto
+from dapo.config import Config, dump_config, load_config
+from dapo.core.errors import DapoError
+from dapo.rewards.judge import InlineJudge
+from dapo.telemetry.console import ProgressDisplay
+from dapo.training import one_step_off
+from dapo.training.checkpointing import is_logged, restore
+from dapo.training.run_directory import RunDirectory, step_of
+from dapo.training.signals import StoppableEngine, signals_as_requests
+from dapo.training.state import Run, TrainState
+from helpers.tiny_runs import tiny
+
+ONE_STEP_OFF = ("schedule=one_step_off", "rollout.engines=1")
+
+
+def async_config(*overrides: str) -> Config:
+    return tiny(*ONE_STEP_OFF, *overrides)
+
+
+def run_or_resume(path: Path, config: Config, *, change: Callable[[Run], None] = lambda parts: None) -> TrainState:
+    """What `dapo train` and `dapo resume` do; `change` may put other parts in."""
+    config = resolve_auto(config)
+    run = RunDirectory(path) if path.exists() else RunDirectory.create(path, dump_config(config), {})
+    in_process = config.model_copy(update={"rollout": config.rollout.model_copy(update={"engines": 0})})
+    inputs = read_inputs(in_process)
+    display = ProgressDisplay(config.train.num_steps)
+    with run.lock(), InlineJudge(config.reward.verifier, options=config.reward.options) as judge:
+        run.clear_leftovers()
+        checkpoint = run.latest_checkpoint(warn=print)
+        if checkpoint is None:
+            run.cut_after(-1)
+        else:
+            run.cut_after(step_of(checkpoint), is_logged=is_logged(checkpoint))
+            run.drop_old_checkpoints(
+                step_of(checkpoint), config.train.keep_checkpoints, keep_best=config.train.keep_best
+            )
+        with (
+            signals_as_requests() as request,
+            build_run(in_process, inputs, judge, run, display, first_step=1) as parts,  # type: ignore[arg-type]
+        ):
+            parts.engine, parts.stop = StoppableEngine(parts.engine, request), request
+            change(parts)
+            train_state = restore(parts, checkpoint) if checkpoint else TrainState()
+            try:
+                one_step_off.train(config, parts, train_state)
+            finally:
+                parts.tracker.close()
+    return train_state
+
+
+def main(arguments: Sequence[str]) -> None:
+    """A program for the fork server: RUN_DIR [key=value ...]; continues what is there."""
+    path = Path(arguments[0])
+    config = load_config(path / "config.yaml") if (path / "config.yaml").exists() else async_config(*arguments[1:])
+    try:
+        run_or_resume(path, config)
+    except DapoError as error:
+        print(error)
+        sys.exit(error.exit_code)

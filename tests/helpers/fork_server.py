@@ -1,0 +1,170 @@
+"""Runs the `dapo` command, or a program of the tests, many times without starting Python many times, and kills it.
+
+A process that has imported everything, and started no thread, forks for each command. One JSON object a line comes in,
+one goes out when the command has ended: its wait status and the calls that were counted.
+
+Moments are counted in calls: of Python functions and C functions made in the files of one area of the package, in any
+thread. So a moment is the same one on every machine, up to what the threads of verifiers and checkpoints do meanwhile.
+"""
+
+import importlib
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from helpers.paths import TESTS
+
+PYTHONPATH = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+AREAS = {
+    "start": ("cli", "assemble", "config", "training/signals", "data"),
+    "rollout": ("training/rollout", "engines", "core/rng"),
+    "judging": ("rewards",),
+    "update": ("policy/policy", "policy/packing", "policy/logprobs", "policy/optim", "policy/packed_attention"),
+    "saving": (
+        "training/checkpointing",
+        "training/checkpoint_store",
+        "training/run_directory",
+        "training/prefetched_batch",
+        "policy/checkpoint",
+        "core/files",
+    ),
+    "evaluation": ("evaluation",),
+    "loop": ("training/train", "training/one_step_off", "training/samples", "telemetry"),
+}
+
+
+class ForkServer:
+    """The other end: start it, ask it, close it."""
+
+    def __init__(self) -> None:
+        theirs, ours = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "helpers.fork_server"],
+                stdin=theirs,
+                stdout=theirs,
+                env=os.environ | {"PYTHONPATH": PYTHONPATH},
+            )
+        self._connection = ours
+        self._lines = ours.makefile("rw", buffering=1)
+
+    def run(self, *arguments: str, output: Path, **moment: Any) -> tuple[int, dict[str, int]]:
+        """`dapo ARGUMENTS` to its end: the exit code (minus the signal that ended it), and calls by area.
+
+        `area`, `calls`: the moment at which `signals` are sent, each with its delay in seconds; `hold`: the seconds
+        that the command's thread then waits, so that a signal finds it there.
+        `file_bytes`: no file may become larger. `count`: count calls by area, which makes it slow. `program`: a
+        `module:function` of the tests that takes the arguments instead.
+        """
+        request = {"arguments": arguments, "output": str(output), **moment}
+        self._lines.write(json.dumps(request) + "\n")
+        self._lines.flush()
+        answer = json.loads(self._lines.readline())
+        return os.waitstatus_to_exitcode(answer["status"]), answer["calls"]
+
+    def close(self) -> None:
+        self._lines.close()
+        self._connection.close()
+        self._process.wait()
+
+
+def serve() -> None:
+    from transformers.models.llama import modeling_llama  # noqa: F401  (imported when a model is made)
+
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    for line in sys.stdin:
+        answers.write(json.dumps(fork_and_watch(json.loads(line))) + "\n")
+
+
+def fork_and_watch(request: dict[str, Any]) -> dict[str, Any]:
+    assert threading.active_count() == 1
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        be_the_command(request, writer)
+    os.close(writer)
+    calls: dict[str, int] = {}
+    with os.fdopen(reader) as news:
+        for line in news:
+            if line == "now\n":
+                for delay, signum in request["signals"]:
+                    time.sleep(delay)
+                    os.kill(child, signum)  # it is not reaped yet, so the id is still its own
+            else:
+                calls = json.loads(line)
+    return {"status": os.waitpid(child, 0)[1], "calls": calls}
+
+
+def be_the_command(request: dict[str, Any], writer: int) -> None:
+    """In the child; does not return."""
+    module, _, function = request.get("program", "dapo.cli.main:main").partition(":")
+    program = getattr(importlib.import_module(module), function)
+    out = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    if limit := request.get("file_bytes"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    sys.argv = ["dapo", *request["arguments"]]
+    counts: Counter[str] = Counter()
+    if request.get("count") or request.get("area"):
+        watch_calls(counts, request, writer)
+    code = 1
+    try:
+        program(request["arguments"])
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    finally:
+        sys.setprofile(None)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.write(writer, json.dumps(counts).encode() + b"\n")
+        os._exit(code)
+
+
+def watch_calls(counts: Counter[str], request: dict[str, Any], writer: int) -> None:
+    """Count, and say so at the asked call in the asked area."""
+    import dapo
+
+    area, calls, hold = request.get("area"), request.get("calls", 0), request.get("hold", 0.001)
+    root = f"{Path(dapo.__file__).parent}/"
+    area_of_file: dict[str, str | None] = {}
+
+    def find_area(file: str) -> str | None:
+        inside = file.removeprefix(root).removesuffix(".py")
+        fits = [name for name, parts in AREAS.items() for part in parts if f"{inside}/".startswith(f"{part}/")]
+        return fits[0] if file.startswith(root) and fits else None
+
+    def hook(frame: FrameType, event: str, argument: object) -> None:
+        if event not in ("call", "c_call"):
+            return
+        file = frame.f_code.co_filename
+        if file not in area_of_file:
+            area_of_file[file] = find_area(file)
+        if (found := area_of_file[file]) is None:
+            return
+        counts[found] += 1
+        if found == area and counts[found] == calls:
+            os.write(writer, b"now\n")
+            time.sleep(hold)
+
+    threading.setprofile(hook)
+    sys.setprofile(hook)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    serve()

@@ -1,0 +1,158 @@
+"""Ranks of sharded policies over the models of the policy's tests; the process of a rank holds one `RankWorker`."""
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load, save
+from torch import Tensor
+from transformers import PreTrainedModel, Starcoder2Config, Starcoder2ForCausalLM
+
+from dapo.config import LoraConfig, LossConfig, OptimConfig
+from dapo.distributed.protocol import Worker, WorkerSpec
+from dapo.policy.checkpoint import read_tensors
+from dapo.policy.fsdp.partition import RankMicrobatch, partition
+from dapo.policy.fsdp.policy import Ranks, ShardedPolicy
+from dapo.policy.fsdp.tensors import stored_like
+from dapo.policy.model import LoadedModel
+from dapo.policy.policy import Policy, rows_to_compute
+from dapo.types import Sample
+from helpers.paths import TESTS
+from helpers.tiny_models import COMMON, randomised
+from helpers.tiny_policies import NO_CLIPPING, loaded
+
+TIMEOUT_S = 60.0
+MAX_RESPONSE_TOKENS = 50
+
+
+def exact_model(*, tied: bool = False) -> PreTrainedModel:
+    """A model that computes in float64 throughout: those with RMSNorm round to float32 inside of it."""
+    options: dict[str, Any] = COMMON | {"head_dim": None, "pad_token_id": None, "tie_word_embeddings": tied}
+    return randomised(Starcoder2ForCausalLM(Starcoder2Config(**options)), 0).double().eval()
+
+
+def model_named(name: str) -> LoadedModel:
+    """`exact`, `exact_tied`, or one of the engines' families in bfloat16."""
+    if name.startswith("exact"):
+        return loaded(exact_model(tied=name == "exact_tied"))
+    return loaded(name, dtype=torch.bfloat16)
+
+
+def policy_options(
+    loss: dict[str, Any] | None = None, optim: dict[str, Any] | None = None, lora: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Full steps from the first update, gradients not clipped, unless told otherwise."""
+    return {
+        "loss": LossConfig(**(loss or {})),
+        "optim": OptimConfig(**({"lr": 1e-3, "warmup_steps": 0, "max_grad_norm": NO_CLIPPING} | (optim or {}))),
+        "temperature": 0.9,
+        "lora": None if lora is None else LoraConfig(**lora),
+    }
+
+
+def unsharded_policy(name: str, **options: Any) -> Policy:
+    """The same in this process."""
+    return Policy(
+        model_named(name),
+        microbatch_tokens=64,
+        max_response_tokens=MAX_RESPONSE_TOKENS,
+        **policy_options(**options),
+    )
+
+
+class RankWorker:
+    """Sharded policies, one after the other, in one process of several."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        torch.set_num_threads(1)
+        self.rank, self.size = rank, size
+        self.store: Any = None
+
+    def port(self) -> int:
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        return self.store.port
+
+    def init_process_group(self, port: int) -> None:
+        if self.store is None:
+            self.store = dist.TCPStore("127.0.0.1", port, is_master=False)
+        dist.init_process_group(
+            "gloo",
+            store=self.store,
+            rank=self.rank,
+            world_size=self.size,
+            timeout=timedelta(seconds=TIMEOUT_S),
+        )
+        self.ranks = Ranks(torch.device("cpu"), timeout_s=TIMEOUT_S)
+
+    def make(self, name: str, options: dict[str, Any]) -> None:
+        self.policy = ShardedPolicy(model_named(name), self.ranks, **policy_options(**options))
+
+    def update(self, rank_microbatches: Sequence[RankMicrobatch], step: int) -> dict[str, float]:
+        return self.policy.update(rank_microbatches, step=step) | {"skipped_in_a_row": self.policy.skipped_in_a_row}
+
+    def logprobs(self, rank_microbatches: Sequence[RankMicrobatch]) -> list[list[tuple[float, ...]]]:
+        return self.policy.logprobs(rank_microbatches)
+
+    def weights(self) -> bytes:
+        return save({name: weight.clone() for name, weight in self.policy.full_weights()})
+
+    def save(self, directory: Path) -> None:
+        self.policy.snapshot()
+        self.policy.write(directory)
+
+    def load(self, directory: Path) -> None:
+        self.policy.load(directory)
+
+
+class RankGroup:
+    """All ranks of one world, called together."""
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self.workers = workers
+        port = workers[0].call("port").result(TIMEOUT_S)
+        self.all("init_process_group", port)
+
+    def all(self, method: str, *arguments: Any) -> list[Any]:
+        futures = [worker.call(method, *arguments) for worker in self.workers]
+        return [future.result(TIMEOUT_S) for future in futures]
+
+    def each(self, method: str, arguments: Sequence[Any], *more: Any) -> list[Any]:
+        futures = [worker.call(method, own, *more) for worker, own in zip(self.workers, arguments, strict=True)]
+        return [future.result(TIMEOUT_S) for future in futures]
+
+    def update(self, minibatch: Sequence[Sample], *, step: int = 1, loss: dict[str, Any] | None = None) -> list[Any]:
+        """Metrics of every rank."""
+        return self.each("update", self.partitions(minibatch, loss), step)
+
+    def partitions(
+        self, minibatch: Sequence[Sample], loss: dict[str, Any] | None = None
+    ) -> list[tuple[RankMicrobatch, ...]]:
+        rows, weights = rows_to_compute(minibatch, LossConfig(**(loss or {})), max_response_tokens=MAX_RESPONSE_TOKENS)
+        return partition(rows, weights.tolist(), ranks=len(self.workers), max_tokens=64)
+
+    def weights(self) -> list[dict[str, Tensor]]:
+        """As every rank gathers them."""
+        return [load(content) for content in self.all("weights")]
+
+    def gradient(self, directory: Path) -> dict[str, Tensor]:
+        """Of the first update, which has been made: AdamW's first moment is a tenth of it."""
+        return {name: moment / (1 - 0.9) for name, moment in self.state(directory, "exp_avg").items()}
+
+    def state(self, directory: Path, kind: str) -> dict[str, Tensor]:
+        if not directory.exists():
+            directory.mkdir()
+            self.all("save", directory)
+        return read_tensors(directory, kind, stored_like(directory / kind))
+
+
+def rank_spec(rank: int, size: int) -> WorkerSpec:
+    environment = {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "OMP_NUM_THREADS": "1"}
+    if "lo" in [name for _, name in socket.if_nameindex()]:
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    return WorkerSpec("helpers.fsdp_ranks:Rank", {"rank": rank, "size": size}, environment)

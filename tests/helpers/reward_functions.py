@@ -1,0 +1,200 @@
+"""Reward functions as users write them, good and bad; tests name them as `helpers.reward_functions:NAME`."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from dapo.types import Verdict
+
+
+def length(completions, **kwargs):
+    return [float(len(text)) for text in completions]
+
+
+def only_completions(completions):
+    return [len(text) / 10 for text in completions]
+
+
+async def async_length(completions, **kwargs):
+    await asyncio.sleep(0.001)
+    return [float(len(text)) for text in completions]
+
+
+async def async_verifier(problem, response):
+    await asyncio.sleep(0)
+    return response == problem.answer
+
+
+class SameLoop:
+    """An async callable that fails if its second call runs on another event loop than the first."""
+
+    def __init__(self, bonus=0.0):
+        self.bonus, self.loop = bonus, None
+
+    async def __call__(self, completions, **kwargs):
+        self.loop = self.loop or asyncio.get_running_loop()
+        assert self.loop is asyncio.get_running_loop()
+        return [self.bonus for _ in completions]
+
+
+same_loop = SameLoop(2.0)
+
+
+def sees(prompts, completions, completion_ids, answer, level, **kwargs):
+    """1 if every argument is what TRL would give for the problem of the tests."""
+    text = completions == ["a", "bb"] and prompts == ["Q", "Q"]
+    chat = (
+        completions == [[{"role": "assistant", "content": t}] for t in ("a", "bb")]
+        and prompts == [[{"role": "user", "content": "Q"}]] * 2
+        and prompts[0] is not prompts[1]
+    )
+    rest = (
+        completion_ids == [[1], [2, 3]] and answer == ["A", "A"] and level == [3, 3] and kwargs["source"] == ["s", "s"]
+    )
+    return [1.0 if (text or chat) and rest else 0.0 for _ in completions]
+
+
+def needs_solution(completions, solution):
+    return [1.0 for _ in completions]
+
+
+def not_applicable_to_short(completions, **kwargs):
+    return [None if len(text) < 3 else 1.0 for text in completions]
+
+
+def nothing(completions, **kwargs):
+    return [None for _ in completions]
+
+
+def yes_or_no(completions, answer, **kwargs):
+    return [text == right for text, right in zip(completions, answer, strict=True)]
+
+
+def not_a_number(completions, **kwargs):
+    return [float("nan") if text == "nan" else float("inf") if text == "inf" else 1.0 for text in completions]
+
+
+def words(completions, **kwargs):
+    return ["good" if text == "bad" else 1.0 for text in completions]
+
+
+def one_too_few(completions, **kwargs):
+    return [1.0] * (len(completions) - 1)
+
+
+def one_number(completions, **kwargs):
+    return 0.5
+
+
+def no_return(completions, **kwargs):
+    pass
+
+
+def numpy_array(completions, **kwargs):
+    import numpy
+
+    return numpy.arange(len(completions), dtype=numpy.float32)
+
+
+def numpy_scalars(completions, **kwargs):
+    import numpy
+
+    return [numpy.float32(0.5), numpy.bool_(True), numpy.int64(3)][: len(completions)]
+
+
+def huge(completions, **kwargs):
+    return [10**400 for _ in completions]
+
+
+def raises_on_bad(completions, **kwargs):
+    if "bad" in completions:
+        raise ValueError("no bad ones\nsecond line")
+    return [1.0 for _ in completions]
+
+
+def leaves(completions, **kwargs):
+    sys.exit(5)
+
+
+async def leaves_later(completions, **kwargs):
+    sys.exit(5)
+
+
+def scaled(completions, *, factor=1.0, **kwargs):
+    return [factor * len(text) for text in completions]
+
+
+def verdict(problem, response):
+    return Verdict(response == problem.answer, 7.0)
+
+
+def verdict_without_score(problem, response):
+    return Verdict(True, "high")
+
+
+def verdict_with_error(problem, response):
+    return Verdict(None, 0.0, "the judge is out")
+
+
+def tolerant(problem, response, *, tolerance=0):
+    return abs(int(response) - int(problem.answer)) <= tolerance
+
+
+def positional(completions, /):
+    return [1.0]
+
+
+def stranger(text, reference):
+    return 1.0
+
+
+NOT_A_FUNCTION = 3
+
+
+# for the pool: `problem, response` is one job a response, `completions` one a group
+
+
+def acts(problem, response):
+    """Does what the response says."""
+    if response == "hang":
+        time.sleep(60)
+    if response == "hang in C":
+        sum(range(10**12))
+    if response == "exit":
+        os._exit(3)
+    if response == "segfault":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if response == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if response == "close":
+        os.closerange(3, 256)
+        time.sleep(60)
+    if response == "print":
+        print("many words\n" * 20_000)
+    if response == "raise":
+        raise RuntimeError("as asked")
+    if response.startswith("child "):
+        child = subprocess.Popen(["sleep", "60"])
+        Path(response.removeprefix("child ")).write_text(str(child.pid))
+        time.sleep(60)
+    return len(response)
+
+
+def hang_group(completions, **kwargs):
+    if "hang" in completions:
+        time.sleep(60)
+    return [1.0 for _ in completions]
+
+
+def about_the_worker(completions, **kwargs):
+    facts = {
+        "pid": os.getpid(),
+        "torch": int("torch" in sys.modules),
+        "threads": int(os.environ["OMP_NUM_THREADS"]),
+        "hash": hash("the same in every worker"),
+    }
+    return [facts[text] for text in completions]

@@ -1,0 +1,255 @@
+"""Log-probabilities and entropies: packed and chunked they are what a plain forward gives, and nothing large exists."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Lfm2Config, Lfm2ForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from dapo.core.errors import ConfigError
+from dapo.policy.logprobs import (
+    CHUNK_LOGITS,
+    chunks,
+    hidden_states,
+    score_tokens,
+    token_logprobs,
+    use_packed_forward,
+)
+from dapo.policy.packing import Microbatch, in_callers_order, pack
+from dapo.types import Sample
+from helpers.tiny_models import REFUSED, SERVED, llama, randomised, tiny_model
+from helpers.tiny_policies import float64_model, groups_of, ids, loaded, make_policy, plain_scores, ragged, sample
+
+
+def packed_scores(
+    model: PreTrainedModel, samples: list[Sample], *, max_tokens: int, temperature: float = 1.0
+) -> tuple[list[Microbatch], list[Tensor], list[Tensor]]:
+    """Microbatches with their differentiable log-probabilities and entropies."""
+    microbatches = pack(samples, max_tokens=max_tokens)
+    head: Any = model.get_output_embeddings()
+    pairs = [
+        score_tokens(hidden_states(model, m), head, m.targets, temperature=temperature, differentiable_entropy=True)
+        for m in microbatches
+    ]
+    return microbatches, [logprobs for logprobs, _ in pairs], [entropies for _, entropies in pairs]
+
+
+def padded_scores(model: PreTrainedModel, samples: list[Sample]) -> list[Tensor]:
+    """By the model's own forward over one right-padded batch."""
+    rows = [row.prompt_ids + row.response_ids for row in samples]
+    width = max(map(len, rows))
+    tokens = torch.tensor([row + (0,) * (width - len(row)) for row in rows])
+    present = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+    log_p = model(input_ids=tokens, attention_mask=present, use_cache=False).logits.log_softmax(dim=-1)
+    return [
+        log_p[i, range(len(row.prompt_ids) - 1, len(rows[i]) - 1), torch.tensor(row.response_ids)]
+        for i, row in enumerate(samples)
+    ]
+
+
+def weighted_sum_gradients(model: PreTrainedModel, scores: list[Tensor]) -> list[Tensor]:
+    """Of a sum in which every token has a weight of its own."""
+    flat = torch.cat(scores)
+    total = (flat * torch.linspace(-1, 2, len(flat), dtype=flat.dtype)).sum()
+    return list(torch.autograd.grad(total, list(model.parameters()), retain_graph=True))
+
+
+def assert_all_forwards_agree(plain: PreTrainedModel, model: PreTrainedModel, tolerance: float) -> None:
+    """`model` packed, `plain` padded and `plain` on single sequences; the two hold the same weights."""
+    samples = ragged()
+    single = [logprobs for logprobs, _ in plain_scores(plain, samples)]
+    for together, alone in zip(padded_scores(plain, samples), single, strict=True):
+        torch.testing.assert_close(together, alone, rtol=0, atol=tolerance)
+    use_packed_forward(model)
+    for max_tokens in (1, 60, 10_000):  # one at a time; groups cut apart; each prompt once
+        microbatches, scores, _ = packed_scores(model, samples, max_tokens=max_tokens)
+        expected = [single[i] for m in microbatches for i in m.indices]
+        torch.testing.assert_close(torch.cat(scores), torch.cat(expected), rtol=0, atol=tolerance)
+        gradients = weighted_sum_gradients(model, scores), weighted_sum_gradients(plain, expected)
+        for ours, theirs in zip(*gradients, strict=True):
+            assert float((ours - theirs).abs().max()) <= tolerance * max(1.0, float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("family", SERVED)
+def test_packed_padded_and_single_forwards_agree_in_values_and_gradients(family: str) -> None:
+    assert_all_forwards_agree(tiny_model(family), tiny_model(family), tolerance=1e-5)
+
+
+def test_in_float64_they_agree_to_the_last_digits() -> None:
+    assert_all_forwards_agree(float64_model(), float64_model(), tolerance=1e-10)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_entropies_agree_and_come_back_with_their_sample(family: str) -> None:
+    samples = list(reversed(ragged()))
+    expected = [entropies for _, entropies in plain_scores(tiny_model(family), samples, temperature=0.7)]
+    model = tiny_model(family)
+    use_packed_forward(model)
+    microbatches, _, entropies = packed_scores(model, samples, max_tokens=40, temperature=0.7)
+    rows = in_callers_order(microbatches, entropies, len(samples))
+    for ours, entropy in zip(rows, expected, strict=True):
+        torch.testing.assert_close(torch.tensor(ours), entropy, rtol=0, atol=1e-5)
+
+
+def test_no_token_feels_another_group_a_sibling_or_its_own_future() -> None:
+    model = loaded().model
+    use_packed_forward(model)
+
+    def scores(*responses: tuple[int, ...], other_prompt: int = 3) -> list[tuple[float, ...]]:
+        rows = [sample(0, (5, 6, 7), response) for response in responses]
+        rows += [sample(1, (other_prompt, 4), (9, 9, 9))]
+        (microbatch,) = pack(rows, max_tokens=1000)
+        return in_callers_order([microbatch], [token_logprobs(model, microbatch, temperature=1.0)], len(rows))
+
+    base = scores((11, 12, 13), (21, 22, 23, 24))
+    changed = scores((11, 12, 13), (31, 22, 23, 24), other_prompt=8)
+    assert base[0] == changed[0]
+    assert base[1][0] != changed[1][0]
+    assert base[2] != changed[2]
+    assert scores((11, 12, 99), (21, 22, 23, 24))[0][:2] == base[0][:2]
+    assert scores((11, 12, 99), (21, 22, 23, 24))[0][2] != base[0][2]
+
+
+def test_the_first_response_token_is_scored_by_the_last_token_of_the_prompt() -> None:
+    model = loaded().model
+    with torch.no_grad():
+        log_p = model(input_ids=torch.tensor([[5, 6, 7]])).logits[0, -1].log_softmax(dim=0)
+    use_packed_forward(model)
+    (microbatch,) = pack([sample(0, (5, 6, 7), (42,))], max_tokens=10)
+    assert token_logprobs(model, microbatch, temperature=1.0).item() == pytest.approx(float(log_p[42]), abs=1e-12)
+
+
+class Head(torch.nn.Linear):
+    """A head with keyed weights."""
+
+    def __init__(self, hidden: int, vocabulary: int, *, bias: bool) -> None:
+        super().__init__(hidden, vocabulary, bias=bias, dtype=torch.float64)
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_written_backward_is_that_of_log_softmax_and_entropy(bias: bool, temperature: float) -> None:
+    head = Head(6, 11, bias=bias)
+    hidden = torch.randn(4, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64, requires_grad=True)
+    targets = torch.tensor([0, 10, 3, 3])
+    weights = torch.tensor([1.0, -2.0, 0.5, 0.0], dtype=torch.float64)
+    log_p = (head(hidden) / temperature).log_softmax(dim=1)
+    expected = (log_p[torch.arange(4), targets], -(log_p.exp() * log_p).sum(dim=1))
+    found = score_tokens(hidden, head, targets, temperature=temperature, differentiable_entropy=True)
+    gradients = []
+    for logprobs, entropies in (found, expected):
+        total = (weights * logprobs).sum() + (weights.flip(0) * entropies).sum()
+        gradients.append(torch.autograd.grad(total, [hidden, *head.parameters()]))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
+
+
+def test_entropies_carry_no_gradient_unless_asked_to() -> None:
+    head = Head(6, 11, bias=False)
+    logprobs, entropies = score_tokens(torch.ones(2, 6).double(), head, torch.tensor([1, 2]), temperature=1.0)
+    assert logprobs.requires_grad
+    assert not entropies.requires_grad
+    logprobs.sum().backward()
+    assert head.weight.grad is not None
+
+
+def test_hand_computed_logprob_and_entropy() -> None:
+    head = torch.nn.Linear(1, 2, bias=False)
+    with torch.no_grad():
+        head.weight.copy_(torch.tensor([[math.log(3.0)], [0.0]]))
+    logprobs, entropies = score_tokens(torch.ones(1, 1), head, torch.tensor([0]), temperature=1.0)
+    assert logprobs.item() == pytest.approx(math.log(0.75))
+    assert entropies.item() == pytest.approx(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
+    halved, _ = score_tokens(torch.ones(1, 1), head, torch.tensor([0]), temperature=2.0)
+    assert halved.item() == pytest.approx(math.log(3**0.5 / (1 + 3**0.5)))
+
+
+def test_a_probability_that_underflows_gives_finite_gradients() -> None:
+    head = torch.nn.Linear(1, 2, bias=False)
+    with torch.no_grad():
+        head.weight.copy_(torch.tensor([[500.0], [-500.0]]))
+    hidden = torch.ones(1, 1, requires_grad=True)
+    scores = score_tokens(hidden, head, torch.tensor([1]), temperature=1.0, differentiable_entropy=True)
+    assert [s.item() for s in scores] == [-1000.0, 0.0]
+    sum(scores).sum().backward()  # type: ignore[union-attr]
+    assert hidden.grad is not None
+    assert hidden.grad.isfinite().all()
+
+
+def test_bfloat16_models_are_scored_in_float32() -> None:
+    samples = ragged()
+    model = loaded(dtype=torch.bfloat16).model
+    use_packed_forward(model)
+    exact = [logprobs for logprobs, _ in plain_scores(tiny_model("llama"), samples)]
+    microbatches = pack(samples, max_tokens=64)
+    scores = [token_logprobs(model, m, temperature=1.0) for m in microbatches]
+    assert {s.dtype for s in scores} == {torch.float32}
+    rows = in_callers_order(microbatches, scores, len(samples))
+    gaps = torch.cat([torch.tensor(a) - b for a, b in zip(rows, exact, strict=True)])
+    assert gaps.abs().mean().item() < 0.05
+
+
+def test_chunks_cover_every_position_and_bound_the_logits() -> None:
+    for vocabulary in (100, 49_152, 151_936, 2 * CHUNK_LOGITS):
+        parts = list(chunks(5_000, vocabulary)) if vocabulary < CHUNK_LOGITS else list(chunks(3, vocabulary))
+        assert all(
+            (part.stop - part.start) * vocabulary <= CHUNK_LOGITS or part.stop - part.start == 1 for part in parts
+        )
+        assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
+    assert list(chunks(0, 100)) == []
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the most elements that an operation returned."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return out
+
+
+def test_no_tensor_of_all_tokens_by_the_vocabulary_exists_in_an_update() -> None:
+    vocabulary = 2**17
+    samples = groups_of([(4, (150, 200, 180, 170))])
+    small = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1}
+    model = randomised(llama(vocab_size=vocabulary, num_hidden_layers=1, tie_word_embeddings=True, **small), 0)
+    policy = make_policy(loaded(model.eval()), microbatch_tokens=10_000)
+    assert 700 * vocabulary > CHUNK_LOGITS
+    with LargestTensor() as largest:
+        policy.update(policy.record_old_logprobs(samples), step=1)
+    assert CHUNK_LOGITS / 2 < largest.elements <= CHUNK_LOGITS
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_whose_logprobs_would_be_wrong_are_refused(name: str) -> None:
+    make, _ = REFUSED[name]
+    with pytest.raises(ConfigError, match="cannot be trained here"):
+        use_packed_forward(randomised(make(), 0).eval())
+
+
+def test_a_model_that_mixes_tokens_outside_of_attention_is_found_by_its_numbers() -> None:
+    options = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "layer_types": ["conv", "full_attention"]}
+    model = randomised(Lfm2ForCausalLM(Lfm2Config(**options, **heads)), 0).eval()
+    transformers_logging.set_verbosity_error()  # it advises on faster kernels
+    with pytest.raises(ConfigError, match=r"lfm2 .* differ by 0\.\d+ nats"):
+        use_packed_forward(model)
+
+
+def test_tokens_outside_the_vocabulary_of_the_check_do_not_matter() -> None:
+    model = randomised(llama(vocab_size=4), 0).eval()
+    use_packed_forward(model)
+    (microbatch,) = pack([sample(0, (1, 2), ids(5, "few", vocabulary=4))], max_tokens=10)
+    assert token_logprobs(model, microbatch, temperature=1.0).isfinite().all()

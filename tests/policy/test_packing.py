@@ -1,0 +1,180 @@
+"""Packing: every response scored once, at the right places, in the caller's order."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from dapo.policy.packed_attention import Segment, build_attention_plan, packed_attention
+from dapo.policy.packing import Microbatch, in_callers_order, pack
+from helpers.tiny_policies import groups_of, ragged, sample
+
+CPU = torch.device("cpu")
+
+
+def stream_of(microbatch: Microbatch) -> list[int]:
+    return microbatch.input_ids.tolist()
+
+
+def scored(microbatches: list[Microbatch]) -> list[int]:
+    return sorted(i for microbatch in microbatches for i in microbatch.indices)
+
+
+def test_a_groups_prompt_is_there_once_and_no_response_carries_its_last_token() -> None:
+    samples = [sample(0, (10, 11), (20, 21, 22)), sample(0, (10, 11), (30, 31))]
+    (microbatch,) = pack(samples, max_tokens=100)
+    assert stream_of(microbatch) == [10, 11, 20, 21, 30]
+    assert microbatch.positions.tolist() == [0, 1, 2, 3, 2]
+    assert microbatch.targets.tolist() == [20, 21, 22, 30, 31]
+    assert microbatch.predictors.tolist() == [1, 2, 3, 1, 4]
+
+
+def test_the_token_before_predicts_each_token_also_across_microbatches() -> None:
+    samples = ragged()
+    for microbatch in pack(samples, max_tokens=40):
+        stream, at = stream_of(microbatch), 0
+        stream_indices = microbatch.predictors.tolist()
+        for i, length in zip(microbatch.indices, microbatch.lengths, strict=True):
+            row = samples[i]
+            before = (row.prompt_ids + row.response_ids)[len(row.prompt_ids) - 1 : -1]
+            assert tuple(stream[index] for index in stream_indices[at : at + length]) == before
+            assert tuple(microbatch.targets[at : at + length].tolist()) == row.response_ids
+            at += length
+
+
+@pytest.mark.parametrize("max_tokens", [1, 13, 40, 64, 1000])
+def test_every_sample_is_in_one_microbatch_and_only_a_lone_one_exceeds_the_budget(max_tokens: int) -> None:
+    samples = ragged()
+    microbatches = pack(samples, max_tokens=max_tokens)
+    assert scored(microbatches) == list(range(len(samples)))
+    for microbatch in microbatches:
+        prompts = {samples[i].group_id: len(samples[i].prompt_ids) for i in microbatch.indices}
+        size = sum(prompts.values()) + sum(microbatch.lengths)
+        assert size <= max_tokens or len(microbatch.indices) == 1
+
+
+def test_a_group_above_the_budget_is_split_and_its_prompt_repeated() -> None:
+    samples = groups_of([(10, (5, 5, 5, 5))])
+    microbatches = pack(samples, max_tokens=20)
+    assert [len(m.indices) for m in microbatches] == [2, 2]
+    assert all(stream_of(m)[:10] == list(samples[0].prompt_ids) for m in microbatches)
+
+
+def test_a_sequence_above_the_budget_goes_alone_and_whole() -> None:
+    samples = groups_of([(4, (100, 2))])
+    long, short = pack(samples, max_tokens=16)
+    assert (long.lengths, short.lengths) == ((100,), (2,))
+    assert long.num_tokens == 4 + 99
+
+
+def test_the_same_prompt_in_two_groups_is_two_prompts() -> None:
+    samples = [sample(0, (7, 8), (1, 2)), sample(1, (7, 8), (3, 4))]
+    (microbatch,) = pack(samples, max_tokens=100)
+    assert stream_of(microbatch).count(7) == 2
+
+
+def test_packing_is_a_function_of_the_samples() -> None:
+    first, second = pack(ragged(), max_tokens=40), pack(ragged(), max_tokens=40)
+    assert [m.indices for m in first] == [m.indices for m in second]
+    assert all(torch.equal(a.input_ids, b.input_ids) for a, b in zip(first, second, strict=True))
+
+
+def test_outputs_come_back_in_the_callers_order() -> None:
+    samples = [*reversed(ragged()), sample(9, (1, 2), (3,)), *groups_of([(6, (17, 2))])]
+    microbatches = pack(samples, max_tokens=40)
+    assert [i for m in microbatches for i in m.indices] != list(range(len(samples)))
+    rows = in_callers_order(microbatches, [m.targets for m in microbatches], len(samples))
+    assert rows == [row.response_ids for row in samples]
+
+
+def test_a_response_of_zero_tokens_has_an_empty_row_and_touches_no_other() -> None:
+    samples = [sample(0, (1, 2), ()), sample(0, (1, 2), (3, 4)), sample(1, (5,), ())]
+    microbatches = pack(samples, max_tokens=100)
+    assert scored(microbatches) == [1]
+    assert in_callers_order(microbatches, [m.targets for m in microbatches], 3) == [(), (3, 4), ()]
+    assert pack([samples[0]], max_tokens=100) == []
+
+
+def test_a_sample_without_a_prompt_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no prompt"):
+        pack([sample(3, (), (1, 2))], max_tokens=100)
+
+
+def test_microbatches_are_nearly_full() -> None:
+    samples = groups_of([(10, [3 + (7 * g + 5 * i) % 30 for i in range(8)]) for g in range(16)])
+    total = sum(len(s.response_ids) for s in samples) + 16 * 10
+    assert len(pack(samples, max_tokens=512)) <= 1.3 * total / 512 + 1
+
+
+def test_less_than_half_of_what_attention_computes_is_padding() -> None:
+    samples = groups_of([(5 + 40 * g, (1, 2, 3, 9, 40, 200)) for g in range(4)])
+    (microbatch,) = pack(samples, max_tokens=100_000)
+    assert sum(len(block.queries) for block in microbatch.attention_plan.blocks) < 2 * microbatch.num_tokens
+
+
+# Rows as (context_start, context_length, start, length): three prompts, responses before and behind the next prompt.
+# The last two are one block; the padded third query of the very last stands behind all keys.
+SEGMENTS = [
+    *(
+        Segment(0, 0, 0, 5),
+        Segment(0, 5, 5, 2),
+        Segment(0, 0, 7, 2),
+        Segment(0, 5, 9, 7),
+        Segment(7, 2, 16, 3),
+        Segment(0, 0, 19, 6),
+    ),
+    *(Segment(0, 5, 25, 3), Segment(19, 6, 28, 2)),
+]
+NUM_TOKENS = 30
+
+
+def dense_attention(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
+    """`[1, T, heads, d]`, with one mask over the whole stream that says who sees whom."""
+    seen = torch.zeros(NUM_TOKENS, NUM_TOKENS, dtype=torch.bool)
+    for row in SEGMENTS:
+        sequence = [*range(row.context_start, row.context_start + row.context_length)]
+        sequence += range(row.start, row.start + row.length)
+        for at in range(row.context_length, len(sequence)):
+            first = 0 if window is None else max(0, at - window + 1)
+            seen[sequence[at], sequence[first : at + 1]] = True
+    repeats = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+    scores = (query @ key.transpose(2, 3) / query.shape[-1] ** 0.5).masked_fill(~seen, -torch.inf)
+    return (scores.softmax(dim=-1) @ value).transpose(1, 2)
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 6, 100])
+@pytest.mark.parametrize("mask_elements", [10**6, 0], ids=["masked", "causal"])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_packed_attention_equals_one_dense_mask_in_values_and_gradients(
+    window: int | None, mask_elements: int, kv_heads: int
+) -> None:
+    attention_plan = build_attention_plan(SEGMENTS, NUM_TOKENS, CPU, mask_elements=mask_elements)
+    generator = torch.Generator().manual_seed(0)
+
+    def states(heads: int) -> Tensor:
+        return torch.randn(1, heads, NUM_TOKENS, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+
+    query, key, value = states(4), states(kv_heads), states(kv_heads)
+    upstream = torch.randn(1, NUM_TOKENS, 4, 8, generator=generator, dtype=torch.float64)
+    packed, _ = packed_attention(
+        torch.nn.Identity(), query, key, value, None, sliding_window=window, packed_attention_plan=attention_plan
+    )
+    dense = dense_attention(query, key, value, window)
+    torch.testing.assert_close(packed, dense, rtol=0, atol=1e-12)
+    gradients = [torch.autograd.grad(out, (query, key, value), upstream) for out in (packed, dense)]
+    for ours, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
+
+
+def test_blocks_without_masks_are_plain_causal() -> None:
+    causal = build_attention_plan(SEGMENTS, NUM_TOKENS, CPU, mask_elements=0)
+    assert all(block.mask(None, torch.float32) is None for block in causal.blocks)
+    masked = build_attention_plan(SEGMENTS, NUM_TOKENS, CPU)
+    without = [block for block in masked.blocks if block.mask(None, torch.float32) is None]
+    assert sum(block.size for block in without) == 3  # the prompts
+
+
+def test_a_model_that_attends_by_a_layout_says_so_when_there_is_none() -> None:
+    states = torch.zeros(1, 1, 3, 4)
+    with pytest.raises(ValueError, match="packed_attention_plan"):
+        packed_attention(torch.nn.Identity(), states, states, states, None)

@@ -1,0 +1,455 @@
+"""The update: one gradient however it is cut, exact masters, guarded steps, and state that comes back bit for bit."""
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from dapo.algo.loss import aggregation_weights, kl_penalty, policy_loss
+from dapo.core.errors import CheckpointError
+from dapo.core.files import is_checksum_sidecar
+from dapo.policy.checkpoint import SavedWeights
+from dapo.policy.optim import learning_rate
+from dapo.policy.policy import Policy
+from dapo.types import Sample
+from helpers.tiny_policies import (
+    assert_close,
+    float64_model,
+    gradient_of,
+    groups_of,
+    loaded,
+    make_policy,
+    plain_copy,
+    plain_scores,
+    ragged,
+    sample,
+    weights_of,
+)
+
+LOSSES: list[dict[str, Any]] = [
+    {},
+    {"aggregate": "group"},
+    {"aggregate": "sequence"},
+    {"aggregate": "constant", "dual_clip": 3.0},
+    {"entropy_coef": 0.05},
+]
+
+
+def off_policy(samples: list[Sample]) -> list[Sample]:
+    """Old log-probabilities far enough from the present ones (about -5) that some ratios are clipped."""
+    return [
+        dataclasses.replace(row, old_logprobs=tuple(-5.0 + 1.5 * ((i + 3 * t) % 5 - 2) for t in range(len(row.mask))))
+        for i, row in enumerate(samples)
+    ]
+
+
+def with_holes(samples: list[Sample]) -> list[Sample]:
+    """Some tokens do not train; one response not at all."""
+    holes = [
+        dataclasses.replace(row, mask=tuple(i != 2 and (i + t) % 4 != 0 for t in range(len(row.mask))))
+        for i, row in enumerate(samples)
+    ]
+    assert not any(holes[2].mask)
+    return holes
+
+
+def padded(rows: Iterable[Tensor]) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+
+
+def plain_gradient(
+    network: PreTrainedModel,
+    samples: list[Sample],
+    temperature: float,
+    reference: PreTrainedModel | None = None,
+    **options: Any,
+) -> dict[str, Tensor]:
+    """Of the whole minibatch's loss at once, padded, by autograd through the models' own forward."""
+    scores = plain_scores(network, samples, temperature)
+    mask = padded(torch.tensor(row.mask) for row in samples)
+    logprobs, entropies = padded(s for s, _ in scores), padded(s for _, s in scores)
+    old = padded(torch.tensor(row.old_logprobs, dtype=torch.float64) for row in samples)
+    weights = aggregation_weights(
+        mask.sum(dim=1),
+        torch.tensor([row.group_id for row in samples]),
+        aggregate=options.get("aggregate", "token"),
+        max_length=50,
+    )
+    advantages = torch.tensor([row.advantage for row in samples], dtype=torch.float64)
+    clip = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": options.get("dual_clip")}
+    loss, _ = policy_loss(logprobs, old, advantages, mask, weights, **clip)
+    if reference is not None:
+        base = padded(s for s, _ in plain_scores(reference, samples, temperature))
+        loss = loss + options["kl_coef"] * kl_penalty(logprobs, base, mask, weights)
+    loss = loss - options.get("entropy_coef", 0.0) * (entropies * mask * weights[:, None]).sum()
+    loss.backward()
+    return {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("options", LOSSES, ids=str)
+def test_any_cut_into_microbatches_gives_the_gradient_of_the_whole(options: dict[str, Any], tmp_path: Path) -> None:
+    samples = with_holes(off_policy(ragged()))
+    expected = plain_gradient(float64_model(), samples, 0.7, **options)
+    for microbatch_tokens in (1, 20, 64, 10_000):
+        policy = make_policy(
+            loaded(float64_model()), loss=options, temperature=0.7, microbatch_tokens=microbatch_tokens
+        )
+        found = gradient_of(policy, samples, tmp_path / str(microbatch_tokens))
+        assert_close(found, expected, relative=1e-10)
+
+
+def test_the_example_above_clips_on_both_sides() -> None:
+    metrics = make_policy().update(off_policy(ragged()), step=1)
+    assert metrics["loss/clip_low_fraction"] > 0.05
+    assert metrics["loss/clip_high_fraction"] > 0.05
+    assert 0 < metrics["loss/clipped_high_prob_mean"] < 1
+
+
+def test_rows_without_advantage_stay_in_the_denominator(tmp_path: Path) -> None:
+    rows = groups_of([(4, (5, 5))])
+    idle = [sample(7, (1, 2, 3), row.response_ids, advantage=0.0) for row in rows]
+    alone = gradient_of(make_policy(), rows, tmp_path / "alone")
+    diluted = gradient_of(make_policy(), rows + idle, tmp_path / "diluted")
+    assert_close(diluted, {name: g / 2 for name, g in alone.items()}, relative=1e-6)
+    metrics = make_policy().update(rows + idle, step=1)
+    assert metrics["optim/update_tokens"] == 10
+    assert make_policy(loss={"kl_coef": 0.1}).update(rows + idle, step=1)["optim/update_tokens"] == 20
+    assert make_policy(loss={"entropy_coef": 0.1}).update(rows + idle, step=1)["optim/update_tokens"] == 20
+
+
+def test_a_minibatch_without_any_advantage_is_an_update_by_nothing() -> None:
+    policy = make_policy(optim={"weight_decay": 0.0})
+    before = weights_of(policy)
+    metrics = policy.update([sample(0, (1,), (2, 3), advantage=0.0)], step=1)
+    assert metrics == {
+        "loss/policy": 0.0,
+        "optim/update_tokens": 0.0,
+        "optim/grad_norm": 0.0,
+        "optim/lr": 1e-3,
+        "optim/skipped": 0.0,
+    }
+    assert_close(weights_of(policy), before, relative=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_on_policy_the_ratio_is_one_and_after_an_update_it_is_not(dtype: torch.dtype, temperature: float) -> None:
+    policy = make_policy(loaded(dtype=dtype), temperature=temperature)
+    samples = policy.record_old_logprobs(ragged())
+    first = policy.update(samples[:7], step=1)
+    assert first["loss/ratio_mean"] == pytest.approx(1, abs=1e-5)
+    assert first["loss/approx_kl"] == pytest.approx(0, abs=1e-9)
+    second = policy.update(samples[7:], step=1)
+    assert second["loss/ratio_mean"] != pytest.approx(1, abs=1e-4)
+    assert second["loss/approx_kl"] > 1e-5
+
+
+def test_without_recorded_logprobs_the_ratio_is_exactly_one_and_the_gradient_the_same(tmp_path: Path) -> None:
+    policy = make_policy(temperature=0.7)
+    recorded = policy.record_old_logprobs(ragged())
+    with_old = gradient_of(policy, recorded, tmp_path / "recorded")
+    without = gradient_of(make_policy(temperature=0.7), ragged(), tmp_path / "none")
+    assert_close(without, with_old, relative=1e-6)
+    assert make_policy().update(ragged(), step=1)["loss/ratio_mean"] == 1
+
+
+def test_old_logprobs_are_recorded_in_order_at_the_temperature() -> None:
+    model = loaded(float64_model())
+    plain = plain_copy(model)
+    samples = [*reversed(ragged()), sample(9, (1, 2), ())]
+    recorded = make_policy(model, temperature=0.7).record_old_logprobs(samples)
+    assert [dataclasses.replace(row, old_logprobs=None) for row in recorded] == samples
+    assert recorded[-1].old_logprobs == ()
+    for row, (expected, _) in zip(recorded[:-1], plain_scores(plain, samples[:-1], 0.7), strict=True):
+        assert row.old_logprobs == pytest.approx(expected.tolist(), abs=1e-10)
+
+
+def test_a_sampled_end_token_that_is_also_the_padding_is_trained_on(tmp_path: Path) -> None:
+    pad = 0
+    samples = [sample(0, (5, 6), (7, 8, pad)), sample(0, (5, 6), (9, pad), advantage=-1.0)]
+    assert make_policy().update(samples, step=1)["optim/update_tokens"] == 5
+    policy = make_policy(loaded(float64_model()))
+    expected = plain_gradient(float64_model(), policy.record_old_logprobs(samples), 1.0)
+    assert_close(gradient_of(policy, samples, tmp_path / "x"), expected, relative=1e-10)
+
+
+def test_responses_of_zero_tokens_change_nothing(tmp_path: Path) -> None:
+    samples = ragged()
+    empty = [sample(0, samples[0].prompt_ids, ()), sample(8, (4, 4), (), advantage=0.5)]
+    expected = gradient_of(make_policy(), samples, tmp_path / "without")
+    assert_close(gradient_of(make_policy(), empty[:1] + samples + empty[1:], tmp_path / "with"), expected, relative=0)
+    assert make_policy().update(empty, step=1)["optim/update_tokens"] == 0
+
+
+def test_metrics_are_means_over_the_trained_tokens() -> None:
+    model = loaded(float64_model())
+    samples = with_holes(ragged(engine_logprobs=()))
+    samples = [dataclasses.replace(row, engine_logprobs=(-4.0,) * len(row.mask)) for row in samples]
+    scores = plain_scores(plain_copy(model), samples)
+    trained = torch.cat([torch.tensor(row.mask) for row in samples])
+    logprobs, entropies = (torch.cat(list(s))[trained] for s in zip(*scores, strict=True))
+    metrics = make_policy(model, microbatch_tokens=20).update(samples, step=1)
+    assert metrics["optim/update_tokens"] == int(trained.sum())
+    assert metrics["loss/entropy"] == pytest.approx(entropies.mean().item())
+    assert metrics["loss/token_prob_mean"] == pytest.approx(logprobs.exp().mean().item())
+    gaps = (logprobs + 4).abs()
+    assert metrics["rollout/engine_logprob_gap_mean"] == pytest.approx(gaps.mean().item())
+    assert metrics["rollout/engine_logprob_gap_max"] == pytest.approx(gaps.max().item())
+    assert metrics["loss/clip_high_fraction"] == 0
+    assert "loss/clipped_high_prob_mean" not in metrics
+    assert "loss/kl" not in metrics
+
+
+def test_the_kl_term_pulls_to_the_initial_model_not_to_the_weights_that_were_loaded(tmp_path: Path) -> None:
+    samples = with_holes(off_policy(ragged()))
+    make_policy(loaded(float64_model(seed=1))).save(tmp_path)
+    options = {"kl_coef": 0.5, "entropy_coef": 0.05}
+    policy = make_policy(loaded(float64_model()), loss=options, temperature=0.7, microbatch_tokens=20)
+    policy.load(tmp_path)
+    expected = plain_gradient(float64_model(seed=1), samples, 0.7, reference=float64_model(), **options)
+    without = plain_gradient(float64_model(seed=1), samples, 0.7, entropy_coef=0.05)
+    assert not torch.allclose(expected["model.norm.weight"], without["model.norm.weight"], rtol=0.01)
+    assert_close(gradient_of(policy, samples, tmp_path / "x"), expected, relative=1e-10)
+
+
+def test_kl_grows_from_zero_and_goes_on_after_a_resume(tmp_path: Path) -> None:
+    options = {"kl_coef": 0.1}
+    policy = make_policy(loss=options)
+    assert policy.update(ragged(), step=1)["loss/kl"] == pytest.approx(0, abs=1e-12)
+    moved = policy.update(ragged(), step=2)["loss/kl"]
+    assert moved > 1e-6
+    policy.save(tmp_path)
+    again = make_policy(loss=options)
+    again.load(tmp_path)
+    assert again.update(ragged(), step=3) == policy.update(ragged(), step=3)
+
+
+def test_the_learning_rate_over_the_first_steps() -> None:
+    rates = [learning_rate(step, lr=1e-6, warmup_steps=4) for step in range(1, 7)]
+    assert rates == pytest.approx([0.25e-6, 0.5e-6, 0.75e-6, 1e-6, 1e-6, 1e-6])
+    assert [learning_rate(step, lr=3.0, warmup_steps=0) for step in (1, 2)] == [3.0, 3.0]
+    assert learning_rate(1, lr=1.0, warmup_steps=20) == pytest.approx(0.05)
+    with pytest.raises(ValueError, match="count from 1"):
+        learning_rate(0, lr=1.0, warmup_steps=20)
+
+
+def test_the_rate_follows_training_steps_not_updates() -> None:
+    policy = make_policy(optim={"lr": 1e-3, "warmup_steps": 4})
+    rates = [policy.update(ragged(), step=step)["optim/lr"] for step in (1, 1, 2, 4, 9)]
+    assert rates == pytest.approx([0.25e-3, 0.25e-3, 0.5e-3, 1e-3, 1e-3])
+
+
+def test_a_step_of_adamw_computed_by_hand(tmp_path: Path) -> None:
+    """At the first step the moments cancel: w -> w (1 - lr decay) - lr sign(g), for |g| far above eps."""
+    policy = make_policy(optim={"lr": 1e-2, "weight_decay": 0.5})
+    before = weights_of(policy)
+    gradient = gradient_of(policy, ragged(), tmp_path / "x")
+    after = weights_of(policy)
+    for name, g in gradient.items():
+        clear = g.abs() > 1e-5
+        expected = before[name] * (1 - 1e-2 * 0.5) - 1e-2 * g.sign()
+        torch.testing.assert_close(after[name][clear], expected[clear], rtol=0, atol=1e-4)
+    assert any(bool((g.abs() > 1e-5).any()) for g in gradient.values())
+
+
+def test_gradients_are_clipped_to_the_global_norm_and_the_norm_is_logged_before_it(tmp_path: Path) -> None:
+    free = gradient_of(make_policy(), ragged(), tmp_path / "free")
+    norm = sum(float((g**2).sum()) for g in free.values()) ** 0.5
+    policy = make_policy(optim={"max_grad_norm": norm / 4})
+    clipped = gradient_of(policy, ragged(), tmp_path / "clipped")
+    assert_close(clipped, {name: g / 4 for name, g in free.items()}, relative=1e-6)
+    assert make_policy(optim={"max_grad_norm": norm / 4}).update(ragged(), step=1)["optim/grad_norm"] == pytest.approx(
+        norm
+    )
+
+
+def test_a_gradient_that_is_not_finite_skips_the_update_and_skips_in_a_row_are_counted() -> None:
+    policy = make_policy()
+    good, bad = ragged(), [dataclasses.replace(row, advantage=float("nan")) for row in ragged()]
+    policy.update(good, step=1)
+    before = weights_of(policy)
+    for count in (1, 2):
+        metrics = policy.update(bad, step=1)
+        assert metrics["optim/skipped"] == 1
+        assert not metrics["optim/grad_norm"] < float("inf")
+        assert policy.skipped_in_a_row == count
+    assert_close(weights_of(policy), before, relative=0)
+    assert policy.update(good, step=1)["optim/skipped"] == 0  # ends the row
+    assert policy.skipped_in_a_row == 0
+
+
+def test_updates_make_rewarded_responses_likelier_and_punished_ones_less_likely() -> None:
+    policy = make_policy(loaded("tied llama", dtype=torch.bfloat16), optim={"lr": 3e-3})
+    samples = groups_of([(4, (6, 6))])
+    before = policy.record_old_logprobs(samples)
+    for step in range(1, 6):
+        policy.update(samples, step=step)
+    after = policy.record_old_logprobs(samples)
+    for old, new in zip(before, after, strict=True):
+        assert old.old_logprobs is not None
+        assert new.old_logprobs is not None
+        gain = sum(new.old_logprobs) - sum(old.old_logprobs)
+        assert gain > 0.5 if old.advantage > 0 else gain < -0.5
+
+
+def test_bfloat16_models_have_float32_masters_that_take_steps_below_their_resolution() -> None:
+    model = loaded("tied llama", dtype=torch.bfloat16)
+    policy = make_policy(model, optim={"lr": 1e-6, "weight_decay": 0.0})
+    before = weights_of(policy)
+    rounded = {name: p.detach().clone() for name, p in model.model.named_parameters()}
+    for step in range(1, 4):
+        policy.update(ragged(), step=step)
+    after = weights_of(policy)
+    assert {tensor.dtype for tensor in after.values()} == {torch.float32}
+    moves = torch.cat([(after[name] - before[name]).abs().flatten() for name in after])
+    assert 1e-6 < moves.max() < 4e-6
+    assert (moves > 0).double().mean() > 0.4
+    name = "model.layers.0.mlp.up_proj.weight"
+    stayed = dict(model.model.named_parameters())[name] == rounded[name]
+    assert stayed.double().mean() > 0.95
+    for name, working in model.model.named_parameters():
+        assert torch.equal(working, after[name].bfloat16())
+
+
+def test_bfloat16_gradients_are_added_up_in_float32(tmp_path: Path) -> None:
+    samples = groups_of([(3, (4, 4))] * 40)
+    exact = gradient_of(make_policy(loaded("llama")), samples, tmp_path / "exact")
+    cut = gradient_of(
+        make_policy(loaded("llama", dtype=torch.bfloat16), microbatch_tokens=11), samples, tmp_path / "cut"
+    )
+    for name, gradient in exact.items():
+        assert cut[name].dtype == torch.float32
+        difference = float((cut[name] - gradient).norm() / gradient.norm())
+        assert difference < 0.05, name
+
+
+def test_weights_come_under_every_name_and_tied_ones_are_one() -> None:
+    policy = make_policy(loaded("tied llama", dtype=torch.bfloat16))
+    policy.update(ragged(), step=1)
+    weights = weights_of(policy)
+    assert torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"])
+    assert "model.norm.weight" in weights
+    untied = weights_of(make_policy(loaded("llama")))
+    assert not torch.equal(untied["lm_head.weight"], untied["model.embed_tokens.weight"])
+
+
+def test_weights_are_read_when_asked_for_and_any_number_of_times() -> None:
+    policy = make_policy()
+    source = policy.weights()
+    before = {name: tensor.clone() for name, tensor in source.named_tensors()}
+    policy.update(ragged(), step=1)
+    after = dict(source.named_tensors())
+    assert before.keys() == after.keys()
+    assert not torch.equal(before["model.norm.weight"], after["model.norm.weight"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("updates", [0, 2])
+def test_a_saved_policy_goes_on_bit_for_bit(dtype: torch.dtype, updates: int, tmp_path: Path) -> None:
+    policy = make_policy(loaded("tied llama", dtype=dtype))
+    for step in range(updates):
+        policy.update(ragged(), step=step + 1)
+    policy.save(tmp_path)
+    resumed = make_policy(loaded("tied llama", dtype=dtype))
+    resumed.update(groups_of([(2, (3, 3))]), step=1)  # whatever it did before is forgotten
+    resumed.load(tmp_path)
+    for step in (3, 4):
+        assert resumed.update(ragged(), step=step) == policy.update(ragged(), step=step)
+        assert_close(weights_of(resumed), weights_of(policy), relative=0)
+
+
+def test_the_count_of_skips_in_a_row_is_saved(tmp_path: Path) -> None:
+    bad = [dataclasses.replace(row, advantage=float("nan")) for row in ragged()]
+    policy = make_policy()
+    policy.update(bad, step=1)
+    policy.save(tmp_path)
+    resumed = make_policy()
+    resumed.load(tmp_path)
+    resumed.update(bad, step=1)
+    assert resumed.skipped_in_a_row == 2
+
+
+def test_a_checkpoint_holds_safetensors_and_json_and_can_be_overwritten(tmp_path: Path) -> None:
+    policy = make_policy()
+    for step in (1, 2):
+        policy.update(ragged(), step=step)
+        policy.save(tmp_path)
+    files = {
+        path for path in tmp_path.iterdir() if not is_checksum_sidecar(path)
+    }  # notes go when the checkpoint is sealed
+    assert {path.suffix for path in files} == {".safetensors", ".json"}
+    assert json.loads((tmp_path / "policy.json").read_text())["num_updates"] == 2
+
+
+def test_saved_weights_are_a_weight_source_with_tied_names(tmp_path: Path) -> None:
+    policy = make_policy(loaded("tied llama", dtype=torch.bfloat16))
+    policy.update(ragged(), step=1)
+    policy.save(tmp_path)
+    source = SavedWeights(tmp_path)
+    for _ in range(2):
+        assert_close(dict(source.named_tensors()), weights_of(policy), relative=0)
+
+
+def saved(directory: Path) -> Policy:
+    policy = make_policy()
+    policy.update(ragged(), step=1)
+    policy.save(directory)
+    return policy
+
+
+def test_a_damaged_or_foreign_checkpoint_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    saved(tmp_path)
+    other = make_policy(loaded("qwen3"))
+    with pytest.raises(CheckpointError, match="another model"):
+        other.load(tmp_path)
+    with pytest.raises(CheckpointError, match=r"float32.*model\.dtype"):
+        make_policy(loaded(dtype=torch.float32)).load(tmp_path)
+    policy = make_policy()
+    before = weights_of(policy)
+    (tmp_path / "exp_avg_sq.safetensors").write_bytes(b"short")
+    with pytest.raises(CheckpointError, match="exp_avg_sq"):
+        policy.load(tmp_path)
+    (tmp_path / "policy.json").unlink()
+    with pytest.raises(CheckpointError, match=r"policy\.json"):
+        policy.load(tmp_path)
+    assert_close(weights_of(policy), before, relative=0)
+
+
+def test_a_checkpoint_of_other_shapes_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path)
+    weights = load_file(tmp_path / "weights.safetensors")
+    save_file(weights | {"model.norm.weight": torch.ones(3, dtype=torch.float64)}, tmp_path / "weights.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight is torch\.float64 \[3\]"):
+        make_policy().load(tmp_path)
+
+
+def test_logprobs_for_some_samples_only_are_an_error() -> None:
+    first, *others = make_policy().record_old_logprobs(ragged())
+    with pytest.raises(ValueError, match="all samples of a minibatch or for none"):
+        make_policy(microbatch_tokens=1).update([dataclasses.replace(first, old_logprobs=None), *others], step=1)
+
+
+@pytest.mark.parametrize("field", ["mask", "old_logprobs", "engine_logprobs"])
+def test_values_that_do_not_match_the_response_are_an_error(field: str) -> None:
+    rows = [sample(0, (1, 2), (3, 4, 5), **{field: (1.0,)}), sample(0, (1, 2), (6,), **{field: (1.0,)})]
+    with pytest.raises(ValueError, match="one value for each response token"):
+        make_policy().update(rows, step=1)
+
+
+def test_a_broken_off_update_leaves_no_gradient_behind(tmp_path: Path) -> None:
+    policy = make_policy(microbatch_tokens=20)
+    broken = [*ragged(), sample(5, (1, 2), (VOCABULARY_END,))]
+    with pytest.raises((IndexError, RuntimeError)):
+        policy.update(broken, step=1)
+    expected = gradient_of(make_policy(microbatch_tokens=20), ragged(), tmp_path / "fresh")
+    assert_close(gradient_of(policy, ragged(), tmp_path / "after"), expected, relative=0)
+
+
+VOCABULARY_END = 10_000

@@ -1,0 +1,205 @@
+"""A user's functions: TRL's convention, our own, and every way they can go wrong; several with weights."""
+
+import pytest
+
+from dapo.core.errors import RewardError
+from dapo.rewards import InlineJudge, build_verifier, get_verifier
+from dapo.types import Problem, Verdict
+
+PROBLEM = Problem("1", "Q", "A", "s", {"level": 3})
+CHAT = Problem("1", [{"role": "user", "content": "Q"}], "A", "s", {"level": 3})
+
+
+def judged(name, responses, *, problem=PROBLEM, **options):
+    """The verdicts of one function on one group."""
+    ids = [[i] for i in range(len(responses))]
+    return build_verifier(f"helpers.reward_functions:{name}", options=options).judge_group(problem, responses, ids)
+
+
+def errors(name, responses, **options):
+    """The reasons, None where there is a verdict."""
+    return [verdict.error for verdict in judged(name, responses, **options)]
+
+
+@pytest.mark.parametrize("name", ["length", "async_length"])
+def test_a_list_of_numbers_is_a_list_of_grades(name):
+    assert judged(name, ["a", "bb", ""]) == [Verdict(None, 1.0), Verdict(None, 2.0), Verdict(None, 0.0)]
+
+
+def test_a_function_that_takes_only_completions_gets_only_completions():
+    assert judged("only_completions", ["a" * 5]) == [Verdict(None, 0.5)]
+
+
+@pytest.mark.parametrize("problem", [PROBLEM, CHAT])
+def test_arguments_are_those_of_trl(problem):
+    verifier = build_verifier("helpers.reward_functions:sees")
+    assert [v.score for v in verifier.judge_group(problem, ["a", "bb"], [[1], [2, 3]])] == [1.0, 1.0]
+
+
+def test_an_async_callable_keeps_its_event_loop_from_call_to_call():
+    verifier = build_verifier("helpers.reward_functions:same_loop")
+    for _ in range(3):
+        assert verifier.judge_group(PROBLEM, ["a"], [[1]]) == [Verdict(None, 2.0)]
+
+
+def test_an_async_function_can_be_judged_under_a_running_loop():
+    import asyncio
+
+    async def notebook_cell():
+        return judged("async_length", ["abc"])
+
+    assert asyncio.run(notebook_cell()) == [Verdict(None, 3.0)]
+
+
+def test_a_class_is_instantiated_with_the_options():
+    assert judged("SameLoop", ["a"], bonus=5.0) == [Verdict(None, 5.0)]
+
+
+def test_options_are_further_keywords():
+    assert judged("scaled", ["abc"], factor=2.0) == [Verdict(None, 6.0)]
+    assert get_verifier("helpers.reward_functions:tolerant", tolerance=2)(Problem("1", "Q", "10"), "12").correct is True
+
+
+def test_a_bool_is_right_or_wrong():
+    assert judged("yes_or_no", ["A", "B"]) == [Verdict(True, 1.0), Verdict(False, -1.0)]
+    assert judged("async_verifier", ["A", "B"]) == [Verdict(True, 1.0), Verdict(False, -1.0)]
+
+
+def test_a_verdict_is_taken_as_it_is():
+    assert judged("verdict", ["A", "B"]) == [Verdict(True, 7.0), Verdict(False, 7.0)]
+
+
+def test_numpy_results_count_as_numbers():
+    assert [v.score for v in judged("numpy_array", ["a", "b", "c"])] == [0.0, 1.0, 2.0]
+    assert judged("numpy_scalars", ["a", "b", "c"]) == [Verdict(None, 0.5), Verdict(True, 1.0), Verdict(None, 3.0)]
+
+
+def test_none_alone_is_an_error_that_says_so():
+    assert errors("nothing", ["a"]) == ["helpers.reward_functions:nothing: no reward function applied"]
+    assert get_verifier("helpers.reward_functions:nothing")(PROBLEM, "a").error.endswith("no reward function applied")
+
+
+@pytest.mark.parametrize(
+    ("name", "responses", "expected"),
+    [
+        ("not_a_number", ["a", "nan", "inf"], [None, "returned nan, expected a finite number", "returned inf"]),
+        ("words", ["bad", "a"], ["returned 'good', expected a finite number, a bool or None", None]),
+        ("huge", ["a"], ["returned 1000"]),
+        ("one_too_few", ["a", "b"], ["returned 1 results for 2 responses"] * 2),
+        ("one_number", ["a", "b"], ["returned 0.5, expected a list with one number for each response (2)"] * 2),
+        ("no_return", ["a"], ["returned None, expected a list"]),
+        ("raises_on_bad", ["a", "bad", "c"], [None, "raised ValueError: no bad ones (rewards_functions.py", None]),
+        ("leaves", ["a"], ["raised SystemExit: 5"]),
+        ("leaves_later", ["a"], ["raised RuntimeError: sys.exit(5)"]),
+        ("needs_solution", ["a"], ["needs solution, which the problem does not have; it has answer"]),
+        ("verdict_without_score", ["a"], ["returned Verdict(correct=True, score='high'"]),
+        ("verdict_with_error", ["a"], [": the judge is out"]),
+        ("tolerant", ["x"], ["raised ValueError: invalid literal for int()"]),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_result_is_said_of_the_responses_it_concerns(name, responses, expected):
+    for got, part in zip(errors(name, responses), expected, strict=True):
+        if part is None:
+            assert got is None
+        else:
+            assert got.startswith(f"helpers.reward_functions:{name}")
+            assert part in got
+            assert "\n" not in got
+
+
+def test_an_error_has_no_correct_and_no_grade():
+    (verdict,) = judged("needs_solution", ["a"])
+    assert (verdict.correct, verdict.score) == (None, 0.0)
+
+
+def test_a_missing_column_is_not_missing_when_the_data_has_it():
+    with_column = Problem("1", "Q", "A", "", {"solution": "S"})
+    assert judged("needs_solution", ["a"], problem=with_column) == [Verdict(None, 1.0)]
+
+
+# several verifiers
+
+
+def combined(spec, responses, *, problem=PROBLEM, **arguments):
+    return build_verifier(spec, **arguments).judge_group(problem, responses, [[1] for _ in responses])
+
+
+F = "helpers.reward_functions:"
+
+
+def test_scores_add_up_by_weight_and_right_or_wrong_decides():
+    spec = {"exact": 1.0, f"{F}length": 0.25}
+    assert combined(spec, ["A", "BB"]) == [Verdict(True, 1.25), Verdict(False, -0.5)]
+
+
+def test_each_verifiers_own_score_is_kept_beside_the_sum_where_it_applied():
+    spec = {"exact": 1.0, "helpers.reward_functions:length": 0.25}
+    right, wrong = combined(spec, ["A", "BB"], problem=Problem("1", "Q", "A"))
+    assert right.components == {"exact": 1.0, "helpers.reward_functions:length": 1.0}
+    assert (wrong.score, wrong.components) == (-0.5, {"exact": -1.0, "helpers.reward_functions:length": 2.0})
+    assert combined("exact", ["A"])[0].components == {}
+
+
+def test_all_right_or_wrong_verifiers_must_say_right():
+    spec = {f"{F}yes_or_no": 1.0, "exact": 1.0}
+    assert combined(spec, ["A", "a", "b"]) == [Verdict(True, 2.0), Verdict(False, 0.0), Verdict(False, -2.0)]
+
+
+def test_what_does_not_apply_is_left_out():
+    spec = {f"{F}not_applicable_to_short": 1.0, f"{F}length": 0.5}
+    assert combined(spec, ["ab", "abc"]) == [Verdict(None, 1.0), Verdict(None, 2.5)]
+
+
+def test_one_error_is_the_error_of_the_whole():
+    spec = {"exact": 1.0, f"{F}raises_on_bad": 1.0, "gsm8k": 1.0}
+    good, bad = combined(spec, ["7", "bad"], problem=Problem("1", "Q", "7"))
+    assert good == Verdict(False, 1.0)  # exact +1, gsm8k without a mark -1, the function +1
+    assert bad.error.startswith("helpers.reward_functions:raises_on_bad raised ValueError")
+    both = combined(spec, ["bad"])[0]
+    assert both.error.startswith("helpers.reward_functions:raises_on_bad raised ValueError")
+    assert "; gsm8k: the reference 'A' does not end in a number" in both.error
+
+
+def test_nothing_that_applies_is_an_error():
+    spec = {f"{F}nothing": 1.0, f"{F}not_applicable_to_short": 1.0}
+    assert combined(spec, ["a"])[0].error.endswith(": no reward function applied")
+
+
+def test_a_threshold_decides_graded_scores_only():
+    assert combined(f"{F}length", ["a", "bb"], threshold=2.0) == [Verdict(False, 1.0), Verdict(True, 2.0)]
+    assert combined({f"{F}length": 0.5}, ["a", "bb"], threshold=1.0) == [Verdict(False, 0.5), Verdict(True, 1.0)]
+    assert combined("exact", ["A"], threshold=5.0) == [Verdict(True, 1.0)]
+
+
+def test_options_of_several_are_by_verifier():
+    spec = {"exact": 1.0, f"{F}scaled": 1.0}
+    options = {"exact": {"ignore_case": False}, f"{F}scaled": {"factor": 3.0}}
+    assert combined(spec, ["a", "A"], options=options) == [Verdict(False, 2.0), Verdict(True, 4.0)]
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "message"),
+    [
+        ({}, None, "no verifier: expected a name"),
+        ({"exact": float("nan")}, None, "the weight of verifier exact must be a finite number, got nan"),
+        ({"exact": "1"}, None, "the weight of verifier exact must be a finite number, got '1'"),
+        ({"exact": True}, None, "the weight of verifier exact must be a finite number, got True"),
+        ({"exact": 1.0}, {"ignore_case": False}, "options of 'ignore_case', which is not among the verifiers (exact)"),
+        ({"exact": 1.0}, {"exact": 3}, "the options of verifier exact must be a mapping, got 3"),
+        ({"exact": 1.0, "exakt": 1.0}, None, "unknown verifier 'exakt'; did you mean exact?"),
+    ],
+)
+def test_a_reward_that_makes_no_sense_is_refused(spec, options, message):
+    with pytest.raises(RewardError) as caught:
+        build_verifier(spec, options=options)
+    assert message in str(caught.value)
+
+
+def test_the_inline_judge_answers_at_once():
+    with InlineJudge("exact") as judge:
+        future = judge.submit(PROBLEM, ["A", "B"], [[1], [2]])
+        assert future.done()
+        assert future.result() == (Verdict(True, 1.0), Verdict(False, -1.0))
+        assert judge.submit(PROBLEM, [], []).result() == ()
+    with pytest.raises(RewardError, match="closed"):
+        judge.submit(PROBLEM, ["A"], [[1]])

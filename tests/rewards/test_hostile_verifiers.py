@@ -1,0 +1,180 @@
+"""Verifiers that misbehave: each deed is an error verdict with its cause, in time, and the next verdict is sound."""
+
+import contextlib
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dapo.rewards import VerifierPool
+from dapo.rewards.combine import RewardSpec
+from dapo.rewards.workers.supervisor import SHOWN_BYTES
+from dapo.types import Problem, Verdict
+
+NAME = "helpers.hostile_functions:does"
+PROBLEM = Problem("1", "Q", "A")
+TIMEOUT_S, SLACK_S = 2.0, 10.0
+LONG_TIMEOUT_S = 30.0
+"""For a deed that ends by itself or by another limit, on a machine busy with others."""
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and orphans are those of Linux")
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with VerifierPool(NAME, timeout_s=LONG_TIMEOUT_S, workers=1, memory_gib=0.5) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def short_timeout_pool():
+    with VerifierPool(NAME, timeout_s=TIMEOUT_S, workers=1, memory_gib=0.5) as opened:
+        yield opened
+
+
+def judged(pool, response):
+    return pool.submit(PROBLEM, [response], [[1]]).result(60)[0]
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+LATE = "timed out after 2 s"
+TOO_LARGE = "the worker process and what it had started used more than 0.5 GiB (reward.memory_gib)"
+EXPECTED_ERRORS = {
+    "loop": LATE,
+    "sleep_through_signals": LATE,
+    "stop_itself": LATE,
+    "exits": "the worker process exited with code 3",
+    "exit_thread": "the worker process exited with code 0",
+    "leave": "the worker process was killed by SIGINT",
+    "null_pointer": "the worker process was killed by SIGSEGV",
+    "kills_its_group": "the worker process was killed by SIGKILL (often: out of memory)",
+    "memory": "raised MemoryError (a worker may use reward.memory_gib)",
+    "memory_in_children": TOO_LARGE,
+    "shared_memory": TOO_LARGE,
+    "processes": "the worker process had more than 256 processes running, itself included",
+    "chdir": "it left the working directory changed, so its process was replaced",
+    "remove_directory {new}": "it left the working directory changed, so its process was replaced",
+    "close_output": "it left standard output closed or replaced and left standard error closed or replaced, so its",
+    "close_everything": "the worker process exited with code 1",
+    "close_everything_and_hang": "the worker process closed its connection",
+    "replace_descriptors {folder}": "the worker process exited with code 1",
+    "forge": "the worker process answered nonsense (",
+    "endless_message": "the worker process answered nonsense (a message of 4294967295 bytes)",
+    "daemon_and_exit {new}": "the worker process exited with code 9",
+    "daemon_and_hang {new}": LATE,
+}
+
+
+@pytest.mark.parametrize("action", EXPECTED_ERRORS)
+def test_a_deed_that_damages_its_worker_is_an_error_with_its_cause_and_the_worker_is_replaced(
+    pool, short_timeout_pool, tmp_path, action
+):
+    if late := EXPECTED_ERRORS[action] == LATE:
+        pool = short_timeout_pool
+    before, start = pool.worker_pids, time.monotonic()
+    verdict = judged(pool, action.format(new=tmp_path / "new", folder=tmp_path))
+    assert time.monotonic() - start < (TIMEOUT_S if late else LONG_TIMEOUT_S) + SLACK_S
+    assert verdict.error.removeprefix(NAME).removeprefix(":").strip().startswith(EXPECTED_ERRORS[action])
+    assert (verdict.correct, verdict.score) == (None, 0.0)
+    assert judged(pool, "sound") == Verdict(None, 5.0)
+    assert pool.worker_pids != before
+
+
+@pytest.mark.parametrize(
+    ("action", "error"),
+    [
+        ("megabyte", None),
+        ("escape_codes", None),
+        ("fork_and_return", None),
+        ("alarm_later", None),
+        ("thread", None),
+        ("unspeakable", "raised Unspeakable: (its text cannot be read) (hostile_functions.py"),
+        ("recursion", "raised RecursionError: maximum recursion depth exceeded"),
+        ("long_error", f"raised ValueError: {'x' * 300} (hostile_functions.py"),
+    ],
+)
+def test_a_deed_that_damages_nothing_costs_at_most_its_own_verdict(pool, action, error):
+    before = pool.worker_pids
+    verdict = judged(pool, action)
+    if error is None:
+        assert verdict == Verdict(None, float(len(action)))
+    else:
+        assert verdict.error.startswith(f"{NAME} {error}")
+    assert judged(pool, "nap") == Verdict(None, 3.0)  # an alarm left behind would ring in it
+    assert pool.worker_pids == before
+
+
+@pytest.mark.parametrize("action", ["daemon", "daemon_and_exit", "daemon_and_hang"])
+def test_a_daemon_with_a_session_of_its_own_ends_with_the_worker_that_started_it(tmp_path, action):
+    note = tmp_path / "pid"
+    with VerifierPool(NAME, timeout_s=TIMEOUT_S, workers=1) as pool:
+        verdict = judged(pool, f"{action} {note}")
+        daemon = int(note.read_text())
+        assert (verdict.error is None) == alive(daemon) == (action == "daemon")
+    assert not alive(daemon)
+
+
+def test_megabytes_of_output_are_shown_in_part_and_counted(capfd):
+    with VerifierPool(NAME, timeout_s=5, workers=1) as pool:
+        assert judged(pool, "megabyte") == Verdict(None, 8.0)
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("x" * 79 + "\n" + "y" * 1000)
+    assert len(captured.err) < SHOWN_BYTES + 200
+    assert captured.err.rstrip().endswith("bytes of output not shown]")
+
+
+def test_what_a_verifier_prints_cannot_drive_the_terminal(capfd):
+    with VerifierPool(NAME, workers=1) as pool:
+        judged(pool, "escape_codes")
+    assert "?]0;owned??[2J and\ta word\n" in capfd.readouterr().err
+
+
+def test_a_console_that_takes_nothing_holds_no_verdict_up():
+    unread, full = os.pipe()
+    os.set_blocking(full, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(full, b"x" * 65536)
+    os.set_blocking(full, True)
+    saved = os.dup(2)
+    os.dup2(full, 2)
+    try:
+        with VerifierPool(NAME, timeout_s=TIMEOUT_S, workers=1) as pool:
+            verdicts = [judged(pool, action) for action in ("megabyte", "loop", "megabyte")]
+    finally:
+        os.dup2(saved, 2)
+        for descriptor in (unread, full, saved):
+            os.close(descriptor)
+    assert [verdict.error for verdict in verdicts] == [None, f"{NAME}: {LATE}", None]
+
+
+def test_weights_that_lead_out_of_the_numbers_are_an_error():
+    spec = RewardSpec.of({"a": 1e308, "b": 1e308})
+    assert spec.combine([Verdict(None, 1.0), Verdict(None, 1.0)]).error == "a, b: the weighted sum of the scores is inf"
+
+
+def test_five_percent_hanging_verifiers_cost_their_time_limit_and_little_more():
+    """80 verdicts of 20 ms, 4 of them never: what the limit implies is 4 times 2 s over two workers. What a verdict and
+    the start of a worker take is measured on the machine as it is, and a sound verdict has a hundred times its time."""
+    timeout_s, count, workers = 2.0, 80, 2
+    texts = ["sleep" if i % 20 == 10 else f"Answer: {i}" for i in range(count)]
+    begun = time.monotonic()
+    with VerifierPool("helpers.hostile_functions:does_slowly", timeout_s=timeout_s, workers=workers) as pool:
+        pool.submit(PROBLEM, ["a"] * 8, [[1]] * 8).result(60)  # both are up
+        start_s, start = time.monotonic() - begun, time.monotonic()
+        pool.submit(PROBLEM, ["a"] * count, [[1]] * count).result(60)
+        without_hangs_s, start = time.monotonic() - start, time.monotonic()
+        verdicts = pool.submit(PROBLEM, texts, [[1]] * count).result(60)
+        took = time.monotonic() - start
+    late = [verdict.error is not None for verdict in verdicts]
+    assert late == [text == "sleep" for text in texts]
+    hangs_s = sum(late) * timeout_s / workers
+    assert hangs_s <= took < 1.3 * (without_hangs_s + hangs_s) + start_s

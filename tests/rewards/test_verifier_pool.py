@@ -1,0 +1,290 @@
+"""Worker processes: what hangs, dies or lies costs its own verdicts only, and nothing is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dapo.core.errors import RewardError
+from dapo.rewards import InlineJudge, VerifierPool
+from dapo.types import Problem, Verdict
+from helpers.paths import TESTS
+
+F = "helpers.reward_functions:"
+PROBLEM = Problem("1", "What is 6 * 7?", "42", "s", {"level": 3})
+TIMEOUT_S = 10.0
+
+
+def submit(pool, responses, problem=PROBLEM):
+    return pool.submit(problem, responses, [[1, 2]] * len(responses))
+
+
+def judged(pool, responses, problem=PROBLEM):
+    return submit(pool, responses, problem).result(60)
+
+
+def alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def gone(pids):
+    """Are all these processes gone, at the latest after a while?"""
+    deadline = time.monotonic() + TIMEOUT_S
+    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not any(alive(pid) for pid in pids)
+
+
+def children():
+    """Worker processes of this process."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            command = (entry / "cmdline").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if parent == os.getpid() and b"dapo.rewards.workers.worker" in command:
+            found.append(int(entry.name))
+    return found
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes through /proc")
+
+
+@pytest.fixture(scope="module")
+def scripted_pool():
+    """A pool of one verifier that does what the responses say."""
+    with VerifierPool(f"{F}acts", timeout_s=1.0, workers=2) as pool:
+        yield pool
+
+
+def test_verdicts_come_in_the_order_of_the_responses():
+    with VerifierPool("exact", workers=2) as pool:
+        verdicts = judged(pool, ["42", "41", "42.", "x"])
+    assert verdicts == (Verdict(True, 1.0), Verdict(False, -1.0), Verdict(True, 1.0), Verdict(False, -1.0))
+
+
+SPEC = {"exact": 1.0, "gsm8k": 1.0, f"{F}not_applicable_to_short": 0.5, f"{F}raises_on_bad": 0.25, f"{F}acts": 0.125}
+RESPONSES = ["42", "Answer: 42", "bad", "a", "raise", "#### 41", "", "\ud83d lone \udc4d", "é\u2028\x00"]
+
+
+def test_one_worker_four_workers_and_none_give_the_same_verdicts():
+    problems = [Problem(str(n), "Q", str(n)) for n in range(40, 46)]
+    results = []
+    for judge in (
+        InlineJudge(SPEC),
+        VerifierPool(SPEC, timeout_s=TIMEOUT_S, workers=1),
+        VerifierPool(SPEC, timeout_s=TIMEOUT_S, workers=4),
+    ):
+        with judge:
+            futures = [submit(judge, RESPONSES, problem) for problem in problems]
+            results.append([future.result(60) for future in futures])
+    assert results[0] == results[1] == results[2]
+    # exact says wrong, gsm8k right; 42 is the third problem; "bad" makes only its own part fail
+    assert results[0][2][1] == Verdict(False, -1.0 + 1.0 + 0.5 + 0.25 + 0.125 * 10)
+    assert results[0][2][2].error.startswith(f"{F}raises_on_bad raised ValueError")
+
+
+def test_what_a_function_gets_wrong_is_an_error_as_in_process():
+    for name in ("not_a_number", "one_too_few", "async_length", "sees"):
+        responses = ["nan", "inf", "bad", "bb"]
+        with VerifierPool(f"{F}{name}", workers=1) as pool, InlineJudge(f"{F}{name}") as judge:
+            assert judged(pool, responses) == judged(judge, responses)
+
+
+def test_a_hang_costs_one_verdict_and_the_worker_is_replaced(scripted_pool):
+    before = scripted_pool.worker_pids
+    verdicts = judged(scripted_pool, ["a", "hang", "bb", "ccc"])
+    assert [verdict.error for verdict in verdicts] == [None, f"{F}acts: timed out after 1 s", None, None]
+    assert [verdict.score for verdict in verdicts] == [1.0, 0.0, 2.0, 3.0]
+    assert judged(scripted_pool, ["a"] * 8) == (Verdict(None, 1.0),) * 8
+    assert scripted_pool.worker_pids != before
+
+
+def test_a_hang_that_never_gives_up_the_interpreter_is_ended_too(scripted_pool):
+    assert judged(scripted_pool, ["hang in C"])[0].error == f"{F}acts: timed out after 1 s"
+
+
+@pytest.mark.parametrize(
+    ("response", "reason"),
+    [
+        ("exit", "the worker process exited with code 3"),
+        ("segfault", "the worker process was killed by SIGSEGV"),
+        ("kill", "the worker process was killed by SIGKILL (often: out of memory)"),
+        ("close", "the worker process closed its connection"),
+        ("raise", "raised RuntimeError: as asked (rewards_functions.py, line"),
+    ],
+)
+def test_a_death_costs_one_verdict_and_says_how(scripted_pool, response, reason):
+    first, offender, last = judged(scripted_pool, ["a", response, "bb"])
+    assert (first, last) == (Verdict(None, 1.0), Verdict(None, 2.0))
+    assert reason in offender.error
+    assert offender.error.startswith(f"{F}acts")
+
+
+def test_what_a_function_prints_corrupts_nothing(scripted_pool, capfd):
+    assert judged(scripted_pool, ["print", "a"]) == (Verdict(None, 5.0), Verdict(None, 1.0))
+    captured = capfd.readouterr()
+    assert captured.out == ""
+
+
+def test_a_group_function_that_hangs_costs_its_group_and_no_other():
+    with VerifierPool({f"{F}hang_group": 1.0, "exact": 1.0}, timeout_s=1.0, workers=2) as pool:
+        bad, good = submit(pool, ["42", "hang"]), submit(pool, ["42", "x"])
+        assert [verdict.error for verdict in bad.result(60)] == [f"{F}hang_group: timed out after 1 s"] * 2
+        assert good.result(60) == (Verdict(True, 2.0), Verdict(False, 0.0))
+
+
+@needs_proc
+def test_what_a_hung_function_has_started_ends_with_it(scripted_pool, tmp_path):
+    note = tmp_path / "pid"
+    assert "timed out" in judged(scripted_pool, [f"child {note}"])[0].error
+    assert gone([int(note.read_text())])
+
+
+def test_workers_have_no_torch_one_thread_and_one_hash_seed():
+    with VerifierPool(f"{F}about_the_worker", workers=2) as pool:
+        rows = [judged(pool, ["pid", "torch", "threads", "hash"]) for _ in range(8)]
+    assert {row[1].score for row in rows} == {0.0}
+    assert {row[2].score for row in rows} == {1.0}
+    assert len({row[3].score for row in rows}) == 1
+    assert os.getpid() not in {row[0].score for row in rows}
+
+
+@needs_proc
+def test_closing_leaves_no_process_and_answers_what_is_still_out():
+    pool = VerifierPool(f"{F}acts", timeout_s=60, workers=2)
+    assert judged(pool, ["a"]) == (Verdict(None, 1.0),)
+    pids = pool.worker_pids
+    futures = [submit(pool, ["hang"] * 3) for _ in range(3)]
+    time.sleep(0.1)
+    start = time.monotonic()
+    pool.close()
+    pool.close()
+    assert time.monotonic() - start < TIMEOUT_S
+    assert not any(alive(pid) for pid in pids)
+    assert pool.worker_pids == []
+    for future in futures:
+        with pytest.raises(RewardError, match="the verifier pool was closed before this verdict"):
+            future.result(1)
+    with pytest.raises(RewardError, match="the verifier pool is closed"):
+        submit(pool, ["a"])
+
+
+@needs_proc
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"spec": "maths"}, "unknown verifier 'maths'; did you mean math?"),
+        ({"spec": "no_such_module:f"}, "there is no module 'no_such_module'"),
+        ({"spec": f"{F}lenght"}, "did you mean 'length'?"),
+        ({"spec": "exact", "options": {"extract": 3}}, "exact: extract must be one of"),
+        ({"spec": "exact", "options": {"extract": {1, 2}}}, "options must be JSON values"),
+        ({"spec": "__main__:f"}, "'__main__:f': what the running script or notebook defines stays there"),
+        ({"spec": {}}, "no verifier"),
+        ({"spec": "exact", "workers": 0}, "and memory_gib > 0, got workers=0, timeout_s=10 "),
+        ({"spec": "exact", "timeout_s": 0}, "got workers=1, timeout_s=0 and memory_gib=4"),
+    ],
+)
+def test_a_verifier_that_cannot_be_built_is_refused_at_once_and_leaves_no_process(arguments, message):
+    before = set(children())
+    with pytest.raises(RewardError) as caught:
+        VerifierPool(**{"workers": 1, **arguments})
+    assert message in str(caught.value)
+    assert set(children()) <= before
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("import time; time.sleep(60)", "the worker process was not ready after 0.5 s"),
+        ("import os; os._exit(7)", "the worker process exited with code 7"),
+    ],
+)
+def test_a_module_that_keeps_its_worker_from_starting_is_refused(tmp_path, monkeypatch, source, message):
+    (tmp_path / "stuck.py").write_text(f"{source}\ndef f(problem, response): return True")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RewardError) as caught:
+        VerifierPool("stuck:f", startup_s=0.5 if "sleep" in source else 30)
+    assert message in str(caught.value)
+
+
+def test_a_worker_that_cannot_be_replaced_is_an_error_not_a_hang(tmp_path, monkeypatch):
+    (tmp_path / "once.py").write_text(
+        "import os, pathlib\n"
+        "if pathlib.Path('used').exists(): raise ImportError('only once')\n"
+        "def f(problem, response):\n"
+        "    pathlib.Path('used').touch()\n"
+        "    os._exit(1)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with VerifierPool("once:f", workers=1) as pool:
+        first, second = (judged(pool, ["a"])[0].error for _ in range(2))
+    assert first == "once:f: the worker process exited with code 1"
+    assert second.startswith("once:f: no worker process: 'once:f': importing once raised ImportError: only once")
+
+
+def test_modules_of_the_current_directory_reach_the_workers_and_hide_nothing(tmp_path, monkeypatch):
+    (tmp_path / "mine_here.py").write_text("def f(problem, response): return response == 'yes'")
+    (tmp_path / "random.py").write_text("raise ImportError('not the random you think')")
+    monkeypatch.chdir(tmp_path)
+    with VerifierPool("math", workers=1) as pool:
+        assert judged(pool, ["Answer: \\frac{84}{2}"]) == (Verdict(True, 1.0),)
+    with VerifierPool("mine_here:f", workers=1) as pool:
+        assert judged(pool, ["yes"]) == (Verdict(True, 1.0),)
+
+
+def test_fields_that_are_not_json_are_refused():
+    with VerifierPool("exact", workers=1) as pool:
+        with pytest.raises(RewardError, match="problem 'p' holds what is not JSON"):
+            submit(pool, ["a"], Problem("p", "Q", "A", "", {"when": object()}))
+        with pytest.raises(ValueError, match="2 responses, but the tokens of 1"):
+            pool.submit(PROBLEM, ["a", "b"], [[1]])
+        assert judged(pool, []) == ()
+
+
+# the parent's own end: a script that opens a pool, prints the workers, and goes
+
+
+PARENT = f"""
+import sys, time
+sys.path.insert(0, {str(TESTS)!r})
+from dapo.rewards import VerifierPool
+from dapo.types import Problem
+pool = VerifierPool("{F}acts", timeout_s=60, workers=2)
+assert pool.submit(Problem("1", "Q", "A"), ["a", "b"], [[1], [1]]).result()
+"""
+
+
+def parent(last_lines):
+    return subprocess.Popen([sys.executable, "-c", PARENT + last_lines], stdout=subprocess.PIPE, text=True)
+
+
+@needs_proc
+@pytest.mark.parametrize("response", ["a", "hang", "hang in C"])
+def test_workers_end_when_the_parent_is_killed(response):
+    work = f"pool.submit(Problem('1', 'Q', 'A'), [{response!r}] * 2, [[1]] * 2); time.sleep(0.2)"
+    with parent(f"{work}\nprint(*pool.worker_pids, flush=True); time.sleep(60)") as process:
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        assert len(pids) == 2
+        assert all(alive(pid) for pid in pids)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert gone(pids)
+
+
+@needs_proc
+def test_a_parent_that_forgets_to_close_still_ends_and_takes_its_workers_along():
+    with parent("print(*pool.worker_pids, flush=True)") as process:
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        assert process.wait(TIMEOUT_S) == 0
+        assert gone(pids)

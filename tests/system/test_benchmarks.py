@@ -1,0 +1,250 @@
+"""Laws of the benchmark's pure parts: limits, ratios, the table, and the talk with worker processes."""
+
+import json
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+# the benchmarks are not part of the package: they are run from the repository's root
+from benchmarks import bench, compare, op_categories, report, reward_noise, wheel_requirements
+from benchmarks.compute_limits import (
+    heavy_tail_lengths,
+    limit_tokens_per_s,
+    share_of_limit,
+    static_slot_steps,
+)
+from benchmarks.plots import Curve, plot_growth
+from benchmarks.protocol import Worker, WorkerFailed
+from benchmarks.worker_session import Settings, rotated
+from benchmarks.workers.ours import Ours
+from helpers.paths import ROOT
+
+ECHO = """
+from benchmarks.protocol import serve
+import time
+
+def double(number):
+    print("a library that prints")
+    return {"number": 2 * number}
+
+def fail():
+    raise ValueError("no such thing")
+
+def sleep():
+    time.sleep(60)
+    return {}
+
+serve({"double": double, "fail": fail, "sleep": sleep})
+"""
+
+
+@pytest.fixture
+def echo(tmp_path):
+    env = dict(os.environ) | {"PYTHONPATH": str(ROOT)}
+    worker = Worker("echo", [sys.executable, "-c", ECHO], env=env, log=tmp_path / "echo.log")
+    yield worker
+    worker.kill()
+
+
+def test_a_limit_is_the_matmul_rate_over_the_flop_of_a_token():
+    # 200 GFLOP/s, 100 million parameters: 2e11 / 2e8 and 2e11 / 6e8
+    assert limit_tokens_per_s(200.0, 100_000_000, 2) == 1000.0
+    assert limit_tokens_per_s(200.0, 100_000_000, 6) == pytest.approx(333.333, abs=1e-3)
+    assert share_of_limit(250.0, 200.0, 100_000_000, 2) == 0.25
+
+
+def test_a_step_costs_the_flop_of_generating_and_of_training_a_token():
+    assert compare.FLOP == {"generation": 2, "update": 6, "step": 8}
+
+
+def test_a_static_batch_runs_until_its_longest_response_ends():
+    # batches (3, 1), (2, 5) and a last one of a single row
+    assert static_slot_steps([3, 1, 2, 5, 4], slots=2) == 2 * 3 + 2 * 5 + 1 * 4
+    assert static_slot_steps([7, 7, 7], slots=3) == 21
+
+
+def test_a_heavy_tail_starts_at_the_shortest_and_reaches_the_limit_with_its_share():
+    # survival 1, 0.1 and 0.01: Pareto through (16, 1) and (1600, 0.01) has alpha = 1
+    lengths = heavy_tail_lengths([0.0, 0.9, 0.99, 0.999], shortest=16, limit=1600, share_at_limit=0.01)
+    assert lengths[0] == 16
+    assert lengths[1] in (159, 160)
+    assert lengths[3] == 1600
+    many = heavy_tail_lengths([i / 1000 for i in range(1000)], shortest=16, limit=1600, share_at_limit=0.01)
+    assert 9 <= sum(length == 1600 for length in many) <= 11
+
+
+def test_a_ratio_is_taken_round_by_round_so_that_a_drift_of_the_machine_cancels():
+    found = report.ratio([100.0, 50.0, 200.0], [50.0, 25.0, 100.0])
+    assert (found.median, found.low, found.high) == (2.0, 2.0, 2.0)
+    # not the same rounds: the medians
+    assert report.ratio([100.0, 50.0, 200.0], [50.0]).median == 2.0
+
+
+def test_another_system_begins_in_every_round():
+    assert [rotated(["a", "b", "c"], i) for i in range(3)] == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"]]
+
+
+def figure(name, system, values, **more):
+    return {"name": name, "system": system, "values": values, "unit": "tokens/s", "better": "higher", **more}
+
+
+def results(figures, skipped=(), **part):
+    measured = {"figures": figures, "skipped": list(skipped), "dtype": "float32", "date": "2026-01-02", "commit": "abc"}
+    machine = {"cpu": "A Processor", "flags": ["avx2"], "cores": 2}
+    return {"machine": machine, "parts": {"update": measured | part}}
+
+
+def test_the_table_shows_medians_ratio_range_and_shares():
+    ours = figure("update", "ours", [120.0, 100.0, 140.0], flop_per_parameter=6)
+    trl = figure("update", "trl", [60.0, 40.0, 56.0], flop_per_parameter=6)
+    rows = report.table_rows(results([ours, trl], gflops=[360.0, 300.0, 420.0], parameters=100_000_000))
+    assert rows == [
+        ("update, tokens/s", "120 (100 to 140)", "56 (40 to 60)", "trl", "2.50 (2.00 to 2.50)", "20 %", "8 %"),
+    ]
+
+
+def test_an_opponent_that_is_not_installed_is_a_row_with_its_reason():
+    ours = figure("generation", "ours", [100.0])
+    rows = report.table_rows(results([ours], [{"system": "vllm", "reason": "not installed; `make bench-peers`"}]))
+    assert rows[1][3:5] == ("vllm", "skipped: not installed; `make bench-peers`")
+
+
+def test_an_opponent_that_gave_up_is_a_bound_and_not_a_figure():
+    ours = figure("seconds", "ours", [100.0]) | {"better": "lower", "unit": "s"}
+    trl = figure("seconds", "trl", [1000.0], unfinished=True) | {"better": "lower", "unit": "s"}
+    (row,) = report.table_rows(results([ours, trl]))
+    assert row[2] == "at least 1,000"
+    assert row[4] == "at most 0.10"
+    (row,) = report.table_rows(results([ours | {"unfinished": True}, trl]))
+    assert row[4] == "ours did not finish"
+
+
+def test_the_table_takes_the_place_between_the_markers_and_nothing_else():
+    text = f"before\n{report.MARKER}\nold\n{report.MARKER}\nafter\n"
+    replaced = report.replace_between_markers(text, "new")
+    assert replaced == f"before\n{report.MARKER}\nnew\n{report.MARKER}\nafter\n"
+    assert report.replace_between_markers(replaced, "new") == replaced
+    with pytest.raises(ValueError, match="exactly two lines"):
+        report.replace_between_markers("no marker", "new")
+
+
+def test_a_part_measured_again_replaces_its_figures_and_leaves_the_others(tmp_path):
+    path = tmp_path / "cpu.json"
+    part = {"figures": [figure("update", "ours", [1.0])], "dtype": "float32"}
+    bench.write_results(path, {"update": part, "generation": part}, Settings())
+    bench.write_results(path, {"update": part | {"figures": []}}, Settings())
+    written = json.loads(path.read_text())
+    assert list(written["parts"]) == ["generation", "update"]
+    assert written["parts"]["update"]["figures"] == []
+    assert written["parts"]["generation"]["figures"] == part["figures"]
+    assert {"date", "commit", "settings"} <= written["parts"]["update"].keys()
+
+
+def test_races_of_further_seeds_join_those_before(tmp_path):
+    path = tmp_path / "cpu.json"
+    for first, seconds, unfinished in ((0, 100.0, False), (1, 120.0, True)):
+        ours = figure("seconds", "ours", [seconds], unfinished=False)
+        trl = figure("seconds", "trl", [5 * seconds], unfinished=unfinished)
+        part = {"figures": [ours, trl], "races": [{"ours": {}, "trl": {}}], "dtype": "float32"}
+        bench.write_results(path, {"accuracy": part}, Settings(seeds=1, first_seed=first))
+    accuracy = json.loads(path.read_text())["parts"]["accuracy"]
+    assert [figure["values"] for figure in accuracy["figures"]] == [[100.0, 120.0], [500.0, 600.0]]
+    assert [figure["unfinished"] for figure in accuracy["figures"]] == [False, True]
+    assert len(accuracy["races"]) == 2
+
+
+def test_parts_that_share_workers_are_measured_in_the_same_rounds():
+    plan = bench.plan_of(["step", "growth", "generation"])
+    assert [names for _, names in plan] == [["generation", "step"], ["growth"]]
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (["aten::addmm", "aten::linear"], op_categories.MATMULS),
+        (["mkldnn::_linear_pointwise"], op_categories.MATMULS),
+        (["mkl::_mkl_linear"], op_categories.MATMULS),
+        (["aten::bmm", "aten::_scaled_dot_product_attention_math", "aten::scaled_dot_product_attention"], "attention"),
+        (["aten::mm", "_ScoreBackward"], op_categories.MATMULS),
+        (["aten::mul_", "_ScoreBackward"], "log-softmax and entropy"),
+        (["aten::add_", "torch::autograd::AccumulateGrad"], "gradients and optimiser"),
+        (["aten::_fused_adamw_", "Optimizer.step#AdamW.step"], "gradients and optimiser"),
+        (["aten::silu"], op_categories.OTHERS),
+    ],
+)
+def test_an_operation_is_of_a_kind_by_its_name_and_its_callers(names, kind):
+    assert op_categories.kind_of(names) == kind
+
+
+def test_what_no_operation_took_of_the_time_is_python():
+    outer = SimpleNamespace(name="aten::linear", self_cpu_time_total=1e6, cpu_parent=None)
+    inner = SimpleNamespace(name="aten::addmm", self_cpu_time_total=5e6, cpu_parent=outer)
+    assert op_categories.seconds_by_kind([outer, inner], 10.0) == {
+        op_categories.MATMULS: 5.0,
+        op_categories.OTHERS: 1.0,
+        op_categories.BETWEEN: 4.0,
+    }
+
+
+def test_forced_work_that_was_not_done_is_refused():
+    with pytest.raises(ValueError, match="4095 tokens where 4096 were forced"):
+        compare.require_tokens("trl", 4095, 4096)
+
+
+def test_a_worker_answers_in_turn_whatever_its_libraries_print(echo):
+    assert echo.ask("double", timeout_s=20, number=21) == {"number": 42}
+    assert echo.ask("double", timeout_s=20, number=-1) == {"number": -2}
+    echo.close()
+    assert "a library that prints" in echo.log.read_text()
+
+
+def test_an_error_in_a_worker_is_told_with_the_place_of_its_output(echo):
+    with pytest.raises(WorkerFailed, match=r"ValueError: no such thing.*echo\.log"):
+        echo.ask("fail", timeout_s=20)
+
+
+def test_a_worker_that_does_not_answer_is_ended(echo):
+    assert echo.ask("double", timeout_s=20, number=1) == {"number": 2}
+    with pytest.raises(WorkerFailed, match="no answer to sleep in time"):
+        echo.ask("sleep", timeout_s=0.1)
+    with pytest.raises(WorkerFailed):
+        echo.ask("double", timeout_s=20, number=1)
+
+
+def test_a_growth_curve_of_a_square_has_slope_two_and_becomes_a_small_picture(tmp_path):
+    curve = Curve("update", "width", "seconds", [64, 128, 256], [1.0, 4.0, 16.0])
+    assert curve.final_slope() == pytest.approx(2.0)
+    assert plot_growth(tmp_path / "growth.png", [curve]).stat().st_size < 150_000
+
+
+def test_our_worker_takes_a_step_and_says_what_it_cost():
+    ours = Ours()
+    ours.open(str(ROOT / "configs" / "tiny.yaml"), ["train.threads=1", "data.eval=null"])
+    step = ours.step()
+    assert step["generated_tokens"] >= step["trained_tokens"] > 0
+    assert 0 < step["generation_s"] + step["update_s"] < step["step_s"]
+    ours.close()
+
+
+def test_requirements_leave_out_extras_and_what_is_named():
+    declared = ["torch==2.13.0", "numpy", "Torch_Vision; python_version > '3.8'", "ray>=2; extra == 'ray'"]
+    assert wheel_requirements.requirements(declared, {"torch", "torch-vision"}) == ["numpy"]
+
+
+def test_a_noisy_judge_pushes_as_hard_as_a_signal_under_std_and_by_its_own_size_under_none():
+    judged = reward_noise.groups(400, 16, 0.25, seed=1)
+    without, with_signal = reward_noise.push(judged, "std")
+    assert without == pytest.approx(with_signal, rel=0.03)
+    without, with_signal = reward_noise.push(judged, "none")
+    assert without / with_signal == pytest.approx(0.25 / (1 + 0.25**2) ** 0.5, rel=0.1)
+
+
+def test_a_spread_of_six_standard_deviations_of_the_judge_keeps_groups_by_signal():
+    judged = reward_noise.groups(400, 16, 0.25, seed=1)
+    assert len(reward_noise.kept(judged, 0.0)) == 400  # Eq. 11 alone tells nothing: all scores differ
+    kept = reward_noise.kept(judged, 6 * 0.25)
+    assert sum(group.has_signal for group in kept) >= 198
+    assert sum(not group.has_signal for group in kept) <= 2
+    assert reward_noise.agreement(kept, "std") > 0.9 > 0.7 > reward_noise.agreement(judged, "std")

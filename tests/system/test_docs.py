@@ -1,0 +1,177 @@
+"""Pages keep what they promise: options, commands, targets and files that they name exist, examples are valid."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from dapo.cli.main import app
+from dapo.config import SECTIONS, Config, build_config, load_config
+from dapo.config.messages import option_names
+from dapo.core.errors import ConfigError
+from helpers.paths import ROOT
+
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+}
+OPTIONS = set(option_names(Config))
+FREE = ("reward.options.", "data.train.", "data.eval.", "reward.verifier.")
+"""Below these a user's own names stand."""
+FILES = (".py", ".json", ".jsonl", ".parquet", ".yaml", ".md", ".png")
+COMMANDS = ("", "sh", "bash", "console")
+ANY = {"model": "tiny-random", "data": {"train": "builtin:sums"}}
+"""What an example of single options leaves out."""
+
+
+def quoted(page: str) -> list[str]:
+    """What stands in backquotes within lines."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE))
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """The language and text of fenced blocks."""
+    return re.findall(r"^```(\w*)\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+
+
+def unknown_options(page: str) -> list[str]:
+    """Quoted `section.name`s, with or without a value, that are not options."""
+    named = re.findall(rf"(?<![\w./-])((?:{'|'.join(sorted(SECTIONS))})(?:\.\w+)+)", "\n".join(quoted(page)))
+    names = {name for name in named if not name.endswith(FILES) and not name.startswith(FREE)}
+    return sorted(name for name in names if name not in OPTIONS)
+
+
+def bad_yaml(page: str) -> list[str]:
+    """What is wrong with blocks of options; what an example leaves out is filled in."""
+    faults = []
+    for language, text in blocks(page):
+        if language == "yaml":
+            try:
+                build_config(ANY | yaml.safe_load(text))
+            except (ConfigError, yaml.YAMLError) as error:
+                faults.append(str(error))
+    return faults
+
+
+def commands_on(page: str) -> Iterator[list[str]]:
+    """`dapo ...` in blocks that are no other language and in quotes, as words."""
+    lines = [line for language, text in blocks(page) if language in COMMANDS for line in text.splitlines()]
+    for line in [*lines, *quoted(page)]:
+        if line.startswith("dapo "):
+            yield shlex.split(line.replace("...", " "), comments=True)[1:]
+
+
+def bad_commands(page: str) -> list[str]:
+    """Commands or options that do not exist, configs that are not shipped, overrides that are refused."""
+    return [fault for words in commands_on(page) if (fault := _fault_of(words)) is not None]
+
+
+def _fault_of(words: list[str]) -> str | None:
+    command: Any = typer.main.get_command(app)
+    rest = list(words)
+    while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
+        if rest[0] == "|" or "|" in rest[1:2]:
+            return None  # `dapo data a | b | c` lists commands
+        if rest[0] not in command.commands:
+            return f"no command {' '.join(words)}"
+        command = command.commands[rest.pop(0)]
+    known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
+    options = [word.strip("[]").split("=")[0] for word in rest if word.startswith(("--", "[--"))]
+    if wrong := [option for option in options if option not in known]:
+        return f"dapo {' '.join(words)}: no option {', '.join(wrong)}"
+    takes_value = {
+        name for parameter in command.params for name in parameter.opts if not getattr(parameter, "is_flag", False)
+    }
+    rest = [word for before, word in zip(["", *rest], rest, strict=False) if before not in takes_value]
+    overrides = [word for word in rest if re.match(r"[a-z_]+(\.\w+)*=", word)]
+    config = next((word for word in rest if word.startswith("configs/")), None)
+    try:
+        if config is not None:
+            load_config(ROOT / config, overrides)
+        else:
+            build_config(ANY, overrides)
+    except ConfigError as error:
+        return f"dapo {' '.join(words)}: {error}"
+    return None
+
+
+def missing_targets(page: str) -> list[str]:
+    """`make NAME` without a rule."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    text = "\n".join([*(text for language, text in blocks(page) if language in COMMANDS), *quoted(page)])
+    named = set(re.findall(r"^make ([a-z][\w-]*)", text, flags=re.MULTILINE))
+    return sorted(name for name in named if not re.search(rf"^{name}:", makefile, flags=re.MULTILINE))
+
+
+def dead_links(page: str, folder: Path) -> list[str]:
+    """Links and images that lead nowhere on this disk."""
+    targets = [target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", page)]
+    return [target for target in targets if target and "://" not in target and not (folder / target).exists()]
+
+
+def missing_tests(page: str) -> list[str]:
+    """Named test files that are not there."""
+    return [name for name in re.findall(r"tests/[\w/]+\.py", page) if not (ROOT / name).is_file()]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_what_a_page_names_exists_and_its_examples_are_valid(name: str):
+    path = PAGES[name]
+    page = path.read_text(encoding="utf-8")
+    assert unknown_options(page) == []
+    assert bad_yaml(page) == []
+    assert bad_commands(page) == []
+    assert missing_targets(page) == []
+    assert dead_links(page, path.parent) == []
+    assert missing_tests(page) == []
+
+
+@pytest.mark.parametrize("name", ["docs/laptop.md", "docs/gpu_server.md", "docs/cluster.md"])
+def test_a_page_of_a_size_ends_in_a_command_that_can_be_typed(name: str):
+    page = PAGES[name].read_text(encoding="utf-8")
+    language, text = blocks(page)[-1]
+    assert page.endswith(f"```\n{text}```\n")
+    (line,) = text.splitlines()
+    words = shlex.split(line)
+    assert (language, words[0], (ROOT / words[2]).is_file()) == ("", "dapo", True)
+    assert f"({name})" in PAGES["README.md"].read_text(encoding="utf-8")
+
+
+def test_each_kind_of_mistake_is_found(tmp_path: Path):
+    page = """\
+Set `loss.clip_hihg=0.3`, `rollout.vllm.cache`, `reward.options.x` or `loss.clip_high`; see `algo/loss.py`, `train.py`
+and `time/eval.x`. Not `dapo trian x.yaml`, `dapo train x.yaml --run-dri y`, [here](nowhere.md), tests/test_none.py.
+
+```yaml
+loss: {clip_hihg: 0.3}
+```
+
+```
+make nothing
+dapo train configs/none.yaml
+dapo train configs/tiny.yaml loss.clip_hihg=0.3    # a comment
+dapo resume RUN_DIR [key=value ...]
+```
+"""
+    assert unknown_options(page) == ["loss.clip_hihg", "rollout.vllm.cache"]
+    assert len(bad_yaml(page)) == 1
+    assert [fault.split(":")[0] for fault in bad_commands(page)] == [
+        "dapo train configs/none.yaml",
+        "dapo train configs/tiny.yaml loss.clip_hihg=0.3",
+        "no command trian x.yaml",
+        "dapo train x.yaml --run-dri y",
+    ]
+    assert missing_targets(page) == ["nothing"]
+    assert dead_links(page, tmp_path) == ["nowhere.md"]
+    assert missing_tests(page) == ["tests/test_none.py"]
+
+
+def test_the_laws_see_something_on_the_pages_at_all():
+    pages = [path.read_text(encoding="utf-8") for path in PAGES.values()]
+    assert sum(len(list(commands_on(page))) for page in pages) > 30
+    assert sum(len(re.findall(r"`\w+\.\w+", page)) for page in pages) > 100
+    assert sum(language == "yaml" for page in pages for language, _ in blocks(page)) >= 4

@@ -1,0 +1,325 @@
+"""What happens to a run when signals come, disks fill, steps fail in their middle: the state is saved, and exact."""
+
+import contextlib
+import itertools
+import json
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dapo.assemble import build_run, open_judge, read_inputs, resolve_auto
+from dapo.cli.train import resume_run, start_run
+from dapo.config import Config, dump_config
+from dapo.core.errors import DapoError, NumericsError, RewardError
+from dapo.telemetry.console import ProgressDisplay
+from dapo.telemetry.sinks import JsonlSink
+from dapo.training.checkpoint_store import StorageError
+from dapo.training.run_directory import RunDirectory
+from dapo.training.signals import Interrupted, StoppableEngine, StopRequest
+from dapo.training.state import Run, TrainState
+from dapo.training.train import train
+from dapo.types import GenerationRequest
+from helpers.fork_server import ForkServer
+from helpers.tiny_runs import CONFIGS, contents, differences, metrics, saved_steps, tiny
+
+STEPS = ("train.num_steps=4", "train.save_every=2", "train.eval_every=3", "dynamic_sampling.max_groups_per_step=40")
+LAST = "step_000004"
+
+
+@pytest.fixture(scope="module")
+def counted(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
+    """The uninterrupted run, and how many calls it made in each area."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    code, calls = server.run(*train_command(run), output=run.with_name("log"), count=True)
+    assert code == 0, run.with_name("log").read_text()
+    return run, calls
+
+
+@pytest.fixture(scope="module")
+def whole(counted: tuple[Path, dict[str, int]]) -> Path:
+    """The uninterrupted run."""
+    return counted[0]
+
+
+def train_command(run: Path) -> list[str]:
+    return ["train", str(CONFIGS / "tiny.yaml"), "train.threads=1", *STEPS, "--run-dir", str(run)]
+
+
+def assert_ends_like(run: Path, whole: Path) -> None:
+    """Same metrics, rollouts, evaluations, and last checkpoint."""
+    resume_run(run, [])
+    assert differences(contents(run, checkpoints=LAST), contents(whole, checkpoints=LAST)) == []
+
+
+class TestSignals:
+    @pytest.mark.parametrize(
+        ("signum", "code", "area"),
+        [
+            (signal.SIGINT, 130, "rollout"),
+            (signal.SIGTERM, 143, "update"),
+            (signal.SIGTERM, 143, "judging"),
+            (signal.SIGINT, 130, "saving"),
+        ],
+    )
+    def test_a_signal_saves_says_how_to_continue_and_loses_nothing(
+        self,
+        server: ForkServer,
+        counted: tuple[Path, dict[str, int]],
+        tmp_path: Path,
+        signum: int,
+        code: int,
+        area: str,
+    ):
+        whole, calls = counted
+        run, log = tmp_path / "run", tmp_path / "log"
+        moment = {"area": area, "calls": calls[area] // 2, "signals": [(0, signum)]}
+        ended, _ = server.run(*train_command(run), output=log, **moment)
+        printed = log.read_text()
+        assert ended == code, printed
+        name = signal.Signals(signum).name
+        assert f"{name}: saving as soon as the work in hand allows" in printed
+        assert printed.endswith(f"stopped by {name}\n")
+        done = metrics(run)[-1]["step"]
+        assert f"saved: step {done} of 4; continue with: dapo resume {run}\n" in printed
+        assert f"step_{done:06d}" in saved_steps(run)
+        assert json.loads((run / "summary.json").read_text())["exit_reason"] == f"interrupted: stopped by {name}"
+        assert "Traceback" not in printed
+        assert_ends_like(run, whole)
+
+    def test_a_second_ctrl_c_ends_at_once(
+        self, server: ForkServer, counted: tuple[Path, dict[str, int]], tmp_path: Path
+    ):
+        whole, calls = counted
+        run, log = tmp_path / "run", tmp_path / "log"
+        moment = {"area": "update", "calls": calls["update"] // 2, "hold": 60}  # time for both, on any machine
+        code, _ = server.run(
+            *train_command(run), output=log, signals=[(0, signal.SIGINT), (1, signal.SIGINT)], **moment
+        )
+        assert code == -signal.SIGINT
+        assert "saving as soon as the work in hand allows" in log.read_text()
+        assert "saved: " not in log.read_text()
+        assert_ends_like(run, whole)
+
+    def test_a_request_is_seen_at_the_next_poll(self):
+        request = StopRequest()
+        request.check()
+        request.signum = signal.SIGTERM
+        with pytest.raises(Interrupted, match=r"^stopped by SIGTERM$") as error:
+            StoppableEngine(None, request).poll()  # type: ignore[arg-type]
+        assert error.value.exit_code == 143
+
+
+class PartWithOverrides:
+    """A part of a run with one method replaced."""
+
+    def __init__(self, inner: Any, **replaced: Callable[..., Any]) -> None:
+        self._inner = inner
+        self.__dict__.update(replaced)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@contextmanager
+def new_run(config: Config, path: Path) -> Iterator[Run]:
+    config = resolve_auto(config)
+    inputs = read_inputs(config)
+    with open_judge(config) as judge:
+        run = RunDirectory.create(path, dump_config(config), {})
+        with run.lock(), build_run(config, inputs, judge, run, ProgressDisplay(4), first_step=1) as parts:
+            yield parts
+            parts.tracker.close()
+
+
+class TestStepsThatFail:
+    def fail_in_update(self, path: Path, number: int, config: Config, *, skip: Sequence[int] = ()) -> TrainState:
+        """Train until the `number`-th update, counted over all steps, raises; those in `skip` come to nothing."""
+        train_state, count = TrainState(), 0
+        with new_run(config, path) as parts:
+            policy = parts.policy
+
+            def update(minibatch: Any, *, step: int) -> dict[str, float]:
+                nonlocal count
+                count += 1
+                if count == number:
+                    raise NumericsError("the gradient norm was not finite")
+                return {"optim/skipped": 1.0} if count in skip else policy.update(minibatch, step=step)
+
+            parts.policy = PartWithOverrides(policy, update=update)  # type: ignore[assignment]
+            with pytest.raises(NumericsError):
+                train(config, parts, train_state)
+        return train_state
+
+    def test_half_a_steps_updates_are_never_saved(
+        self, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ):
+        run = tmp_path / "run"
+        self.fail_in_update(run, 6, tiny(*STEPS))  # the second update of step 3
+        printed = capsys.readouterr().out
+        assert "step 3 broke off in the middle of its updates; nothing of it is kept\n" in printed
+        assert f"saved: step 2 of 4; continue with: dapo resume {run}\n" in printed
+        assert saved_steps(run) == ["step_000002"]
+        assert_ends_like(run, whole)
+
+    def test_a_step_whose_first_update_fails_leaves_the_step_before_saved(self, whole: Path, tmp_path: Path):
+        run = tmp_path / "run"
+        self.fail_in_update(run, 7, tiny(*STEPS))  # the first update of step 4; step 3 was not due
+        assert saved_steps(run) == ["step_000002", "step_000003"]
+        assert_ends_like(run, whole)
+
+    def test_updates_that_were_skipped_change_nothing_so_the_step_before_is_saved(self, whole: Path, tmp_path: Path):
+        run = tmp_path / "run"
+        self.fail_in_update(run, 8, tiny(*STEPS), skip=[7])
+        assert saved_steps(run) == ["step_000002", "step_000003"]
+        assert_ends_like(run, whole)
+
+    def test_a_step_whose_evaluation_is_broken_off_is_saved_and_evaluated_later(self, whole: Path, tmp_path: Path):
+        run, train_state, request = tmp_path / "run", TrainState(), StopRequest()
+        with new_run(tiny(*STEPS), run) as parts:
+            engine = parts.engine
+
+            def submit(requests: Sequence[GenerationRequest]) -> None:
+                engine.submit(requests)
+                if train_state.step == 3 and train_state.unlogged is not None:  # trained, and not yet evaluated
+                    request.signum = signal.SIGTERM
+
+            parts.engine = StoppableEngine(PartWithOverrides(engine, submit=submit), request)  # type: ignore[arg-type]
+            with pytest.raises(Interrupted):
+                train(tiny(*STEPS), parts, train_state)
+        assert [row["step"] for row in metrics(run)] == [0, 1, 2]
+        assert saved_steps(run) == ["step_000002", "step_000003"]
+        resume_run(run, ["train.num_steps=3"])  # writes step 3 again, now whole
+        assert [row["step"] for row in metrics(run)] == [0, 1, 2, 3]
+        assert_ends_like(run, whole)
+
+    def test_an_error_before_anything_was_done_saves_nothing_and_resumes_from_the_beginning(
+        self, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ):
+        run, config = tmp_path / "run", tiny(*STEPS)
+
+        def gone(*args: object) -> None:
+            raise RewardError("the verifier is gone")
+
+        with new_run(config, run) as parts:
+            parts.judge = PartWithOverrides(parts.judge, submit=gone)  # type: ignore[assignment]
+            with pytest.raises(RewardError):
+                train(config, parts, TrainState())
+        assert f"nothing is saved yet; continue with: dapo resume {run}\n" in capsys.readouterr().out
+        assert_ends_like(run, whole)
+
+    def test_a_run_that_starves_in_its_first_step_does_not_repeat_the_first_evaluation(self, tmp_path: Path):
+        run = tmp_path / "run"
+        impossible = tiny("reward.verifier=exact", "train.num_steps=1", "dynamic_sampling.max_groups_per_step=4")
+        for _ in range(2):
+            with pytest.raises(DapoError, match="0 of the 4 wanted carry a signal"):
+                resume_run(run, []) if run.exists() else start_run(impossible, run_dir=run, config_name="tiny")
+            assert saved_steps(run) == ["step_000000"]
+            assert [row["step"] for row in metrics(run)] == [0]
+
+
+class TestFullDisks:
+    @pytest.fixture
+    def begun(self, tmp_path: Path) -> Path:
+        """A run with a checkpoint of step 2."""
+        run = tmp_path / "run"
+        start_run(tiny(*STEPS, "train.num_steps=2"), run_dir=run, config_name="tiny")
+        return run
+
+    def test_a_run_that_cannot_save_goes_on_for_five_attempts_and_then_stops(
+        self, server: ForkServer, begun: Path, tmp_path: Path
+    ):
+        """No file may grow over 60,000 bytes: weights and moments do, metrics and rollouts do not."""
+        log = tmp_path / "log"
+        before = contents(begun, checkpoints="step_000002")
+        code, _ = server.run("resume", str(begun), "train.num_steps=20", output=log, file_bytes=60_000)
+        printed = log.read_text()
+        assert code == 1, printed
+        assert "the checkpoint of step 4 could not be written" in printed
+        assert "File too large" in printed
+        assert "training goes on, attempt 2 of 5 follows" in printed
+        assert "the one of step 2 is kept; that was attempt 5 in a row" in printed
+        assert f"saved: step 2 of 20; continue with: dapo resume {begun}\n" in printed
+        assert "Traceback" not in printed
+        assert 8 <= metrics(begun)[-1]["step"] <= 14  # a step or two go on while a checkpoint is written
+        assert saved_steps(begun) == ["step_000002"]
+        after = contents(begun, checkpoints="step_000002")
+        assert after["states"] == before["states"]
+        assert before["files"].items() <= after["files"].items()
+
+    def test_on_a_full_disk_the_run_stops_in_words_and_continues_once_there_is_room(
+        self, begun: Path, tmp_path: Path, small_disk: Path
+    ):
+        run, roomy = small_disk / "run", tmp_path / "roomy"
+        shutil.copytree(begun, roomy)
+        shutil.move(begun, run)
+        ballast = small_disk / "ballast"
+        fill(ballast)
+        with pytest.raises(StorageError, match=r"\(No space left on device: .*make room") as error:
+            resume_run(run, ["train.num_steps=4"])
+        assert error.value.exit_code == 1
+        assert "step_000002" in saved_steps(run)
+        ballast.unlink()
+        for each in (run, roomy):
+            resume_run(each, ["train.num_steps=4"])
+        assert differences(contents(run, checkpoints=LAST), contents(roomy, checkpoints=LAST)) == []
+
+    @pytest.fixture
+    def small_disk(self, tmp_path: Path) -> Iterator[Path]:
+        place = tmp_path / "disk"
+        place.mkdir()
+        mounted = shutil.which("mount") and subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(place)], capture_output=True, check=False
+        )
+        if not mounted or mounted.returncode:
+            pytest.skip("a small disk is made with mount, which takes root")
+        yield place
+        subprocess.run(["umount", str(place)], check=True)
+
+    def test_on_a_read_only_disk_the_run_says_so_and_its_checkpoint_stays(self, begun: Path, small_disk: Path):
+        run = small_disk / "run"
+        shutil.move(begun, run)
+        before = contents(run)
+        subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+        with pytest.raises(StorageError, match=r"Read-only file system: .*make it writable") as error:
+            resume_run(run, ["train.num_steps=4"])
+        assert error.value.exit_code == 1
+        assert contents(run) == before
+
+    def test_a_line_of_metrics_is_whole_or_absent(self, small_disk: Path):
+        path = small_disk / "metrics.jsonl"
+        sink = JsonlSink(path)
+        with pytest.raises(OSError, match="No space left") as error:
+            log_for_ever(sink)
+        assert error.value.filename == str(path)
+        sink.close()
+        steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+        assert path.read_bytes().endswith(b"\n")
+        assert steps == list(range(len(steps)))
+        assert len(steps) > 1000
+
+
+def fill(path: Path) -> None:
+    """Leave no room on its disk."""
+    with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+
+
+def log_for_ever(sink: JsonlSink) -> None:
+    for step in itertools.count():
+        sink.log(step, {"a": 1.0 + step, "b" * 1000: 2.0})
+
+
+class TestStartsThatAreKilled:
+    def test_what_is_left_of_a_start_may_be_started_again(self, tmp_path: Path):
+        for name in ("lock", "manifest.json", ".config.yaml.tmp"):
+            (tmp_path / name).touch()
+        run = RunDirectory.create(tmp_path, "seed: 0\n", {"started": str(datetime.now(UTC))})
+        assert run.config.read_text() == "seed: 0\n"

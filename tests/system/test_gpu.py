@@ -1,0 +1,93 @@
+"""On a CUDA device the same engine and update give what the CPU gives in float32."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dapo.cli.train import start_run
+from dapo.config import LossConfig, OptimConfig, load_config
+from dapo.engines.native.engine import NativeEngine
+from dapo.engines.native.graphs import CudaGraphCapturer, GraphCapturer
+from dapo.policy.model import load_model
+from dapo.policy.policy import Policy
+from dapo.types import Generation, GenerationRequest, Sample
+from helpers.paths import CONFIGS
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture(autouse=True)
+def full_precision():
+    """TF32 would round the comparison away."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def generations(device: str, capturer: GraphCapturer | None = None) -> list[Generation]:
+    loaded = load_model("tiny-random", dtype=torch.float32, device=device)
+    engine = NativeEngine(loaded.model, slots=8, capturer=capturer)
+    engine.submit(
+        [
+            GenerationRequest(f"{g}/{i}", (5, 6, 7 + g), 20, 1.0, 1.0, 100 * g + i, loaded.stop_ids)
+            for g in range(4)
+            for i in range(4)
+        ]
+    )
+    done: list[Generation] = []
+    while len(done) < 16:
+        done += engine.poll()
+    return sorted(done, key=lambda generation: generation.request_id)
+
+
+def test_the_engine_samples_what_the_cpu_samples():
+    for here, there in zip(generations("cuda"), generations("cpu"), strict=True):
+        assert here.token_ids == there.token_ids
+        assert here.logprobs == pytest.approx(there.logprobs, abs=1e-4)
+
+
+def test_recorded_decode_steps_sample_the_same():
+    for here, there in zip(generations("cuda", CudaGraphCapturer()), generations("cpu"), strict=True):
+        assert here.token_ids == there.token_ids
+        assert here.logprobs == pytest.approx(there.logprobs, abs=1e-4)
+
+
+def test_an_update_is_that_of_the_cpu():
+    def after_two_updates(device: str) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+        loaded = load_model("tiny-random", dtype=torch.float32, device=device)
+        policy = Policy(
+            loaded,
+            loss=LossConfig(),
+            optim=OptimConfig(lr=1e-3, warmup_steps=0),
+            temperature=1.0,
+            microbatch_tokens=64,
+            max_response_tokens=20,
+        )
+        lengths = (2, 5, 8)
+        samples = [
+            Sample(g, (5, 6, 7 + g), tuple(range(10, 10 + n)), 1.0, 1.0 - i, (-4.0,) * n, None, (True,) * n)
+            for g in range(3)
+            for i, n in enumerate(lengths)
+        ]
+        samples = policy.record_old_logprobs(samples)
+        policy.update(samples, step=1)
+        metrics = policy.update(samples, step=2)
+        return {name: tensor.cpu() for name, tensor in policy.weights().named_tensors()}, metrics
+
+    here, there = after_two_updates("cuda"), after_two_updates("cpu")
+    for name, tensor in there[0].items():
+        torch.testing.assert_close(here[0][name], tensor, rtol=0, atol=2e-5)
+    assert here[1]["loss/entropy"] == pytest.approx(there[1]["loss/entropy"], abs=1e-4)
+    assert here[1]["optim/grad_norm"] == pytest.approx(there[1]["optim/grad_norm"], rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_tiny_config_trains_on_it(tmp_path: Path, dtype: str):
+    config = load_config(CONFIGS / "tiny.yaml", ["train.device=cuda", f"model.dtype={dtype}"])
+    start_run(config, run_dir=tmp_path / "run", config_name="tiny")
+    assert (tmp_path / "run" / "checkpoints" / "step_000005" / "weights.safetensors").is_file()

@@ -1,0 +1,193 @@
+"""Safe by default: models, data and configurations run no code, open no file and tell no secret unasked."""
+
+import json
+import pickle
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dapo.cli.train import start_run
+from dapo.config import Config, load_config
+from dapo.core.errors import ConfigError
+from dapo.policy.model import export_model, load_model
+from dapo.rewards import get_verifier
+from dapo.types import Problem
+from helpers.paths import CONFIGS
+
+CANARY = "canary-5c1d7e"
+
+
+@pytest.fixture(scope="module")
+def model_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """A sound model directory."""
+    out = tmp_path_factory.mktemp("models") / "sound"
+    loaded = load_model("tiny-random", dtype=torch.float32)
+    export_model(loaded.model.state_dict().items(), loaded, out)
+    return {path.name: path.read_bytes() for path in out.iterdir()}
+
+
+def write_files(directory: Path, files: dict[str, bytes]) -> Path:
+    directory.mkdir()
+    for name, content in files.items():
+        (directory / name).write_bytes(content)
+    return directory
+
+
+def code_that_touches(path: Path) -> bytes:
+    return f"from pathlib import Path\nPath({str(path)!r}).touch()\n".encode()
+
+
+@pytest.mark.parametrize("model_type", ["of_its_own", "llama"])
+def test_code_that_comes_with_a_model_is_not_run(tmp_path: Path, model_files: dict[str, bytes], model_type: str):
+    ran = tmp_path / "ran"
+    classes = {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M", "AutoTokenizer": ["evil.T", None]}
+    config = json.loads(model_files["config.json"]) | {"model_type": model_type, "auto_map": classes}
+    tokenizer = json.loads(model_files["tokenizer_config.json"]) | {"auto_map": classes, "tokenizer_class": "T"}
+    extra = {
+        "evil.py": code_that_touches(ran),
+        "config.json": json.dumps(config).encode(),
+        "tokenizer_config.json": json.dumps(tokenizer).encode(),
+    }
+    directory = write_files(tmp_path / "model", model_files | extra)
+    with pytest.raises(ConfigError, match=r"not run unasked: read it, and set model\.trust_remote_code=true"):
+        load_model(str(directory), dtype=torch.float32)
+    assert not ran.exists()
+
+
+class TouchOnUnpickle:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self._path,)
+
+
+def test_a_pickle_among_a_models_weights_is_not_run(tmp_path: Path, model_files: dict[str, bytes]):
+    ran = tmp_path / "ran"
+    attack = pickle.dumps({"weight": TouchOnUnpickle(ran)}, protocol=2)
+    pickle.loads(attack)
+    assert ran.exists()  # it would work
+    ran.unlink()
+    files = {name: content for name, content in model_files.items() if not name.endswith(".safetensors")}
+    directory = write_files(tmp_path / "model", files | {"pytorch_model.bin": attack})
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        load_model(str(directory), dtype=torch.float32)
+    assert not ran.exists()
+
+
+def test_no_shipped_configuration_trusts_code_of_a_model_and_it_is_asked_for_by_name_only():
+    for path in sorted(CONFIGS.glob("*.yaml")):
+        assert load_config(path).model.trust_remote_code is False, path
+    assert load_config(CONFIGS / "tiny.yaml", ["model.trust_remote_code=true"]).model.trust_remote_code is True
+
+
+def test_a_configuration_cannot_make_objects(tmp_path: Path):
+    ran = tmp_path / "ran"
+    text = (CONFIGS / "tiny.yaml").read_text()
+    attack = f'  system: !!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path ["{ran}"]]\n'
+    (tmp_path / "c.yaml").write_text(text.replace("data:\n", "data:\n" + attack))
+    with pytest.raises(ConfigError, match="not readable as YAML"):
+        load_config(tmp_path / "c.yaml")
+    assert not ran.exists()
+
+
+# an audit hook cannot be taken out again: outside of `opened_files` it has nothing to write to
+_opened: list[list[str]] = []
+
+
+def _note_open(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open" and _opened:
+        _opened[-1].append(str(arguments[0]))
+
+
+@contextmanager
+def opened_files() -> Iterator[list[str]]:
+    """Every file that this process opens inside."""
+    if not hasattr(sys, "_dapo_test_hook"):
+        sys.addaudithook(_note_open)
+        sys._dapo_test_hook = True  # type: ignore[attr-defined]
+    _opened.append([])
+    try:
+        yield _opened[-1]
+    finally:
+        _opened.pop()
+
+
+@pytest.fixture
+def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a file and a module that data speaks of, and secrets in the environment."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY", "MY_HARMLESS_VARIABLE"):
+        monkeypatch.setenv(name, CANARY)
+    (tmp_path / "bait.txt").write_text(CANARY)
+    (tmp_path / "evil_module.py").write_bytes(
+        code_that_touches(tmp_path / "ran") + b"def reward(completions, **kw):\n    return [1.0 for _ in completions]\n"
+    )
+    bait = str(tmp_path / "bait.txt")
+    names = {
+        "data_source": "evil_module:reward",
+        "verifier": "evil_module:reward",
+        "reward_fn": "evil_module:reward",
+        "filter": "evil_module:reward",
+        "chat_template": "{{ cycler.__init__.__globals__.os.environ }}",
+        "image": bait,
+        "images": [bait, f"file://{bait}"],
+        "path": bait,
+        "extra_info": {"path": bait, "module": "evil_module"},
+    }
+    rows = [
+        {"prompt": f"{i} + 1? {bait} {{{{ 7 * 7 }}}} ${{oc.env:HF_TOKEN}} $HF_TOKEN", "answer": bait} | names
+        for i in range(40)
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return tmp_path
+
+
+def run_on_rows(trap: Path, *overrides: str) -> Config:
+    return load_config(
+        CONFIGS / "tiny.yaml",
+        ["data.train=rows.jsonl", "data.eval=null", "train.num_steps=1", "train.threads=1", *overrides],
+    )
+
+
+def test_what_data_names_is_neither_opened_nor_imported_and_no_secret_leaves_the_environment(
+    trap: Path, capfd: pytest.CaptureFixture[str]
+):
+    with opened_files() as opened:
+        start_run(run_on_rows(trap), run_dir=trap / "run", config_name="tiny")
+    assert any(path.endswith("rows.jsonl") for path in opened)  # the hook sees what is opened
+    assert not any("bait" in path for path in opened)
+    assert not (trap / "ran").exists()
+    captured = capfd.readouterr()
+    assert CANARY not in captured.out + captured.err
+    written = [path for path in (trap / "run").rglob("*") if path.is_file()]
+    assert {"config.yaml", "manifest.json", "metrics.jsonl", "summary.json"} <= {path.name for path in written}
+    for path in written:
+        assert CANARY.encode() not in path.read_bytes(), path
+
+
+def test_user_code_runs_where_the_configuration_names_it(trap: Path):
+    config = run_on_rows(trap, "reward.verifier=evil_module:reward", "dynamic_sampling.enabled=false")
+    start_run(config, run_dir=trap / "run", config_name="tiny")
+    assert (trap / "ran").exists()  # so the test above could fail
+
+
+@pytest.mark.parametrize("name", ["exact", "gsm8k", "math", "math_dapo", "gym"])
+def test_no_verifier_opens_a_file_that_a_reference_or_a_response_names(trap: Path, name: str):
+    if name == "gym":
+        pytest.importorskip("reasoning_gym")
+    verifier, bait = get_verifier(name), str(trap / "bait.txt")
+    entry = {"question": "Q", "answer": bait, "metadata": {"path": bait}}
+    problem = Problem("p", bait, bait, "s", {"gym_task": "chain_sum", "gym_config": {}, "gym_entry": entry})
+    verifier(problem, "warm up: what it imports is opened here")
+    with opened_files() as opened:
+        for response in (bait, f"Answer: {bait}", f"\\boxed{{{bait}}}", f"\\input{{{bait}}}", f"open({bait!r}).read()"):
+            verifier(problem, response)
+        assert not any("bait" in path for path in opened)
+        (trap / "bait.txt").read_text()
+    assert any("bait" in path for path in opened)

@@ -1,0 +1,108 @@
+"""Laws of the controller's simulation: account, bytes and lengths are exact, and what is fitted is linear."""
+
+import pickle
+
+import pytest
+
+# the benchmarks are not part of the package: they are run from the repository's root
+from benchmarks import simulate
+from benchmarks.controller_simulation import byte_tokenizer
+from benchmarks.simulate import Size
+from benchmarks.simulation_fakes import Clock, Law, Texts
+
+SMALL = Size(prompts=8, steps=2, median_tokens=60.0, limit=200, group_size=4, minibatch_groups=2, tokenizer="bytes")
+
+
+@pytest.fixture(scope="module")
+def found() -> dict:
+    return simulate.simulate(SMALL)
+
+
+def test_a_step_of_the_simulation_is_a_step_of_the_paper_in_small(found):
+    for step in found["steps"]:
+        assert 0.15 < step["keep_rate"] < 0.7  # one problem of three carries a signal
+        assert step["groups"] >= 8
+        assert 0 < step["tokens_trained"] < step["tokens"]
+        assert 0 < step["truncated"] < 0.3
+    assert len(found["steps"]) == 2
+
+
+def test_every_token_crosses_once_at_eight_bytes_and_little_more(found):
+    for step in found["steps"]:
+        payload = 8 * step["tokens"]  # a token id and a log-probability, four bytes each
+        responses = step["groups"] * 4
+        assert payload < step["moved_bytes"]["engines to controller"] < payload + 500 * (responses + 64)
+
+
+def test_what_goes_to_the_trainer_is_nine_bytes_a_token_for_scoring_and_thirteen_for_updates(found):
+    for step in found["steps"]:
+        trained = step["tokens_trained"]
+        payload = (4 + 4 + 1) * trained + (4 + 4 + 4 + 1) * trained
+        envelopes = 2 * 8 * 4 * 1500
+        assert payload < step["moved_bytes"]["controller to trainer"] < payload + envelopes
+        assert 4 * trained < step["moved_bytes"]["trainer to controller"] < 4 * trained + 8 * 4 * 300
+
+
+def test_parts_of_the_controllers_time_add_up_to_it(found):
+    for step in found["steps"]:
+        assert sum(step["by_part_s"].values()) == pytest.approx(step["controller_s"], abs=0.001)
+        assert 0 < step["after_last_response_s"] <= step["controller_s"]
+        assert len(step["by_part_s"]) == 13
+
+
+def test_two_simulations_make_and_move_the_same(found):
+    again = simulate.simulate(SMALL)
+    for one, other in zip(found["steps"], again["steps"], strict=True):
+        for name in ("groups", "tokens", "tokens_trained", "keep_rate"):
+            assert one[name] == other[name]
+
+
+def test_lengths_are_a_function_of_the_seed_with_a_tail_at_the_limit():
+    law = Law(limit=20480, median=5000.0)
+    lengths = [law.length(seed) for seed in range(3000)]
+    assert lengths == [law.length(seed) for seed in range(3000)]
+    assert 4000 < sum(lengths) / len(lengths) < 8000
+    assert 0.03 < sum(length == 20480 for length in lengths) / len(lengths) < 0.10
+    assert min(lengths) > 0
+
+
+def test_a_response_ends_with_the_end_token_unless_the_limit_cuts_it():
+    texts = Texts(byte_tokenizer(), 256, pool_tokens=5000)
+    ended, finish = texts.response(11, 50, 100)
+    assert (len(ended), ended[-1], finish) == (50, 256, "stop")
+    cut, finish = texts.response(11, 100, 100)
+    assert (len(cut), 256 in cut, finish) == (100, False, "length")
+    assert cut[:49] == ended[:49]
+    assert len(pickle.dumps(cut)) < 4 * 100 + 300
+
+
+def test_a_clock_books_what_runs_inside_for_itself_alone():
+    clock = Clock()
+    with clock.inside("a"), clock.inside("engine's own"):
+        pass
+    clock.now("b")
+    assert clock.own() == pytest.approx(sum(clock.spent.values()) - clock.spent["engine's own"])
+    assert set(clock.spent) == {"metrics, log, checkpoint", "a", "engine's own", "b"}
+
+
+def run_of(prompts: int, seconds: float, grown: float) -> dict:
+    step = {"tokens": prompts * 1000, "controller_s": seconds, "groups": 3 * prompts, "after_last_response_s": seconds}
+    size = {"prompts": prompts, "group_size": 16}
+    return {"size": size, "steps": [step] * 3, "start_bytes": 10**9, "peak_bytes": 10**9 + grown}
+
+
+def test_growth_is_linear_where_ten_times_the_tokens_take_ten_times_as_much():
+    runs = [run_of(64, 0.2, 1e9), run_of(640, 2.0, 1e10)]
+    assert simulate.exponent(runs, "controller_s") == pytest.approx(1.0)
+    assert simulate.exponent(runs, "memory") == pytest.approx(1.0)
+    assert simulate.exponent([runs[0], run_of(640, 20.0, 1e10)], "controller_s") == pytest.approx(2.0)
+
+
+def test_a_size_is_left_out_by_what_the_one_before_has_taken():
+    assert simulate.predicted_bytes([], 512) == 0
+    assert simulate.predicted_bytes([run_of(64, 0.2, 1e9)], 640) == pytest.approx(1.1e10)
+
+
+@pytest.mark.parametrize(("seconds", "grown", "meets"), [(1.9, 6e9, True), (2.1, 6e9, False), (1.9, 7.5e9, False)])
+def test_targets_are_those_of_the_papers_size_alone(seconds: float, grown: float, meets: bool):
+    assert simulate.meets_targets([run_of(64, 9.0, 1e9), run_of(512, seconds, grown)]) is meets

@@ -1,0 +1,383 @@
+"""Numbers that go wrong: each is counted or corrected, no broken weights are saved, and a run that cannot go on stops
+with a saved state and a sentence."""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dapo.algo.loss import engine_weights
+from dapo.assemble import build_run, read_inputs
+from dapo.cli.train import resume_run, start_run
+from dapo.config import Config, load_config
+from dapo.core.errors import EngineError, NumericsError
+from dapo.engines.checked import CheckedEngine
+from dapo.engines.engine import RolloutEngine, WeightSource
+from dapo.rewards.judge import InlineJudge
+from dapo.telemetry.console import ProgressDisplay
+from dapo.training.divergence import sampled_entropy
+from dapo.training.rollout import Batch
+from dapo.training.run_directory import RunDirectory
+from dapo.training.state import Run, TrainState
+from dapo.training.train import train
+from dapo.types import Generation, GenerationRequest, Group, Problem, Sample, Verdict
+from helpers.paths import TINY
+from helpers.tiny_policies import assert_close, gradient_of, loaded, make_policy, ragged, sample, weights_of
+
+BEYOND_FLOAT32 = 1e39
+
+
+def tiny(*overrides: str) -> Config:
+    return load_config(TINY, ["train.threads=1", "data.eval=null", *overrides])
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def checkpoints(run: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """The weights in each checkpoint, by its name."""
+    return {path.parent.name: load_file(path) for path in sorted(run.glob("checkpoints/*/weights.safetensors"))}
+
+
+@contextmanager
+def open_run(config: Config, path: Path) -> Iterator[Run]:
+    """A run's parts, into which a test may put its own."""
+    run = RunDirectory.create(path, "", {})
+    with InlineJudge(config.reward.verifier) as judge:
+        display = ProgressDisplay(config.train.num_steps)
+        with build_run(config, read_inputs(config), judge, run, display, first_step=1) as parts:  # type: ignore[arg-type]
+            try:
+                yield parts
+            finally:
+                parts.tracker.close()
+
+
+# truncated importance sampling
+
+
+def test_a_weight_is_the_ratio_of_trainer_to_engine_up_to_the_cap():
+    old = torch.tensor([[-1.0, -1.0, -1.0, -1.0, -1.0]], dtype=torch.float64, requires_grad=True)
+    ratios = [1.0, 1.5, 0.5, 2.0, 4.0]
+    engine = torch.tensor([[-1.0 - math.log(r) for r in ratios]], dtype=torch.float64)
+    weights = engine_weights(old, engine, torch.ones(1, 5), cap=2.0)
+    assert weights.tolist()[0] == pytest.approx([1.0, 1.5, 0.5, 2.0, 2.0], rel=1e-12)
+    assert not weights.requires_grad
+
+
+def test_what_does_not_train_has_weight_one_whatever_stands_there():
+    old, engine = torch.tensor([[math.nan, -1.0]]), torch.tensor([[-1.0, -math.inf]])
+    assert engine_weights(old, engine, torch.tensor([[0, 0]]), cap=2.0).tolist() == [[1.0, 1.0]]
+
+
+def test_ratios_beyond_all_bounds_stay_finite():
+    old, engine = torch.tensor([[-900.0, 0.0]]), torch.tensor([[0.0, -900.0]])
+    weights = engine_weights(old, engine, torch.ones(1, 2), cap=1e30).tolist()[0]
+    assert weights == pytest.approx([math.exp(-20), math.exp(20)], rel=1e-5)
+
+
+def test_a_cap_of_nothing_and_shapes_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="cap must be above 0"):
+        engine_weights(torch.zeros(1, 2), torch.zeros(1, 2), torch.ones(1, 2), cap=0.0)
+    with pytest.raises(ValueError, match="engine_logprobs must be"):
+        engine_weights(torch.zeros(1, 2), torch.zeros(2, 1), torch.ones(1, 2), cap=2.0)
+
+
+def engine_off_by(nats: float, *, recorded: bool) -> list[Sample]:
+    """Samples whose engine gave each token `nats` less than the trainer does."""
+    rows = make_policy().record_old_logprobs(ragged())
+    biased = [replace(row, engine_logprobs=tuple(p - nats for p in row.old_logprobs or ())) for row in rows]
+    return biased if recorded else [replace(row, old_logprobs=None) for row in biased]
+
+
+TIS = {"engine_correction": "tis"}
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize(
+    ("nats", "weight", "truncated"), [(0.0, 1.0, 0.0), (math.log(1.5), 1.5, 0.0), (-0.5, math.exp(-0.5), 0.0)]
+)
+def test_a_corrected_gradient_is_the_plain_one_times_the_weights(
+    tmp_path: Path, nats: float, weight: float, truncated: float, recorded: bool
+):
+    rows = engine_off_by(nats, recorded=recorded)
+    plain = gradient_of(make_policy(), rows, tmp_path / "plain")
+    corrected = gradient_of(make_policy(loss=TIS), rows, tmp_path / "corrected")
+    assert_close(corrected, {name: weight * g for name, g in plain.items()}, relative=1e-6)
+    update_metrics = make_policy(loss=TIS).update(rows, step=1)
+    assert update_metrics["loss/engine_weight_mean"] == pytest.approx(weight)
+    assert update_metrics["loss/engine_weight_truncated_fraction"] == truncated
+    assert update_metrics["loss/ratio_mean"] == pytest.approx(
+        1.0
+    )  # of the trainer to itself: the engine has no part in it
+
+
+def test_weights_above_the_cap_are_cut_and_counted(tmp_path: Path):
+    rows = engine_off_by(math.log(4), recorded=True)
+    plain = gradient_of(make_policy(), rows, tmp_path / "plain")
+    corrected = gradient_of(make_policy(loss=TIS), rows, tmp_path / "corrected")
+    assert_close(corrected, {name: 2 * g for name, g in plain.items()}, relative=1e-6)
+    update_metrics = make_policy(loss=TIS | {"engine_correction_cap": 3.0}).update(rows, step=1)
+    assert (update_metrics["loss/engine_weight_mean"], update_metrics["loss/engine_weight_truncated_fraction"]) == (
+        3.0,
+        1.0,
+    )
+
+
+def test_the_terms_for_kl_and_entropy_are_not_corrected(tmp_path: Path):
+    rows = [replace(row, advantage=0.0) for row in engine_off_by(0.7, recorded=True)]
+    terms = {"entropy_coef": 0.1}
+    plain = gradient_of(make_policy(loss=terms), rows, tmp_path / "plain")
+    assert any(float(g.abs().max()) > 0 for g in plain.values())
+    assert_close(gradient_of(make_policy(loss=terms | TIS), rows, tmp_path / "tis"), plain, relative=0)
+
+
+def test_without_correction_the_engine_has_no_part_in_the_update():
+    update_metrics = [make_policy().update(engine_off_by(nats, recorded=True), step=1) for nats in (0.0, 3.0)]
+    reference, biased = (
+        {name: v for name, v in row.items() if "engine_logprob_gap" not in name} for row in update_metrics
+    )
+    assert reference == biased
+    assert not any(name.startswith("loss/engine_weight") for name in reference)
+
+
+def test_a_correction_without_the_engines_logprobs_is_an_error_and_never_left_out():
+    with pytest.raises(ValueError, match="needs engine_logprobs"):
+        make_policy(loss=TIS).update([sample(0, (1,), (2, 3))], step=1)
+
+
+# a ratio that explodes
+
+
+@pytest.mark.parametrize(("nats", "approx_kl"), [(4.0, math.e**4 - 1 - 4), (-15.0, math.e**-15 - 1 + 15)])
+def test_an_update_too_far_from_the_policy_that_sampled_is_skipped_and_counted(nats: float, approx_kl: float):
+    rows = make_policy().record_old_logprobs(ragged())
+    rows = [replace(row, old_logprobs=tuple(p - nats for p in row.old_logprobs or ())) for row in rows]
+    policy = make_policy()
+    before = weights_of(policy)
+    update_metrics = policy.update(rows, step=1)
+    assert update_metrics["loss/approx_kl"] == pytest.approx(approx_kl)  # by hand: r - 1 - log r
+    assert (update_metrics["optim/skipped"], policy.skipped_in_a_row) == (1.0, 1)
+    assert math.isfinite(update_metrics["optim/grad_norm"])
+    assert_close(weights_of(policy), before, relative=0)
+    for limit in (None, approx_kl + 1):
+        free = make_policy(loss={"max_approx_kl": limit})
+        assert (free.update(rows, step=1)["optim/skipped"], free.skipped_in_a_row) == (0.0, 0)
+
+
+# weights that are no numbers
+
+
+def set_weights(policy: Any, value: float) -> None:
+    """The policy's own first weight tensor."""
+    next(iter(policy.weights().named_tensors()))[1].fill_(value)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path, value: float):
+    policy = make_policy()
+    set_weights(policy, value)
+    for save in (lambda: policy.save(tmp_path), policy.snapshot):
+        with pytest.raises(NumericsError, match=r"the weights are not finite .*embed_tokens"):
+            save()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_whose_sum_alone_leaves_the_numbers_are_saved(tmp_path: Path):
+    policy = make_policy(loaded(dtype=torch.float32))
+    set_weights(policy, 3e38)
+    policy.save(tmp_path)
+    assert (tmp_path / "weights.safetensors").is_file()
+
+
+def test_an_update_that_leads_out_of_the_numbers_is_found_at_once():
+    policy = make_policy(loaded(dtype=torch.float32), optim={"lr": BEYOND_FLOAT32})
+    with pytest.raises(NumericsError, match="the weights are not finite after 0 sound updates"):
+        policy.update(ragged(), step=1)
+
+
+def test_a_run_whose_weights_leave_the_numbers_keeps_the_checkpoint_before_and_can_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = tmp_path / "run"
+    start_run(tiny("train.num_steps=2"), run_dir=run, config_name="tiny")
+    before = checkpoints(run)
+    with pytest.raises(NumericsError) as caught:
+        resume_run(run, ["train.num_steps=4", f"optim.lr={BEYOND_FLOAT32}"])
+    assert str(caught.value).startswith("the weights are not finite after 4 sound updates (")
+    assert "saved: step 2 of 4; continue with: dapo resume" in capsys.readouterr().out
+    assert json.loads((run / "summary.json").read_text())["exit_reason"].startswith("NumericsError: the weights are")
+    after = checkpoints(run)
+    assert after.keys() == before.keys() == {"step_000002"}
+    assert_close(after["step_000002"], before["step_000002"], relative=0)
+    resume_run(run, ["train.num_steps=3", "optim.lr=0.001"])
+    assert [row["step"] for row in metrics(run)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("finished_steps", [0, 2])
+def test_a_policy_of_nan_is_neither_sampled_from_nor_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], finished_steps: int
+):
+    config = tiny("train.save_every=1")
+    with open_run(config, tmp_path / "run") as parts:
+        if finished_steps:
+            train(tiny(f"train.num_steps={finished_steps}"), parts, train_state := TrainState())
+            train_state.is_saved = False
+        else:
+            train_state = TrainState()
+        set_weights(parts.policy, math.nan)
+        train_state.engine_version = None
+        with pytest.raises(NumericsError, match="neither saved nor sampled from"):
+            train(config, parts, train_state)
+    kept = checkpoints(tmp_path / "run")
+    assert all(tensor.isfinite().all() for weights in kept.values() for tensor in weights.values())
+    output = capsys.readouterr().out
+    if finished_steps:
+        assert list(kept) == ["step_000002"]
+        assert "saved: step 2 of 5" in output
+    else:
+        assert "nothing is saved yet" in output
+
+
+def test_a_run_that_skips_too_many_updates_stops_after_a_whole_step_saved_and_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """An entropy term beyond float32 makes every loss infinite: two skips a step, so three are over in step 2."""
+    run = tmp_path / "run"
+    config = tiny(f"loss.entropy_coef={BEYOND_FLOAT32}", "optim.max_skipped_updates=3")
+    with pytest.raises(NumericsError) as caught:
+        start_run(config, run_dir=run, config_name="tiny")
+    assert str(caught.value).startswith("4 updates in a row were skipped (optim.max_skipped_updates=3): the loss or ")
+    output = capsys.readouterr().out
+    assert "step 1: 2 of 2 updates skipped, the first with gradient norm " in output
+    assert "saved: step 2 of 5" in output
+    assert [row["optim/skipped"] for row in metrics(run)] == [2.0, 2.0]
+    with open_run(tiny(), tmp_path / "untrained") as untrained:
+        expected = {name: tensor.clone() for name, tensor in untrained.policy.weights().named_tensors()}
+    (saved,) = checkpoints(run).values()
+    assert all(torch.equal(saved[name], expected[name]) for name in saved)
+    resume_run(run, ["train.num_steps=3", "loss.entropy_coef=0"])
+    assert metrics(run)[-1]["optim/skipped"] == 0.0
+
+
+# entropy
+
+
+def batch_with(*logprobs: tuple[float, ...], outcome: str = "trained") -> Batch:
+    generations = tuple(Generation(str(i), (1,) * len(row), row, "length", 0) for i, row in enumerate(logprobs))
+    group = Group(Problem("p", "?", "!"), (1,), generations, (Verdict(True, 1.0),) * len(logprobs))
+    return Batch((), ((group, outcome),), {}, {}, 0)  # type: ignore[arg-type]
+
+
+def test_entropy_is_estimated_from_every_sampled_token_of_decided_groups():
+    assert sampled_entropy(batch_with((-1.0, -2.0), (-6.0,))) == 3.0
+    assert sampled_entropy(batch_with((-1.0,), outcome="all_correct")) == 1.0
+    assert sampled_entropy(batch_with((-1.0,), outcome="excess")) is None
+    assert sampled_entropy(batch_with(())) is None
+
+
+def test_a_collapsed_policy_ends_the_run_saved_and_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """At temperature 0.000001 the model says one thing; without dynamic sampling nothing else ends the run."""
+    run = tmp_path / "run"
+    config = tiny("train.num_steps=20", "rollout.temperature=0.000001", "dynamic_sampling.enabled=false")
+    with pytest.raises(NumericsError) as caught:
+        start_run(config, run_dir=run, config_name="tiny")
+    assert str(caught.value).startswith(
+        "the policy has collapsed: its entropy was below 0.0001 nats a token (rollout.min_entropy) in 5 steps in a row"
+    )
+    assert "saved: step 5 of 20" in capsys.readouterr().out
+    assert [row["step"] for row in metrics(run)] == [1, 2, 3, 4, 5]
+    with pytest.raises(NumericsError, match="in 6 steps in a row"):  # the count is part of the state
+        resume_run(run, [])
+    resume_run(run, ["rollout.min_entropy=null", "train.num_steps=8"])
+    assert len(metrics(run)) == 8
+
+
+# the gap between sampler and trainer
+
+
+class AlteredEngine:
+    """A sound engine, but for what `alter` makes of each answer."""
+
+    def __init__(self, engine: RolloutEngine, alter: Callable[[Generation], Generation]) -> None:
+        self._engine, self._alter = engine, alter
+
+    def load_weights(self, weights: WeightSource, version: int) -> None:
+        self._engine.load_weights(weights, version)
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        self._engine.submit(requests)
+
+    def poll(self) -> list[Generation]:
+        return [self._alter(generation) for generation in self._engine.poll()]
+
+    def abort(self, request_ids: Sequence[str]) -> list[Generation]:
+        return self._engine.abort(request_ids)
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+@pytest.mark.parametrize("minibatch_groups", [2, 4])  # with recorded log-probabilities, and with a single update
+@pytest.mark.parametrize("correction", ["none", "tis"])
+def test_over_the_limit_the_run_warns_or_corrects(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], correction: str, minibatch_groups: int
+):
+    overrides = [f"loss.engine_correction={correction}", f"train.minibatch_groups={minibatch_groups}"]
+    config = tiny("train.num_steps=2", "model.dtype=float64", *overrides)
+    with open_run(config, tmp_path / "run") as parts:
+        parts.engine = AlteredEngine(parts.engine, lambda g: replace(g, logprobs=tuple(p - 0.5 for p in g.logprobs)))
+        train(config, parts, TrainState())
+    output, rows = capsys.readouterr().out, metrics(tmp_path / "run")
+    assert [row["rollout/engine_logprob_gap_mean"] for row in rows] == pytest.approx([0.5, 0.5])
+    warning = "sampler and trainer differ by 0.5 nats a token on average (rollout.max_logprob_gap=0.1)"
+    assert [f"step {step}: {warning}" in output for step in (1, 2)] == [correction == "none"] * 2
+    if correction == "tis":
+        assert [row["loss/engine_weight_mean"] for row in rows] == pytest.approx([math.exp(0.5)] * 2)
+        assert [row["loss/engine_weight_truncated_fraction"] for row in rows] == [0.0, 0.0]
+
+
+def test_with_an_engine_that_agrees_a_corrected_run_is_the_plain_one_within_rounding(tmp_path: Path):
+    ends: list[dict[str, torch.Tensor]] = []
+    for correction in ("none", "tis"):
+        config = tiny("train.num_steps=2", "model.dtype=float64", f"loss.engine_correction={correction}")
+        with open_run(config, tmp_path / correction) as parts:
+            train(config, parts, TrainState())
+        ends += checkpoints(tmp_path / correction).values()
+    assert_close(*ends, relative=1e-9)
+
+
+# an engine that answers nonsense
+
+
+@pytest.mark.parametrize(
+    ("nonsense", "message"),
+    [
+        (lambda g: replace(g, logprobs=(math.nan, *g.logprobs[1:])), "got nan at token 0"),
+        (lambda g: replace(g, version=1), "expected weights of version 2, got version 1"),
+        (lambda g: replace(g, token_ids=(10**6, *g.token_ids[1:])), "got 1000000 at token 0"),
+    ],
+)
+def test_nothing_that_an_engine_got_wrong_is_trained_on_and_the_step_before_is_saved(
+    tmp_path: Path, nonsense: Callable[[Generation], Generation], message: str
+):
+    config = tiny("train.num_steps=2")
+    with open_run(config, tmp_path / "sound") as parts:
+        train(config, parts, TrainState())
+    config = tiny("train.num_steps=5")
+    with open_run(config, tmp_path / "run") as parts:
+        altered = AlteredEngine(parts.engine, lambda g: nonsense(g) if g.version == 2 else g)
+        parts.engine = CheckedEngine(altered, vocabulary=1000)
+        with pytest.raises(EngineError, match=message):
+            train(config, parts, TrainState())
+    assert [row["step"] for row in metrics(tmp_path / "run")] == [1, 2]
+    reference, saved = checkpoints(tmp_path / "sound"), checkpoints(tmp_path / "run")
+    assert reference.keys() == saved.keys() == {"step_000002"}
+    assert_close(saved["step_000002"], reference["step_000002"], relative=0)

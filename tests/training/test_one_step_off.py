@@ -1,0 +1,677 @@
+"""The schedule one_step_off: what it samples when, what it trains on, and that nothing of it is lost."""
+
+import copy
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_algorithm1 import GROUP, LR, MINIBATCH, PROMPTS, STEPS, WARMUP, NaiveDapo, tiny_config
+from test_rollout import END, FILL, WRONG, FakeEncoder, FakeJudge, problems, random_script
+
+from dapo.cli.check.summary import explain
+from dapo.cli.train import resume_run
+from dapo.config import Config, build_config, dump_config, load_config
+from dapo.core.errors import CheckpointError, ConfigError, EngineError, NumericsError, ShortfallError
+from dapo.core.rng import keyed_permutation
+from dapo.data.stream import ProblemStream
+from dapo.engines.engine import RolloutEngine
+from dapo.engines.scripted import ScriptedEngine
+from dapo.evaluation.scores import EvaluationPlan
+from dapo.telemetry.console import ProgressDisplay
+from dapo.telemetry.metrics import staleness_metrics
+from dapo.telemetry.rollout_table import read_rollouts
+from dapo.telemetry.sinks import JsonlSink, Tracker
+from dapo.training import one_step_off
+from dapo.training.checkpointing import restore
+from dapo.training.prefetched_batch import PrefetchedBatch, read_prefetched_batch, write_prefetched_batch
+from dapo.training.rollout import OUTCOMES, Batch, DynamicSampler, sampling_plan
+from dapo.training.run_directory import RunDirectory
+from dapo.training.signals import Interrupted, StoppableEngine
+from dapo.training.state import Run, TrainablePolicy, TrainState
+from dapo.types import Generation, GenerationRequest, Group, Problem, Sample, Verdict
+from helpers.async_runs import ONE_STEP_OFF, async_config, run_or_resume
+from helpers.fork_server import AREAS, ForkServer
+from helpers.tiny_policies import loaded, make_policy
+from helpers.tiny_runs import CONFIGS, contents, differences, metrics, tiny
+
+# --- runs without a model: a scripted engine, and a policy that only counts -----------------------------------------
+
+
+@dataclass
+class CountingPolicy:
+    """Its weights are the number of its updates."""
+
+    before_updates: Callable[[int], None] = lambda updates: None
+    """Called with the number of updates so far, before the log-probabilities of a step are recorded."""
+    on_update: Callable[[int], None] = lambda updates: None
+    """Called with the number of an update while it is made."""
+    updates: int = 0
+    trained: list[list[Sample]] = field(default_factory=list)
+    skipped_in_a_row: int = 0
+
+    def weights(self) -> "CountingPolicy":
+        return self
+
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from ()
+
+    def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
+        self.before_updates(self.updates)
+        return [replace(sample, old_logprobs=sample.engine_logprobs) for sample in samples]
+
+    def update(self, minibatch: Sequence[Sample], *, step: int) -> dict[str, float]:
+        self.on_update(self.updates + 1)
+        self.updates += 1
+        self.trained.append(list(minibatch))
+        return {"optim/skipped": 0.0}
+
+    def save(self, directory: Path) -> None:
+        (directory / "updates").write_text(str(self.updates))
+
+    def snapshot(self) -> Callable[[Path], None]:
+        return copy.copy(self).save
+
+    def load(self, directory: Path) -> None:
+        self.updates = int((directory / "updates").read_text())
+
+
+class RequestLoggingEngine(ScriptedEngine):
+    """Notes what is asked of it, each kind of request once in a row: `load 1`, `batch 2`, `evaluation`."""
+
+    def __init__(self, script: Any = random_script, **options: Any) -> None:
+        super().__init__(script, **options)
+        self.notes: list[str] = []
+
+    def load_weights(self, weights: Any, version: int) -> None:
+        super().load_weights(weights, version)
+        self.notes.append(f"load {version}")
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        super().submit(requests)
+        kind = requests[0].id.split("/")[0]
+        note = "evaluation" if kind == "eval" else f"batch {kind}"
+        if not self.notes or self.notes[-1] != note:
+            self.notes.append(note)
+
+
+class WaitingEngine(ScriptedEngine):
+    """In the thread that samples the batch of a step, the first poll waits for `when`, and calls `then`."""
+
+    def __init__(self, step: int, when: threading.Event, then: Callable[[], None] = lambda: None) -> None:
+        super().__init__(random_script)
+        self._thread, self._when, self._then = f"dapo-batch-{step}", when, then
+
+    def poll(self) -> list[Generation]:
+        if threading.current_thread().name == self._thread:
+            assert self._when.wait(20)
+            self._then()
+        return super().poll()
+
+
+class UnresponsiveEngine(ScriptedEngine):
+    """Never answers the thread that samples the batch of step 3."""
+
+    def poll(self) -> list[Generation]:
+        return [] if threading.current_thread().name == "dapo-batch-3" else super().poll()
+
+
+def gone() -> None:
+    raise EngineError("the engine is gone")
+
+
+SCRIPTED = (
+    "train.num_steps=4",
+    "train.minibatch_groups=2",
+    "train.save_every=0",
+    "rollout.max_response_tokens=12",
+    "dynamic_sampling.max_groups_per_step=40",
+    "data.eval=null",
+)
+
+
+def scripted_run(
+    path: Path,
+    *overrides: str,
+    engine: RolloutEngine | None = None,
+    policy: TrainablePolicy | None = None,
+    change: Callable[[Run], None] = lambda parts: None,
+) -> tuple[Run, TrainState]:
+    """A run to its end, or on from where it stands."""
+    config = async_config(*SCRIPTED, *overrides)
+    run = RunDirectory(path) if path.exists() else RunDirectory.create(path, dump_config(config), {})
+    checkpoint = run.latest_checkpoint(warn=print)
+    parts = Run(
+        stream=ProblemStream(problems(60), seed=0),
+        engine=engine or ScriptedEngine(random_script),
+        judge=FakeJudge(),
+        policy=policy or CountingPolicy(),
+        sampler=DynamicSampler(
+            prompts_per_step=config.rollout.prompts_per_step, max_groups_per_step=config.max_groups_per_step
+        ),
+        encoder=FakeEncoder(),
+        plan=sampling_plan(config, (END,)),
+        tracker=Tracker([JsonlSink(run.metrics)], ProgressDisplay(config.train.num_steps)),
+        run=run,
+    )
+    change(parts)
+    parts.engine = StoppableEngine(parts.engine, parts.stop)
+    train_state = restore(parts, checkpoint) if checkpoint else TrainState()
+    try:
+        one_step_off.train(config, parts, train_state)
+    finally:
+        parts.checkpoints.settle(wait=True)
+        parts.tracker.close()
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("dapo-batch")]
+    return parts, train_state
+
+
+def versions(run: Path) -> list[set[int]]:
+    """Of the weights that sampled each step's responses."""
+    return [set(read_rollouts(path)["version"].to_pylist()) for path in sorted((run / "rollouts").iterdir())]
+
+
+def decided_positions(run: Path) -> list[int]:
+    """Places in the stream of all decided groups, step after step."""
+    tables = [read_rollouts(path).to_pylist() for path in sorted((run / "rollouts").iterdir())]
+    return [row["group_id"] for rows in tables for row in rows if row["outcome"] != "excess" and row["sample"] == 0]
+
+
+def prefetched_steps(run: Path) -> dict[str, int | None]:
+    """The step of the batch that each checkpoint holds."""
+    files = {path: path / "prefetched_batch.json" for path in (run / "checkpoints").iterdir()}
+    return {path.name: json.loads(file.read_text())["step"] if file.exists() else None for path, file in files.items()}
+
+
+class TestWhatIsSampledWhen:
+    def test_every_batch_but_the_first_is_of_the_policy_before_the_last_step(self, tmp_path: Path):
+        engine = RequestLoggingEngine()
+        scripted_run(tmp_path / "run", engine=engine)
+        assert versions(tmp_path / "run") == [{0}, {0}, {1}, {2}]
+        # an evaluation is due before the first step and after the last; here it has no problems
+        assert engine.notes == ["load 0", "batch 1", "batch 2", "load 1", "batch 3", "load 2", "batch 4", "load 4"]
+        rows = metrics(tmp_path / "run")[-4:]
+        assert [row["rollout/staleness_mean"] for row in rows] == [0, 1, 1, 1]
+        assert [row["rollout/staleness_max"] for row in rows] == [0, 1, 1, 1]
+
+    def test_evaluations_have_the_newest_weights_and_the_engine_for_themselves(self, tmp_path: Path):
+        engine = RequestLoggingEngine()
+
+        def with_evaluation(parts: Run) -> None:
+            parts.held_out = problems(3)
+            parts.eval_plan = EvaluationPlan("held_out", 2, 1.0, 1.0, 12, (END,), 0)
+
+        scripted_run(tmp_path / "run", "train.eval_every=2", engine=engine, change=with_evaluation)
+        assert engine.notes == [
+            *("load 0", "evaluation", "batch 1", "batch 2", "load 1", "batch 3"),
+            *("load 2", "evaluation", "batch 4", "load 4", "evaluation"),
+        ]
+        assert versions(tmp_path / "run") == [{0}, {0}, {1}, {2}]
+        assert [row["step"] for row in metrics(tmp_path / "run") if "eval/held_out/accuracy" in row] == [0, 2, 4]
+
+    def test_the_engine_samples_while_the_policy_updates(self, tmp_path: Path):
+        """Each side waits for the other: the batch of step 3 for the first update of step 2, and that for the batch."""
+        updating, sampling = threading.Event(), threading.Event()
+
+        def update(number: int) -> None:
+            if number == 3:
+                updating.set()
+                assert sampling.wait(20)
+
+        engine = WaitingEngine(3, updating, sampling.set)
+        scripted_run(tmp_path / "run", engine=engine, policy=CountingPolicy(on_update=update))
+        assert len(metrics(tmp_path / "run")) == 4
+
+    def test_nothing_is_generated_for_a_step_that_will_not_happen(self, tmp_path: Path):
+        engine = RequestLoggingEngine()
+        scripted_run(tmp_path / "run", "train.num_steps=1", engine=engine)
+        assert engine.notes == ["load 0", "batch 1", "load 1"]
+        assert prefetched_steps(tmp_path / "run") == {"step_000001": None}
+
+    def test_everything_generated_is_accounted_for_and_every_problem_is_met_once(self, tmp_path: Path):
+        engine = ScriptedEngine(random_script, slots=6)
+        _, train_state = scripted_run(tmp_path / "run", engine=engine)
+        rows = metrics(tmp_path / "run")
+        for row in rows:
+            for kind in ("groups", "tokens"):
+                assert row[f"rollout/{kind}_generated"] == sum(row[f"rollout/{kind}_{outcome}"] for outcome in OUTCOMES)
+        assert train_state.tokens_generated == sum(row["rollout/tokens_generated"] for row in rows)
+        assert sum(row["rollout/groups_excess"] + row["rollout/groups_aborted"] for row in rows) > 0
+        assert decided_positions(tmp_path / "run") == list(range(len(decided_positions(tmp_path / "run"))))
+
+    def test_old_logprobs_are_recorded_by_the_trainer_and_the_samplers_come_along(self, tmp_path: Path):
+        policy = CountingPolicy()
+        scripted_run(tmp_path / "run", engine=ScriptedEngine(random_script, logprob=-0.25), policy=policy)
+        assert len(policy.trained) == 8
+        for sample in (sample for minibatch in policy.trained for sample in minibatch):
+            assert set(sample.engine_logprobs) == {-0.25}
+            assert sample.old_logprobs is not None
+
+
+class TestStaleness:
+    def test_it_is_a_mean_over_tokens(self):
+        def group(*generations: tuple[int, int]) -> Group:
+            made = tuple(Generation("", (FILL,) * n, (-1.0,) * n, "stop", version) for n, version in generations)
+            return Group(Problem("0", "", ""), (1,), made, ())
+
+        # 5 tokens of version 3 and 15 of version 2, told at version 3
+        found = staleness_metrics([group((5, 3), (10, 2)), group((5, 2))], version=3)
+        assert found == {"rollout/staleness_mean": 0.75, "rollout/staleness_max": 1}
+        assert staleness_metrics([group((0, 1))], version=3) == {}
+
+    @pytest.mark.parametrize(("mean", "most"), [(1.5, 2.0), (-0.5, 0.0)])
+    def test_what_is_beyond_the_bound_is_refused(self, mean: float, most: float):
+        with pytest.raises(EngineError, match=r"expected 0 to 1$"):
+            one_step_off.bounded_staleness({"rollout/staleness_mean": mean, "rollout/staleness_max": most})
+
+
+# --- the trained batches --------------------------------------------------------------------------------------------
+
+CAP = 1.02
+
+
+class NaiveOneStepOff(NaiveDapo):
+    """The schedule as its module describes it, one thing after the other, with a copy of every policy."""
+
+    def run(self) -> None:
+        self.weights: list[float] = []
+        trained = self.model
+        policies = [copy.deepcopy(trained)]  # theta_0, theta_1, ...
+        for step in range(1, STEPS + 1):
+            self.model = policies[max(step - 2, 0)]
+            groups = []
+            while len(groups) < PROMPTS:
+                group = self.sample_group(step)
+                correct = [any(c.isdigit() for c in text) for text in group["texts"]]
+                if 0 < sum(correct) < GROUP:
+                    with torch.no_grad():
+                        sampler = [self.logprobs(group["prompt"], ids) for ids in group["responses"]]
+                    groups.append({**group, "correct": correct, "sampler": sampler})
+                else:
+                    self.uninformative += 1
+            self.model = trained
+            for group in groups:
+                rewards = [
+                    (1.0 if right else -1.0) + self.overlong(len(ids))
+                    for right, ids in zip(group["correct"], group["responses"], strict=True)
+                ]
+                mean = sum(rewards) / GROUP
+                std = (sum((r - mean) ** 2 for r in rewards) / (GROUP - 1)) ** 0.5
+                group["advantages"] = [(r - mean) / (std + 1e-6) for r in rewards]
+                with torch.no_grad():
+                    group["old"] = [self.logprobs(group["prompt"], ids) for ids in group["responses"]]
+            order = keyed_permutation(PROMPTS, 0, "minibatches", step)
+            for start in range(0, PROMPTS, MINIBATCH):
+                self.corrected_update([groups[i] for i in order[start : start + MINIBATCH]], step)
+            policies.append(copy.deepcopy(trained))
+
+    def corrected_update(self, groups: list[dict], step: int) -> None:
+        total = sum(len(ids) for group in groups for ids in group["responses"])
+        loss = torch.zeros((), dtype=torch.float64)
+        for group in groups:
+            for i, ids in enumerate(group["responses"]):
+                advantage, old, sampler = group["advantages"][i], group["old"][i], group["sampler"][i]
+                new = self.logprobs(group["prompt"], ids)
+                for t in range(len(ids)):
+                    weight = min(float(torch.exp(old[t] - sampler[t])), CAP)
+                    self.weights.append(weight)
+                    ratio = torch.exp(new[t] - old[t])
+                    clipped = torch.clamp(ratio, 0.8, 1.28)
+                    loss = loss - weight * torch.minimum(ratio * advantage, clipped * advantage) / total
+        self.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for settings in self.optimizer.param_groups:
+            settings["lr"] = LR * min(1.0, step / WARMUP)
+        self.optimizer.step()
+
+
+def test_five_steps_equal_a_naive_sequential_reimplementation(tmp_path: Path, float64_model: Path):
+    naive = NaiveOneStepOff(float64_model)
+    naive.run()
+    assert min(naive.weights) < 0.99  # the correction has something to do
+    assert naive.weights.count(CAP) > 10
+    assert sum(weight == 1.0 for weight in naive.weights) >= 30  # the first step is on policy
+    changed = [*ONE_STEP_OFF, "loss.engine_correction=tis", f"loss.engine_correction_cap={CAP}", "train.threads=1"]
+    config = build_config(tiny_config(float64_model).model_dump(), changed)
+    run_or_resume(tmp_path / "run", config)
+    (file,) = (tmp_path / "run" / "checkpoints" / f"step_{STEPS:06d}").glob("weights*.safetensors")
+    real = load_file(file)
+    for name, tensor in naive.model.named_parameters():
+        torch.testing.assert_close(real[name], tensor.detach(), rtol=0, atol=1e-8)
+    dropped = [row["rollout/groups_all_wrong"] + row["rollout/groups_all_correct"] for row in metrics(tmp_path / "run")]
+    assert sum(dropped) == naive.uninformative > 0
+
+
+@pytest.mark.parametrize(
+    ("cap", "weight", "truncated"),
+    [(2.0, 1.5, 0.0), (1.25, 1.25, 1.0)],
+)
+@pytest.mark.parametrize("minibatch", [2, 4])
+def test_each_tokens_loss_is_weighted_by_the_truncated_trainer_to_sampler_ratio(
+    tmp_path: Path, cap: float, weight: float, truncated: float, minibatch: int
+):
+    """A model of zeros gives each of its 197 tokens probability 1/197, and stays so; the sampler says 1/295.5."""
+    model = loaded()
+    for parameter in model.model.parameters():
+        parameter.data.zero_()
+    policy = make_policy(model, loss={"engine_correction": "tis", "engine_correction_cap": cap})
+    engine = ScriptedEngine(random_script, logprob=-math.log(197 * 1.5))
+    scripted_run(
+        tmp_path / "run", f"train.minibatch_groups={minibatch}", "train.num_steps=2", engine=engine, policy=policy
+    )
+    for row in metrics(tmp_path / "run"):
+        assert row["loss/engine_weight_mean"] == pytest.approx(weight)
+        assert row["loss/engine_weight_truncated_fraction"] == truncated
+        assert row["loss/ratio_mean"] == pytest.approx(1.0)
+        assert row["rollout/engine_logprob_gap_mean"] == pytest.approx(math.log(1.5))
+
+
+# --- resuming -------------------------------------------------------------------------------------------------------
+
+# dynamic sampling with surplus, aborted groups and short batches, several updates a step, short epochs, evaluations
+EVENTFUL = (
+    "train.num_steps=5",
+    "train.minibatch_groups=1",
+    "train.save_every=1",
+    "train.keep_checkpoints=9",
+    "train.eval_every=3",
+    "data.train={builtin: {sums: {}}, size: 11, seed: 1}",
+    "rollout.slots=8",
+    "rollout.max_response_tokens=6",
+    "overlong.buffer_tokens=2",
+    "rollout.prompts_per_step=5",
+    "dynamic_sampling.max_groups_per_step=7",
+    "optim.lr=0.0005",
+)
+
+
+LAST = "step_000005"
+
+
+def start_or_resume(server: ForkServer, run: Path, *overrides: str, **moment: Any) -> tuple[int, dict[str, int]]:
+    log = run.with_name(f"{run.name}.log")
+    return server.run(str(run), *EVENTFUL, *overrides, output=log, program="helpers.async_runs:main", **moment)
+
+
+@pytest.fixture(scope="module")
+def counted(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
+    """An uninterrupted run with a checkpoint of every step, and how many calls it made in each area."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    code, calls = start_or_resume(server, run, count=True)
+    assert code == 0, run.with_name("run.log").read_text()
+    return run, calls
+
+
+@pytest.fixture(scope="module")
+def whole(counted: tuple[Path, dict[str, int]]) -> Path:
+    return counted[0]
+
+
+class TestResuming:
+    def test_the_run_has_everything_that_makes_resuming_hard(self, whole: Path):
+        rows = metrics(whole)[1:]
+        assert min(row["rollout/keep_rate"] for row in rows) < 1
+        assert sum(row["rollout/groups_excess"] for row in rows) > 0
+        assert [row["rollout/epoch"] for row in rows][-1] >= 2
+        assert [row["rollout/staleness_mean"] for row in rows] == [0, 1, 1, 1, 1]
+        assert prefetched_steps(whole) == {f"step_{i:06d}": i + 1 if i < 5 else None for i in range(1, 6)}
+
+    @pytest.mark.parametrize("step", [1, 2, 3, 4])
+    def test_from_any_step_it_ends_as_the_uninterrupted_run_to_the_byte(self, whole: Path, tmp_path: Path, step: int):
+        run = tmp_path / "run"
+        shutil.copytree(whole, run)
+        for path in (run / "checkpoints").iterdir():
+            if int(path.name.removeprefix("step_")) > step:
+                shutil.rmtree(path)
+        run_or_resume(run, load_config(run / "config.yaml"))
+        assert differences(contents(run), contents(whole)) == []
+
+    def test_as_a_synchronous_run_it_draws_the_batch_ahead_anew_and_loses_no_problem(self, whole: Path, tmp_path: Path):
+        run = tmp_path / "run"
+        shutil.copytree(whole, run)
+        for step in (3, 4, 5):
+            shutil.rmtree(run / "checkpoints" / f"step_{step:06d}")
+        resume_run(run, ["schedule=sync", "rollout.engines=0", "loss.engine_correction=none"])
+        assert versions(run) == [{0}, {0}, {2}, {3}, {4}]
+        assert decided_positions(run) == list(range(len(decided_positions(run))))
+        assert prefetched_steps(run)["step_000005"] is None
+
+    def test_a_batch_comes_back_from_the_disk_as_it_was(self, tmp_path: Path):
+        stream = ProblemStream(problems(8), seed=3)
+        for _ in range(6):
+            stream.take()
+        texts = ("plain", "two\nlines \x00 \ud800 é", "")
+        verdicts = (
+            Verdict(True, 1.0, answer="7", components={"math": 1.0, "length": -0.1}),
+            Verdict(None, 0.0, "timed out \udcff"),
+            Verdict(False, -1 / 3),
+        )
+        generations = tuple(
+            Generation(f"4/{i}", (5, 2**31 - 1, END)[:i], (-0.1, -1e-300, -math.pi)[:i], finish, 2)
+            for i, finish in enumerate(("stop", "length", "stop"))
+        )
+        judged = tuple(
+            (
+                Group(stream.problem_at(position), (position, 7), generations, verdicts, id=position, texts=texts),
+                outcome,
+            )
+            for position, outcome in ((2, "trained"), (3, "invalid"), (4, "trained"), (5, "excess"))
+        )
+        counts = {outcome: i for i, outcome in enumerate(OUTCOMES)}
+        batch = Batch((judged[0][0], judged[2][0]), judged, counts, dict(counts), 2, reason="all wrong", epoch=1)
+        prefetched_batch = PrefetchedBatch(
+            4, batch, 2, {"kept": 0.1 + 0.2, "decided": 3.0, "errors": [None, ["e", "p", "r"]]}
+        )
+        write_prefetched_batch(tmp_path, prefetched_batch)
+        found = read_prefetched_batch(tmp_path, stream)
+        assert found == prefetched_batch
+        assert [type(token) for token in found.batch.groups[0].generations[2].token_ids] == [int, int]
+        # answers and components do not count in a verdict's equality
+        assert found.batch.judged[0][0].verdicts[0].answer == "7"
+        assert found.batch.judged[3][0].verdicts[0].components == {"math": 1.0, "length": -0.1}
+        with pytest.raises(CheckpointError, match="resume with the data the run began with"):
+            read_prefetched_batch(tmp_path, ProblemStream(problems(8), seed=4))
+
+
+KILLS = int(os.environ.get("DAPO_KILLS", "6"))
+SAVES = ("train.save_every=2", "train.keep_checkpoints=2")
+
+
+def test_killed_at_random_moments_and_resumed_it_ends_as_if_nothing_had_happened(
+    server: ForkServer, counted: tuple[Path, dict[str, int]], tmp_path: Path
+):
+    whole, calls = counted
+    expected = contents(whole, checkpoints=LAST)
+    chance = random.Random(0)
+    areas = [area for area in AREAS if area not in ("start", "judging")]
+    run, kills = tmp_path / "run0", 0
+    is_ended = False
+    while kills < KILLS or not is_ended:
+        moment: dict[str, Any] = {}
+        if kills < KILLS:
+            area = areas[kills % len(areas)]
+            moment = {
+                "area": area,
+                "calls": chance.randint(1, max(2, int(0.5 * calls[area]))),  # a resumed run makes fewer
+                "signals": [(0.01 * chance.random(), signal.SIGKILL)],
+            }
+        code, _ = start_or_resume(server, run, *SAVES, **moment)
+        assert code in (0, -signal.SIGKILL), run.with_name(f"{run.name}.log").read_text()[-3000:]
+        is_ended = code == 0
+        kills += not is_ended
+        if is_ended:
+            assert differences(contents(run, checkpoints=LAST), expected) == []
+            assert not list(run.rglob("*.tmp"))
+            run = tmp_path / f"run{kills}"
+
+
+def test_a_signal_to_the_process_saves_and_loses_nothing(
+    server: ForkServer, counted: tuple[Path, dict[str, int]], tmp_path: Path
+):
+    whole, calls = counted
+    run = tmp_path / "run"
+    moment = {"area": "update", "calls": calls["update"] // 2, "signals": [(0, signal.SIGTERM)]}
+    code, _ = start_or_resume(server, run, **moment)
+    printed = (tmp_path / "run.log").read_text()
+    assert code == 143, printed
+    assert printed.endswith("stopped by SIGTERM\n")
+    assert "Traceback" not in printed
+    run_or_resume(run, load_config(run / "config.yaml"))
+    assert differences(contents(run, checkpoints=LAST), contents(whole, checkpoints=LAST)) == []
+
+
+# --- what fails -----------------------------------------------------------------------------------------------------
+
+
+def wait_for_thread(step: int) -> None:
+    for thread in threading.enumerate():
+        if thread.name == f"dapo-batch-{step}":
+            thread.join(20)
+
+
+class TestFailures:
+    """Two updates a step: those of step 2 are the third and the fourth."""
+
+    @pytest.fixture
+    def undisturbed(self, tmp_path: Path) -> Path:
+        scripted_run(tmp_path / "undisturbed")
+        return tmp_path / "undisturbed"
+
+    def assert_resumes_to(self, run: Path, undisturbed: Path) -> None:
+        scripted_run(run)
+        last = "step_000004"
+        assert differences(contents(run, checkpoints=last), contents(undisturbed, checkpoints=last)) == []
+
+    def test_sampling_that_fails_before_the_first_update_undoes_the_step(self, undisturbed: Path, tmp_path: Path):
+        run, at_once = tmp_path / "run", threading.Event()
+        at_once.set()
+
+        def wait(updates: int) -> None:
+            if updates == 2:
+                wait_for_thread(3)
+
+        with pytest.raises(EngineError, match="the engine is gone"):
+            scripted_run(run, engine=WaitingEngine(3, at_once, gone), policy=CountingPolicy(before_updates=wait))
+        assert prefetched_steps(run) == {"step_000001": 2}
+        assert [row["step"] for row in metrics(run)] == [1]
+        self.assert_resumes_to(run, undisturbed)
+
+    def test_sampling_that_fails_after_an_update_costs_the_batch_and_not_the_step(self, tmp_path: Path):
+        run, updating = tmp_path / "run", threading.Event()
+
+        def update(number: int) -> None:
+            if number == 4:
+                updating.set()
+
+        with pytest.raises(EngineError, match="the engine is gone"):
+            scripted_run(run, engine=WaitingEngine(3, updating, gone), policy=CountingPolicy(on_update=update))
+        assert prefetched_steps(run) == {"step_000002": None}
+        scripted_run(run)
+        assert versions(run) == [{0}, {0}, {2}, {2}]
+        rows = metrics(run)
+        assert [row["step"] for row in rows] == [1, 2, 3, 4]
+        assert [row["rollout/staleness_max"] for row in rows] == [0, 1, 0, 1]
+        assert (run / "checkpoints/step_000004/updates").read_text() == "8"
+
+    @pytest.mark.parametrize(("number", "kept"), [(3, {"step_000001": 2}), (4, {})])
+    def test_an_update_that_fails_calls_the_sampling_off(
+        self, undisturbed: Path, tmp_path: Path, number: int, kept: dict[str, int]
+    ):
+        """Before the first update of a step was made the step is undone, afterwards nothing of it can be kept."""
+        run = tmp_path / "run"
+
+        def update(made: int) -> None:
+            if made == number:
+                raise NumericsError("the gradient norm was not finite")
+
+        with pytest.raises(NumericsError):
+            scripted_run(run, engine=UnresponsiveEngine(random_script), policy=CountingPolicy(on_update=update))
+        assert (prefetched_steps(run) if (run / "checkpoints").exists() else {}) == kept
+        if kept:
+            self.assert_resumes_to(run, undisturbed)
+
+    def test_a_step_without_groups_stops_the_run_and_is_sampled_anew(self, tmp_path: Path):
+        def hopeless(request: GenerationRequest) -> tuple[list[int], str]:
+            return ([WRONG, END], "stop") if request.id.startswith("3/") else random_script(request)
+
+        run = tmp_path / "run"
+        for _ in range(2):  # what was too little stays so, until the options or the data are others
+            with pytest.raises(
+                ShortfallError, match=r"40 groups were judged .* and 0 of the 4 wanted carry a signal: 40 all wrong"
+            ):
+                scripted_run(run, engine=ScriptedEngine(hopeless))
+            assert prefetched_steps(run) == {"step_000002": None}
+            assert len(read_rollouts(run / "rollouts/step_000003.parquet")) == 160
+        scripted_run(run)
+        assert [row["rollout/staleness_max"] for row in metrics(run)] == [0, 1, 0, 1]
+        assert decided_positions(run) == list(range(len(decided_positions(run))))
+
+    @pytest.mark.parametrize(("moment", "saved"), [("before", 1), ("during", 2)])
+    def test_a_signal_is_heard_before_the_first_update_or_when_the_next_batch_is_there(
+        self, undisturbed: Path, tmp_path: Path, moment: str, saved: int
+    ):
+        run, policy, go_on = tmp_path / "run", CountingPolicy(), threading.Event()
+
+        def with_signal(parts: Run) -> None:
+            def signal_comes(updates: int) -> None:
+                if updates == (2 if moment == "before" else 3):
+                    parts.stop.signum = signal.SIGTERM
+                    go_on.set()
+
+            policy.before_updates = signal_comes if moment == "before" else policy.before_updates
+            policy.on_update = signal_comes if moment == "during" else policy.on_update
+
+        with pytest.raises(Interrupted):
+            scripted_run(run, engine=WaitingEngine(3, go_on), policy=policy, change=with_signal)
+        assert prefetched_steps(run) == {f"step_{saved:06d}": saved + 1}
+        assert [row["step"] for row in metrics(run)] == list(range(1, saved + 1))
+        self.assert_resumes_to(run, undisturbed)
+
+
+# --- options --------------------------------------------------------------------------------------------------------
+
+
+class TestOptions:
+    def test_it_needs_an_engine_in_a_process_of_its_own(self):
+        with pytest.raises(ConfigError, match=r"an? .*process of its own; set rollout.engines=1"):
+            tiny("schedule=one_step_off")
+        assert tiny("schedule=one_step_off", "rollout.engine=vllm").rollout.engines == 0  # which always has one
+
+    def test_it_corrects_by_itself_and_takes_no_for_an_error(self, tmp_path: Path):
+        assert tiny().loss.engine_correction == "none"
+        config = tiny(*ONE_STEP_OFF)
+        assert config.loss.engine_correction == "tis"
+        assert tiny(*ONE_STEP_OFF, "loss.engine_correction_cap=5").loss.engine_correction == "tis"
+        with pytest.raises(ConfigError, match=r"none would leave uncorrected; set loss.engine_correction=tis"):
+            tiny(*ONE_STEP_OFF, "loss.engine_correction=none")
+        (tmp_path / "config.yaml").write_text(dump_config(config))
+        assert load_config(tmp_path / "config.yaml") == config
+
+    def test_check_says_so(self):
+        summary = "\n".join(explain(Config.model_validate(tiny(*ONE_STEP_OFF).model_dump())))
+        assert "times min(pi_old / pi_sampler, 2)" in summary
+        assert "schedule: one_step_off (paper: sync)" in summary
+        assert "loss.engine_correction: tis (paper: none)" in summary
+
+
+def test_the_command_trains_with_an_engine_in_a_process_of_its_own_as_with_one_in_a_thread(
+    server: ForkServer, tmp_path: Path
+):
+    steps = ("train.num_steps=3", "train.save_every=1", "train.eval_every=2", "train.keep_checkpoints=9")
+    run_or_resume(tmp_path / "thread", async_config(*steps))
+    run, log = tmp_path / "process", tmp_path / "log"
+    options = ("train.threads=1", "rollout.engine_threads=1", *ONE_STEP_OFF, *steps)
+    code, _ = server.run("train", str(CONFIGS / "tiny.yaml"), *options, "--run-dir", str(run), output=log)
+    assert code == 0, log.read_text()
+    assert differences(contents(run), contents(tmp_path / "thread")) == []

@@ -1,0 +1,76 @@
+"""What a run keeps of each problem."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dapo.cli.main import main
+from dapo.telemetry.rollout_table import read_rollouts
+from dapo.training.problem_stats import ProblemStats
+from dapo.types import Group, Problem, Verdict
+from helpers import paths
+
+TINY = str(paths.TINY)
+RIGHT, WRONG, FAILED, GRADED = Verdict(True, 1.0), Verdict(False, -1.0), Verdict(None, 0.0, "late"), Verdict(None, 0.25)
+
+
+def group(problem: str, *verdicts: Verdict) -> Group:
+    return Group(Problem(problem, "?", "!"), (1,), (), verdicts)
+
+
+def test_visits_responses_and_the_last_step_are_counted_by_problem():
+    problem_stats = ProblemStats()
+    problem_stats.record([group("a", RIGHT, WRONG, WRONG, FAILED), group("b", FAILED, FAILED)], step=1)
+    problem_stats.record([group("a", RIGHT, RIGHT), group("c", GRADED, GRADED)], step=7)
+    assert problem_stats.state_dict() == {
+        "a": {"visits": 2, "responses": 5, "decided": 5, "correct": 3, "score_sum": 1.0, "last_step": 7},
+        "b": {"visits": 1, "responses": 0, "decided": 0, "correct": 0, "score_sum": 0.0, "last_step": 1},
+        "c": {"visits": 1, "responses": 2, "decided": 0, "correct": 0, "score_sum": 0.5, "last_step": 7},
+    }
+    copy = ProblemStats()
+    copy.load_state_dict(json.loads(json.dumps(problem_stats.state_dict())))
+    problem_stats.record([group("c", RIGHT)], step=8)
+    copy.record([group("c", RIGHT)], step=8)
+    assert copy.state_dict() == problem_stats.state_dict()
+
+
+def train(*arguments: str) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 0
+
+
+def test_the_history_of_a_run_agrees_with_its_rollouts_also_when_it_was_resumed(tmp_path: Path):
+    run = tmp_path / "run"
+    train("train", TINY, "train.num_steps=2", "train.threads=1", "data.eval=null", "--run-dir", str(run))
+    train("resume", str(run), "train.num_steps=4")
+    found = json.loads((run / "problems.json").read_text())
+    assert found == json.loads((run / "checkpoints" / "step_000004" / "problems.json").read_text())
+    rows = [row for path in sorted((run / "rollouts").glob("*.parquet")) for row in read_rollouts(path).to_pylist()]
+    decided = [row for row in rows if row["outcome"] != "excess"]
+    assert sum(entry["responses"] for entry in found.values()) == len(decided)
+    assert sum(entry["correct"] for entry in found.values()) == sum(row["correct"] for row in decided)
+    assert max(entry["last_step"] for entry in found.values()) == 4
+
+
+def test_data_stats_of_a_run_shows_its_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run, out = tmp_path / "run", tmp_path / "stats.json"
+    train("train", TINY, "train.num_steps=2", "train.threads=1", "data.eval=null", "--run-dir", str(run))
+    problem_stats = json.loads((run / "problems.json").read_text())
+    capsys.readouterr()
+    train("data", "stats", str(run), "--output", str(out))
+    output = capsys.readouterr().out
+    # a long path is broken over several lines of the table
+    assert f"judgedby{run}" in "".join(output.replace("│", "").split())
+    assert "most visited" in output
+    rows = {row["id"]: row["run"] for row in json.loads(out.read_text())["table"] if row["run"]}
+    assert rows.keys() == {problem for problem, entry in problem_stats.items() if entry["decided"]}
+    for problem, row in rows.items():
+        entry = problem_stats[problem]
+        assert (row["visits"], row["responses"], row["correct"]) == (
+            entry["visits"],
+            entry["decided"],
+            entry["correct"],
+        )
+        assert row["last_seen"] == entry["last_step"]

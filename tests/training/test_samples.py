@@ -1,0 +1,72 @@
+"""From groups to samples: shaped rewards, advantages, masks, minibatches."""
+
+import pytest
+
+from dapo.config import Config, load_config
+from dapo.training.samples import minibatches, with_advantages
+from dapo.types import Finish, Generation, Group, Problem, Verdict
+from helpers.paths import TINY
+
+
+def config(*overrides: str) -> Config:
+    return load_config(TINY, overrides)
+
+
+def group(*responses: tuple[int, bool | None], position: int = 0) -> Group:
+    """From lengths and verdicts; None is a verdict with an error, length 8 is truncated."""
+
+    def generation(length: int) -> Generation:
+        finish: Finish = "length" if length == 8 else "stop"
+        return Generation("r", (5,) * length, (-1.0,) * length, finish, 0)
+
+    verdicts = [Verdict(None, 0.0, "died") if v is None else Verdict(v, 1.0 if v else -1.0) for _, v in responses]
+    return Group(
+        Problem("p", "?", "!"), (1, 2), tuple(generation(n) for n, _ in responses), tuple(verdicts), id=position
+    )
+
+
+def test_rewards_are_the_score_plus_equation_13_and_advantages_sum_to_zero():
+    samples = with_advantages([group((4, True), (5, True), (6, False), (8, False))], config())
+    assert [sample.reward for sample in samples] == [1.0, 0.75, -1.5, -2.0]
+    # mean -0.4375, sum of squares 7.046875, sample std sqrt(7.046875 / 3) = 1.53263
+    expected = [1.4375 / 1.53263, 1.1875 / 1.53263, -1.0625 / 1.53263, -1.5625 / 1.53263]
+    assert [sample.advantage for sample in samples] == pytest.approx(expected, abs=1e-5)
+    assert all(sample.mask == (True,) * len(sample.response_ids) for sample in samples)
+    assert all(sample.old_logprobs is None for sample in samples)
+
+
+def test_a_response_without_a_verdict_neither_trains_nor_counts():
+    with_error = with_advantages([group((3, True), (3, None), (3, False))], config())
+    without = with_advantages([group((3, True), (3, False))], config())
+    assert (
+        [s.advantage for s in with_error]
+        == [s.advantage for s in without]
+        == pytest.approx([0.7071, -0.7071], abs=1e-4)
+    )
+
+
+def test_overlong_filter_masks_truncated_responses_which_still_count_in_the_mean():
+    samples = with_advantages([group((3, True), (8, False), (3, False))], config("overlong.mode=filter"))
+    assert [sample.reward for sample in samples] == [1.0, -1.0, -1.0]
+    assert [sample.mask for sample in samples] == [(True,) * 3, (False,) * 8, (True,) * 3]
+    assert samples[0].advantage == pytest.approx(1.1547, abs=1e-4)
+    assert samples[1].num_trained_tokens == 0
+
+
+def test_minibatches_are_whole_groups_in_a_keyed_order():
+    groups = [group((3, True), (4, False), position=position) for position in range(6)]
+    samples = with_advantages(groups, config())
+    first = minibatches(samples, config(), step=1)
+    assert [len(minibatch) for minibatch in first] == [4, 4, 4]  # two groups of two each
+    for minibatch in first:
+        places = [sample.group_id for sample in minibatch]
+        assert places[0] == places[1] != places[2] == places[3]
+    assert sorted(s.group_id for minibatch in first for s in minibatch) == sorted(list(range(6)) * 2)
+    assert first == minibatches(samples, config(), step=1)
+    orders = {tuple(s.group_id for m in minibatches(samples, config(), step=step) for s in m) for step in range(20)}
+    assert len(orders) > 10  # no step repeats another's order by design
+
+
+def test_a_short_batch_makes_fewer_updates_and_its_last_may_be_smaller():
+    samples = with_advantages([group((3, True), (4, False), position=position) for position in range(3)], config())
+    assert [len(minibatch) for minibatch in minibatches(samples, config(), step=1)] == [4, 2]

@@ -1,0 +1,114 @@
+"""A run as a whole: equal runs are equal bytes, a resumed run is the uninterrupted one, and the golden run stays."""
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dapo.cli.train import resume_run, start_run
+from dapo.telemetry.rollout_table import read_rollouts
+from helpers.paths import TESTS
+from helpers.tiny_runs import contents, metrics, tiny
+
+GOLDEN = TESTS / "golden" / "tiny_20_steps.json"
+
+
+def test_two_runs_of_one_config_are_equal_to_the_byte(tmp_path: Path):
+    start_run(tiny(), run_dir=tmp_path / "a", config_name="tiny")
+    start_run(tiny(), run_dir=tmp_path / "b", config_name="tiny")
+    a, b = contents(tmp_path / "a"), contents(tmp_path / "b")
+    assert len(a["files"]) > 10
+    assert a == b
+
+
+def test_another_seed_is_another_run(tmp_path: Path):
+    start_run(tiny("train.num_steps=1"), run_dir=tmp_path / "a", config_name="tiny")
+    start_run(tiny("train.num_steps=1", "train.seed=1"), run_dir=tmp_path / "b", config_name="tiny")
+    assert metrics(tmp_path / "a") != metrics(tmp_path / "b")
+
+
+@pytest.mark.parametrize("last_checkpoint", [2, 4])
+def test_a_resumed_run_equals_the_uninterrupted_one_to_the_byte(tmp_path: Path, last_checkpoint: int):
+    options = ["train.keep_checkpoints=9"]
+    start_run(tiny(*options), run_dir=tmp_path / "whole", config_name="tiny")
+    start_run(tiny(*options), run_dir=tmp_path / "cut", config_name="tiny")
+    # what a crash after that checkpoint leaves behind: later steps in the metrics, no later checkpoint
+    for path in (tmp_path / "cut" / "checkpoints").iterdir():
+        if int(path.name.removeprefix("step_")) > last_checkpoint:
+            path.rename(tmp_path / path.name)
+    resume_run(tmp_path / "cut", [])
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+
+
+def test_a_finished_run_can_be_extended(tmp_path: Path):
+    start_run(tiny("train.num_steps=3", "train.eval_every=0"), run_dir=tmp_path / "run", config_name="tiny")
+    resume_run(tmp_path / "run", ["train.num_steps=5"])
+    start_run(tiny("train.eval_every=0"), run_dir=tmp_path / "whole", config_name="tiny")
+    strip = [
+        {name: value for name, value in row.items() if not name.startswith("eval/")}
+        for row in metrics(tmp_path / "run")
+    ]
+    assert [row["step"] for row in strip] == [0, 1, 2, 3, 4, 5]
+    whole = metrics(tmp_path / "whole")
+    assert strip[-1] == {name: value for name, value in whole[-1].items() if not name.startswith("eval/")}
+
+
+def test_the_first_learning_rates_are_the_list_one_expects(tmp_path: Path):
+    start_run(
+        tiny("optim.warmup_steps=4", "optim.lr=0.004", "train.num_steps=5"), run_dir=tmp_path / "r", config_name="t"
+    )
+    rates = [row["optim/lr"] for row in metrics(tmp_path / "r")[1:]]
+    assert rates == pytest.approx([0.001, 0.002, 0.003, 0.004, 0.004])
+
+
+def test_the_grpo_baseline_trains_every_group_with_a_reference(tmp_path: Path):
+    start_run(tiny("preset=grpo", "loss.kl_coef=0.1", "train.num_steps=2"), run_dir=tmp_path / "r", config_name="t")
+    for row in metrics(tmp_path / "r")[1:]:
+        assert row["rollout/groups_generated"] == row["rollout/groups_trained"] == 4
+        assert row["loss/kl"] >= 0
+    assert metrics(tmp_path / "r")[2]["loss/kl"] > 0  # the policy has left its reference
+
+
+def test_every_judged_response_is_written_with_the_fate_of_its_group(tmp_path: Path):
+    start_run(tiny("train.num_steps=2"), run_dir=tmp_path / "r", config_name="t")
+    for row in metrics(tmp_path / "r")[1:]:
+        table = read_rollouts(tmp_path / "r" / "rollouts" / f"step_{row['step']:06d}.parquet").to_pylist()
+        trained = [sample for sample in table if sample["outcome"] == "trained"]
+        assert len(trained) == 4 * row["rollout/groups_trained"]
+        assert sum(sample["response_tokens"] for sample in trained) == row["rollout/tokens_trained"]
+        for group in {sample["group_id"] for sample in trained}:
+            advantages = [sample["advantage"] for sample in trained if sample["group_id"] == group]
+            assert sum(advantages) == pytest.approx(0, abs=1e-6)
+        assert all(sample["advantage"] is None for sample in table if sample["outcome"] != "trained")
+        assert all(len(s["response_ids"]) == len(s["engine_logprobs"]) == s["response_tokens"] for s in table)
+
+
+@pytest.mark.slow
+def test_the_golden_run_of_20_steps_stays_as_it_was(tmp_path: Path):
+    """float64, so that only a change of the algorithm moves it. Made anew by `make golden`, with a reason."""
+    golden = json.loads(GOLDEN.read_text())
+    now = golden_run(tmp_path / "run")
+    assert [row["step"] for row in now] == [row["step"] for row in golden] == list(range(21))
+    for is_row, was_row in zip(now, golden, strict=True):
+        assert is_row.keys() == was_row.keys()
+        for name, was in was_row.items():
+            assert math.isclose(is_row[name], was, rel_tol=1e-5, abs_tol=1e-7), (
+                is_row["step"],
+                name,
+                is_row[name],
+                was,
+            )
+
+
+def golden_run(path: Path) -> list[dict[str, Any]]:
+    config = tiny("model.dtype=float64", "train.num_steps=20", "train.save_every=0", "optim.lr=0.0003")
+    start_run(config, run_dir=path, config_name="tiny")
+    return metrics(path)
+
+
+if __name__ == "__main__":  # make golden
+    GOLDEN.parent.mkdir(exist_ok=True)
+    GOLDEN.write_text("[\n" + ",\n".join(json.dumps(row) for row in golden_run(Path(sys.argv[1]))) + "\n]\n")
