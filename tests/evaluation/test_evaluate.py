@@ -204,7 +204,7 @@ def test_a_problem_without_a_judgement_on_either_side_is_no_pair():
         paired_difference(table(1.0), table(1.0, 0.0))
 
 
-class Breaks(Exception):
+class EvaluationKilled(Exception):
     pass
 
 
@@ -221,14 +221,14 @@ def test_an_evaluation_that_was_killed_continues_where_it_was(tmp_path: Path):
     def run(journal: Journal | None, limit: int = 99) -> Evaluation:
         def stop_at(done: int, total: int) -> None:
             if done == limit:
-                raise Breaks
+                raise EvaluationKilled
 
         sampler = EngineSampler(ScriptedEngine(script, slots=2), FakeEncoder(), plan)
         return evaluate_samples(sampler, FakeJudge(), problems, plan, journal=journal, on_progress=stop_at)
 
     uninterrupted = run(None).summary()
     path = tmp_path / "out.json.partial"
-    with pytest.raises(Breaks), open_journal(path, {"plan": 1}) as journal:
+    with pytest.raises(EvaluationKilled), open_journal(path, {"plan": 1}) as journal:
         run(journal, limit=3)
     with path.open("a") as file:
         file.write('{"id": "5", "respo')  # killed in the middle of a line
@@ -264,3 +264,19 @@ def test_the_number_of_samples_may_be_said_in_two_ways():
     assert EvalRequest("d", overrides=("eval.samples_per_problem=4",)).sets_samples_per_problem
     assert EvalRequest("d", overrides=("eval={samples_per_problem: 4}",)).sets_samples_per_problem
     assert not EvalRequest("d", overrides=("eval.temperature=1",)).sets_samples_per_problem
+
+
+def test_what_check_raises_at_a_poll_ends_the_evaluation():
+    polls = 0
+
+    def check() -> None:
+        nonlocal polls
+        polls += 1
+        if polls == 2:
+            raise EvaluationKilled
+
+    engine = ScriptedEngine(lambda request: ([1, 7, 7], "stop"), slots=1)
+    plan = EvaluationPlan("toy", 1, 1.0, 0.7, 20, (9,), 0)
+    with pytest.raises(EvaluationKilled):
+        evaluate(engine, FakeJudge(), FakeEncoder(), [Problem("1", "?", "!")] * 3, plan, check=check)
+    assert polls == 2

@@ -64,7 +64,7 @@ def server() -> Iterator[FaultyReplies]:
 
 def asked(server: FaultyReplies, *, samples: int = 1, problems: int = 1, **options: Any) -> list[Any]:
     """What the client says of each response, in the order of problems and samples."""
-    values = {"temperature": 0.5, "top_p": 0.7, "max_tokens": 9, "seed": 3, "pause_s": 0.0, **options}
+    values = {"temperature": 0.5, "top_p": 0.7, "max_tokens": 9, "seed": 3, "backoff_s": 0.0, **options}
     found = {}
     with ServerClient(
         ServerOptions(server.url, MODEL, samples, **values), lambda p: [{"role": "user", "content": "?"}]

@@ -26,7 +26,7 @@ from dapo.evaluation.scores import Evaluation, EvaluationPlan, paired_difference
 from dapo.evaluation.server import ServerClient, ServerOptions
 from dapo.policy.lora import saved_weights
 from dapo.training.run_directory import RunDirectory, step_of
-from dapo.training.signals import StopRequest, signals_as_requests
+from dapo.training.signals import signals_as_requests
 from dapo.types import Problem
 
 DEFAULT_TOKENS = 1024
@@ -120,9 +120,15 @@ def run_evaluation(
                 )
         stop = stack.enter_context(signals_as_requests("stopping; Ctrl-C ends at once"))
         advice = "; the same command continues" if journal is not None else "; with --output it could be continued"
-        tell = stack.enter_context(progress(f"evaluate {model}"))
+        update_progress = stack.enter_context(progress(f"evaluate {model}"))
         result = evaluate_samples(
-            StoppableSampler(sampler, stop, advice), judge, problems, plan, journal=partial_results, on_progress=tell
+            sampler,
+            judge,
+            problems,
+            plan,
+            journal=partial_results,
+            on_progress=update_progress,
+            check=partial(stop.check, advice),
         )
     return {"model": model, "data": request.data, **result.summary()}, result
 
@@ -260,24 +266,6 @@ class ServerSampler:
             (index, i, Response(found.text, (), found.tokens, found.finish, found.error))
             for index, i, found in self.client.poll()
         ]
-
-
-@dataclass(frozen=True)
-class StoppableSampler:
-    """A sampler that answers a request to stop at its next poll."""
-
-    sampler: Sampler
-    stop: StopRequest
-    advice: str
-
-    def submit(self, index: int, problem: Problem) -> None:
-        """As the sampler does."""
-        self.sampler.submit(index, problem)
-
-    def poll(self) -> list[tuple[int, int, Response]]:
-        """As the sampler does. Raises Interrupted once a signal has come."""
-        self.stop.check(self.advice)
-        return self.sampler.poll()
 
 
 def _identity(

@@ -1,4 +1,4 @@
-"""Evaluation as the paper does it: k samples a problem, from an engine or a server, judged on the verdict alone."""
+"""Evaluation as in the paper: k samples per problem, from an engine or a server, scored by their verdicts alone."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -17,63 +17,59 @@ from dapo.types import Finish, GenerationRequest, Problem, Verdict
 
 @dataclass(frozen=True)
 class Response:
-    """One sampled response, before it is judged."""
+    """One sampled response that has no verdict yet."""
 
     text: str
     token_ids: Sequence[int]
-    """Empty where a server only gives text."""
+    """Empty where a server returns text only."""
     tokens: int
     finish: Finish | None
-    """None: it could not be had."""
+    """None if the response could not be sampled."""
     error: str | None = None
-    """Why it could not be had."""
+    """Why the response could not be sampled."""
 
 
 class Sampler(Protocol):
-    """Where an evaluation's responses come from."""
+    """The source of an evaluation's responses."""
 
     def submit(self, index: int, problem: Problem) -> None:
-        """Ask for the k responses to a problem; `index` comes back with each."""
+        """Request the k responses to `problem`; each comes back with `index`."""
 
     def poll(self) -> list[tuple[int, int, Response]]:
-        """What has arrived (maybe nothing): the problem's place, which of its k it is, and the response."""
+        """The responses that have arrived since the last call: the problem's index, the sample's (0 to k-1), and it."""
 
 
 class EngineSampler:
-    """Responses from a rollout engine; the draws are keyed by (seed, problem, sample)."""
+    """Samples responses from a rollout engine; the seed of each is a function of (run seed, problem, sample)."""
 
     def __init__(self, engine: RolloutEngine, encoder: Encoder, plan: EvaluationPlan) -> None:
         self._engine, self._encoder, self._plan = engine, encoder, plan
-        self._waiting: dict[str, tuple[int, int]] = {}
+        self._pending: dict[str, tuple[int, int]] = {}
 
     def submit(self, index: int, problem: Problem) -> None:
-        """Requests that share their prompt are adjacent."""
-        prompt_ids = self._encoder.encode(problem)
-        plan = self._plan
-        names = [f"eval/{index}/{i}" for i in range(plan.samples_per_problem)]
-        self._waiting |= {name: (index, i) for i, name in enumerate(names)}
-        self._engine.submit(
-            [
-                GenerationRequest(
-                    id=name,
-                    prompt_ids=prompt_ids,
-                    max_new_tokens=plan.max_response_tokens,
-                    temperature=plan.temperature,
-                    top_p=plan.top_p,
-                    seed=keyed_seed(plan.seed, "eval", problem.id, i),
-                    stop_ids=plan.stop_ids,
-                )
-                for i, name in enumerate(names)
-            ]
-        )
+        prompt_ids, plan = self._encoder.encode(problem), self._plan
+        requests = [
+            GenerationRequest(
+                id=f"eval/{index}/{i}",
+                prompt_ids=prompt_ids,
+                max_new_tokens=plan.max_response_tokens,
+                temperature=plan.temperature,
+                top_p=plan.top_p,
+                seed=keyed_seed(plan.seed, "eval", problem.id, i),
+                stop_ids=plan.stop_ids,
+            )
+            for i in range(plan.samples_per_problem)
+        ]
+        self._pending |= {request.id: (index, i) for i, request in enumerate(requests)}
+        self._engine.submit(requests)  # requests with the same prompt are adjacent: engines share its prefill
 
     def poll(self) -> list[tuple[int, int, Response]]:
-        """Raises EngineError for an answer that nobody waits for."""
+        """See Sampler. Raises EngineError if the engine answers a request that is not in flight."""
         found = []
         for generation in self._engine.poll():
-            if generation.request_id not in self._waiting:
+            if generation.request_id not in self._pending:
                 raise EngineError(f"the engine answered request {generation.request_id!r}, which is not in flight")
-            index, i = self._waiting.pop(generation.request_id)
+            index, i = self._pending.pop(generation.request_id)
             ids = generation.token_ids
             found.append((index, i, Response(self._encoder.decode(ids), ids, len(ids), generation.finish)))
         return found
@@ -87,12 +83,23 @@ def evaluate(
     plan: EvaluationPlan,
     *,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
+    check: Callable[[], None] = lambda: None,
 ) -> Evaluation:
-    """Sample k responses to each problem from the weights that the engine holds, and judge them.
+    """Sample k responses per problem with the weights that the engine holds, and score them.
 
-    Two evaluations of a run meet the same noise. The overlong penalty plays no part here.
+    All evaluations of a run use the same random numbers. The overlong penalty is not applied.
+
+    Args:
+        engine: Samples the responses; nothing else may be in flight in it.
+        judge: Gives the verdicts.
+        encoder: Turns problems into prompts and tokens into text.
+        problems: What to ask.
+        plan: How to sample: k, temperature, top_p, length, seed.
+        on_progress: Called with the number of scored problems and of all.
+        check: Called before each poll of the engine; what it raises ends the evaluation.
     """
-    return evaluate_samples(EngineSampler(engine, encoder, plan), judge, problems, plan, on_progress=on_progress)
+    sampler = EngineSampler(engine, encoder, plan)
+    return evaluate_samples(sampler, judge, problems, plan, on_progress=on_progress, check=check)
 
 
 def evaluate_samples(
@@ -103,27 +110,30 @@ def evaluate_samples(
     *,
     journal: Journal | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
+    check: Callable[[], None] = lambda: None,
 ) -> Evaluation:
-    """As `evaluate`, from any source of responses; what the journal holds already is not sampled again."""
-    known = journal.records if journal is not None else {}
+    """Like `evaluate`, with responses from any `sampler`; problems that are in `journal` are not sampled again."""
+    records = journal.records if journal is not None else {}
     finished = {
         int(index): JudgedProblem(problems[int(index)], tuple(JudgedResponse(**r) for r in record["responses"]))
-        for index, record in known.items()
+        for index, record in records.items()
     }
-    waiting: dict[int, dict[int, Response]] = {}
+    sampling: dict[int, dict[int, Response]] = {}
     for index, problem in enumerate(problems):
         if index not in finished:
-            waiting[index] = {}
+            sampling[index] = {}
             sampler.submit(index, problem)
     judging: dict[int, tuple[list[Response], Future[tuple[Verdict, ...]]]] = {}
     on_progress(len(finished), len(problems))
-    while waiting or judging:
-        for index, i, response in sampler.poll() if waiting else ():
-            waiting[index][i] = response
-            if len(waiting[index]) == plan.samples_per_problem:
-                responses = [response for _, response in sorted(waiting.pop(index).items())]
-                judging[index] = responses, _submit_to_judge(judge, problems[index], responses)
-        for index in [index for index, (_, future) in judging.items() if future.done() or not waiting]:
+    while sampling or judging:
+        if sampling:
+            check()
+            for index, i, response in sampler.poll():
+                sampling[index][i] = response
+                if len(sampling[index]) == plan.samples_per_problem:
+                    responses = [response for _, response in sorted(sampling.pop(index).items())]
+                    judging[index] = responses, _submit_to_judge(judge, problems[index], responses)
+        for index in [index for index, (_, future) in judging.items() if future.done() or not sampling]:
             responses, future = judging.pop(index)
             finished[index] = JudgedProblem(problems[index], _with_verdicts(responses, future.result()))
             if journal is not None:
@@ -133,17 +143,17 @@ def evaluate_samples(
 
 
 def _submit_to_judge(judge: Judge, problem: Problem, responses: Sequence[Response]) -> "Future[tuple[Verdict, ...]]":
-    """The verdicts on those responses that could be had."""
-    successful = [response for response in responses if response.error is None]
-    if successful:
-        return judge.submit(problem, [r.text for r in successful], [r.token_ids for r in successful])
+    """Request verdicts on the responses that could be sampled."""
+    sampled = [response for response in responses if response.error is None]
+    if sampled:
+        return judge.submit(problem, [r.text for r in sampled], [r.token_ids for r in sampled])
     no_verdicts: Future[tuple[Verdict, ...]] = Future()
     no_verdicts.set_result(())
     return no_verdicts
 
 
 def _with_verdicts(responses: Sequence[Response], verdicts: Sequence[Verdict]) -> tuple[JudgedResponse, ...]:
-    """One verdict for each response that could be had; the others carry their error."""
+    """Each response with its verdict; one that could not be sampled keeps its error."""
     remaining = iter(verdicts)
     found = []
     for response in responses:
