@@ -218,7 +218,7 @@ class NoPolicy:
     def __init__(self, clock: Clock, moved: dict[str, int]) -> None:
         self._clock, self._moved = clock, moved
 
-    def weights(self) -> WeightSource:
+    def weights(self, *, version: int) -> WeightSource:
         """None to speak of."""
         return self  # type: ignore[return-value]
 

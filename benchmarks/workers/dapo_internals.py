@@ -119,7 +119,7 @@ class Studies:
         started = time.perf_counter()
         if save is not None:
             save.begin(policy)
-        self.engine.load_weights(policy.weights(), version=1)
+        self.engine.load_weights(policy.weights(version=1), version=1)
         self.engine.submit(requests)
         finished = 0
         while finished < len(requests):

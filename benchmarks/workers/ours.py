@@ -160,7 +160,7 @@ class Ours:
 
     def export(self, directory: str) -> dict[str, Any]:
         """Write the policy as a Hugging Face directory."""
-        export_model(self.parts.policy.weights().named_tensors(), self.inputs.loaded, directory)
+        export_model(self.parts.policy.weights(version=0).named_tensors(), self.inputs.loaded, directory)
         return {}
 
     def close(self) -> None:

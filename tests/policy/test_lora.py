@@ -127,7 +127,7 @@ class TestTraining:
 
     def test_training_starts_from_the_model_as_it_is(self):
         plain = float64_model()
-        for name, tensor in make_policy(loaded(float64_model()), lora=LORA).weights().named_tensors():
+        for name, tensor in make_policy(loaded(float64_model()), lora=LORA).weights(version=0).named_tensors():
             assert torch.equal(tensor, plain.get_parameter(name))
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -214,7 +214,7 @@ class TestEngineWeights:
         assert {tensor.dtype for tensor in found.values()} == {torch.float32}
         assert_close(found, expected, relative=1e-6)
         assert policy.record_old_logprobs(ragged()) == before
-        source = policy.weights()
+        source = policy.weights(version=0)
         assert_close(dict(source.named_tensors()), dict(source.named_tensors()), relative=0)
 
     def test_the_engine_samples_by_the_laws_of_the_trainer(self, tmp_path: Path):
@@ -222,7 +222,7 @@ class TestEngineWeights:
         engine = NativeEngine(plain_copy(model), slots=8)
         policy = make_policy(model, lora=LORA)
         give_factors(policy, tmp_path)
-        engine.load_weights(policy.weights(), version=1)
+        engine.load_weights(policy.weights(version=1), version=1)
         prompts = {f"{i}": tuple(range(3 + i, 9 + i)) for i in range(8)}
         engine.submit([GenerationRequest(name, ids, 12, 1.0, 1.0, int(name), ()) for name, ids in prompts.items()])
         done: list[Any] = []

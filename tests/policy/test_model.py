@@ -97,7 +97,7 @@ def test_a_trained_policy_exports_its_masters(family: str, tmp_path: Path) -> No
     source = LoadedModel(tiny_model(family, dtype=torch.bfloat16), tiny().tokenizer, (1,), family)
     policy = make_policy(source)
     policy.update(ragged(), step=1)
-    export_model(policy.weights().named_tensors(), source, tmp_path / "out")
+    export_model(policy.weights(version=0).named_tensors(), source, tmp_path / "out")
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     for name, weight in weights_of(policy).items():
         assert torch.equal(dict(plain.named_parameters(remove_duplicate=False))[name], weight), name

@@ -177,7 +177,7 @@ def test_an_update_too_far_from_the_policy_that_sampled_is_skipped_and_counted(n
 
 def set_weights(policy: Any, value: float) -> None:
     """The policy's own first weight tensor."""
-    next(iter(policy.weights().named_tensors()))[1].fill_(value)
+    next(iter(policy.weights(version=0).named_tensors()))[1].fill_(value)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -260,7 +260,7 @@ def test_a_run_that_skips_too_many_updates_stops_after_a_whole_step_saved_and_sa
     assert "saved: step 2 of 5" in output
     assert [row["optim/skipped"] for row in metrics(run)] == [2.0, 2.0]
     with open_run(tiny(), tmp_path / "untrained") as untrained:
-        expected = {name: tensor.clone() for name, tensor in untrained.policy.weights().named_tensors()}
+        expected = {name: tensor.clone() for name, tensor in untrained.policy.weights(version=0).named_tensors()}
     (saved,) = checkpoints(run).values()
     assert all(torch.equal(saved[name], expected[name]) for name in saved)
     resume_run(run, ["train.num_steps=3", "loss.entropy_coef=0"])

@@ -46,7 +46,6 @@ class TrainerGroup:
         self._lock = threading.Lock()
         self._lost: str | None = None
         self._skipped = 0
-        self._num_exports = 0
         self._folder = WeightsFolder()
         specs = trainer_specs(config, threads=threads, cluster_gpus=cluster_gpus)
         names = [f"trainer-{rank}" for rank in range(len(specs))]
@@ -76,19 +75,17 @@ class TrainerGroup:
                     rows[i] = row
         return [replace(sample, old_logprobs=row) for sample, row in zip(samples, rows, strict=True)]
 
-    def weights(self) -> WeightsFile:
-        """The weights as they are now, in the type that the model computes in; readable until the call after the next.
+    def weights(self, *, version: int) -> WeightsFile:
+        """The weights as they are now, in the model's compute dtype; readable until the next version but one.
 
         Raises NumericsError where a weight is not finite.
         """
-        self._num_exports += 1
-        number = self._num_exports
-        path = self._folder.path_of(number)
+        path = self._folder.path_of(version)
         if self._has_shared_memory:
-            self._all("export_weights", path, str(number))
+            self._all("export_weights", path, version)
         else:
-            path.write_bytes(self._all("send_weights", str(number))[0])
-        return self._folder.keep(path, number)
+            path.write_bytes(self._all("send_weights", version)[0])
+        return self._folder.keep(path, version)
 
     @property
     def skipped_in_a_row(self) -> int:

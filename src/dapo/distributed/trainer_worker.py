@@ -89,19 +89,19 @@ class TrainerRank:
         """As the policy's."""
         return self._policy.logprobs(rank_microbatches)
 
-    def export_weights(self, path: Path, label: str) -> None:
+    def export_weights(self, path: Path, version: int) -> None:
         """Gather all weights; rank 0 writes them to `path`."""
         weights = _FullWeights(self._policy)
         if self._rank == 0:
-            write_weights(path, weights, label=label)
+            write_weights(path, weights, version)
         else:
             weights.participate()
 
-    def send_weights(self, label: str) -> bytes | None:
+    def send_weights(self, version: int) -> bytes | None:
         """Gather all weights; rank 0 returns the contents of such a file."""
         weights = _FullWeights(self._policy)
         if self._rank == 0:
-            tensors, metadata = dense_weights(weights, label=label)
+            tensors, metadata = dense_weights(weights, version)
             return save(tensors, metadata=metadata)
         weights.participate()
         return None

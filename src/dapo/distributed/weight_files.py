@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -27,8 +27,6 @@ class WeightsFile:
 
     path: Path
     version: int
-    label: str | None = None
-    """What the file calls itself, where that is not its version."""
 
     def open(self) -> "WeightsFile":
         """Check that the file is there and holds this version. Raises EngineError."""
@@ -37,7 +35,7 @@ class WeightsFile:
                 found = (file.metadata() or {}).get(VERSION_KEY)
         except (OSError, SafetensorError) as error:
             raise EngineError(f"the weights of version {self.version} cannot be read: {error}") from error
-        if found != (self.label or str(self.version)):
+        if found != str(self.version):
             raise EngineError(f"{self.path} holds weights of version {found}, expected {self.version}")
         return self
 
@@ -72,9 +70,9 @@ class WeightsFolder:
     def write(self, weights: WeightSource, version: int) -> WeightsFile:
         """Write a complete file and give it its name when it is whole; the version before the last is removed."""
         if isinstance(weights, WeightsFile):  # where every process of this machine can read it already
-            return replace(weights, version=version, label=weights.label or str(weights.version))
+            return weights
         path = self.path_of(version)
-        write_weights(path, weights, label=str(version))
+        write_weights(path, weights, version)
         return self.keep(path, version)
 
     def path_of(self, version: int) -> Path:
@@ -96,9 +94,9 @@ class WeightsFolder:
         os.close(self._lock)
 
 
-def write_weights(path: Path, weights: WeightSource, *, label: str) -> None:
+def write_weights(path: Path, weights: WeightSource, version: int) -> None:
     """Write a complete file, and give it its name when it is whole. Raises EngineError."""
-    tensors, metadata = dense_weights(weights, label=label)
+    tensors, metadata = dense_weights(weights, version)
     temporary = path.with_suffix(".tmp")
     try:
         save_file(tensors, temporary, metadata=metadata)
@@ -108,7 +106,7 @@ def write_weights(path: Path, weights: WeightSource, *, label: str) -> None:
     os.replace(temporary, path)
 
 
-def dense_weights(weights: WeightSource, *, label: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+def dense_weights(weights: WeightSource, version: int) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """The tensors of a weights file in main memory, tied ones once, and what stands beside them."""
     tensors: dict[str, torch.Tensor] = {}
     first: dict[tuple[int, torch.Size], str] = {}
@@ -122,7 +120,7 @@ def dense_weights(weights: WeightSource, *, label: str) -> tuple[dict[str, torch
         else:
             first[key] = name
             tensors[name] = dense
-    return tensors, {VERSION_KEY: label, TIED_KEY: " ".join(tied)}
+    return tensors, {VERSION_KEY: str(version), TIED_KEY: " ".join(tied)}
 
 
 def _locked(folder: Path) -> int:

@@ -213,9 +213,10 @@ class Policy(PolicyCore):
         self._microbatch_tokens = microbatch_tokens
         self._max_response_tokens = max_response_tokens
 
-    def weights(self) -> MasterWeights | MergedWeights:
+    def weights(self, *, version: int) -> MasterWeights | MergedWeights:
         """For engines and export; reads the weights as they are at that moment, adapters merged.
 
+        `version` names weights that are written to a file; here they are read in place.
         Raises NumericsError where a weight is not finite.
         """
         self._optimizer.require_finite()

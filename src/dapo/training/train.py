@@ -174,7 +174,7 @@ def roll_back_sampling_on_failure(run: Run) -> Iterator[None]:
 def sync_engine(run: Run, train_state: TrainState) -> None:
     """Give the engine the policy's weights, unless it has them."""
     if train_state.engine_version != train_state.step:
-        run.engine.load_weights(run.policy.weights(), version=train_state.step)
+        run.engine.load_weights(run.policy.weights(version=train_state.step), version=train_state.step)
         train_state.engine_version = train_state.step
 
 

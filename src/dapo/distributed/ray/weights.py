@@ -50,8 +50,7 @@ class RayWeights:
             return self._file
         if self._object is None:
             data = np.asarray(np.memmap(self._file.open().path, dtype=np.uint8, mode="r"))
-            label = SafetensorsBytes(data).metadata[VERSION_KEY]
-            self._object = WeightsObject(_put(data), self.version, label, self._timeout_s)
+            self._object = WeightsObject(_put(data), self.version, self._timeout_s)
         return self._object
 
     def forget(self) -> None:
@@ -66,8 +65,6 @@ class WeightsObject:
     reference: Any
     """ObjectRef."""
     version: int
-    label: str
-    """What the file of this version calls itself."""
     timeout_s: float
 
     def open(self) -> "SafetensorsBytes":
@@ -81,8 +78,8 @@ class WeightsObject:
                 f"the weights of version {self.version} did not come within {self.timeout_s:g} s: {error}"
             ) from error
         weights = SafetensorsBytes(data)
-        if (found := weights.metadata.get(VERSION_KEY)) != self.label:
-            raise EngineError(f"the object store holds weights of version {found}, expected {self.label}")
+        if (found := weights.metadata.get(VERSION_KEY)) != str(self.version):
+            raise EngineError(f"the object store holds weights of version {found}, expected {self.version}")
         return weights
 
 
