@@ -26,7 +26,6 @@ from dapo.distributed.trainer_group import TrainerGroup, trainer_threads
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.native.engine import NativeEngine
-from dapo.engines.native.graphs import graph_capturer
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.policy.lora import check_adapters
 from dapo.policy.model import LoadedModel, load_model
@@ -227,7 +226,6 @@ def build_engine(
             copy.deepcopy(loaded.model),
             slots=config.rollout.slots,
             cache_tokens=config.rollout.cache_tokens,
-            capturer=graph_capturer(loaded.model.device, enabled=config.rollout.cuda_graphs),
         )
     vocabulary = next(loaded.model.get_input_embeddings().parameters()).shape[0]
     return CheckedEngine(engine, vocabulary=vocabulary, stall_s=config.rollout.stall_s)

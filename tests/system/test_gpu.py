@@ -8,7 +8,6 @@ import torch
 from dapo.cli.train import start_run
 from dapo.config import LossConfig, OptimConfig, load_config
 from dapo.engines.native.engine import NativeEngine
-from dapo.engines.native.graphs import CudaGraphCapturer, GraphCapturer
 from dapo.policy.model import load_model
 from dapo.policy.policy import Policy
 from dapo.types import Generation, GenerationRequest, Sample
@@ -29,9 +28,9 @@ def full_precision():
     torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def generations(device: str, capturer: GraphCapturer | None = None) -> list[Generation]:
+def generations(device: str) -> list[Generation]:
     loaded = load_model("tiny-random", dtype=torch.float32, device=device)
-    engine = NativeEngine(loaded.model, slots=8, capturer=capturer)
+    engine = NativeEngine(loaded.model, slots=8)
     engine.submit(
         [
             GenerationRequest(f"{g}/{i}", (5, 6, 7 + g), 20, 1.0, 1.0, 100 * g + i, loaded.stop_ids)
@@ -47,12 +46,6 @@ def generations(device: str, capturer: GraphCapturer | None = None) -> list[Gene
 
 def test_the_engine_samples_what_the_cpu_samples():
     for here, there in zip(generations("cuda"), generations("cpu"), strict=True):
-        assert here.token_ids == there.token_ids
-        assert here.logprobs == pytest.approx(there.logprobs, abs=1e-4)
-
-
-def test_recorded_decode_steps_sample_the_same():
-    for here, there in zip(generations("cuda", CudaGraphCapturer()), generations("cpu"), strict=True):
         assert here.token_ids == there.token_ids
         assert here.logprobs == pytest.approx(there.logprobs, abs=1e-4)
 

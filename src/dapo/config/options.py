@@ -113,11 +113,6 @@ class RolloutConfig(Section):
     cache_tokens: Positive | None = Field(
         None, description="native engine: bound on prompt + response tokens held at a time; none: as slots need"
     )
-    cuda_graphs: bool = Field(
-        False,
-        description="native engine on CUDA: decode steps are recorded and replayed, which saves launching each kernel; "
-        "tested without a GPU only",
-    )
     max_logprob_gap: Float | None = Field(
         0.1,
         gt=0,

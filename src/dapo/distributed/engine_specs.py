@@ -16,7 +16,6 @@ from dapo.config import Config
 from dapo.core.errors import ConfigError
 from dapo.distributed.protocol import WorkerSpec
 from dapo.engines.native.engine import NativeEngine
-from dapo.engines.native.graphs import graph_capturer
 from dapo.engines.vllm.start import INSTALL, VllmOptions
 from dapo.policy.hf_io import config_of
 from dapo.policy.model import load_meta_model, load_model
@@ -160,7 +159,6 @@ def native_engine_spec(config: Config, *, threads: int) -> WorkerSpec:
             "trust_remote_code": config.model.trust_remote_code,
             "slots": config.rollout.slots,
             "cache_tokens": config.rollout.cache_tokens,
-            "cuda_graphs": config.rollout.cuda_graphs,
             "threads": threads,
         },
         environment={"OMP_NUM_THREADS": str(threads)},
@@ -176,7 +174,6 @@ def native_engine(
     trust_remote_code: bool,
     slots: int,
     cache_tokens: int | None,
-    cuda_graphs: bool,
     threads: int,
 ) -> NativeEngine:
     """In the engine's process. Raises ConfigError and EngineError as loading and serving a model do."""
@@ -184,8 +181,7 @@ def native_engine(
     if device == "auto":  # of the machine that this process runs on, which need not be the controller's
         device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = load_model(model, dtype=getattr(torch, dtype), device=device, trust_remote_code=trust_remote_code)
-    capturer = graph_capturer(loaded.model.device, enabled=cuda_graphs)
-    return NativeEngine(loaded.model, slots=slots, cache_tokens=cache_tokens, capturer=capturer)
+    return NativeEngine(loaded.model, slots=slots, cache_tokens=cache_tokens)
 
 
 def engine_threads(config: Config, available: int) -> int:

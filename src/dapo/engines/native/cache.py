@@ -79,8 +79,6 @@ class SlotCache(Cache):
         self._flat_indices: dict[int, Tensor] = {}
         self.rows = 0
         self.capacity = 0
-        self.storage = object()
-        """Another one whenever the slots have moved to other memory."""
 
     @property
     def num_bytes(self) -> int:
@@ -99,7 +97,6 @@ class SlotCache(Cache):
         self.rows = rows
         for index, layer in enumerate(self._storage):
             self._storage[index] = layer.resized(self.rows, self.capacity)
-        self.storage = object()
 
     def store(self, prompts: PromptCache, sources: Sequence[int], rows: Sequence[int], length: int) -> None:
         """Copy prompt `sources[i]`, its first `length` positions, into row `rows[i]`; needs `reserve` before."""
@@ -108,7 +105,6 @@ class SlotCache(Cache):
                 _Layer(*(_zeros_like(t, self.rows, self.capacity) for t in pair))
                 for pair in zip(prompts.keys, prompts.values, strict=True)
             ]
-            self.storage = object()
         device = self._storage[0].keys.device
         source_rows, target_rows = torch.tensor(sources, device=device), torch.tensor(rows, device=device)
         for layer, keys, values in zip(self._storage, prompts.keys, prompts.values, strict=True):
@@ -163,7 +159,6 @@ class SlotCache(Cache):
     def release(self) -> None:
         """Give all memory back."""
         self._storage = []
-        self.storage = object()
         self._flat_indices = {}
         self.rows = self.capacity = 0
 

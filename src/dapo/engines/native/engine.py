@@ -21,7 +21,6 @@ from dapo.core.errors import EngineError
 from dapo.engines.engine import WeightSource
 from dapo.engines.native.cache import SlotCache
 from dapo.engines.native.forward import Forward, Prefilled
-from dapo.engines.native.graphs import GraphCapturer
 from dapo.engines.native.linear import drop_prepacked
 from dapo.engines.native.sampling import sample
 from dapo.engines.native.scheduler import RunningSequence, Scheduler
@@ -63,7 +62,7 @@ class NativeEngine:
     for a model that it cannot serve (see `support`).
 
     `slots` sequences are decoded at a time; `cache_tokens` bounds the slots in use times the longest of them (prompt +
-    max_new_tokens). Without it memory follows what is live. `capturer`: how decode steps are recorded, if they are.
+    max_new_tokens). Without it memory follows what is live.
     """
 
     def __init__(
@@ -72,9 +71,8 @@ class NativeEngine:
         *,
         slots: int,
         cache_tokens: int | None = None,
-        capturer: GraphCapturer | None = None,
     ) -> None:
-        forward = patch_model(model.eval().requires_grad_(False), rows=slots, capturer=capturer)
+        forward = patch_model(model.eval().requires_grad_(False), rows=slots)
         self._forward: Forward | None = forward
         self._scheduler = Scheduler(
             slots,

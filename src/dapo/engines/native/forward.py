@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from dapo.engines.native.cache import PromptCache, SlotCache
-from dapo.engines.native.graphs import DecodeGraphs, GraphCapturer
 
 
 @dataclass(frozen=True)
@@ -27,14 +26,12 @@ class Prefilled:
 class Forward:
     """Backbone and head of a causal language model; logits are computed where a token will be drawn, nowhere else."""
 
-    def __init__(self, model: PreTrainedModel, *, capturer: GraphCapturer | None = None) -> None:
-        """`capturer`: how decode steps are recorded, if they are (see `graphs`)."""
+    def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.backbone: nn.Module = model.base_model
         self.head: nn.Module = model.get_output_embeddings()
         self.device = model.device
         self.vocabulary = next(model.get_input_embeddings().parameters()).shape[0]
-        self.graphs = None if capturer is None else DecodeGraphs(self._step, capturer, self.device)
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Prefilled:
         """Run prompts together: padded on the right, where causal attention never looks."""
@@ -48,15 +45,9 @@ class Forward:
 
     def decode(self, cache: SlotCache, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
         """Feed row i `tokens[i]` at `positions[i]`; returns `[n, vocabulary]` logits of what follows."""
-        if self.graphs is not None:
-            return self.graphs.decode(cache, tokens, positions)
-        ids, at = torch.tensor(tokens, device=self.device)[:, None], torch.tensor(positions, device=self.device)
-        return self._step(cache, ids, at, max(positions) + 1)
-
-    def _step(self, cache: SlotCache, ids: Tensor, positions: Tensor, length: int) -> Tensor:
-        """`ids` `[n, 1]`, `positions` `[n]`; attends to the first `length` positions."""
-        cache.begin_step(positions, length)
-        return self.head(self._hidden(ids, positions[:, None], cache)[:, 0])
+        ids, at = torch.tensor(tokens, device=self.device), torch.tensor(positions, device=self.device)
+        cache.begin_step(at, max(positions) + 1)
+        return self.head(self._hidden(ids[:, None], at[:, None], cache)[:, 0])
 
     def _hidden(self, ids: Tensor, positions: Tensor, cache: PromptCache | SlotCache) -> Tensor:
         return self.backbone(

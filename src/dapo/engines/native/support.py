@@ -12,7 +12,6 @@ from dapo.engines.native import attention
 from dapo.engines.native.cache import SlotCache
 from dapo.engines.native.forward import Forward
 from dapo.engines.native.fused import fuse_layers
-from dapo.engines.native.graphs import GraphCapturer
 from dapo.engines.native.linear import prepack_linears
 
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
@@ -29,10 +28,8 @@ HALF_TOLERANCE = 0.1
 """For bfloat16 and float16, where two plain forwards already differ by a few hundredths."""
 
 
-def patch_model(model: PreTrainedModel, *, rows: int, capturer: GraphCapturer | None = None) -> Forward:
+def patch_model(model: PreTrainedModel, *, rows: int) -> Forward:
     """Give the model the engine's attention and linear layers, for about `rows` rows; returns it ready to run.
-
-    `capturer`: how its decode steps are recorded, if they are.
 
     Raises EngineError if the engine cannot reproduce the model's plain forward; the model attends as before then, but
     its linear layers may stay packed.
@@ -47,7 +44,7 @@ def patch_model(model: PreTrainedModel, *, rows: int, capturer: GraphCapturer | 
     model.set_attn_implementation(attention.NAME)
     cause: Exception | None = None
     try:
-        forward = Forward(model, capturer=capturer)
+        forward = Forward(model)
         difference = _difference(_engine_logits(model, forward), samples, TOLERANCE.get(model.dtype, HALF_TOLERANCE))
     except Exception as error:  # whatever a model does with a cache that it was not written for
         difference, cause = f"it does not run on the engine's cache and attention ({error})", error
