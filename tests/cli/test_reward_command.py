@@ -56,7 +56,7 @@ def test_a_grade_pays_from_half_way_to_that_of_a_right_answer():
 
 
 def test_a_reward_that_changes_its_mind_or_breaks_is_found():
-    assert "non-deterministic" in issues("helpers.faulty_rewards:nondeterministic")["empty"]
+    assert "non-deterministic" in issues("helpers.faulty_rewards:non_deterministic")["empty"]
     assert issues("helpers.faulty_rewards:fragile")["empty"] == ("verifier error",)
 
 

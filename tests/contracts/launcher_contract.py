@@ -1,9 +1,7 @@
 """Laws of every launcher: calls in order, errors with their cause. A test file has its launcher take them over."""
 
 import os
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +9,7 @@ import torch
 from dapo.core.errors import ConfigError, EngineError, LaunchError, WorkerDied, WorkerFault
 from dapo.distributed.protocol import Launcher, WorkerSpec, wait_for_result
 from helpers.paths import TESTS
+from helpers.processes import wait_until_ended
 
 WORKER_ENVIRONMENT = {"PYTHONPATH": str(TESTS)}
 PROGRAM_ENVIRONMENT = os.environ | {
@@ -30,26 +29,6 @@ class Weights:
 
 def start(launcher: Launcher, **options: object):
     return launcher.start(["one"], [WorkerSpec(RECORDER_SPEC.factory, options, WORKER_ENVIRONMENT)])[0]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def ends(pid: int, *, within_s: float = 10) -> bool:
-    deadline = time.monotonic() + within_s
-    while is_alive(pid):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 class LauncherContract:
@@ -89,7 +68,7 @@ class LauncherContract:
         worker.kill()
         with pytest.raises(WorkerDied, match="one "):
             future.result(30)
-        assert ends(worker.pid)
+        wait_until_ended(worker.pid, timeout_s=30)
         worker.kill()
 
     def test_an_object_that_cannot_be_made_is_an_error_and_all_of_its_start_end(self, launcher: Launcher) -> None:

@@ -29,6 +29,7 @@ from dapo.data.sources.rows import problem_id
 from dapo.types import Problem
 from helpers.fake_chat_server import chat_server
 from helpers.paths import ROOT
+from helpers.processes import wait_until
 
 REWRITING = (
     "I think.\n<problem>The root is (a + sqrt(b))/c in {{lowest}} terms. Find a + b + c.</problem>\n<answer>{}</answer>"
@@ -350,9 +351,7 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path, capsys):
             [sys.executable, "-m", "dapo", "data", "integerize", source, str(out), "--server", server.url, *options],
             env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         )
-        deadline = time.monotonic() + 60
-        while not any("Q9" in text for text in server.texts) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: any("Q9" in text for text in server.texts), what="the question Q9 asked")
         process.send_signal(signal.SIGKILL)
         process.wait()
         held.set()

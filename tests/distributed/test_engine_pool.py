@@ -34,7 +34,8 @@ from dapo.training.state import Run, TrainState
 from dapo.training.train import train
 from dapo.types import Generation, GenerationRequest
 from helpers.fake_engines import VOCABULARY, keyed_script
-from helpers.launchers import SHARED_WORKERS, LightLauncher, SharedWorkerLauncher, engine_spec, is_alive
+from helpers.launchers import SHARED_WORKERS, LightLauncher, SharedWorkerLauncher, engine_spec
+from helpers.processes import is_alive
 from helpers.tiny_runs import contents, differences, tiny
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from contracts.launcher_contract import PROGRAM_ENVIRONMENT, LauncherContract, Weights, ends, is_alive, start
+from contracts.launcher_contract import PROGRAM_ENVIRONMENT, LauncherContract, Weights, start
 from dapo.core.errors import EngineError, WorkerDied
 from dapo.distributed.local import LocalLauncher
 from dapo.distributed.weight_files import WeightsFolder
+from helpers.processes import is_alive, wait_until_ended
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def test_a_worker_does_not_outlive_its_controller(tmp_path: Path) -> None:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         parent.kill()
-    assert ends(pid)
+    wait_until_ended(pid)
 
 
 def test_tied_weights_are_written_once(launcher: LocalLauncher) -> None:

@@ -21,7 +21,6 @@ from contracts.launcher_contract import (
     WORKER_ENVIRONMENT,
     LauncherContract,
     Weights,
-    ends,
     read_weights,
     start,
 )
@@ -40,6 +39,7 @@ from dapo.training.run_directory import RunDirectory
 from dapo.training.state import TrainState
 from dapo.training.train import train
 from dapo.types import Generation
+from helpers.processes import wait_until, wait_until_ended
 from helpers.tiny_runs import CONFIGS, contents, differences, tiny
 
 ray = pytest.importorskip("ray")
@@ -74,7 +74,7 @@ def start_in(cluster: Any, tmp_path: Path) -> Iterator[Callable[..., RayLauncher
     yield make
     for launcher in made:
         launcher.close()
-    assert frees(HEAD_CPUS)
+    wait_for_free_cpus(HEAD_CPUS)
 
 
 @pytest.fixture
@@ -82,14 +82,11 @@ def launcher(start_in: Callable[..., RayLauncher]) -> RayLauncher:
     return start_in(60)
 
 
-def frees(cpus: float, *, within_s: float = 15) -> bool:
-    """Does the cluster come to have so many CPUs free?"""
-    deadline = time.monotonic() + within_s
-    while round(ray.available_resources().get("CPU", 0), 2) != cpus:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
+def wait_for_free_cpus(cpus: float) -> None:
+    """Wait until the cluster has so many CPUs free."""
+    wait_until(
+        lambda: round(ray.available_resources().get("CPU", 0), 2) == cpus, timeout_s=15, what=f"{cpus} free CPUs"
+    )
 
 
 def needing(cpus: float, gpus: float = 0) -> WorkerSpec:
@@ -118,10 +115,10 @@ def test_a_worker_group_gets_all_of_its_bundles_or_none(start_in: Callable[..., 
     launcher = start_in(1)
     with pytest.raises(LaunchError, match=r"r0, r1, r2 \(2 CPUs each\), 6 CPUs in all; .*4 CPUs \(4 free"):
         launcher.start(["r0", "r1", "r2"], [needing(2)] * 3, together=True)
-    assert frees(HEAD_CPUS)
+    wait_for_free_cpus(HEAD_CPUS)
     trainer_group = start_in(60).start(["r0", "r1"], [needing(2)] * 2, together=True)
     assert [worker.call("add", 1).result(30) for worker in trainer_group] == [1, 1]
-    assert frees(0)
+    wait_for_free_cpus(0)
 
 
 def test_a_worker_groups_placement_group_is_removed_with_its_last_worker(launcher: RayLauncher) -> None:
@@ -236,10 +233,10 @@ def test_the_resources_of_a_driver_that_is_killed_come_free(cluster: Any, tmp_pa
     with run_program(tmp_path, cluster.address) as driver:
         assert driver.stdout is not None
         info = json.loads(driver.stdout.readline())
-        assert frees(HEAD_CPUS - 1)
+        wait_for_free_cpus(HEAD_CPUS - 1)
         driver.kill()
-    assert ends(info["worker"], within_s=20)
-    assert frees(HEAD_CPUS)
+    wait_until_ended(info["worker"])
+    wait_for_free_cpus(HEAD_CPUS)
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
@@ -255,7 +252,7 @@ def test_a_cluster_of_the_runs_own_ends_with_it(tmp_path: Path, is_killed: bool)
         else:
             print(file=driver.stdin, flush=True)
             assert "WorkerDied('one was ended by this run')" in driver.stdout.readline()
-        assert all(ends(pid, within_s=20) for pid in [info["worker"], *processes])
+        wait_until_ended(info["worker"], *processes)
         if not is_killed:
             print(file=driver.stdin, flush=True)
             assert driver.wait(10) == 0
@@ -373,7 +370,7 @@ def test_a_ray_run_with_killed_trainer_rank_and_driver_ends_like_a_local_one(clu
             time.sleep(0.02)
         wait_for(2)
         driver.kill()
-    assert frees(HEAD_CPUS)
+    wait_for_free_cpus(HEAD_CPUS)
     resume_run(run, [])
     assert differences(contents(run), contents(tmp_path / "local")) == []
     assert {path.name for path in (run / "logs").iterdir()} == {

@@ -3,13 +3,14 @@
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dapo.distributed.slurm.job import Allocation, Job, batch_script
 from helpers.paths import TESTS
+from helpers.processes import wait_until
 from helpers.slurm_cluster import SlurmCluster, missing, processes_of
 from helpers.tiny_runs import CONFIGS, contents, differences, metrics
 
@@ -61,13 +62,6 @@ def submit(cluster: SlurmCluster, run: Path, *arguments: str) -> str:
     return output.split(":")[0].removeprefix("job ")
 
 
-def wait_until(condition: Callable[[], bool], *, timeout_s: float = 100.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def steps_of(run: Path) -> int:
     return len(metrics(run)) if (run / "metrics.jsonl").exists() else 0
 
@@ -81,11 +75,11 @@ def test_a_job_that_is_signalled_before_its_time_limit_is_requeued_and_ends_as_i
 ):
     whole, run = tmp_path / "whole", tmp_path / "a run's $HOME 100%j"
     number = submit(cluster, run, *RUN, "--cpus-per-node", "1", "--time", "1:00:00")
-    wait_until(lambda: steps_of(run) >= 3)
+    wait_until(lambda: steps_of(run) >= 3, timeout_s=100)
     cluster.run_command("scancel", "--batch", "--signal=USR1", number)  # what `--signal=B:USR1@120` does at its time
     cluster.wait_for_job(number, "PENDING")
     assert 3 <= steps_of(run) < 26
-    wait_until(lambda: cluster.node_states() == ["idle", "idle"])
+    wait_until(lambda: cluster.node_states() == ["idle", "idle"], timeout_s=100)
     time.sleep(2)  # a node refuses to start a job in the second in which it has ended it
     cluster.run_command(
         "scontrol", "update", f"JobId={number}", "StartTime=now"
@@ -114,7 +108,7 @@ def test_two_nodes_train_with_ray_and_leave_nothing_behind(cluster: SlurmCluster
 def test_a_job_that_is_stopped_saves_and_a_failing_one_keeps_its_exit_code(cluster: SlurmCluster, tmp_path: Path):
     run = tmp_path / "run"
     number = submit(cluster, run, *RUN, "--cpus-per-node", "1")
-    wait_until(lambda: steps_of(run) >= 2)
+    wait_until(lambda: steps_of(run) >= 2, timeout_s=100)
     cluster.run_command("scancel", "--batch", "--signal=TERM", number)
     assert cluster.wait_for_job(number, "FAILED")["ExitCode"] == "143:0"
     assert list((run / "checkpoints").glob("step_*"))
@@ -126,7 +120,7 @@ def test_slurm_sends_the_signal_before_the_limit_and_the_job_is_in_the_queue_aga
     cluster: SlurmCluster, job_near_time_limit: tuple[Job, str]
 ):
     job, number = job_near_time_limit
-    wait_until(lambda: cluster.job(number)["Restarts"] == "1")
+    wait_until(lambda: cluster.job(number)["Restarts"] == "1", timeout_s=100)
     assert cluster.wait_for_job(number, "PENDING")["Requeue"] == "1"
     assert (job.run_dir / "checkpoints" / "step_000001").exists()
     assert "the time limit is near: the run is saved" in output_of(job.run_dir, number)

@@ -8,8 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from dapo.core.errors import ConfigError
 from dapo.distributed.slurm.job import Allocation, Job, batch_script, seconds_of
 from helpers import paths
 from helpers.paths import TESTS
+from helpers.processes import is_alive, wait_until
 from helpers.slurm_cluster import processes_of
 
 FAKE_SLURM = TESTS / "helpers" / "fake_slurm"
@@ -105,21 +104,6 @@ class FakeAllocation:
     @property
     def is_requeued(self) -> bool:
         return self.log.with_name(f"{self.log.name}.requeued").exists()
-
-
-def wait_until(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
 
 
 # --- what the script says

@@ -14,7 +14,7 @@ from dapo.evaluation.evaluate import evaluate
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.training.rollout import Batch, collect
 from dapo.types import Generation, GenerationRequest, Problem
-from training.test_rollout import END, FILL, RIGHT, FakeEncoder, FakeJudge, in_order, plan, random_script, sampler
+from helpers.fake_rollout import END, FILL, RIGHT, FakeEncoder, FakeJudge, in_order, plan, random_script, sampler
 
 VOCABULARY = 10
 LIMIT = 12
@@ -51,7 +51,8 @@ ANSWER = "the engine's answer to request '1/"
 FAULTS: dict[str, tuple[Corrupt, str, str]] = {
     "raises": (
         failing,
-        "the engine failed in poll with 16 requests in flight: RuntimeError: device lost (test_faulty_engine.py, line ",
+        "the engine failed in poll with 16 requests in flight: RuntimeError: device lost "
+        "(test_checked_engine.py, line ",
         "",
     ),
     "returns None": (lambda found: None, "the engine's poll returned a NoneType, expected a list of Generation", ""),  # type: ignore[arg-type,return-value]

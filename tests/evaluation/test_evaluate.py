@@ -1,7 +1,5 @@
 """Evaluation: estimates, intervals, and what does not count."""
 
-from collections.abc import Sequence
-from concurrent.futures import Future
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -26,36 +24,18 @@ from dapo.evaluation.scores import (
     pass_at_k,
 )
 from dapo.types import GenerationRequest, Problem, Verdict
+from helpers.fake_rollout import FakeEncoder, FakeJudge
 from helpers.paths import SHARED_DATA
 
 AIME = SHARED_DATA / "aime-2024.parquet"
 
 
-class FakeEncoder:
-    def encode(self, problem: Problem) -> tuple[int, ...]:
-        return (int(problem.id),)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(map(str, ids))
-
-    decode_prompt = decode
-
-
-class FakeJudge:
-    """1 is right, 0 is wrong, 3 is an error, 5 is a grade of a half."""
-
-    def submit(
-        self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
-    ) -> "Future[tuple[Verdict, ...]]":
-        verdicts = {
-            "1": Verdict(True, 1.0),
-            "0": Verdict(False, -1.0),
-            "3": Verdict(None, 0.0, "timed out after 1 s"),
-            "5": Verdict(None, 0.5),
-        }
-        future: Future[tuple[Verdict, ...]] = Future()
-        future.set_result(tuple(verdicts[text[0]] for text in responses))
-        return future
+VERDICTS = {
+    "1": Verdict(True, 1.0),
+    "0": Verdict(False, -1.0),
+    "3": Verdict(None, 0.0, "timed out after 1 s"),
+    "5": Verdict(None, 0.5),
+}
 
 
 def evaluated(marks: dict[int, str], *, length: int = 1, **engine: int) -> Evaluation:
@@ -68,7 +48,7 @@ def evaluated(marks: dict[int, str], *, length: int = 1, **engine: int) -> Evalu
 
     plan = EvaluationPlan("toy", k, 1.0, 0.7, 20, (9,), 0)
     problems = [Problem(str(number), "?", "!", source="even" if number % 2 == 0 else "odd") for number in marks]
-    return evaluate(ScriptedEngine(script, **engine), FakeJudge(), FakeEncoder(), problems, plan)
+    return evaluate(ScriptedEngine(script, **engine), FakeJudge(VERDICTS), FakeEncoder(), problems, plan)
 
 
 def test_avg_at_k_is_the_mean_over_problems_of_the_share_correct():
@@ -224,7 +204,7 @@ def test_an_evaluation_that_was_killed_continues_where_it_was(tmp_path: Path):
                 raise EvaluationKilled
 
         sampler = EngineSampler(ScriptedEngine(script, slots=2), FakeEncoder(), plan)
-        return evaluate_samples(sampler, FakeJudge(), problems, plan, journal=journal, on_progress=stop_at)
+        return evaluate_samples(sampler, FakeJudge(VERDICTS), problems, plan, journal=journal, on_progress=stop_at)
 
     uninterrupted = run(None).summary()
     path = tmp_path / "out.json.partial"

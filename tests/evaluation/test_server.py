@@ -20,6 +20,7 @@ from dapo.evaluation.server import ServerClient, ServerOptions
 from dapo.types import Problem
 from helpers.fake_chat_server import MODEL, ChatServer, Reply, chat_server, completion
 from helpers.paths import TESTS
+from helpers.processes import wait_until
 
 
 class FaultyReplies:
@@ -222,10 +223,7 @@ def evaluation(url: str, data: str, output: Path) -> "subprocess.Popen[str]":
 
 
 def wait_for_lines(path: Path, count: int) -> None:
-    deadline = time.monotonic() + 60
-    while not path.exists() or path.read_bytes().count(b"\n") < count:
-        assert time.monotonic() < deadline, f"{path} has no {count} lines after a minute"
-        time.sleep(0.02)
+    wait_until(lambda: path.exists() and path.read_bytes().count(b"\n") >= count, what=f"{path} has {count} lines")
 
 
 def test_an_evaluation_that_is_killed_or_interrupted_continues(tmp_path: Path):

@@ -155,4 +155,4 @@ def rank_spec(rank: int, size: int) -> WorkerSpec:
     environment = {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "OMP_NUM_THREADS": "1"}
     if "lo" in [name for _, name in socket.if_nameindex()]:
         environment["GLOO_SOCKET_IFNAME"] = "lo"
-    return WorkerSpec("helpers.fsdp_ranks:Rank", {"rank": rank, "size": size}, environment)
+    return WorkerSpec("helpers.fsdp_ranks:RankWorker", {"rank": rank, "size": size}, environment)

@@ -15,6 +15,7 @@ from dapo.distributed.protocol import WeightsHandle, WorkerSpec
 from dapo.engines.engine import WeightSource
 from helpers.fake_engines import EmptyWeightsHandle
 from helpers.paths import TESTS
+from helpers.processes import is_alive
 
 # this very package, and these modules, wherever the tests run
 ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(Path(dapo.__file__).parents[1]), str(TESTS)])}
@@ -104,11 +105,3 @@ class SharedWorkerLauncher:
 
 SHARED_WORKERS = SharedWorkerLauncher()
 """Of the whole session, which ends them."""
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

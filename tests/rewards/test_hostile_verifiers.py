@@ -4,7 +4,6 @@ import contextlib
 import os
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -12,6 +11,7 @@ from dapo.rewards import VerifierPool
 from dapo.rewards.combine import RewardSpec
 from dapo.rewards.workers.supervisor import SHOWN_BYTES
 from dapo.types import Problem, Verdict
+from helpers.processes import is_alive
 
 NAME = "helpers.hostile_functions:does"
 PROBLEM = Problem("1", "Q", "A")
@@ -35,13 +35,6 @@ def short_timeout_pool():
 
 def judged(pool, response):
     return pool.submit(PROBLEM, [response], [[1]]).result(60)[0]
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 LATE = "timed out after 2 s"
@@ -117,8 +110,8 @@ def test_a_daemon_with_a_session_of_its_own_ends_with_the_worker_that_started_it
     with VerifierPool(NAME, timeout_s=TIMEOUT_S, workers=1) as pool:
         verdict = judged(pool, f"{action} {note}")
         daemon = int(note.read_text())
-        assert (verdict.error is None) == alive(daemon) == (action == "daemon")
-    assert not alive(daemon)
+        assert (verdict.error is None) == is_alive(daemon) == (action == "daemon")
+    assert not is_alive(daemon)
 
 
 def test_megabytes_of_output_are_shown_in_part_and_counted(capfd):

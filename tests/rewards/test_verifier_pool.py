@@ -13,6 +13,7 @@ from dapo.core.errors import RewardError
 from dapo.rewards import InlineJudge, VerifierPool
 from dapo.types import Problem, Verdict
 from helpers.paths import TESTS
+from helpers.processes import is_alive, wait_until_ended
 
 F = "helpers.reward_functions:"
 PROBLEM = Problem("1", "What is 6 * 7?", "42", "s", {"level": 3})
@@ -25,22 +26,6 @@ def submit(pool, responses, problem=PROBLEM):
 
 def judged(pool, responses, problem=PROBLEM):
     return submit(pool, responses, problem).result(60)
-
-
-def alive(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
-
-
-def gone(pids):
-    """Are all these processes gone, at the latest after a while?"""
-    deadline = time.monotonic() + TIMEOUT_S
-    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return not any(alive(pid) for pid in pids)
 
 
 def children():
@@ -148,7 +133,7 @@ def test_a_group_function_that_hangs_costs_its_group_and_no_other():
 def test_what_a_hung_function_has_started_ends_with_it(scripted_pool, tmp_path):
     note = tmp_path / "pid"
     assert "timed out" in judged(scripted_pool, [f"child {note}"])[0].error
-    assert gone([int(note.read_text())])
+    wait_until_ended(int(note.read_text()))
 
 
 def test_workers_have_no_torch_one_thread_and_one_hash_seed():
@@ -171,7 +156,7 @@ def test_closing_leaves_no_process_and_answers_what_is_still_out():
     pool.close()
     pool.close()
     assert time.monotonic() - start < TIMEOUT_S
-    assert not any(alive(pid) for pid in pids)
+    assert not any(is_alive(pid) for pid in pids)
     assert pool.worker_pids == []
     for future in futures:
         with pytest.raises(RewardError, match="the verifier pool was closed before this verdict"):
@@ -276,10 +261,10 @@ def test_workers_end_when_the_parent_is_killed(response):
     with parent(f"{work}\nprint(*pool.worker_pids, flush=True); time.sleep(60)") as process:
         pids = [int(pid) for pid in process.stdout.readline().split()]
         assert len(pids) == 2
-        assert all(alive(pid) for pid in pids)
+        assert all(is_alive(pid) for pid in pids)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        assert gone(pids)
+        wait_until_ended(*pids)
 
 
 @needs_proc
@@ -287,4 +272,4 @@ def test_a_parent_that_forgets_to_close_still_ends_and_takes_its_workers_along()
     with parent("print(*pool.worker_pids, flush=True)") as process:
         pids = [int(pid) for pid in process.stdout.readline().split()]
         assert process.wait(TIMEOUT_S) == 0
-        assert gone(pids)
+        wait_until_ended(*pids)

@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_algorithm1 import GROUP, LR, MINIBATCH, PROMPTS, STEPS, WARMUP, NaiveDapo, tiny_config
-from test_rollout import END, FILL, WRONG, FakeEncoder, FakeJudge, problems, random_script
 
 from dapo.cli.check.summary import explain
 from dapo.cli.train import resume_run
@@ -41,9 +39,11 @@ from dapo.training.signals import Interrupted, StoppableEngine
 from dapo.training.state import Run, TrainablePolicy, TrainState
 from dapo.types import Generation, GenerationRequest, Group, Problem, Sample, Verdict
 from helpers.async_runs import ONE_STEP_OFF, async_config, run_or_resume
+from helpers.fake_rollout import END, FILL, WRONG, FakeEncoder, FakeJudge, problems, random_script
 from helpers.fork_server import AREAS, ForkServer
 from helpers.tiny_policies import loaded, make_policy
 from helpers.tiny_runs import CONFIGS, contents, differences, metrics, tiny
+from system.test_algorithm1 import GROUP, LR, MINIBATCH, PROMPTS, STEPS, WARMUP, NaiveDapo, tiny_config
 
 # --- runs without a model: a scripted engine, and a policy that only counts -----------------------------------------
 

@@ -1,8 +1,7 @@
 """Dynamic sampling with a scripted engine: what is accepted, when the batch closes, and that the account adds up."""
 
 import json
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -15,58 +14,22 @@ from dapo.core.rng import keyed_uniforms
 from dapo.data.stream import ProblemStream
 from dapo.engines.scripted import ScriptedEngine
 from dapo.rewards.workers.error_window import RollingErrorRate
-from dapo.training.rollout import Batch, DynamicSampler, SamplingPlan, collect, require_groups, sampling_plan
-from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
-
-RIGHT, WRONG, BROKEN, FILL, END = 1, 2, 3, 4, 9
-
-
-class FakeEncoder:
-    """Encoder of the tests: a prompt is the problem's number, a text is the token ids."""
-
-    def encode(self, problem: Problem) -> tuple[int, ...]:
-        return (int(problem.id),)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(map(str, ids))
-
-    decode_prompt = decode
-
-
-class FakeJudge:
-    """Judge of the tests: the first token says right or wrong, or that the verifier failed."""
-
-    def submit(
-        self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
-    ) -> "Future[tuple[Verdict, ...]]":
-        future: Future[tuple[Verdict, ...]] = Future()
-        future.set_result(tuple(self.verdict(text) for text in responses))
-        return future
-
-    @staticmethod
-    def verdict(text: str) -> Verdict:
-        if text[0] == str(BROKEN):
-            return Verdict(None, 0.0, "timed out after 1 s")
-        return Verdict(text[0] == str(RIGHT), 1.0 if text[0] == str(RIGHT) else -1.0)
-
-
-def problems(count: int) -> list[Problem]:
-    return [Problem(str(i), f"problem {i}", "") for i in range(count)]
-
-
-def plan(group_size: int = 4, limit: int = 12) -> SamplingPlan:
-    return SamplingPlan(group_size, limit, 1.0, 1.0, (END,), 0)
-
-
-def sampler(prompts: int = 4, bound: int = 40, **options: object) -> DynamicSampler:
-    return DynamicSampler(prompts_per_step=prompts, max_groups_per_step=bound, **options)  # type: ignore[arg-type]
-
-
-def random_script(request: GenerationRequest) -> tuple[list[int], str]:
-    """By the request's own seed: right or wrong with the problem's difficulty, and a length of 1 to 12."""
-    mark, length = keyed_uniforms(request.seed, 2)
-    difficulty = (request.prompt_ids[0] % 5) / 4  # 0, .25, .5, .75, 1: some groups can only be uniform
-    return [RIGHT if mark < difficulty else WRONG] + [FILL] * int(length * 11) + [END], "stop"
+from dapo.training.rollout import Batch, DynamicSampler, collect, require_groups, sampling_plan
+from dapo.types import Generation, GenerationRequest, Group, Verdict
+from helpers.fake_rollout import (
+    BROKEN,
+    END,
+    FILL,
+    RIGHT,
+    WRONG,
+    FakeEncoder,
+    FakeJudge,
+    in_order,
+    plan,
+    problems,
+    random_script,
+    sampler,
+)
 
 
 def by_group(marks: Callable[[int], str]) -> Callable[[GenerationRequest], tuple[list[int], str]]:
@@ -78,11 +41,6 @@ def by_group(marks: Callable[[int], str]) -> Callable[[GenerationRequest], tuple
         return [mark, *[FILL] * (request.prompt_ids[0] % 3 + sample), END], "stop"
 
     return script
-
-
-def in_order(count: int) -> ProblemStream:
-    """A stream whose permutation does not matter: the tests look problems up by number."""
-    return ProblemStream(problems(count), seed=0)
 
 
 def run(stream: ProblemStream, engine: ScriptedEngine, chosen: DynamicSampler, *, step: int = 1, **kw: int) -> Batch:

@@ -1,0 +1,67 @@
+"""Encoder, judge, problems and scripts for a scripted engine: no model, no tokenizer, no verifier process."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+
+from dapo.core.rng import keyed_uniforms
+from dapo.data.stream import ProblemStream
+from dapo.training.rollout import DynamicSampler, SamplingPlan
+from dapo.types import GenerationRequest, Problem, Verdict
+
+RIGHT, WRONG, BROKEN, FILL, END = 1, 2, 3, 4, 9
+"""Token ids: the first of a response decides its verdict, `FILL` pads it and `END` stops it."""
+VERDICTS = {
+    str(RIGHT): Verdict(True, 1.0),
+    str(WRONG): Verdict(False, -1.0),
+    str(BROKEN): Verdict(None, 0.0, "timed out after 1 s"),
+}
+
+
+class FakeEncoder:
+    """Encodes a problem as its number, and decodes token ids to their digits."""
+
+    def encode(self, problem: Problem) -> tuple[int, ...]:
+        return (int(problem.id),)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(str, ids))
+
+    decode_prompt = decode
+
+
+class FakeJudge:
+    """Judges a response by its first character."""
+
+    def __init__(self, verdicts: Mapping[str, Verdict] = VERDICTS) -> None:
+        self.verdicts = verdicts
+
+    def submit(
+        self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
+    ) -> "Future[tuple[Verdict, ...]]":
+        future: Future[tuple[Verdict, ...]] = Future()
+        future.set_result(tuple(self.verdicts[text[0]] for text in responses))
+        return future
+
+
+def problems(count: int) -> list[Problem]:
+    return [Problem(str(i), f"problem {i}", "") for i in range(count)]
+
+
+def in_order(count: int) -> ProblemStream:
+    """A stream whose permutation does not matter: the tests look problems up by number."""
+    return ProblemStream(problems(count), seed=0)
+
+
+def plan(group_size: int = 4, limit: int = 12) -> SamplingPlan:
+    return SamplingPlan(group_size, limit, 1.0, 1.0, (END,), 0)
+
+
+def sampler(prompts: int = 4, bound: int = 40, **options: object) -> DynamicSampler:
+    return DynamicSampler(prompts_per_step=prompts, max_groups_per_step=bound, **options)  # type: ignore[arg-type]
+
+
+def random_script(request: GenerationRequest) -> tuple[list[int], str]:
+    """A response by the request's own seed: right or wrong with the problem's difficulty, 1 to 12 tokens."""
+    mark, length = keyed_uniforms(request.seed, 2)
+    difficulty = (request.prompt_ids[0] % 5) / 4  # 0, .25, .5, .75, 1: some groups can only be uniform
+    return [RIGHT if mark < difficulty else WRONG] + [FILL] * int(length * 11) + [END], "stop"
