@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from dapo.rewards.verifiers.answer import (
+from dapo.core.math_text import (
     answer_line,
     boxes,
     final_part,

@@ -118,7 +118,7 @@ def test_the_last_rewriting_of_a_response_counts():
         ("\\boxed{7}\nFinal answer: 8", "8"),
         ("Answer: 1/2", None),
         ("Answer:", None),
-        ("the answer: 3", None),
+        ("so the answer: 3", None),
         ("<think>Answer: 3</think> unsure", None),
         (f"Answer: {'9' * 5000}", None),
     ],

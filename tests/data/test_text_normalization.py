@@ -4,9 +4,11 @@ from fractions import Fraction
 
 import pytest
 
-from dapo.data.prepare.answers import answer_key, answer_type, answer_value
 from dapo.data.prepare.normalize import (
     InstructionTemplate,
+    answer_key,
+    answer_type,
+    answer_value,
     find_instruction_template,
     ngrams,
     normalize_text,

@@ -6,9 +6,9 @@ from fractions import Fraction
 
 import pytest
 
+from dapo.core.math_text import normalize_answer
 from dapo.rewards import get_verifier
 from dapo.rewards.verifiers.equivalence import _exact_number
-from dapo.rewards.verifiers.spelling import normalize_answer
 from dapo.rewards.verifiers.symbolic import Symbolic
 from dapo.types import Problem
 from helpers.paths import SHARED_DATA

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from dapo.core.optional import require_package
-from dapo.data.prepare.answers import answer_key
-from dapo.data.prepare.normalize import find_instruction_template, ngrams, normalize_text, numbers, words
+from dapo.data.prepare.normalize import answer_key, find_instruction_template, ngrams, normalize_text, numbers, words
 from dapo.data.sources.rows import prompt_text
 from dapo.types import Problem
 

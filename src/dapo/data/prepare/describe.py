@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dapo.data.prepare.answers import ANSWER_TYPES, answer_type
-from dapo.data.prepare.normalize import find_instruction_template
+from dapo.data.prepare.normalize import ANSWER_TYPES, answer_type, find_instruction_template
 from dapo.data.problems import unique_problems
 from dapo.data.sources.rows import prompt_text
 from dapo.types import Problem

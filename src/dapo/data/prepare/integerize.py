@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+from dapo.core.math_text import final_part, marked_answer, strip_formatting
 from dapo.core.rng import keyed_seed
-from dapo.data.prepare.answers import answer_type, answer_value, strip_formatting
-from dapo.data.prepare.normalize import InstructionTemplate, normalize_text
+from dapo.data.prepare.normalize import InstructionTemplate, answer_type, answer_value, normalize_text
 from dapo.data.sources.rows import problem_id
 from dapo.types import Message, Problem
 
@@ -18,8 +18,6 @@ ACTIONS: tuple[Action, ...] = ("unchanged", "rewritten", "rejected")
 REWRITE_ATTEMPTS = 2
 _MAX_DIGITS = 18
 _PART = r"<{0}>\s*(.*?)\s*</{0}>"
-_LAST_LINE = re.compile(r"^[ \t>#*_`-]*(?:final\s+)?answer[ \t*_`]*[:：](.*)$", re.IGNORECASE | re.MULTILINE)
-_BOX = re.compile(r"\\boxed\s*\{([^{}]*)\}")
 
 REWRITE = """\
 Below are a mathematics problem and its answer, which is not an integer. Rewrite the problem so that its answer is one \
@@ -147,7 +145,7 @@ def question_texts(problems: Sequence[Problem]) -> list[str]:
 
 def read_rewriting(response: str, original: str) -> tuple[str, str] | str:
     """New problem and its integer; or what is wrong with the response."""
-    final = response.rpartition("</think>")[2]
+    final = final_part(response)
     found = [re.findall(_PART.format(name), final, re.DOTALL | re.IGNORECASE) for name in ("problem", "answer")]
     if not found[0] or not found[1]:
         return "the rewriting has no <problem> or no <answer>"
@@ -161,7 +159,7 @@ def read_rewriting(response: str, original: str) -> tuple[str, str] | str:
 
 def read_integer(text: str) -> str | None:
     """An integer as it is written plainly, `1,000` and `$1000$` as 1000; None for anything else."""
-    plain = strip_formatting(text.strip("*_` \t"))
+    plain = strip_formatting(text.strip("*_` \t"), braces=True).replace("−", "-")
     if answer_type(plain) != "integer" or len(plain) > _MAX_DIGITS:
         return None
     return str(int(plain.replace(",", "")))
@@ -169,9 +167,8 @@ def read_integer(text: str) -> str | None:
 
 def read_solution(response: str) -> str | None:
     """The integer on the last line `Answer: N`, or else in the last box."""
-    final = response.rpartition("</think>")[2]
-    found = _LAST_LINE.findall(final) or _BOX.findall(final)
-    return read_integer(found[-1]) if found else None
+    marked = marked_answer(final_part(response))
+    return None if marked is None else read_integer(marked)
 
 
 def _solve(problem: Problem, text: str, answer: str, ask: Ask, *, num_solutions: int, attempt: int) -> list[str | None]:

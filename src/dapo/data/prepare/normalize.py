@@ -1,11 +1,17 @@
-"""What a problem asks, apart from how it is written: the instruction around it, case, spacing and punctuation."""
+"""What a problem asks and answers, apart from how it is written: instructions, case, spacing, forms of numbers."""
 
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal, TypeAlias
 
+from dapo.core.math_text import INTEGER, plain_number, strip_formatting
+
+AnswerType: TypeAlias = Literal["integer", "number", "fraction", "expression", "letter", "text"]
+ANSWER_TYPES: tuple[AnswerType, ...] = ("integer", "number", "fraction", "expression", "letter", "text")
 MIN_TEXTS = 8
 """Fewer different texts than this say nothing about a wrapper that they share."""
 MIN_INSTRUCTION_WORDS = 4
@@ -21,6 +27,18 @@ _LAYOUT = re.compile(
     r"\\(?:left|right|big[lr]?|Big[lr]?|displaystyle|text(?:bf|it|rm)?|math(?:rm|bf|it)|[,;:! ])(?![a-z])"
 )
 _FRACTIONS = re.compile(r"\\[dtc]frac(?![a-z])")
+_FRACTION = re.compile(
+    r"(?P<sign>[-+]?)\s*(?:(?P<a>\d+)\s*/\s*(?P<b>\d+)"
+    r"|\\[dtc]?frac\s*(?:\{\s*(?P<inner>-?)(?P<c>\d+)\s*\}\s*\{\s*(?P<d>\d+)\s*\}|(?P<e>\d)\s*(?P<f>\d)))",
+    re.ASCII,
+)
+_LETTER = re.compile(r"\(?\s*([A-Z])\s*\)?")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_LONG_WORD = re.compile(r"[^\W\d_]{3,}")
+_FUNCTIONS = re.compile(
+    r"(?i:arc)?(?i:sin|cos|tan|cot|sec|csc)h?|(?i:log|ln|exp|sqrt|max|min|gcd|lcm|mod|abs|det|lim|inf)"
+)
+_MAX_DIGITS = 1000
 
 
 @dataclass(frozen=True)
@@ -85,6 +103,57 @@ def ngrams(tokens: Sequence[str], n: int) -> list[tuple[str, ...]]:
     if len(tokens) <= n:
         return [tuple(tokens)] if tokens else []
     return [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+
+
+def answer_type(answer: str) -> AnswerType:
+    """The form of an answer: `1,234` is an integer, `2.50` and `2.0` are numbers, `3/4` a fraction, `(B)` a letter.
+
+    Text is an answer with words; everything else, such as `\\sqrt{2}`, is an expression.
+    """
+    text = _without_formatting(answer)
+    if INTEGER.fullmatch(text):
+        return "integer"
+    if plain_number(text.removesuffix("%").removesuffix("\\")) is not None:
+        return "number"
+    if (match := _FRACTION.fullmatch(text)) and _denominator(match):
+        return "fraction"
+    if _LETTER.fullmatch(text):
+        return "letter"
+    if any(not _FUNCTIONS.fullmatch(word) for word in _LONG_WORD.findall(_COMMAND.sub(" ", text))):
+        return "text"
+    return "expression" if re.search(r"\w|\\", text) else "text"
+
+
+def answer_value(answer: str) -> Fraction | None:
+    """The value of an integer, a decimal number or a fraction; None for every other answer."""
+    text = _without_formatting(answer)
+    if len(text) > _MAX_DIGITS:  # Python refuses to read numbers of thousands of digits
+        return None
+    match = _FRACTION.fullmatch(text)
+    if match is None or not _denominator(match):
+        return plain_number(text)
+    value = Fraction(int(match["a"] or match["c"] or match["e"]), _denominator(match))
+    return -value if (match["sign"] == "-") != (match["inner"] == "-") else value
+
+
+def answer_key(answer: str) -> str:
+    """A key that is equal for equivalent answers: the value, else the text without spaces and case of letters."""
+    value = answer_value(answer)
+    if value is not None:
+        return str(value)
+    text = _without_formatting(answer)
+    if letter := _LETTER.fullmatch(text):
+        return letter[1]
+    # f and F are two expressions, yes and Yes one text
+    return "".join((text.casefold() if answer_type(text) == "text" else text).split())
+
+
+def _without_formatting(answer: str) -> str:
+    return strip_formatting(answer, braces=True).replace("−", "-")
+
+
+def _denominator(match: re.Match[str]) -> int:
+    return int(match["b"] or match["d"] or match["f"])
 
 
 def _common_prefixes(rows: list[tuple[str, ...]], min_texts: int) -> list[tuple[str, ...]]:

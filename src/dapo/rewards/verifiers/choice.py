@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dapo.core.errors import RewardError
+from dapo.core.math_text import answer_lines, boxes, final_part, strip_formatting, without_text_commands
 from dapo.rewards.verdicts import binary_verdict, error_verdict
-from dapo.rewards.verifiers.answer import answer_lines, boxes, final_part, strip_formatting
 from dapo.types import Problem, Verdict
 
 _LETTER = r"[\(\[]?(?P<letter>[A-Za-z])[\)\]]?"
@@ -22,7 +22,6 @@ _LAST_LINE = re.compile(
     r"(?:answer|option|choice)(?:\s+is)?\s*:?\s*\**[\(\[]?(?P<said>[A-Za-z])[\)\]]?)\s*[.]?",
     re.IGNORECASE,
 )
-_TEXT_COMMAND = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def _strip_formatting(text: str) -> str:
     """Without boxes, dollars, `\\text{}` and bold."""
     before = None
     while text != before:
-        before, text = text, _TEXT_COMMAND.sub(r"\1", strip_formatting(text)).replace("**", "").strip()
+        before, text = text, without_text_commands(strip_formatting(text)).replace("**", "").strip()
     return text
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from dapo.core.errors import RewardError
+from dapo.core.math_text import fences, final_part
 from dapo.rewards.sandbox.run import Sandbox, SandboxError
 from dapo.rewards.verdicts import binary_verdict, error_verdict
-from dapo.rewards.verifiers.answer import fences, final_part
 from dapo.types import Problem, Verdict
 
 Isolation = Literal["require", "best_effort"]

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from dapo.rewards.verifiers.answer import plain_number
-from dapo.rewards.verifiers.spelling import (
+from dapo.core.math_text import (
     depths,
     has_text_command,
     normalize_math,
+    plain_number,
     plain_text,
     split_unit,
     without_text_commands,

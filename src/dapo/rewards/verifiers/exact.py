@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from dapo.core.errors import RewardError
-from dapo.rewards.verdicts import binary_verdict, error_verdict
-from dapo.rewards.verifiers.answer import (
+from dapo.core.math_text import (
     answer_line,
     final_part,
     normalize_number,
@@ -13,6 +12,7 @@ from dapo.rewards.verifiers.answer import (
     plain_number,
     strip_formatting,
 )
+from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.types import Problem, Verdict
 
 Extract = Literal["none", "answer_line", "last_number", "final"]

@@ -5,16 +5,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from dapo.core.errors import RewardError
-from dapo.rewards.verdicts import binary_verdict, error_verdict
-from dapo.rewards.verifiers.answer import (
-    answer_line,
+from dapo.core.math_text import (
     final_part,
-    last_boxed,
+    marked_answer,
     normalize_number,
     numbers_in,
     plain_number,
     strip_formatting,
 )
+from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.types import Problem, Verdict
 
 _MARK = "####"
@@ -57,8 +56,7 @@ def _marked(text: str) -> str | None:
     _, mark, tail = text.rpartition(_MARK)
     if mark:
         return tail.strip().partition("\n")[0]
-    line = answer_line(text)
-    return last_boxed(text) if line is None else line
+    return marked_answer(text)
 
 
 def _strip_currency(text: str) -> str:

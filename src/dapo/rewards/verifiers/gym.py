@@ -11,8 +11,8 @@ from typing import Any
 
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, try_call
+from dapo.core.math_text import final_part, marked_answer, strip_formatting
 from dapo.rewards.verdicts import binary_verdict, error_verdict
-from dapo.rewards.verifiers.answer import answer_line, final_part, last_boxed, strip_formatting
 from dapo.types import Problem, Verdict
 
 TASK, CONFIG, ENTRY = "gym_task", "gym_config", "gym_entry"
@@ -91,9 +91,7 @@ def extract(response: str) -> str | None:
     text = final_part(response)
     if (tagged := _last_tagged(text)) is not None:
         return tagged.strip()
-    line = answer_line(text)
-    if line is None:
-        line = last_boxed(text)
+    line = marked_answer(text)
     if line is None and "\n" not in text.strip() and len(text) <= _SHORT_CHARS:
         line = text
     return line.strip() if line and line.strip() else None

@@ -7,8 +7,8 @@ from typing import Any
 
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, try_call
+from dapo.core.math_text import fences, final_part
 from dapo.rewards.verdicts import binary_verdict, error_verdict
-from dapo.rewards.verifiers.answer import fences, final_part
 from dapo.types import Problem, Verdict
 
 FIELD = "schema"

@@ -3,10 +3,9 @@
 import re
 from functools import lru_cache
 
+from dapo.core.math_text import answer_line, boxes, final_part, last_boxed, normalize_answer
 from dapo.rewards.verdicts import binary_verdict, error_verdict
-from dapo.rewards.verifiers.answer import answer_line, boxes, final_part, last_boxed
 from dapo.rewards.verifiers.equivalence import Reference
-from dapo.rewards.verifiers.spelling import normalize_answer
 from dapo.rewards.verifiers.symbolic import Symbolic
 from dapo.types import Problem, Verdict
 
@@ -32,18 +31,17 @@ class MathVerifier:
         reference = self._read(problem.answer)
         if reference is None:
             return error_verdict(f"math: the reference {problem.answer[:80]!r} cannot be read as mathematics")
-        answer = marked_answer(response)
+        answer = claimed_answer(response)
         return binary_verdict(answer is not None and reference.is_answered_by(answer), normalize_answer(answer))
 
 
-def marked_answer(response: str) -> str | None:
+def claimed_answer(response: str) -> str | None:
     """The text of the response's last `Answer:` line, else of its last `\\boxed{}`, else None.
 
     A single box on the line `Answer:` with only words around it is the answer; otherwise a box is just a bracket.
     """
     text = final_part(response)
-    line = answer_line(text)
-    if line is None:
+    if (line := answer_line(text)) is None:
         return last_boxed(text)
     line = _ANSWER_IS.sub("", line, count=1) if _ANSWER_IS.match(line) else line
     found = boxes(line)

@@ -7,8 +7,8 @@ from typing import Literal, get_args
 
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, try_call
+from dapo.core.math_text import final_part
 from dapo.rewards.verdicts import binary_verdict, error_verdict
-from dapo.rewards.verifiers.answer import final_part
 from dapo.types import Problem, Verdict
 
 Match = Literal["full", "search"]
