@@ -8,7 +8,7 @@ PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check 
 # the extra dev is what `make test` and `make check` need
 PYTEST ?= $(VENV)/bin/python -m pytest
 
-.PHONY: install install-dev install-gym quickstart test test-vllm nightly soak check format golden bench bench-peers verifier-report simulate clean
+.PHONY: install install-dev install-gym quickstart test test-vllm nightly soak check docs format golden bench bench-peers verifier-report simulate clean
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -55,6 +55,10 @@ check: install-dev
 	$(VENV)/bin/ruff format --check src tests benchmarks
 	$(VENV)/bin/ruff check src tests benchmarks
 	$(VENV)/bin/mypy
+
+# the page of metrics, from the table that the code uses
+docs: install
+	$(VENV)/bin/python -m dapo.telemetry.metric_table > docs/metrics.md
 
 format: install-dev
 	$(VENV)/bin/ruff format src tests benchmarks

@@ -17,6 +17,12 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
 
 
+def logged_names(run: Path) -> set[str]:
+    """Every name in the metrics of a run."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {name for row in rows for name in row} - {"step"}
+
+
 def contents(run: Path, *, checkpoints: str = "*") -> dict[str, Any]:
     """Metrics, rollouts, evaluations, and the checkpoints whose name matches; with all of them, the history too."""
     files = {

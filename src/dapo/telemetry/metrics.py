@@ -1,12 +1,12 @@
-"""What the paper watches (section 4.3 and Fig. 2, 3, 7), computed from a step's groups and samples.
+"""Computes the metrics of a step from its groups, samples and updates, and times its phases.
 
-Every name is `area/name`. Whatever depends on the machine and not on the run stands under `time/`.
+`dapo.telemetry.metric_table` describes each metric. Only metrics under `time/` depend on the machine.
 """
 
 import resource
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import fsum
 from statistics import fmean
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dapo.core.packed import array_of
+from dapo.telemetry.metric_table import metric_of
 from dapo.telemetry.rollout_table import storable
 from dapo.types import Group, Sample
 
@@ -25,7 +26,7 @@ REFLECTION = (
     r"\b(wait|hold on|let me (re-?)?check|let's (re-?)?check|re-?check|double-?check|on second thought|"
     r"re-?think|re-?consider|i made a mistake)\b"
 )
-"""In any case of letters."""
+"""The phrases that count as reflection (the paper's Table 2), upper or lower case."""
 _TEXTS_PER_SEARCH = 256
 
 
@@ -37,12 +38,15 @@ def rollout_metrics(
     *,
     shortfall: int,
 ) -> dict[str, float]:
-    """Of one step's generation.
+    """The metrics of one step's generation: `reward/*` and most of `rollout/*`.
 
-    `decided`: judged groups with their fates, those beyond the closed batch left out, so that no figure depends on
-    how many were in flight. `rewards`: shaped rewards of the valid responses by group id. The account in groups and
-    tokens covers everything generated, by fate. Of a reward of several verifiers, `reward/component/NAME` is the mean
-    of each one's own score over the responses to which it applied.
+    Args:
+        decided: The judged groups with their outcomes, without those of outcome `excess`: no metric may depend on how
+            many groups were in flight when the batch closed.
+        group_counts: The number of groups by outcome, of everything generated.
+        token_counts: The number of response tokens by outcome, of everything generated.
+        rewards: The shaped rewards of a group's responses with a verdict, by group id.
+        shortfall: The number of groups missing from a full batch.
     """
     groups = [group for group, _ in decided]
     generations = [generation for group in groups for generation in group.generations]
@@ -77,9 +81,9 @@ def rollout_metrics(
 
 
 def reflection_metrics(groups: Iterable[Group]) -> dict[str, float]:
-    """The share of responses with a phrase of reflection: a search through all text, hundreds of megabytes at scale.
+    """The fraction of responses with a phrase of reflection.
 
-    Other threads can run meanwhile.
+    At scale this searches hundreds of megabytes of text, in native code that lets other threads run.
     """
     texts = [text for group in groups for text in group.texts]
     found = 0
@@ -90,7 +94,7 @@ def reflection_metrics(groups: Iterable[Group]) -> dict[str, float]:
 
 
 def engine_gap_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """How far the sampler's log-probabilities are from the trainer's, over trained tokens, in nats."""
+    """The mean and the largest |log pi_engine - log pi_old| over trained tokens; empty where either is unknown."""
     gaps = [row for sample in samples if len(row := _gaps(sample))]
     if not gaps:
         return {}
@@ -101,7 +105,7 @@ def engine_gap_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def staleness_metrics(groups: Sequence[Group], *, version: int) -> dict[str, float]:
-    """How many steps older than `version` the weights were that sampled these groups, over their response tokens."""
+    """How many steps older than `version` the weights are that sampled these groups, over their response tokens."""
     ages = [(version - generation.version, generation) for group in groups for generation in group.generations]
     tokens = sum(len(generation.token_ids) for _, generation in ages)
     if not tokens:
@@ -113,14 +117,17 @@ def staleness_metrics(groups: Sequence[Group], *, version: int) -> dict[str, flo
 
 
 def mean_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """A step's update metrics: the mean over its optimiser updates; names ending in `_max` keep the largest and
-    counts of tokens and skipped updates are summed."""
+    """The metrics of a step's optimizer updates: their mean, sum or maximum, as the table of metrics says."""
+    combine: Mapping[str, Callable[[list[float]], float]] = {"mean": fmean, "sum": sum, "max": max}
     names = dict.fromkeys(name for update in updates for name in update)
-    return {name: _combine(name, [update[name] for update in updates if name in update]) for name in names}
+    return {
+        name: combine[metric_of(name).over_updates]([update[name] for update in updates if name in update])
+        for name in names
+    }
 
 
 class StepTimer:
-    """Seconds by phase of a step."""
+    """Measures how long a step and each of its phases take."""
 
     def __init__(self) -> None:
         self._started = time.perf_counter()
@@ -128,7 +135,7 @@ class StepTimer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the time inside to a phase."""
+        """Add the time that the block takes to a phase, one of `metric_table.PHASES`."""
         started = time.perf_counter()
         try:
             yield
@@ -136,11 +143,11 @@ class StepTimer:
             self.add(name, time.perf_counter() - started)
 
     def add(self, name: str, seconds: float) -> None:
-        """Add time that was measured elsewhere to a phase; phases may lie beside each other."""
+        """Add seconds that were measured elsewhere to a phase; phases may overlap in time."""
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def metrics(self, *, tokens_generated: int) -> dict[str, float]:
-        """`time/*`: seconds by phase and of the step, generated tokens a second over the whole step, peak memory."""
+        """The metrics `time/*`: seconds per phase and of the step, generated tokens per second, peak memory."""
         total = time.perf_counter() - self._started
         metrics = {f"time/{name}_s": round(seconds, 4) for name, seconds in self._seconds.items()}
         metrics["time/step_s"] = round(total, 4)
@@ -150,13 +157,13 @@ class StepTimer:
 
 
 def peak_memory_gib() -> float:
-    """Largest resident memory of this process so far."""
+    """The largest resident memory of this process so far, in GiB."""
     unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kibibytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
 
 def _gaps(sample: Sample) -> NDArray[Any]:
-    """`[trained tokens]` |engine - old|; empty where either is not known."""
+    """`[trained tokens]` |engine - old|; empty where the trainer has recorded no log-probabilities."""
     if sample.old_logprobs is None:
         return np.empty(0)
     engine, old, mask = (array_of(row) for row in (sample.engine_logprobs, sample.old_logprobs, sample.mask))
@@ -172,11 +179,3 @@ def _mean(values: Sequence[float]) -> float:
 
 def _fraction(values: Sequence[str], wanted: str) -> float:
     return sum(value == wanted for value in values) / len(values) if values else 0.0
-
-
-def _combine(name: str, values: Sequence[float]) -> float:
-    if name.endswith("_max"):
-        return max(values)
-    if name in ("optim/skipped", "optim/update_tokens"):
-        return sum(values)
-    return fmean(values)

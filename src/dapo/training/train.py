@@ -100,7 +100,7 @@ def prepare(
             run.tracker.message(f"step {step}: short batch: {batch.reason}")
         if len(batch.groups) > config.train.minibatch_groups:
             with timer.phase("old_logprobs"):  # with a single update, old = the detached current ones
-                run.tracker.phase("old log-probabilities")
+                run.tracker.phase("old_logprobs")
                 samples = run.policy.record_old_logprobs(samples)
                 metrics |= engine_gap_metrics(samples)
     return samples, metrics | text_metrics

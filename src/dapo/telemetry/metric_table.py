@@ -1,0 +1,208 @@
+"""The table of all metrics that a run logs: unit, meaning, place in the paper, and how a step's updates are combined.
+
+The console, the curves, `mean_of_updates` and docs/metrics.md read it. Run as a program, this module prints that page.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+SECTIONS = {
+    "reward": "Rewards of the step's judged responses.",
+    "rollout": "What a step generated. `groups_*` and `tokens_*` count all of it; the other metrics, and those of "
+    "`reward/`, leave out groups with the outcome `excess`, so that none depends on how many groups were in flight.",
+    "loss": "The loss, and means over the tokens that train.",
+    "optim": "The optimizer.",
+    "time": "Seconds, speed and memory. Only these depend on the machine and the moment; all other metrics are the "
+    "same in every repetition of a run.",
+    "eval": "Evaluations: before the first step, then as `train.eval_every` says. `{data}` is the data set's name.",
+}
+
+OUTCOMES = {
+    "trained": "it carries a signal and trains",
+    "all_correct": "all its responses are correct (Eq. 11 drops it)",
+    "all_wrong": "all its responses are wrong (Eq. 11 drops it)",
+    "zero_variance": "all its responses have the same score, from a verifier that does not decide correct or wrong",
+    "filtered": "`dynamic_sampling.filter` rejected it",
+    "invalid": "fewer than two of its responses have a verdict",
+    "excess": "it was complete after the batch had closed; its problem comes again in the next step",
+    "aborted": "it was still being generated when the batch closed; its problem comes again in the next step",
+}
+"""The outcomes of a group, as in the names `rollout/groups_OUTCOME` and in the column `outcome` of rollouts/."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a step: shown while it goes on, and timed as `time/NAME_s`."""
+
+    meaning: str
+    counts: str = ""
+    """What its progress counts."""
+    when: str = ""
+    """Where not every step has the phase: which ones do."""
+    is_logged: bool = True
+
+
+# fmt: off
+PHASES = {
+    "load_weights": Phase("giving the policy's weights to the engine"),
+    "generate": Phase("sampling and judging the batch; with `schedule: one_step_off`, of the batch that was sampled in "
+                      "the background", "groups"),
+    "write_rollouts": Phase("waiting for the table of responses, which is written in the background"),
+    "old_logprobs": Phase("computing the log-probabilities of the policy before the step's first update",
+                          when="with more than one update per step"),
+    "update": Phase("the optimizer updates", "minibatches"),
+    "wait": Phase("waiting for the next batch after the updates", "groups", when="with `schedule: one_step_off`"),
+    "evaluate": Phase("evaluation", "problems", when="in steps with an evaluation"),
+    "save": Phase("starting a checkpoint", is_logged=False),
+}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric, or a family of them whose name holds {placeholders}."""
+
+    name: str
+    unit: str
+    meaning: str
+    """A full sentence."""
+    paper: str = ""
+    """The figure, table or equation of the paper that it belongs to."""
+    over_updates: Literal["", "mean", "sum", "max"] = ""
+    """How a step's optimizer updates are combined into one value; empty for a metric of the whole step."""
+    when: str = ""
+    """The condition under which it is logged; empty if every run logs it."""
+
+    @property
+    def scale(self) -> float:
+        """What the value is multiplied by to be shown: fractions are shown in per cent."""
+        return 100.0 if self.unit == "fraction" else 1.0
+
+
+METRICS = (
+    Metric("reward/mean", "reward", "The mean shaped reward (score plus overlong penalty) of all responses with a "
+           "verdict, before groups are filtered.", "Fig. 7b"),
+    Metric("reward/trained_mean", "reward", "The mean shaped reward of the groups that train.", "Fig. 7b"),
+    Metric("reward/score_mean", "score", "The mean score of the verifier, without the overlong penalty.", "Eq. 7"),
+    Metric("reward/accuracy", "fraction", "The fraction of responses with a verdict that are correct.",
+           when="where the verifier decides correct or wrong"),
+    Metric("reward/component/{verifier}", "score", "The mean score of one of several verifiers, before its weight, "
+           "over the responses to which it applied; a colon in its name becomes a dot.", when="with several verifiers"),
+    Metric("rollout/keep_rate", "fraction", "The fraction of judged groups that train.", "Eq. 11"),
+    Metric("rollout/all_correct_fraction", "fraction", "The fraction of judged groups that are all correct.",
+           "Fig. 3b"),
+    Metric("rollout/all_wrong_fraction", "fraction", "The fraction of judged groups that are all wrong.", "Eq. 11"),
+    Metric("rollout/response_tokens_mean", "tokens", "The mean length of a response.", "Fig. 7a"),
+    Metric("rollout/response_tokens_max", "tokens", "The length of the longest response."),
+    Metric("rollout/truncated_fraction", "fraction", "The fraction of responses that reached the length limit.",
+           "Section 3.4"),
+    Metric("rollout/reflection_fraction", "fraction", "The fraction of responses with a phrase of reflection such as "
+           '"wait" or "let me check".', "Table 2"),
+    Metric("rollout/verifier_errors", "responses", "The number of responses without a verdict."),
+    Metric("rollout/shortfall_groups", "groups", "The number of groups that are missing from a full batch."),
+    Metric("rollout/groups_generated", "groups", "The number of groups with at least one generated token."),
+    Metric("rollout/groups_{outcome}", "groups", "The number of groups with this outcome."),
+    Metric("rollout/tokens_generated", "tokens", "The number of generated tokens."),
+    Metric("rollout/tokens_{outcome}", "tokens", "The number of tokens generated for groups with this outcome."),
+    Metric("rollout/tokens_in_minibatches", "tokens", "The number of response tokens that train.", "Eq. 12"),
+    Metric("rollout/epoch", "epochs", "The number of finished passes over the training problems."),
+    Metric("rollout/engine_logprob_gap_mean", "nats per token", "The mean absolute difference between the "
+           "log-probabilities of the engine and of the trainer.", over_updates="mean"),
+    Metric("rollout/engine_logprob_gap_max", "nats", "The largest absolute difference between a token's "
+           "log-probabilities in the engine and in the trainer.", over_updates="max"),
+    Metric("rollout/staleness_mean", "steps", "How many steps older than the policy the weights were that sampled the "
+           "trained groups, as a mean over response tokens.", when="with `schedule: one_step_off`"),
+    Metric("rollout/staleness_max", "steps", "How many steps older than the policy the oldest weights were that "
+           "sampled a trained group.", when="with `schedule: one_step_off`"),
+    Metric("loss/policy", "loss", "The clipped policy loss.", "Eq. 8, negated", "mean"),
+    Metric("loss/kl", "nats per token", "The estimate of the KL divergence from the policy to the reference, before "
+           "its coefficient, weighted like the loss.", "Eq. 5", "mean", "with `loss.kl_coef` above 0"),
+    Metric("loss/entropy", "nats per token", "The mean entropy of the policy at the sampled positions.", "Fig. 2b, 7c",
+           "mean"),
+    Metric("loss/ratio_mean", "ratio", "The mean ratio of the policy's probability to the old policy's.", "Eq. 6",
+           "mean"),
+    Metric("loss/approx_kl", "nats per token", "The estimate of the KL divergence from the old policy to the policy.",
+           "", "mean"),
+    Metric("loss/token_prob_mean", "probability", "The mean probability of the sampled tokens under the policy.",
+           "Fig. 7d", "mean"),
+    Metric("loss/clip_low_fraction", "fraction", "The fraction of tokens that lose their gradient to the lower clip.",
+           "Eq. 10", "mean"),
+    Metric("loss/clip_high_fraction", "fraction", "The fraction of tokens that lose their gradient to the upper clip.",
+           "Eq. 10", "mean"),
+    Metric("loss/clip_dual_fraction", "fraction", "The fraction of tokens that lose their gradient to the dual clip.",
+           "", "mean", "with `loss.dual_clip`"),
+    Metric("loss/clipped_high_prob_mean", "probability", "The mean probability, under the policy, of the tokens at the "
+           "upper clip.", "Fig. 3a", "mean", "in steps with a token at the upper clip"),
+    Metric("loss/engine_weight_mean", "ratio", "The mean importance weight that corrects for the engine's "
+           "probabilities.", "", "mean", "with `loss.engine_correction: tis`"),
+    Metric("loss/engine_weight_truncated_fraction", "fraction", "The fraction of tokens whose importance weight is "
+           "truncated at the cap.", "", "mean", "with `loss.engine_correction: tis`"),
+    Metric("optim/lr", "1", "The learning rate of the step.", "Section 4.1", "mean"),
+    Metric("optim/grad_norm", "1", "The norm of the gradient before it is clipped.", "", "mean"),
+    Metric("optim/skipped", "updates", "The number of updates that were not made, because the loss or the gradient was "
+           "not finite or `loss/approx_kl` above `loss.max_approx_kl`.", "", "sum"),
+    Metric("optim/update_tokens", "tokens", "The number of trained tokens that were computed: those of responses with "
+           "advantage 0 are not.", "", "sum"),
+    *(Metric(f"time/{name}_s", "s", f"The seconds spent {'on ' * (name in ('update', 'evaluate'))}{phase.meaning}.",
+             when=phase.when) for name, phase in PHASES.items() if phase.is_logged),
+    Metric("time/step_s", "s", "The seconds of the whole step."),
+    Metric("time/tokens_per_s", "tokens/s", "Generated tokens per second of the whole step."),
+    Metric("time/peak_memory_gib", "GiB", "The largest resident memory of this process so far."),
+    Metric("eval/{data}/accuracy", "fraction", "The mean over problems of the fraction of correct responses, or of the "
+           "score where the verifier does not decide; also for each source, where the data set has several.", "avg@32"),
+    Metric("eval/{data}/low", "fraction", "The lower end of the 95 % interval of the accuracy."),
+    Metric("eval/{data}/high", "fraction", "The upper end of the 95 % interval of the accuracy."),
+    Metric("eval/{data}/avg@{k}", "fraction", "The accuracy, under a name that holds the number k of samples per "
+           "problem.", "avg@32"),
+    Metric("eval/{data}/response_tokens_mean", "tokens", "The mean length of a response in the evaluation."),
+    Metric("eval/{data}/truncated_fraction", "fraction", "The fraction of the evaluation's responses that reached the "
+           "length limit."),
+)
+# fmt: on
+
+_BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
+_PLACEHOLDER = re.compile(r"\\\{(\w+)\\\}")
+_FAMILIES = tuple(
+    (re.compile(_PLACEHOLDER.sub(lambda m: f"({'|'.join(OUTCOMES)})" if m[1] == "outcome" else "(.+)", pattern)), row)
+    for row in METRICS
+    if "{" in (pattern := re.escape(row.name))
+)
+
+
+def metric_of(name: str) -> Metric:
+    """The row of the table that describes a logged name. Raises KeyError for a name that no row describes."""
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    for pattern, metric in _FAMILIES:
+        if pattern.fullmatch(name):
+            return metric
+    raise KeyError(f"{name} is not in the table of metrics (dapo.telemetry.metric_table)")
+
+
+def metrics_page() -> str:
+    """docs/metrics.md."""
+    lines = [
+        "<!-- Made from src/dapo/telemetry/metric_table.py by `make docs`: change the table, not this page. -->",
+        "# Metrics",
+        "",
+        "What `metrics.jsonl` holds, one line per step. *Updates* says how the values of a step's optimizer updates "
+        "are combined; without an entry the metric describes the whole step. *When* is the condition under which it is "
+        "logged; means over tokens are also missing in a step in which no token trains.",
+    ]
+    for section, text in SECTIONS.items():
+        lines += ["", f"## {section}/", "", text, "", "| metric | unit | meaning | paper | updates | when |"]
+        lines += ["|---|---|---|---|---|---|"]
+        lines += [
+            f"| `{m.name}` | {m.unit} | {m.meaning} | {m.paper} | {m.over_updates} | {m.when} |"
+            for m in METRICS
+            if m.name.startswith(f"{section}/")
+        ]
+        if section == "rollout":
+            lines += ["", "The outcome of a group is one of:", ""]
+            lines += [f"- `{outcome}`: {meaning}." for outcome, meaning in OUTCOMES.items()]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(metrics_page(), end="")

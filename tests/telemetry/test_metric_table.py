@@ -1,0 +1,70 @@
+"""The table of metrics is complete: every logged name is in it, and what it lists is logged."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import dapo
+from dapo.cli.train import start_run
+from dapo.telemetry.metric_table import METRICS, OUTCOMES, PHASES, SECTIONS, metric_of, metrics_page
+from dapo.telemetry.metrics import mean_of_updates
+from dapo.training import rollout
+from helpers.async_runs import async_config, run_or_resume
+from helpers.paths import ROOT
+from helpers.tiny_runs import logged_names, tiny
+
+
+def test_the_page_of_metrics_is_what_the_table_gives():
+    assert (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8") == metrics_page(), "run `make docs`"
+
+
+@pytest.mark.parametrize("schedule", ["sync", "one_step_off"])
+def test_a_run_logs_all_metrics_of_the_table_that_have_no_condition_and_no_others(tmp_path: Path, schedule: str):
+    if schedule == "sync":
+        start_run(tiny("train.num_steps=3"), run_dir=tmp_path / "run", config_name="t")
+    else:
+        run_or_resume(tmp_path / "run", async_config("train.num_steps=3"))
+    logged = {metric_of(name) for name in logged_names(tmp_path / "run")}
+    unlogged = [metric for metric in METRICS if metric not in logged]
+    assert [metric.name for metric in unlogged if not metric.when] == []
+    conditions = {"with more than one update per step"}
+    conditions |= {"with `schedule: one_step_off`"} if schedule == "one_step_off" else set()
+    assert [metric.name for metric in unlogged if metric.when in conditions] == []
+
+
+def test_every_metric_that_the_code_names_is_in_the_table():
+    name = re.compile(rf"({'|'.join(SECTIONS)})/[a-z]\w+")
+    for path in Path(dapo.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and name.fullmatch(node.value):
+                metric_of(node.value)
+
+
+def test_every_outcome_of_a_group_is_explained():
+    assert tuple(OUTCOMES) == rollout.OUTCOMES
+    assert metric_of("rollout/groups_zero_variance").name == "rollout/groups_{outcome}"
+    with pytest.raises(KeyError, match="rollout/groups_no_spread is not in the table"):
+        metric_of("rollout/groups_no_spread")
+
+
+def test_every_phase_that_is_timed_or_shown_is_in_the_table():
+    named = set()
+    for path in Path(dapo.__file__).parent.rglob("*.py"):
+        named |= set(re.findall(r'\.phase\(\s*"([^"]+)"', path.read_text(encoding="utf-8")))
+    assert named
+    assert named <= PHASES.keys()
+
+
+def test_updates_are_combined_as_the_table_says():
+    updates = [
+        {"loss/entropy": 1.0, "rollout/engine_logprob_gap_max": 3.0, "optim/skipped": 1.0, "loss/kl": 5.0},
+        {"loss/entropy": 2.0, "rollout/engine_logprob_gap_max": 1.0, "optim/skipped": 1.0},
+    ]
+    assert mean_of_updates(updates) == {
+        "loss/entropy": 1.5,
+        "rollout/engine_logprob_gap_max": 3.0,
+        "optim/skipped": 2.0,
+        "loss/kl": 5.0,
+    }
