@@ -303,7 +303,9 @@ def test_a_reward_that_only_fails_ends_the_run_saved_and_says_why(
     assert reason in err
     assert "Traceback" not in err
     assert (path / "checkpoints" / "step_000000").is_dir()
-    assert json.loads((path / "summary.json").read_text())["exit_reason"].startswith("Starved: 16 groups were judged")
+    assert json.loads((path / "summary.json").read_text())["exit_reason"].startswith(
+        "ShortfallError: 16 groups were judged"
+    )
 
 
 def test_prompts_that_are_too_long_are_dropped_and_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path):

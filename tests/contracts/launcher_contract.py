@@ -16,7 +16,7 @@ PROGRAM_ENVIRONMENT = os.environ | {
     "PYTHONPATH": os.pathsep.join([*WORKER_ENVIRONMENT.values(), os.environ.get("PYTHONPATH", "")])
 }
 """The environment of a program that imports this file."""
-RECORDER_SPEC = WorkerSpec("helpers.fake_workers:Recorder", environment=WORKER_ENVIRONMENT)
+COUNTING_WORKER = WorkerSpec("helpers.fake_workers:CountingWorker", environment=WORKER_ENVIRONMENT)
 
 
 class Weights:
@@ -28,7 +28,7 @@ class Weights:
 
 
 def start(launcher: Launcher, **options: object):
-    return launcher.start(["one"], [WorkerSpec(RECORDER_SPEC.factory, options, WORKER_ENVIRONMENT)])[0]
+    return launcher.start(["one"], [WorkerSpec(COUNTING_WORKER.factory, options, WORKER_ENVIRONMENT)])[0]
 
 
 class LauncherContract:
@@ -74,7 +74,7 @@ class LauncherContract:
     def test_an_object_that_cannot_be_made_is_an_error_and_all_of_its_start_end(self, launcher: Launcher) -> None:
         with pytest.raises(ConfigError, match="cannot be made"):
             launcher.start(
-                ["good", "bad"], [RECORDER_SPEC, WorkerSpec("helpers.fake_workers:failing", {}, WORKER_ENVIRONMENT)]
+                ["good", "bad"], [COUNTING_WORKER, WorkerSpec("helpers.fake_workers:failing", {}, WORKER_ENVIRONMENT)]
             )
 
     def test_a_slow_start_is_an_error_that_names_the_option(self, start_in) -> None:
@@ -82,7 +82,7 @@ class LauncherContract:
             start_in(1).start(["slow"], [WorkerSpec("helpers.fake_workers:slow", {}, WORKER_ENVIRONMENT)])
 
     def test_weights_and_variables_reach_a_worker(self, launcher: Launcher) -> None:
-        spec = WorkerSpec(RECORDER_SPEC.factory, {}, {**WORKER_ENVIRONMENT, "OMP_NUM_THREADS": "3"})
+        spec = WorkerSpec(COUNTING_WORKER.factory, {}, {**WORKER_ENVIRONMENT, "OMP_NUM_THREADS": "3"})
         worker = launcher.start(["x"], [spec])[0]
         assert worker.call("variable", "OMP_NUM_THREADS").result(30) == "3"
         read_weights(launcher, worker)

@@ -61,8 +61,9 @@ def test_close_leaves_no_process_and_no_weights(tmp_path: Path) -> None:
 
 def test_a_worker_does_not_outlive_its_controller(tmp_path: Path) -> None:
     program = (
-        "import sys, pathlib, time; from dapo.distributed.local import LocalLauncher; import launcher_contract as t;"
-        f"w = t.start(LocalLauncher(pathlib.Path({str(tmp_path)!r}), timeout_s=60));"
+        "import pathlib, time; from dapo.distributed.local import LocalLauncher;"
+        "from contracts.launcher_contract import start;"
+        f"w = start(LocalLauncher(pathlib.Path({str(tmp_path)!r}), timeout_s=60));"
         "w.call('sleep', 60); print(w.pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen(

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from contracts.launcher_contract import (
+    COUNTING_WORKER,
     PROGRAM_ENVIRONMENT,
-    RECORDER_SPEC,
     WORKER_ENVIRONMENT,
     LauncherContract,
     Weights,
@@ -90,7 +90,7 @@ def wait_for_free_cpus(cpus: float) -> None:
 
 
 def needing(cpus: float, gpus: float = 0) -> WorkerSpec:
-    return WorkerSpec(RECORDER_SPEC.factory, {}, WORKER_ENVIRONMENT, cpus=cpus, gpus=gpus)
+    return WorkerSpec(COUNTING_WORKER.factory, {}, WORKER_ENVIRONMENT, cpus=cpus, gpus=gpus)
 
 
 class TestRayLauncherContract(LauncherContract):
@@ -141,7 +141,7 @@ def test_another_interpreter_is_used(launcher: RayLauncher, tmp_path: Path) -> N
     other = tmp_path / "python"
     other.write_text(f'#!/bin/sh\nOTHER=yes exec {sys.executable} "$@"\n')
     other.chmod(0o755)
-    spec = WorkerSpec(RECORDER_SPEC.factory, {}, WORKER_ENVIRONMENT, python=str(other))
+    spec = WorkerSpec(COUNTING_WORKER.factory, {}, WORKER_ENVIRONMENT, python=str(other))
     assert launcher.start(["one"], [spec])[0].call("variable", "OTHER").result(30) == "yes"
 
 
@@ -185,7 +185,7 @@ def test_a_lost_node_takes_its_workers_and_a_new_node_starts_a_waiting_worker(
 PROGRAM = """
 import json, os, signal, sys, pathlib, time
 from dapo.distributed.ray.launcher import RayLauncher
-from launcher_contract import start
+from contracts.launcher_contract import start
 answer = signal.signal(signal.SIGTERM, lambda *_: None)
 mine = signal.getsignal(signal.SIGTERM)
 launcher = RayLauncher(pathlib.Path(sys.argv[1]), timeout_s=60, address=sys.argv[2] or None)

@@ -1,4 +1,4 @@
-"""What the workers of tests/launcher_contract.py hold: light, so that its processes start fast."""
+"""Workers of the launcher contract tests. They import nothing heavy, so that their processes start fast."""
 
 import os
 import time
@@ -6,7 +6,7 @@ import time
 from dapo.core.errors import ConfigError
 
 
-class Recorder:
+class CountingWorker:
     """Counts, fails in every way, and reads weights."""
 
     def __init__(self, start: int = 0) -> None:
@@ -47,6 +47,6 @@ def failing(**_: object) -> None:
     raise ConfigError("cannot be made")
 
 
-def slow() -> Recorder:
+def slow() -> CountingWorker:
     time.sleep(60)
-    return Recorder()
+    return CountingWorker()

@@ -88,7 +88,7 @@ def test_none_alone_is_an_error_that_says_so():
         ("one_too_few", ["a", "b"], ["returned 1 results for 2 responses"] * 2),
         ("one_number", ["a", "b"], ["returned 0.5, expected a list with one number for each response (2)"] * 2),
         ("no_return", ["a"], ["returned None, expected a list"]),
-        ("raises_on_bad", ["a", "bad", "c"], [None, "raised ValueError: no bad ones (rewards_functions.py", None]),
+        ("raises_on_bad", ["a", "bad", "c"], [None, "raised ValueError: no bad ones (reward_functions.py", None]),
         ("leaves", ["a"], ["raised SystemExit: 5"]),
         ("leaves_later", ["a"], ["raised RuntimeError: sys.exit(5)"]),
         ("needs_solution", ["a"], ["needs solution, which the problem does not have; it has answer"]),

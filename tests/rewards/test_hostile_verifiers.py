@@ -88,7 +88,7 @@ def test_a_deed_that_damages_its_worker_is_an_error_with_its_cause_and_the_worke
         ("fork_and_return", None),
         ("alarm_later", None),
         ("thread", None),
-        ("unspeakable", "raised Unspeakable: (its text cannot be read) (hostile_functions.py"),
+        ("unspeakable", "raised ErrorWithoutText: (its text cannot be read) (hostile_functions.py"),
         ("recursion", "raised RecursionError: maximum recursion depth exceeded"),
         ("long_error", f"raised ValueError: {'x' * 300} (hostile_functions.py"),
     ],

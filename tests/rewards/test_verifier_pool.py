@@ -106,7 +106,7 @@ def test_a_hang_that_never_gives_up_the_interpreter_is_ended_too(scripted_pool):
         ("segfault", "the worker process was killed by SIGSEGV"),
         ("kill", "the worker process was killed by SIGKILL (often: out of memory)"),
         ("close", "the worker process closed its connection"),
-        ("raise", "raised RuntimeError: as asked (rewards_functions.py, line"),
+        ("raise", "raised RuntimeError: as asked (reward_functions.py, line"),
     ],
 )
 def test_a_death_costs_one_verdict_and_says_how(scripted_pool, response, reason):
