@@ -146,7 +146,7 @@ def forge(_):
     """Answers in the worker's place: a verdict of its own, and then nonsense."""
     for number in range(3, 64):
         try:
-            os.write(number, b"\x00\x00\x00\x1f" + b'{"opinions": [[[true, 9, null]]]'[:31])
+            os.write(number, b"\x00\x00\x00\x1f" + b'{"verdicts": [[[true, 9, null]]]'[:31])
         except OSError:
             continue
     time.sleep(60)

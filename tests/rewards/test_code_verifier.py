@@ -1,6 +1,6 @@
-"""`code`: what passes, what fails, and deeds by which a program might get its way without solving the problem.
+"""`code`: what passes, what fails, and actions by which a program might be called correct without solving the problem.
 
-A hostile program prints (or returns) the right answer if and only if its deed succeeds.
+A hostile program prints (or returns) the right answer if and only if its probe succeeds.
 """
 
 import json
@@ -17,8 +17,8 @@ import pytest
 
 from dapo.core.errors import RewardError
 from dapo.rewards import VerifierPool, get_verifier
-from dapo.rewards.sandbox import exchange
-from dapo.rewards.sandbox.run import Sandbox
+from dapo.rewards.sandbox import rpc
+from dapo.rewards.sandbox.sandbox import Sandbox
 from dapo.rewards.verifiers.code import program_in
 from dapo.types import Problem
 
@@ -97,29 +97,29 @@ def test_a_check_function_is_given_the_entry_point(verifier):
 
 
 ESCAPES = {
-    "the answer itself, to see that this table can fail": "SELF = True\ndef deed():\n    return True",
-    "network": "import socket\ndef deed():\n    return socket.create_connection(('127.0.0.1', {port}), 2).recv(9)",
-    "datagram": "import socket\ndef deed():\n    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+    "the answer itself, to see that this table can fail": "SELF = True\ndef probe():\n    return True",
+    "network": "import socket\ndef probe():\n    return socket.create_connection(('127.0.0.1', {port}), 2).recv(9)",
+    "datagram": "import socket\ndef probe():\n    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
     "    return s.sendto(b'x', ('127.0.0.1', {port}))",
-    "fork": "import os\ndef deed():\n    if os.fork() == 0:\n        os._exit(0)\n    return True",
+    "fork": "import os\ndef probe():\n    if os.fork() == 0:\n        os._exit(0)\n    return True",
     "fork bomb": "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        break\n"
-    "def deed():\n    return os.fork()",
-    "thread": "import threading\ndef deed():\n    t = threading.Thread(target=print)\n    t.start()\n    return True",
-    "start a program": "import subprocess\ndef deed():\n    return subprocess.run(['/bin/true']).returncode == 0",
-    "exec": "import os\ndef deed():\n    return os.execv('/bin/true', ['true'])",
-    "write a file": "def deed():\n    return open({folder!r} + '/written', 'w').write('x')",
-    "write to /dev/shm": "def deed():\n    return open('/dev/shm/dapo-written', 'w').write('x')",
-    "remove a file": "import os\ndef deed():\n    os.remove({folder!r} + '/tests.json')\n    return True",
-    "read the tests' file": "def deed():\n    return '{right}' in open({folder!r} + '/tests.json').read()",
-    "read the environment": "import os\ndef deed():\n    return 'SECRET_OF_THE_HOST' in os.environ",
-    "read a parent's environment": "import os, glob\ndef deed():\n"
+    "def probe():\n    return os.fork()",
+    "thread": "import threading\ndef probe():\n    t = threading.Thread(target=print)\n    t.start()\n    return True",
+    "start a program": "import subprocess\ndef probe():\n    return subprocess.run(['/bin/true']).returncode == 0",
+    "exec": "import os\ndef probe():\n    return os.execv('/bin/true', ['true'])",
+    "write a file": "def probe():\n    return open({folder!r} + '/written', 'w').write('x')",
+    "write to /dev/shm": "def probe():\n    return open('/dev/shm/dapo-written', 'w').write('x')",
+    "remove a file": "import os\ndef probe():\n    os.remove({folder!r} + '/tests.json')\n    return True",
+    "read the tests' file": "def probe():\n    return '{right}' in open({folder!r} + '/tests.json').read()",
+    "read the environment": "import os\ndef probe():\n    return 'SECRET_OF_THE_HOST' in os.environ",
+    "read a parent's environment": "import os, glob\ndef probe():\n"
     "    return any(b'SECRET_OF_THE_HOST' in open(p, 'rb').read() for p in glob.glob('/proc/*/environ'))",
-    "read any user's files": "def deed():\n    return open('/etc/passwd').read()",
-    "kill the parent": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\ndef deed():\n    return False",
+    "read any user's files": "def probe():\n    return open('/etc/passwd').read()",
+    "kill the parent": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\ndef probe():\n    return False",
     "kill all": "import os, signal\ntry:\n    os.kill(-1, signal.SIGKILL)\nexcept OSError:\n    pass\n"
-    "def deed():\n    return os.kill({pid}, 0) is None",
-    "memory": "def deed():\n    return len(bytearray(3 * 2**30))",
-    "memory in small pieces": "x = []\ndef deed():\n"
+    "def probe():\n    return os.kill({pid}, 0) is None",
+    "memory": "def probe():\n    return len(bytearray(3 * 2**30))",
+    "memory in small pieces": "x = []\ndef probe():\n"
     "    while len(x) < 3072:\n        x.append(bytearray(2**20))\n    return 1",
     "exit before the tests": "import sys\nsys.exit(0)",
     "hard exit before the tests": "import os\nos._exit(0)",
@@ -134,10 +134,10 @@ ESCAPES = {
     "patched built-ins": "import builtins\nclass E(Exception):\n    pass\nbuiltins.AssertionError = E\n"
     "builtins.int = builtins.type = builtins.isinstance = builtins.abs = lambda *x: 0\ndef answer():\n    return 0",
     "names of built-ins": "def abs(x):\n    return 0\ndef int(x):\n    return {right}\ndef answer():\n    return 0",
-    "stack frames": "import sys, gc\ndef deed():\n    frame = sys._getframe()\n    while frame:\n"
+    "stack frames": "import sys, gc\ndef probe():\n    frame = sys._getframe()\n    while frame:\n"
     "        if '{right_halves}'.replace(' ', '') in repr(list(frame.f_locals.values())).replace('frame', ''):\n"
     "            return True\n        frame = frame.f_back\n    return False",
-    "objects in memory": "import gc\nWANTED = int('{right_halves}'.replace(' ', ''))\ndef deed():\n"
+    "objects in memory": "import gc\nWANTED = int('{right_halves}'.replace(' ', ''))\ndef probe():\n"
     "    return any(WANTED in o for o in gc.get_objects() if type(o) in (list, tuple))",
     "say that the tests have passed": "import os\nfor fd in range(64):\n    try:\n        os.write(fd, b'passed')\n"
     "    except OSError:\n        pass\ndef answer():\n    return 0",
@@ -193,14 +193,14 @@ COMPARING = ("equal to everything", "a number equal to everything", "names of bu
     ("name", "form"),
     [(n, f) for n in ESCAPES for f in ("statements", "pairs") if f == "statements" or n not in COMPARING],
 )
-def test_no_deed_makes_a_program_correct(verifier, escape_targets, name, form):
+def test_no_probe_makes_a_program_correct(verifier, escape_targets, name, form):
     source = ESCAPES[name]
     for key, value in escape_targets.items():
         source = source.replace(f"{{{key}!r}}", repr(value)).replace(f"{{{key}}}", str(value))
-    if "def deed" in source:
+    if "def probe" in source:
         # the number does not stand in the program, where it would find it
         source += (
-            f"\ndef answer():\n    return int('{escape_targets['right_halves']}'.replace(' ', '')) if deed() else 0"
+            f"\ndef answer():\n    return int('{escape_targets['right_halves']}'.replace(' ', '')) if probe() else 0"
         )
     if form == "pairs":
         source += "\nprint(answer())" if "def answer" in source else ""
@@ -211,8 +211,8 @@ def test_no_deed_makes_a_program_correct(verifier, escape_targets, name, form):
 
 
 def sandbox_processes_left():
-    """Children of this process, and orphans, that run this checkout's jail."""
-    sandbox_script = str(Path(exchange.__file__).with_name("jail.py"))
+    """Children of this process, and orphans, that run this checkout's sandbox."""
+    sandbox_script = str(Path(rpc.__file__).with_name("process.py"))
     rows = subprocess.run(["ps", "-e", "-o", "ppid=,args="], capture_output=True, text=True).stdout.splitlines()
     return [row for row in rows if sandbox_script in row and int(row.split()[0]) in (1, os.getpid())]
 
@@ -267,7 +267,7 @@ def test_a_pool_that_loses_patience_first_leaves_nothing_running_either():
         ([{"input": "1", "output": " "}], "its tests expect no output at all"),
         ({"inputs": ["1"], "outputs": []}, "zip() argument 2 is shorter"),
         (["assert f( == 1"], "code: the tests cannot run: SyntaxError"),
-        (["assert f(lambda x: x) == 1"], "a test hands the solution a function; only plain values"),
+        (["assert f(lambda x: x) == 1"], "a test passes the solution a function; only plain values"),
     ],
 )
 def test_a_row_without_usable_tests_is_an_error(verifier, tests, message):
@@ -312,9 +312,9 @@ def test_options_that_make_no_sense_are_refused(options, message):
         ({"libseccomp.so.2": "none.so", "    user, group =": "    return\n    user, group ="}, "use the network"),
     ],
 )
-def test_a_jail_without_one_of_its_walls_is_found_out(tmp_path, missing, gap):
-    copy = shutil.copytree(Path(exchange.__file__).parents[2], tmp_path / "dapo")
-    sandbox_script = copy / "rewards" / "sandbox" / "jail.py"
+def test_a_sandbox_without_one_of_its_walls_is_found_out(tmp_path, missing, gap):
+    copy = shutil.copytree(Path(rpc.__file__).parents[2], tmp_path / "dapo")
+    sandbox_script = copy / "rewards" / "sandbox" / "process.py"
     for text, instead in missing.items():
         assert text in sandbox_script.read_text()
         sandbox_script.write_text(sandbox_script.read_text().replace(text, instead))
@@ -324,7 +324,7 @@ def test_a_jail_without_one_of_its_walls_is_found_out(tmp_path, missing, gap):
     assert gap in done.stderr
 
 
-def test_the_jail_loads_nothing_of_the_package():
-    script = f"import runpy, sys; runpy.run_path({exchange.__file__!r}); print([m for m in sys.modules if 'dapo' in m])"
+def test_the_sandbox_loads_nothing_of_the_package():
+    script = f"import runpy, sys; runpy.run_path({rpc.__file__!r}); print([m for m in sys.modules if 'dapo' in m])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, try_call
-from dapo.rewards.verdicts import Opinion, error_verdict
+from dapo.rewards.verdicts import error_verdict
 from dapo.rewards.verifier import GroupVerifier, Verifier, get_verifier
 from dapo.rewards.verifiers.function import NOT_APPLIED, FunctionVerifier
 from dapo.types import Problem, Verdict
@@ -57,7 +57,7 @@ class RewardSpec:
         options = {name: dict(values) for name, values in self.options.items()}
         return {"weights": dict(self.weights), "options": options, "threshold": self.threshold}
 
-    def combine(self, verdicts: Sequence[Opinion]) -> Verdict:
+    def combine(self, verdicts: Sequence[Verdict | None]) -> Verdict:
         """One verdict from one opinion a verifier, in the order of `weights`.
 
         The score is the weighted sum over those that apply, whose own scores are the `components`. `correct` is whether
@@ -98,7 +98,7 @@ class CombinedVerifier:
         self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
     ) -> list[Verdict]:
         """One verdict a response, in order."""
-        table: list[list[Opinion]] = [[None] * len(self._verifiers) for _ in responses]
+        table: list[list[Verdict | None]] = [[None] * len(self._verifiers) for _ in responses]
         for scope, verifier_indices in self.scopes.items():
             for row, verdicts in zip(table, self.verdicts(scope, problem, responses, token_ids), strict=True):
                 for verifier_index, verdict in zip(verifier_indices, verdicts, strict=True):
@@ -107,7 +107,7 @@ class CombinedVerifier:
 
     def verdicts(
         self, scope: Scope, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
-    ) -> list[list[Opinion]]:
+    ) -> list[list[Verdict | None]]:
         """`[response][verifier of this scope]`."""
         names, columns = list(self.spec.weights), []
         for verifier_index in self.scopes[scope]:
@@ -126,7 +126,7 @@ def build_verifier(
     return CombinedVerifier(RewardSpec.of(spec, options=options, threshold=threshold))
 
 
-def _verdict(name: str, verifier: Verifier, problem: Problem, response: str) -> Opinion:
+def _verdict(name: str, verifier: Verifier, problem: Problem, response: str) -> Verdict | None:
     verify = verifier.judge if isinstance(verifier, FunctionVerifier) else verifier
     result = try_call(lambda: verify(problem, response))
     return error_verdict(f"{name} {result.reason}") if isinstance(result, Failure) else result
@@ -138,6 +138,6 @@ def _group_verdicts(
     problem: Problem,
     responses: Sequence[str],
     token_ids: Sequence[Sequence[int]],
-) -> Sequence[Opinion]:
+) -> Sequence[Verdict | None]:
     result = try_call(lambda: verifier.judge_group(problem, responses, token_ids))
     return [error_verdict(f"{name} {result.reason}")] * len(responses) if isinstance(result, Failure) else result

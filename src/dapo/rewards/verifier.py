@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
 from dapo.core.errors import RewardError
-from dapo.rewards.verdicts import Opinion
 from dapo.rewards.verifiers.function import load_function
 from dapo.types import Problem, Verdict
 
@@ -40,8 +39,8 @@ class GroupVerifier(Protocol):
 
     def judge_group(
         self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
-    ) -> list[Opinion]:
-        """One opinion a response, in order; `token_ids[i]` are the tokens of `responses[i]`."""
+    ) -> list[Verdict | None]:
+        """One verdict per response, None where it does not apply; `token_ids[i]` are the tokens of `responses[i]`."""
 
 
 def get_verifier(name: str, /, **options: Any) -> Verifier:

@@ -1,1 +1,1 @@
-"""Running a program that a model wrote: what it may do (`jail`), how it is asked (`exchange`), how it is run."""
+"""Confines and runs the programs that a model wrote."""

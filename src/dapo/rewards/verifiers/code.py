@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from dapo.core.errors import RewardError
 from dapo.core.math_text import fences, final_part
-from dapo.rewards.sandbox.run import Sandbox, SandboxError
+from dapo.rewards.sandbox.sandbox import Sandbox, SandboxError
 from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.types import Problem, Verdict
 
@@ -43,11 +43,11 @@ class CodeVerifier:
       built-ins and standard modules mean those, whatever the program defines.
 
     The program never sees the tests: it gets inputs and arguments, and answers with text or plain values (see
-    `sandbox.exchange`), which are compared in another process. So a test cannot hand it a function, see a list that it
+    `sandbox.rpc`), which are compared in another process. So a test cannot hand it a function, see a list that it
     changes in place, or compare its objects.
 
-    Python's standard library only, one thread, no files (see `sandbox.jail` for what holds on which system). Too much
-    time, memory or output is wrong, as a failed test is; tests that cannot run are an error.
+    Python's standard library only, one thread, no files (`sandbox.sandbox` says what holds on which system). Too
+    much time, memory or output is wrong, as a failed test is; tests that cannot run are an error.
     """
 
     def __init__(

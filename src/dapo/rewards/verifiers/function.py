@@ -10,7 +10,7 @@ from typing import Any
 
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, load_attribute, try_call
-from dapo.rewards.verdicts import Opinion, error_verdict
+from dapo.rewards.verdicts import error_verdict
 from dapo.rewards.verifiers.results import to_verdict, to_verdicts
 from dapo.types import Problem, Verdict
 
@@ -90,7 +90,7 @@ class FunctionVerifier:
         """The function's result as a verdict; whatever is wrong with it is the verdict's error."""
         return self.judge(problem, response) or error_verdict(f"{self.name}: {NOT_APPLIED}")
 
-    def judge(self, problem: Problem, response: str) -> Opinion:
+    def judge(self, problem: Problem, response: str) -> Verdict | None:
         """As a call, but None where the function does not apply."""
         result = try_call(
             lambda: self.loop.finish(self.function(problem=problem, response=response, **self.options)),
@@ -126,7 +126,7 @@ class RewardFunction:
 
     def judge_group(
         self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
-    ) -> list[Opinion]:
+    ) -> list[Verdict | None]:
         """One call for the group. If that raises, one call a response, so that only the offender has an error."""
         columns = self._columns(problem, responses, token_ids)
         missing = sorted(self.required - columns.keys())

@@ -5,13 +5,13 @@ from numbers import Real
 from typing import Any
 
 from dapo.core.loading import try_call
-from dapo.rewards.verdicts import Opinion, binary_verdict, error_verdict, score_verdict
+from dapo.rewards.verdicts import binary_verdict, error_verdict, score_verdict
 from dapo.types import Verdict
 
 _SHOWN_CHARS = 80
 
 
-def to_verdict(name: str, value: Any) -> Opinion:
+def to_verdict(name: str, value: Any) -> Verdict | None:
     """One result of the function `name`.
 
     A bool is right or wrong (Eq. 7: +1 or -1), a number is a score that does not say which, None does not apply.
@@ -29,7 +29,7 @@ def to_verdict(name: str, value: Any) -> Opinion:
     return score_verdict(score)
 
 
-def to_verdicts(name: str, results: Any, count: int) -> list[Opinion]:
+def to_verdicts(name: str, results: Any, count: int) -> list[Verdict | None]:
     """The results of one call over `count` responses; anything but a list of that length is an error for each."""
     if hasattr(results, "tolist"):  # a NumPy array or a tensor
         results = results.tolist()

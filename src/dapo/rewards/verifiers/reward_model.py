@@ -5,7 +5,7 @@ from typing import Any
 
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, try_call
-from dapo.rewards.verdicts import Opinion, error_verdict, score_verdict
+from dapo.rewards.verdicts import error_verdict, score_verdict
 from dapo.types import Problem, Verdict
 
 
@@ -53,9 +53,9 @@ class RewardModelVerifier:
 
     def judge_group(
         self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
-    ) -> list[Opinion]:
+    ) -> list[Verdict | None]:
         """One grade a response."""
-        verdicts: list[Opinion] = [None] * len(responses)
+        verdicts: list[Verdict | None] = [None] * len(responses)
         rows = {i: self._encode(problem, response) for i, response in enumerate(responses)}
         short = [i for i in rows if self._limit is None or len(rows[i]) <= self._limit]
         for start in range(0, len(short), self._batch_size):

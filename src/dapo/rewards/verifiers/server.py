@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dapo.core.errors import RewardError
-from dapo.rewards.verdicts import Opinion, error_verdict
+from dapo.rewards.verdicts import error_verdict
 from dapo.rewards.verifiers.function import NOT_APPLIED
 from dapo.rewards.verifiers.results import to_verdict
 from dapo.rewards.workers.protocol import problem_to_json
@@ -78,11 +78,11 @@ class ServerVerifier:
 
     def judge_group(
         self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
-    ) -> list[Opinion]:
+    ) -> list[Verdict | None]:
         """One opinion a response. A request that fails is an error for its responses only."""
         deadline = time.monotonic() + self._total_s
         described = problem_to_json(problem)
-        verdicts: list[Opinion] = []
+        verdicts: list[Verdict | None] = []
         for start in range(0, len(responses), self._batch_size):
             batch = responses[start : start + self._batch_size]
             items = [{**described, "response": response} for response in batch]
@@ -92,7 +92,7 @@ class ServerVerifier:
                 verdicts += [error_verdict(f"server: {error}") for _ in batch]
         return verdicts
 
-    def _request_verdicts(self, items: Sequence[Mapping[str, Any]], deadline: float) -> list[Opinion]:
+    def _request_verdicts(self, items: Sequence[Mapping[str, Any]], deadline: float) -> list[Verdict | None]:
         body = self._post(json.dumps({"version": VERSION, "items": items}).encode("ascii"), deadline)
         try:
             answer = json.loads(body)
@@ -175,7 +175,7 @@ def _read(answer: http.client.HTTPResponse, deadline: float) -> bytes:
     return b"".join(parts)
 
 
-def _to_verdict(value: Any) -> Opinion:
+def _to_verdict(value: Any) -> Verdict | None:
     if not isinstance(value, dict):
         return to_verdict("server", value)
     if value.get("error") is not None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from dapo.rewards.verdicts import Opinion
 from dapo.types import Problem, Verdict
 
 _LENGTH = struct.Struct(">I")
@@ -79,7 +78,7 @@ def problem_from_json(values: Mapping[str, Any]) -> Problem:
     return Problem(**values)
 
 
-def verdict_to_json(verdict: Opinion) -> list[Any] | None:
+def verdict_to_json(verdict: Verdict | None) -> list[Any] | None:
     """A verdict as a list, or None where there is none."""
     if verdict is None:
         return None
@@ -87,7 +86,7 @@ def verdict_to_json(verdict: Opinion) -> list[Any] | None:
     return [verdict.correct, verdict.score, error, verdict.answer and verdict.answer[:_MAX_ANSWER_CHARS]]
 
 
-def verdicts_from_json(answer: Mapping[str, Any], num_responses: int, num_verifiers: int) -> list[list[Opinion]]:
+def verdicts_from_json(answer: Mapping[str, Any], num_responses: int, num_verifiers: int) -> list[list[Verdict | None]]:
     """The `[response][verifier]` opinions of a worker's answer. Raises ValueError if it is not that."""
     rows = answer.get("verdicts")
     if (
@@ -99,7 +98,7 @@ def verdicts_from_json(answer: Mapping[str, Any], num_responses: int, num_verifi
     return [[_verdict_from_json(values) for values in row] for row in rows]
 
 
-def _verdict_from_json(values: Any) -> Opinion:
+def _verdict_from_json(values: Any) -> Verdict | None:
     match values:
         case None:
             return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dapo.core.errors import RewardError
 from dapo.rewards.combine import RewardSpec, Scope
-from dapo.rewards.verdicts import Opinion, error_verdict
+from dapo.rewards.verdicts import error_verdict
 from dapo.rewards.workers.protocol import encode, problem_to_json
 from dapo.types import Problem, Verdict
 
@@ -20,7 +20,9 @@ class PendingGroup:
         self.future.set_running_or_notify_cancel()
         self._spec = spec
         self._lock = threading.Lock()
-        self._table: list[list[Opinion]] = [[None] * len(spec.weights) for _ in range(size)]  # [response][verifier]
+        self._table: list[list[Verdict | None]] = [
+            [None] * len(spec.weights) for _ in range(size)
+        ]  # [response][verifier]
         self._tasks_left = 0
 
     def expect(self, num_tasks: int) -> None:
@@ -29,7 +31,7 @@ class PendingGroup:
         if num_tasks == 0:
             self._finish()
 
-    def add_verdicts(self, task: "VerifierTask", rows: Sequence[Sequence[Opinion]]) -> None:
+    def add_verdicts(self, task: "VerifierTask", rows: Sequence[Sequence[Verdict | None]]) -> None:
         """Enter one job's `[response][verifier]` opinions."""
         with self._lock:
             for index, row in zip(task.response_indices, rows, strict=True):
@@ -64,7 +66,7 @@ class VerifierTask:
     request: bytes
     """As a worker reads it."""
 
-    def add_verdicts(self, rows: Sequence[Sequence[Opinion]]) -> None:
+    def add_verdicts(self, rows: Sequence[Sequence[Verdict | None]]) -> None:
         """Hand in its opinions."""
         self.group.add_verdicts(self, rows)
 

@@ -1,4 +1,23 @@
-"""Starts jails, bounds their time and output, and finds out what this machine's jails keep in."""
+"""Runs the programs that a model wrote, in processes that give up their rights before they run anything.
+
+Covered, on Linux as far as the system has each part:
+
+- Landlock (5.13 and newer): only Python's own libraries can be read, nothing written, no program started; from 6.7 on
+  no TCP, from 6.12 on no signals to other processes.
+- Namespaces (as root, or where users may create them): no network, other processes are invisible.
+- libseccomp (a package of Debian, Ubuntu and Fedora): no sockets, processes, threads, signals, namespaces.
+- Any Unix: limits of CPU time, open files, processes and threads (not for root), and no bytes to any file. Memory where
+  the system enforces RLIMIT_AS. As root the process becomes user 65534 if that user can read Python's library.
+- Tests run in another process than the program, and only plain values pass between the two (`rpc`).
+
+Not covered:
+
+- macOS and Linux without Landlock: files can be read; macOS does not enforce RLIMIT_AS either.
+- Linux without both libseccomp and namespaces: the network and other processes can be reached.
+- Faults of the kernel or the interpreter, and side channels (time, caches): there is no virtual machine.
+
+`Sandbox.gaps` runs probes on this machine and names those that succeed.
+"""
 
 import contextlib
 import json
@@ -18,51 +37,59 @@ from typing import Any, Literal
 
 Role = Literal["program", "submission", "test_runner"]
 
-_SANDBOX_SCRIPT = Path(__file__).with_name("jail.py")
+_SANDBOX_SCRIPT = Path(__file__).with_name("process.py")
 _STOP_TIMEOUT_S = 2.0
 _CHUNK = 1 << 16
 _MAX_RESULT_BYTES = 1000
 _LIBRARIES = ("/usr/lib", "/lib", "/lib64", "/usr/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/urandom")
-# a fixed hash seed, so that a program that prints a set prints it alike every time
+# a fixed hash seed: a program that prints a set prints it in the same order every time
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
 class ProcessResult:
-    """How a jailed process ended."""
+    """Output and exit code of a sandboxed process."""
 
     output: bytes
     exit_code: int | None
-    """None: it was ended, for its time was over or its output too long."""
+    """None: it was killed because its time was over or its output too long."""
 
 
 class SandboxError(Exception):
-    """The process could not be confined; nothing of the model's has run."""
+    """The process could not be confined; none of the model's code has run."""
 
 
 @dataclass(frozen=True)
 class _SandboxProcess:
     process: "subprocess.Popen[bytes]"
     ready: int
-    """Where it says that it is confined."""
+    """A pipe that becomes readable when the process is confined."""
 
     def await_confined(self, deadline: float) -> None:
-        """Raises JailBroken if it never is."""
+        """Wait until the process is confined. Raises SandboxError if it is not by the deadline."""
         if not _wait(self.ready, deadline) or not os.read(self.ready, 16):
             raise SandboxError("the sandbox's process did not start")
 
 
 @dataclass(frozen=True)
 class Sandbox:
-    """Limits under which programs run; a process has no more than one thread, no children, and no files to write."""
+    """Limits under which programs run: one thread, no children, no files to write."""
 
     memory_bytes: int
-    """Address space of each process."""
+    """Bound on the address space of each process."""
 
     def run(self, source: str, stdin: str, *, deadline: float, max_output_bytes: int = 1 << 16) -> ProcessResult:
-        """A program, from standard input to standard output. `deadline` is a reading of `time.monotonic()`.
+        """Run a program.
 
-        Raises JailBroken.
+        Args:
+            source: Python source of a script.
+            stdin: its standard input.
+            deadline: when it is killed, on the clock of `time.monotonic()`.
+            max_output_bytes: it is killed when it prints more.
+        Returns:
+            Its standard output and exit code.
+        Raises:
+            SandboxError: the process could not be confined.
         """
         with tempfile.TemporaryFile() as file:
             file.write(stdin.encode(errors="surrogatepass"))
@@ -72,7 +99,18 @@ class Sandbox:
                 return _read(sandboxed.process, deadline, max_output_bytes)
 
     def run_tests(self, source: str, tests: Sequence[str], entry_point: str | None, *, deadline: float) -> str:
-        """Run tests on a module: `passed`, `failed`, or `broken: why`, for tests that cannot run. Raises JailBroken."""
+        """Run tests on a module.
+
+        Args:
+            source: Python source of the module.
+            tests: statements, run in order until one fails.
+            entry_point: the only name of the module that they may use; None: any public one.
+            deadline: when both processes are killed, on the clock of `time.monotonic()`.
+        Returns:
+            `passed`, `failed`, or `broken: why` for tests that cannot run.
+        Raises:
+            SandboxError: a process could not be confined.
+        """
         ours, theirs = socket.socketpair()
         with (
             ours,
@@ -82,7 +120,7 @@ class Sandbox:
                 "test_runner", [list(tests), entry_point], deadline, channel=ours.fileno()
             ) as test_runner,
         ):
-            # so that each sees the end of the other
+            # each process sees the exit of the other only if this one holds no copies
             ours.close()
             theirs.close()
             submission.await_confined(deadline)
@@ -90,14 +128,14 @@ class Sandbox:
             return _read(test_runner.process, deadline, _MAX_RESULT_BYTES).output.decode(errors="replace") or "failed"
 
     def gaps(self) -> list[str]:
-        """Deeds that a program could do on this machine, in words; empty if it is confined. Raises JailBroken."""
+        """Descriptions of what a program could do on this machine; empty if it is confined. Raises SandboxError."""
         with tempfile.TemporaryDirectory() as folder:
             arguments = f"FOLDER, MEMORY = {folder!r}, {self.memory_bytes}\n"
             done = self.run(arguments + _PROBES, "", deadline=time.monotonic() + 30)
         try:
             return [str(probe) for probe in json.loads(done.output)]
         except ValueError:
-            raise SandboxError("a program that looks for holes did not come to its end") from None
+            raise SandboxError("the program that probes the sandbox did not finish") from None
 
     @contextlib.contextmanager
     def _sandbox_process(
@@ -109,7 +147,7 @@ class Sandbox:
         stdin: int | None = None,
         channel: int | None = None,
     ) -> Iterator["_SandboxProcess"]:
-        """A process that confines itself before it runs anything, and is ended on leaving."""
+        """A process that confines itself before it runs anything; it is killed on leaving the context."""
         readable, writable = os.pipe()
         with tempfile.TemporaryFile() as file:
             file.write(json.dumps(sources).encode())
@@ -125,17 +163,7 @@ class Sandbox:
             }
             try:
                 process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-s",
-                        "-S",
-                        "-P",
-                        "-B",
-                        "-X",
-                        "utf8",
-                        str(_SANDBOX_SCRIPT),
-                        json.dumps(init_message),
-                    ],
+                    [sys.executable, *["-s", "-S", "-B", "-X", "utf8"], str(_SANDBOX_SCRIPT), json.dumps(init_message)],
                     stdin=subprocess.DEVNULL if stdin is None else stdin,
                     stdout=subprocess.DEVNULL if role == "submission" else subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
@@ -157,7 +185,7 @@ class Sandbox:
 
 
 def _read(process: "subprocess.Popen[bytes]", deadline: float, max_bytes: int) -> ProcessResult:
-    """All output, and the exit code, unless it is too much or too late."""
+    """The process's output up to `max_bytes` and, if it ended in time, its exit code."""
     assert process.stdout is not None
     output = b""
     while len(output) <= max_bytes and _wait(process.stdout.fileno(), deadline):
@@ -171,14 +199,14 @@ def _read(process: "subprocess.Popen[bytes]", deadline: float, max_bytes: int) -
 
 
 def _wait(descriptor: int, deadline: float) -> bool:
-    """Is there something to read, or the end, before the deadline?"""
+    """Whether there is something to read, or the end of the stream, before the deadline."""
     waiting = select.poll()
     waiting.register(descriptor, select.POLLIN)
     return bool(waiting.poll(max(0, math.ceil(1000 * (deadline - time.monotonic())))))
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """The jail's first process kills the second, whatever that one does about signals."""
+    """Stop both processes: the first kills the one it has forked, whatever that one does about signals."""
     process.terminate()
     try:
         process.wait(_STOP_TIMEOUT_S)
@@ -191,13 +219,13 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 _PROBES = """
 import json, os, socket, tempfile
-holes = []
-def succeeds(words, deed):
+gaps = []
+def succeeds(description, probe):
     try:
-        deed()
+        probe()
     except (OSError, MemoryError):
         return
-    holes.append(words)
+    gaps.append(description)
 def fork():
     if os.fork() == 0:
         os._exit(0)
@@ -214,5 +242,5 @@ succeeds("read files", lambda: os.listdir(os.path.dirname(FOLDER)))
 succeeds("see other processes", lambda: os.listdir("/proc"))
 succeeds("write files", write)
 succeeds("use more memory than the limit", lambda: bytearray(2 * MEMORY))
-print(json.dumps(holes))
+print(json.dumps(gaps))
 """

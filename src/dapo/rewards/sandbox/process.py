@@ -1,17 +1,7 @@
-"""The process in which a program that a model wrote runs: `python jail.py ORDER`; it gives up its rights, then runs it.
+"""The process that runs a model's program: `python process.py INIT_MESSAGE`. It gives up its rights first.
 
-Standard library only, and little of it, for every response waits for its import; it never runs inside the verifier's
-process. What holds where, each part if the system has it:
-
-- Linux with Landlock (5.13 and newer): files outside Python's own libraries cannot be read, nothing can be written,
-  no program started; from 6.7 on no TCP, from 6.12 on no signals to other processes.
-- Linux namespaces (as root, or where users may make them): no network, no sight of other processes.
-- Linux with libseccomp (part of Debian, Ubuntu and Fedora): no sockets, processes, threads, signals, namespaces.
-- Any Unix: limits of CPU time, open files, processes and threads (not for root), and no bytes to any file; limited
-  memory where the system keeps RLIMIT_AS (Linux does, macOS does not). As root it becomes the user 65534 if that user
-  can read Python's library.
-
-`sandbox.run.Sandbox` tries the deeds themselves and tells which ones succeed.
+Standard library only, and little of it, since every response waits for its imports. What it is confined to:
+`sandbox.py`.
 """
 
 from __future__ import annotations
@@ -22,6 +12,8 @@ import os
 import resource
 import signal
 import sys
+
+import rpc  # from this script's own folder
 
 TYPE_CHECKING = False  # as in typing, whose import takes a tenth of the start
 if TYPE_CHECKING:
@@ -44,15 +36,11 @@ _MAX_FILES = 32
 
 
 def main() -> None:
-    """Read the order, split off a child, confine it, run the role; this process waits and passes on how it ended."""
+    """Fork, confine the child and run its role there; this process waits and exits as the child did."""
     init_message: Mapping[str, Any] = json.loads(sys.argv[1])
     with os.fdopen(init_message["sources_fd"], encoding="utf-8", errors="surrogatepass") as file:
         sources = json.load(file)
-    roles: dict[str, Any] = {"__name__": "exchange"}
-    with open(os.path.join(os.path.dirname(__file__), "exchange.py"), encoding="utf-8") as file:
-        exec(
-            compile(file.read(), file.name, "exec", dont_inherit=True), roles
-        )  # not imported: beside it lie a math.py and a code.py
+    del sys.path[0], sys.modules["rpc"]  # the program imports from the standard library only
     libc = ctypes.CDLL(None, use_errno=True)
     _separate(libc)
     child = os.fork()
@@ -63,24 +51,24 @@ def main() -> None:
     _confine(libc, init_message)
     os.write(init_message["ready_fd"], b"ready")
     os.close(init_message["ready_fd"])
-    roles[init_message["role"]](init_message["channel_fd"], *sources)
+    getattr(rpc, init_message["role"])(init_message["channel_fd"], *sources)
 
 
 def _wait_for(child: int) -> None:
-    """Until it ends; a SIGTERM ends it. Does not return."""
+    """Wait for the child, which a SIGTERM to this process kills, and exit with its code."""
 
     def end(number: int, frame: object) -> None:
         os.kill(child, signal.SIGKILL)
 
     signal.signal(signal.SIGTERM, end)
-    os.closerange(0, 1 << 16)  # whoever reads what the child writes waits for the last end to close
+    os.closerange(0, 1 << 16)  # a reader of the child's output waits until the last writer has closed it
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     os._exit(code if code >= 0 else 128 - code)
 
 
 def _separate(libc: ctypes.CDLL) -> None:
-    """Namespaces, for children; whether the system allowed them is seen by trying, not asked here."""
+    """New namespaces for children, where the system allows them; `Sandbox.gaps` finds out whether it did."""
     if not _LINUX:
         return
     user, group = os.getuid(), os.getgid()
@@ -93,7 +81,7 @@ def _separate(libc: ctypes.CDLL) -> None:
 
 
 def _confine(libc: ctypes.CDLL, init_message: Mapping[str, Any]) -> None:
-    """Everything that cannot be undone, the limits last: they would stop this function."""
+    """Give up rights for good; the resource limits come last because they would stop this function."""
     seccomp = _seccomp() if _LINUX else None
     if os.getuid() == 0 and all(_open_to_others(path) for path in init_message["readable"]):
         os.setgroups([])
@@ -119,7 +107,7 @@ def _confine(libc: ctypes.CDLL, init_message: Mapping[str, Any]) -> None:
 
 
 def _open_to_others(path: str) -> bool:
-    """Can any user read it? What does not exist bars nobody."""
+    """Whether any user can read the path; folders that do not exist are no obstacle."""
     while path != os.path.dirname(path):
         if os.path.isdir(path) and not os.stat(path).st_mode & 0o001:
             return False
@@ -133,7 +121,7 @@ def _drop_capabilities(libc: ctypes.CDLL) -> None:
 
 
 def _landlock(libc: ctypes.CDLL, readable: Sequence[str]) -> None:
-    """No access to files but reading these, no TCP, no signals out; as far as this kernel knows these rights."""
+    """Allow reading these paths and no other file access, TCP or signal, as far as this kernel knows these rights."""
     abi = libc.syscall(_LANDLOCK_CREATE, None, 0, 1)
     if abi < 1:
         return
@@ -154,7 +142,7 @@ def _landlock(libc: ctypes.CDLL, readable: Sequence[str]) -> None:
 
 
 def _seccomp() -> Callable[[], None] | None:
-    """What refuses the calls for good, if libseccomp is installed."""
+    """A function that refuses the system calls for good; None without libseccomp."""
     try:
         library = ctypes.CDLL("libseccomp.so.2")
     except OSError:

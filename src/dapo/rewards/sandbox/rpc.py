@@ -1,9 +1,9 @@
-"""What runs in a jail: a program, a candidate whose functions are called, or the examiner that calls them.
+"""The roles of a sandboxed process: program, submission whose functions are called, test runner that calls them.
 
-The candidate's process holds the model's code, the examiner's the tests. Only plain values cross, each rebuilt from
-its parts as exactly bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset or None, so nothing that a
-model defines (an `__eq__` that is always true) is there to be compared, and no expected value ever reaches its process.
-Anything else is a `Remote` to the examiner. Standard library only.
+The submission's process holds the model's code, the test runner's the tests. Only plain values cross: each is rebuilt
+as exactly bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset or None. So nothing that a model
+defines (an `__eq__` that is always true) can be compared, and no expected value ever reaches its process. Anything else
+is a `Remote` to the test runner. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import sys
 import types
 
-TYPE_CHECKING = False  # as in typing; every response waits for this file's imports
+TYPE_CHECKING = False  # as in typing, whose import every response would wait for
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ _PLAIN: tuple[type, ...] = (bool, int, float, complex, str, bytes, list, tuple, 
 
 
 def program(channel_fd: int, source: str) -> None:
-    """Run it as a script."""
+    """Run the source as a script."""
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     sys.argv = ["solution.py"]
@@ -36,7 +36,7 @@ def program(channel_fd: int, source: str) -> None:
 
 
 def submission(channel_fd: int, source: str) -> None:
-    """Run it as a module, say which names it has, then do what is asked until the connection ends."""
+    """Run the source as a module, send its public names, then answer calls until the connection ends."""
     import socket
 
     channel = socket.socket(fileno=channel_fd)
@@ -103,30 +103,30 @@ def _run_tests(channel: socket.socket, tests: list[str], entry_point: str | None
             exec(code, names)
     except Unsendable as error:
         return f"broken: {error}"
-    except BaseException:  # a failed assertion, an error of the candidate, or its end
+    except BaseException:  # a failed assertion, an error of the submission, or its exit
         return "failed"
     return "passed"
 
 
 class Unsendable(Exception):
-    """A test gives the candidate what cannot cross, such as a function of its own."""
+    """A test passes the submission a value that cannot cross, such as a function."""
 
 
 class Connection:
-    """The examiner's end."""
+    """The test runner's end of the channel."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self._lines = channel.makefile("rb")
 
     def public_names(self) -> Iterator[tuple[str, Any]]:
-        """The candidate's public names and what they stand for."""
+        """The submission's public names and their values."""
         for name, value in self._next():
             if isinstance(name, str) and name.isidentifier() and not name.startswith("_"):
                 yield name, decode(value, self._remote)
 
     def call(self, action: str, target: int, args: Any = (), kwargs: Any = None) -> Any:
-        """The value of an attribute or a call; raises what the candidate raised, if that is a built-in Exception."""
+        """The value of an attribute or a call; raises what the submission raised, if that is a built-in Exception."""
         given = [encode(arg, _handle) for arg in args]
         named = {name: encode(arg, _handle) for name, arg in (kwargs or {}).items()}
         self._channel.sendall(json.dumps([action, target, given, named]).encode() + b"\n")
@@ -138,7 +138,7 @@ class Connection:
     def _next(self) -> Any:
         line = self._lines.readline(_MAX_LINE)
         if not line.endswith(b"\n"):
-            raise EOFError("the candidate has ended, or says too much")
+            raise EOFError("the submission has exited, or its answer is too long")
         return json.loads(line)
 
     def _remote(self, handle: int) -> Remote:
@@ -146,7 +146,7 @@ class Connection:
 
 
 class Remote:
-    """A value of the candidate that is not plain: called, asked for attributes, iterated; never compared or trusted."""
+    """A value of the submission that is not plain: it can be called, iterated and its attributes read, not compared."""
 
     def __init__(self, connection: Connection, handle: int) -> None:
         self._connection, self._handle = connection, handle
@@ -187,7 +187,7 @@ class Remote:
 def _handle(value: Any) -> int:
     if isinstance(value, Remote):
         return value._handle
-    raise Unsendable(f"a test hands the solution a {type(value).__name__}; only plain values can be handed over")
+    raise Unsendable(f"a test passes the solution a {type(value).__name__}; only plain values can be passed")
 
 
 def _exception(name: str, text: str) -> Exception:
@@ -199,7 +199,7 @@ def _exception(name: str, text: str) -> Exception:
 
 
 def encode(value: Any, keep: Callable[[Any], int]) -> Any:
-    """As JSON; what is not plain is kept, and goes as its number. Subclasses go as what they derive from."""
+    """A value as JSON: other than plain values are kept and sent as a number, subclasses as their plain base."""
     kind = next((plain for plain in _PLAIN if isinstance(value, plain)), None)
     if value is None or kind is bool or kind is str:
         return str(value) if kind is str else value
@@ -221,7 +221,7 @@ def encode(value: Any, keep: Callable[[Any], int]) -> Any:
 
 
 def decode(value: Any, kept: Callable[[int], Any]) -> Any:
-    """What `encode` was given, of exactly the plain types. Raises for anything else."""
+    """The value that `encode` was given, of exactly the plain types. Raises ValueError for anything else."""
     if not isinstance(value, list):
         if value is None or isinstance(value, bool | int | str):
             return value
