@@ -52,7 +52,7 @@ def open_ours(session: Session, updates: int) -> list[dict[str, Any]]:
     settings = session.settings
     overrides = [
         *forced_lengths(session, settings.prompts, settings.group, settings.tokens),
-        f"rollout.slots={settings.responses}",
+        f"rollout.native.slots={settings.responses}",
         "dynamic_sampling.enabled=false",
         f"train.minibatch_groups={settings.prompts // updates}",
         f"train.threads={settings.threads}",

@@ -44,7 +44,7 @@ def measure_schedule(session: Session, wanted: set[str]) -> dict[str, dict[str, 
         *forced_lengths(session, shape["prompts"], shape["group"], shape["tokens"]),
         "dynamic_sampling.enabled=true",
         "dynamic_sampling.filter=benchmarks.reward:every_second_group",
-        f"rollout.slots={2 * shape['prompts'] * shape['group']}",
+        f"rollout.native.slots={2 * shape['prompts'] * shape['group']}",
         f"train.minibatch_groups={shape['prompts']}",
         "train.num_steps=1000000",
     ]

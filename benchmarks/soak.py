@@ -31,7 +31,7 @@ OPTIONS = (
     "train.eval_every=100",
     # full from the first steps on: with more, a step of bad luck that asks for more groups at once than any before
     # raises the engine's peak, as late as after a thousand steps, and hides what grows from step to step
-    "rollout.slots=8",
+    "rollout.native.slots=8",
 )
 """All that a run does, at the smallest size: rollouts, updates, checkpoints, evaluations, a verifier process."""
 

@@ -30,6 +30,7 @@ from dapo.evaluation.scores import EvaluationPlan
 from dapo.policy.lora import check_adapters
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.policy import Policy
+from dapo.rewards.workers.error_window import MAX_ERROR_RATE
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.telemetry.console import ProgressDisplay
 from dapo.telemetry.sinks import JsonlSink, Sink, TensorBoardSink, Tracker, TrackioSink, WandbSink
@@ -75,7 +76,7 @@ def build_run(
                 enabled=config.dynamic_sampling.enabled,
                 keep=load_filter(config.dynamic_sampling.filter),
                 thresholds=score_thresholds_of(config),
-                max_error_rate=config.reward.max_error_rate,
+                max_error_rate=MAX_ERROR_RATE,
             ),
             encoder=inputs.encoder,
             plan=sampling_plan(config, inputs.loaded.stop_ids),
@@ -136,7 +137,7 @@ def read_inputs(config: Config, *, training: bool = True) -> Inputs:
             notes.append(f"{dropped} evaluation prompts left out: longer than data.max_prompt_tokens")
     longest = max(encoder.length(problem) for problem in [*problems, *held_out])
     require_context(loaded, longest, response_limit(config, training=training))
-    return Inputs(loaded, encoder, problems, held_out[: config.eval.max_problems], notes, copies)
+    return Inputs(loaded, encoder, problems, held_out, notes, copies)
 
 
 def read_model(config: Config) -> LoadedModel:
@@ -217,18 +218,15 @@ def build_engine(
             engine_specs(config, cluster_gpus=launcher.gpus),
             log=log,
             reproducible=config.rollout.reproducible,
-            poll_tokens=config.rollout.poll_tokens,
-            call_timeout_s=config.distributed.call_timeout_s,
-            max_restarts=config.distributed.engine_restarts,
         )
     else:
         engine = NativeEngine(
             copy.deepcopy(loaded.model),
-            slots=config.rollout.slots,
-            cache_tokens=config.rollout.cache_tokens,
+            slots=config.rollout.native.slots,
+            cache_tokens=config.rollout.native.cache_tokens,
         )
     vocabulary = next(loaded.model.get_input_embeddings().parameters()).shape[0]
-    return CheckedEngine(engine, vocabulary=vocabulary, stall_s=config.rollout.stall_s)
+    return CheckedEngine(engine, vocabulary=vocabulary)
 
 
 def open_judge(config: Config) -> VerifierPool:
@@ -271,7 +269,10 @@ def evaluation_plan(config: Config, stop_ids: tuple[int, ...]) -> EvaluationPlan
 def score_thresholds_of(config: Config) -> ScoreThresholds | None:
     """The thresholds of `dynamic_sampling.filter`, if that is what it holds."""
     thresholds = config.dynamic_sampling.filter
-    return ScoreThresholds(**thresholds.model_dump()) if isinstance(thresholds, ScoreThresholdsConfig) else None
+    if not isinstance(thresholds, ScoreThresholdsConfig):
+        return None
+    above, below = thresholds.mean_between
+    return ScoreThresholds(min_spread=thresholds.min_spread, mean_above=above, mean_below=below)
 
 
 def load_filter(name: str | ScoreThresholdsConfig | None) -> Callable[[Group], bool] | None:

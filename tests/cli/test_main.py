@@ -49,7 +49,7 @@ def write(path: Path, text: str) -> str:
             "rollout.min_response_tokens=9 must not exceed rollout.max_response_tokens=8",
         ),
         ("train.minibatch_groups=3", "rollout.prompts_per_step=4 (prompts a step) must be a multiple of"),
-        ("rollout.top_p=0.9", "rollout.top_p must be 1 in training, got 0.9"),
+        ("rollout.top_p=0.9", "unknown option rollout.top_p; did you mean eval.top_p?"),
         ("clip_high", "override 'clip_high': expected key=value, for example loss.clip_high=0.3"),
         ("data.train=nowhere.jsonl", "nowhere.jsonl"),
         ("data.train=builtin:sumz", "sums"),
@@ -331,20 +331,8 @@ def test_too_many_verifier_errors_end_the_run_saved_with_causes_and_an_example(
     )  # fmt: skip
     assert code == 1
     assert err.startswith(
-        "error: 256 of the last 256 judged responses have no verdict, which is more than reward.max_error_rate=0.5 "
-        "allows. 256 times: my_rewards:a_string returned 'good', expected a finite number, a bool or None. For example "
+        "error: 256 of the last 256 judged responses have no verdict, more than the 50% that a run accepts. "
+        "256 times: my_rewards:a_string returned 'good', expected a finite number, a bool or None. For example "
     )
     assert (path / "checkpoints" / "step_000000").is_dir()
     assert json.loads((path / "summary.json").read_text())["exit_reason"].startswith("VerifierFailed: 256 of the last")
-
-
-def test_a_gap_between_sampler_and_trainer_is_warned_of_where_it_exceeds_the_limit(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-):
-    options = ["train", TINY, "train.num_steps=1", "train.threads=1", "data.eval=null"]
-    code, output, _ = run(capsys, *options, "rollout.max_logprob_gap=1e-30", "--run-dir", str(tmp_path / "run"))
-    assert code == 0
-    assert "step 1: sampler and trainer differ by " in output
-    assert "(rollout.max_logprob_gap=1e-30)" in output
-    _, output, _ = run(capsys, *options, "--run-dir", str(tmp_path / "other"))
-    assert "sampler and trainer differ" not in output

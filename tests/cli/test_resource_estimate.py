@@ -301,18 +301,18 @@ def test_several_processes_on_a_cpu_share_its_memory():
 def test_a_model_of_unknown_size_is_asked_for_a_shape():
     config = paper("model.name=nobody/nothing-1b")
     (line,) = describe_estimate(config)
-    assert "--assume shape=NAME: qwen2.5-0.5b" in line
-    assert "32,763,876,352 parameters" in "\n".join(describe_estimate(config, ["shape=qwen2.5-32b"]))
+    assert "--assume dimensions=NAME: qwen2.5-0.5b" in line
+    assert "32,763,876,352 parameters" in "\n".join(describe_estimate(config, ["dimensions=qwen2.5-32b"]))
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("flops=3", "expected NAME=VALUE with one of device, shape, memory_gib"),
+        ("flops=3", "expected NAME=VALUE with one of device, dimensions, memory_gib"),
         ("memory_gib", "expected NAME=VALUE"),
         ("memory_gib=much", "expected a number"),
         ("keep_rate=0", "expected a number above 0"),
-        ("shape=huge", "known are qwen2.5-0.5b"),
+        ("dimensions=huge", "known are qwen2.5-0.5b"),
         ("device=tpu", "expected gpu or cpu"),
     ],
 )

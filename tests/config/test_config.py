@@ -46,7 +46,7 @@ def test_defaults_are_the_papers_values():
     assert (paper.loss.aggregate, paper.loss.kl_coef, paper.loss.entropy_coef) == ("token", 0.0, 0.0)
     assert (paper.optim.lr, paper.optim.warmup_steps, paper.optim.weight_decay) == (1e-6, 20, 0.1)
     assert (paper.optim.betas, paper.optim.max_grad_norm) == ((0.9, 0.999), 1.0)
-    assert (paper.rollout.temperature, paper.rollout.top_p) == (1.0, 1.0)
+    assert paper.rollout.temperature == 1.0
     assert (paper.eval.temperature, paper.eval.top_p) == (1.0, 0.7)
     assert (paper.dynamic_sampling.enabled, paper.max_groups_per_step) == (True, 5120)
     assert paper.advantage.scale == "std"
@@ -255,8 +255,8 @@ def test_a_group_of_one_is_refused(size):
     )
 
 
-def test_top_p_below_one_is_refused_in_training_and_free_in_evaluation():
-    assert "rollout.top_p must be 1 in training, got 0.7" in message("rollout.top_p=0.7")
+def test_top_p_is_an_option_of_evaluation_only():
+    assert "unknown option rollout.top_p; did you mean eval.top_p?" in message("rollout.top_p=0.7")
     assert config("eval.top_p=0.5").eval.top_p == 0.5
 
 
@@ -394,15 +394,17 @@ def test_the_nearest_option_is_one_that_can_be_typed(override, wrong):
 def test_the_filter_is_a_function_or_thresholds():
     base = {"model": "tiny-random", "data": {"train": "builtin:sums"}}
     assert build_config(base, ["dynamic_sampling.filter=my:keep"]).dynamic_sampling.filter == "my:keep"
-    found = build_config(base, ["dynamic_sampling.filter={min_spread: 1.5, mean_below: 9}"]).dynamic_sampling.filter
-    assert found == ScoreThresholdsConfig(min_spread=1.5, mean_below=9)
+    found = build_config(
+        base, ["dynamic_sampling.filter={min_spread: 1.5, mean_between: [null, 9]}"]
+    ).dynamic_sampling.filter
+    assert found == ScoreThresholdsConfig(min_spread=1.5, mean_between=(None, 9))
     assert build_config(
         base, ["dynamic_sampling.filter.min_spread=2"]
     ).dynamic_sampling.filter == ScoreThresholdsConfig(min_spread=2)
     for override, error_text in (
         (
-            "dynamic_sampling.filter={mean_above: 2, mean_below: 1}",
-            "must be less than dynamic_sampling.filter.mean_below=1",
+            "dynamic_sampling.filter={mean_between: [2, 1]}",
+            r"option dynamic_sampling.filter.mean_between: the first number must be less than the second, got \[2, 1\]",
         ),
         ("dynamic_sampling.filter.min_spred=1", "did you mean dynamic_sampling.filter.min_spread?"),
         ("dynamic_sampling.filter.min_spread=-1", "greater than or equal to 0"),
@@ -429,3 +431,8 @@ def test_the_filter_is_a_function_or_thresholds():
 def test_a_verifier_must_end_before_its_verdict_becomes_an_error(overrides: list[str], error_text: str):
     assert error_text in message(*overrides)
     assert config("reward.verifier=code").reward.timeout_s == 10
+
+
+def test_there_are_at_most_80_options():
+    names = set(option_names(Config))
+    assert len([name for name in names if not any(other.startswith(f"{name}.") for other in names)]) <= 80

@@ -63,7 +63,7 @@ class LauncherContract:
     def test_a_worker_that_is_ended_fails_its_calls_and_its_process_is_gone(self, launcher: Launcher) -> None:
         worker = start(launcher)
         future = worker.call("sleep", 60)
-        with pytest.raises(WorkerDied, match=r"no answer within 0\.1 s.*call_timeout_s"):
+        with pytest.raises(WorkerDied, match=r"no answer within 0\.1 s"):
             wait_for_result(future, timeout_s=0.1, what="one")
         worker.kill()
         with pytest.raises(WorkerDied, match="one "):

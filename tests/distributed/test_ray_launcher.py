@@ -270,7 +270,7 @@ def test_a_cluster_that_cannot_be_joined_is_an_error_that_names_the_address() ->
         [sys.executable, "-c", program, *addresses], capture_output=True, text=True, env=PROGRAM_ENVIRONMENT, check=True
     )
     nobody, client = result.stdout.splitlines()
-    assert "ray_address=127.0.0.1:1 could not be joined" in nobody
+    assert "launcher=ray:127.0.0.1:1 could not be joined" in nobody
     assert "refused" in nobody
     assert "HOST:PORT" in client
 
@@ -347,10 +347,10 @@ def process_of(log: Path) -> int:
 
 
 def test_a_ray_run_with_killed_trainer_rank_and_driver_ends_like_a_local_one(cluster: Any, tmp_path: Path) -> None:
-    spread = (*OPTIONS, "rollout.engines=2", "distributed.trainer_ranks=2", "distributed.trainer_threads=1")
+    spread = (*OPTIONS, "rollout.engines=2", "distributed.trainer_ranks=2", "train.threads=1")
     start_run(tiny(*spread), run_dir=tmp_path / "local", config_name="tiny")
     run = tmp_path / "ray"
-    overrides = [*spread, "train.threads=1", "launcher=ray", f"distributed.ray_address={cluster.address}"]
+    overrides = [*spread, "train.threads=1", f"launcher=ray:{cluster.address}"]
     command = ["train", str(CONFIGS / "tiny.yaml"), *overrides, "--run-dir", str(run)]
     errors = tmp_path / "errors"
     with (

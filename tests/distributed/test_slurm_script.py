@@ -267,8 +267,7 @@ def test_several_nodes_get_a_ray_with_a_token_and_nothing_of_it_is_left(tmp_path
     workers = [call for call in others if "--address=10.0.0.1:4321" in call]
     assert len(workers) == 2
     assert others[-1] == (
-        f"-m dapo train {tmp_path}/run.slurm/config.yaml --run-dir {tmp_path}/run launcher=ray "
-        "distributed.ray_address=10.0.0.1:4321"
+        f"-m dapo train {tmp_path}/run.slurm/config.yaml --run-dir {tmp_path}/run launcher=ray:10.0.0.1:4321"
     )
     gathering = next(call for call in others if "gathering" in call).split()
     assert (gathering[2:4], 70 < int(gathering[4]) <= 77) == (["10.0.0.1:4321", "3"], True)
@@ -325,8 +324,7 @@ def test_two_nodes_that_are_this_machine_train_with_a_real_ray_that_is_gone_afte
     assert "starting Ray on 2 nodes" in output
     assert len((job.run_dir / "metrics.jsonl").read_text().splitlines()) == 2
     settled = (job.run_dir / "config.yaml").read_text()
-    assert "launcher: ray" in settled
-    assert re.search(r"ray_address: [\d.]+:\d+", settled)
+    assert re.search(r"launcher: ray:[\d.]+:\d+", settled)
     assert "Address already in use" not in (job.folder / "17-ray-node1.log").read_text()
     assert processes_of(tmp_path) == []
 

@@ -38,7 +38,7 @@ def config_of(model: Path, *overrides: str) -> Config:
         "dynamic_sampling.max_groups_per_step=40",
         f"train.num_steps={STEPS}",
         "train.keep_checkpoints=9",
-        "distributed.trainer_threads=1",
+        "train.threads=1",
         *overrides,
     )
 
@@ -200,8 +200,8 @@ def trainer_group_of() -> Iterator[Callable[..., tuple[TrainerGroup, FakeLaunche
 
     def make(*answers: dict[str, Any]) -> tuple[TrainerGroup, FakeLauncher]:
         launcher: Any = FakeLauncher(*answers)
-        config = tiny(f"distributed.trainer_ranks={len(answers)}", "distributed.call_timeout_s=0.2")
-        trainer_groups.append(TrainerGroup(config, launcher, threads=1))
+        config = tiny(f"distributed.trainer_ranks={len(answers)}")
+        trainer_groups.append(TrainerGroup(config, launcher, threads=1, call_timeout_s=0.2))
         return trainer_groups[-1], launcher
 
     yield make
@@ -215,7 +215,7 @@ ANSWER = ({"loss/policy": 1.0}, 0)
 def test_a_rank_that_hangs_ends_the_trainer_group_within_the_timeout_and_is_named(trainer_group_of: Any) -> None:
     trainer_group, launcher = trainer_group_of({"update": ANSWER}, {"update": None})
     start = time.monotonic()
-    with pytest.raises(TrainerLost, match=r"^trainer-1 gave no answer within 0\.2 s.*call_timeout_s"):
+    with pytest.raises(TrainerLost, match=r"^trainer-1 gave no answer within 0\.2 s"):
         trainer_group.update(groups_of([(3, (4, 4))]), step=1)
     assert time.monotonic() - start < 5
     assert all(worker.is_killed for worker in launcher.workers)

@@ -159,9 +159,7 @@ def test_an_engine_that_finishes_nothing_for_ever_has_hung():
     with pytest.raises(EngineError) as caught:
         collected(CheckedEngine(never, vocabulary=VOCABULARY, stall_s=0.05))
     assert str(caught.value).startswith("the engine has finished nothing for 0 s and ")
-    assert "polls with 16 requests in flight (the first: '1/0/0'); it has hung, or rollout.stall_s=0.05" in str(
-        caught.value
-    )
+    assert str(caught.value).endswith("polls with 16 requests in flight (the first: '1/0/0'); it has hung")
     assert never.polls > 1000
 
 

@@ -62,16 +62,10 @@ def test_max_tokens_is_prompt_plus_response_limit_capped_by_the_models_context()
 
 
 @pytest.mark.parametrize(
-    ("model", "engine", "expected"),
-    [
-        ("float32", "auto", "float32"),
-        ("bfloat16", "auto", "bfloat16"),
-        ("float32", "bfloat16", "bfloat16"),
-        ("float64", "auto", "float32"),
-    ],
+    ("model", "expected"), [("float32", "float32"), ("bfloat16", "bfloat16"), ("float64", "float32")]
 )
-def test_the_dtype_is_the_models_unless_it_is_set(model: str, engine: str, expected: str) -> None:
-    assert vllm_options(tiny(f"model.dtype={model}", f"rollout.vllm.dtype={engine}")).dtype == expected
+def test_the_dtype_is_the_models_as_far_as_vllm_has_it(model: str, expected: str) -> None:
+    assert vllm_options(tiny(f"model.dtype={model}")).dtype == expected
 
 
 def test_memory_is_what_the_option_says() -> None:

@@ -175,7 +175,7 @@ def test_an_evaluation_with_over_one_percent_of_errors_says_so(
 ):
     server.faults = [400]
     data = problems_file(tmp_path / "p.jsonl")
-    assert evaluated(MODEL, "--data", data, "--server", server.url, "eval.server_concurrency=1") == 0
+    assert evaluated(MODEL, "--data", data, "--server", server.url, "--concurrency", "1") == 0
     told = " ".join(capsys.readouterr().out.split())
     title, _, rest = told.partition("avg@2")
     assert "WARNING: 1 of 8 responses have no judgement (12.5%): figures of the others only" in title
@@ -214,7 +214,7 @@ def evaluation(url: str, data: str, output: Path) -> "subprocess.Popen[str]":
     """`dapo eval` of four problems twice, one request after the other, as a process."""
     command = [sys.executable, "-m", "dapo", "eval", MODEL, "--data", data, "--server", url, "--output", str(output)]
     return subprocess.Popen(
-        [*command, "eval.server_concurrency=1", "reward.workers=1"],
+        [*command, "--concurrency", "1", "reward.workers=1"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

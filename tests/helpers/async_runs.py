@@ -40,9 +40,7 @@ def run_or_resume(path: Path, config: Config, *, change: Callable[[Run], None] =
             run.cut_after(-1)
         else:
             run.cut_after(step_of(checkpoint), is_logged=is_logged(checkpoint))
-            run.drop_old_checkpoints(
-                step_of(checkpoint), config.train.keep_checkpoints, keep_best=config.train.keep_best
-            )
+            run.drop_old_checkpoints(step_of(checkpoint), config.train.keep_checkpoints, keep_best=True)
         with (
             signals_as_requests() as request,
             build_run(in_process, inputs, judge, run, display, first_step=1) as parts,  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ def tiny_config(model: Path) -> Config:
                 "prompts_per_step": PROMPTS,
                 "group_size": GROUP,
                 "max_response_tokens": LIMIT,
-                "slots": 12,
+                "native": {"slots": 12},
                 "temperature": TEMPERATURE,
             },
             "dynamic_sampling": {"max_groups_per_step": 40},

@@ -67,10 +67,7 @@ OVERRIDES: dict[str, tuple[Any, ...]] = {
     ),
     "top_p in training": (
         "rollout.top_p=0.9",
-        (
-            "rollout.top_p must be 1 in training, got 0.9: the sampler would draw from a renormalised law that "
-            "the trainer's log-probabilities do not describe (eval.top_p is free)"
-        ),
+        "unknown option rollout.top_p; did you mean eval.top_p?",
     ),
     "buffer beyond the response": (
         "overlong.buffer_tokens=9",

@@ -342,7 +342,7 @@ def test_five_steps_equal_a_naive_sequential_reimplementation(tmp_path: Path, fl
     assert min(naive.weights) < 0.99  # the correction has something to do
     assert naive.weights.count(CAP) > 10
     assert sum(weight == 1.0 for weight in naive.weights) >= 30  # the first step is on policy
-    changed = [*ONE_STEP_OFF, "loss.engine_correction=tis", f"loss.engine_correction_cap={CAP}", "train.threads=1"]
+    changed = [*ONE_STEP_OFF, f"loss.engine_correction={CAP}", "train.threads=1"]
     config = build_config(tiny_config(float64_model).model_dump(), changed)
     run_or_resume(tmp_path / "run", config)
     (file,) = (tmp_path / "run" / "checkpoints" / f"step_{STEPS:06d}").glob("weights*.safetensors")
@@ -365,7 +365,7 @@ def test_each_tokens_loss_is_weighted_by_the_truncated_trainer_to_sampler_ratio(
     model = loaded()
     for parameter in model.model.parameters():
         parameter.data.zero_()
-    policy = make_policy(model, loss={"engine_correction": "tis", "engine_correction_cap": cap})
+    policy = make_policy(model, loss={"engine_correction": cap})
     engine = ScriptedEngine(random_script, logprob=-math.log(197 * 1.5))
     scripted_run(
         tmp_path / "run", f"train.minibatch_groups={minibatch}", "train.num_steps=2", engine=engine, policy=policy
@@ -387,7 +387,7 @@ EVENTFUL = (
     "train.keep_checkpoints=9",
     "train.eval_every=3",
     "data.train={builtin: {sums: {}}, size: 11, seed: 1}",
-    "rollout.slots=8",
+    "rollout.native.slots=8",
     "rollout.max_response_tokens=6",
     "overlong.buffer_tokens=2",
     "rollout.prompts_per_step=5",
@@ -649,10 +649,10 @@ class TestOptions:
         assert tiny("schedule=one_step_off", "rollout.engine=vllm").rollout.engines == 0  # which always has one
 
     def test_it_corrects_by_itself_and_takes_no_for_an_error(self, tmp_path: Path):
-        assert tiny().loss.engine_correction == "none"
+        assert tiny().loss.engine_correction is None
         config = tiny(*ONE_STEP_OFF)
-        assert config.loss.engine_correction == "tis"
-        assert tiny(*ONE_STEP_OFF, "loss.engine_correction_cap=5").loss.engine_correction == "tis"
+        assert config.loss.engine_correction == 2.0
+        assert tiny(*ONE_STEP_OFF, "loss.engine_correction=5").loss.engine_correction == 5.0
         with pytest.raises(ConfigError, match=r"none would leave uncorrected; set loss.engine_correction=tis"):
             tiny(*ONE_STEP_OFF, "loss.engine_correction=none")
         (tmp_path / "config.yaml").write_text(dump_config(config))

@@ -44,6 +44,8 @@ class EvalRequest:
     server: str | None = None
     output: Path | None = None
     overrides: tuple[str, ...] = ()
+    concurrency: int = 16
+    """Requests that are in flight at `server`."""
     by_problem: bool = False
     """Also print a line a problem."""
 
@@ -99,7 +101,9 @@ def run_evaluation(
     config, checkpoint = evaluation_config(model, parse_data_argument(request.data), request, base)
     with ExitStack() as stack:
         if request.server is not None:
-            problems, copies, plan, open_sampler = _open_served_model(config, request.server, model)
+            problems, copies, plan, open_sampler = _open_served_model(
+                config, request.server, model, request.concurrency
+            )
         else:
             problems, copies, plan, open_sampler = _open_local_model(config, checkpoint)
         if copies > 1 and not request.sets_samples_per_problem:
@@ -226,7 +230,7 @@ def _open_local_model(config: Config, checkpoint: Path | None) -> EvaluationSetu
     return inputs.held_out, inputs.copies, evaluation_plan(config, inputs.loaded.stop_ids), open_sampler
 
 
-def _open_served_model(config: Config, url: str, model: str) -> EvaluationSetup:
+def _open_served_model(config: Config, url: str, model: str, concurrency: int) -> EvaluationSetup:
     """Problems and plan for a model behind a server: nothing is loaded here."""
     assert config.data.eval is not None
     problems, copies = distinct(load_problems(config.data.eval, split="eval"), config.data.eval)
@@ -240,14 +244,12 @@ def _open_served_model(config: Config, url: str, model: str) -> EvaluationSetup:
             top_p=plan.top_p,
             max_tokens=plan.max_response_tokens,
             seed=plan.seed,
-            concurrency=config.eval.server_concurrency,
-            timeout_s=config.eval.server_timeout_s,
-            retries=config.eval.server_retries,
+            concurrency=concurrency,
         )
         ask = partial(chat_messages, instruction=config.data.instruction, system=config.data.system)
         return ServerSampler(stack.enter_context(ServerClient(options, ask)))
 
-    return problems[: config.eval.max_problems], copies, evaluation_plan(config, ()), open_sampler
+    return problems, copies, evaluation_plan(config, ()), open_sampler
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,7 @@ def evaluate(
             metavar="URL", help="sample from an OpenAI-compatible server, http://HOST:PORT/v1; MODEL is its name"
         ),
     ] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="with --server: requests in flight")] = 16,
     compare: Annotated[
         tuple[str, str] | None,
         typer.Option(
@@ -104,7 +105,15 @@ def evaluate(
             [model_or_run, *(overrides or [])],
             None,
         )  # there is no model to stand in front of them
-    request = EvalRequest(data, samples_per_problem, server, output, tuple(overrides or ()), by_problem)
+    request = EvalRequest(
+        data,
+        samples_per_problem,
+        server,
+        output,
+        tuple(overrides or ()),
+        concurrency=concurrency,
+        by_problem=by_problem,
+    )
     if (model_or_run is None) == (compare is None):
         raise ConfigError("dapo eval takes either one model or run, or two with --compare A B")
     if compare is not None:

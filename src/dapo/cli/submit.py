@@ -88,7 +88,7 @@ def needs_ray(config: Config, allocation: Allocation) -> bool:
     if allocation.nodes == 1 and config.launcher == "local":
         return False
     if importlib.util.find_spec("ray") is None:
-        why = "launcher=ray" if config.launcher == "ray" else f"--nodes {allocation.nodes}"
+        why = f"launcher={config.launcher}" if config.uses_ray else f"--nodes {allocation.nodes}"
         raise ConfigError(f"{why} needs Ray, which is not installed: pip install 'dapo-rl[ray]'")
     return True
 

@@ -35,6 +35,8 @@ from dapo.training.signals import Interrupted, StoppableEngine, signals_as_reque
 from dapo.training.state import Run, TrainState
 from dapo.training.train import read_evaluations, summarise, train
 
+SHOWN_SAMPLES = 3
+"""Responses that the final report shows from before and after training."""
 SCHEDULES: Mapping[str, Callable[[Config, Run, TrainState], None]] = {"sync": train, "one_step_off": one_step_off.train}
 
 
@@ -87,7 +89,7 @@ def train_from_latest_checkpoint(config: Config, inputs: Inputs, judge: Verifier
     if checkpoint:
         run.cut_after(step_of(checkpoint), is_logged=is_logged(checkpoint))
         run.drop_old_checkpoints(
-            step_of(checkpoint), config.train.keep_checkpoints, keep_best=config.train.keep_best
+            step_of(checkpoint), config.train.keep_checkpoints, keep_best=True
         )  # which a kill may have come before
     else:
         run.cut_after(-1)
@@ -142,7 +144,7 @@ def report(config: Config, run: RunDirectory) -> None:
         Console(),
         before=evaluations[0] if evaluations else None,
         after=evaluations[-1] if evaluations else None,
-        samples=compared_responses(evaluations, config.eval.show_samples),
+        samples=compared_responses(evaluations, SHOWN_SAMPLES),
         files={
             "curves": run.curves,
             "metrics, a line a step": run.metrics,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 DataSpec: TypeAlias = str | dict[str, Any]
 
@@ -17,6 +17,18 @@ def _yaml_switch(value: object) -> object:
 def _reject_bool(value: object) -> object:
     if isinstance(value, bool):
         raise ValueError("expected a number")
+    return value
+
+
+def _weight_cap(value: object) -> object:
+    """`tis` is short for the usual cap of truncated importance sampling."""
+    return {"none": None, "tis": 2.0}.get(value, value) if isinstance(value, str) else _reject_bool(value)
+
+
+def _launcher(value: str) -> str:
+    name, colon, address = value.partition(":")
+    if value != "local" and (name != "ray" or (colon and not address)):
+        raise ValueError("expected local, ray, ray:auto or ray:HOST:PORT")
     return value
 
 
@@ -77,12 +89,20 @@ class VllmConfig(Section):
     """`rollout.vllm`: options of the vLLM engine."""
 
     cache_gib: Float = Field(2.0, gt=0, description="memory for keys and values, for each engine (GPU)")
-    dtype: Literal["auto", "bfloat16", "float32"] = Field("auto", description="auto: as model.dtype")
     max_sequences: Positive = Field(256, description="sequences decoded at a time")
     tensor_parallel: Positive = Field(1, description="GPUs an engine")
     eager: bool = Field(True, description="no compilation and no captured graphs: starts at once, decodes slower")
     python: str | None = Field(
         None, description="interpreter with vLLM, where it has an environment of its own; none: the one that trains"
+    )
+
+
+class NativeConfig(Section):
+    """`rollout.native`: options of the native engine."""
+
+    slots: Positive = Field(64, description="sequences decoded at a time per engine")
+    cache_tokens: Positive | None = Field(
+        None, description="bound on the prompt and response tokens held at a time per engine; none: as slots need"
     )
 
 
@@ -95,11 +115,7 @@ class RolloutConfig(Section):
     reproducible: bool = Field(
         True, description="several engines share requests by key, in lockstep; off: by load, equal only up to rounding"
     )
-    poll_tokens: Positive = Field(
-        1,
-        description="tokens that an engine process gives every live sequence for one call; more save calls where there "
-        "are dozens of engines, for up to as many tokens of each surplus response",
-    )
+    native: NativeConfig = NativeConfig()
     vllm: VllmConfig = VllmConfig()
     prompts_per_step: Positive = Field(512, description="informative groups that make a batch")
     group_size: Int = Field(16, description="G: responses sampled to each prompt")
@@ -108,32 +124,23 @@ class RolloutConfig(Section):
         0, ge=0, description="end tokens cannot be sampled before; for measurements of equal work, not for training"
     )
     temperature: Float = Field(1.0, gt=0)
-    top_p: Float = Field(1.0, gt=0, le=1)
-    slots: Positive = Field(64, description="native engine: sequences decoded at a time, by each")
-    cache_tokens: Positive | None = Field(
-        None, description="native engine: bound on prompt + response tokens held at a time; none: as slots need"
-    )
-    max_logprob_gap: Float | None = Field(
-        0.1,
-        gt=0,
-        description="nats between sampler and trainer, mean over a step's tokens; beyond, the run warns, unless "
-        "loss.engine_correction corrects",
-    )
-    min_entropy: Float | None = Field(
-        1.0e-4,
-        gt=0,
-        description="nats a token, the mean of -logprob over a step's responses; below it in 5 steps in a row the "
-        "policy has collapsed: the run stops, with its state saved; none: no limit",
-    )
-    stall_s: Float = Field(1800.0, gt=0, description="without one finished response; then the engine has hung")
 
 
 class ScoreThresholdsConfig(Section):
     """`dynamic_sampling.filter` as thresholds."""
 
     min_spread: Float = Field(0.0, ge=0, description="largest minus smallest score of a group")
-    mean_above: Float | None = Field(None, description="the mean score is larger")
-    mean_below: Float | None = Field(None, description="the mean score is smaller")
+    mean_between: tuple[Float | None, Float | None] = Field(
+        (None, None), description="a group's mean score is above the first and below the second number; null: no bound"
+    )
+
+    @field_validator("mean_between")
+    @classmethod
+    def _bounds_are_ordered(cls, value: tuple[float | None, float | None]) -> tuple[float | None, float | None]:
+        low, high = value
+        if low is not None and high is not None and low >= high:
+            raise ValueError("the first number must be less than the second")
+        return value
 
 
 class DynamicSamplingConfig(Section):
@@ -141,12 +148,10 @@ class DynamicSamplingConfig(Section):
     max_groups_per_step: Positive | None = Field(
         None, description="bound on the groups judged in a step; none: ten times prompts_per_step"
     )
-    on_shortfall: Literal["train", "stop"] = Field("train", description="at the bound: train on what there is, or stop")
-    excess: Literal["drop"] = Field("drop", description="groups beyond the batch: the paper drops them")
     filter: str | ScoreThresholdsConfig | None = Field(
         None,
         description="module:function from a Group to a bool, instead of Eq. 11; or thresholds on scores, beside it: "
-        "{min_spread: 0.5, mean_above: 0, mean_below: 9}",
+        "{min_spread: 0.5, mean_between: [0, 9]}",
     )
 
 
@@ -164,9 +169,6 @@ class RewardConfig(Section):
     timeout_s: Float = Field(10.0, gt=0, description="for one verdict; then it is an error")
     workers: Positive = Field(2, description="verifier processes")
     memory_gib: Float = Field(4.0, gt=0, description="for each verifier process, and for it with all it starts")
-    max_error_rate: Float = Field(
-        0.5, ge=0, le=1, description="share of error verdicts among the last 256 responses that ends the run"
-    )
 
 
 class OverlongConfig(Section):
@@ -192,12 +194,12 @@ class LossConfig(Section):
     )
     kl_coef: Float = Field(0.0, ge=0, description="k3 estimator against the frozen initial policy")
     entropy_coef: Float = Field(0.0, ge=0)
-    engine_correction: Annotated[Literal["none", "tis"], BeforeValidator(lambda v: "none" if v is None else v)] = Field(
-        "none",
-        description="where the engine computes otherwise than the trainer; tis: truncated importance sampling, each "
-        "token's loss times min(exp(old_logprob - engine_logprob), engine_correction_cap)",
+    engine_correction: Annotated[Float | None, BeforeValidator(_weight_cap)] = Field(
+        None,
+        gt=0,
+        description="truncated importance sampling, where the engine computes otherwise than the trainer: each token's "
+        "loss times min(exp(old_logprob - engine_logprob), this number); tis: 2; none: no correction",
     )
-    engine_correction_cap: Float = Field(2.0, gt=0, description="largest weight of engine_correction=tis")
     max_approx_kl: Float | None = Field(
         10.0,
         gt=0,
@@ -212,11 +214,6 @@ class OptimConfig(Section):
     weight_decay: Float = Field(0.1, ge=0)
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     max_grad_norm: Float = Field(1.0, gt=0)
-    max_skipped_updates: Positive = Field(
-        10,
-        description="updates skipped in a row (loss or gradient not finite, or loss.max_approx_kl exceeded) after "
-        "which the run stops at the end of the step, with its state saved",
-    )
 
 
 class TrainConfig(Section):
@@ -229,41 +226,36 @@ class TrainConfig(Section):
         "arithmetic, a fraction of the memory",
     )
     save_every: Int = Field(20, ge=0, description="steps between checkpoints; 0: only at the end")
-    keep_checkpoints: Positive = Field(2, description="newest checkpoints kept")
-    keep_best: bool = Field(True, description="also keep the checkpoint with the best evaluation")
+    keep_checkpoints: Positive = Field(2, description="newest checkpoints kept, besides the best evaluated one")
     eval_every: Int = Field(20, ge=0, description="steps between evaluations; 0: only first and last")
     seed: Int = Field(0, ge=0)
-    threads: Positive | None = Field(None, description="CPU threads of torch; none: torch's own choice")
+    threads: Positive | None = Field(
+        None, description="CPU threads of each process that trains; none: torch's own choice, divided among the ranks"
+    )
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
 
 class EvalConfig(Section):
     samples_per_problem: Positive = Field(1, description="k of avg@k; the paper's is 32")
-    max_problems: Positive | None = Field(None, description="the first so many; none: all")
     temperature: Float = Field(1.0, ge=0, description="0: greedy")
     top_p: Float = Field(0.7, gt=0, le=1)
     max_response_tokens: Positive | None = Field(None, description="none: as in the rollout")
-    show_samples: Int = Field(3, ge=0, description="responses printed before and after training")
-    server_concurrency: Positive = Field(16, description="dapo eval --server: requests in flight")
-    server_timeout_s: Float = Field(600.0, gt=0, description="dapo eval --server: for one response")
-    server_retries: Int = Field(4, ge=0, description="dapo eval --server: after a failure that may pass")
 
 
 class DistributedConfig(Section):
     """More than one process."""
 
     trainer_ranks: Positive = Field(1, description="processes that the model is sharded over (FSDP2)")
-    backend: Literal["auto", "gloo", "nccl"] = Field("auto", description="auto: nccl between GPUs, gloo between CPUs")
-    trainer_threads: Positive | None = Field(None, description="CPU threads of a trainer rank; none: an equal share")
     max_restarts: Int = Field(
         3, ge=0, description="times that the run goes back to its last checkpoint by itself when a trainer rank is lost"
     )
-    engine_restarts: Int = Field(10, ge=0, description="engines replaced in a run")
     start_timeout_s: Float = Field(300.0, gt=0, description="for all processes to be ready")
-    call_timeout_s: Float = Field(1800.0, gt=0, description="for one answer of a process; then it counts as lost")
-    ray_address: str | None = Field(None, description="of a running Ray cluster, or auto; none: Ray on this machine")
-    engine_gpus: Float | None = Field(None, ge=0, description="of an engine; none: 1 if the cluster has GPUs, else 0")
-    trainer_gpus: Float | None = Field(None, ge=0, description="of a rank; none: 1 if the cluster has GPUs, else 0")
+    gpus_per_process: Float | None = Field(
+        None,
+        ge=0,
+        description="GPUs that Ray gives each trainer rank and each engine; 0.5: two share one; none: one where the "
+        "cluster has GPUs, and rollout.vllm.tensor_parallel for an engine",
+    )
 
 
 class LogConfig(Section):
@@ -295,8 +287,10 @@ class Config(Section):
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()
-    launcher: Literal["local", "ray"] = Field(
-        "local", description="where processes run: on this machine, or on a Ray cluster (`dapo submit` for Slurm)"
+    launcher: Annotated[str, AfterValidator(_launcher)] = Field(
+        "local",
+        description="where processes run; local: on this machine; ray: on it, by Ray; ray:auto or ray:HOST:PORT: on a "
+        "running Ray cluster (`dapo submit` for Slurm)",
     )
     schedule: Literal["sync", "one_step_off"] = Field(
         "sync", description="sync: Algorithm 1; one_step_off: the next batch is sampled while the policy updates"
@@ -328,7 +322,17 @@ class Config(Section):
     @property
     def uses_trainer_group(self) -> bool:
         """Is the policy in processes of its own? On a cluster it is, since the controller's machine may have no GPU."""
-        return self.distributed.trainer_ranks > 1 or self.launcher == "ray"
+        return self.distributed.trainer_ranks > 1 or self.uses_ray
+
+    @property
+    def uses_ray(self) -> bool:
+        """Whether processes run on a Ray cluster."""
+        return self.launcher != "local"
+
+    @property
+    def ray_address(self) -> str | None:
+        """The address of a running Ray cluster; None: the run starts Ray on this machine."""
+        return self.launcher.partition(":")[2] or None
 
     @model_validator(mode="after")
     def _no_secrets(self) -> "Config":
@@ -375,11 +379,6 @@ class Config(Section):
                 f"rollout.prompts_per_step={rollout.prompts_per_step} (prompts a step) must be a multiple of "
                 f"train.minibatch_groups={train.minibatch_groups} (prompts an optimiser update)"
             )
-        if rollout.top_p < 1:
-            raise ValueError(
-                f"rollout.top_p must be 1 in training, got {rollout.top_p}: the sampler would draw from a "
-                "renormalised law that the trainer's log-probabilities do not describe (eval.top_p is free)"
-            )
         for name, temperature in (("rollout", rollout.temperature), ("eval", self.eval.temperature)):
             if rollout.engine == "vllm" and temperature and not 0.01 <= temperature <= 2:
                 raise ValueError(
@@ -390,15 +389,6 @@ class Config(Section):
                 f"overlong.buffer_tokens={self.overlong.buffer_tokens} must not exceed "
                 f"rollout.max_response_tokens={rollout.max_response_tokens}; lower it or set overlong.mode=off"
             )
-        thresholds = self.dynamic_sampling.filter
-        if isinstance(thresholds, ScoreThresholdsConfig) and None not in (thresholds.mean_above, thresholds.mean_below):
-            assert thresholds.mean_above is not None
-            assert thresholds.mean_below is not None
-            if thresholds.mean_above >= thresholds.mean_below:
-                raise ValueError(
-                    f"dynamic_sampling.filter.mean_above={thresholds.mean_above:g} must be less than "
-                    f"dynamic_sampling.filter.mean_below={thresholds.mean_below:g}"
-                )
         bound = self.dynamic_sampling.max_groups_per_step
         if self.dynamic_sampling.enabled and bound is not None and bound < rollout.prompts_per_step:
             raise ValueError(
@@ -421,7 +411,7 @@ class Config(Section):
     def _schedule_fits(self) -> "Config":
         if self.schedule != "one_step_off":
             return self
-        if self.loss.engine_correction == "none":
+        if self.loss.engine_correction is None:
             raise ValueError(
                 "schedule=one_step_off trains on responses that the policy of one step before has sampled, which "
                 "loss.engine_correction=none would leave uncorrected; set loss.engine_correction=tis (what this "

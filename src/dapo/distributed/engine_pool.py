@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from dapo.core.errors import DapoError, EngineError, WorkerDied, WorkerFault
 from dapo.distributed.engine_worker import engine_worker_spec
-from dapo.distributed.protocol import Launcher, Worker, WorkerSpec, wait_for_result
+from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, Worker, WorkerSpec, wait_for_result
 from dapo.engines.engine import WeightSource
 from dapo.types import Generation, GenerationRequest
 
@@ -139,7 +139,7 @@ class EnginePool:
         log: Callable[[str], None],
         reproducible: bool = True,
         poll_tokens: int = 1,
-        call_timeout_s: float = 1800.0,
+        call_timeout_s: float = CALL_TIMEOUT_S,
         max_restarts: int = 10,
     ) -> None:
         """The launcher stays the caller's, who closes it after the pool. `poll_tokens`: tokens that a poll gives every
@@ -335,8 +335,8 @@ class EnginePool:
         engine.worker.kill()
         if self._restarts >= self._max_restarts:
             raise EngineError(
-                f"{error}. It is not replaced: distributed.engine_restarts={self._max_restarts}, and {self._restarts} "
-                "engines have been replaced in this run"
+                f"{error}. It is not replaced: {self._restarts} engines have been replaced in this run, of at most "
+                f"{self._max_restarts}"
             ) from error
         self._restarts += 1
         self._log(f"{error}; {engine.name} is replaced ({self._restarts} of at most {self._max_restarts} times)")

@@ -54,12 +54,11 @@ def vllm_options(config: Config) -> VllmOptions:
         rollout.max_response_tokens, config.eval.max_response_tokens or rollout.max_response_tokens
     )
     positions = getattr(meta_model.config, "max_position_embeddings", None)
-    dtype = config.model.dtype if rollout.vllm.dtype == "auto" else rollout.vllm.dtype
     return VllmOptions(
         model=config.model.name,
         model_config=config_of(meta_model).to_json_string(use_diff=False),
         weight_shapes=weight_shapes(meta_model),
-        dtype="float32" if dtype == "float64" else dtype,  # vLLM has nothing wider
+        dtype="float32" if config.model.dtype == "float64" else config.model.dtype,  # vLLM has nothing wider
         cache_gib=rollout.vllm.cache_gib,
         max_sequences=rollout.vllm.max_sequences,
         max_tokens=tokens if positions is None else min(tokens, positions),
@@ -137,7 +136,7 @@ def engine_specs(config: Config, *, cluster_gpus: float = 0.0) -> list[WorkerSpe
         gpus_per_engine = 1
     count = config.engine_processes
     if config.launcher != "local":
-        gpus = config.distributed.engine_gpus
+        gpus = config.distributed.gpus_per_process
         return [replace(spec, gpus=float(gpus_per_engine if cluster_gpus else 0) if gpus is None else gpus)] * count
     assignments = gpu_assignments(
         visible_gpus(), trainers=config.distributed.trainer_ranks, engines=count, gpus_per_engine=gpus_per_engine
@@ -157,8 +156,8 @@ def native_engine_spec(config: Config, *, threads: int) -> WorkerSpec:
             "dtype": config.model.dtype,
             "device": config.train.device,
             "trust_remote_code": config.model.trust_remote_code,
-            "slots": config.rollout.slots,
-            "cache_tokens": config.rollout.cache_tokens,
+            "slots": config.rollout.native.slots,
+            "cache_tokens": config.rollout.native.cache_tokens,
             "threads": threads,
         },
         environment={"OMP_NUM_THREADS": str(threads)},

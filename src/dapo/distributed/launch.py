@@ -26,8 +26,8 @@ def open_launcher(config: Config, logs: Path | None = None) -> Iterator[Launcher
 
 
 def _make(config: Config, logs: Path) -> Launcher:
-    if config.launcher == "ray":
+    if config.uses_ray:
         from dapo.distributed.ray.launcher import RayLauncher
 
-        return RayLauncher(logs, timeout_s=config.distributed.start_timeout_s, address=config.distributed.ray_address)
+        return RayLauncher(logs, timeout_s=config.distributed.start_timeout_s, address=config.ray_address)
     return LocalLauncher(logs, timeout_s=config.distributed.start_timeout_s)

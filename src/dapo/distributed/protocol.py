@@ -12,6 +12,9 @@ from dapo.core.errors import WorkerDied
 if TYPE_CHECKING:
     from dapo.engines.engine import WeightSource
 
+CALL_TIMEOUT_S = 1800.0
+"""Seconds without an answer to a call after which a worker counts as lost."""
+
 
 @dataclass(frozen=True)
 class WorkerSpec:
@@ -87,6 +90,4 @@ def wait_for_result(future: "Future[Any]", *, timeout_s: float, what: str, since
     except FutureTimeoutError:
         if future.done():  # the method itself raised it
             raise
-        raise WorkerDied(
-            f"{what} gave no answer within {timeout_s:g} s; raise distributed.call_timeout_s if that is its usual pace"
-        ) from None
+        raise WorkerDied(f"{what} gave no answer within {timeout_s:g} s") from None

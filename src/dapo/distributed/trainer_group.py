@@ -13,7 +13,7 @@ from typing import Any
 
 from dapo.config import Config
 from dapo.core.errors import TrainerLost, WorkerDied, WorkerFault
-from dapo.distributed.protocol import Launcher, Worker, WorkerSpec
+from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, Worker, WorkerSpec
 from dapo.distributed.weight_files import WeightsFile, WeightsFolder
 from dapo.policy.fsdp.partition import partition
 from dapo.policy.policy import rows_to_compute
@@ -31,18 +31,26 @@ LOOPBACK_HOST = "127.0.0.1"
 class TrainerGroup:
     """A `TrainablePolicy` over `config.distributed.trainer_ranks` processes.
 
-    Where a rank is gone, or gives no answer within `distributed.call_timeout_s`, all of them are ended and the call
+    Where a rank is gone, or gives no answer within `call_timeout_s`, all of them are ended and the call
     raises TrainerLost, as does every later one: the run can go on from its last checkpoint with a new gang.
     """
 
-    def __init__(self, config: Config, launcher: Launcher, *, threads: int, cluster_gpus: float = 0.0) -> None:
+    def __init__(
+        self,
+        config: Config,
+        launcher: Launcher,
+        *,
+        threads: int,
+        cluster_gpus: float = 0.0,
+        call_timeout_s: float = CALL_TIMEOUT_S,
+    ) -> None:
         """Start the ranks, with `threads` CPU threads each, and have them share the model out among themselves.
 
         `cluster_gpus`: that the launcher has to give away. Raises LaunchError, and what loading and sharding the model
         raise.
         """
         self._config = config
-        self._timeout_s = config.distributed.call_timeout_s
+        self._timeout_s = call_timeout_s
         self._lock = threading.Lock()
         self._lost: str | None = None
         self._skipped = 0
@@ -174,10 +182,7 @@ class TrainerGroup:
                 self._give_up(str(error), error)
         silent = [worker.name for worker, future in zip(self._workers, futures, strict=False) if not future.done()]
         if silent and not errors:
-            self._give_up(
-                f"{', '.join(silent)} gave no answer within {timeout_s:g} s; raise distributed.call_timeout_s if that "
-                "is the usual pace"
-            )
+            self._give_up(f"{', '.join(silent)} gave no answer within {timeout_s:g} s")
         if silent or any(isinstance(error, WorkerFault) for error in errors):
             self._end(f"the trainer ranks were ended after: {errors[0]}")
         if errors:
@@ -201,7 +206,7 @@ def _errors(futures: "Sequence[Future[Any]]") -> list[BaseException]:
 
 def trainer_specs(config: Config, *, threads: int, cluster_gpus: float = 0.0) -> list[WorkerSpec]:
     """One for each rank; `config.model.dtype` is settled."""
-    gpus = config.distributed.trainer_gpus
+    gpus = config.distributed.gpus_per_process
     if gpus is None:
         gpus = 1.0 if cluster_gpus > 0 and config.train.device != "cpu" else 0.0
     environment = {"OMP_NUM_THREADS": str(threads)}
@@ -222,4 +227,4 @@ def trainer_specs(config: Config, *, threads: int, cluster_gpus: float = 0.0) ->
 
 def trainer_threads(config: Config, available: int) -> int:
     """CPU threads of each rank: as asked, or an equal share of those that this process would use."""
-    return config.distributed.trainer_threads or max(1, available // config.distributed.trainer_ranks)
+    return config.train.threads or max(1, available // config.distributed.trainer_ranks)

@@ -58,7 +58,7 @@ class TrainerRank:
         if self._store is None:
             self._store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=start_timeout_s))
         dist.init_process_group(
-            _backend(self._config.distributed.backend, self._device),
+            "gloo" if self._device.type == "cpu" else "cpu:gloo,cuda:nccl",
             store=self._store,
             rank=self._rank,
             world_size=ranks,
@@ -165,12 +165,6 @@ def _device(wanted: str, rank: int) -> torch.device:
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
-
-
-def _backend(wanted: str, device: torch.device) -> str:
-    if wanted == "nccl" and device.type == "cpu":
-        raise ConfigError("distributed.backend=nccl connects GPUs, but the trainer ranks run on CPUs; use auto or gloo")
-    return "gloo" if wanted == "gloo" or device.type == "cpu" else "cpu:gloo,cuda:nccl"
 
 
 def _own_address() -> str:

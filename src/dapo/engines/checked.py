@@ -166,8 +166,7 @@ class CheckedEngine:
         if self._idle_polls > _STALL_POLLS + 2 * longest and waited > self._stall_s:
             raise EngineError(
                 f"the engine has finished nothing for {waited:.0f} s and {self._idle_polls} polls with "
-                f"{len(self._pending)} requests in flight (the first: {next(iter(self._pending))!r}); it has hung, or "
-                f"rollout.stall_s={self._stall_s:g} is too short for it"
+                f"{len(self._pending)} requests in flight (the first: {next(iter(self._pending))!r}); it has hung"
             )
 
 

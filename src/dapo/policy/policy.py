@@ -181,7 +181,7 @@ class PolicyCore:
             tokens["old"] = of_tokens(old)
         if all(row.engine_logprobs for row in rows):
             tokens["engine"] = of_tokens([row.engine_logprobs for row in rows])
-        elif self._loss.engine_correction == "tis":
+        elif self._loss.engine_correction is not None:
             raise ValueError("loss.engine_correction=tis needs engine_logprobs for all samples")
         if self._reference is not None:
             tokens["reference"] = self._reference(microbatch)
@@ -336,9 +336,9 @@ def _engine_correction(
     old: Tensor, tokens: Mapping[str, Tensor], config: LossConfig
 ) -> tuple[Tensor | float, dict[str, Tensor]]:
     """`[n]` what `loss.engine_correction` multiplies each token's policy loss by, and its sums."""
-    if config.engine_correction == "none":
+    mask, cap = tokens["mask"], config.engine_correction
+    if cap is None:
         return 1.0, {}
-    mask, cap = tokens["mask"], config.engine_correction_cap
     correction = engine_weights(old[:, None], tokens["engine"][:, None], mask[:, None], cap=cap)[:, 0]
     return correction, {
         "engine_weight": correction[mask].sum(dtype=torch.float64),
@@ -379,7 +379,7 @@ def _token_metrics(sums: Mapping[str, float], config: LossConfig) -> dict[str, f
     }
     if config.dual_clip is not None:
         means["loss/clip_dual_fraction"] = "clipped_dual"
-    if config.engine_correction == "tis":
+    if config.engine_correction is not None:
         means["loss/engine_weight_mean"] = "engine_weight"
         means["loss/engine_weight_truncated_fraction"] = "engine_truncated"
     metrics |= {name: sums[key] / count for name, key in means.items()}

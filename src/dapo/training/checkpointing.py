@@ -55,7 +55,7 @@ def checkpoint_of(
     if train_state.unlogged is not None:
         state["unlogged"] = train_state.unlogged
     problem_stats, prefetched_batch = run.problem_stats.state_dict(), train_state.prefetched_batch
-    save = partial(run.directory.save_checkpoint, accuracy=train_state.accuracy, keep_best=config.train.keep_best)
+    save = partial(run.directory.save_checkpoint, accuracy=train_state.accuracy, keep_best=True)
     step = train_state.step
 
     def write(directory: Path) -> None:

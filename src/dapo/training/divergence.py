@@ -9,8 +9,14 @@ from dapo.core.packed import sum_of
 from dapo.training.rollout import Batch
 from dapo.training.state import Run, TrainState
 
+MIN_ENTROPY = 1.0e-4
+"""Nats per token, the mean of -logprob over a step's responses, below which the policy is all but deterministic."""
 ENTROPY_COLLAPSE_STEPS = 5
-"""Steps in a row below rollout.min_entropy that end a run: one such step may be a batch of easy problems."""
+"""Steps in a row below MIN_ENTROPY that end a run: one such step may be a batch of easy problems."""
+MAX_SKIPPED_UPDATES = 10
+"""Updates skipped in a row (loss or gradient not finite, or loss.max_approx_kl exceeded) that end a run."""
+MAX_LOGPROB_GAP = 0.1
+"""Nats per token between sampler and trainer, mean over a step's tokens, above which a run warns."""
 
 
 def warn_divergence(
@@ -24,10 +30,10 @@ def warn_divergence(
 
 def entropy_collapse_steps(config: Config, batch: Batch, before: int) -> int:
     """Steps in a row, this one included, whose policy was all but deterministic."""
-    entropy, limit = sampled_entropy(batch), config.rollout.min_entropy
+    entropy = sampled_entropy(batch)
     if entropy is None:
         return before
-    return before + 1 if limit is not None and entropy < limit else 0
+    return before + 1 if entropy < MIN_ENTROPY else 0
 
 
 def sampled_entropy(batch: Batch) -> float | None:
@@ -48,19 +54,18 @@ def sampled_entropy(batch: Batch) -> float | None:
 
 def check_divergence(config: Config, run: Run, train_state: TrainState) -> None:
     """Raise NumericsError, in words, where going on would be in vain. The finished step is worth saving."""
-    skipped, allowed = run.policy.skipped_in_a_row, config.optim.max_skipped_updates
-    if skipped >= allowed:
+    skipped = run.policy.skipped_in_a_row
+    if skipped >= MAX_SKIPPED_UPDATES:
         raise NumericsError(
-            f"{skipped} updates in a row were skipped (optim.max_skipped_updates={allowed}): the loss or the gradient "
-            "was not finite, or the policy too far from the one that sampled (loss.max_approx_kl="
+            f"{skipped} updates in a row were skipped (at most {MAX_SKIPPED_UPDATES - 1} may be): the loss or the "
+            "gradient was not finite, or the policy too far from the one that sampled (loss.max_approx_kl="
             f"{config.loss.max_approx_kl}); lower optim.lr, or look at loss/* and optim/grad_norm before it happened"
         )
     if train_state.entropy_collapse_steps >= ENTROPY_COLLAPSE_STEPS:
         raise NumericsError(
-            f"the policy has collapsed: its entropy was below {config.rollout.min_entropy:g} nats a token "
-            f"(rollout.min_entropy) in {train_state.entropy_collapse_steps} steps in a row, so the responses "
-            "to a prompt are all "
-            "alike; start again with a lower optim.lr or a higher loss.clip_high"
+            f"the policy has collapsed: its entropy was below {MIN_ENTROPY:g} nats per token in "
+            f"{train_state.entropy_collapse_steps} steps in a row, so the responses to a prompt are all alike; "
+            "start again with a lower optim.lr or a higher loss.clip_high"
         )
 
 
@@ -77,10 +82,10 @@ def _skipped_updates_warning(updates: Sequence[Mapping[str, float]]) -> str:
 
 def _logprob_gap_warning(config: Config, metrics: Mapping[str, float]) -> str:
     """Then pi_old is not what has sampled, unless the loss is corrected for it."""
-    gap, limit = metrics.get("rollout/engine_logprob_gap_mean", 0.0), config.rollout.max_logprob_gap
-    if limit is None or gap <= limit or config.loss.engine_correction != "none":  # NaN is a gap too
+    gap = metrics.get("rollout/engine_logprob_gap_mean", 0.0)
+    if gap <= MAX_LOGPROB_GAP or config.loss.engine_correction is not None:  # NaN is a gap too
         return ""
     return (
-        f"sampler and trainer differ by {gap:.3g} nats a token on average (rollout.max_logprob_gap={limit:g}): the "
+        f"sampler and trainer differ by {gap:.3g} nats per token on average (more than {MAX_LOGPROB_GAP:g}): the "
         "engine may hold other weights, or compute in a coarser dtype, which loss.engine_correction=tis corrects"
     )

@@ -14,7 +14,7 @@ are one step stale, those of the first batch not at all, and none ever more than
 trainer computes of a token and mu what the engine does:
 
     ratio       r = pi(theta) / pi(theta_{s-1}), clipped as ever: pi_old is the policy that the step begins with
-    correction  w = min(pi(theta_{s-1}) / mu(theta_{s-2}), loss.engine_correction_cap) times the token's loss
+    correction  w = min(pi(theta_{s-1}) / mu(theta_{s-2}), loss.engine_correction) times the token's loss
 
 The clip bounds how far one step moves the policy, which has nothing to do with who has sampled; that the responses are
 another policy's is what w corrects, truncated so that no token can dominate (`loss.engine_correction: tis`, required).

@@ -73,7 +73,7 @@ class TrainState:
     tokens_trained: int = 0
     wall_s: float = 0.0
     entropy_collapse_steps: int = 0
-    """Steps in a row whose policy was all but deterministic (rollout.min_entropy)."""
+    """Steps in a row whose policy was all but deterministic (`divergence.MIN_ENTROPY`)."""
     unlogged: dict[str, float] | None = field(default_factory=dict)
     """Metrics of this step, or of the time before the first, that are not written yet: its evaluation is still due."""
     accuracy: float | None = None

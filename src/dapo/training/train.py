@@ -95,7 +95,7 @@ def prepare(
     samples = with_advantages(batch.groups, config)  # line 9: Eq. 9, 13
     with rollouts_in_background(config, run, batch, samples, step=step, timer=timer) as text_metrics:
         metrics = describe_batch(config, run, batch, samples, step=step)
-        require_groups(batch, on_shortfall=config.dynamic_sampling.on_shortfall)
+        require_groups(batch)
         if batch.shortfall:
             run.tracker.message(f"step {step}: short batch: {batch.reason}")
         if len(batch.groups) > config.train.minibatch_groups:

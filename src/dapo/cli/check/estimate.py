@@ -37,9 +37,6 @@ class ResourceEstimate:
     @property
     def engine_element_bytes(self) -> int:
         """Of a number in the engine."""
-        vllm = self.config.rollout.vllm.dtype
-        if self.config.rollout.engine == "vllm" and vllm != "auto":
-            return _element_bytes(vllm, self.profile.device)
         return self.element_bytes
 
     @property
@@ -146,8 +143,10 @@ class ResourceEstimate:
             return breakdown
         if self.profile.device == "cpu" and dimensions.tied:
             breakdown["the head once more, in blocks"] = e * dimensions.embedding_parameters
-        rows = self.config.rollout.slots
-        breakdown["cache"] = self.cached_token_bytes * (self.config.rollout.cache_tokens or rows * self._slot_tokens)
+        rows = self.config.rollout.native.slots
+        breakdown["cache"] = self.cached_token_bytes * (
+            self.config.rollout.native.cache_tokens or rows * self._slot_tokens
+        )
         breakdown["logits"] = 3 * 4 * rows * dimensions.vocabulary
         return breakdown
 
@@ -205,7 +204,7 @@ class ResourceEstimate:
         """In one engine, on average: bounded by its slots and by what its cache holds of half-grown sequences."""
         mean_length = self.profile.prompt_tokens + self.profile.mean_response_tokens / 2
         vllm = self.config.rollout.engine == "vllm"
-        bound = self.config.rollout.vllm.max_sequences if vllm else self.config.rollout.slots
+        bound = self.config.rollout.vllm.max_sequences if vllm else self.config.rollout.native.slots
         held = self.cache_tokens / mean_length
         return max(1.0, min(bound, held, self.generated_responses / max(1, self.engines)))
 

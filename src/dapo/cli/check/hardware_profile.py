@@ -69,7 +69,7 @@ def hardware_profile_for(config: Config, given: Sequence[str] = ()) -> HardwareP
     )
     profile = replace(base, **changed)
     if profile.dimensions and profile.dimensions not in KNOWN_DIMENSIONS:
-        raise ConfigError(f"--assume shape={profile.dimensions}: known are {', '.join(KNOWN_DIMENSIONS)}")
+        raise ConfigError(f"--assume dimensions={profile.dimensions}: known are {', '.join(KNOWN_DIMENSIONS)}")
     for entry in fields(HardwareProfile):
         value = getattr(profile, entry.name)
         if not isinstance(value, str) and not value > 0:

@@ -20,7 +20,7 @@ def describe_estimate(config: Config, given: Sequence[str] = ()) -> Iterator[str
     if dimensions is None:
         yield (
             f"layout: the sizes of {config.model.name} are not known here: its config.json is not on this machine. "
-            f"Give the name of a model of the same shape, --assume shape=NAME: {', '.join(KNOWN_DIMENSIONS)}"
+            f"Give the name of a model of the same shape, --assume dimensions=NAME: {', '.join(KNOWN_DIMENSIONS)}"
         )
         return
     estimate = ResourceEstimate(config, dimensions, profile)
@@ -216,7 +216,7 @@ def _engine_too_large(estimate: ResourceEstimate, breakdown: Mapping[str, float]
     remaining = available - (total - breakdown["cache"])
     if remaining > 0:
         is_vllm = estimate.config.rollout.engine == "vllm"
-        name = "rollout.vllm.cache_gib" if is_vllm else "rollout.cache_tokens"
+        name = "rollout.vllm.cache_gib" if is_vllm else "rollout.native.cache_tokens"
         limit = remaining / (GIB if is_vllm else estimate.cached_token_bytes)
         yield (
             f"a GPU of an engine needs {_gib(total)}, and there are {_gib(available)}: set {name} to at most "

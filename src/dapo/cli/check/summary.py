@@ -30,7 +30,7 @@ PAPER: dict[str, object] = {
     "loss.aggregate": "token",
     "loss.kl_coef": 0.0,
     "loss.entropy_coef": 0.0,
-    "loss.engine_correction": "none",
+    "loss.engine_correction": None,
     "optim.lr": 1e-6,
     "optim.warmup_steps": 20,
     "optim.weight_decay": 0.1,
@@ -104,8 +104,6 @@ def ignored_options(config: Config) -> Iterator[str]:
                 f"loss.{', loss.'.join(clips)}: with one update a step the policy is still the one that the step began "
                 "with, so the ratio is 1 and nothing is clipped"
             )
-    if config.loss.engine_correction == "none" and "engine_correction_cap" in config.loss.model_fields_set:
-        yield "loss.engine_correction_cap: loss.engine_correction is none"
     if config.data.eval is None:
         if "eval" in set_sections:
             yield "eval.*: data.eval is not set"
@@ -121,28 +119,21 @@ def ignored_options(config: Config) -> Iterator[str]:
 def _ignored_of_processes(config: Config) -> Iterator[str]:
     rollout, distributed = config.rollout, config.distributed.model_fields_set
     sampled_here = "no process is started to sample (rollout.engines is 0)"
-    only_native = [name for name in ("slots", "cache_tokens") if name in rollout.model_fields_set]
-    if rollout.engine == "vllm" and only_native:
-        yield f"rollout.{', rollout.'.join(only_native)}: rollout.engine is vllm"
-    if rollout.engine != "vllm" and "vllm" in rollout.model_fields_set:
-        yield f"rollout.vllm.*: rollout.engine is {rollout.engine}"
+    for engine in ("native", "vllm"):
+        if rollout.engine != engine and engine in rollout.model_fields_set:
+            yield f"rollout.{engine}.*: rollout.engine is {rollout.engine}"
     if not config.engine_processes:
-        for name in ("engine_threads", "reproducible", "poll_tokens"):
+        for name in ("engine_threads", "reproducible"):
             if name in rollout.model_fields_set:
                 yield f"rollout.{name}: {sampled_here}"
-        for name in ("engine_restarts", "engine_gpus"):
-            if name in distributed:
-                yield f"distributed.{name}: {sampled_here}"
     if not config.uses_trainer_group:
-        for name in ("backend", "trainer_threads", "trainer_gpus", "max_restarts"):
+        for name in ("max_restarts",):
             if name in distributed:
                 yield f"distributed.{name}: distributed.trainer_ranks is 1"
-    if not config.is_multiprocess:
-        for name in ("start_timeout_s", "call_timeout_s"):
-            if name in distributed:
-                yield f"distributed.{name}: everything runs in one process"
-    if config.launcher != "ray" and "ray_address" in distributed:
-        yield f"distributed.ray_address: launcher is {config.launcher}"
+    if not config.is_multiprocess and "start_timeout_s" in distributed:
+        yield "distributed.start_timeout_s: everything runs in one process"
+    if not config.uses_ray and "gpus_per_process" in distributed:
+        yield "distributed.gpus_per_process: launcher is local"
 
 
 def _adapters(config: Config) -> Iterator[str]:
@@ -257,7 +248,7 @@ def _run(config: Config) -> Iterator[str]:
         yield (
             "  schedule    one_step_off: while a step trains, the next one's responses are sampled with the weights "
             "that it began with; corrected by each token's loss times "
-            f"min(pi_old / pi_sampler, {config.loss.engine_correction_cap:g})"
+            f"min(pi_old / pi_sampler, {config.loss.engine_correction:g})"
         )
 
 
@@ -276,7 +267,7 @@ def _processes(config: Config) -> str:
 
 
 def _where(config: Config) -> str:
-    return {"local": "on this machine", "ray": "on Ray"}[config.launcher]
+    return "on Ray" if config.uses_ray else "on this machine"
 
 
 def _show(value: object) -> str:

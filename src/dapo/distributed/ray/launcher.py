@@ -336,8 +336,8 @@ def _init(address: str | None) -> None:
 
     if address is not None and "://" in address:
         raise LaunchError(
-            f"distributed.ray_address={address}: a run is a driver of the cluster, not a Ray client; start it on one "
-            "of the cluster's nodes with ray_address=auto or the head's HOST:PORT"
+            f"launcher=ray:{address}: a run is a driver of the cluster, not a Ray client; start it on one "
+            "of the cluster's nodes with launcher=ray:auto or ray:HOST:PORT of the head"
         )
     try:
         if address is None:
@@ -357,7 +357,7 @@ def _init(address: str | None) -> None:
         raise LaunchError(
             f"Ray could not be started on this machine: {error}"
             if address is None
-            else f"the Ray cluster at distributed.ray_address={address} could not be joined; are the address and, with "
+            else f"the Ray cluster of launcher=ray:{address} could not be joined; are the address and, with "
             f"RAY_AUTH_MODE=token, the token those of its head? {error}"
         ) from error
 

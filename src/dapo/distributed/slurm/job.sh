@@ -110,7 +110,7 @@ start_ray() {
         sleep 0.2
     done
     wait_for "$gathering" || fail "Ray is not there on all nodes; see $state/$SLURM_JOB_ID-ray-*.log"
-    overrides+=(launcher=ray "distributed.ray_address=$address")
+    overrides+=("launcher=ray:$address")
 }
 
 stop_ray() {

@@ -75,7 +75,7 @@ class Scheduler:
         self.cache_tokens = cache_tokens
         self.vocabulary = vocabulary
         bounds = (
-            (cache_tokens, "rollout.cache_tokens", "raise it"),
+            (cache_tokens, "rollout.native.cache_tokens", "raise it"),
             (max_positions, "the model's max_position_embeddings", "use a model with a longer context"),
         )
         self._bounds = [PositionBound(bound, name, fix) for bound, name, fix in bounds if bound is not None]

@@ -32,7 +32,7 @@ class _RunningSequence:
         if not math.isfinite(sum(logprobs)):
             raise EngineError(
                 f"the model's logits are not finite (weights version {version}): the policy has diverged, or the dtype "
-                "of rollout.vllm.dtype is too narrow for it"
+                "of model.dtype is too narrow for it"
             )
         return Generation(self.request.id, token_ids, logprobs, finish, version)
 

@@ -10,6 +10,8 @@ from dapo.types import Verdict
 
 WINDOW = 256
 """Responses that are looked back on."""
+MAX_ERROR_RATE = 0.5
+"""Fraction of error verdicts among the last WINDOW responses above which a run stops."""
 _CAUSES = 3
 _SHOWN_CHARS = 200
 # what differs between errors of one cause: quoted texts and numbers
@@ -51,7 +53,7 @@ class RollingErrorRate:
         message = "; ".join(f"{count} times: {by_cause[cause][-1][0]}" for cause, count in counts)
         _, problem, response = by_cause[counts[0][0]][-1]
         return (
-            f"{len(errors)} of the last {WINDOW} judged responses have no verdict, which is more than "
-            f"reward.max_error_rate={self._max_rate:g} allows. {message}. For example problem {problem}, response "
-            f"{response}. Mend the verifier or the references, or raise reward.max_error_rate, and resume the run"
+            f"{len(errors)} of the last {WINDOW} judged responses have no verdict, more than the {self._max_rate:.0%} "
+            f"that a run accepts. {message}. For example problem {problem}, response {response}. Mend the verifier or "
+            "the references, and resume the run"
         )
