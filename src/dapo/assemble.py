@@ -209,7 +209,8 @@ def build_engine(
     config: Config, loaded: LoadedModel, launcher: Launcher | None = None, *, log: Callable[[str], None] = print
 ) -> RolloutEngine:
     """In this process with its own copy of the model, in the compute dtype, or in others, which `launcher` starts and
-    whose losses go to `log`. Whatever it answers is inspected."""
+    whose losses go to `log`. Whatever it answers is inspected.
+    """
     engine: RolloutEngine
     if config.engine_processes:
         assert launcher is not None, "engine processes need a launcher"

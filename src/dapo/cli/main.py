@@ -132,7 +132,8 @@ def check(
     ] = None,
 ) -> None:
     """Say what would run: sizes, counts, ignored options, differences from the paper, and what of it runs where, with
-    estimates of memory and time. Trains nothing."""
+    estimates of memory and time. Trains nothing.
+    """
     from dapo.cli.check.report import describe_estimate
     from dapo.cli.check.summary import explain
     from dapo.config import load_config

@@ -79,7 +79,8 @@ class EngineHandle:
 
     def compact_call_log(self) -> None:
         """Replace the log by a shorter one that leads to the same answers up to rounding: what has been answered is
-        not sampled again."""
+        not sampled again.
+        """
         last = self.call_log[-1]
         pending = {request.id for request in last.argument} if last.method == "submit" else set()
         pending |= {generation.request_id for generation in self.undelivered}
@@ -143,7 +144,8 @@ class EnginePool:
         max_restarts: int = 10,
     ) -> None:
         """The launcher stays the caller's, who closes it after the pool. `poll_tokens`: tokens that a poll gives every
-        live sequence: several save calls, which matters where there are dozens of engines."""
+        live sequence: several save calls, which matters where there are dozens of engines.
+        """
         self._launcher = launcher
         self._log = log
         self._reproducible = reproducible
@@ -343,7 +345,8 @@ class EnginePool:
 
     def _replay(self, engines: Sequence[EngineHandle]) -> dict[EngineHandle, WorkerDied]:
         """Have new processes repeat the calls of the lost ones, side by side, and ask each the last; returns those
-        that are lost meanwhile."""
+        that are lost meanwhile.
+        """
         replaying = {engine: engine.replay() for engine in engines}
         answers: dict[EngineHandle, Any] = dict.fromkeys(engines)
         lost: dict[EngineHandle, WorkerDied] = {}

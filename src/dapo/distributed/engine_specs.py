@@ -38,7 +38,8 @@ def vllm_engine_spec(config: Config, *, threads: int) -> WorkerSpec:
 
 def require_vllm(config: Config) -> None:
     """What can be known before anything is started. Raises ConfigError as `vllm_engine_spec` does, and where vLLM is to
-    run in this very environment, which does not have it."""
+    run in this very environment, which does not have it.
+    """
     if config.rollout.vllm.python is not None:
         _interpreter(config.rollout.vllm.python)
     elif config.launcher == "local" and importlib.util.find_spec("vllm") is None:

@@ -13,7 +13,8 @@ from dapo.distributed.protocol import Launcher
 @contextmanager
 def open_launcher(config: Config, logs: Path | None = None) -> Iterator[Launcher | None]:
     """`launcher`, or None for a run of one process. What processes print goes to `logs`; without it to a folder that
-    is removed at the end."""
+    is removed at the end.
+    """
     if not config.is_multiprocess:
         yield None
         return

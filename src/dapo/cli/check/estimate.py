@@ -184,7 +184,8 @@ class ResourceEstimate:
     @property
     def sync_bytes(self) -> int:
         """Of the weights that an engine is given each step: of one process as its optimiser has them, of several
-        ranks in the type that they compute in."""
+        ranks in the type that they compute in.
+        """
         return (self.master_bytes if self.ranks == 1 else self.element_bytes) * self.dimensions.parameters
 
     @property

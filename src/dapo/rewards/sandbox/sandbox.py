@@ -86,8 +86,10 @@ class Sandbox:
             stdin: its standard input.
             deadline: when it is killed, on the clock of `time.monotonic()`.
             max_output_bytes: it is killed when it prints more.
+
         Returns:
             Its standard output and exit code.
+
         Raises:
             SandboxError: the process could not be confined.
         """
@@ -106,8 +108,10 @@ class Sandbox:
             tests: statements, run in order until one fails.
             entry_point: the only name of the module that they may use; None: any public one.
             deadline: when both processes are killed, on the clock of `time.monotonic()`.
+
         Returns:
             `passed`, `failed`, or `broken: why` for tests that cannot run.
+
         Raises:
             SandboxError: a process could not be confined.
         """
