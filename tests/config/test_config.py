@@ -186,7 +186,11 @@ def test_several_verifiers_are_a_mapping_to_their_weights_and_replace_one():
     [
         ("loss.clip_hihg=0.3", "unknown option loss.clip_hihg; did you mean loss.clip_high?"),
         ("rollout.group_sise=8", "unknown option rollout.group_sise; did you mean rollout.group_size?"),
-        ("optim.learning_rate=1e-5", "unknown option optim.learning_rate; "),
+        ("optim.learning_rate=1e-5", "unknown option optim.learning_rate; known here: lr, warmup_steps, "),
+        ("optim.lr_schedule=x", "unknown option optim.lr_schedule; known here: lr, warmup_steps, "),
+        ("rollout.native.slot=8", "unknown option rollout.native.slot; did you mean rollout.native.slots?"),
+        ("rollout.slots=8", "unknown option rollout.slots; did you mean rollout.native.slots?"),
+        ("clip_hihg=0.3", "unknown option clip_hihg; did you mean loss.clip_high?"),
         ("clip_high=0.3", "unknown option clip_high; did you mean loss.clip_high?"),
         ("seed=1", "unknown option seed; did you mean train.seed?"),
         ("los.clip_high=0.3", "unknown option los; did you mean loss?"),

@@ -47,7 +47,7 @@ def test_every_registered_verifier_tells_right_from_wrong(name):
         ("m:", {}, "'m:': expected module:function"),
         ("no_such_module:f", {}, "'no_such_module:f': there is no module 'no_such_module' in /"),
         ("no.such.module:f", {}, "there is no module 'no.such.module'"),
-        ("helpers.reward_functions:lenght", {}, "reward_functions has no 'lenght'; did you mean 'length'?"),
+        ("helpers.reward_functions:lenght", {}, "reward_functions has no 'lenght'; did you mean length?"),
         ("helpers.reward_functions:NOT_A_FUNCTION", {}, "NOT_A_FUNCTION' is not callable: it is a int"),
         ("helpers.reward_functions:stranger", {}, "takes (text, reference): expected (problem, response), or keywords"),
         ("helpers.reward_functions:positional", {}, "takes completions by position only"),

@@ -171,7 +171,7 @@ def test_closing_leaves_no_process_and_answers_what_is_still_out():
     [
         ({"spec": "maths"}, "unknown verifier 'maths'; did you mean math?"),
         ({"spec": "no_such_module:f"}, "there is no module 'no_such_module'"),
-        ({"spec": f"{F}lenght"}, "did you mean 'length'?"),
+        ({"spec": f"{F}lenght"}, "did you mean length?"),
         ({"spec": "exact", "options": {"extract": 3}}, "exact: extract must be one of"),
         ({"spec": "exact", "options": {"extract": {1, 2}}}, "options must be JSON values"),
         ({"spec": "__main__:f"}, "'__main__:f': what the running script or notebook defines stays there"),

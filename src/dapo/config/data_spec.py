@@ -1,12 +1,12 @@
 """Data specs: what `data.train` and `data.eval` may say, read into one typed form."""
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from dapo.core.errors import DataError
+from dapo.core.suggest import did_you_mean
 
 BENCHMARKS: Mapping[str, Mapping[str, Any]] = {
     "aime24": {"hub": "HuggingFaceH4/aime_2024", "split": "train", "prompt": "problem", "answer": "answer"},
@@ -118,13 +118,6 @@ def spec_name(spec: str | Mapping[str, Any]) -> str:
     return "+".join(names) if len(names) <= 4 else f"{names[0]}+{len(names) - 1}"
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`did you mean sums?`, or all known words where none is near."""
-    known = list(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
-
-
 def _from_string(spec: str) -> Source:
     if not spec.strip():
         raise DataError(f"the data source is empty; {EXPECTED}")
@@ -151,19 +144,13 @@ def _from_mapping(spec: dict[str, Any]) -> Source:
     kind = kinds[0]
     for key in spec:
         if key not in _OPTIONS[kind]:
-            raise DataError(f"data source {kind}: unknown option {key!r}; {_nearest_option(key, _OPTIONS[kind])}")
+            raise DataError(f"data source {kind}: unknown option {key!r}; {did_you_mean(key, _OPTIONS[kind])}")
     spec = {key: value for key, value in spec.items() if value is not None or key == kind}
     if kind == "path":
         return _file(spec)
     if kind == "hub":
         return _hub(spec)
     return _tasks(kind, spec)
-
-
-def _nearest_option(key: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    names = f"options: {', '.join(known)}"
-    return f"did you mean {close[0]}? ({names})" if close else names
 
 
 def _file(spec: Mapping[str, Any]) -> FileSource:

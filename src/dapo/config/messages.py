@@ -1,10 +1,11 @@
 """What is wrong with a configuration, in words: the option, what was expected, what came, the nearest known name."""
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+
+from dapo.core.suggest import nearest
 
 
 def section_names(options: type[BaseModel]) -> frozenset[str]:
@@ -46,11 +47,17 @@ def _nearest(options: type[BaseModel], parts: Sequence[str], *, is_section: bool
     sections = section_names(options)
     leaves = [name for name in option_names(options) if (name in sections) == is_section]
     same_leaf = [name for name in leaves if name.split(".")[-1] == parts[-1]]
-    close = same_leaf or difflib.get_close_matches(".".join(parts), leaves, n=1, cutoff=0.75)
-    if not close:
-        by_leaf = {name.split(".")[-1]: name for name in leaves}
-        close = [by_leaf[leaf] for leaf in difflib.get_close_matches(parts[-1], by_leaf, n=1, cutoff=0.75)]
-    return f"did you mean {close[0]}?" if close else f"known here: {', '.join(_section(options, parts).model_fields)}"
+    here = _section(options, parts)
+    known_here = f"known here: {', '.join(here.model_fields)}"
+    prefix = "".join(f"{part}." for part in parts[:-1])
+    siblings = [name.removeprefix(prefix) for name in leaves if name.startswith(prefix)]
+    if close := nearest(parts[-1], [name for name in siblings if "." not in name], cutoff=0.6):
+        return f"did you mean {prefix}{close[0]}?"
+    if same_leaf or here is not options:  # a similar name of another section would be a guess
+        return f"did you mean {same_leaf[0]}?" if same_leaf else known_here
+    by_leaf = {name.split(".")[-1]: name for name in leaves}
+    close = nearest(parts[-1], by_leaf, cutoff=0.75)
+    return f"did you mean {by_leaf[close[0]]}?" if close else known_here
 
 
 def _description(options: type[BaseModel], parts: Sequence[str]) -> str:

@@ -1,6 +1,5 @@
 """From `module:attribute` to the object it names, with an error for each way that fails."""
 
-import difflib
 import importlib
 import importlib.util
 import os
@@ -14,6 +13,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from dapo.core.errors import RewardError
+from dapo.core.suggest import did_you_mean
 
 
 def load_attribute(path: str) -> Any:
@@ -53,11 +53,9 @@ def _exists(name: str) -> bool:
 
 def _similar(attribute: str, module: ModuleType) -> str:
     names = [name for name in vars(module) if not name.startswith("_")]
-    close = difflib.get_close_matches(attribute, names, n=1)
-    if close:
-        return f"; did you mean {close[0]!r}?"
     origin = getattr(module, "__file__", None)
-    return f" ({origin})" if origin else ""
+    suggestion = did_you_mean(attribute, names, otherwise="")
+    return f"; {suggestion}" if suggestion else f" ({origin})" if origin else ""
 
 
 T = TypeVar("T")

@@ -1,12 +1,12 @@
 """What a verifier is, and how one is found by its name."""
 
-import difflib
 import inspect
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
 from dapo.core.errors import RewardError
+from dapo.core.suggest import did_you_mean
 from dapo.rewards.verifiers.function import load_function
 from dapo.types import Problem, Verdict
 
@@ -52,7 +52,11 @@ def get_verifier(name: str, /, **options: Any) -> Verifier:
     if ":" in name:
         return load_function(name, options)
     if name not in REGISTERED:
-        raise RewardError(f"unknown verifier {name!r}; {_nearest(name)}known: {', '.join(REGISTERED)}, or {_OWN}")
+        suggestion = did_you_mean(name, REGISTERED, otherwise="")
+        raise RewardError(
+            f"unknown verifier {name!r}; {suggestion}{' ' * bool(suggestion)}known: {', '.join(REGISTERED)}, "
+            "or your own function as module:function"
+        )
     module, _, attribute = REGISTERED[name].partition(":")
     factory = getattr(import_module(module), attribute)
     known = list(inspect.signature(factory).parameters)
@@ -64,11 +68,3 @@ def get_verifier(name: str, /, **options: Any) -> Verifier:
         if option not in options:
             raise RewardError(f"verifier {name} needs the option {option}: reward.options.{option}=...")
     return factory(**options)
-
-
-_OWN = "your own function as module:function"
-
-
-def _nearest(name: str) -> str:
-    close = difflib.get_close_matches(name, REGISTERED, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}? " if close else ""

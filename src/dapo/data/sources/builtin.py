@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from itertools import count, islice
 from typing import Any, Literal, TypeAlias
 
-from dapo.config.data_spec import did_you_mean
 from dapo.core.errors import DataError
 from dapo.core.rng import keyed_seed
+from dapo.core.suggest import did_you_mean
 from dapo.data.sources.builtin_tasks import TASKS, ItemRng, Option, Options
 from dapo.data.sources.rows import problem_id
 from dapo.data.sources.turns import items_per_task, round_robin

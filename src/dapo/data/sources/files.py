@@ -1,6 +1,5 @@
 """Files to rows: JSON Lines and Parquet, each row with the words that name its place."""
 
-import difflib
 import json
 import os
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from typing import Any, TypeAlias
 
 from dapo.config.data_spec import FILE_TYPES
 from dapo.core.errors import DataError
+from dapo.core.suggest import nearest
 
 Rows: TypeAlias = Iterator[tuple[str, dict[str, Any]]]
 _ROWS_AT_ONCE = 1024
@@ -41,8 +41,7 @@ def _nearest_file(path: Path) -> str:
     if not path.parent.is_dir():
         return f"the folder {path.parent} does not exist"
     names = sorted(child.name for child in path.parent.iterdir() if child.suffix.lower() in FILE_TYPES)
-    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
-    if close:
+    if close := nearest(path.name, names):
         return f"did you mean {path.parent / close[0]}?"
     return f"the folder holds {', '.join(names[:5])}" if names else "the folder holds no .jsonl or .parquet file"
 

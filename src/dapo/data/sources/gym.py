@@ -5,13 +5,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from dapo.config.data_spec import did_you_mean
 from dapo.core.errors import DataError
 from dapo.core.optional import require_package
+from dapo.core.suggest import did_you_mean
 from dapo.data.sources.rows import json_value, problem_id
 from dapo.data.sources.turns import items_per_task, round_robin
 from dapo.types import Problem
@@ -83,9 +82,7 @@ def _entries(requests: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 def _format_error(kind: str, name: str, **error: Any) -> str:
     if kind == "task":
-        near = get_close_matches(name, error["known"], n=3, cutoff=0.4)
-        advice = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(error['known'])}"
-        return f"gym: reasoning-gym has no task {name}; {advice}"
+        return f"gym: reasoning-gym has no task {name}; {did_you_mean(name, error['known'], count=3)}"
     if kind == "option":
         return f"gym task {name}: unknown option {error['option']!r}; {did_you_mean(error['option'], error['known'])}"
     if kind == "no_reference_answer":
