@@ -25,7 +25,7 @@ from dapo.data.prompts import PromptEncoder
 from dapo.engines.engine import WeightSource
 from dapo.engines.scripted import ScriptedEngine
 from dapo.rewards.combine import RewardSpec
-from dapo.rewards.workers.tasks import make_tasks
+from dapo.rewards.workers.pool import make_tasks
 from dapo.types import Finish, Generation, GenerationRequest, Problem, Sample, Verdict
 
 POOL_TOKENS = 2**22

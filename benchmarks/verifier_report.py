@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from dapo.config.options import RewardConfig
 from dapo.rewards import VerifierPool
 from dapo.types import Problem, Verdict
 
@@ -43,7 +44,7 @@ def read_cases() -> list[Case]:
 
 def judge(cases: Sequence[Case], name: str, options: Mapping[str, Any]) -> tuple[list[Verdict], float]:
     """One verdict a case, from worker processes as in a run, and the seconds it took."""
-    with VerifierPool(name, options=options, timeout_s=TIMEOUT_S) as pool:
+    with VerifierPool(RewardConfig(verifier=name, options=dict(options), timeout_s=TIMEOUT_S)) as pool:
         began = time.perf_counter()
         futures = [pool.submit(Problem(str(i), "Q", c.truth), [c.response], [()]) for i, c in enumerate(cases)]
         verdicts = [future.result()[0] for future in futures]

@@ -232,14 +232,7 @@ def build_engine(
 
 def open_judge(config: Config) -> VerifierPool:
     """Verifier processes. Raises RewardError if the verifier cannot be had."""
-    return VerifierPool(
-        config.reward.verifier,
-        options=config.reward.options,
-        threshold=config.reward.threshold,
-        timeout_s=config.reward.timeout_s,
-        workers=config.reward.workers,
-        memory_gib=config.reward.memory_gib,
-    )
+    return VerifierPool(config.reward)
 
 
 def build_sinks(config: Config, run: RunDirectory, *, first_step: int) -> list[Sink]:

@@ -3,8 +3,9 @@
 import pytest
 
 from dapo.core.errors import RewardError
-from dapo.rewards import VerifierPool, get_verifier
+from dapo.rewards import get_verifier
 from dapo.types import Problem
+from helpers.verifier_pools import open_pool
 
 
 def judged(name, answer, response, /, fields=None, **options):
@@ -163,7 +164,7 @@ def test_a_reference_that_is_no_pattern_is_an_error():
 
 
 def test_a_pattern_that_takes_forever_is_stopped_by_the_time_limit():
-    with VerifierPool("regex", timeout_s=0.5, workers=1) as pool:
+    with open_pool("regex", timeout_s=0.5, workers=1) as pool:
         forever, after = pool.submit(Problem("1", "Q", "(a+)+b"), ["a" * 60, "aab"], [(), ()]).result(30)
     assert forever.error == "regex: timed out after 0.5 s"
     assert after.correct is True

@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 
 from dapo.core.errors import RewardError
-from dapo.rewards import VerifierPool, get_verifier
+from dapo.rewards import get_verifier
 from dapo.rewards.sandbox import rpc
 from dapo.rewards.sandbox.sandbox import Sandbox
 from dapo.rewards.verifiers.code import program_in
 from dapo.types import Problem
+from helpers.verifier_pools import open_pool
 
 GAPS = Sandbox(2**30).gaps()
 pytestmark = pytest.mark.skipif(bool(GAPS), reason=f"this machine cannot confine a program: it could {GAPS}")
@@ -242,7 +243,7 @@ def test_a_program_without_end_is_wrong_and_leaves_nothing_running(source, tests
 def test_a_solution_without_end_is_wrong_in_the_pool_too_not_an_error():
     problem = Problem("1", "Q", "", fields={"tests": ["assert f() == 1"]})
     responses = ["def f():\n    while True: pass", "def f():\n    return 1"]
-    with VerifierPool("code", options={"time_s": 1.0}, workers=2) as pool:
+    with open_pool("code", options={"time_s": 1.0}, workers=2) as pool:
         slow, right = pool.submit(problem, responses, [(), ()]).result(30)
     assert (slow.correct, slow.error) == (False, None)
     assert (right.correct, right.error) == (True, None)
@@ -250,7 +251,7 @@ def test_a_solution_without_end_is_wrong_in_the_pool_too_not_an_error():
 
 def test_a_pool_that_loses_patience_first_leaves_nothing_running_either():
     problem = Problem("1", "Q", "", fields={"tests": ["assert f() == 1"]})
-    with VerifierPool("code", options={"time_s": 60}, timeout_s=1.0, workers=1) as pool:
+    with open_pool("code", options={"time_s": 60}, timeout_s=1.0, workers=1) as pool:
         (verdict,) = pool.submit(problem, ["while True: pass"], [()]).result(30)
     assert verdict.error == "code: timed out after 1 s"
     assert sandbox_processes_left() == []

@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from dapo.rewards import VerifierPool
 from dapo.rewards.combine import RewardSpec
 from dapo.rewards.workers.supervisor import SHOWN_BYTES
 from dapo.types import Problem, Verdict
 from helpers.processes import is_alive
+from helpers.verifier_pools import open_pool
 
 NAME = "helpers.hostile_functions:does"
 PROBLEM = Problem("1", "Q", "A")
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and orph
 
 @pytest.fixture(scope="module")
 def pool():
-    with VerifierPool(NAME, timeout_s=LONG_TIMEOUT_S, workers=1, memory_gib=0.5) as opened:
+    with open_pool(NAME, timeout_s=LONG_TIMEOUT_S, workers=1, memory_gib=0.5) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
 def short_timeout_pool():
-    with VerifierPool(NAME, timeout_s=TIMEOUT_S, workers=1, memory_gib=0.5) as opened:
+    with open_pool(NAME, timeout_s=TIMEOUT_S, workers=1, memory_gib=0.5) as opened:
         yield opened
 
 
@@ -107,7 +107,7 @@ def test_a_deed_that_damages_nothing_costs_at_most_its_own_verdict(pool, action,
 @pytest.mark.parametrize("action", ["daemon", "daemon_and_exit", "daemon_and_hang"])
 def test_a_daemon_with_a_session_of_its_own_ends_with_the_worker_that_started_it(tmp_path, action):
     note = tmp_path / "pid"
-    with VerifierPool(NAME, timeout_s=TIMEOUT_S, workers=1) as pool:
+    with open_pool(NAME, timeout_s=TIMEOUT_S, workers=1) as pool:
         verdict = judged(pool, f"{action} {note}")
         daemon = int(note.read_text())
         assert (verdict.error is None) == is_alive(daemon) == (action == "daemon")
@@ -115,7 +115,7 @@ def test_a_daemon_with_a_session_of_its_own_ends_with_the_worker_that_started_it
 
 
 def test_megabytes_of_output_are_shown_in_part_and_counted(capfd):
-    with VerifierPool(NAME, timeout_s=5, workers=1) as pool:
+    with open_pool(NAME, timeout_s=5, workers=1) as pool:
         assert judged(pool, "megabyte") == Verdict(None, 8.0)
     captured = capfd.readouterr()
     assert captured.out == ""
@@ -125,7 +125,7 @@ def test_megabytes_of_output_are_shown_in_part_and_counted(capfd):
 
 
 def test_what_a_verifier_prints_cannot_drive_the_terminal(capfd):
-    with VerifierPool(NAME, workers=1) as pool:
+    with open_pool(NAME, workers=1) as pool:
         judged(pool, "escape_codes")
     assert "?]0;owned??[2J and\ta word\n" in capfd.readouterr().err
 
@@ -140,7 +140,7 @@ def test_a_console_that_takes_nothing_holds_no_verdict_up():
     saved = os.dup(2)
     os.dup2(full, 2)
     try:
-        with VerifierPool(NAME, timeout_s=TIMEOUT_S, workers=1) as pool:
+        with open_pool(NAME, timeout_s=TIMEOUT_S, workers=1) as pool:
             verdicts = [judged(pool, action) for action in ("megabyte", "loop", "megabyte")]
     finally:
         os.dup2(saved, 2)
@@ -160,7 +160,7 @@ def test_five_percent_hanging_verifiers_cost_their_time_limit_and_little_more():
     timeout_s, count, workers = 2.0, 80, 2
     texts = ["sleep" if i % 20 == 10 else f"Answer: {i}" for i in range(count)]
     begun = time.monotonic()
-    with VerifierPool("helpers.hostile_functions:does_slowly", timeout_s=timeout_s, workers=workers) as pool:
+    with open_pool("helpers.hostile_functions:does_slowly", timeout_s=timeout_s, workers=workers) as pool:
         pool.submit(PROBLEM, ["a"] * 8, [[1]] * 8).result(60)  # both are up
         start_s, start = time.monotonic() - begun, time.monotonic()
         pool.submit(PROBLEM, ["a"] * count, [[1]] * count).result(60)

@@ -3,8 +3,9 @@
 import pytest
 
 from dapo.core.errors import RewardError
-from dapo.rewards import VerifierPool, get_verifier
+from dapo.rewards import get_verifier
 from dapo.types import Problem
+from helpers.verifier_pools import open_pool
 
 RESPONSES = ["one two", "three", "two two two one three", ""]
 
@@ -69,7 +70,7 @@ def test_a_response_beyond_the_models_positions_is_an_error_and_the_others_are_g
 
 @pytest.mark.slow
 def test_it_runs_in_a_worker_process(model_path):
-    with VerifierPool("reward_model", options={"model": model_path}, workers=1, threshold=-99.0) as pool:
+    with open_pool("reward_model", options={"model": model_path}, workers=1, threshold=-99.0) as pool:
         verdicts = pool.submit(Problem("1", "count", ""), RESPONSES, [()] * 4).result(60)
     assert [v.score for v in verdicts] == pytest.approx(scores(model_path), abs=1e-5)
     assert all(v.correct for v in verdicts)

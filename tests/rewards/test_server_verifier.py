@@ -9,8 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from dapo.core.errors import RewardError
-from dapo.rewards import VerifierPool, build_verifier, get_verifier
+from dapo.rewards import build_verifier, get_verifier
 from dapo.types import Problem
+from helpers.verifier_pools import open_pool
 
 PROBLEM = Problem("1", "What is 6 * 7?", "42", "here", {"level": 3})
 
@@ -173,7 +174,7 @@ def test_no_server_is_an_error_and_one_bad_batch_leaves_the_others_alone(server)
 
 def test_it_works_from_the_pool_and_beside_other_verifiers(server):
     options = {"server": {"url": server.url}}
-    with VerifierPool({"server": 1.0, "exact": 0.5}, options=options, workers=1) as pool:
+    with open_pool({"server": 1.0, "exact": 0.5}, options=options, workers=1) as pool:
         right, wrong = pool.submit(PROBLEM, ["42", "41"], [(), ()]).result(30)
     assert (right.score, wrong.score) == (1.5, -1.5)
     assert build_verifier("server", options={"url": server.url}).judge_group(PROBLEM, ["42"], [()])[0].correct is True

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from dapo.core.errors import RewardError
-from dapo.rewards import InlineJudge, VerifierPool
+from dapo.rewards import InlineJudge
 from dapo.types import Problem, Verdict
 from helpers.paths import TESTS
 from helpers.processes import is_alive, wait_until_ended
+from helpers.verifier_pools import open_pool
 
 F = "helpers.reward_functions:"
 PROBLEM = Problem("1", "What is 6 * 7?", "42", "s", {"level": 3})
@@ -48,12 +49,12 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="lo
 @pytest.fixture(scope="module")
 def scripted_pool():
     """A pool of one verifier that does what the responses say."""
-    with VerifierPool(f"{F}acts", timeout_s=1.0, workers=2) as pool:
+    with open_pool(f"{F}acts", timeout_s=1.0, workers=2) as pool:
         yield pool
 
 
 def test_verdicts_come_in_the_order_of_the_responses():
-    with VerifierPool("exact", workers=2) as pool:
+    with open_pool("exact", workers=2) as pool:
         verdicts = judged(pool, ["42", "41", "42.", "x"])
     assert verdicts == (Verdict(True, 1.0), Verdict(False, -1.0), Verdict(True, 1.0), Verdict(False, -1.0))
 
@@ -67,8 +68,8 @@ def test_one_worker_four_workers_and_none_give_the_same_verdicts():
     results = []
     for judge in (
         InlineJudge(SPEC),
-        VerifierPool(SPEC, timeout_s=TIMEOUT_S, workers=1),
-        VerifierPool(SPEC, timeout_s=TIMEOUT_S, workers=4),
+        open_pool(SPEC, timeout_s=TIMEOUT_S, workers=1),
+        open_pool(SPEC, timeout_s=TIMEOUT_S, workers=4),
     ):
         with judge:
             futures = [submit(judge, RESPONSES, problem) for problem in problems]
@@ -82,7 +83,7 @@ def test_one_worker_four_workers_and_none_give_the_same_verdicts():
 def test_what_a_function_gets_wrong_is_an_error_as_in_process():
     for name in ("not_a_number", "one_too_few", "async_length", "sees"):
         responses = ["nan", "inf", "bad", "bb"]
-        with VerifierPool(f"{F}{name}", workers=1) as pool, InlineJudge(f"{F}{name}") as judge:
+        with open_pool(f"{F}{name}", workers=1) as pool, InlineJudge(f"{F}{name}") as judge:
             assert judged(pool, responses) == judged(judge, responses)
 
 
@@ -123,7 +124,7 @@ def test_what_a_function_prints_corrupts_nothing(scripted_pool, capfd):
 
 
 def test_a_group_function_that_hangs_costs_its_group_and_no_other():
-    with VerifierPool({f"{F}hang_group": 1.0, "exact": 1.0}, timeout_s=1.0, workers=2) as pool:
+    with open_pool({f"{F}hang_group": 1.0, "exact": 1.0}, timeout_s=1.0, workers=2) as pool:
         bad, good = submit(pool, ["42", "hang"]), submit(pool, ["42", "x"])
         assert [verdict.error for verdict in bad.result(60)] == [f"{F}hang_group: timed out after 1 s"] * 2
         assert good.result(60) == (Verdict(True, 2.0), Verdict(False, 0.0))
@@ -137,7 +138,7 @@ def test_what_a_hung_function_has_started_ends_with_it(scripted_pool, tmp_path):
 
 
 def test_workers_have_no_torch_one_thread_and_one_hash_seed():
-    with VerifierPool(f"{F}about_the_worker", workers=2) as pool:
+    with open_pool(f"{F}about_the_worker", workers=2) as pool:
         rows = [judged(pool, ["pid", "torch", "threads", "hash"]) for _ in range(8)]
     assert {row[1].score for row in rows} == {0.0}
     assert {row[2].score for row in rows} == {1.0}
@@ -147,7 +148,7 @@ def test_workers_have_no_torch_one_thread_and_one_hash_seed():
 
 @needs_proc
 def test_closing_leaves_no_process_and_answers_what_is_still_out():
-    pool = VerifierPool(f"{F}acts", timeout_s=60, workers=2)
+    pool = open_pool(f"{F}acts", timeout_s=60, workers=2)
     assert judged(pool, ["a"]) == (Verdict(None, 1.0),)
     pids = pool.worker_pids
     futures = [submit(pool, ["hang"] * 3) for _ in range(3)]
@@ -169,21 +170,19 @@ def test_closing_leaves_no_process_and_answers_what_is_still_out():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"spec": "maths"}, "unknown verifier 'maths'; did you mean math?"),
-        ({"spec": "no_such_module:f"}, "there is no module 'no_such_module'"),
-        ({"spec": f"{F}lenght"}, "did you mean length?"),
-        ({"spec": "exact", "options": {"extract": 3}}, "exact: extract must be one of"),
-        ({"spec": "exact", "options": {"extract": {1, 2}}}, "options must be JSON values"),
-        ({"spec": "__main__:f"}, "'__main__:f': what the running script or notebook defines stays there"),
-        ({"spec": {}}, "no verifier"),
-        ({"spec": "exact", "workers": 0}, "and memory_gib > 0, got workers=0, timeout_s=10 "),
-        ({"spec": "exact", "timeout_s": 0}, "got workers=1, timeout_s=0 and memory_gib=4"),
+        ({"verifier": "maths"}, "unknown verifier 'maths'; did you mean math?"),
+        ({"verifier": "no_such_module:f"}, "there is no module 'no_such_module'"),
+        ({"verifier": f"{F}lenght"}, "did you mean length?"),
+        ({"verifier": "exact", "options": {"extract": 3}}, "exact: extract must be one of"),
+        ({"verifier": "exact", "options": {"extract": {1, 2}}}, "options must be JSON values"),
+        ({"verifier": "__main__:f"}, "'__main__:f': what the running script or notebook defines stays there"),
+        ({"verifier": {}}, "no verifier"),
     ],
 )
 def test_a_verifier_that_cannot_be_built_is_refused_at_once_and_leaves_no_process(arguments, message):
     before = set(children())
     with pytest.raises(RewardError) as caught:
-        VerifierPool(**{"workers": 1, **arguments})
+        open_pool(**{"workers": 1, **arguments})
     assert message in str(caught.value)
     assert set(children()) <= before
 
@@ -199,7 +198,7 @@ def test_a_module_that_keeps_its_worker_from_starting_is_refused(tmp_path, monke
     (tmp_path / "stuck.py").write_text(f"{source}\ndef f(problem, response): return True")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RewardError) as caught:
-        VerifierPool("stuck:f", startup_s=0.5 if "sleep" in source else 30)
+        open_pool("stuck:f", startup_s=0.5 if "sleep" in source else 30)
     assert message in str(caught.value)
 
 
@@ -212,7 +211,7 @@ def test_a_worker_that_cannot_be_replaced_is_an_error_not_a_hang(tmp_path, monke
         "    os._exit(1)\n"
     )
     monkeypatch.chdir(tmp_path)
-    with VerifierPool("once:f", workers=1) as pool:
+    with open_pool("once:f", workers=1) as pool:
         first, second = (judged(pool, ["a"])[0].error for _ in range(2))
     assert first == "once:f: the worker process exited with code 1"
     assert second.startswith("once:f: no worker process: 'once:f': importing once raised ImportError: only once")
@@ -222,14 +221,14 @@ def test_modules_of_the_current_directory_reach_the_workers_and_hide_nothing(tmp
     (tmp_path / "mine_here.py").write_text("def f(problem, response): return response == 'yes'")
     (tmp_path / "random.py").write_text("raise ImportError('not the random you think')")
     monkeypatch.chdir(tmp_path)
-    with VerifierPool("math", workers=1) as pool:
+    with open_pool("math", workers=1) as pool:
         assert judged(pool, ["Answer: \\frac{84}{2}"]) == (Verdict(True, 1.0),)
-    with VerifierPool("mine_here:f", workers=1) as pool:
+    with open_pool("mine_here:f", workers=1) as pool:
         assert judged(pool, ["yes"]) == (Verdict(True, 1.0),)
 
 
 def test_fields_that_are_not_json_are_refused():
-    with VerifierPool("exact", workers=1) as pool:
+    with open_pool("exact", workers=1) as pool:
         with pytest.raises(RewardError, match="problem 'p' holds what is not JSON"):
             submit(pool, ["a"], Problem("p", "Q", "A", "", {"when": object()}))
         with pytest.raises(ValueError, match="2 responses, but the tokens of 1"):
@@ -243,9 +242,9 @@ def test_fields_that_are_not_json_are_refused():
 PARENT = f"""
 import sys, time
 sys.path.insert(0, {str(TESTS)!r})
-from dapo.rewards import VerifierPool
 from dapo.types import Problem
-pool = VerifierPool("{F}acts", timeout_s=60, workers=2)
+from helpers.verifier_pools import open_pool
+pool = open_pool("{F}acts", timeout_s=60, workers=2)
 assert pool.submit(Problem("1", "Q", "A"), ["a", "b"], [[1], [1]]).result()
 """
 

@@ -17,9 +17,11 @@ from dapo.config.messages import option_names
 from dapo.core.errors import ConfigError, DataError
 from dapo.data.problems import load_problems
 from dapo.data.sources.rows import problem_from_row
-from dapo.rewards import VerifierPool, get_verifier
-from dapo.rewards.workers.protocol import encode, problem_to_json
+from dapo.rewards import get_verifier
+from dapo.rewards.verdicts import problem_to_json
+from dapo.rewards.workers.process import encode
 from dapo.types import Problem
+from helpers.verifier_pools import open_pool
 
 LIMIT_S = 10.0
 """Of processor time, so that a busy machine fails nothing: what reward.timeout_s gives a verdict."""
@@ -318,7 +320,7 @@ def test_a_bomb_is_judged_wrong_in_time(named_verifier: tuple[str, Any], bomb: s
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of worker processes are those of Linux")
 def test_arithmetic_without_end_is_ended_by_the_clock_and_the_next_verdict_is_sound():
-    with VerifierPool("math", timeout_s=2, workers=1) as pool:
+    with open_pool("math", timeout_s=2, workers=1) as pool:
         verdicts = pool.submit(problem_for("math"), list(ENDLESS.values()), [[1]] * len(ENDLESS)).result(60)
         next_verdicts = pool.submit(problem_for("math"), [f"Answer: {REFERENCE}"], [[1]]).result(60)
     assert all(verdict.correct is not True for verdict in verdicts)

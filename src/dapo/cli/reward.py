@@ -28,7 +28,6 @@ def report_on_reward(
         raise ConfigError("dapo reward test takes options of reward only, for example reward.options.extract=final")
     if data is not None and (answer is not None or right is not None):
         raise ConfigError("--answer and --right belong to the example problem; with --data the problems bring theirs")
-    reward = config.reward
     problems: list[tuple[Problem, str | None]]
     if data is not None:
         problems = [(problem, None) for problem in islice(load_problems(data), PROBLEMS)]
@@ -36,14 +35,7 @@ def report_on_reward(
         known, known_right = EXAMPLES.get(verifier, (SUM, None))
         problem = known if answer is None else Problem("example", SUM.prompt, answer)
         problems = [(problem, right or (known_right if answer is None else None))]
-    with VerifierPool(
-        reward.verifier,
-        options=reward.options,
-        threshold=reward.threshold,
-        timeout_s=reward.timeout_s,
-        workers=reward.workers,
-        memory_gib=reward.memory_gib,
-    ) as pool:
+    with VerifierPool(config.reward) as pool:
         audits = [audit_reward(pool, problem, known_right) for problem, known_right in problems]
     console = Console()
     for audit in audits:

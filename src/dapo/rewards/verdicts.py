@@ -1,6 +1,8 @@
-"""Makes the kinds of verdict that verifiers give. Where one may not apply to a response, it gives `Verdict | None`."""
+"""Makes the kinds of verdict that verifiers give; one that may not apply to a response gives `Verdict | None`."""
 
-from dapo.types import Verdict
+from typing import Any
+
+from dapo.types import Problem, Verdict
 
 
 def binary_verdict(correct: bool, answer: str | None = None) -> Verdict:
@@ -17,3 +19,9 @@ def error_verdict(reason: str) -> Verdict:
     """A verdict without judgement; the reason names the verifier. Its score is a placeholder, not a zero."""
     # a reason may quote what no file can hold: halves of surrogate pairs
     return Verdict(correct=None, score=0.0, error=reason.encode(errors="backslashreplace").decode())
+
+
+def problem_to_json(problem: Problem) -> dict[str, Any]:
+    """A problem as JSON values, for a judge in another process; `fields` are JSON values already."""
+    prompt = problem.prompt if isinstance(problem.prompt, str) else [dict(message) for message in problem.prompt]
+    return {**vars(problem), "prompt": prompt, "fields": dict(problem.fields)}

@@ -17,10 +17,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dapo.core.errors import RewardError
-from dapo.rewards.verdicts import error_verdict
+from dapo.rewards.verdicts import error_verdict, problem_to_json
 from dapo.rewards.verifiers.function import NOT_APPLIED
 from dapo.rewards.verifiers.results import to_verdict
-from dapo.rewards.workers.protocol import problem_to_json
 from dapo.types import Problem, Verdict
 
 VERSION = 1

@@ -1,62 +1,55 @@
-"""Verifiers in worker processes: the clock is here, and a hung or dead worker costs its own verdicts only."""
+"""Verifiers in worker processes: a group is cut into tasks, and a hung or dead worker costs its own verdicts only."""
 
+import contextlib
+import json
+import math
 import queue
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from dapo.core.errors import RewardError
 from dapo.rewards.combine import RewardSpec, Scope
-from dapo.rewards.workers.process import WorkerLost, WorkerProcess, encode_init_message
-from dapo.rewards.workers.protocol import verdicts_from_json
-from dapo.rewards.workers.tasks import VerifierTask, make_tasks
+from dapo.rewards.verdicts import error_verdict, problem_to_json
+from dapo.rewards.workers.process import WorkerLost, WorkerProcess, encode_init_message, frame
 from dapo.types import Problem, Verdict
 
+if TYPE_CHECKING:
+    from dapo.config.options import RewardConfig
+
 STARTUP_S = 60.0
-"""For a worker to import what its verifier needs."""
-MEMORY_GIB = 4.0
+"""The time in which a worker must have imported what its verifier needs."""
+
+Row = Sequence[Verdict | None]
+"""One verdict per verifier on one response."""
 
 
 class VerifierPool:
-    """Judges groups in `workers` processes. Verdicts depend neither on their number nor on which of them judges.
+    """Judges groups in `reward.workers` processes; verdicts depend neither on their number nor on which of them judges.
 
-    A verifier of single responses gets one job a response; a function that wants a whole group gets one job a group.
-    A job that outlasts `timeout_s` is an error verdict for all of its responses (a group's call is not tried again),
-    and its worker is killed with all that it has started, and replaced; so is a worker that dies, or that a job leaves
-    in another state than it found. `timeout_s` counts from when a worker receives the job, not from when it was
-    submitted. When a job is about to time out its worker's successor is started already.
+    A verifier of single responses gets one task per response, a function that wants a whole group one task per group. A
+    task that outlasts `reward.timeout_s` is an error verdict for all of its responses (a group's call is not tried
+    again), and its worker is killed with all that it has started, and replaced. So is a worker that dies, or that a
+    task leaves in another state than it found. The timeout counts from when a worker receives the task. When a task is
+    about to time out, a standby worker is started already.
 
-    `memory_gib` bounds the private memory of each process, and of a worker with all that it has started.
+    `reward.memory_gib` bounds the private memory of each process, and of a worker with all that it has started.
     """
 
-    def __init__(
-        self,
-        spec: str | Mapping[str, float],
-        *,
-        options: Mapping[str, Any] | None = None,
-        threshold: float | None = None,
-        timeout_s: float = 10.0,
-        workers: int = 2,
-        memory_gib: float = MEMORY_GIB,
-        startup_s: float = STARTUP_S,
-    ) -> None:
+    def __init__(self, reward: "RewardConfig", *, startup_s: float = STARTUP_S) -> None:
         """Start the workers and wait for the first; the others start meanwhile.
 
         Raises RewardError if the verifier cannot be built there, or not within `startup_s`.
         """
-        if workers < 1 or timeout_s <= 0 or memory_gib <= 0:
-            raise RewardError(
-                "expected workers >= 1, timeout_s > 0 and memory_gib > 0, got "
-                f"workers={workers}, timeout_s={timeout_s:g} and memory_gib={memory_gib:g}"
-            )
-        self.spec = RewardSpec.of(spec, options=options, threshold=threshold)
+        self.spec = RewardSpec.of(reward.verifier, options=reward.options, threshold=reward.threshold)
         self._init_message = encode_init_message(self.spec)
-        self._timeout_s, self._startup_s = timeout_s, startup_s
-        self._memory_bytes = round(memory_gib * 2**30)
-        self._slow_s = timeout_s / 2
-        """After so long a worker's successor is started."""
+        self._timeout_s, self._startup_s = reward.timeout_s, startup_s
+        self._memory_bytes = round(reward.memory_gib * 2**30)
+        self._slow_s = reward.timeout_s / 2
+        """The time after which a worker's standby is started."""
         self._tasks: queue.SimpleQueue[VerifierTask | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
@@ -64,7 +57,7 @@ class VerifierPool:
         started: Future[Mapping[Scope, Sequence[int]]] = Future()
         self._threads = [
             threading.Thread(target=self._serve, args=(started,), daemon=True, name=f"dapo-verifier-{i}")
-            for i in range(workers)
+            for i in range(reward.workers)
         ]
         for thread in self._threads:
             thread.start()
@@ -76,14 +69,14 @@ class VerifierPool:
 
     @property
     def worker_pids(self) -> list[int]:
-        """Process ids of the workers that live now."""
+        """The process ids of the workers that live now."""
         with self._lock:
             return sorted(worker.pid for worker in self._live_workers)
 
     def submit(
         self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
     ) -> "Future[tuple[Verdict, ...]]":
-        """Queue a group. The future holds one verdict a response, in order, or RewardError once the pool is closed.
+        """Queue a group. The future holds one verdict per response, in order, or RewardError once the pool is closed.
 
         `token_ids[i]` are the tokens of `responses[i]`. Raises RewardError for a problem whose fields are not JSON.
         """
@@ -96,13 +89,16 @@ class VerifierPool:
         return group.future
 
     def close(self) -> None:
-        """End the workers and everything they have started. Verdicts still out come as RewardError."""
+        """Kill the workers and everything they have started. Pending verdicts become RewardError."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             busy = [worker for worker in self._live_workers if worker.busy]
-        self._abandon_queue()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if (task := self._tasks.get_nowait()) is not None:
+                    task.group.abandon()
         for _ in self._threads:
             self._tasks.put(None)
         for worker in busy:
@@ -116,25 +112,19 @@ class VerifierPool:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _abandon_queue(self) -> None:
-        while True:
-            try:
-                task = self._tasks.get_nowait()
-            except queue.Empty:
-                return
-            if task is not None:
-                task.group.abandon()
-
     def _serve(self, started: "Future[Mapping[Scope, Sequence[int]]]") -> None:
-        """One worker's thread: ask, settle, replace."""
+        """The thread of one worker: call it, hand on its verdicts, replace it."""
         began = time.monotonic()
         standby: list[WorkerProcess] = []  # none or one: started, not yet waited for
         worker, reason = self._spawn(standby)
         with self._lock:
             if not started.done():
-                # twice what starting has taken: then it is ready when the job's time is over
+                # twice the time that starting has taken: then the standby is ready when the task's time is over
                 self._slow_s = max(self._timeout_s / 4, self._timeout_s - 2 * (time.monotonic() - began))
-                _announce(started, worker, reason)
+                if worker is None:
+                    started.set_exception(RewardError(reason))
+                else:
+                    started.set_result(worker.scopes)
         while (task := self._tasks.get()) is not None:
             if worker is None:
                 worker, reason = self._spawn(standby)
@@ -148,13 +138,13 @@ class VerifierPool:
                 answer = worker.call(
                     task.request, self._timeout_s, slow_s=self._slow_s, when_slow=lambda: self._spawn_standby(standby)
                 )
-                rows = verdicts_from_json(answer, len(task.response_indices), len(task.verifier_indices))
+                rows = _rows_of(answer, len(task.response_indices), len(task.verifier_indices))
             except (WorkerLost, ValueError) as error:
                 self._stop(worker, graceful=False)
                 self._fail(task, str(error))
                 worker, reason = self._spawn(standby)
             else:
-                task.add_verdicts(rows)
+                task.group.add_verdicts(task, rows)
                 if answer["needs_restart"]:
                     self._stop(worker, graceful=False)
                     worker, reason = self._spawn(standby)
@@ -176,7 +166,7 @@ class VerifierPool:
         return worker, ""
 
     def _spawn_standby(self, standby: list[WorkerProcess]) -> str:
-        """Start a worker, unless there is one already; why that cannot be done, or nothing."""
+        """Start a worker unless there is a standby; returns why that cannot be done, or nothing."""
         if standby:
             return ""
         with self._lock:
@@ -192,7 +182,7 @@ class VerifierPool:
         return ""
 
     def _claim(self, worker: WorkerProcess) -> bool:
-        """Mark it as busy, so that closing interrupts it; False if the pool has been closed already."""
+        """Mark the worker as busy, so that closing interrupts it; False if the pool has been closed already."""
         with self._lock:
             worker.busy = not self._closed
             return worker.busy
@@ -202,15 +192,132 @@ class VerifierPool:
         with self._lock:
             self._live_workers.discard(worker)
 
-    def _fail(self, task: VerifierTask, reason: str) -> None:
+    def _fail(self, task: "VerifierTask", reason: str) -> None:
         if self._closed:
             task.group.abandon()
         else:
-            task.fail(reason)
+            task.group.fail(task, reason)
 
 
-def _announce(started: "Future[Mapping[Scope, Sequence[int]]]", worker: WorkerProcess | None, reason: str) -> None:
-    if worker is None:
-        started.set_exception(RewardError(reason))
-    else:
-        started.set_result(worker.scopes)
+@dataclass(frozen=True)
+class VerifierTask:
+    """One call of a worker: some of a group's responses, some of the verifiers."""
+
+    group: "PendingGroup"
+    response_indices: Sequence[int]
+    verifier_indices: Sequence[int]
+    """Positions of the verifiers in the specification's weights."""
+    request: bytes
+    """The message that a worker reads."""
+
+
+class PendingGroup:
+    """The verdicts received so far on one group's responses; `future` is done when none is missing."""
+
+    def __init__(self, spec: RewardSpec, size: int) -> None:
+        self.future: Future[tuple[Verdict, ...]] = Future()
+        self.future.set_running_or_notify_cancel()
+        self._spec = spec
+        self._lock = threading.Lock()
+        self._table: list[list[Verdict | None]] = [[None] * len(spec.weights) for _ in range(size)]
+        """`[response][verifier]`"""
+        self._tasks_left = 0
+
+    def expect(self, num_tasks: int) -> None:
+        """Be done after so many tasks; at once if there are none."""
+        self._tasks_left = num_tasks
+        if num_tasks == 0:
+            self._finish()
+
+    def add_verdicts(self, task: VerifierTask, rows: Sequence[Row]) -> None:
+        """Enter one task's verdicts, `[response][verifier]`."""
+        with self._lock:
+            for index, row in zip(task.response_indices, rows, strict=True):
+                for verifier_index, verdict in zip(task.verifier_indices, row, strict=True):
+                    self._table[index][verifier_index] = verdict
+            self._tasks_left -= 1
+            done = self._tasks_left == 0
+        if done:
+            self._finish()
+
+    def fail(self, task: VerifierTask, reason: str) -> None:
+        """Enter an error verdict for each response of a task."""
+        names = list(self._spec.weights)
+        error = error_verdict(f"{', '.join(names[i] for i in task.verifier_indices)}: {reason}")
+        self.add_verdicts(task, [[error, *[None] * (len(task.verifier_indices) - 1)]] * len(task.response_indices))
+
+    def abandon(self) -> None:
+        """Fail the future because the pool was closed."""
+        with self._lock:
+            if not self.future.done():
+                self.future.set_exception(RewardError("the verifier pool was closed before this verdict"))
+
+    def _finish(self) -> None:
+        self.future.set_result(tuple(self._spec.combine(row) for row in self._table))
+
+
+def make_tasks(
+    spec: RewardSpec,
+    scopes: Mapping[Scope, Sequence[int]],
+    problem: Problem,
+    responses: Sequence[str],
+    token_ids: Sequence[Sequence[int]],
+) -> tuple[PendingGroup, list[VerifierTask]]:
+    """Cut a group into one task per response and one for the group, as far as there are verifiers of either scope.
+
+    Args:
+        spec: the reward's verifiers.
+        scopes: positions in `spec.weights` of the verifiers that see one response, and of those that see the group.
+        problem: what the responses answer.
+        responses: their texts.
+        token_ids: their tokens.
+
+    Raises:
+        RewardError: the problem is not made of JSON values.
+    """
+    if len(responses) != len(token_ids):
+        raise ValueError(f"{len(responses)} responses, but the tokens of {len(token_ids)}")
+    try:
+        problem_json = json.dumps(problem_to_json(problem))  # once per group: its tests may be large
+    except (TypeError, ValueError) as error:
+        raise RewardError(f"problem {problem.id!r} holds what is not JSON: {error}") from None
+    group = PendingGroup(spec, len(responses))
+    everything = range(len(responses))
+    cuts: list[tuple[Scope, Sequence[int]]] = [("response", [i]) for i in everything]
+    tasks = []
+    for scope, indices in [*cuts, *([("group", everything)] if responses else [])]:
+        if not scopes[scope]:
+            continue
+        own = {
+            "scope": scope,
+            "responses": [responses[i] for i in indices],
+            # only a function that sees the group can ask for them, and they are most of the bytes
+            "token_ids": [list(token_ids[i]) if scope == "group" else [] for i in indices],
+        }
+        request = frame(f'{{"problem": {problem_json}, {json.dumps(own)[1:]}')
+        tasks.append(VerifierTask(group, indices, scopes[scope], request))
+    group.expect(len(tasks))
+    return group, tasks
+
+
+def _rows_of(answer: Mapping[str, Any], num_responses: int, num_verifiers: int) -> list[Row]:
+    """The verdicts of a worker's answer, `[response][verifier]`. Raises ValueError if it is something else."""
+    rows = answer.get("verdicts")
+    if (
+        not isinstance(rows, list)
+        or not all(isinstance(row, list) for row in rows)
+        or [len(row) for row in rows] != [num_verifiers] * num_responses
+    ):
+        raise ValueError("the worker process answered something else than verdicts")
+    return [[_verdict_of(values) for values in row] for row in rows]
+
+
+def _verdict_of(values: Any) -> Verdict | None:
+    match values:
+        case None:
+            return None
+        case [bool() | None as correct, int() | float() as score, str() | None as error, str() | None as answer] if (
+            math.isfinite(score)
+        ):
+            return Verdict(correct, score, error, answer)
+    raise ValueError("the worker process answered something else than a verdict")

@@ -1,10 +1,12 @@
-"""One worker process seen from the pool: started, asked with a clock, stopped with everything it has started."""
+"""One worker process as the pool sees it, and the messages between them: JSON after its length in 4 bytes."""
 
 import contextlib
+import json
 import math
 import os
 import select
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -14,20 +16,22 @@ from typing import Any, NoReturn
 
 from dapo.core.errors import RewardError
 from dapo.rewards.combine import RewardSpec, Scope
-from dapo.rewards.workers.protocol import encode, receive
 
 _EXIT_S, _SUPERVISOR_EXIT_S, _SEND_S = 1.0, 5.0, 10.0
 _MAX_REPORT_BYTES = 1000
 _STDERR = 2
+_LENGTH = struct.Struct(">I")
+_CHUNK = 1 << 20
+_MAX_ANSWER_BYTES = 1 << 26
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class WorkerLost(Exception):
-    """The worker gave no answer and is gone; the text says why."""
+    """The worker gave no answer and has been stopped; the text says why."""
 
 
 def encode_init_message(spec: RewardSpec) -> bytes:
-    """What a worker is told first: what to build, and where this process finds its modules. Raises RewardError."""
+    """The first message to a worker: what to build, and where this process finds modules. Raises RewardError."""
     for name in spec.weights:
         if name.startswith("__main__:"):
             raise RewardError(f"{name!r}: what the running script or notebook defines stays there; put it in a module")
@@ -38,14 +42,14 @@ def encode_init_message(spec: RewardSpec) -> bytes:
 
 
 class WorkerProcess:
-    """A guard and below it a worker of its own session, never forked from this process, spoken to over a socket pair.
+    """A supervisor and its child, the worker, in a session of its own; never forked from this process.
 
-    What the verifier prints goes, shortened, to this process's standard error. One thread asks; any thread may
-    `interrupt`.
+    Messages go over a socket pair. What the verifier prints goes, shortened, to this process's standard error. One
+    thread calls; any thread may `interrupt`.
     """
 
     def __init__(self, init_message: bytes, *, memory_bytes: int) -> None:
-        """Start it on a `encode_init_message`; `begin` sends the order, `wait_ready` says whether it works."""
+        """Start the process; `begin` sends it the `init_message`, `wait_ready` says whether it works."""
         self._lock = threading.Lock()
         self._connection, theirs = socket.socketpair()
         their_keepalive_pipe, keepalive_pipe = os.pipe()
@@ -75,14 +79,14 @@ class WorkerProcess:
         self._begun = self._stopped = False
         self._answers = 0
         self.pid = self._process.pid
-        """Of the worker once it is ready, of its guard until then."""
+        """The worker's process id once it is ready, its supervisor's until then."""
         self.busy = True
-        """Starting or judging."""
+        """Whether it is starting or judging."""
         self.scopes: Mapping[Scope, Sequence[int]] = {}
-        """Which verifiers see a response and which a group, by their place; known once it is ready."""
+        """Positions of the verifiers that see a response and of those that see a group; known once it is ready."""
 
     def begin(self) -> None:
-        """Let it import what its verifier needs. A failure shows in `wait_ready`."""
+        """Let the worker import what its verifier needs. A failure shows in `wait_ready`."""
         if not self._begun:
             self._begun = True
             with contextlib.suppress(OSError):
@@ -90,7 +94,7 @@ class WorkerProcess:
                 self._connection.sendall(self._init_message)
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Until it can judge. Raises RewardError if its verifier cannot be built, WorkerLost if it is gone."""
+        """Wait until it can judge. Raises RewardError if it cannot build its verifier, WorkerLost if it exits."""
         self.begin()
         reply = self._exchange(b"", timeout_s, "the worker process was not ready after")
         if "scopes" not in reply:
@@ -100,9 +104,16 @@ class WorkerProcess:
     def call(
         self, request: bytes, timeout_s: float, *, slow_s: float, when_slow: Callable[[], object]
     ) -> Mapping[str, Any]:
-        """The answer to an encoded message; `when_slow` is called if it takes longer than `slow_s`.
+        """Send a framed message and wait for the answer.
 
-        Raises WorkerLost; the process is then gone.
+        Args:
+            request: the message.
+            timeout_s: the worker is stopped if it has not answered after this time.
+            slow_s: `when_slow` is called after this time.
+            when_slow: may start another worker.
+
+        Raises:
+            WorkerLost: there was no valid answer; the process has been stopped.
         """
         self._answers += 1
         answer = self._exchange(request, timeout_s, "timed out after", slow_s=slow_s, when_slow=when_slow)
@@ -137,7 +148,7 @@ class WorkerProcess:
         except ValueError as error:
             reason = f"the worker process answered nonsense ({error})"
         except OSError:
-            pass  # it closed its end while we wrote: how it ended says more
+            pass  # it closed its end while we wrote: its exit says more
         finally:
             self.busy = False
         return self._stop_and_raise(reason or self._exit_reason())
@@ -147,20 +158,20 @@ class WorkerProcess:
         raise WorkerLost(reason)
 
     def _exit_reason(self) -> str:
-        """As its guard saw it."""
+        """The reason that the supervisor reports."""
         if not _readable(self._report, _EXIT_S):
             return "the worker process closed its connection"
         return os.read(self._report, _MAX_REPORT_BYTES).decode() or "the worker process was ended from outside"
 
     def interrupt(self) -> None:
-        """Have it killed with all that it has started; whoever waits for its answer gets WorkerLost."""
+        """Have the worker killed with all that it has started; a pending `call` raises WorkerLost."""
         with self._lock:
             if self._keepalive_pipe is not None:
                 os.close(self._keepalive_pipe)
                 self._keepalive_pipe = None
 
     def stop(self, *, graceful: bool = True) -> None:
-        """End it and free everything; gracefully means that exit handlers get a moment to run. Once, by its thread."""
+        """End the worker and free everything, in its own thread; `graceful`: exit handlers get a moment to run."""
         self._connection.close()
         if graceful:
             _readable(self._report, _EXIT_S)
@@ -175,8 +186,56 @@ class WorkerProcess:
             os.close(self._report)
 
 
+def frame(body: str) -> bytes:
+    """A message, from its JSON text, as it is sent."""
+    # json escapes lone surrogates, which a tokenizer may produce and UTF-8 refuses: all of it is ASCII
+    return _LENGTH.pack(len(body)) + body.encode("ascii")
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    """A message as it is sent. Raises TypeError or ValueError for what is not JSON."""
+    return frame(json.dumps(message))
+
+
+def receive(connection: socket.socket, deadline: float | None = None) -> dict[str, Any] | None:
+    """The next message, or None at the end of the stream.
+
+    The pool gives a `deadline`, on the clock of `time.monotonic()`, after which this raises TimeoutError; user code may
+    write to the worker's end, so what is no message raises ValueError.
+    """
+    head = _read(connection, _LENGTH.size, deadline)
+    if head is None:
+        return None
+    (size,) = _LENGTH.unpack(head)
+    if deadline is not None and size > _MAX_ANSWER_BYTES:
+        raise ValueError(f"a message of {size} bytes")
+    body = _read(connection, size, deadline)
+    if body is None:
+        return None
+    try:
+        message = json.loads(body)
+    except RecursionError:
+        raise ValueError("brackets without end") from None
+    if not isinstance(message, dict):
+        raise ValueError(f"expected an object, got {type(message).__name__}")
+    return message
+
+
+def _read(connection: socket.socket, size: int, deadline: float | None) -> bytes | None:
+    parts, missing = [], size
+    while missing:
+        if deadline is not None:
+            connection.settimeout(max(deadline - time.monotonic(), 1e-6))
+        part = connection.recv(min(missing, _CHUNK))
+        if not part:
+            return None
+        parts.append(part)
+        missing -= len(part)
+    return b"".join(parts)
+
+
 def _readable(descriptor: int, timeout_s: float) -> bool:
-    """Is there something to read, or the end, within this time?"""
+    """Whether there is something to read, or the end of the stream, within this time."""
     waiting = select.poll()  # select() refuses descriptors above 1023
     waiting.register(descriptor, select.POLLIN)
     return bool(waiting.poll(math.ceil(timeout_s * 1000)))

@@ -1,8 +1,8 @@
-"""The process between the pool and one worker: it ends all that the worker has started and shows some of its output.
+"""The process between the pool and one worker: it kills all that the worker has started and shows some of its output.
 
-User code can take its own process down, leave others behind, and fill a console; whoever ends and counts all that must
-not run that code itself. On Linux a guard adopts what its worker's processes leave behind, so that nothing
-escapes by a session or a parent of its own; elsewhere it ends the worker's process group.
+User code can take its own process down, leave others behind and fill a console; the process that cleans up must not run
+that code itself. On Linux a supervisor adopts orphans of its worker's processes, so that nothing escapes by a session
+or a parent of its own; elsewhere it kills the worker's process group.
 """
 
 import contextlib
@@ -17,9 +17,9 @@ from glob import glob
 from pathlib import Path
 
 MAX_PROCESSES = 256
-"""A worker with more of them alive has left them behind, or is a fork bomb."""
+"""A worker with more live processes has leaked them, or is a fork bomb."""
 SHOWN_BYTES = 8192
-"""Of a worker's output, at once; then as many in a minute."""
+"""How much of a worker's output is shown at once, and then per minute."""
 _POLL_INTERVAL_MS = 250
 _STOP_TIMEOUT_S = 3.0
 _LINUX = sys.platform == "linux"
@@ -29,9 +29,14 @@ _HARMLESS = bytes.maketrans(_CONTROL, b"?" * len(_CONTROL))
 
 
 def supervise(worker: int, *, keepalive_pipe: int, output: int, report: int, memory_bytes: int) -> None:
-    """Watch the child process `worker` until it ends or the lifeline's other end closes; then end everything below it.
+    """Wait until the worker exits, exceeds a limit or the pool is gone; then kill everything below. Does not return.
 
-    How it ended is written to `report`, unless it was ended from outside. Does not return.
+    Args:
+        worker: process id of the child.
+        keepalive_pipe: a pipe whose other end the pool closes to have the worker killed, or by exiting.
+        output: a pipe with what the worker prints.
+        report: a pipe for the reason of the exit, empty if the pool wanted it.
+        memory_bytes: bound on the private memory of the worker with all that it has started.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     console = Console(sys.stderr.fileno(), worker)
@@ -45,16 +50,16 @@ def supervise(worker: int, *, keepalive_pipe: int, output: int, report: int, mem
 
 
 def exit_with_supervisor(supervisor_pid: int) -> None:
-    """In the worker: be killed if the guard is."""
+    """Have this process, the worker, killed when the supervisor exits."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor_pid:
         os._exit(1)
 
 
 class Console:
-    """Passes on a worker's output up to SHOWN_BYTES a minute and says how much it kept; control characters become `?`.
+    """Passes on a worker's output up to SHOWN_BYTES per minute and counts the rest; control characters become `?`.
 
-    Never waits for a console that takes nothing.
+    Never waits for a console that does not read.
     """
 
     def __init__(self, descriptor: int, worker: int) -> None:
@@ -63,7 +68,7 @@ class Console:
         self._hidden = 0
 
     def show(self, data: bytes) -> None:
-        """Some of it, or nothing."""
+        """Print as much of the data as the limit allows."""
         now = time.monotonic()
         self._left = min(SHOWN_BYTES, self._left + (now - self._since) * SHOWN_BYTES / 60)
         self._since = now
@@ -77,7 +82,7 @@ class Console:
         self._hidden += len(data) - shown
 
     def close(self) -> None:
-        """Say how much was kept since it was last said."""
+        """Print how much was not shown since this was last printed."""
         if self._hidden:
             self._try_write(b"\n[verifier process %d: %d bytes of output not shown]\n" % (self._worker, self._hidden))
             self._hidden = 0
@@ -94,7 +99,7 @@ class Console:
 
 
 def _monitor(worker: int, keepalive_pipe: int, output: int, console: Console, memory_bytes: int) -> str:
-    """Until the worker or the pool ends, or the worker grows too large; how it ended, in words."""
+    """Wait until the worker or the pool ends or the worker exceeds a limit; returns why, empty if the pool ended."""
     waiting = select.poll()
     for descriptor in (keepalive_pipe, output, _wakeup()):
         waiting.register(descriptor, select.POLLIN)
@@ -118,7 +123,7 @@ def _monitor(worker: int, keepalive_pipe: int, output: int, console: Console, me
 
 
 def _wakeup() -> int:
-    """A descriptor that is readable when a child ends."""
+    """A descriptor that is readable when a child exits."""
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
@@ -127,7 +132,7 @@ def _wakeup() -> int:
 
 
 def _exited_children() -> Iterator[tuple[int, int]]:
-    """Process id and status of every child that has ended."""
+    """Process id and status of every child that has exited."""
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
             yield found
@@ -142,7 +147,7 @@ def _exit_reason(status: int) -> str:
 
 
 def _limit_exceeded(memory_bytes: int) -> str | None:
-    """Of memory, counted over the worker and all that it has started (each process has that limit too), or of them."""
+    """The limit (of processes, or of their memory together) that the worker and all that it has started exceed."""
     processes = _descendants(os.getpid())
     if len(processes) > MAX_PROCESSES:
         return f"the worker process had more than {MAX_PROCESSES} processes running, itself included"
@@ -165,13 +170,13 @@ def _descendants(pid: int) -> list[int]:
 def _children(pid: int) -> list[int]:
     found: list[int] = []
     for path in glob(f"/proc/{pid}/task/*/children"):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # it has exited
             found += map(int, Path(path).read_text().split())
     return found
 
 
 def _memory_of(pid: int) -> int:
-    """Bytes that are the process's own or shared memory, files not counted."""
+    """The bytes of a process's private and shared memory, files not counted."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -180,7 +185,7 @@ def _memory_of(pid: int) -> int:
 
 
 def _kill_all(worker: int) -> None:
-    """Kill the worker's group, and whatever has been adopted, until nothing is left."""
+    """Kill the worker's process group and all adopted orphans until none is left."""
     deadline = time.monotonic() + _STOP_TIMEOUT_S
     while time.monotonic() < deadline:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -197,7 +202,7 @@ def _kill_all(worker: int) -> None:
 
 
 def _remaining_output(output: int) -> bytes:
-    """What the worker wrote just before it ended."""
+    """What the worker wrote just before it exited."""
     os.set_blocking(output, False)
     with contextlib.suppress(BlockingIOError):
         return os.read(output, 1 << 16)

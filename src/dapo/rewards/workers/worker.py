@@ -1,6 +1,6 @@
-"""The process that runs verifiers for a pool: `python -m dapo.rewards.workers.worker SOCKET LIFELINE REPORT BYTES`.
+"""The process that runs verifiers for a pool. Imports no torch.
 
-Imports no torch.
+`python -m dapo.rewards.workers.worker SOCKET KEEPALIVE_PIPE REPORT_PIPE MEMORY_BYTES`, descriptors by number.
 """
 
 import faulthandler
@@ -14,12 +14,15 @@ from typing import Any, TextIO, cast
 from dapo.core.errors import RewardError
 from dapo.core.loading import OUT_OF_MEMORY
 from dapo.rewards.combine import CombinedVerifier, RewardSpec
-from dapo.rewards.workers.protocol import encode, problem_from_json, receive, verdict_to_json
+from dapo.rewards.workers.process import encode, receive
 from dapo.rewards.workers.supervisor import exit_with_supervisor, supervise
+from dapo.types import Problem, Verdict
+
+_MAX_ERROR_CHARS, _MAX_ANSWER_CHARS = 1000, 200
 
 
 def main() -> None:
-    """Become the guard of a child process, which builds the verifier, says so, and judges until its connection ends."""
+    """Supervise a child process, which builds the verifier and judges until its connection ends."""
     connection, keepalive_pipe, report, memory_bytes = map(int, sys.argv[1:])
     output, theirs = os.pipe()
     supervisor_pid, worker = os.getpid(), os.fork()
@@ -28,7 +31,7 @@ def main() -> None:
             os.close(unused)
         supervise(worker, keepalive_pipe=keepalive_pipe, output=output, report=report, memory_bytes=memory_bytes)
     exit_with_supervisor(supervisor_pid)
-    os.setsid()  # a group of its own, and no terminal whose Ctrl-C it would get
+    os.setsid()  # a process group of its own, without a terminal whose Ctrl-C it would get
     for unused in (output, keepalive_pipe, report):
         os.close(unused)
     os.dup2(theirs, 1)
@@ -43,7 +46,7 @@ def main() -> None:
 
 
 def _limit(memory_bytes: int) -> None:
-    """Private writable memory of this process and of each it starts; RLIMIT_AS would count mere reservations too."""
+    """Limit private writable memory, also of what this process starts; RLIMIT_AS would count mere reservations too."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
     bound = memory_bytes if hard_limit == resource.RLIM_INFINITY else min(memory_bytes, hard_limit)
@@ -68,24 +71,30 @@ def _serve(connection: socket.socket) -> None:
         verdicts = _judge(verifier, task)
         if os.getpid() != own_pid:
             os._exit(0)  # the verifier has forked, and this is the child: there must not be two answers
-        signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm left pending would ring in the next verdict
+        signal.setitimer(signal.ITIMER_REAL, 0)  # a pending alarm would go off in the next verdict
         answer = {
             "number": number,
             "verdicts": verdicts,
             "damage": _changes(initial_state, _process_state(connection)),
-            "needs_restart": _ran_out_of_memory(verdicts),
+            "needs_restart": _ran_out_of_memory(verdicts),  # what fills it may still be there
         }
         connection.sendall(encode(answer))
 
 
-def _judge(verifier: CombinedVerifier, task: dict[str, Any]) -> list[list[Any]]:
-    problem = problem_from_json(task["problem"])
-    verdicts = verifier.verdicts(task["scope"], problem, task["responses"], task["token_ids"])
-    return [[verdict_to_json(verdict) for verdict in row] for row in verdicts]
+def _judge(verifier: CombinedVerifier, task: dict[str, Any]) -> list[list[list[Any] | None]]:
+    rows = verifier.verdicts(task["scope"], Problem(**task["problem"]), task["responses"], task["token_ids"])
+    return [[_verdict_to_json(verdict) for verdict in row] for row in rows]
+
+
+def _verdict_to_json(verdict: Verdict | None) -> list[Any] | None:
+    if verdict is None:
+        return None
+    error, answer = verdict.error, verdict.answer
+    return [verdict.correct, verdict.score, error and error[:_MAX_ERROR_CHARS], answer and answer[:_MAX_ANSWER_CHARS]]
 
 
 def _process_state(connection: socket.socket) -> dict[str, Any]:
-    """What every verdict must find as the first one did, under the words that say what is wrong if not."""
+    """What must be the same before every verdict, by the text that says what is wrong if it is not."""
 
     def descriptor(number: int) -> tuple[int, int] | None:
         try:
@@ -110,11 +119,10 @@ def _process_state(connection: socket.socket) -> dict[str, Any]:
 
 def _changes(before: dict[str, Any], after: dict[str, Any]) -> str:
     """Why this process must not judge again, nor its last verdict count; empty if nothing is wrong."""
-    return " and ".join(words for words, value in before.items() if after[words] != value)
+    return " and ".join(text for text, value in before.items() if after[text] != value)
 
 
-def _ran_out_of_memory(verdicts: list[list[Any]]) -> bool:
-    """Then what fills it may still be there."""
+def _ran_out_of_memory(verdicts: list[list[list[Any] | None]]) -> bool:
     errors = [verdict[2] for row in verdicts for verdict in row if verdict is not None]
     return any(error is not None and OUT_OF_MEMORY in error for error in errors)
 
