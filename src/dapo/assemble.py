@@ -36,8 +36,7 @@ from dapo.telemetry.console import ProgressDisplay
 from dapo.telemetry.sinks import JsonlSink, Sink, TensorBoardSink, Tracker, TrackioSink, WandbSink
 from dapo.training.rollout import DynamicSampler, sampling_plan
 from dapo.training.run_directory import RunDirectory
-from dapo.training.state import TrainablePolicy
-from dapo.training.train import Run
+from dapo.training.state import Run, TrainablePolicy
 from dapo.types import Group, Problem
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
@@ -279,7 +278,7 @@ def load_filter(name: str | ScoreThresholdsConfig | None) -> Callable[[Group], b
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        function = getattr(importlib.import_module(module_name), attribute)
+        function: Callable[[Group], bool] = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"dynamic_sampling.filter={name!r} cannot be imported: {error}") from None
     if not callable(function):

@@ -80,7 +80,7 @@ def _is_section(kind: Any) -> bool:
 
 def _section(options: type[BaseModel], parts: Sequence[str]) -> type[BaseModel]:
     """The innermost section that a dotted name leads to."""
-    section: Any = options
+    section = options
     for part in parts[:-1]:
         inner = section.model_fields[part].annotation if part in section.model_fields else None
         if (found := _as_section(inner)) is None:

@@ -169,7 +169,7 @@ def _gaps(sample: Sample) -> NDArray[Any]:
     engine, old, mask = (array_of(row) for row in (sample.engine_logprobs, sample.old_logprobs, sample.mask))
     if len(engine) != len(old):
         raise ValueError(f"{len(engine)} log-probabilities of the engine, {len(old)} of the trainer")
-    gaps = np.abs(engine - old)
+    gaps: NDArray[Any] = np.abs(engine - old)
     return gaps if mask.all() else gaps[mask.astype(np.bool_)]
 
 
