@@ -1,4 +1,4 @@
-"""`dapo data`: good input does what it says, bad input is answered in words and writes nothing."""
+"""`dapo data`: what each command writes and prints; bad input is one error message and writes nothing."""
 
 import json
 import re
@@ -8,7 +8,8 @@ import pytest
 
 from dapo.cli.main import main
 from dapo.data.problems import load_problems
-from dapo.telemetry.rollout_table import ROLLOUT_SCHEMA, write_rollouts
+from dapo.training.problem_stats import ProblemStats
+from dapo.types import Group, Problem, Verdict
 
 NUMBERS = [(9, 2), (12, 5), (15, 4), (20, 6), (31, 7), (44, 8), (50, 9), (61, 10), (77, 11), (83, 12)]
 QUESTIONS = [
@@ -18,12 +19,6 @@ QUESTIONS = [
     for n, k in NUMBERS
 ]
 BEFORE = "Solve the following math problem step by step and say the answer:"
-RUN_ROW = {
-    "step": 1, "group_id": 0, "problem_id": "", "source": "s", "sample": 0, "prompt": "p", "response": "r",
-    "answer": "1", "correct": True, "score": 1.0, "error": None, "reward": 1.0, "advantage": None, "prompt_tokens": 1,
-    "response_tokens": 1, "finish": "stop", "outcome": "trained", "response_ids": [1], "engine_logprobs": [0.0],
-    "version": 0,
-}  # fmt: skip
 
 
 def run(capsys, *arguments):
@@ -31,6 +26,10 @@ def run(capsys, *arguments):
     with pytest.raises(SystemExit) as stopped:
         main(["data", *map(str, arguments)])
     return (stopped.value.code or 0, *capsys.readouterr())
+
+
+def group_of(problem_id, verdicts):
+    return Group(Problem(problem_id, "?", "!"), (1,), (), tuple(Verdict(correct, 0.0) for correct in verdicts))
 
 
 @pytest.fixture
@@ -88,48 +87,48 @@ def test_dedupe_collapses_hundredfold_copies(tmp_path, capsys, released):
     code, output, _ = run(capsys, "dedupe", released, out)
     assert code == 0
     table = counts(output)
-    assert (table["rows"], table["removed: exact copy"], table["kept"]) == (1000, 990, 10)
+    assert (table["rows"], table["removed: exact duplicate"], table["kept"]) == (1000, 990, 10)
     assert [p.id for p in load_problems(str(out))] == [p.id for p in load_problems(str(released))[:10]]
     removed = [json.loads(line) for line in (tmp_path / "out.parquet.removed.jsonl").read_text().splitlines()]
     assert [(line["row"], line["copy_of_row"]) for line in removed] == [(n, (n - 1) % 10 + 1) for n in range(11, 1001)]
 
 
-def test_decontaminate_says_which_text_is_shared(tmp_path, capsys, released):
+def test_decontaminate_reports_the_matching_text(tmp_path, capsys, released):
     held_out = tmp_path / "held.jsonl"
     held_out.write_text(json.dumps({"prompt": f"Please: {QUESTIONS[3]}", "answer": "14"}) + "\n")
     out = tmp_path / "out.jsonl"
     code, output, _ = run(capsys, "decontaminate", released, out, "--against", held_out, "--against", "builtin:gcd")
     assert code == 0
     table = counts(output)
-    assert (table["removed"], table["kept"], table["of these given away"]) == (100, 900, 1)
+    assert (table["removed"], table["kept"], table["evaluation problems found"]) == (100, 900, 1)
     line = json.loads((tmp_path / "out.jsonl.removed.jsonl").read_text().splitlines()[0])
     assert line["question"] == QUESTIONS[3]
     assert line["matching_text"] == "how many of the 20 apples are left when 6 are eaten by 14 hungry children"
     assert line["against_answer"] == "14"
-    # 16 words have 9 runs of eight, and `Please` makes one more
-    assert line["share"] == 0.9
+    # 16 words have 9 n-grams of eight words, and `Please` makes one more
+    assert line["overlap"] == 0.9
 
 
 def test_stats_counts_and_joins_the_pass_rates_of_a_run(tmp_path, capsys, released):
     ids = [p.id for p in load_problems(str(released))[:10]]
     run_dir = tmp_path / "run"
-    (run_dir / "rollouts").mkdir(parents=True)
+    run_dir.mkdir()
     for name in ("config.yaml", "manifest.json"):
         (run_dir / name).touch()
-    marks = {ids[0]: [True] * 4, ids[1]: [True, False, False, False], "another": [False] * 4}
+    arguments = ["stats", released, "--run", run_dir, "--group-size", "2"]
+    code, _, err = run(capsys, *arguments)
+    assert (code, err) == (2, f"error: {run_dir} has no problems.json yet; a run writes it with its first checkpoint\n")
+    # for each step: verdicts by problem id; None where the verifier only gives a score
+    verdicts = {ids[0]: [True] * 4, ids[1]: [True, False, False, False], "other": [False] * 4, ids[2]: [None] * 4}
+    statistics = ProblemStats()
     for step in (1, 2):
-        rows = [
-            {**RUN_ROW, "step": step, "group_id": group, "problem_id": key, "sample": i, "correct": mark}
-            for group, (key, row) in enumerate(marks.items())
-            for i, mark in enumerate(row)
-        ]
-        assert set(rows[0]) == set(ROLLOUT_SCHEMA.names)
-        write_rollouts(run_dir / "rollouts" / f"step_{step:06d}.parquet", rows)
+        statistics.record([group_of(*item) for item in verdicts.items()], step=step)
+    (run_dir / "problems.json").write_text(json.dumps(statistics.state_dict()))
     out = tmp_path / "stats.json"
-    code, output, _ = run(capsys, "stats", released, "--rollouts", run_dir, "--group-size", "2", "--output", out)
+    code, output, _ = run(capsys, *arguments, "--output", out)
     assert code == 0
-    assert "990 (at most 100 of one problem)" in output
-    assert "expected keep rate of dynamic sampling with groups of 2: 18.8%, so a batch takes 5.3 times" in output
+    assert "990 (at most 100 rows per problem)" in output
+    assert "expected keep rate of dynamic sampling with groups of 2: 18.8% (each batch samples 5.3 times its" in output
     result = json.loads(out.read_text())
     assert (result["rows"], result["distinct"], result["instruction_before"]) == (1000, 10, BEFORE)
     assert result["run"]["histogram"] == [0, 0, 1, 0, 0, 0, 0, 0, 0, 1]
@@ -161,7 +160,7 @@ def test_stats_samples_a_model(tmp_path, capsys):
     assert result["model"]["problems"] == 2
     assert result["model"]["responses"] == 6
     assert result["prompt_tokens"]["min"] > 0
-    assert "3 responses of tiny-random a problem" in output
+    assert "3 responses per problem of tiny-random" in output
     code, output, _ = run(capsys, "stats", "builtin:sums", "--model", "tiny-random", "--samples", "0")
     assert code == 0
     assert "prompt, tokens" in output
@@ -182,9 +181,9 @@ def test_stats_samples_a_model(tmp_path, capsys):
         ),
         (["dedupe", "builtin:sums", "{dir}/new.jsonl"], "new.jsonl.removed.jsonl exists already"),
         (["decontaminate", "builtin:sums", "{dir}/out.jsonl", "--against", "no.jsonl"], "no data file no.jsonl"),
-        (["stats", "builtin:sums", "--rollouts", "{dir}/none"], "no run directory {dir}/none"),
+        (["stats", "builtin:sums", "--run", "{dir}/none"], "no run directory {dir}/none"),
         (["stats", "builtin:sums", "--output", "{dir}/there.jsonl"], "there.jsonl exists already"),
-        (["stats", "builtin:sums", "eval.top_p=1"], "none is named; add --model"),
+        (["stats", "builtin:sums", "eval.top_p=1"], "options configure how a model is sampled; add --model"),
     ],
 )
 def test_bad_input_exits_2_with_one_message_and_writes_nothing(tmp_path, capsys, arguments, output):
@@ -223,5 +222,5 @@ def test_what_fails_while_it_is_written_leaves_the_old_file_and_nothing_else(tmp
 def test_data_without_a_majority_answer_is_refused_whole(tmp_path, capsys):
     (tmp_path / "in.jsonl").write_text('{"prompt": "q", "answer": "1"}\n{"prompt": "q", "answer": "2"}\n')
     code, _, err = run(capsys, "dedupe", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
-    assert (code, err) == (2, "error: nothing would be left: every row contradicts a copy of it\n")
+    assert (code, err) == (2, "error: nothing would be left: the answers of all duplicates conflict\n")
     assert not (tmp_path / "out.jsonl").exists()

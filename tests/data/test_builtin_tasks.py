@@ -1,4 +1,4 @@
-"""Built-in tasks: right answers, pure items, and a held-out fifth that training never draws."""
+"""Built-in tasks: correct answers, pure items, and a held-out fifth that training never samples."""
 
 import math
 import re
@@ -8,10 +8,14 @@ import pytest
 
 from dapo.core.errors import DataError
 from dapo.data.problems import load_problems, remove_overlap
-from dapo.data.sources.builtin import builtin_problems, is_held_out, resolve_options
+from dapo.data.sources.builtin import is_held_out, resolve_options
 from dapo.data.sources.builtin_tasks import TASKS
 
 EVERY_TASK = sorted(TASKS)
+
+
+def builtin_problems(tasks, *, size, seed, split="train"):
+    return load_problems({"builtin": tasks, "size": size, "seed": seed}, split=split)
 
 
 def texts(problems):
@@ -23,7 +27,7 @@ def numbers(text):
 
 
 def solve(source, prompt):
-    """The slow way: from the question's text to its answer."""
+    """Compute the answer from the text of the question, as an oracle."""
     found = numbers(prompt)
     if source == "letter_counts":
         letter, word = re.search(r"the letter (\w) appear in the word (\w+)\?", prompt).groups()
@@ -44,7 +48,7 @@ def solve(source, prompt):
 
 @pytest.mark.parametrize("task", EVERY_TASK)
 @pytest.mark.parametrize("split", ["train", "eval"])
-def test_every_answer_is_right_and_every_question_asks_for_only_the_answer(task, split):
+def test_every_answer_is_correct_and_every_question_asks_for_only_the_answer(task, split):
     problems = builtin_problems({task: {}}, size=60, seed=3, split=split)
     assert len(problems) == (29 if (task, split) == ("products", "eval") else 60 if split == "train" else len(problems))
     for problem in problems:
@@ -76,7 +80,7 @@ def test_items_never_change_from_release_to_release():
     ]
 
 
-def test_tasks_take_turns():
+def test_tasks_alternate_round_robin():
     problems = builtin_problems({"sums": {}, "gcd": {}, "largest": {}}, size=8, seed=0)
     assert [p.source for p in problems] == ["sums", "gcd", "largest", "sums", "gcd", "largest", "sums", "gcd"]
 
@@ -112,7 +116,7 @@ def test_the_same_numbers_in_another_order_are_on_the_same_side():
         ("letter_counts", {}, 573, 116),
     ],
 )
-def test_the_stated_number_of_questions_is_what_drawing_finds(task, options, distinct, held_out):
+def test_the_stated_number_of_distinct_questions_is_what_sampling_finds(task, options, distinct, held_out):
     assert TASKS[task].distinct(resolve_options(task, options)) == distinct
     for_training = set(texts(builtin_problems({task: options}, size=12 * distinct, seed=0)))
     for_evaluation = texts(builtin_problems({task: options}, size=distinct, seed=0, split="eval"))
@@ -162,9 +166,9 @@ def test_options_change_the_numbers():
         ({"sums": {"qqq": 1}}, "builtin task sums: unknown option 'qqq'; known: low, high, terms, digits"),
         ({"sort_digits": {"digits": 1}}, "builtin task sort_digits: unknown option 'digits'; known: count"),
         ({"letter_counts": {"count": 1}}, "builtin task letter_counts: unknown option 'count'; it has no options"),
-        ({"sums": {"digits": 0}}, "builtin task sums: digits must be a whole number from 1 to 9, got 0"),
-        ({"sums": {"terms": True}}, "builtin task sums: terms must be a whole number from 2 to 16, got True"),
-        ({"gcd": {"low": 0}}, "builtin task gcd: low must be a whole number from 1 to 1000000000, got 0"),
+        ({"sums": {"digits": 0}}, "builtin task sums: digits must be an integer from 1 to 9, got 0"),
+        ({"sums": {"terms": True}}, "builtin task sums: terms must be an integer from 2 to 16, got True"),
+        ({"gcd": {"low": 0}}, "builtin task gcd: low must be an integer from 1 to 1000000000, got 0"),
         ({"sums": {"low": 30}}, "builtin task sums: low=30 must be below high=20"),
         ({"sums": {"digits": 1, "low": 2}}, "builtin task sums: digits is short for low and high; give it alone"),
     ],
@@ -180,8 +184,8 @@ def test_a_task_without_held_out_questions_ends_with_an_error_instead_of_searchi
     with pytest.raises(DataError) as caught:
         builtin_problems({"sums": {"low": low, "high": low + 1}}, size=4, seed=0, split="eval")
     assert str(caught.value) == (
-        "builtin task sums: 500 draws gave no problem for eval: it has only 4 different questions with these options; "
-        "widen them"
+        "builtin task sums: 500 samples gave no problem for eval: it has only 4 different questions with these "
+        "options; widen them"
     )
 
 

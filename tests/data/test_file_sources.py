@@ -75,11 +75,11 @@ def test_equal_copies_are_one_object_and_stay_rows(tmp_path):
         (
             LINE + b'{"prompt": "q" "answer": 1}\n',
             ", line 2: not valid JSON (Expecting ',' delimiter at column 16); "
-            f"expected one object a line, like {EXAMPLE}",
+            f"expected one object per line, like {EXAMPLE}",
         ),
         (
             b"\n" + LINE + b'["q", "a"]\n',
-            f", line 3: expected one JSON object a line, like {EXAMPLE}, got a list",
+            f", line 3: expected one JSON object per line, like {EXAMPLE}, got a list",
         ),
         (
             b'{"prompt": "Gr\xf6\xdfe?", "answer": 1}\n',

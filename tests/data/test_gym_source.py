@@ -1,4 +1,4 @@
-"""reasoning-gym as a source: the library's own items, reproducible in any process, judged from what is stored."""
+"""reasoning-gym as a source: the library's own items, reproducible in any process, scored from stored entries."""
 
 import json
 from importlib.util import find_spec
@@ -24,7 +24,7 @@ def error_message(spec):
     return str(caught.value)
 
 
-def test_items_are_those_of_the_library_and_take_turns(problems):
+def test_items_are_those_of_the_library_in_round_robin_order(problems):
     from reasoning_gym import create_dataset
 
     sums, gcds = create_dataset("chain_sum", seed=1, size=4, **CHAIN_SUM), create_dataset("gcd", seed=1, size=3)
@@ -33,7 +33,7 @@ def test_items_are_those_of_the_library_and_take_turns(problems):
     assert [p.source for p in problems] == ["chain_sum", "gcd"] * 3 + ["chain_sum"]
 
 
-def test_fields_hold_what_judges_a_response_as_json(problems):
+def test_fields_hold_what_the_verifier_needs_as_json(problems):
     from reasoning_gym import create_dataset
 
     for problem in problems:
@@ -75,7 +75,7 @@ def test_an_evaluation_set_holds_no_question_twice():
             "gym task rearc: its own answer scores 0.05 from an entry stored as JSON, so responses could not be "
             "judged; choose another task",
         ),
-        ({"gcd": {"seed": 3}}, "gym task gcd: seed stands beside gym, as in {gym: {gcd: ...}, seed: 1}"),
+        ({"gcd": {"seed": 3}}, "gym task gcd: seed belongs next to gym, as in {gym: {gcd: ...}, seed: 1}"),
         ({"gcd": {"x": {1, 2}}}, "gym: options must be numbers, text, lists or mappings (Object of type set"),
     ],
 )

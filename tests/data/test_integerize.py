@@ -1,4 +1,4 @@
-"""Integer answers: what is accepted, what is not and why, whatever the server does, and from wherever it goes on."""
+"""Integer answers: which rewritings are accepted, failures of the server, and continuing after an interruption."""
 
 import json
 import os
@@ -14,9 +14,10 @@ import pytest
 from dapo.cli.main import main
 from dapo.core.errors import DataError
 from dapo.core.openai_client import ChatClient, ServerFailed, ServerRefused
-from dapo.data.prepare.concurrent_map import MAX_CONSECUTIVE_FAILURES, concurrent_map
 from dapo.data.prepare.integerize import (
+    MAX_CONSECUTIVE_FAILURES,
     apply,
+    concurrent_map,
     decide,
     decide_without_model,
     read_integer,
@@ -41,7 +42,7 @@ def problem(prompt="Find the root.", answer="\\frac{3+\\sqrt{5}}{2}"):
 
 
 def scripted(*replies):
-    """An `ask` that gives these one after the other, and the list of what it was asked."""
+    """An `ask` that returns these in order, and the list of its requests."""
     asked, remaining = [], iter(replies)
 
     def ask(request, seed):
@@ -127,7 +128,7 @@ def test_solutions_are_read_from_the_last_answer_line_or_box(response, integer):
     assert read_solution(response) == integer
 
 
-def test_integers_are_spelled_plainly():
+def test_integers_are_written_in_plain_digits():
     assert [read_integer(text) for text in ("007", "−5", "2.0", "two")] == ["7", "-5", None, None]
 
 
@@ -203,7 +204,7 @@ def test_a_refused_request_is_not_tried_again():
         assert len(server.requests) == 1
 
 
-def test_no_server_and_no_address_are_told():
+def test_a_missing_server_and_a_malformed_address_are_errors():
     with chat_server(lambda text, n: "") as server:
         pass
     with pytest.raises(ServerFailed, match=r"v1: .*refused"):
@@ -237,7 +238,7 @@ def test_failures_between_successes_do_not_stop_it():
     assert kept == list(range(0, 40, 2))
 
 
-def test_as_many_are_in_work_as_was_said():
+def test_as_many_calls_run_at_once_as_asked_for():
     barrier = threading.Barrier(3)
     kept = []
     concurrent_map(range(9), lambda item, check: barrier.wait(10) and None, kept.append, concurrency=3)
@@ -330,7 +331,7 @@ def test_where_the_server_fails_what_is_done_is_kept_and_the_same_command_goes_o
     with chat_server(by_the_book) as server:
         code, stdout, _ = run(capsys, source, out, "--server", server.url, *options)
     assert code == 0
-    assert "8 of 9 problems were decided before" in stdout
+    assert "8 problems were decided before the interruption" in stdout
     assert all("Q6" in text for text in server.texts)
     assert len(load_problems(str(out))) == 12
 
@@ -364,7 +365,7 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path, capsys):
     assert not journal.exists()
 
 
-def test_bad_input_is_told_and_nothing_is_written(tmp_path, capsys):
+def test_bad_input_is_an_error_and_nothing_is_written(tmp_path, capsys):
     source, out = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
     with chat_server(lambda text, n: (404, "no model m")) as server:
         code, _, err = run(capsys, source, out, "--server", server.url, "--model", "m")

@@ -7,8 +7,7 @@ import pytest
 from dapo.core.errors import DataError
 from dapo.data.prepare.decontaminate import OverlapIndex, decontaminate, longest_passage
 from dapo.data.prepare.dedupe import RULES, deduplicate, jaccard
-from dapo.data.prepare.describe import describe_problems, summarize
-from dapo.data.prepare.difficulty import PassRate, describe_difficulty, keep_probability, pass_rates
+from dapo.data.prepare.stats import PassRate, describe_difficulty, describe_problems, keep_probability, summarize
 from dapo.data.prepare.write import row_of, write_problems
 from dapo.data.problems import load_problems
 from dapo.data.sources.rows import problem_id
@@ -67,7 +66,7 @@ def test_a_second_import_changes_nothing(tmp_path):
     assert [p.answer for p in load_problems(str(third))] == ["1000", "3"]
 
 
-def test_columns_that_would_be_taken_for_ours_get_other_names():
+def test_columns_that_would_be_read_as_ours_are_renamed():
     fields = {
         "prompt": "p",
         "answer": "wrong",
@@ -112,7 +111,7 @@ def test_hundredfold_copies_collapse_to_one_each_whatever_their_order():
     assert [(r.row, r.kept_row) for r in result.removed[:2]] == [(10, 1), (11, 2)]
 
 
-def test_a_copy_in_another_dress_is_an_exact_copy():
+def test_a_copy_with_other_formatting_is_an_exact_duplicate():
     others = [wrapped(question) for question in QUESTIONS[1:]]
     dressed = problem("  " + QUESTIONS[0].upper().rstrip("?") + " ", "1.0")
     result = deduplicate([wrapped(QUESTIONS[0]), *others, dressed], threshold=None)
@@ -121,7 +120,7 @@ def test_a_copy_in_another_dress_is_an_exact_copy():
     ]
 
 
-def test_near_copies_need_the_same_numbers_and_the_same_answer():
+def test_near_duplicates_need_the_same_numbers_and_the_same_answer():
     first = problem(QUESTIONS[0], "9")
     near = problem(QUESTIONS[0].replace("in the night", "at night"), "9")
     other_number = problem(QUESTIONS[0].replace("17", "18"), "9")
@@ -135,14 +134,14 @@ def test_near_copies_need_the_same_numbers_and_the_same_answer():
     assert result.removed[0].as_json()["kept_question"] == QUESTIONS[0]
 
 
-def test_near_copies_are_found_at_the_threshold_and_not_above_it():
+def test_near_duplicates_are_found_at_the_threshold_and_not_above_it():
     pair = [problem(QUESTIONS[0]), problem(QUESTIONS[0].replace("in the night", "at night"))]
     assert len(deduplicate(pair, threshold=16 / 23).kept) == 1
     assert len(deduplicate(pair, threshold=16 / 23 + 1e-9).kept) == 2
     assert len(deduplicate(pair, threshold=None).kept) == 2
 
 
-def test_of_contradictory_copies_the_majority_stays_or_none():
+def test_of_conflicting_answers_the_majority_stays_or_none():
     minority = [problem("p", "4"), problem("p", "5"), problem("P", "5.0"), problem("p?", "5")]
     tied = [problem("q", "1"), problem("q", "2")]
     result = deduplicate([*minority, *tied, problem("r")], threshold=None)
@@ -162,7 +161,7 @@ def test_a_plurality_is_no_majority():
     assert deduplicate(rows, threshold=None).kept == ()
 
 
-def test_similarity_is_shared_over_all():
+def test_similarity_is_intersection_over_union():
     assert jaccard({1, 2, 3}, {2, 3, 4}) == 0.5
     assert jaccard(set(), set()) == 1.0
     assert jaccard({1}, set()) == 0.0
@@ -176,39 +175,39 @@ def test_decontamination_finds_a_planted_problem_but_not_a_shared_instruction():
     own = [problem(f"Please solve this now, and think: {question} Put it in a box, please.") for question in QUESTIONS]
     kept, removed = decontaminate(own, held_out, ngram=8, min_overlap=0.5)
     assert kept == own[3:]
-    assert [(r.row, r.share, r.against) for r in removed] == [(n + 1, 1.0, held_out[n]) for n in range(3)]
+    assert [(r.row, r.overlap, r.against) for r in removed] == [(n + 1, 1.0, held_out[n]) for n in range(3)]
     assert removed[0].passage.startswith("a farmer has 17 sheep")
     assert removed[0].as_json()["question"] == QUESTIONS[0]
     # without QUESTIONS[:3] only the evaluation's instruction is shared
     assert decontaminate([wrapped(q) for q in QUESTIONS[3:]] * 2, held_out, ngram=8, min_overlap=0.01)[1] == []
 
 
-def test_the_share_is_of_the_evaluation_problems_runs():
+def test_the_overlap_is_a_fraction_of_the_evaluation_problems_ngrams():
     index = OverlapIndex(["a b c d e f", "x y z"], 3)  # 4 runs and 1
     match = index.best("q a b c d q e f", "")
     assert match is not None
-    assert (match.index, match.share, match.passage) == (0, 0.5, "a b c d")
+    assert (match.index, match.overlap, match.passage) == (0, 0.5, "a b c d")
     both = index.best("x y z and a b c", "")  # 1 of 1 is more than 1 of 4
     assert both is not None
-    assert (both.index, both.share) == (1, 1.0)
+    assert (both.index, both.overlap) == (1, 1.0)
     assert index.best("x y", "x y") is None
 
 
-def test_a_short_evaluation_problem_is_shared_by_an_equal_one_only():
+def test_a_short_evaluation_problem_matches_an_equal_one_only():
     index = OverlapIndex(["What is 3?"], 8)
     match = index.best("Tell me: what is 3", "what is 3")
     assert match is not None
-    assert (match.share, match.passage) == (1.0, "what is 3")
+    assert (match.overlap, match.passage) == (1.0, "what is 3")
     assert index.best("So what is 3?", "So what is 3?") is None
 
 
-def test_a_passage_is_the_longest_series_of_neighbouring_runs():
+def test_a_passage_is_the_longest_series_of_adjacent_ngrams():
     shingles = [("a", "b"), ("b", "c"), ("c", "d"), ("d", "e"), ("e", "f"), ("f", "g")]
     assert longest_passage(shingles, {shingles[0], shingles[2], shingles[3], shingles[5]}) == "c d e"
 
 
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="the data sets are not on this machine")
-def test_dapo_math_does_not_give_aime_2024_away():
+def test_dapo_math_does_not_contain_aime_2024():
     train = load_problems({"path": str(SHARED_DATA / "dapo-math-17k.parquet"), "size": 2000})
     held_out = load_problems(str(SHARED_DATA / "aime-2024.parquet"))
     kept, removed = decontaminate([*train, held_out[0]], held_out, ngram=8, min_overlap=0.5)
@@ -221,7 +220,7 @@ def test_dapo_math_does_not_give_aime_2024_away():
 
 def test_a_description_counts_copies_lengths_kinds_and_sources():
     rows = [problem("ab", "1"), problem("ab", "1"), problem("abcd", "1/2", "t"), problem("abc  d", "yes")]
-    description = describe_problems(rows, tokens=lambda p: len(p.answer))
+    description = describe_problems(rows, tokens={p.id: len(p.answer) for p in rows})
     assert (description["rows"], description["distinct"], description["copies"], description["max_copies"]) == (
         4,
         3,
@@ -241,31 +240,23 @@ def test_a_description_counts_copies_lengths_kinds_and_sources():
     assert summarize([7])["median"] == 7
 
 
-def test_the_instruction_of_a_data_set_is_told():
+def test_the_instruction_of_a_data_set_is_described():
     description = describe_problems([wrapped(question) for question in QUESTIONS])
     assert (description["instruction_before"], description["instruction_after"]) == (BEFORE, AFTER)
 
 
-def test_pass_rates_count_right_and_wrong_over_all_visits():
-    def row(step, group, name, correct):
-        return {"step": step, "group_id": group, "problem_id": name, "correct": correct}
-
-    rows = [row(1, 0, "a", True), row(1, 0, "a", False), row(1, 1, "b", None), row(1, 2, "a", False)]
-    rows += [row(3, 9, "a", False), row(2, 5, "c", True)]
-    assert pass_rates(rows) == {"a": PassRate("a", 4, 1, 3, 3), "c": PassRate("c", 1, 1, 1, 2)}
-    assert pass_rates(rows)["a"].rate == 0.25
-
-
-def test_a_group_is_kept_unless_all_of_it_is_right_or_all_wrong():
+def test_a_group_is_kept_unless_all_of_it_is_correct_or_all_incorrect():
     assert keep_probability(0.5, 2) == 0.5
     assert keep_probability(0.25, 4) == pytest.approx(1 - 1 / 256 - 81 / 256)
     assert keep_probability(0.0, 16) == keep_probability(1.0, 16) == 0.0
 
 
 def test_difficulty_in_tenths_and_what_dynamic_sampling_keeps():
-    rates = [PassRate("a", 10, 0), PassRate("b", 10, 3), PassRate("c", 2, 1), PassRate("d", 4, 4)]
-    description = describe_difficulty(rates, 2)
+    data = [Problem(name, name, "1") for name in "abcdde"]
+    rates = {r.id: r for r in [PassRate("a", 10, 0), PassRate("b", 10, 3), PassRate("c", 2, 1), PassRate("d", 4, 4)]}
+    description = describe_difficulty(data, rates | {"x": PassRate("x", 1, 1)}, 2)
     assert description["histogram"] == [1, 0, 0, 1, 0, 1, 0, 0, 0, 1]
     assert (description["never_correct"], description["always_correct"], description["responses"]) == (1, 1, 26)
     assert description["expected_keep_rate"] == pytest.approx((0 + 0.42 + 0.5 + 0) / 4)
-    assert describe_difficulty([], 2)["expected_keep_rate"] is None
+    assert (description["unseen"], description["not_in_data"]) == (1, 1)
+    assert describe_difficulty(data, {}, 2)["expected_keep_rate"] is None

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 from dapo.core.errors import DataError
-from dapo.core.optional import require_package
+from dapo.core.loading import require_package
 from dapo.data.problems import load_problems, remove_overlap, unique_problems
 from dapo.types import Problem
 

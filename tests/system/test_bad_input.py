@@ -22,7 +22,7 @@ BASE = {
     "overlong": {"buffer_tokens": 4},
     "train": {"minibatch_groups": 2},
 }
-ROW = 'one JSON object a line, like {"prompt": "...", "answer": "..."}'
+ROW = 'one JSON object per line, like {"prompt": "...", "answer": "..."}'
 
 OVERRIDES: dict[str, tuple[Any, ...]] = {
     "unknown option": ("loss.clip_hihg=0.3", "unknown option loss.clip_hihg; did you mean loss.clip_high?"),
@@ -208,7 +208,7 @@ SPECS: dict[str, tuple[Any, ...]] = {
     ),
     "option out of range": (
         {"builtin": {"sums": {"terms": 99}}},
-        "builtin task sums: terms must be a whole number from 2 to 16, got 99",
+        "builtin task sums: terms must be an integer from 2 to 16, got 99",
     ),
     "low above high": ({"builtin": {"sums": {"low": 9, "high": 3}}}, "builtin task sums: low=9 must be below high=3"),
     "two kinds": ({"path": "a", "hub": "b"}, "data source: both path and hub; " + EXPECTED),
@@ -252,7 +252,7 @@ ROWS: dict[str, tuple[Any, ...]] = {
     "cut JSON": (
         '{"prompt": "1+1", "answer": "2"}\n{"prompt": ',
         (
-            ", line 2: not valid JSON (Expecting value at column 12); expected one object a line, like "
+            ", line 2: not valid JSON (Expecting value at column 12); expected one object per line, like "
             '{"prompt": "...", "answer": "..."}'
         ),
     ),

@@ -1,60 +1,93 @@
-"""The `dapo data` commands."""
+"""The `dapo data` commands: import, inspect and clean data sets."""
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-# as in cli.py, what a command needs is imported inside of it
+if TYPE_CHECKING:
+    from dapo.config import DataSpec
+    from dapo.data.sources.builtin import Split
+    from dapo.types import Problem
+
+# as in main.py, each command imports what it needs, so that --help is fast
 
 data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 Spec = Annotated[str, typer.Argument(metavar="SPEC", help="data source, for example problems.jsonl or builtin:sums")]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="the file to write: .jsonl or .parquet")]
-Force = Annotated[bool, typer.Option("--force", help="overwrite what is there")]
+Force = Annotated[bool, typer.Option("--force", help="overwrite existing files")]
 
 
 @data_app.command("import")
 def import_(spec: Spec, out: Out, force: Force = False) -> None:
-    """Write any data source as rows of prompt, answer, source and its other fields."""
-    from dapo.cli.data_prepare import import_data
+    """Write any data source as rows of prompt, answer, source and its other columns."""
+    from dapo.data.prepare.write import require_new_data, write_data
+    from dapo.data.problems import unique_problems
 
-    import_data(spec, out, force=force)
+    require_new_data(out, force=force)
+    problems = _read(spec)
+    write_data(out, problems)
+    print(f"{out}: {len(problems):,} problems, {len(unique_problems(problems)):,} distinct")
 
 
 @data_app.command()
 def stats(
-    spec: Spec,
+    spec: Annotated[str, typer.Argument(metavar="SPEC", help="data source or run directory")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="with --model: options of how it is sampled and judged"),
+        typer.Argument(metavar="[KEY=VALUE]...", help="with --model: options for sampling and verification"),
     ] = None,
-    rollouts: Annotated[
-        Path | None, typer.Option(metavar="RUN_DIR", help="pass rates from the responses that this run has judged")
-    ] = None,
+    run: Annotated[Path | None, typer.Option(metavar="RUN_DIR", help="show the pass rates of this run")] = None,
     model: Annotated[
-        str | None, typer.Option(help="prompt lengths in its tokens, and pass rates of its responses")
+        str | None, typer.Option(help="show prompt lengths in this model's tokens, and pass rates of its responses")
     ] = None,
-    samples: Annotated[int, typer.Option(min=0, help="with --model: responses a problem; 0: only lengths")] = 8,
-    problems: Annotated[int, typer.Option(min=1, help="with --model: how many problems are sampled")] = 64,
-    group_size: Annotated[int, typer.Option(min=2, help="G of the expected keep rate")] = 16,
-    output: Annotated[Path | None, typer.Option(help="write everything, with a row a problem, as JSON")] = None,
+    samples: Annotated[int, typer.Option(min=0, help="with --model: responses per problem; 0: only lengths")] = 8,
+    problems: Annotated[int, typer.Option(min=1, help="with --model: number of problems to sample")] = 64,
+    group_size: Annotated[int, typer.Option(min=2, help="group size G of the expected keep rate")] = 16,
+    output: Annotated[Path | None, typer.Option(help="write all statistics as JSON, with one row per problem")] = None,
     force: Force = False,
 ) -> None:
-    """Tell what a data source holds, how hard it is, and how much of it dynamic sampling would keep."""
-    from dapo.cli.data_stats import show_stats
+    """Show what a data source contains, its difficulty, and the fraction that dynamic sampling would keep."""
+    from dapo.cli import data_stats
+    from dapo.config import load_config
+    from dapo.core.errors import ConfigError
+    from dapo.core.files import atomic_write_json
+    from dapo.data.prepare.stats import PassRate, describe_difficulty, describe_problems
+    from dapo.data.prepare.write import require_new
+    from dapo.training.run_directory import RunDirectory
 
-    show_stats(
-        spec,
-        rollouts=rollouts,
-        model=model,
-        samples=samples,
-        problems=problems,
-        group_size=group_size,
-        output=output,
-        force=force,
-        overrides=overrides or [],
-    )
+    if overrides and model is None:
+        raise ConfigError(f"{overrides[0]}: options configure how a model is sampled; add --model")
+    if output is not None:
+        require_new(output, force=force)
+    source: DataSpec = spec
+    if (Path(spec) / "manifest.json").is_file():
+        run = Path(spec)
+        source = load_config(RunDirectory.open(run).config).data.train
+    data = _read(source)
+    rates: dict[str, dict[str, PassRate]] = {}
+    if run is not None:
+        rates["run"] = data_stats.run_pass_rates(run)
+    tokens: dict[str, int] | None = None
+    if model is not None:
+        tokens, model_rates = data_stats.model_pass_rates(
+            source, data, model, samples=samples, count=problems, overrides=overrides or []
+        )
+        rates |= {"model": model_rates} if samples else {}
+    result: dict[str, Any] = {"data": spec, **describe_problems(data, tokens=tokens)}
+    result |= {name: describe_difficulty(data, of_data, group_size) for name, of_data in rates.items()}
+    if output is not None:
+        atomic_write_json(output, {**result, "table": data_stats.problem_rows(data, rates, tokens)})
+    data_stats.print_description(result)
+    for name, title in (("run", f"pass rates in {run}"), ("model", f"{samples} responses per problem of {model}")):
+        if name in result:
+            data_stats.print_difficulty(result[name], title)
+    if "run" in rates:
+        data_stats.print_most_visited(data, rates["run"])
+    _print_written(*([output] if output else []))
 
 
 @data_app.command()
@@ -62,16 +95,33 @@ def dedupe(
     spec: Spec,
     out: Out,
     threshold: Annotated[
-        float,
-        typer.Option(min=0.1, max=1.0, help="Jaccard similarity of word runs from which on texts are near copies"),
+        float, typer.Option(min=0.1, max=1.0, help="smallest Jaccard similarity (word 3-grams) of near duplicates")
     ] = 0.8,
-    exact: Annotated[bool, typer.Option("--exact", help="look for exact copies only")] = False,
+    exact: Annotated[bool, typer.Option("--exact", help="find exact duplicates only")] = False,
     force: Force = False,
 ) -> None:
-    """Keep one of each problem; what goes, and what it is a copy of, is told in OUT.removed.jsonl."""
-    from dapo.cli.data_prepare import dedupe_data
+    """Keep one row of each problem; OUT.removed.jsonl lists the removed rows and the rows that they duplicate."""
+    from dapo.cli.progress import progress
+    from dapo.data.prepare.dedupe import deduplicate
+    from dapo.data.prepare.write import require_new_data, require_some, write_data
 
-    dedupe_data(spec, out, threshold=None if exact else threshold, force=force)
+    report = _report_path(out, "removed.jsonl")
+    require_new_data(out, report, force=force)
+    problems = _read(spec)
+    with progress("dedupe", unit="rows") as update_progress:
+        result = deduplicate(
+            problems,
+            threshold=None if exact else threshold,
+            on_progress=lambda done: update_progress(done, len(problems)),
+        )
+    require_some(result.kept, "the answers of all duplicates conflict")
+    write_data(out, result.kept, {report: (removed.as_json() for removed in result.removed)})
+    counts = {"rows": len(problems), **{f"removed: {rule}": count for rule, count in result.by_rule.items()}}
+    counts |= {"kept": len(result.kept), "texts with different answers": result.conflicts}
+    if not exact:
+        counts["kept: similar, but other numbers or answer"] = result.near_duplicates_kept
+    _print_counts(f"duplicates in {spec}", counts)
+    _print_written(out, report)
 
 
 @data_app.command()
@@ -79,16 +129,33 @@ def decontaminate(
     spec: Spec,
     out: Out,
     against: Annotated[list[str], typer.Option(metavar="SPEC", help="evaluation data; may be given several times")],
-    ngram: Annotated[int, typer.Option(min=1, help="words in a run")] = 8,
+    ngram: Annotated[int, typer.Option(min=1, help="words per n-gram")] = 8,
     min_overlap: Annotated[
-        float, typer.Option(min=0.01, max=1.0, help="of an evaluation problem's runs, from which on a row goes")
+        float, typer.Option(min=0.01, max=1.0, help="remove rows with this fraction of an evaluation problem's n-grams")
     ] = 0.5,
     force: Force = False,
 ) -> None:
-    """Leave out what gives evaluation problems away; each such row and the text it shares is in OUT.removed.jsonl."""
-    from dapo.cli.data_prepare import decontaminate_data
+    """Remove rows that contain evaluation problems; OUT.removed.jsonl lists each with the text that they share."""
+    from dapo.data.prepare.decontaminate import decontaminate as split_contaminated
+    from dapo.data.prepare.write import require_new_data, require_some, write_data
+    from dapo.data.problems import unique_problems
 
-    decontaminate_data(spec, out, against=against, ngram=ngram, min_overlap=min_overlap, force=force)
+    report = _report_path(out, "removed.jsonl")
+    require_new_data(out, report, force=force)
+    problems = _read(spec)
+    held_out = [problem for other in against for problem in _read(other, name="--against", split="eval")]
+    kept, removed = split_contaminated(problems, held_out, ngram=ngram, min_overlap=min_overlap)
+    require_some(kept, "every row overlaps with the evaluation data")
+    write_data(out, kept, {report: (contaminated.as_json() for contaminated in removed)})
+    counts = {
+        "rows": len(problems),
+        "removed": len(removed),
+        "kept": len(kept),
+        "distinct evaluation problems": len(unique_problems(held_out)),
+        "evaluation problems found": len({contaminated.against.id for contaminated in removed}),
+    }
+    _print_counts(f"{spec} against {', '.join(against)}", counts)
+    _print_written(out, report)
 
 
 @data_app.command()
@@ -96,34 +163,97 @@ def integerize(
     spec: Spec,
     out: Out,
     server: Annotated[str, typer.Option(metavar="URL", help="OpenAI-compatible, such as http://localhost:8000/v1")],
-    model: Annotated[str, typer.Option(help="the model's name on the server")],
-    num_solutions: Annotated[int, typer.Option(min=1, help="solutions of a rewritten problem; most must agree")] = 5,
-    concurrency: Annotated[int, typer.Option(min=1, help="problems in work at once")] = 8,
-    max_tokens: Annotated[int, typer.Option(min=16, help="of a response")] = 8192,
-    timeout_s: Annotated[float, typer.Option(min=0.1, help="for one response")] = 600.0,
-    retries: Annotated[int, typer.Option(min=0, help="after a failed connection or a status such as 503")] = 5,
+    model: Annotated[str, typer.Option(help="name of the model on the server")],
+    num_solutions: Annotated[int, typer.Option(min=1, help="solutions per rewriting; more than half must agree")] = 5,
+    concurrency: Annotated[int, typer.Option(min=1, help="number of problems in progress at once")] = 8,
+    max_tokens: Annotated[int, typer.Option(min=16, help="maximum length of a response")] = 8192,
+    timeout_s: Annotated[float, typer.Option(min=0.1, help="time limit for one response")] = 600.0,
+    retries: Annotated[int, typer.Option(min=0, help="retries after a failed connection or a status such as 503")] = 5,
     api_key_env: Annotated[
-        str | None, typer.Option(metavar="NAME", help="the environment variable that holds the server's key")
+        str | None, typer.Option(metavar="NAME", help="the environment variable that holds the server's API key")
     ] = None,
     force: Force = False,
 ) -> None:
-    """Have problems rewritten so that their answers are integers (section 3.5), and each checked by solving it anew.
+    """Rewrite problems so that their answers are integers (section 3.5 of the paper), and verify each rewriting.
 
-    What is decided of a problem is kept in OUT.partial: after an interruption the same command goes on. Every decision
-    is told in OUT.decisions.jsonl.
+    OUT.decisions.jsonl lists every decision with its reason. After an interruption, repeat the command to continue:
+    decisions are kept in OUT.partial.
     """
-    from dapo.cli.data_prepare import integerize_data
+    from dapo.cli.progress import progress
+    from dapo.core.journal import open_journal
+    from dapo.core.openai_client import ChatClient
+    from dapo.core.rng import keyed_seed
+    from dapo.data.prepare import integerize as rewriting
+    from dapo.data.prepare.write import require_new_data, require_some, write_data
 
-    integerize_data(
-        spec,
-        out,
-        server=server,
-        model=model,
-        num_solutions=num_solutions,
-        concurrency=concurrency,
-        max_tokens=max_tokens,
-        timeout_s=timeout_s,
-        retries=retries,
-        api_key_env=api_key_env,
-        force=force,
-    )
+    report, journal_path = _report_path(out, "decisions.jsonl"), _report_path(out, "partial")
+    require_new_data(out, report, force=force)
+    api_key = _environment_value(api_key_env) if api_key_env else None
+    client = ChatClient(server, model, api_key=api_key, timeout_s=timeout_s, retries=retries, connections=concurrency)
+    problems = _read(spec)
+
+    def ask(request: str, seed: int) -> str:
+        messages = [{"role": "user", "content": request}]
+        return client.complete(messages, temperature=rewriting.TEMPERATURE, max_tokens=max_tokens, seed=seed).text
+
+    settings = {"model": model, "num_solutions": num_solutions, "max_tokens": max_tokens}
+    settings["prompts"] = keyed_seed(rewriting.REWRITE, rewriting.SOLVE)
+    with open_journal(journal_path, settings) as journal:
+        if journal.records:
+            print(f"{len(journal.records):,} problems were decided before the interruption")
+        with progress("integerize") as update_progress:
+            kept, decisions = rewriting.integerize(
+                problems,
+                ask,
+                journal,
+                num_solutions=num_solutions,
+                concurrency=concurrency,
+                on_progress=update_progress,
+            )
+        reasons = f"see {journal_path}" if journal.records else "they are letters or text"
+        require_some(kept, f"no answer is an integer or can be made one; {reasons}")
+        write_data(out, kept, {report: (decision.as_json() for decision in decisions.values())})
+        journal.records.clear()  # so that the journal is deleted
+    actions = [decisions[problem.id].action for problem in problems]
+    counts = {action: actions.count(action) for action in rewriting.ACTIONS}
+    _print_counts(f"{spec} with integer answers", {"rows": len(problems), **counts})
+    _print_written(out, report)
+
+
+def _read(spec: "DataSpec", *, name: str = "SPEC", split: "Split" = "train") -> "list[Problem]":
+    """Load the problems of a source named on the command line (a string), or in a configuration."""
+    from dapo.config import parse_data_argument
+    from dapo.data.problems import load_problems
+
+    return load_problems(parse_data_argument(spec, name=name) if isinstance(spec, str) else spec, split=split)
+
+
+def _report_path(out: Path, ending: str) -> Path:
+    """`data.jsonl` -> `data.jsonl.removed.jsonl`."""
+    return out.with_name(f"{out.name}.{ending}")
+
+
+def _environment_value(variable: str) -> str:
+    from dapo.core.errors import ConfigError
+
+    if not os.environ.get(variable):
+        raise ConfigError(f"--api-key-env {variable}: that environment variable is not set")
+    return os.environ[variable]
+
+
+def _print_counts(title: str, counts: Mapping[str, int]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=escape(title), title_style="bold", title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, count in counts.items():
+        table.add_row(name, f"{count:,}")
+    Console().print(table)
+
+
+def _print_written(*paths: Path) -> None:
+    for path in paths:
+        print(f"written: {path}")

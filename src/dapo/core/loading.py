@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from dapo.core.errors import RewardError
+from dapo.core.errors import DataError, RewardError
 from dapo.core.suggest import did_you_mean
 
 
@@ -29,6 +29,14 @@ def load_attribute(path: str) -> Any:
         return reduce(getattr, attribute.split("."), module)
     except AttributeError:
         raise RewardError(f"{path!r}: module {module_name} has no {attribute!r}{_similar(attribute, module)}") from None
+
+
+def require_package(package: str, *, extra: str, purpose: str) -> None:
+    """Raise DataError with the command that installs `package` if it is not installed."""
+    if importlib.util.find_spec(package) is None:
+        raise DataError(
+            f"{purpose} needs the package {package}, which is not installed: pip install 'dapo-rl[{extra}]'"
+        )
 
 
 def _import(name: str, path: str) -> ModuleType:

@@ -1,36 +1,35 @@
-"""Problems from any source that a data spec can name."""
+"""Load the problems that a data spec names."""
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any
 
 from dapo.config.data_spec import FileSource, HubSource, TaskSource, parse_spec, spec_kind, spec_name
 from dapo.core.errors import DataError
 from dapo.data.sources.builtin import Split, builtin_problems
-from dapo.data.sources.files import read_rows
+from dapo.data.sources.files import read_hub_rows, read_rows
 from dapo.data.sources.gym import gym_problems
-from dapo.data.sources.hub import read_hub_rows
 from dapo.data.sources.rows import problem_from_row, prompt_text
 from dapo.types import Problem
 
 __all__ = ["load_problems", "remove_overlap", "spec_kind", "spec_name", "unique_problems"]
 
 DEFAULT_SIZE: dict[Split, int] = {"train": 1000, "eval": 200}
-# reasoning-gym's item (seed, index) is item (seed + 1, index - 1) too: far apart, the two do not meet
+# reasoning-gym's item (seed, index) is also item (seed + 1, index - 1): seeds far apart share no items
 DEFAULT_GYM_SEED: dict[Split, int] = {"train": 0, "eval": 1_000_000}
 
 
 def load_problems(spec: str | dict[str, Any], *, split: Split = "train") -> list[Problem]:
-    """Every problem that `spec` names, in order, never none.
+    """All problems that `spec` names, in order; at least one.
 
     A spec is a path (`.jsonl`, `.parquet`), `hub:NAME[:SPLIT]`, `builtin:TASK,...`, `gym:TASK,...` or a mapping:
     `{path: FILE, prompt: COLUMN, answer: COLUMN, size: N}`, `{hub: NAME, config:, split:, prompt:, answer:, size:}`,
     `{builtin: {sums: {terms: 3}}, size: N, seed: S}`, `{gym: {chain_sum: {max_terms: 2}}, size: N, seed: S}`.
-    `size` takes a file's first rows; of generated problems it is the number over all tasks.
+    `size` takes the first rows of a file; for generated problems it is the total over all tasks, in round-robin order.
 
-    `split` says what the problems are for. Files and hub data sets give the same rows for both, copies included.
-    Built-in tasks never give one question to both, and generated evaluation sets hold no question twice (so they may
-    be smaller than `size`). Raises DataError, which names file and line.
+    Files and hub data sets give the same rows for both values of `split`, copies included. Built-in tasks have disjoint
+    questions for training and evaluation. Generated evaluation sets contain no copies, so they may be smaller than
+    `size`. Raises DataError, which names file and line.
     """
     if split not in ("train", "eval"):
         raise ValueError(f"split must be train or eval, got {split!r}")
@@ -45,7 +44,7 @@ def load_problems(spec: str | dict[str, Any], *, split: Split = "train") -> list
 
 
 def unique_problems(problems: Sequence[Problem]) -> list[tuple[Problem, int]]:
-    """Each problem once, with the number of its copies (equal ids), in the order of first appearance."""
+    """The distinct problems (by id) with the number of copies of each, in the order of first appearance."""
     found: dict[str, list[Problem]] = {}
     for problem in problems:
         found.setdefault(problem.id, []).append(problem)
@@ -53,9 +52,9 @@ def unique_problems(problems: Sequence[Problem]) -> list[tuple[Problem, int]]:
 
 
 def remove_overlap(train: Sequence[Problem], held_out: Sequence[Problem]) -> tuple[list[Problem], int]:
-    """Training problems whose text is not held out, and how many were removed.
+    """The training problems whose text is not among the held-out ones, and the number that were removed.
 
-    Texts are compared with whitespace collapsed and without system messages; answers play no part.
+    Texts are compared with whitespace collapsed and without system messages; answers are not compared.
     """
     texts = {prompt_text(problem.prompt) for problem in held_out}
     kept = [problem for problem in train if prompt_text(problem.prompt) not in texts]
@@ -67,7 +66,7 @@ def _read(source: FileSource | HubSource) -> Iterator[Problem]:
         rows, name = read_rows(source.path), source.path.stem
     else:
         rows, name = read_hub_rows(source), source.name
-    # released files repeat a problem up to a hundred times: equal copies are one object
+    # the released DAPO file repeats each problem a hundred times: equal copies share one object
     known: dict[str, Problem] = {}
     for where, row in rows:
         problem = problem_from_row(row, where=where, source=name, columns=source.columns)
@@ -79,7 +78,14 @@ def _generated(source: TaskSource, split: Split) -> list[Problem]:
     size = source.size if source.size is not None else DEFAULT_SIZE[split]
     if size < len(source.tasks):
         raise DataError(f"data source {source.kind}: size={size} is less than the {len(source.tasks)} tasks it names")
+    # round-robin: problem i is of task i mod n
+    sizes = [len(range(index, size, len(source.tasks))) for index in range(len(source.tasks))]
     if source.kind == "builtin":
-        return builtin_problems(source.tasks, size=size, seed=source.seed or 0, split=split)
-    seed = source.seed if source.seed is not None else DEFAULT_GYM_SEED[split]
-    return gym_problems(source.tasks, size=size, seed=seed, distinct=split == "eval")
+        by_task = [
+            builtin_problems(name, options, size=task_size, seed=source.seed or 0, split=split)
+            for (name, options), task_size in zip(source.tasks.items(), sizes, strict=True)
+        ]
+    else:
+        seed = source.seed if source.seed is not None else DEFAULT_GYM_SEED[split]
+        by_task = gym_problems(source.tasks, sizes, seed=seed, distinct=split == "eval")
+    return [problem for row in zip_longest(*by_task) for problem in row if problem is not None]

@@ -1,4 +1,4 @@
-"""Training problems that give an evaluation problem away: shared runs of words."""
+"""Find training problems that contain an evaluation problem, by shared word n-grams."""
 
 from collections import Counter
 from collections.abc import Sequence, Set
@@ -12,26 +12,26 @@ from dapo.types import Problem
 
 @dataclass(frozen=True)
 class Contaminated:
-    """A training row, and the evaluation problem whose words it shares."""
+    """A training row that is removed, and the evaluation problem that it contains."""
 
     row: int
-    """From 1, in the order of the source."""
+    """The row number in the source, from 1."""
     problem: Problem
     question: str
-    """Without the instruction around it."""
+    """The text without the instruction around it."""
     against: Problem
     against_question: str
-    share: float
-    """Of the evaluation problem's word runs."""
+    overlap: float
+    """The fraction of the evaluation problem's n-grams that the row contains."""
     passage: str
-    """The longest that both have, as words."""
+    """The longest passage that both contain, as normalized words."""
 
     def as_json(self) -> dict[str, Any]:
-        """A line of the report."""
+        """One line of the report."""
         return {
             "row": self.row,
             "id": self.problem.id,
-            "share": round(self.share, 4),
+            "overlap": round(self.overlap, 4),
             "matching_text": self.passage,
             "question": self.question,
             "answer": self.problem.answer,
@@ -44,67 +44,65 @@ class Contaminated:
 
 @dataclass(frozen=True)
 class Match:
-    """What a text has in common with the evaluation problem that it has most in common with."""
+    """The indexed text that overlaps most with another text."""
 
     index: int
-    """Of the problem among those of the index."""
-    share: float
-    """Of that problem's word runs."""
+    """The position of the text in the index."""
+    overlap: float
+    """The fraction of the indexed text's n-grams that the other text contains."""
     passage: str
-    """The longest that both have."""
+    """The longest passage that both contain."""
 
 
 def decontaminate(
     train: Sequence[Problem], against: Sequence[Problem], *, ngram: int, min_overlap: float
 ) -> tuple[list[Problem], list[Contaminated]]:
-    """Rows without much in common with an evaluation problem, and the others, each in the order of the source.
+    """Split rows into those to keep and those that contain an evaluation problem, in the order of the source.
 
-    A row is removed if it holds at least `min_overlap` of an evaluation problem's runs of `ngram` words (letters and
-    digits in lower case). An evaluation problem of no more words than that is one run, which only an equal text holds.
-    Instructions that most of the texts on either side share are no part of the evaluation problems.
+    A row is removed if it contains at least the fraction `min_overlap` of an evaluation problem's n-grams of `ngram`
+    words (letters and digits in lower case). An evaluation problem of at most `ngram` words only matches an equal text.
+    The instructions that most texts on either side share are not part of the evaluation problems.
     """
     texts = [prompt_text(problem.prompt) for problem in train]
     held_out = {prompt_text(problem.prompt): problem for problem in against}
-    instruction_template = find_instruction_template(texts) | find_instruction_template(held_out, min_texts=2)
-    references, originals = [instruction_template.strip_instruction(text) for text in held_out], list(held_out.values())
+    template = find_instruction_template(texts) | find_instruction_template(held_out, min_texts=2)
+    references, originals = [template.strip_instruction(text) for text in held_out], list(held_out.values())
     index = OverlapIndex(references, ngram)
-    # released files repeat a text up to a hundred times
-    matches = {text: index.best(text, instruction_template.strip_instruction(text)) for text in dict.fromkeys(texts)}
+    # the released DAPO file repeats each text a hundred times
+    matches = {text: index.best(text, template.strip_instruction(text)) for text in dict.fromkeys(texts)}
     kept, removed = [], []
     for row, (problem, text) in enumerate(zip(train, texts, strict=True), start=1):
         match = matches[text]
-        if match is None or match.share < min_overlap:
+        if match is None or match.overlap < min_overlap:
             kept.append(problem)
         else:
-            question, reference = instruction_template.strip_instruction(text), references[match.index]
+            question, reference = template.strip_instruction(text), references[match.index]
             removed.append(
-                Contaminated(
-                    row, problem, question, originals[match.index], reference, match.share, passage=match.passage
-                )
+                Contaminated(row, problem, question, originals[match.index], reference, match.overlap, match.passage)
             )
     return kept, removed
 
 
 class OverlapIndex:
-    """Texts, searchable for the one that gives most of its word runs to another."""
+    """An index of texts by word n-grams."""
 
     def __init__(self, texts: Sequence[str], ngram: int) -> None:
         self._ngram = ngram
         self._shingles = [frozenset(ngrams(words(text), ngram)) for text in texts]
-        self._flat_indices: dict[tuple[str, ...], list[int]] = {}
+        self._texts_of: dict[tuple[str, ...], list[int]] = {}
         for index, shingles in enumerate(self._shingles):
             for shingle in shingles:
-                self._flat_indices.setdefault(shingle, []).append(index)
+                self._texts_of.setdefault(shingle, []).append(index)
 
     def best(self, text: str, stripped: str) -> Match | None:
-        """The indexed text of which this one holds the largest share, the first of equals; None: nothing is shared.
+        """The indexed text that `text` overlaps most, the first of equals; None if there is no overlap.
 
-        Short texts must be equal, without the instruction. Runs are those of the whole text: the end of an instruction
-        may be mistaken, and what it holds more than the problem is in no indexed text.
+        Indexed texts of at most `ngram` words must equal `stripped`, the text without its instruction. Longer ones are
+        compared with the whole text: the instruction may be found inexactly, and adds no n-gram of an indexed text.
         """
         shingles = ngrams(words(text), self._ngram)
         short = tuple(words(stripped))
-        shared = Counter(index for shingle in {*shingles, short} for index in self._flat_indices.get(shingle, ()))
+        shared = Counter(index for shingle in {*shingles, short} for index in self._texts_of.get(shingle, ()))
         if not shared:
             return None
         index = min(shared, key=lambda index: (-shared[index] / len(self._shingles[index]), index))
@@ -113,7 +111,7 @@ class OverlapIndex:
 
 
 def longest_passage(shingles: Sequence[tuple[str, ...]], reference: Set[tuple[str, ...]]) -> str:
-    """The words of the longest series of neighbouring runs that are all in the reference."""
+    """The longest passage whose n-grams are all in `reference`, given the n-grams of a text in order."""
     longest: tuple[str, ...] = ()
     current: tuple[str, ...] = ()
     for shingle in shingles:

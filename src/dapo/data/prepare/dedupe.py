@@ -1,37 +1,37 @@
-"""Copies of a problem: the same text in another dress, then nearly the same text with the same numbers and answer."""
+"""Find duplicates: the same text up to formatting, then similar texts with the same numbers and answer."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from dapo.core.optional import require_package
+from dapo.core.loading import require_package
 from dapo.data.prepare.normalize import answer_key, find_instruction_template, ngrams, normalize_text, numbers, words
 from dapo.data.sources.rows import prompt_text
 from dapo.types import Problem
 
 SHINGLE_WORDS = 3
 PERMUTATIONS = 128
-# a missed pair is lost, a wrong candidate only costs a comparison
+# false negatives weigh more: a missed pair is lost, a wrong candidate only costs a comparison
 _WEIGHTS = (0.2, 0.8)
 
 
 @dataclass(frozen=True)
 class ShingledText:
-    """A text as the index sees it."""
+    """A text in the form in which the index compares it."""
 
     shingles: frozenset[tuple[str, ...]]
-    """Its runs of three words."""
+    """The word 3-grams of the text."""
     sketch: Any
-    """Their MinHash."""
+    """The MinHash of the shingles."""
 
 
 class NearDuplicateIndex:
-    """Texts that were added, searchable for those that are similar to another."""
+    """An index of texts by Jaccard similarity of their word 3-grams."""
 
     def __init__(self, threshold: float) -> None:
-        """Raises DataError without the package `datasketch`."""
-        require_package("datasketch", extra="data", purpose="finding near copies")
+        """Find texts of at least `threshold` similarity. Raises DataError without the package `datasketch`."""
+        require_package("datasketch", extra="data", purpose="finding near duplicates")
         from datasketch import MinHash, MinHashLSH
 
         self._threshold = threshold
@@ -40,20 +40,20 @@ class NearDuplicateIndex:
         self._added: dict[int, frozenset[tuple[str, ...]]] = {}
 
     def read(self, text: str) -> ShingledText:
-        """The text, ready to be looked up and added."""
+        """Compute the shingles and the MinHash of a text, for `similar` and `add`."""
         shingles = frozenset(ngrams(words(text), SHINGLE_WORDS))
         sketch = self._empty.copy()
         sketch.update_batch([" ".join(shingle).encode() for shingle in shingles])
         return ShingledText(shingles, sketch)
 
     def add(self, key: int, text: ShingledText) -> None:
-        """A text without words is never found."""
+        """Add a text under `key`; a text without words is never found."""
         if text.shingles:
             self._index.insert(key, text.sketch)
             self._added[key] = text.shingles
 
     def similar(self, text: ShingledText) -> list[tuple[int, float]]:
-        """Keys of texts of at least the threshold's similarity, compared exactly, the most similar first."""
+        """The keys and exact similarities of texts at or above the threshold, the most similar first."""
         candidates = self._index.query(text.sketch) if text.shingles else []
         compared = [(key, jaccard(text.shingles, self._added[key])) for key in candidates]
         found = [(key, similarity) for key, similarity in compared if similarity >= self._threshold]
@@ -61,7 +61,7 @@ class NearDuplicateIndex:
 
 
 def jaccard(left: Set[object], right: Set[object]) -> float:
-    """What two sets share, over all that they hold; two empty ones are equal."""
+    """Size of the intersection over size of the union; 1 for two empty sets."""
     return len(left & right) / len(left | right) if left or right else 1.0
 
 
@@ -71,19 +71,19 @@ RULES: tuple[Rule, ...] = ("exact duplicate", "near duplicate", "minority answer
 
 @dataclass(frozen=True)
 class Removed:
-    """A row that is left out, and why."""
+    """A row that is left out, and the rule that removed it."""
 
     row: int
-    """From 1, in the order of the source."""
+    """The row number in the source, from 1."""
     problem: Problem
     rule: Rule
     kept_row: int | None
-    """The row that it is a copy of; None: its copies contradict each other, and none is kept."""
+    """The row that it is a copy of; None if the answers of the copies conflict and none is kept."""
     kept: Problem | None
     similarity: float = 1.0
 
     def as_json(self) -> dict[str, Any]:
-        """A line of the report; the text only where it is not that of the row that is kept."""
+        """One line of the report; the text is left out where it equals that of the row that is kept."""
         line: dict[str, Any] = {
             "row": self.row,
             "id": self.problem.id,
@@ -103,18 +103,18 @@ class Removed:
 
 @dataclass(frozen=True)
 class Deduplicated:
-    """What is left, in the order of the source, and what is not."""
+    """The rows that are kept and the rows that are removed, both in the order of the source."""
 
     kept: tuple[Problem, ...]
     removed: tuple[Removed, ...]
     conflicts: int
-    """Texts whose copies had different answers."""
+    """Number of texts whose copies have different answers."""
     near_duplicates_kept: int
-    """Problems that are kept although nearly the same as an earlier one: their numbers or answers differ."""
+    """Number of problems kept despite similarity to an earlier one, because numbers or answer differ."""
 
     @property
     def by_rule(self) -> dict[Rule, int]:
-        """How many rows fell to which rule."""
+        """The number of rows that each rule removed."""
         counts = Counter(removed.rule for removed in self.removed)
         return {rule: counts[rule] for rule in RULES}
 
@@ -124,18 +124,18 @@ def deduplicate(
 ) -> Deduplicated:
     """Keep the first row of each problem.
 
-    Exact copies have the same text but for case, whitespace, punctuation at the ends and the instruction around it.
-    If their answers differ, the answer that most of the rows have is kept; without a majority no row is, because
-    nothing says which one is right. Near copies have word runs of at least `threshold` Jaccard similarity (None: they
-    are not looked for), the same numbers and the same answer: texts that differ in those are different problems.
+    Exact duplicates have the same text except for case, whitespace, punctuation at the ends and the instruction around
+    it. If their answers differ, the answer of more than half of the rows is kept; without a majority no row is, because
+    the correct answer is unknown. Near duplicates have word 3-grams of at least `threshold` Jaccard similarity (None:
+    not searched for), the same numbers and the same answer: texts that differ in those are different problems.
     """
-    instruction_template = find_instruction_template(prompt_text(problem.prompt) for problem in _distinct(problems))
-    stripped = {
-        id(problem): instruction_template.strip_instruction(prompt_text(problem.prompt))
-        for problem in _distinct(problems)
-    }
-    clusters: dict[str, list[int]] = {}
+    # by identity: a reader gives equal rows as one object
+    objects = {id(problem): problem for problem in problems}
+    texts = {key: prompt_text(problem.prompt) for key, problem in objects.items()}
+    template = find_instruction_template(texts.values())
+    stripped = {key: template.strip_instruction(text) for key, text in texts.items()}
     normalized = {key: normalize_text(text) for key, text in stripped.items()}
+    clusters: dict[str, list[int]] = {}
     for index, problem in enumerate(problems):
         clusters.setdefault(normalized[id(problem)], []).append(index)
     removed: list[Removed] = []
@@ -149,22 +149,16 @@ def deduplicate(
     survivors.sort()
     near_duplicates_kept = 0
     if threshold is not None:
-        texts = [stripped[id(problems[index])] for index in survivors]
         survivors, near, near_duplicates_kept = _without_near_duplicates(
-            problems, survivors, texts, threshold, on_progress
+            problems, survivors, [stripped[id(problems[row])] for row in survivors], threshold, on_progress
         )
         removed += near
     removed.sort(key=lambda dropped: dropped.row)
     return Deduplicated(tuple(problems[index] for index in survivors), tuple(removed), conflicts, near_duplicates_kept)
 
 
-def _distinct(problems: Sequence[Problem]) -> list[Problem]:
-    """Each object once: a reader gives equal rows as one object."""
-    return list({id(problem): problem for problem in problems}.values())
-
-
 def _resolve_duplicates(problems: Sequence[Problem], rows: Sequence[int]) -> tuple[int | None, list[Removed], bool]:
-    """Of rows with one text: the one to keep, the others, and whether their answers contradict each other."""
+    """The row to keep of rows with the same text, the rows to remove, and whether their answers differ."""
     if len(rows) == 1:
         return rows[0], [], False
     keys = [answer_key(problems[row].answer) for row in rows]
@@ -193,7 +187,7 @@ def _without_near_duplicates(
     threshold: float,
     on_progress: Callable[[int], None],
 ) -> tuple[list[int], list[Removed], int]:
-    """Rows to keep, near copies of these, and how many are kept although they look alike."""
+    """The rows to keep, their near duplicates, and the number of similar rows that are kept."""
     index = NearDuplicateIndex(threshold)
     kept: dict[int, tuple[list[str], str]] = {}
     removed: list[Removed] = []

@@ -1,21 +1,38 @@
-"""Section 3.5: problems rewritten by a model so that the answer is an integer, and checked by solving them anew."""
+"""Section 3.5: a model rewrites problems so that the answer is an integer; solving them again checks the rewriting."""
 
 import re
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
+from dapo.core.journal import Journal
 from dapo.core.math_text import final_part, marked_answer, strip_formatting
+from dapo.core.openai_client import ServerFailed
 from dapo.core.rng import keyed_seed
-from dapo.data.prepare.normalize import InstructionTemplate, answer_type, answer_value, normalize_text
+from dapo.data.prepare.normalize import (
+    InstructionTemplate,
+    answer_type,
+    answer_value,
+    find_instruction_template,
+    normalize_text,
+)
+from dapo.data.problems import unique_problems
 from dapo.data.sources.rows import problem_id
 from dapo.types import Message, Problem
 
 Ask: TypeAlias = Callable[[str, int], str]
-"""A request and a seed to a response."""
+"""Maps a request and a seed to the model's response."""
 Action: TypeAlias = Literal["unchanged", "rewritten", "rejected"]
 ACTIONS: tuple[Action, ...] = ("unchanged", "rewritten", "rejected")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+TEMPERATURE = 0.7
+"""For rewriting and solving: identical solutions would confirm nothing."""
 REWRITE_ATTEMPTS = 2
+MAX_CONSECUTIVE_FAILURES = 8
+"""After this many failed requests in a row the server is taken to be down."""
 _MAX_DIGITS = 18
 _PART = r"<{0}>\s*(.*?)\s*</{0}>"
 
@@ -47,31 +64,129 @@ integer."""
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of one problem, and why."""
+    """The action for one problem, and the reason for it."""
 
     id: str
     action: Action
     reason: str
     question: str | None = None
-    """The problem that was accepted, or the last one that was not."""
+    """The accepted rewriting, or the last rejected one."""
     answer: str | None = None
-    """Its integer, as the rewriting says."""
+    """The integer answer that the rewriting gives, or that an unchanged answer is equal to."""
     votes: tuple[str | None, ...] = ()
-    """What solving it gave; None: no integer."""
+    """The answers of the solutions; None where a solution gives no integer."""
     attempts: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """A line of the journal."""
+        """The decision as a record of the journal and the report."""
         return {**asdict(self), "votes": list(self.votes)}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "Decision":
-        """Back from the journal."""
+        """The decision of a journal record."""
         return cls(**{**record, "votes": tuple(record["votes"])})
 
 
+def integerize(
+    problems: Sequence[Problem],
+    ask: Ask,
+    journal: Journal,
+    *,
+    num_solutions: int,
+    concurrency: int,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[list[Problem], dict[str, Decision]]:
+    """Rewrite the problems whose answers are not integers.
+
+    Args:
+        problems: the data set; copies are rewritten once.
+        ask: sends a request to the model; called from `concurrency` threads.
+        journal: decisions of an interrupted run; new ones are added to it.
+        num_solutions: the number of solutions of a rewritten problem, more than half of which must agree.
+        concurrency: the number of problems that are rewritten at the same time.
+        on_progress: called with the numbers of decided problems and of all problems that need the model.
+
+    Returns:
+        The problems that remain, in order, and the decision for each distinct problem by id.
+
+    Raises:
+        ServerFailed: the server failed for some of the problems; the journal keeps the other decisions.
+    """
+    template = find_instruction_template(_question_text(problem) for problem in problems)
+    decisions: dict[str, Decision | None] = {p.id: decide_without_model(p) for p, _ in unique_problems(problems)}
+    to_ask = [problem for problem, _ in unique_problems(problems) if decisions[problem.id] is None]
+
+    def work(problem: Problem, check: Callable[[], None]) -> Decision:
+        def checked_ask(request: str, seed: int) -> str:
+            check()
+            return ask(request, seed)
+
+        return decide(problem, template, checked_ask, num_solutions=num_solutions)
+
+    def keep(decision: Decision) -> None:
+        journal.add(decision.as_json())
+        on_progress(len(journal.records), len(to_ask))
+
+    on_progress(len(journal.records), len(to_ask))
+    missing = [problem for problem in to_ask if problem.id not in journal.records]
+    if failures := concurrent_map(missing, work, keep, concurrency=concurrency):
+        num_undecided = sum(problem.id not in journal.records for problem in missing)
+        raise ServerFailed(
+            f"{num_undecided:,} of {len(to_ask):,} problems are not decided, because the server failed {len(failures)} "
+            f"times ({failures[-1]}); the other decisions are kept: repeat the command to continue"
+        )
+    complete = {key: decision or Decision.from_json(journal.records[key]) for key, decision in decisions.items()}
+    return [new for p in problems if (new := apply(p, complete[p.id], template)) is not None], complete
+
+
+def concurrent_map(
+    items: Sequence[Item],
+    work: Callable[[Item, Callable[[], None]], Result],
+    keep: Callable[[Result], None],
+    *,
+    concurrency: int,
+) -> list[ServerFailed]:
+    """Call `keep(work(item, check))` for every item, `work` in `concurrency` threads, `keep` in the calling thread.
+
+    `work` calls `check` before each slow operation; it raises once the map is being abandoned. An error of `work` that
+    is not a ServerFailed is raised after the running calls have ended.
+
+    Returns:
+        The failures of the server; after `MAX_CONSECUTIVE_FAILURES` in a row no further item is started.
+    """
+    stop = threading.Event()
+
+    def check() -> None:
+        if stop.is_set():
+            raise ServerFailed("abandoned")
+
+    failures: list[ServerFailed] = []
+    consecutive_failures = 0
+    remaining = iter(items)
+    running: set[Future[Result]] = set()
+    with ThreadPoolExecutor(concurrency) as pool:
+        try:
+            while True:
+                while len(running) < concurrency and (item := next(remaining, None)) is not None:
+                    running.add(pool.submit(work, item, check))
+                if not running:
+                    return failures
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    try:
+                        keep(future.result())
+                        consecutive_failures = 0
+                    except ServerFailed as error:
+                        failures.append(error)
+                        consecutive_failures += 1
+                if consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
+                    return failures
+        finally:
+            stop.set()
+
+
 def decide_without_model(problem: Problem) -> Decision | None:
-    """For problems that no model needs to see; None for the others."""
+    """The decision for a problem that needs no rewriting or cannot have one; None for the others."""
     kind = answer_type(problem.answer)
     if kind == "integer":
         return Decision(problem.id, "unchanged", "the answer is an integer")
@@ -83,9 +198,9 @@ def decide_without_model(problem: Problem) -> Decision | None:
     return None
 
 
-def decide(problem: Problem, instruction_template: InstructionTemplate, ask: Ask, *, num_solutions: int) -> Decision:
-    """Rewrite it, and accept what more than half of `num_solutions` solutions confirm; else a second attempt."""
-    question = instruction_template.strip_instruction(_question_text(problem))
+def decide(problem: Problem, template: InstructionTemplate, ask: Ask, *, num_solutions: int) -> Decision:
+    """Rewrite a problem; accept it if more than half of `num_solutions` solutions agree, else try once more."""
+    question = template.strip_instruction(_question_text(problem))
     decision = Decision(problem.id, "rejected", "not tried")
     for attempt in range(1, REWRITE_ATTEMPTS + 1):
         seed = _seed(problem, attempt, 0)
@@ -112,8 +227,8 @@ def decide(problem: Problem, instruction_template: InstructionTemplate, ask: Ask
     return decision
 
 
-def apply(problem: Problem, decision: Decision, instruction_template: InstructionTemplate) -> Problem | None:
-    """The problem as decided; None: it is left out. A new one keeps the instruction around it."""
+def apply(problem: Problem, decision: Decision, template: InstructionTemplate) -> Problem | None:
+    """The problem after the decision, with the instruction around it; None if it is rejected."""
     if decision.action == "rejected":
         return None
     if decision.action == "unchanged":
@@ -122,7 +237,7 @@ def apply(problem: Problem, decision: Decision, instruction_template: Instructio
     assert decision.question is not None
     assert decision.answer is not None
     before = _question_text(problem)
-    start, end = instruction_template.span(before)
+    start, end = template.span(before)
     after = before[:start] + decision.question + before[end:]
     prompt: str | list[dict[str, str]] = after
     if not isinstance(problem.prompt, str):
@@ -138,13 +253,8 @@ def apply(problem: Problem, decision: Decision, instruction_template: Instructio
     )
 
 
-def question_texts(problems: Sequence[Problem]) -> list[str]:
-    """What is rewritten of each problem: its text, or its last user message."""
-    return [_question_text(problem) for problem in problems]
-
-
 def read_rewriting(response: str, original: str) -> tuple[str, str] | str:
-    """New problem and its integer; or what is wrong with the response."""
+    """The new problem and its integer, or the reason why the response cannot be used."""
     final = final_part(response)
     found = [re.findall(_PART.format(name), final, re.DOTALL | re.IGNORECASE) for name in ("problem", "answer")]
     if not found[0] or not found[1]:
@@ -158,7 +268,7 @@ def read_rewriting(response: str, original: str) -> tuple[str, str] | str:
 
 
 def read_integer(text: str) -> str | None:
-    """An integer as it is written plainly, `1,000` and `$1000$` as 1000; None for anything else."""
+    """The integer in plain digits (`1,000` and `$1000$` give 1000); None if the text is anything else."""
     plain = strip_formatting(text.strip("*_` \t"), braces=True).replace("−", "-")
     if answer_type(plain) != "integer" or len(plain) > _MAX_DIGITS:
         return None
@@ -172,7 +282,7 @@ def read_solution(response: str) -> str | None:
 
 
 def _solve(problem: Problem, text: str, answer: str, ask: Ask, *, num_solutions: int, attempt: int) -> list[str | None]:
-    """Up to `num_solutions` solutions; no more than settle whether most of them agree."""
+    """The answers of up to `num_solutions` solutions; stops once the majority is certain."""
     votes: list[str | None] = []
     while len(votes) < num_solutions:
         votes.append(read_solution(ask(_filled(SOLVE, question=text), _seed(problem, attempt, len(votes) + 1))))
@@ -183,7 +293,7 @@ def _solve(problem: Problem, text: str, answer: str, ask: Ask, *, num_solutions:
 
 
 def _filled(template: str, **values: str) -> str:
-    # not str.format, and in one pass: problems are full of braces
+    # not str.format, and in one pass: problems contain braces
     return re.sub(r"\{(\w+)\}", lambda match: values[match[1]], template)
 
 

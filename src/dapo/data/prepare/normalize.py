@@ -1,4 +1,4 @@
-"""What a problem asks and answers, apart from how it is written: instructions, case, spacing, forms of numbers."""
+"""Normalize problems and answers: strip the shared instruction, case, spacing, punctuation and forms of numbers."""
 
 import re
 import unicodedata
@@ -13,15 +13,15 @@ from dapo.core.math_text import INTEGER, plain_number, strip_formatting
 AnswerType: TypeAlias = Literal["integer", "number", "fraction", "expression", "letter", "text"]
 ANSWER_TYPES: tuple[AnswerType, ...] = ("integer", "number", "fraction", "expression", "letter", "text")
 MIN_TEXTS = 8
-"""Fewer different texts than this say nothing about a wrapper that they share."""
+"""With fewer distinct texts, what they share may be a coincidence."""
 MIN_INSTRUCTION_WORDS = 4
-"""Shorter beginnings and ends, such as `What is the`, are the problem's own."""
+"""Shorter shared beginnings and ends, such as `What is the`, belong to the problem."""
 MIN_AGREEMENT = 0.9
-"""Of the rows that share a wrapper so far, how many must share its next word."""
+"""The fraction of rows with a shared beginning that must share the next word."""
 _TOKEN = re.compile(r"\S+")
 _WORD = re.compile(r"[^\W_]+")
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
-# not "!": a factorial is no punctuation
+# without "!": it may be a factorial
 _ENDS = " .,:;?\"'“”‘’"
 _LAYOUT = re.compile(
     r"\\(?:left|right|big[lr]?|Big[lr]?|displaystyle|text(?:bf|it|rm)?|math(?:rm|bf|it)|[,;:! ])(?![a-z])"
@@ -43,19 +43,19 @@ _MAX_DIGITS = 1000
 
 @dataclass(frozen=True)
 class InstructionTemplate:
-    """Instructions that a data set puts in front of its problems and behind them, as words."""
+    """The instructions that a data set puts before and after its problems, as words."""
 
     prefixes: tuple[tuple[str, ...], ...] = ()
     suffixes: tuple[tuple[str, ...], ...] = ()
 
     def __or__(self, other: "InstructionTemplate") -> "InstructionTemplate":
-        """What either knows."""
+        """The instructions of both templates."""
         return InstructionTemplate(
             _longest_first(self.prefixes + other.prefixes), _longest_first(self.suffixes + other.suffixes)
         )
 
     def span(self, text: str) -> tuple[int, int]:
-        """Where in `text` the problem itself begins and ends; never empty."""
+        """The start and end of the problem in `text`, without the instruction; never empty."""
         spans = [match.span() for match in _TOKEN.finditer(text)]
         tokens = tuple(text[start:end] for start, end in spans)
         first = next((len(p) for p in self.prefixes if len(p) < len(tokens) and tokens[: len(p)] == p), 0)
@@ -65,15 +65,15 @@ class InstructionTemplate:
         return (spans[0][0], spans[-1][1]) if spans else (0, len(text))
 
     def strip_instruction(self, text: str) -> str:
-        """The problem itself."""
+        """`text` without the instruction around the problem."""
         start, end = self.span(text)
         return text[start:end]
 
 
 def find_instruction_template(texts: Iterable[str], *, min_texts: int = MIN_TEXTS) -> InstructionTemplate:
-    """The beginnings and ends that most of the different texts share, then most of those without them, and so on.
+    """Find the beginnings and ends that most of the distinct texts share, then most of the remaining texts, and so on.
 
-    Fewer than `min_texts` texts are taken to share nothing.
+    Fewer than `min_texts` texts share none.
     """
     rows = [tuple(text.split()) for text in dict.fromkeys(texts)]
     prefixes = _common_prefixes(rows, min_texts)
@@ -82,24 +82,24 @@ def find_instruction_template(texts: Iterable[str], *, min_texts: int = MIN_TEXT
 
 
 def normalize_text(text: str) -> str:
-    """One spelling for exact copies: case folded, whitespace collapsed, no punctuation at the ends."""
+    """Equal for exact duplicates: case folded, whitespace collapsed, punctuation at the ends removed."""
     # NFC, not NFKC: x² is not x2
     return " ".join(unicodedata.normalize("NFC", text).casefold().split()).strip(_ENDS)
 
 
 def words(text: str) -> list[str]:
-    """Letters and digits in lower case, LaTeX commands by their names; layout commands and signs are left out."""
+    """Words of letters and digits in lower case, LaTeX commands by name, without layout commands and symbols."""
     text = _FRACTIONS.sub(r"\\frac", _LAYOUT.sub(" ", unicodedata.normalize("NFKC", text)))
     return _WORD.findall(text.casefold())
 
 
 def numbers(text: str) -> list[str]:
-    """The numbers of a text, sorted: `1,000` is 1000."""
+    """The numbers in a text as sorted strings, without thousands separators."""
     return sorted(number.replace(",", "") for number in _NUMBER.findall(text))
 
 
 def ngrams(tokens: Sequence[str], n: int) -> list[tuple[str, ...]]:
-    """Every run of n words, in order; a shorter text is one run."""
+    """The n-grams in order; a text of fewer than n words is one n-gram."""
     if len(tokens) <= n:
         return [tuple(tokens)] if tokens else []
     return [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
@@ -168,12 +168,12 @@ def _common_prefixes(rows: list[tuple[str, ...]], min_texts: int) -> list[tuple[
 
 
 def _common_prefix(rows: list[tuple[str, ...]]) -> tuple[str, ...]:
-    """What more than half of the rows begin with; a word that splits them belongs to the problems already."""
+    """The longest beginning of more than half of the rows; where too few agree on a word, the problem begins."""
     needed = len(rows) // 2 + 1
     prefix: list[str] = []
     while True:
         depth = len(prefix)
-        # a row that would be all wrapper ends here
+        # the last word of a row is always part of the problem
         following = Counter(row[depth] for row in rows if len(row) > depth + 1)
         token, count = following.most_common(1)[0] if following else ("", 0)
         if count < needed or (prefix and count < MIN_AGREEMENT * len(rows)):

@@ -1,14 +1,17 @@
-"""Problems to a file of our own rows, which reads back to the same problems."""
+"""Write problems and reports about them; what is written reads back as the same problems."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from dapo.config.data_spec import FILE_TYPES
-from dapo.core.errors import DataError
-from dapo.data.sources.files import read_rows
+from dapo.core.errors import ConfigError, DataError
+from dapo.core.files import fsync
+from dapo.data.sources.files import read_rows, require_file_type
 from dapo.data.sources.rows import problem_from_row
 from dapo.types import Problem
 
@@ -16,14 +19,67 @@ _OWN = ("prompt", "answer", "source")
 _ROWS_AT_ONCE = 4096
 
 
-def write_problems(path: Path, problems: Sequence[Problem]) -> None:
-    """Write `.jsonl` or `.parquet`, one row a problem: prompt, answer, source, then the problem's other fields.
+def require_new_data(out: Path, *reports: Path, force: bool) -> None:
+    """Raise DataError if the file type of `out` cannot be written, ConfigError as `require_new` does."""
+    require_file_type(out)
+    for path in (out, *reports):
+        require_new(path, force=force)
 
-    The file is read back and compared before this returns. Raises DataError for what the format cannot hold, and for
-    what would not come back the same.
+
+def require_new(path: Path, *, force: bool) -> None:
+    """Raise ConfigError if a file cannot be written, or exists already and `force` is not set."""
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path}: there is no directory {path.parent}")
+    if path.is_dir():
+        raise ConfigError(f"{path} is a directory; expected the name of a file to write")
+    if path.exists() and not force:
+        raise ConfigError(f"{path} exists already; choose another name, or --force to overwrite it")
+
+
+def require_some(kept: Sequence[Problem], why: str) -> None:
+    """Raise DataError if no problem is left: an empty file cannot be loaded."""
+    if not kept:
+        raise DataError(f"nothing would be left: {why}")
+
+
+def write_data(
+    out: Path, problems: Sequence[Problem], reports: Mapping[Path, Iterable[Mapping[str, Any]]] | None = None
+) -> None:
+    """Write a data file and JSON Lines reports in the same directory; on an error none of the files changes.
+
+    Raises ConfigError if the directory cannot be written, DataError as `write_problems` does.
+    """
+    reports = reports or {}
+    try:
+        directory = Path(tempfile.mkdtemp(prefix=".dapo-data-", dir=out.parent))
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error.strerror}") from None
+    try:
+        write_problems(directory / out.name, problems)
+        for path, lines in reports.items():
+            _write_jsonl(directory / path.name, lines)
+        # the data file last: if it exists, so do its reports
+        paths = [*reports, out]
+        for path in paths:
+            fsync(directory / path.name)
+        for path in paths:
+            os.replace(directory / path.name, path)
+        fsync(out.parent)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def write_problems(path: Path, problems: Sequence[Problem]) -> None:
+    """Write `.jsonl` or `.parquet`, one row per problem: prompt, answer, source, then the problem's other fields.
+
+    The file is read back and compared. Raises DataError for what the format cannot store, or would not read back the
+    same.
     """
     suffix = require_file_type(path)
-    (_write_jsonl if suffix == ".jsonl" else _write_parquet)(path, problems)
+    if suffix == ".jsonl":
+        _write_jsonl(path, map(row_of, problems))
+    else:
+        _write_parquet(path, problems)
     for number, (problem, (_, row)) in enumerate(zip(problems, read_rows(path), strict=True), start=1):
         back = problem_from_row(row, where=f"row {number} of what was written", source=problem.source)
         if (back.id, back.source) != (problem.id, problem.source):
@@ -33,21 +89,13 @@ def write_problems(path: Path, problems: Sequence[Problem]) -> None:
             )
 
 
-def require_file_type(path: Path) -> str:
-    """The ending, in lower case. Raises DataError for one that is not written."""
-    suffix = path.suffix.lower()
-    if suffix not in FILE_TYPES:
-        raise DataError(f"{path}: expected a file that ends in .jsonl or .parquet, got {path.suffix or 'no ending'!r}")
-    return suffix
-
-
 def row_of(problem: Problem) -> dict[str, Any]:
-    """A problem as a row; a field that a reader would take for our prompt, answer or source gets another name."""
+    """The row of a problem; fields that would be read as its prompt, answer or source are renamed `original_NAME`."""
     prompt = problem.prompt if isinstance(problem.prompt, str) else [dict(message) for message in problem.prompt]
     row: dict[str, Any] = {"prompt": prompt, "answer": problem.answer, "source": problem.source}
     for name, value in problem.fields.items():
         if name == "reward_model" and isinstance(value, Mapping):
-            # its ground truth is our answer: two of them in a row could contradict each other
+            # its ground truth is our answer, and two answers in one row could conflict
             value = {key: item for key, item in value.items() if key != "ground_truth"}
             if not value:
                 continue
@@ -58,10 +106,10 @@ def row_of(problem: Problem) -> dict[str, Any]:
     return row
 
 
-def _write_jsonl(path: Path, problems: Sequence[Problem]) -> None:
+def _write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     with open(path, "w", encoding="utf-8", newline="\n") as file:
-        for problem in problems:
-            file.write(json.dumps(row_of(problem), ensure_ascii=False, allow_nan=False) + "\n")
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def _write_parquet(path: Path, problems: Sequence[Problem]) -> None:

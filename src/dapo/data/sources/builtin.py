@@ -1,11 +1,11 @@
 """Built-in problems: each is a pure function of task, options, seed and index.
 
-One problem in five is held out: training never draws it, whatever its seed, and evaluation draws nothing else. A
-problem's numbers decide, not their order, so 4 + 3 is not a test of what 3 + 4 has taught.
+One question in five is held out: training never samples it, whatever the seed, and evaluation samples only held-out
+ones. The split depends on a question's numbers, not on their order, so 4 + 3 does not test what 3 + 4 has taught.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import count, islice
 from typing import Any, Literal, TypeAlias
 
@@ -14,7 +14,6 @@ from dapo.core.rng import keyed_seed
 from dapo.core.suggest import did_you_mean
 from dapo.data.sources.builtin_tasks import TASKS, ItemRng, Option, Options
 from dapo.data.sources.rows import problem_id
-from dapo.data.sources.turns import items_per_task, round_robin
 from dapo.types import Problem
 
 Split: TypeAlias = Literal["train", "eval"]
@@ -24,26 +23,30 @@ _MAX_ATTEMPTS = 500
 
 
 def builtin_problems(
-    tasks: Mapping[str, Mapping[str, Any]], *, size: int, seed: int, split: Split = "train"
+    name: str, options: Mapping[str, Any], *, size: int, seed: int, split: Split = "train"
 ) -> list[Problem]:
-    """`size` problems of these tasks (name -> options), taking turns: item i is of task i mod n.
+    """`size` problems of the task `name`; a smaller `size` gives the first of them.
 
-    Training draws with replacement, so where `size` exceeds the number of distinct questions there are copies, which
-    share an id. An evaluation set holds no question twice: where a task has too few held-out ones, it comes out
-    smaller than `size`. Raises DataError for an unknown task or option.
+    Training samples with replacement: where `size` exceeds the number of distinct questions there are copies, which
+    share an id. An evaluation set has no copies, so it is smaller than `size` where a task has too few held-out
+    questions. Raises DataError for an unknown task or option.
     """
-    resolved = {name: resolve_options(name, options) for name, options in tasks.items()}
-    lists = [
-        list(islice(_items(name, options, seed, split), num_items))
-        if split == "train"
-        else _distinct_items(name, options, seed, num_items)
-        for (name, options), num_items in zip(resolved.items(), items_per_task(size, len(resolved)), strict=True)
-    ]
-    return list(round_robin(lists))
+    resolved = resolve_options(name, options)
+    items = (_item(name, resolved, seed, index, split) for index in count())
+    if split == "train":
+        return list(islice(items, size))
+    # coupon collector: n distinct questions take about n * log(n) samples; after these there is nothing new
+    num_samples = 4 * min(size, TASKS[name].distinct(resolved)) + 200
+    found: dict[str, Problem] = {}
+    for problem in islice(items, num_samples):
+        if len(found) == size:
+            break
+        found.setdefault(problem.id, problem)
+    return list(found.values())
 
 
 def resolve_options(name: str, given: Mapping[str, Any]) -> Options:
-    """A task's options with defaults filled in; `digits: 2` is short for `low: 10, high: 99`. Raises DataError."""
+    """Fill in a task's default options; `digits: 2` is short for `low: 10, high: 99`. Raises DataError."""
     if name not in TASKS:
         raise DataError(f"builtin: no task {name}; {did_you_mean(name, TASKS)}")
     known = TASKS[name].options
@@ -66,20 +69,16 @@ def resolve_options(name: str, given: Mapping[str, Any]) -> Options:
 
 
 def is_held_out(name: str, question: str) -> bool:
-    """Does the question belong to evaluation? Its words and numbers decide, in whatever order."""
+    """Whether the question belongs to evaluation: a function of its words and numbers, not of their order."""
     return keyed_seed("held out", name, *sorted(re.findall(r"\w+", question))) % HELD_OUT_EVERY == 0
 
 
 def _checked(task: str, name: str, value: object, option: Option) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not option.low <= value <= option.high:
         raise DataError(
-            f"builtin task {task}: {name} must be a whole number from {option.low} to {option.high}, got {value!r}"
+            f"builtin task {task}: {name} must be an integer from {option.low} to {option.high}, got {value!r}"
         )
     return value
-
-
-def _items(name: str, options: Options, seed: int, split: Split) -> Iterator[Problem]:
-    return (_item(name, options, seed, index, split) for index in count())
 
 
 def _item(name: str, options: Options, seed: int, index: int, split: Split) -> Problem:
@@ -89,17 +88,6 @@ def _item(name: str, options: Options, seed: int, index: int, split: Split) -> P
             prompt = f"{question} {REQUEST}"
             return Problem(problem_id(prompt, answer), prompt, answer, source=name)
     raise DataError(
-        f"builtin task {name}: {_MAX_ATTEMPTS} draws gave no problem for {split}: it has only "
+        f"builtin task {name}: {_MAX_ATTEMPTS} samples gave no problem for {split}: it has only "
         f"{TASKS[name].distinct(options)} different questions with these options; widen them"
     )
-
-
-def _distinct_items(name: str, options: Options, seed: int, size: int) -> list[Problem]:
-    # all n held-out questions are met in about n * log(n) draws; then nothing new comes
-    num_samples = 4 * min(size, TASKS[name].distinct(options)) + 200
-    found: dict[str, Problem] = {}
-    for problem in islice(_items(name, options, seed, "eval"), num_samples):
-        if len(found) == size:
-            break
-        found.setdefault(problem.id, problem)
-    return list(found.values())

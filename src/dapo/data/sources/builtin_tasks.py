@@ -1,4 +1,4 @@
-"""The built-in tasks: one small function each, from drawn numbers to a question with its answer."""
+"""The built-in tasks: each is a function from random numbers to a question with its answer."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -12,22 +12,22 @@ MAX_TERMS = 16
 
 
 class ItemRng:
-    """The numbers of one item, in the order in which the task asks for them."""
+    """The random numbers of one item, at most `MAX_TERMS`."""
 
     def __init__(self, *key: int | str) -> None:
         self._uniforms = iter(keyed_uniforms(keyed_seed(*key), MAX_TERMS).tolist())
 
     def integer(self, low: int, high: int) -> int:
-        """A whole number from low to high, both included."""
+        """A random integer from low to high, both included."""
         return low + int(next(self._uniforms) * (high - low + 1))
 
     def integers(self, count: int, low: int, high: int) -> list[int]:
-        """Several of them, independent."""
+        """`count` independent random integers from low to high, both included."""
         return [self.integer(low, high) for _ in range(count)]
 
 
 class Option(NamedTuple):
-    """A whole number with its bounds."""
+    """An integer option: its default, and the smallest and largest value that is accepted."""
 
     default: int
     low: int
@@ -36,13 +36,13 @@ class Option(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """One kind of question."""
+    """How one kind of question is made."""
 
     make: Callable[[ItemRng, Options], tuple[str, str]]
-    """Question and answer of one item."""
+    """The question and the answer of one item."""
     options: Mapping[str, Option]
     distinct: Callable[[Options], int]
-    """How many different questions there are, held-out ones included."""
+    """The number of distinct questions with these options, held-out ones included."""
 
 
 def sums(rng: ItemRng, options: Options) -> tuple[str, str]:

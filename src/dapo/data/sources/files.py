@@ -1,4 +1,4 @@
-"""Files to rows: JSON Lines and Parquet, each row with the words that name its place."""
+"""Rows of JSON Lines files, Parquet files and Hugging Face data sets, each with its location for error messages."""
 
 import json
 import os
@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from dapo.config.data_spec import FILE_TYPES
+from dapo.config.data_spec import FILE_TYPES, HubSource
 from dapo.core.errors import DataError
+from dapo.core.loading import require_package
 from dapo.core.suggest import nearest
 
 Rows: TypeAlias = Iterator[tuple[str, dict[str, Any]]]
@@ -15,9 +16,32 @@ _ROWS_AT_ONCE = 1024
 
 
 def read_rows(path: Path) -> Rows:
-    """Yield (`FILE, line 3`, row) as the file is read. Raises DataError for whatever is wrong with it."""
+    """Yield (`FILE, line 3`, row) while the file is read. Raises DataError for a file or line that cannot be read."""
     _check(path)
     return _jsonl_rows(path) if path.suffix.lower() == ".jsonl" else _parquet_rows(path)
+
+
+def require_file_type(path: Path) -> str:
+    """The suffix of `path` in lower case. Raises DataError for a file type that is neither read nor written."""
+    suffix = path.suffix.lower()
+    if suffix not in FILE_TYPES:
+        raise DataError(f"{path}: expected a file that ends in .jsonl or .parquet, got {path.suffix or 'no ending'!r}")
+    return suffix
+
+
+def read_hub_rows(source: HubSource) -> Rows:
+    """Yield (`hub:NAME:SPLIT, row 3`, row). Raises DataError without the package `datasets`, or if loading fails."""
+    label = f"hub:{source.name}:{source.split}"
+    require_package("datasets", extra="hub", purpose=label)
+    import datasets
+
+    try:
+        table = datasets.load_dataset(source.name, source.config, split=source.split)
+    except Exception as error:  # errors of network, file system and data set scripts pass through the library
+        reason = " ".join(str(error).split()) or "no reason given"
+        raise DataError(f"{label} cannot be loaded: {type(error).__name__}: {reason}") from None
+    for number, row in enumerate(table, start=1):
+        yield f"{label}, row {number}", dict(row)
 
 
 def _check(path: Path) -> None:
@@ -33,8 +57,7 @@ def _check(path: Path) -> None:
         raise DataError(f"no data file {path}; {_nearest_file(path)}")
     if not os.access(path, os.R_OK):
         raise DataError(f"{path} may not be read by this user; change its permissions")
-    if path.suffix.lower() not in FILE_TYPES:
-        raise DataError(f"{path}: expected a file that ends in .jsonl or .parquet, got {path.suffix or 'no ending'!r}")
+    require_file_type(path)
 
 
 def _nearest_file(path: Path) -> str:
@@ -71,12 +94,13 @@ def _object(text: str, where: str) -> dict[str, Any]:
         row = json.loads(text)
     except json.JSONDecodeError as error:
         raise DataError(
-            f"{where}: not valid JSON ({error.msg} at column {error.colno}); expected one object a line, like {example}"
+            f"{where}: not valid JSON ({error.msg} at column {error.colno}); expected one object per line, "
+            f"like {example}"
         ) from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets without end
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, very deep nesting
         raise DataError(f"{where}: JSON that cannot be read ({error}); expected one object like {example}") from None
     if not isinstance(row, dict):
-        raise DataError(f"{where}: expected one JSON object a line, like {example}, got a {type(row).__name__}")
+        raise DataError(f"{where}: expected one JSON object per line, like {example}, got a {type(row).__name__}")
     return row
 
 

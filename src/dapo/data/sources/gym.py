@@ -1,46 +1,52 @@
-"""Problems of reasoning-gym, the optional package of procedural tasks with verifiers."""
+"""Problems of reasoning-gym, an optional package of procedural tasks with verifiers."""
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dapo.core.errors import DataError
-from dapo.core.optional import require_package
+from dapo.core.loading import require_package
 from dapo.core.suggest import did_you_mean
 from dapo.data.sources.rows import json_value, problem_id
-from dapo.data.sources.turns import items_per_task, round_robin
 from dapo.types import Problem
 
 _SCRIPT = Path(__file__).with_name("gym_items.py")
 
 
 def gym_problems(
-    tasks: Mapping[str, Mapping[str, Any]], *, size: int, seed: int, distinct: bool = False
-) -> list[Problem]:
-    """`size` problems of these tasks (name -> the library's options), taking turns.
+    tasks: Mapping[str, Mapping[str, Any]], sizes: Sequence[int], *, seed: int, distinct: bool = False
+) -> list[list[Problem]]:
+    """The problems of each task: problem i is `reasoning_gym.create_dataset(task, seed=seed, **options)[i]`.
 
-    Problem i of a task is `reasoning_gym.create_dataset(task, seed=seed, **options)[i]`, drawn in a process of its own
-    where sets and global generators are fixed too. `distinct`: no question twice, so maybe fewer than `size`.
-    `fields` carry what judges a response: `gym_task`, `gym_config` and `gym_entry`. Raises DataError without the
-    package, for an unknown task or option, and for a task that cannot be judged from a stored entry.
+    They are generated in a subprocess with a fixed hash seed and fixed global generators. `Problem.fields` hold what
+    the verifier needs: `gym_task`, `gym_config` and `gym_entry`.
+
+    Args:
+        tasks: the library's options by task name.
+        sizes: the number of problems of each task.
+        seed: the seed of every task.
+        distinct: leave out copies of a question, so that there may be fewer problems than asked for.
+
+    Raises:
+        DataError: the package is missing, a task or option is unknown, or a task cannot be scored from stored entries.
     """
     require_package("reasoning_gym", extra="gym", purpose=f"gym:{','.join(tasks)}")
     requests = [
         {"name": name, "options": dict(options), "seed": seed, "count": count, "distinct": distinct}
-        for (name, options), count in zip(tasks.items(), items_per_task(size, len(tasks)), strict=True)
+        for (name, options), count in zip(tasks.items(), sizes, strict=True)
     ]
     for name, options in tasks.items():
         for option in ("seed", "size"):
             if option in options:
                 raise DataError(
-                    f"gym task {name}: {option} stands beside gym, as in {{gym: {{{name}: ...}}, {option}: 1}}"
+                    f"gym task {name}: {option} belongs next to gym, as in {{gym: {{{name}: ...}}, {option}: 1}}"
                 )
     entries = _entries(requests)
-    return list(round_robin([_problems(name, tasks[name], seed, entries[name]) for name in tasks]))
+    return [_problems(name, tasks[name], seed, entries[name]) for name in tasks]
 
 
 def _problems(name: str, options: Mapping[str, Any], seed: int, entries: list[dict[str, Any]]) -> list[Problem]:
@@ -62,7 +68,7 @@ def _entries(requests: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
         request = json.dumps({"tasks": requests})
     except TypeError as error:
         raise DataError(f"gym: options must be numbers, text, lists or mappings ({error})") from None
-    # -P: the script's folder holds modules of common names, which must not hide others
+    # -P: modules in the script's folder must not shadow installed ones of the same name
     done = subprocess.run(
         [sys.executable, "-P", str(_SCRIPT)],
         input=request,
@@ -73,7 +79,7 @@ def _entries(requests: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     )
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise DataError(f"gym: the process that draws the problems ended with code {done.returncode}: {last[0]}")
+        raise DataError(f"gym: the process that generates the problems ended with code {done.returncode}: {last[0]}")
     answer = json.loads(done.stdout)
     if "error" in answer:
         raise DataError(_format_error(**answer["error"]))

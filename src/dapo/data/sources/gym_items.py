@@ -1,8 +1,8 @@
-"""A script that runs in a process of its own: reasoning-gym items to JSON. Imports nothing of this package.
+"""A script that writes reasoning-gym items as JSON, run in a subprocess. It imports nothing of this package.
 
-Some tasks iterate over sets of text, whose order Python shuffles anew in each process, or draw from the global
-generators. Here the parent has fixed PYTHONHASHSEED and the generators are seeded for each item, so an item is a
-function of (task, options, seed, index) alone.
+Some tasks iterate over sets of strings, whose order changes with each process, or use the global random generators.
+The parent process sets PYTHONHASHSEED, and the generators are seeded for each item, so an item is a function of
+(task, options, seed, index) alone.
 """
 
 import json
@@ -18,7 +18,7 @@ import numpy as np
 
 
 def main() -> None:
-    """Request on standard input, `{"entries": {task: [entry]}}` or `{"fault": {...}}` on standard output."""
+    """Read a request from stdin; write `{"entries": {task: [entry]}}` or `{"error": {...}}` to stdout."""
     request = json.load(sys.stdin)
     answer_pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
     # a few tasks print while they work
@@ -32,11 +32,11 @@ def main() -> None:
 
 
 class InvalidRequest(Exception):
-    """What is wrong with a request, as a mapping that the parent puts into words."""
+    """An error in a request, as a mapping from which the parent process makes the message."""
 
 
 def entries(task: dict[str, Any]) -> list[dict[str, Any]]:
-    """A task's first `count` entries, or distinct questions among the first ten times as many."""
+    """A task's first `count` entries, or the first `count` distinct questions among ten times as many."""
     from reasoning_gym.factory import DATASETS, create_dataset
 
     name, options, seed, count, distinct = (task[key] for key in ("name", "options", "seed", "count", "distinct"))
@@ -64,7 +64,7 @@ def entries(task: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def entry_at(data: Any, seed: int, index: int) -> dict[str, Any]:
-    """Question, answer and metadata as JSON values: tuples as lists, keys as text, numpy's numbers as Python's."""
+    """Question, answer and metadata as JSON values: tuples become lists, keys strings, numpy scalars Python numbers."""
     fix_global_generators(seed, index)
     item = data[index]
     entry = {key: item[key] for key in ("question", "answer", "metadata")}
@@ -72,14 +72,14 @@ def entry_at(data: Any, seed: int, index: int) -> dict[str, Any]:
 
 
 def python_value(value: Any) -> Any:
-    """For what JSON does not know."""
+    """Convert a numpy scalar for `json.dumps`. Raises TypeError for other types."""
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"an entry holds a {type(value).__name__}, which JSON cannot store")
 
 
 def without_copies(sampled: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Each question once."""
+    """The entries without repeated questions."""
     seen = set()
     for entry in sampled:
         if entry["question"] not in seen:
@@ -88,7 +88,7 @@ def without_copies(sampled: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]
 
 
 def fix_global_generators(seed: int, index: int) -> None:
-    """For tasks that draw from them."""
+    """Seed the global generators, which some tasks use."""
     random.seed(f"{seed} {index}")
     np.random.seed((seed + index) % 2**32)
 

@@ -1,0 +1,100 @@
+"""Statistics of a set of problems: copies, lengths, answer types, pass rates and the expected keep rate."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from dapo.data.prepare.normalize import ANSWER_TYPES, answer_type, find_instruction_template
+from dapo.data.problems import unique_problems
+from dapo.data.sources.rows import prompt_text
+from dapo.types import Problem
+
+
+@dataclass(frozen=True)
+class PassRate:
+    """How often the responses to one problem were correct."""
+
+    id: str
+    responses: int
+    """Responses with a correct or incorrect verdict; errors and mere scores are not counted."""
+    correct: int
+    visits: int = 1
+    """Number of groups sampled for the problem."""
+    last_seen: int | None = None
+    """Training step of the newest group."""
+
+    @property
+    def rate(self) -> float:
+        """The fraction of `responses` that is correct."""
+        return self.correct / self.responses
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields and the rate as JSON values."""
+        return {**asdict(self), "pass_rate": self.rate}
+
+
+def describe_problems(problems: Sequence[Problem], *, tokens: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """Summarize a data set as JSON values.
+
+    Lengths are of distinct problems, answer types and sources of all rows. `tokens` maps problem ids to prompt lengths
+    in tokens; without it `prompt_tokens` is None.
+    """
+    unique = unique_problems(problems)
+    texts = [prompt_text(problem.prompt) for problem, _ in unique]
+    template = find_instruction_template(texts)
+    types: Counter[str] = Counter()
+    for problem, copies in unique:
+        types[answer_type(problem.answer)] += copies
+    return {
+        "rows": len(problems),
+        "distinct": len(unique),
+        "copies": len(problems) - len(unique),
+        "max_copies": max(copies for _, copies in unique),
+        "prompt_characters": summarize([len(text) for text in texts]),
+        "prompt_tokens": None if tokens is None else summarize([tokens[problem.id] for problem, _ in unique]),
+        "instruction_before": " ".join(template.prefixes[0]) if template.prefixes else None,
+        "instruction_after": " ".join(template.suffixes[0]) if template.suffixes else None,
+        "answer_types": {kind: types[kind] for kind in ANSWER_TYPES},
+        "sources": dict(Counter(problem.source for problem in problems).most_common()),
+    }
+
+
+def summarize(values: Sequence[int]) -> dict[str, float]:
+    """Minimum, median, 90th percentile, maximum and mean."""
+    array = np.asarray(values, dtype=np.float64)
+    quantiles = np.quantile(array, [0.0, 0.5, 0.9, 1.0])
+    return {**dict(zip(("min", "median", "p90", "max"), quantiles.tolist(), strict=True)), "mean": float(array.mean())}
+
+
+def describe_difficulty(data: Sequence[Problem], rates: Mapping[str, PassRate], group_size: int) -> dict[str, Any]:
+    """Summarize the pass rates (by problem id) of a data set as JSON values: histogram, extremes, expected keep rate.
+
+    The keep rate is a concave function of the pass rate, so estimates from few responses per problem are too low.
+    """
+    distinct = unique_problems(data)
+    known = [rates[problem.id] for problem, _ in distinct if problem.id in rates]
+    histogram = [0] * 10
+    for rate in known:
+        # integer arithmetic: 3 / 10 may round to less than 0.3
+        histogram[min(9, 10 * rate.correct // rate.responses)] += 1
+    return {
+        "problems": len(known),
+        "responses": sum(rate.responses for rate in known),
+        "mean_pass_rate": fmean(rate.rate for rate in known) if known else None,
+        "never_correct": sum(rate.correct == 0 for rate in known),
+        "always_correct": sum(rate.correct == rate.responses for rate in known),
+        "histogram": histogram,
+        "group_size": group_size,
+        "expected_keep_rate": fmean(keep_probability(rate.rate, group_size) for rate in known) if known else None,
+        "unseen": len(distinct) - len(known),
+        "not_in_data": len(rates) - len(known),
+    }
+
+
+def keep_probability(pass_rate: float, group_size: int) -> float:
+    """1 - p^G - (1 - p)^G: the probability that a group of G has both correct and incorrect responses (Eq. 11)."""
+    return 1.0 - pass_rate**group_size - (1.0 - pass_rate) ** group_size
