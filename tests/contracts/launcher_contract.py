@@ -55,7 +55,7 @@ class LauncherContract:
         worker = start(launcher)
         futures = [worker.call("end", 7), worker.call("add", 1)]
         for future in futures:
-            with pytest.raises(WorkerDied, match=r"one .*; the last of .*last words"):
+            with pytest.raises(WorkerDied, match=r"one .*; log tail of .*last words"):
                 future.result(30)
         with pytest.raises(WorkerDied, match="last words"):
             worker.call("add", 1).result(30)

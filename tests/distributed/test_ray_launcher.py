@@ -105,9 +105,9 @@ def test_what_cannot_be_placed_is_named_with_what_there_is(start_in: Callable[..
     with pytest.raises(LaunchError) as error:
         launcher.start(["a", "b", "c"], [needing(3), needing(3), needing(1, gpus=2)])
     assert str(error.value) == (
-        "no place within 1 s (distributed.start_timeout_s) for b (3 CPUs) and c (1 CPU, 2 GPUs), 4 CPUs, 2 GPUs in "
-        "all; the cluster has 1 node with 4 CPUs (1 free; 4 on the largest node) and 0 GPUs (0 free; 0 on the largest "
-        "node)"
+        "not enough resources within 1 s (distributed.start_timeout_s) for b (3 CPUs) and c (1 CPU, 2 GPUs), "
+        "4 CPUs, 2 GPUs in all; the cluster has 1 node with 4 CPUs (1 free; 4 on the largest node) and 0 GPUs (0 free; "
+        "0 on the largest node)"
     )
 
 
@@ -153,8 +153,7 @@ def test_weights_reach_a_worker_that_reads_no_files_of_this_machine(start_in: Ca
     worker = start(launcher)
     read_weights(launcher, worker)
     assert (
-        worker.call("source", launcher.publish_weights(Weights({"a": torch.ones(2)}), 4)).result(30)
-        == "SafetensorsBytes"
+        worker.call("source", launcher.publish_weights(Weights({"a": torch.ones(2)}), 4)).result(30) == "StoredWeights"
     )
 
 

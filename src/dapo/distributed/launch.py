@@ -1,34 +1,58 @@
-"""The launcher that a configuration names, open for as long as its processes are needed."""
+"""Opens the launcher that a configuration names; and what both launchers share: import path and log tail."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import dapo
 from dapo.config import Config
-from dapo.distributed.local import LocalLauncher
 from dapo.distributed.protocol import Launcher
+
+LOG_TAIL_LINES = 5
+LOG_TAIL_BYTES = 16384
 
 
 @contextmanager
 def open_launcher(config: Config, logs: Path | None = None) -> Iterator[Launcher | None]:
-    """`launcher`, or None for a run of one process. What processes print goes to `logs`; without it to a folder that
-    is removed at the end.
+    """The launcher of `config`, or None for a run of one process.
+
+    Workers print to files in `logs`; without it, in a temporary folder.
     """
     if not config.is_multiprocess:
         yield None
         return
     with ExitStack() as stack:
-        if logs is None:
-            logs = Path(stack.enter_context(TemporaryDirectory(prefix="dapo-logs-")))
-        launcher = _make(config, logs)
-        stack.callback(launcher.close)
-        yield launcher
+        folder = logs or Path(stack.enter_context(TemporaryDirectory(prefix="dapo-logs-")))
+        yield stack.enter_context(closing(_make(config, folder)))
 
 
 def _make(config: Config, logs: Path) -> Launcher:
+    timeout_s = config.distributed.start_timeout_s
     if config.uses_ray:
         from dapo.distributed.ray.launcher import RayLauncher
 
-        return RayLauncher(logs, timeout_s=config.distributed.start_timeout_s, address=config.ray_address)
-    return LocalLauncher(logs, timeout_s=config.distributed.start_timeout_s)
+        return RayLauncher(logs, timeout_s=timeout_s, address=config.ray_address)
+    from dapo.distributed.local import LocalLauncher
+
+    return LocalLauncher(logs, timeout_s=timeout_s)
+
+
+def import_path(environment: Mapping[str, str]) -> str:
+    """PYTHONPATH of a worker: this package first, wherever it is installed, then the worker's own and the user's."""
+    ours = str(Path(dapo.__file__).parents[1])
+    given = [environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]
+    return os.pathsep.join([ours, *filter(None, given)])
+
+
+def log_tail(log: Path) -> str:
+    """`; log tail of LOG: LINE | LINE`, or nothing if the log is empty or cannot be read."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(-min(LOG_TAIL_BYTES, file.seek(0, os.SEEK_END)), os.SEEK_END)
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return f"; log tail of {log}: {' | '.join(lines[-LOG_TAIL_LINES:])}" if lines else ""

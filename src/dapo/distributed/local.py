@@ -1,4 +1,7 @@
-"""`launcher: local`: workers are processes on this machine, started by this one. No daemon."""
+"""`launcher: local`: workers are child processes on this machine, called over a socket pair.
+
+The few lines of RPC are our own, here and in worker_main.py, so that a laptop needs no daemon and no further package.
+"""
 
 import contextlib
 import os
@@ -8,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from multiprocessing.connection import Connection
@@ -15,23 +19,24 @@ from pathlib import Path
 from typing import Any
 
 from dapo.core.errors import LaunchError, WorkerDied
-from dapo.distributed.environment import import_path, log_tail
+from dapo.distributed.launch import import_path, log_tail
 from dapo.distributed.protocol import WorkerSpec, wait_for_result
 from dapo.distributed.weight_files import WeightsFile, WeightsFolder
 from dapo.engines.engine import WeightSource
 
-CLOSE_S = 5.0
+CLOSE_TIMEOUT_S = 5.0
 
 
 class LocalWorker:
-    """A child process that talks over a socket pair."""
+    """A child process. Its answers come in the order of the calls."""
 
     def __init__(self, name: str, spec: WorkerSpec, log: Path) -> None:
         self.name = name
         self.log = log
+        self.ready: Future[None] = Future()
+        """Done when the object exists; raises what its factory raised."""
         self._lock = threading.Lock()
-        self._pending: dict[int, Future[Any]] = {}
-        self._count = 0
+        self._pending: deque[Future[Any]] = deque([self.ready])
         self._is_dead = False
         ours, theirs = socket.socketpair()
         with theirs, open(log, "ab") as output:
@@ -45,75 +50,68 @@ class LocalWorker:
                 start_new_session=True,  # Ctrl-C reaches the controller alone
             )
         self._connection: Connection[Any, Any] = Connection(ours.detach())
-        self.made: Future[int] = Future()
-        self._pending[0] = self.made
         threading.Thread(target=self._read, name=f"{name}-answers", daemon=True).start()
         self._send((spec.factory, dict(spec.options)))
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Process id."""
         return self._process.pid
 
     def call(self, method: str, /, *arguments: Any, **options: Any) -> "Future[Any]":
-        """See Worker."""
         future: Future[Any] = Future()
         with self._lock:
             if self._is_dead:
                 future.set_exception(WorkerDied(self._exit_reason()))
-                return future
-            self._count += 1
-            self._pending[self._count] = future
-            self._send((self._count, method, arguments, options))
+            else:
+                self._pending.append(future)
+                self._send((method, arguments, options))
         return future
 
     def kill(self) -> None:
-        """See Worker."""
         if self._process.poll() is None:
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
     def close(self) -> None:
-        """See Worker."""
         with self._lock, contextlib.suppress(OSError, ValueError):
-            self._connection.send_bytes(b"")  # not a call: its reader ends, and the process with it
+            self._connection.send_bytes(b"")  # no call: the worker's reader ends, and the process with it
         try:
-            self._process.wait(CLOSE_S)
+            self._process.wait(CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self.kill()
 
     def _send(self, message: Any) -> None:
-        # where this fails the reader sees the end of the connection too, and fails what is pending
+        # on failure the reader sees the end of the connection too, and fails what is pending
         with contextlib.suppress(OSError, ValueError):
             self._connection.send(message)
 
     def _read(self) -> None:
-        unreadable = ""
+        cause = ""
         try:
             while True:
-                number, is_ok, value = self._connection.recv()
-                future = self._pending.pop(number)
+                is_ok, value = self._connection.recv()
+                future = self._pending.popleft()
                 if is_ok:
                     future.set_result(value)
                 else:
                     future.set_exception(value)
         except (EOFError, OSError):
             pass
-        except Exception as error:  # whatever cannot be read: without answers it is of no use any more
-            unreadable = f" sent what cannot be read ({type(error).__name__}: {error})"
+        except Exception as error:  # an answer that cannot be unpickled: those behind it are lost as well
+            cause = f"{self.name} sent what cannot be read ({type(error).__name__}: {error})"
             self._process.kill()
         with self._lock:
             self._is_dead = True
-            pending, self._pending = list(self._pending.values()), {}
-        if pending:
-            cause = f"{self.name}{unreadable}" if unreadable else self._exit_reason()
-            for future in pending:
+        if self._pending:
+            cause = cause or self._exit_reason()
+            for future in self._pending:
                 future.set_exception(WorkerDied(cause))
 
     def _exit_reason(self) -> str:
-        """How the process ended, with the last it said."""
+        """`engine-0 was ended by SIGKILL; log tail of LOG: ...`."""
         try:
-            code = self._process.wait(CLOSE_S)
+            code = self._process.wait(CLOSE_TIMEOUT_S)
             ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         except subprocess.TimeoutExpired:
             ended = "closed its connection"
@@ -121,7 +119,9 @@ class LocalWorker:
 
 
 class LocalLauncher:
-    """Starts processes on this machine; what they print goes to `logs/NAME.log`."""
+    """Starts processes on this machine, which print to `logs/NAME.log`."""
+
+    gpus = 0.0
 
     def __init__(self, logs: Path, *, timeout_s: float) -> None:
         self._logs = logs
@@ -129,20 +129,14 @@ class LocalLauncher:
         self._workers: list[LocalWorker] = []
         self._weights: WeightsFolder | None = None
 
-    @property
-    def gpus(self) -> float:
-        """See Launcher."""
-        return 0.0
-
     def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> list[LocalWorker]:
-        """See Launcher."""
         self._logs.mkdir(parents=True, exist_ok=True)
         deadline = time.monotonic() + self._timeout_s
         workers = [LocalWorker(name, spec, self._logs / f"{name}.log") for name, spec in zip(names, specs, strict=True)]
         self._workers += workers
         try:
             for worker in workers:
-                self._wait(worker, deadline)
+                self._wait_until_ready(worker, deadline)
         except BaseException:
             for worker in workers:
                 worker.kill()
@@ -150,13 +144,11 @@ class LocalLauncher:
         return workers
 
     def publish_weights(self, weights: WeightSource, version: int) -> WeightsFile:
-        """See Launcher."""
         if self._weights is None:
             self._weights = WeightsFolder()
         return self._weights.write(weights, version)
 
     def close(self) -> None:
-        """See Launcher."""
         for worker in self._workers:
             worker.close()
         self._workers.clear()
@@ -164,13 +156,13 @@ class LocalLauncher:
             self._weights.close()
             self._weights = None
 
-    def _wait(self, worker: LocalWorker, deadline: float) -> None:
+    def _wait_until_ready(self, worker: LocalWorker, deadline: float) -> None:
         try:
-            wait_for_result(worker.made, timeout_s=max(deadline - time.monotonic(), 0.0), what=worker.name)
+            wait_for_result(worker.ready, timeout_s=max(deadline - time.monotonic(), 0.0), what=worker.name)
         except WorkerDied as error:
-            if worker.made.done():
+            if worker.ready.done():
                 raise
             raise LaunchError(
-                f"{worker.name} was not ready within {self._timeout_s:g} s (distributed.start_timeout_s); what it "
-                f"printed is in {worker.log}"
+                f"{worker.name} was not ready within {self._timeout_s:g} s (distributed.start_timeout_s); its output "
+                f"is in {worker.log}"
             ) from error

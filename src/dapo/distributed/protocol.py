@@ -1,4 +1,4 @@
-"""The seam between the controller and every other process of a run: an object somewhere else that answers calls."""
+"""The interface between the controller and every other process of a run: a remote object that answers calls."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -18,72 +18,85 @@ CALL_TIMEOUT_S = 1800.0
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What a worker makes in its own process: `factory(**options)`, and the surroundings it needs."""
+    """The object that a worker process creates, `factory(**options)`, and the environment and resources it needs."""
 
     factory: str
-    """`module:function`; imported in the worker."""
+    """`module:function`, imported in the worker."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Picklable."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables set before the worker's interpreter starts."""
+    """Variables that are set before the worker's interpreter starts."""
     python: str | None = None
-    """Another interpreter, which can import this package; none: the controller's own."""
+    """Another interpreter, which can import this package; None: the controller's own."""
     cpus: float = 1.0
     gpus: float = 0.0
 
 
 class Worker(Protocol):
-    """One object in a process of its own. Calls are carried out one after the other, in their order."""
+    """One object in its own process. Calls are executed one at a time, in the order in which they were made."""
 
     @property
     def name(self) -> str:
-        """For messages and the name of its log: `engine-0`, `trainer-1`."""
+        """Identifies the worker in messages and names its log: `engine-0`, `trainer-1`."""
 
     def call(self, method: str, /, *arguments: Any, **options: Any) -> "Future[Any]":
-        """Have a method called. The future raises what the method raised, or WorkerDied if the process is gone."""
+        """Call a method of the object. The future raises what the method raised, or WorkerDied."""
 
     def kill(self) -> None:
-        """End the process at once. Calls that wait for an answer fail with WorkerDied."""
+        """End the process at once. Pending calls fail with WorkerDied."""
 
     def close(self) -> None:
-        """Have the process end by itself, and make sure that it does."""
+        """Let the process end by itself, and kill it if it does not."""
 
 
 class WeightsHandle(Protocol):
-    """Weights on their way to workers: picklable, and readable wherever a worker of the same launcher runs."""
+    """A reference to published weights: picklable, and readable by every worker of the launcher that made it."""
 
     @property
     def version(self) -> int: ...
 
     def open(self) -> "WeightSource":
-        """In a worker: the weights. Raises EngineError where they are gone or are not of this version."""
+        """The weights, in a worker. Raises EngineError if they are gone or of another version."""
 
 
 class Launcher(Protocol):
-    """Where workers come from."""
+    """Starts workers and publishes weights to them."""
 
     @property
     def gpus(self) -> float:
-        """GPUs that it has to give to workers by `Blueprint.gpus`; 0 where every worker sees what there is."""
+        """GPUs to assign to workers by `WorkerSpec.gpus`; 0 where every worker sees all of the machine's."""
 
     def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> Sequence[Worker]:
-        """Start one worker for each blueprint and wait until every object is made.
+        """Start one worker for each spec and wait until every object exists.
 
-        `together`: all of them or none, placed side by side as far as the launcher can. Raises LaunchError after its
-        timeout, with what was asked for and what there is, and WorkerDied or what a factory raised.
+        Args:
+            names: The workers' names.
+            specs: What each of them creates.
+            together: Place all of them or none, on as few nodes as possible.
+
+        Raises:
+            LaunchError: After the timeout, with the requested and the available resources.
+            WorkerDied: A process ended during the start. What a factory raised is raised as well.
         """
 
     def publish_weights(self, weights: "WeightSource", version: int) -> WeightsHandle:
-        """Make weights readable for workers by the cheapest path there is. The version before the last is forgotten."""
+        """Make weights readable for workers by the cheapest path. Only the last two versions are kept."""
 
     def close(self) -> None:
-        """End all workers, and leave nothing behind."""
+        """End all workers and remove published weights."""
 
 
 def wait_for_result(future: "Future[Any]", *, timeout_s: float, what: str, since: float | None = None) -> Any:
-    """The result of a call. Raises WorkerDied, which names `what`, if none came in time; the worker is still there.
+    """The result of a call; the worker survives a timeout.
 
-    `since`: when it was asked for, by `time.monotonic`; none: now.
+    Args:
+        future: The call.
+        timeout_s: Seconds from `since`.
+        what: The worker's name, for the message.
+        since: When the call was made, by `time.monotonic`; None: now.
+
+    Raises:
+        WorkerDied: The worker died, or did not answer in time.
     """
     try:
         return future.result(timeout_s if since is None else max(0.0, since + timeout_s - time.monotonic()))

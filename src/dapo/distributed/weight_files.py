@@ -1,4 +1,4 @@
-"""Weights between processes of one machine: one file in shared memory for each version."""
+"""Weights between processes of one machine: one safetensors file per version in shared memory."""
 
 import contextlib
 import fcntl
@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,17 +20,18 @@ from dapo.engines.engine import WeightSource
 VERSION_KEY = "version"
 TIED_KEY = "tied"
 PREFIX = "dapo-weights-"
+SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """A version's weights in a safetensors file."""
+    """A version's weights in a safetensors file: a WeightSource, and its own handle."""
 
     path: Path
     version: int
 
     def open(self) -> "WeightsFile":
-        """Check that the file is there and holds this version. Raises EngineError."""
+        """Check that the file exists and holds this version. Raises EngineError."""
         try:
             with safe_open(self.path, framework="pt") as file:
                 found = (file.metadata() or {}).get(VERSION_KEY)
@@ -42,45 +44,46 @@ class WeightsFile:
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every weight by its Hugging Face name, tied ones under each of their names."""
         with safe_open(self.path, framework="pt") as file:
-            tied = dict(pair.split("=", 1) for pair in (file.metadata() or {}).get(TIED_KEY, "").split())
-            for name in file.keys():  # noqa: SIM118  (it is no mapping)
-                yield name, file.get_tensor(name)
-            for name, stored in tied.items():
+            for name, stored in stored_names(file).items():
                 yield name, file.get_tensor(stored)
 
 
+def stored_names(file: Any) -> dict[str, str]:
+    """The name under which an open weights file stores each weight: tied weights are stored once."""
+    tied = (file.metadata() or {}).get(TIED_KEY, "").split()
+    return {name: name for name in file.keys()} | dict(pair.split("=", 1) for pair in tied)  # noqa: SIM118
+
+
 class WeightsFolder:
-    """A private folder in shared memory (`/dev/shm` where there is one) with the newest two versions."""
+    """A private folder in shared memory (`/dev/shm` where it exists) that keeps the last two versions."""
 
     def __init__(self, parent: Path | None = None) -> None:
-        memory = Path("/dev/shm")
-        parent_dir = parent or (
-            memory if memory.is_dir() and os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
-        )
-        _remove_abandoned(parent_dir)
-        self._folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent_dir)
+        if parent is None:
+            parent = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+        _remove_abandoned(parent)
+        self._folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent)
         self._lock = _locked(self.path)
         self._versions: list[Path] = []
 
     @property
     def path(self) -> Path:
-        """Its random name can be seen wherever its files can be read, and nowhere else."""
+        """The folder. A process that sees its random name can read its files."""
         return Path(self._folder.name)
 
     def write(self, weights: WeightSource, version: int) -> WeightsFile:
-        """Write a complete file and give it its name when it is whole; the version before the last is removed."""
-        if isinstance(weights, WeightsFile):  # where every process of this machine can read it already
+        """Write a version; weights that are in shared memory already are returned as they are."""
+        if isinstance(weights, WeightsFile):
             return weights
         path = self.path_of(version)
         write_weights(path, weights, version)
         return self.keep(path, version)
 
     def path_of(self, version: int) -> Path:
-        """Where somebody may write a version."""
+        """The file to which a version is written, by this process or another."""
         return self.path / f"version_{version}.safetensors"
 
     def keep(self, path: Path, version: int) -> WeightsFile:
-        """Count a version that has been written; the one before the last is removed."""
+        """Register a version that has been written, and remove all but the last two."""
         if path not in self._versions:
             self._versions.append(path)
         for old in self._versions[:-2]:
@@ -95,26 +98,26 @@ class WeightsFolder:
 
 
 def write_weights(path: Path, weights: WeightSource, version: int) -> None:
-    """Write a complete file, and give it its name when it is whole. Raises EngineError."""
+    """Write a complete file under another name, then rename it to `path`. Raises EngineError."""
     tensors, metadata = dense_weights(weights, version)
     temporary = path.with_suffix(".tmp")
     try:
         save_file(tensors, temporary, metadata=metadata)
     except SafetensorError as error:
         temporary.unlink(missing_ok=True)
-        raise EngineError(f"the weights cannot be handed to the engines: {path.parent}: {error}") from error
+        raise EngineError(f"the weights cannot be published to the engines: {path.parent}: {error}") from error
     os.replace(temporary, path)
 
 
 def dense_weights(weights: WeightSource, version: int) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors of a weights file in main memory, tied ones once, and what stands beside them."""
+    """The contiguous CPU tensors of a weights file, tied ones once, and the file's metadata."""
     tensors: dict[str, torch.Tensor] = {}
     first: dict[tuple[int, torch.Size], str] = {}
     tied: list[str] = []
     for name, tensor in weights.named_tensors():
         key = (tensor.data_ptr(), tensor.shape)
         dense = tensor.detach().cpu().contiguous()
-        # where tensors are made as they are asked for, another one may lie at the same place by now
+        # an equal address proves nothing where tensors are generated one after the other in the same memory
         if key in first and torch.equal(dense, tensors[first[key]]):
             tied.append(f"{name}={first[key]}")
         else:
@@ -124,15 +127,15 @@ def dense_weights(weights: WeightSource, version: int) -> tuple[dict[str, torch.
 
 
 def _locked(folder: Path) -> int:
-    """A handle whose lock says that the folder's owner lives; the system frees it, however that process ends."""
+    """Lock the folder for as long as its owner lives: the system frees the lock however the process ends."""
     handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return handle
 
 
-def _remove_abandoned(parent_dir: Path) -> None:
-    """Folders whose owner was killed would fill the shared memory."""
-    for folder in parent_dir.glob(f"{PREFIX}*"):
+def _remove_abandoned(parent: Path) -> None:
+    """Remove folders whose owner was killed: they would fill the shared memory."""
+    for folder in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # another user's, or just being made or removed
             handle = os.open(folder / "lock", os.O_RDWR)
             try:

@@ -1,39 +1,41 @@
-"""What a Ray worker runs: an actor that holds one object and answers calls, as the child of a local worker does."""
+"""The actor in a Ray worker's process: holds one object and answers calls on it, like worker_main.py."""
 
 import os
+import pkgutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
 import dapo
-from dapo.distributed.worker_main import call_method, make, try_call
+from dapo.distributed.worker_main import try_call
 
 
 @dataclass(frozen=True)
 class ActorInfo:
-    """Where an actor has found its place."""
+    """Where an actor runs."""
 
     pid: int
     node: str
     """The node's IP address."""
     version: str
-    """Of this package there."""
+    """The version of this package on the node."""
     log: Path
-    """What the process prints: in the run's `logs` where the node reaches them, otherwise Ray's own file there."""
+    """The process's output: in the run's `logs` if the node sees them, otherwise Ray's own file on the node."""
     reads_files: bool
-    """Whether it sees the folder that the controller writes weights to."""
+    """Whether the process sees the folder to which the controller writes weights."""
 
 
 class WorkerActor:
-    """The actor. Its calls are carried out one after the other in the process's main thread."""
+    """The actor. It executes calls one at a time in the main thread of its process; answers are those of `try_call`."""
 
     def __init__(self) -> None:
         self._target: Any = None
 
-    def handshake(self, name: str, logs: Path, weights: Path | None) -> ActorInfo:
-        """Send what is printed from now on to the run's logs, if they can be reached, and tell where this is."""
+    def handshake(self, name: str, logs: Path, weights: Path | None) -> tuple[bool, ActorInfo]:
+        """Redirect the output to the run's logs if the node sees them; answers where the actor runs."""
         import ray.util
 
         if logs.is_dir():
@@ -42,22 +44,22 @@ class WorkerActor:
         else:
             log = Path(os.readlink("/proc/self/fd/1"))
         reads_files = weights is not None and weights.is_dir()
-        return ActorInfo(os.getpid(), ray.util.get_node_ip_address(), dapo.__version__, log, reads_files)
+        return True, ActorInfo(os.getpid(), ray.util.get_node_ip_address(), dapo.__version__, log, reads_files)
 
-    def make(self, factory: str, options: Mapping[str, Any]) -> tuple[bool, Any]:
-        """Make the object; see child.attempt for the answer."""
-        is_ok, value = try_call(make, factory, options)
+    def create(self, factory: str, options: Mapping[str, Any]) -> tuple[bool, Any]:
+        """Create the object."""
+        is_ok, value = try_call(lambda: pkgutil.resolve_name(factory)(**options))
         if is_ok:
-            self._target, value = value, os.getpid()
+            self._target, value = value, None
         return is_ok, value
 
-    def call(self, method: str, arguments: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bool, Any]:
+    def call(self, method: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> tuple[bool, Any]:
         """Call a method of the object."""
-        return try_call(call_method, self._target, method, arguments, kwargs)
+        return try_call(methodcaller(method, *arguments, **options), self._target)
 
 
 def _redirect_output(log: Path) -> None:
-    """Both streams, those of libraries in C included."""
+    """Redirect both streams, also for libraries written in C."""
     sys.stdout.flush()
     sys.stderr.flush()
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)

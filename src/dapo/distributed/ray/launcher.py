@@ -1,24 +1,22 @@
-"""`launcher: ray`: workers are actors on a Ray cluster, one that is there or one of the run's own on this machine."""
+"""`launcher: ray`: workers are actors on a Ray cluster, which exists or is started on this machine for the run."""
 
 import logging
 import os
-import queue
 import signal
 import socket
 import textwrap
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import dapo
-from dapo.core.errors import EngineError, LaunchError, WorkerDied, WorkerFault
-from dapo.distributed.environment import import_path, log_tail
+from dapo.core.errors import LaunchError, WorkerDied, WorkerFault
+from dapo.distributed.launch import import_path, log_tail
 from dapo.distributed.protocol import WorkerSpec
 from dapo.distributed.ray.actor import ActorInfo, WorkerActor
 from dapo.distributed.ray.placement import Reservation, reserve, total
@@ -26,128 +24,115 @@ from dapo.distributed.ray.weights import RayWeights
 from dapo.distributed.weight_files import WeightsFolder
 from dapo.engines.engine import WeightSource
 
-CAUSE_CHARACTERS = 400
+MAX_CAUSE_CHARS = 400
 CONNECT_TIMEOUT_S = 10.0
 PRESTART = ("RAY_prestart_worker_first_driver", "RAY_enable_worker_prestart")
 
 
 class RayWorker:
-    """An actor. It is never restarted in place: a successor is started by whoever needs one."""
+    """An actor. It is never restarted in place: its user starts another worker."""
 
     def __init__(
-        self, name: str, actor: Any, reservation: Reservation, gpus: float, callbacks: "queue.SimpleQueue[Any]"
+        self, name: str, actor: Any, reservation: Reservation, gpus: float, callbacks: ThreadPoolExecutor
     ) -> None:
         self.name = name
         self.gpus = gpus
-        self.actor_info: ActorInfo | None = None
-        """Once it has a place."""
+        self.info: ActorInfo | None = None
+        """Known once the actor is scheduled and its process has answered the handshake."""
         self._actor = actor
         self._reservation = reservation
         self._callbacks = callbacks
         self._lock = threading.Lock()
-        self._pending: dict[int, Future[Any]] = {}
-        self._count = 0
+        self._pending: set[Future[Any]] = set()
         self._exit_message: str | None = None
 
     @property
     def pid(self) -> int:
-        """Of its process, on its node."""
-        return self._info.pid
-
-    @property
-    def node(self) -> str:
-        """IP address."""
-        return self._info.node
+        """Process id on the node of the worker."""
+        return self._known_info.pid
 
     @property
     def log(self) -> Path:
-        """What it prints."""
-        return self._info.log
+        """The file that holds the process's output."""
+        return self._known_info.log
 
     @property
     def is_dead(self) -> bool:
-        """Ended, as far as is known here."""
+        """Whether the worker was killed or found dead."""
         return self._exit_message is not None
 
     def call(self, method: str, /, *arguments: Any, **options: Any) -> "Future[Any]":
-        """See Worker. Weights of this launcher may be among the arguments, not inside of them."""
-        try:
-            sent = [self._sendable(argument) for argument in arguments]
-            kwargs = {name: self._sendable(value) for name, value in options.items()}
-        except EngineError as error:  # weights that are gone
-            failed: Future[Any] = Future()
-            failed.set_exception(error)
-            return failed
-        return self.send("call", method, sent, kwargs)
+        """See Worker.call. A positional argument may be published weights; EngineError is raised if they are gone."""
+        return self.send("call", method, [self._sendable(argument) for argument in arguments], options)
 
     def send(self, entry: str, /, *arguments: Any) -> "Future[Any]":
-        """Have one of Host's own methods called."""
+        """Call one of WorkerActor's own methods."""
         future: Future[Any] = Future()
         with self._lock:
             if self._exit_message is not None:
                 future.set_exception(WorkerDied(self._exit_message))
                 return future
             reference = getattr(self._actor, entry).remote(*arguments)
-            self._count += 1
-            self._pending[self._count] = future
-            complete = partial(self._complete, self._count, entry)
-        # Ray's own thread must not wait: it hands the answer on
-        reference.future().add_done_callback(lambda done: self._callbacks.put(partial(complete, done)))
+            self._pending.add(future)
+
+        def completed(done: "Future[Any]") -> None:
+            with suppress(RuntimeError):  # the launcher is closed, and so the call has failed
+                self._callbacks.submit(self._complete, future, done)  # Ray's own thread must not wait
+
+        reference.future().add_done_callback(completed)
         return future
 
     def kill(self) -> None:
-        """See Worker."""
         self._mark_dead(f"{self.name} was ended by this run")
 
     def close(self) -> None:
-        """See Worker."""
         self.kill()
 
     @property
-    def _info(self) -> ActorInfo:
-        assert self.actor_info is not None, f"{self.name} has not arrived"
-        return self.actor_info
+    def _known_info(self) -> ActorInfo:
+        assert self.info is not None, f"{self.name} has not answered the handshake"
+        return self.info
 
     def _sendable(self, value: Any) -> Any:
-        return value.for_worker(reads_files=self._info.reads_files) if isinstance(value, RayWeights) else value
+        if isinstance(value, RayWeights):
+            return value.for_worker(reads_files=self._known_info.reads_files)
+        return value
 
-    def _complete(self, number: int, entry: str, done: "Future[Any]") -> None:
-        """Turn what Ray says into an answer or an error."""
+    def _complete(self, future: "Future[Any]", done: "Future[Any]") -> None:
+        """Resolve a call with what Ray returned or raised."""
         from ray.exceptions import RayActorError, RayTaskError, RuntimeEnvSetupError
 
         error = done.exception()
         if isinstance(error, RuntimeEnvSetupError):
-            self._mark_dead(f"the surroundings of {self.name} could not be set up: {error}", LaunchError)
+            self._mark_dead(f"the runtime environment of {self.name} could not be set up: {error}", LaunchError)
         elif isinstance(error, RayActorError) and error.actor_init_failed:
             self._mark_dead(f"{self.name} could not be set up on its node: {error}", LaunchError)
         elif isinstance(error, RayTaskError):
-            self._resolve(number, WorkerFault(f"{self.name}: the arguments or the answer cannot be sent: {error}"))
+            self._resolve(future, WorkerFault(f"{self.name}: the arguments or the answer cannot be sent: {error}"))
         elif error is not None:
             self._mark_dead(self._exit_reason(error))
-        elif entry == "handshake":
-            self._resolve(number, done.result())
         else:
-            self._resolve(number, done.result()[1])
+            self._resolve(future, done.result()[1])
 
-    def _resolve(self, number: int, value: Any) -> None:
+    def _resolve(self, future: "Future[Any]", value: Any) -> None:
         with self._lock:
-            future = self._pending.pop(number, None)
-        if future is None:
-            return  # it has failed already, with the worker
+            if future not in self._pending:
+                return  # failed already, with the worker
+            self._pending.remove(future)
         if isinstance(value, Exception):
             future.set_exception(value)
         else:
             future.set_result(value)
 
     def _mark_dead(self, cause: str, kind: type[Exception] = WorkerDied) -> None:
-        """Make sure that it is gone, give its place back, fail what is pending."""
+        """Kill the actor, release its resources and fail what is pending."""
         import ray
 
         with self._lock:
             if self._exit_message is not None:
                 return
             self._exit_message = cause
-            pending, self._pending = list(self._pending.values()), {}
+            pending, self._pending = self._pending, set()
         try:
             if ray.is_initialized():
                 ray.kill(self._actor, no_restart=True)
@@ -157,53 +142,57 @@ class RayWorker:
                 future.set_exception(kind(cause))
 
     def _exit_reason(self, error: BaseException) -> str:
-        """How it ended as Ray tells it, with the last it said."""
+        """How the worker ended according to Ray, with the tail of its log."""
         from ray.exceptions import ActorUnavailableError
 
-        where = f" (process {self.pid} on node {self.node})" if self.actor_info else ""
+        where = f" (process {self.info.pid} on node {self.info.node})" if self.info else ""
         text = str(error)
         if isinstance(error, ActorUnavailableError):
             how, cause = "is out of reach, perhaps with its node", text.partition("RpcError: ")[2]
         else:
             how, cause = "is gone", text.partition("because ")[2]
-        message = f"{self.name}{where} {how}: {textwrap.shorten(cause or text, CAUSE_CHARACTERS, placeholder=' ...')}"
-        if self.actor_info is None:
+        message = f"{self.name}{where} {how}: {textwrap.shorten(cause or text, MAX_CAUSE_CHARS, placeholder=' ...')}"
+        if self.info is None:
             return message
-        return message + (log_tail(self.log) if self.log.exists() else f"; its log is {self.log} there")
+        return message + (log_tail(self.log) if self.log.exists() else f"; its log is {self.log} on that node")
 
 
 class RayLauncher:
-    """Starts actors; what they print goes to `logs/NAME.log` wherever their node can reach it.
+    """Starts actors on a Ray cluster, which print to `logs/NAME.log` if their node sees that folder.
 
-    `address` of a cluster, or `auto`; none: Ray is started on this machine and stopped by `close`. There processes
-    share the CPUs as they would without Ray, and only GPUs are counted; elsewhere both are. A cluster or a connection
-    that was there before stays as it was.
-
-    `use_shared_memory`: a worker that can read this machine's shared memory gets its weights through it; others, and
-    without it all of them, through Ray's object store.
+    Without `address` Ray is started on this machine and stopped by `close`; processes then share the CPUs as they would
+    without Ray, and only GPUs are counted. A cluster or a connection that existed before stays as it was.
     """
 
     def __init__(
         self, logs: Path, *, timeout_s: float, address: str | None = None, use_shared_memory: bool = True
     ) -> None:
+        """Args:
+        logs: The folder for logs.
+        timeout_s: For a start, until all objects exist.
+        address: A cluster's `HOST:PORT`, or `auto`; None: a cluster of its own.
+        use_shared_memory: Give weights through shared memory to workers that see it; to all others, and if this is
+            off to all, through Ray's object store.
+        """
         self._logs = logs.resolve()
         self._timeout_s = timeout_s
         self._address = address
         self._use_shared_memory = use_shared_memory
-        self._connection: _Connection | None = None
+        self._callbacks: ThreadPoolExecutor | None = None
+        self._owns_connection = self._owns_cluster = False
         self._workers: list[RayWorker] = []
         self._weights: WeightsFolder | None = None
         self._published: list[RayWeights] = []
 
     @property
     def gpus(self) -> float:
-        """Of the whole cluster. Raises LaunchError if it cannot be reached."""
+        """The GPUs of the whole cluster. Raises LaunchError if it cannot be reached."""
         self._connect()
         return total("GPU")
 
     def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> list[RayWorker]:
-        """See Launcher."""
-        connection = self._connect()
+        self._connect()
+        assert self._callbacks is not None
         deadline = time.monotonic() + self._timeout_s
         self._logs.mkdir(parents=True, exist_ok=True)
         self._workers = [worker for worker in self._workers if not worker.is_dead]
@@ -212,11 +201,11 @@ class RayLauncher:
             specs,
             together=together,
             timeout_s=self._timeout_s,
-            counts_cpus=not connection.owns_cluster,
-            gpus_left=self._gpus_left() if connection.owns_cluster else None,
+            counts_cpus=not self._owns_cluster,
+            gpus_left=total("GPU") - sum(w.gpus for w in self._workers) if self._owns_cluster else None,
         )
         workers = [
-            RayWorker(name, _actor(spec, reservation, index), reservation, spec.gpus, connection.callbacks)
+            RayWorker(name, _actor(spec, reservation, index), reservation, spec.gpus, self._callbacks)
             for name, spec, (reservation, index) in zip(names, specs, reservations, strict=True)
         ]
         self._workers += workers
@@ -229,7 +218,6 @@ class RayLauncher:
         return workers
 
     def publish_weights(self, weights: WeightSource, version: int) -> RayWeights:
-        """See Launcher."""
         published = RayWeights(self._folder().write(weights, version), timeout_s=self._timeout_s)
         for old in self._published[:-1]:
             old.forget()
@@ -237,41 +225,36 @@ class RayLauncher:
         return published
 
     def close(self) -> None:
-        """See Launcher."""
         for worker in self._workers:
             worker.close()
         self._workers.clear()
         self._published.clear()
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        if self._callbacks is not None:
+            self._callbacks.shutdown()
+            self._callbacks = None
+            if self._owns_connection:
+                _import_ray().shutdown()
         if self._weights is not None:
             self._weights.close()
             self._weights = None
 
-    def _gpus_left(self) -> float:
-        return total("GPU") - sum(worker.gpus for worker in self._workers)
-
     def _wait_until_ready(self, workers: Sequence[RayWorker], specs: Sequence[WorkerSpec], deadline: float) -> None:
-        """Wait until all have arrived, then until all objects are made."""
+        """Wait until all actors answer, then until all objects exist."""
         folder = self._folder().path if self._use_shared_memory else None
         handshakes = [worker.send("handshake", worker.name, self._logs, folder) for worker in workers]
         for worker, handshake in zip(workers, handshakes, strict=True):
-            worker.actor_info = self._wait(
-                handshake, deadline, f"{worker.name} has a place, but its process", "Ray's logs"
-            )
-        for worker in workers:
-            if worker.actor_info is not None and worker.actor_info.version != dapo.__version__:
+            info = self._wait(handshake, deadline, f"{worker.name} is scheduled, but its process", "see Ray's logs")
+            if info.version != dapo.__version__:
                 raise LaunchError(
-                    f"node {worker.node} has dapo {worker.actor_info.version}, this machine {dapo.__version__}; "
-                    "install "
-                    "the same version on all nodes"
+                    f"node {info.node} has dapo {info.version}, this machine {dapo.__version__}; install the same "
+                    "version on all nodes"
                 )
-        made = [
-            worker.send("make", spec.factory, dict(spec.options)) for worker, spec in zip(workers, specs, strict=True)
+            worker.info = info
+        created = [
+            worker.send("create", spec.factory, dict(spec.options)) for worker, spec in zip(workers, specs, strict=True)
         ]
-        for worker, future in zip(workers, made, strict=True):
-            self._wait(future, deadline, worker.name, f"what it printed is in {worker.log} (node {worker.node})")
+        for worker, future in zip(workers, created, strict=True):
+            self._wait(future, deadline, worker.name, f"its output is in {worker.log}")
 
     def _wait(self, future: "Future[Any]", deadline: float, what: str, see: str) -> Any:
         try:
@@ -286,40 +269,16 @@ class RayLauncher:
             self._weights = WeightsFolder()
         return self._weights
 
-    def _connect(self) -> "_Connection":
-        if self._connection is None:
-            self._connection = _Connection(self._address)
-        return self._connection
-
-
-class _Connection:
-    """To a cluster, with the thread that takes what comes from it."""
-
-    def __init__(self, address: str | None) -> None:
+    def _connect(self) -> None:
+        if self._callbacks is not None:
+            return
         ray = _import_ray()
-        self.owns_connection = not ray.is_initialized()
-        """Made here, so it ends here."""
-        self.owns_cluster = self.owns_connection and address is None
-        """The cluster too."""
-        if self.owns_connection:
+        self._owns_connection = not ray.is_initialized()
+        self._owns_cluster = self._owns_connection and self._address is None
+        if self._owns_connection:
             with _preserve_signal_handlers():
-                _init(address)
-        self.callbacks: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run_callbacks, name="ray-callbacks", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Leave; a cluster of our own ends."""
-        self.callbacks.put(None)
-        self._thread.join()
-        if self.owns_connection:
-            import ray
-
-            ray.shutdown()
-
-    def _run_callbacks(self) -> None:
-        while (complete := self.callbacks.get()) is not None:
-            complete()
+                _init(self._address)
+        self._callbacks = ThreadPoolExecutor(1, thread_name_prefix="ray-callbacks")
 
 
 def _import_ray() -> Any:
@@ -341,7 +300,7 @@ def _init(address: str | None) -> None:
         )
     try:
         if address is None:
-            # Ray would start a process for each CPU, none of which has the surroundings that a worker needs
+            # Ray would start a process for each CPU, none of which has the environment that a worker needs
             os.environ |= {name: "0" for name in PRESTART if name not in os.environ}
         else:
             _check_reachable(address)
@@ -351,7 +310,7 @@ def _init(address: str | None) -> None:
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
-        # it would print pages of a node's log for each worker that is lost; what happened is in WorkerDied
+        # it would print pages of a node's log for each lost worker; WorkerDied has the reason
         ray_driver._worker_logs_enabled = False
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise LaunchError(
@@ -363,7 +322,7 @@ def _init(address: str | None) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise ConnectionError or OSError where nobody listens: Ray itself would try for ever."""
+    """Raise ConnectionError or OSError if nothing listens there: Ray itself would retry for ever."""
     from ray._private.services import canonicalize_bootstrap_address
 
     found = canonicalize_bootstrap_address(address)  # `auto` is looked up
@@ -375,7 +334,7 @@ def _check_reachable(address: str) -> None:
 
 @contextmanager
 def _preserve_signal_handlers() -> Iterator[None]:
-    """Ray takes SIGTERM for itself; a run has its own answer to it."""
+    """Keep the run's own handlers: Ray installs one for SIGTERM."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -388,7 +347,7 @@ def _preserve_signal_handlers() -> Iterator[None]:
 
 
 def _actor(spec: WorkerSpec, reservation: Reservation, index: int) -> Any:
-    """A handle; the actor comes to life when a process has been started for it."""
+    """Request the actor's process; returns the actor's handle at once."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 

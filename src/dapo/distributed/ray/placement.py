@@ -1,4 +1,4 @@
-"""Room on a Ray cluster for workers, all of a gang or none, or an error that names what was asked and what there is."""
+"""Resources for workers on a Ray cluster, as placement groups; or an error that names the demand and the cluster."""
 
 import threading
 import time
@@ -9,11 +9,11 @@ from dapo.core.errors import LaunchError
 from dapo.distributed.protocol import WorkerSpec
 
 UNCOUNTED_CPUS = 0.001
-"""A placement group asks for something: this where CPUs are shared."""
+"""A placement group cannot be empty: this much is requested where processes share the CPUs."""
 
 
 class Reservation:
-    """A placement group; given back when the last worker in it is gone."""
+    """A placement group, removed when its last worker is gone."""
 
     def __init__(self, bundles: Sequence[dict[str, float]]) -> None:
         from ray.util import placement_group
@@ -26,7 +26,7 @@ class Reservation:
         self._lock = threading.Lock()
 
     def wait_until_ready(self, timeout_s: float) -> bool:
-        """Wait for it."""
+        """Whether the cluster has granted the placement group within the timeout."""
         try:
             self.group.ready().future().result(timeout_s)
         except FutureTimeoutError:
@@ -34,7 +34,7 @@ class Reservation:
         return True
 
     def release(self) -> None:
-        """One of its workers is gone."""
+        """Count a worker that is gone."""
         with self._lock:
             self._members -= 1
             is_last = self._members == 0
@@ -42,7 +42,7 @@ class Reservation:
             self.cancel()
 
     def cancel(self) -> None:
-        """Give it back as a whole."""
+        """Remove the placement group."""
         from ray.util import remove_placement_group
 
         remove_placement_group(self.group)
@@ -57,14 +57,25 @@ def reserve(
     counts_cpus: bool,
     gpus_left: float | None,
 ) -> list[tuple[Reservation, int]]:
-    """A place for each worker: `together` in one placement group, otherwise in one for each.
+    """Reserve resources for workers; a node that joins the cluster in the meantime counts.
 
-    A node that joins meanwhile counts. `gpus_left`: of a cluster that cannot grow, what this run does not hold yet.
-    Raises LaunchError after `timeout_s`, or at once for more GPUs than are left.
+    Args:
+        names: The workers' names, for messages.
+        specs: The resources that they need.
+        together: All in one placement group, instead of one for each.
+        timeout_s: How long to wait for the resources.
+        counts_cpus: Off: processes share the CPUs, and only GPUs are reserved.
+        gpus_left: GPUs that this run has not reserved yet, in a cluster that cannot grow.
+
+    Returns:
+        For each worker its placement group, and the index of its bundle in it.
+
+    Raises:
+        LaunchError: After `timeout_s`, or at once for more than `gpus_left`.
     """
     deadline = time.monotonic() + timeout_s
     if gpus_left is not None and sum(spec.gpus for spec in specs) > gpus_left:
-        raise LaunchError(f"no place for {describe_demand(names, specs)}; {describe_cluster()}")
+        raise LaunchError(f"not enough resources for {describe_demand(names, specs)}; {describe_cluster()}")
     bundles = [{"CPU": _cpus(spec, counts_cpus), "GPU": spec.gpus} for spec in specs]
     parts = [bundles] if together else [[bundle] for bundle in bundles]
     reservations = [Reservation(part) for part in parts]
@@ -74,7 +85,8 @@ def reserve(
             lacking = [i for i in range(len(names)) if not placed[0 if together else i]]
             asked = describe_demand([names[i] for i in lacking], [specs[i] for i in lacking])
             raise LaunchError(
-                f"no place within {timeout_s:g} s (distributed.start_timeout_s) for {asked}; {describe_cluster()}"
+                f"not enough resources within {timeout_s:g} s (distributed.start_timeout_s) for {asked}; "
+                f"{describe_cluster()}"
             )
     except BaseException:
         for reservation in reservations:
@@ -88,7 +100,7 @@ def reserve(
 
 
 def total(resource: str) -> float:
-    """Of all nodes."""
+    """The amount of a resource (`CPU`, `GPU`) on all nodes together, in use or free."""
     import ray
 
     return float(ray.cluster_resources().get(resource, 0.0))
@@ -110,7 +122,7 @@ def describe_demand(names: Sequence[str], specs: Sequence[WorkerSpec]) -> str:
 
 
 def describe_cluster() -> str:
-    """What there is, what of it is free, and how much of it one node has at most."""
+    """Nodes, CPUs and GPUs of the cluster, how many are free, and how many the largest node has."""
     import ray
 
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]

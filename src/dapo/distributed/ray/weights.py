@@ -1,30 +1,15 @@
-"""Weights between machines: a version's safetensors file as one object in Ray's object store, fetched once a node."""
+"""Weights between machines: a version's tensors as one object in Ray's object store, fetched once per node."""
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from safetensors import safe_open
 
 from dapo.core.errors import EngineError
-from dapo.distributed.weight_files import TIED_KEY, VERSION_KEY, WeightsFile
-
-Bytes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
-# safetensors' names
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+from dapo.distributed.weight_files import WeightsFile, stored_names
 
 
 class RayWeights:
@@ -37,11 +22,11 @@ class RayWeights:
 
     @property
     def version(self) -> int:
-        """Of the weights."""
+        """The training step after which the policy had these weights."""
         return self._file.version
 
     def open(self) -> WeightsFile:
-        """See WeightsHandle; on the controller's machine."""
+        """The weights, on the controller's machine."""
         return self._file.open()
 
     def for_worker(self, *, reads_files: bool) -> "WeightsFile | WeightsObject":
@@ -49,12 +34,11 @@ class RayWeights:
         if reads_files:
             return self._file
         if self._object is None:
-            data = np.asarray(np.memmap(self._file.open().path, dtype=np.uint8, mode="r"))
-            self._object = WeightsObject(_put(data), self.version, self._timeout_s)
+            self._object = WeightsObject(_put(self._file.open()), self.version, self._timeout_s)
         return self._object
 
     def forget(self) -> None:
-        """Let the object store drop it."""
+        """Let the object store drop the weights."""
         self._object = None
 
 
@@ -63,56 +47,56 @@ class WeightsObject:
     """A version's weights in the object store."""
 
     reference: Any
-    """ObjectRef."""
+    """The ObjectRef of a StoredWeights."""
     version: int
     timeout_s: float
 
-    def open(self) -> "SafetensorsBytes":
-        """Fetch them to this node. Raises EngineError where they are gone, late, or not of this version."""
+    def open(self) -> "StoredWeights":
+        """Fetch the weights to this node. Raises EngineError if they are gone or do not arrive in time."""
         import ray
 
         try:
-            data = ray.get(self.reference, timeout=self.timeout_s)
+            stored: StoredWeights = ray.get(self.reference, timeout=self.timeout_s)
         except ray.exceptions.RayError as error:
             raise EngineError(
                 f"the weights of version {self.version} did not come within {self.timeout_s:g} s: {error}"
             ) from error
-        weights = SafetensorsBytes(data)
-        if (found := weights.metadata.get(VERSION_KEY)) != str(self.version):
-            raise EngineError(f"the object store holds weights of version {found}, expected {self.version}")
-        return weights
+        return stored
 
 
-class SafetensorsBytes:
-    """A safetensors file in memory that nobody may write to; one tensor at a time is copied out of it."""
+class StoredTensor(NamedTuple):
+    """A tensor's bytes as an array, which Ray stores without pickling it; NumPy has no bfloat16."""
 
-    def __init__(self, data: Bytes) -> None:
-        length = int.from_bytes(data[:8].tobytes(), "little")
-        header = json.loads(data[8 : 8 + length].tobytes())
-        self.metadata: dict[str, str] = header.pop("__metadata__", {})
-        self._entries: dict[str, dict[str, Any]] = header
-        self._data = data[8 + length :]
+    data: "np.ndarray[Any, np.dtype[np.uint8]]"
+    dtype: torch.dtype
+    shape: torch.Size
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """Weights whose arrays lie in the node's object store, read-only: one tensor at a time is copied out of it."""
+
+    tensors: Mapping[str, StoredTensor]
+    names: Mapping[str, str]
+    """Every weight's name -> the name in `tensors`; tied weights are stored once."""
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See WeightsFile."""
-        for name in self._entries:
-            yield name, self._tensor(name)
-        for pair in self.metadata.get(TIED_KEY, "").split():
-            name, stored = pair.split("=", 1)
-            yield name, self._tensor(stored)
-
-    def _tensor(self, name: str) -> torch.Tensor:
-        entry = self._entries[name]
-        start, end = entry["data_offsets"]
-        if start == end:
-            return torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]])
-        return torch.from_numpy(self._data[start:end].copy()).view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
+        """Every weight by its Hugging Face name, tied ones under each of their names."""
+        for name, stored in self.names.items():
+            data, dtype, shape = self.tensors[stored]
+            yield name, torch.from_numpy(data.copy()).view(dtype).reshape(shape)
 
 
-def _put(data: Bytes) -> Any:
+def _put(source: WeightsFile) -> Any:
     import ray
 
-    try:
-        return ray.put(data)
-    except ray.exceptions.RayError as error:
-        raise EngineError(f"the weights do not fit into Ray's object store: {error}") from error
+    with safe_open(source.path, framework="pt") as file:
+        names = stored_names(file)
+        tensors = {}
+        for stored in dict.fromkeys(names.values()):
+            tensor = file.get_tensor(stored)  # mapped, not read
+            tensors[stored] = StoredTensor(tensor.reshape(-1).view(torch.uint8).numpy(), tensor.dtype, tensor.shape)
+        try:
+            return ray.put(StoredWeights(tensors, names))
+        except ray.exceptions.RayError as error:
+            raise EngineError(f"the weights do not fit into Ray's object store: {error}") from error
