@@ -52,8 +52,8 @@ soak: install
 	$(VENV)/bin/python -m benchmarks.soak $(ARGS)
 
 check: install-dev
-	$(VENV)/bin/ruff format --check src tests benchmarks
-	$(VENV)/bin/ruff check src tests benchmarks
+	$(VENV)/bin/ruff format --check src tests benchmarks examples
+	$(VENV)/bin/ruff check src tests benchmarks examples
 	$(VENV)/bin/mypy
 
 # the page of metrics, from the table that the code uses
@@ -61,7 +61,7 @@ docs: install
 	$(VENV)/bin/python -m dapo.telemetry.metric_table > docs/metrics.md
 
 format: install-dev
-	$(VENV)/bin/ruff format src tests benchmarks
+	$(VENV)/bin/ruff format src tests benchmarks examples
 	$(VENV)/bin/ruff check --fix src tests benchmarks
 
 # measures us and whichever opponents are installed: make bench ARGS="generation update --rounds 9"

@@ -21,7 +21,6 @@ from dapo.cli.check.summary import explain
 from dapo.cli.train import resume_run
 from dapo.config import Config, build_config, dump_config, load_config
 from dapo.core.errors import CheckpointError, ConfigError, EngineError, NumericsError, ShortfallError
-from dapo.core.rng import keyed_permutation
 from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.scripted import ScriptedEngine
@@ -38,12 +37,14 @@ from dapo.training.run_directory import RunDirectory
 from dapo.training.signals import Interrupted, StoppableEngine
 from dapo.training.state import Run, TrainablePolicy, TrainState
 from dapo.types import Generation, GenerationRequest, Group, Problem, Sample, Verdict
+from examples.minimal_dapo import Group as MinimalGroup
+from examples.minimal_dapo import MinimalDapo
 from helpers.async_runs import ONE_STEP_OFF, async_config, run_or_resume
 from helpers.fake_rollout import END, FILL, WRONG, FakeEncoder, FakeJudge, problems, random_script
 from helpers.fork_server import AREAS, ForkServer
+from helpers.minimal_runs import STEPS, minimal_config, minimal_inputs
 from helpers.tiny_policies import loaded, make_policy
 from helpers.tiny_runs import CONFIGS, contents, differences, metrics, tiny
-from system.test_algorithm1 import GROUP, LR, MINIBATCH, PROMPTS, STEPS, WARMUP, NaiveDapo, tiny_config
 
 # --- runs without a model: a scripted engine, and a policy that only counts -----------------------------------------
 
@@ -280,77 +281,48 @@ class TestStaleness:
 CAP = 1.02
 
 
-class NaiveOneStepOff(NaiveDapo):
+class NaiveOneStepOff(MinimalDapo):
     """The schedule as its module describes it, one thing after the other, with a copy of every policy."""
 
-    def run(self) -> None:
+    def __init__(self, model: Path) -> None:
+        super().__init__(*minimal_inputs(model))
+        self.policies = [copy.deepcopy(self.model)]  # theta_0, theta_1, ...
         self.weights: list[float] = []
-        trained = self.model
-        policies = [copy.deepcopy(trained)]  # theta_0, theta_1, ...
-        for step in range(1, STEPS + 1):
-            self.model = policies[max(step - 2, 0)]
-            groups = []
-            while len(groups) < PROMPTS:
-                group = self.sample_group(step)
-                correct = [any(c.isdigit() for c in text) for text in group["texts"]]
-                if 0 < sum(correct) < GROUP:
-                    with torch.no_grad():
-                        sampler = [self.logprobs(group["prompt"], ids) for ids in group["responses"]]
-                    groups.append({**group, "correct": correct, "sampler": sampler})
-                else:
-                    self.uninformative += 1
-            self.model = trained
-            for group in groups:
-                rewards = [
-                    (1.0 if right else -1.0) + self.overlong(len(ids))
-                    for right, ids in zip(group["correct"], group["responses"], strict=True)
-                ]
-                mean = sum(rewards) / GROUP
-                std = (sum((r - mean) ** 2 for r in rewards) / (GROUP - 1)) ** 0.5
-                group["advantages"] = [(r - mean) / (std + 1e-6) for r in rewards]
-                with torch.no_grad():
-                    group["old"] = [self.logprobs(group["prompt"], ids) for ids in group["responses"]]
-            order = keyed_permutation(PROMPTS, 0, "minibatches", step)
-            for start in range(0, PROMPTS, MINIBATCH):
-                self.corrected_update([groups[i] for i in order[start : start + MINIBATCH]], step)
-            policies.append(copy.deepcopy(trained))
 
-    def corrected_update(self, groups: list[dict], step: int) -> None:
-        total = sum(len(ids) for group in groups for ids in group["responses"])
-        loss = torch.zeros((), dtype=torch.float64)
-        for group in groups:
-            for i, ids in enumerate(group["responses"]):
-                advantage, old, sampler = group["advantages"][i], group["old"][i], group["sampler"][i]
-                new = self.logprobs(group["prompt"], ids)
-                for t in range(len(ids)):
-                    weight = min(float(torch.exp(old[t] - sampler[t])), CAP)
-                    self.weights.append(weight)
-                    ratio = torch.exp(new[t] - old[t])
-                    clipped = torch.clamp(ratio, 0.8, 1.28)
-                    loss = loss - weight * torch.minimum(ratio * advantage, clipped * advantage) / total
-        self.optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for settings in self.optimizer.param_groups:
-            settings["lr"] = LR * min(1.0, step / WARMUP)
-        self.optimizer.step()
+    def step(self, step: int) -> None:
+        super().step(step)
+        self.policies.append(copy.deepcopy(self.model))
+
+    def sample_batch(self, step: int) -> list[MinimalGroup]:
+        trained, self.model = self.model, self.policies[max(step - 2, 0)]
+        groups = super().sample_batch(step)
+        with torch.no_grad():
+            self.sampler_logprobs = {id(g): [self.logprobs(g.prompt, ids) for ids in g.responses] for g in groups}
+        self.model = trained
+        return groups
+
+    def objective(self, group: MinimalGroup, i: int) -> torch.Tensor:
+        correction = torch.exp(group.old_logprobs[i] - self.sampler_logprobs[id(group)][i]).clamp(max=CAP)
+        self.weights += correction.tolist()
+        return correction * super().objective(group, i)
 
 
 def test_five_steps_equal_a_naive_sequential_reimplementation(tmp_path: Path, float64_model: Path):
     naive = NaiveOneStepOff(float64_model)
-    naive.run()
+    for step in range(1, STEPS + 1):
+        naive.step(step)
     assert min(naive.weights) < 0.99  # the correction has something to do
     assert naive.weights.count(CAP) > 10
     assert sum(weight == 1.0 for weight in naive.weights) >= 30  # the first step is on policy
     changed = [*ONE_STEP_OFF, f"loss.engine_correction={CAP}", "train.threads=1"]
-    config = build_config(tiny_config(float64_model).model_dump(), changed)
+    config = build_config(minimal_config(float64_model).model_dump(), changed)
     run_or_resume(tmp_path / "run", config)
     (file,) = (tmp_path / "run" / "checkpoints" / f"step_{STEPS:06d}").glob("weights*.safetensors")
     real = load_file(file)
     for name, tensor in naive.model.named_parameters():
         torch.testing.assert_close(real[name], tensor.detach(), rtol=0, atol=1e-8)
     dropped = [row["rollout/groups_all_wrong"] + row["rollout/groups_all_correct"] for row in metrics(tmp_path / "run")]
-    assert sum(dropped) == naive.uninformative > 0
+    assert sum(dropped) == naive.num_dropped > 0
 
 
 @pytest.mark.parametrize(
