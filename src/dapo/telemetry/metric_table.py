@@ -135,9 +135,9 @@ METRICS = (
     Metric("loss/clipped_high_prob_mean", "probability", "The mean probability, under the policy, of the tokens at the "
            "upper clip.", "Fig. 3a", "mean", "in steps with a token at the upper clip"),
     Metric("loss/engine_weight_mean", "ratio", "The mean importance weight that corrects for the engine's "
-           "probabilities.", "", "mean", "with `loss.engine_correction: tis`"),
+           "probabilities.", "", "mean", "with `loss.engine_correction`"),
     Metric("loss/engine_weight_truncated_fraction", "fraction", "The fraction of tokens whose importance weight is "
-           "truncated at the cap.", "", "mean", "with `loss.engine_correction: tis`"),
+           "truncated at the cap.", "", "mean", "with `loss.engine_correction`"),
     Metric("optim/lr", "1", "The learning rate of the step.", "Section 4.1", "mean"),
     Metric("optim/grad_norm", "1", "The norm of the gradient before it is clipped.", "", "mean"),
     Metric("optim/skipped", "updates", "The number of updates that were not made, because the loss or the gradient was "
