@@ -26,48 +26,81 @@ def policy_loss(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Eq. 8 and 10, negated: the scalar to minimise, and sums that describe it.
+    """Eq. 8 and 10, negated: the scalar to minimise, and the sums of `token_surrogate`.
 
-    `logprobs`, `old_logprobs`, `mask`: `[N, T]`; `advantages`, `weights`: `[N]`, the weights from
-    `aggregation_weights`. Tokens without a true (non-zero) mask may hold anything, NaN included. Only `logprobs`
-    gets a gradient: `old_logprobs` may be `logprobs` itself. Packed tokens fit as well: with T = 1 each token is a row
-    that carries its response's advantage and weight.
+    The loss has the type of `logprobs`, or float32 if that is narrower. Only `logprobs` gets a gradient.
 
-    `dual_clip` bounds r from above where A < 0 (released scripts: 10; not in the paper). The log-ratio is clamped to
-    +-20; beyond that a token has no gradient.
+    Args:
+        logprobs, old_logprobs, mask: `[N, T]`. Tokens without a true (non-zero) mask may hold anything, NaN included;
+            `old_logprobs` may be `logprobs` itself.
+        advantages, weights: `[N]`, the weights from `aggregation_weights`.
+        clip_low, clip_high, dual_clip: see `token_surrogate`.
 
-    The loss has the type of `logprobs`, float32 if that is narrower. The metrics are 0-dim float64 tensors on the same
-    device, without gradient and unweighted; each is a plain sum over the trained tokens, so they add up over
-    microbatches and ranks:
-
-    - `tokens`: how many there are, zero advantages included;
-    - `clipped_high` (A > 0, r > 1 + clip_high), `clipped_low` (A < 0, r < 1 - clip_low), `clipped_dual` (A < 0,
-      r > dual_clip): counts of tokens that the clip robs of their gradient;
-    - `ratio_sum`: r_it;
-    - `approx_kl_sum`: r - 1 - log r, whose mean estimates KL(old || new);
-    - `prob_sum`: the probability under the policy now;
-    - `clipped_high_prob_sum`: the same, over the `clipped_high` tokens only (Fig. 3a is their mean).
-
-    Raises ValueError for shapes that do not fit and for a `dual_clip` that is not above 1.
+    Raises:
+        ValueError: the shapes do not fit, or `dual_clip` is not above 1.
     """
     _check_shapes(
         logprobs, {"old_logprobs": old_logprobs, "mask": mask}, {"advantages": advantages, "weights": weights}
     )
+    surrogate, sums = token_surrogate(
+        logprobs,
+        old_logprobs,
+        advantages.unsqueeze(1),
+        mask,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        dual_clip=dual_clip,
+    )
+    return -(surrogate.sum(dim=1) * weights.to(surrogate.dtype)).sum(), sums
+
+
+def token_surrogate(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Each token's term of Eq. 8 and 10, `min(r A, clip(r) A)`, before its weight and sign: 0 where nothing trains.
+
+    Elementwise, so that packed tokens `[T]` need no padding; the log-ratio is clamped to +-20, beyond which a token has
+    no gradient. The sums describe the trained tokens, unweighted; they are 0-dim float64 tensors without gradient and
+    add up over microbatches and ranks:
+
+    - `tokens`: how many there are, zero advantages included;
+    - `clipped_high` (A > 0, r > 1 + clip_high), `clipped_low` (A < 0, r < 1 - clip_low), `clipped_dual` (A < 0,
+      r > dual_clip): counts of tokens that lose their gradient to the clip;
+    - `ratio_sum`: r;
+    - `approx_kl_sum`: r - 1 - log r, whose mean estimates KL(old || new);
+    - `prob_sum`: the probability under the current policy;
+    - `clipped_high_prob_sum`: the same, over the `clipped_high` tokens only (Fig. 3a is their mean).
+
+    Args:
+        logprobs, old_logprobs, mask: of one shape, such as `[T]`; only `logprobs` gets a gradient.
+        advantages: A, of that shape or broadcast to it.
+        clip_low, clip_high: the bounds 1 - clip_low and 1 + clip_high of the ratio r.
+        dual_clip: a bound on r where A < 0 (released scripts: 10; not in the paper).
+
+    Raises:
+        ValueError: `dual_clip` is not above 1.
+    """
     if dual_clip is not None and dual_clip <= 1:
         raise ValueError(f"dual_clip must be above 1 (it bounds the ratio where A < 0), got {dual_clip}")
-    trained = mask.bool()  # [N, T]
-    log_ratio = _masked_log_ratio(logprobs, old_logprobs.detach(), trained)  # [N, T]
-    ratio = log_ratio.exp()  # [N, T] r_it, Eq. 6
-    advantage = advantages.to(ratio.dtype).unsqueeze(1)  # [N, 1] A_i
+    trained = mask.bool()
+    log_ratio = _masked_log_ratio(logprobs, old_logprobs.detach(), trained)
+    ratio = log_ratio.exp()  # r_it, Eq. 6
+    advantage = advantages.to(ratio.dtype)
     surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip_low, 1 + clip_high) * advantage)
     if dual_clip is not None:
         surrogate = torch.where(advantage < 0, torch.maximum(surrogate, dual_clip * advantage), surrogate)
-    loss = -_weighted_sum(surrogate, trained, weights)
     with torch.no_grad():
         negative, positive = trained & (advantage < 0), trained & (advantage > 0)
         clipped_high = positive & (ratio > 1 + clip_high)
         prob = torch.where(trained, logprobs, -torch.inf).to(ratio.dtype).exp()
-        metrics = {
+        sums = {
             "tokens": _total(trained),
             "clipped_low": _total(negative & (ratio < 1 - clip_low)),
             "clipped_high": _total(clipped_high),
@@ -77,31 +110,44 @@ def policy_loss(
             "prob_sum": _total(prob),
             "clipped_high_prob_sum": _total(torch.where(clipped_high, prob, 0.0)),
         }
-    return loss, metrics
+    return torch.where(trained, surrogate, 0.0), sums
 
 
 def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
-    """Eq. 5's `D_KL(policy || reference)` by the k3 estimator, weighted like the loss: times beta, add it to the loss.
+    """Eq. 5's `D_KL(policy || reference)`, weighted like the loss: times beta, add it to the loss.
 
-    `sum_i w_i sum_t (q - 1 - log q)` with `q = reference / policy` at each sampled token, log q clamped to +-20.
     Shapes, masking and types as in `policy_loss`; only `logprobs` gets a gradient. DAPO itself has no such term.
     """
     _check_shapes(logprobs, {"reference_logprobs": reference_logprobs, "mask": mask}, {"weights": weights})
-    trained = mask.bool()
-    log_q = -_masked_log_ratio(logprobs, reference_logprobs.detach(), trained)  # [N, T]
+    penalty = token_kl(logprobs, reference_logprobs, mask)
+    return (penalty.sum(dim=1) * weights.to(penalty.dtype)).sum()
+
+
+def token_kl(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """The k3 estimator q - 1 - log q at each sampled token, 0 where nothing trains; q = reference / policy.
+
+    Elementwise, such as on packed tokens `[T]`; log q is clamped to +-20.
+    """
+    log_q = -_masked_log_ratio(logprobs, reference_logprobs.detach(), mask.bool())
     # expm1: near q = 1 the estimate is about (log q)^2 / 2, which exp() - 1 would round away
-    return _weighted_sum(torch.expm1(log_q) - log_q, trained, weights)
+    return torch.expm1(log_q) - log_q
 
 
 def engine_weights(old_logprobs: Tensor, engine_logprobs: Tensor, mask: Tensor, *, cap: float) -> Tensor:
-    """Truncated importance sampling: `[N, T]` min(pi_old / pi_engine, `cap`), without gradient, 1 where nothing trains.
+    """Truncated importance sampling: min(pi_old / pi_engine, `cap`) of each token, without gradient, 1 if masked.
 
-    For an engine that does not sample from quite the policy that the trainer computes (other kernels, a coarser type):
-    a token's loss times its weight has, but for the truncation, the expectation it would have under pi_old. All three
-    are `[N, T]`; the log-ratio is clamped to +-20. Not in the paper; off unless `loss.engine_correction: tis`. Raises
-    ValueError for shapes that do not fit and for a `cap` that is not positive.
+    For an engine whose distribution differs from the trainer's (other kernels, a coarser type): a token's loss times
+    this weight has, except for the truncation, the expectation that it would have under pi_old. Not in the paper; off
+    unless `loss.engine_correction: tis`.
+
+    Args:
+        old_logprobs, engine_logprobs, mask: of one shape, such as packed `[T]`; the log-ratio is clamped to +-20.
+        cap: the largest weight.
+
+    Raises:
+        ValueError: the shapes do not fit, or `cap` is not positive.
     """
-    _check_shapes(old_logprobs, {"engine_logprobs": engine_logprobs, "mask": mask}, {})
+    _check_each("shaped like old_logprobs", old_logprobs.shape, {"engine_logprobs": engine_logprobs, "mask": mask})
     if not cap > 0:
         raise ValueError(f"cap must be above 0 (it bounds pi_old / pi_engine), got {cap}")
     return _masked_log_ratio(old_logprobs.detach(), engine_logprobs.detach(), mask.bool()).exp().clamp(max=cap)
@@ -110,19 +156,21 @@ def engine_weights(old_logprobs: Tensor, engine_logprobs: Tensor, mask: Tensor, 
 def aggregation_weights(
     lengths: Tensor, group_ids: Tensor, *, aggregate: Aggregate, max_length: int | None = None
 ) -> Tensor:
-    """Eq. 12 and its rivals: `[N]` float64, the weight of every trained token of each response of a minibatch.
+    """Eq. 12 and its alternatives: `[N]` float64, the weight of every trained token of each response of a minibatch.
 
-    `lengths`: `[N]` tokens that train (end token in; prompt, padding and masked tokens out).
-    `group_ids`: `[N]` integers of any value; equal ones are one group. N counts responses with at least one trained
-    token, and groups likewise; a response without one has weight 0.
+    N counts responses with at least one trained token, and groups likewise; a response without one has weight 0. Call
+    it once for the whole minibatch, all ranks together, zero advantages included.
 
-    - `token`: 1 / trained tokens of the minibatch. DAPO as released.
-    - `group`: 1 / (groups x trained tokens of i's group). Eq. 8 and 12 to the letter.
-    - `sequence`: 1 / (N x length_i). GRPO, Eq. 5.
-    - `constant`: 1 / (N x max_length). Dr. GRPO.
+    Args:
+        lengths: `[N]` tokens that train (end token included; prompt, padding and masked tokens excluded).
+        group_ids: `[N]` integers of any value; equal ones are one group.
+        aggregate: `token`: 1 / trained tokens of the minibatch (DAPO as released); `group`: 1 / (groups x trained
+            tokens of i's group) (Eq. 8 and 12 to the letter); `sequence`: 1 / (N x length_i) (GRPO, Eq. 5);
+            `constant`: 1 / (N x max_length) (Dr. GRPO).
+        max_length: the response limit in tokens, for `constant`.
 
-    Call it once for the whole minibatch, all ranks together, zero advantages included. Raises ValueError for shapes
-    that do not fit, negative lengths, an unknown `aggregate`, or `constant` without a positive `max_length`.
+    Raises:
+        ValueError: the shapes do not fit, a length is negative, `aggregate` is unknown or lacks its `max_length`.
     """
     if lengths.ndim != 1 or group_ids.shape != lengths.shape:
         raise ValueError(
@@ -150,15 +198,11 @@ def aggregation_weights(
 
 
 def _masked_log_ratio(logprobs: Tensor, base: Tensor, trained: Tensor) -> Tensor:
-    """`[N, T]` log(policy / base), 0 where nothing trains, in float32 or better."""
+    """log(policy / base) at each token, 0 where nothing trains, in float32 or better."""
     dtype = torch.promote_types(logprobs.dtype, torch.float32)
     difference = logprobs.to(dtype) - base.to(dtype)
     # inf * 0 is nan, so mask before exp(): then neither values nor gradients of padding get through
     return torch.where(trained, difference, 0.0).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-
-
-def _weighted_sum(values: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
-    return (torch.where(trained, values, 0.0).sum(dim=1) * weights.to(values.dtype)).sum()
 
 
 def _total(values: Tensor) -> Tensor:
@@ -166,12 +210,14 @@ def _total(values: Tensor) -> Tensor:
 
 
 def _check_shapes(logprobs: Tensor, per_token: dict[str, Tensor], per_response: dict[str, Tensor]) -> None:
-    """Broadcasting would turn a wrong shape into a wrong loss in silence."""
     if logprobs.ndim != 2:
         raise ValueError(f"logprobs must be [N, T], got shape {list(logprobs.shape)}")
-    for name, tensor in per_token.items():
-        if tensor.shape != logprobs.shape:
-            raise ValueError(f"{name} must be [N, T] = {list(logprobs.shape)}, got {list(tensor.shape)}")
-    for name, tensor in per_response.items():
-        if tensor.shape != logprobs.shape[:1]:
-            raise ValueError(f"{name} must be [N] = {list(logprobs.shape[:1])}, got {list(tensor.shape)}")
+    _check_each("[N, T]", logprobs.shape, per_token)
+    _check_each("[N]", logprobs.shape[:1], per_response)
+
+
+def _check_each(meaning: str, expected: torch.Size, tensors: dict[str, Tensor]) -> None:
+    """Broadcasting would silently turn a wrong shape into a wrong loss."""
+    for name, tensor in tensors.items():
+        if tensor.shape != expected:
+            raise ValueError(f"{name} must be {meaning} = {list(expected)}, got {list(tensor.shape)}")
