@@ -31,7 +31,7 @@ from dapo.data.byte_decoder import byte_alphabet
 from dapo.data.stream import ProblemStream
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.scripted import ScriptedEngine
-from dapo.policy.aliases import smollm2_directory
+from dapo.policy.builtin_models import smollm2_directory
 from dapo.telemetry.sinks import JsonlSink, Tracker, read_metrics
 from dapo.training.rollout import DynamicSampler, sampling_plan
 from dapo.training.run_directory import RunDirectory

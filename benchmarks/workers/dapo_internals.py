@@ -14,10 +14,10 @@ from benchmarks.memory import current_rss_bytes, peak_rss_bytes
 from benchmarks.op_categories import seconds_by_kind
 from benchmarks.protocol import serve
 from dapo.assemble import multiplies_bfloat16_fast
-from dapo.config import LossConfig, OptimConfig
+from dapo.config import Config
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.engines.native.engine import EngineStats, NativeEngine
-from dapo.policy.model import LoadedModel, load_model
+from dapo.policy.model import load_model
 from dapo.policy.policy import Policy
 from dapo.training.checkpoint_store import CheckpointWriter
 from dapo.training.run_directory import RunDirectory
@@ -171,16 +171,16 @@ class Studies:
 
     def _policy(self, name: str, microbatch_tokens: int) -> Policy:
         if name not in self.policies:
-            self.policies[name] = Policy(
-                LoadedModel(
-                    copy.deepcopy(self.loaded.model), self.loaded.tokenizer, self.loaded.stop_ids, self.loaded.name
-                ),
-                loss=LossConfig(),
-                optim=OptimConfig(lr=1e-6, warmup_steps=0),
-                temperature=1.0,
-                microbatch_tokens=microbatch_tokens,
-                max_response_tokens=4096,
+            config = Config.model_validate(
+                {
+                    "model": {"name": self.loaded.name},
+                    "data": {"train": "builtin:sums"},
+                    "rollout": {"max_response_tokens": 4096},
+                    "optim": {"warmup_steps": 0},
+                    "train": {"microbatch_tokens": microbatch_tokens},
+                }
             )
+            self.policies[name] = Policy(config, replace(self.loaded, model=copy.deepcopy(self.loaded.model)))
         return self.policies[name]
 
     def _first_gradient(

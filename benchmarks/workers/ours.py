@@ -21,7 +21,7 @@ from dapo.core.rng import keyed_seed
 from dapo.data.problems import load_problems
 from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
-from dapo.policy.aliases import smollm2_directory
+from dapo.policy.builtin_models import smollm2_directory
 from dapo.policy.model import export_model
 from dapo.telemetry.console import ProgressDisplay
 from dapo.telemetry.metrics import StepTimer

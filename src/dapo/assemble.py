@@ -90,17 +90,7 @@ def build_run(
 def open_policy(config: Config, loaded: LoadedModel, launcher: Launcher | None) -> Iterator[TrainablePolicy]:
     """The policy: in this process, which then trains `loaded.model` in place, or in processes of its own."""
     if launcher is None or not config.uses_trainer_group:
-        yield Policy(
-            loaded,
-            loss=config.loss,
-            optim=config.optim,
-            temperature=config.rollout.temperature,
-            microbatch_tokens=config.train.microbatch_tokens,
-            max_response_tokens=config.rollout.max_response_tokens,
-            lora=config.model.lora,
-            seed=config.train.seed,
-            recompute=config.train.recompute,
-        )
+        yield Policy(config, loaded)
         return
     threads = trainer_threads(config, torch.get_num_threads())
     with closing(TrainerGroup(config, launcher, threads=threads, cluster_gpus=launcher.gpus)) as trainer_group:

@@ -21,7 +21,7 @@ from dapo.cli.check.model_dimensions import KNOWN_DIMENSIONS, dimensions_from_co
 from dapo.cli.check.report import describe_estimate, find_problems
 from dapo.config import Config, load_config
 from dapo.core.errors import ConfigError
-from dapo.policy.aliases import tiny_random
+from dapo.policy.builtin_models import tiny_random
 from dapo.policy.logprobs import hidden_states, use_packed_forward
 from dapo.policy.packing import pack
 from dapo.policy.policy import recompute_layers

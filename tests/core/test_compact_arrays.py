@@ -209,7 +209,7 @@ def test_a_byte_table_says_what_the_tokenizer_says_of_any_ids(byte_level):
 
 
 def test_a_tokenizer_of_another_kind_decodes_by_itself():
-    from dapo.policy.aliases import _tiny_tokenizer
+    from dapo.policy.builtin_models import _tiny_tokenizer
 
     tokenizer = _tiny_tokenizer()
     assert ByteDecoder.of(tokenizer, skip_special_tokens=True) is None

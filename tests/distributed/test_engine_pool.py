@@ -27,7 +27,7 @@ from dapo.distributed.protocol import WorkerSpec
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.scripted import cut
-from dapo.policy.aliases import TINY_VOCABULARY
+from dapo.policy.builtin_models import TINY_VOCABULARY
 from dapo.telemetry.console import ProgressDisplay
 from dapo.training.run_directory import RunDirectory
 from dapo.training.state import Run, TrainState

@@ -33,7 +33,7 @@ from dapo.distributed.engine_specs import engine_specs
 from dapo.distributed.protocol import WorkerSpec
 from dapo.distributed.ray.launcher import PRESTART, RayLauncher, RayWorker
 from dapo.engines.checked import CheckedEngine
-from dapo.policy.aliases import TINY_VOCABULARY
+from dapo.policy.builtin_models import TINY_VOCABULARY
 from dapo.telemetry.console import ProgressDisplay
 from dapo.training.run_directory import RunDirectory
 from dapo.training.state import TrainState

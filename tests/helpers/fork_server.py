@@ -30,7 +30,14 @@ AREAS = {
     "start": ("cli", "assemble", "config", "training/signals", "data"),
     "rollout": ("training/rollout", "engines", "core/rng"),
     "judging": ("rewards",),
-    "update": ("policy/policy", "policy/packing", "policy/logprobs", "policy/optim", "policy/packed_attention"),
+    "update": (
+        "policy/policy",
+        "policy/packing",
+        "policy/objective",
+        "policy/logprobs",
+        "policy/optim",
+        "policy/packed_attention",
+    ),
     "saving": (
         "training/checkpointing",
         "training/checkpoint_store",

@@ -14,21 +14,19 @@ from safetensors.torch import load, save
 from torch import Tensor
 from transformers import PreTrainedModel, Starcoder2Config, Starcoder2ForCausalLM
 
-from dapo.config import LoraConfig, LossConfig, OptimConfig
 from dapo.distributed.protocol import Worker, WorkerSpec
 from dapo.policy.checkpoint import read_tensors
-from dapo.policy.fsdp.partition import RankMicrobatch, partition
+from dapo.policy.fsdp.checkpoint import stored_like
 from dapo.policy.fsdp.policy import Ranks, ShardedPolicy
-from dapo.policy.fsdp.tensors import stored_like
 from dapo.policy.model import LoadedModel
-from dapo.policy.policy import Policy, rows_to_compute
+from dapo.policy.packing import RankMicrobatch
+from dapo.policy.policy import Policy, partition_minibatch
 from dapo.types import Sample
 from helpers.paths import TESTS
 from helpers.tiny_models import COMMON, randomised
-from helpers.tiny_policies import NO_CLIPPING, loaded
+from helpers.tiny_policies import loaded, make_policy, policy_config
 
 TIMEOUT_S = 60.0
-MAX_RESPONSE_TOKENS = 50
 
 
 def exact_model(*, tied: bool = False) -> PreTrainedModel:
@@ -44,26 +42,9 @@ def model_named(name: str) -> LoadedModel:
     return loaded(name, dtype=torch.bfloat16)
 
 
-def policy_options(
-    loss: dict[str, Any] | None = None, optim: dict[str, Any] | None = None, lora: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """Full steps from the first update, gradients not clipped, unless told otherwise."""
-    return {
-        "loss": LossConfig(**(loss or {})),
-        "optim": OptimConfig(**({"lr": 1e-3, "warmup_steps": 0, "max_grad_norm": NO_CLIPPING} | (optim or {}))),
-        "temperature": 0.9,
-        "lora": None if lora is None else LoraConfig(**lora),
-    }
-
-
 def unsharded_policy(name: str, **options: Any) -> Policy:
-    """The same in this process."""
-    return Policy(
-        model_named(name),
-        microbatch_tokens=64,
-        max_response_tokens=MAX_RESPONSE_TOKENS,
-        **policy_options(**options),
-    )
+    """The same policy in this process."""
+    return make_policy(model_named(name), temperature=0.9, **options)
 
 
 class RankWorker:
@@ -91,7 +72,7 @@ class RankWorker:
         self.ranks = Ranks(torch.device("cpu"), timeout_s=TIMEOUT_S)
 
     def make(self, name: str, options: dict[str, Any]) -> None:
-        self.policy = ShardedPolicy(model_named(name), self.ranks, **policy_options(**options))
+        self.policy = ShardedPolicy(policy_config(temperature=0.9, **options), model_named(name), self.ranks)
 
     def update(self, rank_microbatches: Sequence[RankMicrobatch], step: int) -> dict[str, float]:
         return self.policy.update(rank_microbatches, step=step) | {"skipped_in_a_row": self.policy.skipped_in_a_row}
@@ -133,8 +114,7 @@ class RankGroup:
     def partitions(
         self, minibatch: Sequence[Sample], loss: dict[str, Any] | None = None
     ) -> list[tuple[RankMicrobatch, ...]]:
-        rows, weights = rows_to_compute(minibatch, LossConfig(**(loss or {})), max_response_tokens=MAX_RESPONSE_TOKENS)
-        return partition(rows, weights.tolist(), ranks=len(self.workers), max_tokens=64)
+        return partition_minibatch(minibatch, policy_config(loss=loss), ranks=len(self.workers))
 
     def weights(self) -> list[dict[str, Tensor]]:
         """As every rank gathers them."""

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel, Starcoder2Config, Starcoder2ForCausalLM
 
-from dapo.config import LoraConfig, LossConfig, OptimConfig
+from dapo.config import Config
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.policy import Policy
@@ -66,6 +66,29 @@ def float64_model(seed: int = 0) -> PreTrainedModel:
     return randomised(Starcoder2ForCausalLM(Starcoder2Config(**options)), seed).double().eval()
 
 
+def policy_config(
+    *,
+    loss: dict[str, Any] | None = None,
+    optim: dict[str, Any] | None = None,
+    temperature: float = 1.0,
+    microbatch_tokens: int = 64,
+    lora: dict[str, Any] | None = None,
+    seed: int = 0,
+) -> Config:
+    """The options of a policy that takes full steps from the first update and does not clip gradients by default."""
+    return Config.model_validate(
+        {
+            "model": {"name": "tiny-random", "lora": lora},
+            "data": {"train": "builtin:sums"},
+            "rollout": {"temperature": temperature, "max_response_tokens": 50},
+            "overlong": {"mode": "off"},
+            "loss": loss or {},
+            "optim": {"lr": 1e-3, "warmup_steps": 0, "max_grad_norm": NO_CLIPPING} | (optim or {}),
+            "train": {"microbatch_tokens": microbatch_tokens, "seed": seed},
+        }
+    )
+
+
 def make_policy(
     model: LoadedModel | None = None,
     *,
@@ -76,17 +99,11 @@ def make_policy(
     lora: dict[str, Any] | None = None,
     seed: int = 0,
 ) -> Policy:
-    """A policy that takes full steps from the first update and does not clip gradients, unless told."""
-    return Policy(
-        model or loaded(),
-        loss=LossConfig(**(loss or {})),
-        optim=OptimConfig(**({"lr": 1e-3, "warmup_steps": 0, "max_grad_norm": NO_CLIPPING} | (optim or {}))),
-        temperature=temperature,
-        microbatch_tokens=microbatch_tokens,
-        max_response_tokens=50,
-        lora=None if lora is None else LoraConfig(**lora),
-        seed=seed,
+    """A policy in this process with the options of `policy_config`."""
+    config = policy_config(
+        loss=loss, optim=optim, temperature=temperature, microbatch_tokens=microbatch_tokens, lora=lora, seed=seed
     )
+    return Policy(config, model or loaded())
 
 
 def plain_scores(

@@ -14,8 +14,8 @@ from torch import Tensor
 from dapo.core.errors import CheckpointError
 from dapo.distributed.local import LocalLauncher
 from dapo.policy.checkpoint import SavedWeights
-from dapo.policy.fsdp.partition import DUMMY_MICROBATCH
 from dapo.policy.lora import saved_weights
+from dapo.policy.packing import DUMMY_MICROBATCH
 from dapo.policy.policy import Policy
 from dapo.types import Sample
 from helpers.fsdp_ranks import RankGroup, model_named, rank_spec, unsharded_policy

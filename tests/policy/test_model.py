@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from dapo.core.errors import ConfigError
-from dapo.policy.aliases import find_packaged_file
+from dapo.policy.builtin_models import find_packaged_file
 from dapo.policy.model import LoadedModel, export_model, find_stop_ids, load_model
 from helpers.tiny_models import tiny_model
 from helpers.tiny_policies import make_policy, ragged, weights_of

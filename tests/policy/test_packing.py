@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from dapo.policy.packed_attention import Segment, build_attention_plan, packed_attention
-from dapo.policy.packing import Microbatch, in_callers_order, pack
+from dapo.policy.packing import Microbatch, in_callers_order, pack, partition
 from helpers.tiny_policies import groups_of, ragged, sample
 
 CPU = torch.device("cpu")
@@ -79,7 +79,7 @@ def test_packing_is_a_function_of_the_samples() -> None:
 
 
 def test_outputs_come_back_in_the_callers_order() -> None:
-    samples = [*reversed(ragged()), sample(9, (1, 2), (3,)), *groups_of([(6, (17, 2))])]
+    samples = [*reversed(ragged()), sample(9, (1, 2), (3,)), sample(8, (1, 2), range(17)), sample(8, (1, 2), (4, 5))]
     microbatches = pack(samples, max_tokens=40)
     assert [i for m in microbatches for i in m.indices] != list(range(len(samples)))
     rows = in_callers_order(microbatches, [m.targets for m in microbatches], len(samples))
@@ -97,6 +97,15 @@ def test_a_response_of_zero_tokens_has_an_empty_row_and_touches_no_other() -> No
 def test_a_sample_without_a_prompt_is_an_error() -> None:
     with pytest.raises(ValueError, match="no prompt"):
         pack([sample(3, (), (1, 2))], max_tokens=100)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_samples_of_a_group_that_are_apart_or_have_other_prompts_are_refused(ranks: int) -> None:
+    first, second = sample(0, (1, 2), (3, 4)), sample(0, (1, 2), (5,))
+    with pytest.raises(ValueError, match="must be adjacent"):
+        partition([first, sample(1, (9,), (8,)), second], ranks=ranks, max_tokens=100)
+    with pytest.raises(ValueError, match="samples 0 and 1 are of one group, but their prompts differ"):
+        partition([first, sample(0, (1, 9), (5,))], ranks=ranks, max_tokens=100)
 
 
 def test_microbatches_are_nearly_full() -> None:

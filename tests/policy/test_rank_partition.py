@@ -2,7 +2,7 @@
 
 import pytest
 
-from dapo.policy.fsdp.partition import DUMMY_MICROBATCH, RankMicrobatch, partition
+from dapo.policy.packing import DUMMY_MICROBATCH, RankMicrobatch, partition
 from dapo.types import Sample
 from helpers.tiny_policies import groups_of, ids, sample
 

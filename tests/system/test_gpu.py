@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from dapo.cli.train import start_run
-from dapo.config import LossConfig, OptimConfig, load_config
+from dapo.config import load_config
 from dapo.engines.native.engine import NativeEngine
 from dapo.policy.model import load_model
-from dapo.policy.policy import Policy
 from dapo.types import Generation, GenerationRequest, Sample
 from helpers.paths import CONFIGS
+from helpers.tiny_policies import make_policy
 
 pytestmark = [
     pytest.mark.gpu,
@@ -53,14 +53,7 @@ def test_the_engine_samples_what_the_cpu_samples():
 def test_an_update_is_that_of_the_cpu():
     def after_two_updates(device: str) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
         loaded = load_model("tiny-random", dtype=torch.float32, device=device)
-        policy = Policy(
-            loaded,
-            loss=LossConfig(),
-            optim=OptimConfig(lr=1e-3, warmup_steps=0),
-            temperature=1.0,
-            microbatch_tokens=64,
-            max_response_tokens=20,
-        )
+        policy = make_policy(loaded)
         lengths = (2, 5, 8)
         samples = [
             Sample(g, (5, 6, 7 + g), tuple(range(10, 10 + n)), 1.0, 1.0 - i, (-4.0,) * n, None, (True,) * n)

@@ -31,10 +31,14 @@ def policy_loss(
     The loss has the type of `logprobs`, or float32 if that is narrower. Only `logprobs` gets a gradient.
 
     Args:
-        logprobs, old_logprobs, mask: `[N, T]`. Tokens without a true (non-zero) mask may hold anything, NaN included;
-            `old_logprobs` may be `logprobs` itself.
-        advantages, weights: `[N]`, the weights from `aggregation_weights`.
-        clip_low, clip_high, dual_clip: see `token_surrogate`.
+        logprobs: `[N, T]`; masked tokens may hold anything, NaN included.
+        old_logprobs: `[N, T]` likewise; may be `logprobs` itself.
+        advantages: `[N]`.
+        mask: `[N, T]`, true (non-zero) for tokens that train.
+        weights: `[N]` from `aggregation_weights`.
+        clip_low: as for `token_surrogate`.
+        clip_high: as for `token_surrogate`.
+        dual_clip: as for `token_surrogate`.
 
     Raises:
         ValueError: the shapes do not fit, or `dual_clip` is not above 1.
@@ -79,9 +83,12 @@ def token_surrogate(
     - `clipped_high_prob_sum`: the same, over the `clipped_high` tokens only (Fig. 3a is their mean).
 
     Args:
-        logprobs, old_logprobs, mask: of one shape, such as `[T]`; only `logprobs` gets a gradient.
-        advantages: A, of that shape or broadcast to it.
-        clip_low, clip_high: the bounds 1 - clip_low and 1 + clip_high of the ratio r.
+        logprobs: of any shape, such as `[T]`; only they get a gradient.
+        old_logprobs: of the same shape.
+        advantages: A, of the same shape or broadcast to it.
+        mask: of the same shape, true (non-zero) for tokens that train.
+        clip_low: the ratio r is clipped to at least 1 - clip_low.
+        clip_high: the ratio r is clipped to at most 1 + clip_high.
         dual_clip: a bound on r where A < 0 (released scripts: 10; not in the paper).
 
     Raises:
@@ -141,7 +148,9 @@ def engine_weights(old_logprobs: Tensor, engine_logprobs: Tensor, mask: Tensor, 
     unless `loss.engine_correction: tis`.
 
     Args:
-        old_logprobs, engine_logprobs, mask: of one shape, such as packed `[T]`; the log-ratio is clamped to +-20.
+        old_logprobs: of any shape, such as packed `[T]`; the log-ratio is clamped to +-20.
+        engine_logprobs: of the same shape.
+        mask: of the same shape, true (non-zero) for tokens that train.
         cap: the largest weight.
 
     Raises:

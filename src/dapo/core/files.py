@@ -1,4 +1,4 @@
-"""Checksums of files: counted by reading, or noted by the one who wrote and counted along."""
+"""Files written whole: on disk under their name or not at all; checksums; JSON that every reader takes."""
 
 import json
 import math
@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 CHUNK_BYTES = 2**25
-"""Large, because between two chunks a writer of low priority holds the interpreter, and training waits for it."""
-_SIDECAR_SUFFIX = ".crc32"
+"""Large, because between two chunks a thread of low priority holds the interpreter, and training waits for it."""
 
 
 def crc32_of(path: Path) -> str:
-    """Against accidents, which is what there is to guard against; 2.8 GiB/s where SHA-256 makes 0.3."""
+    """The CRC-32 of a file, as eight hexadecimal digits: it finds accidents, at 2.8 GiB/s where SHA-256 makes 0.3."""
     crc, chunk = 0, memoryview(bytearray(min(CHUNK_BYTES, path.stat().st_size + 1)))
     with open(path, "rb", buffering=0) as file:
         while size := file.readinto(chunk):
@@ -23,33 +22,9 @@ def crc32_of(path: Path) -> str:
     return f"{crc:08x}"
 
 
-def write_checksum_sidecar(path: Path, crc: int) -> None:
-    """Leave the checksum of a file that is whole and on the disk beside it, for whoever seals the checkpoint."""
-    _sidecar(path).write_text(f"{crc:08x}", encoding="ascii")
-
-
-def pop_checksum_sidecar(path: Path) -> str | None:
-    """The checksum that was noted for a file, if one was; the note is removed."""
-    sidecar = _sidecar(path)
-    if not sidecar.exists():
-        return None
-    crc = sidecar.read_text(encoding="ascii")
-    sidecar.unlink()
-    return crc
-
-
-def is_checksum_sidecar(path: Path) -> bool:
-    """Is this a note and no file of its own?"""
-    return path.suffix == _SIDECAR_SUFFIX
-
-
-def _sidecar(path: Path) -> Path:
-    return path.with_name(path.name + _SIDECAR_SUFFIX)
-
-
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yields a temporary path; once the block ends its content is on disk and takes the name `path`, all or nothing.
+    """Yield a temporary path whose content gets the name `path` when the block ends, once it is on disk.
 
     Missing directories are made. If the block raises, `path` stays as it was.
     """
@@ -63,7 +38,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     except OSError as error:
         if error.errno is None or error.filename is not None:
             raise
-        raise OSError(error.errno, error.strerror, str(path)) from error  # a write that fails does not say where
+        raise OSError(error.errno, error.strerror, str(path)) from error  # a failed write does not name its file
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -78,7 +53,7 @@ def fsync(path: Path) -> None:
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """JSON that every reader takes: numbers that are not finite become null."""
+    """Standard JSON: numbers that are not finite become null."""
     return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
 
 

@@ -15,8 +15,8 @@ from dapo.config import Config
 from dapo.core.errors import TrainerLost, WorkerDied, WorkerFault
 from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, Worker, WorkerSpec
 from dapo.distributed.weight_files import WeightsFile, WeightsFolder
-from dapo.policy.fsdp.partition import partition
-from dapo.policy.policy import rows_to_compute
+from dapo.policy.packing import partition
+from dapo.policy.policy import partition_minibatch
 from dapo.types import Sample
 
 GRACE_S = 10.0
@@ -67,19 +67,19 @@ class TrainerGroup:
 
     def update(self, minibatch: Sequence[Sample], *, step: int) -> dict[str, float]:
         """As `Policy.update`: one update on the same rows with the same weights."""
-        config = self._config
-        rows, weights = rows_to_compute(minibatch, config.loss, max_response_tokens=config.rollout.max_response_tokens)
-        answers = self._each("update", self._partition(rows, weights.tolist()), step=step)
+        partitions = partition_minibatch(minibatch, self._config, ranks=len(self._workers))
+        answers = self._each("update", partitions, step=step)
         metrics, self._skipped = answers[0]
         return metrics
 
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
         """As `Policy.record_old_logprobs`."""
-        partitions = self._partition(samples, [0.0] * len(samples))
+        max_tokens = self._config.train.microbatch_tokens
+        partitions = partition(samples, ranks=len(self._workers), max_tokens=max_tokens)
         rows: list[tuple[float, ...]] = [()] * len(samples)
         for rank_microbatches, answers in zip(partitions, self._each("logprobs", partitions), strict=True):
             for rank_microbatch, scores in zip(rank_microbatches, answers, strict=True):
-                for i, row in zip(rank_microbatch.indices, scores, strict=False):  # an idle pass has a row of nobody
+                for i, row in zip(rank_microbatch.indices, scores, strict=False):  # a dummy has a row only
                     rows[i] = row
         return [replace(sample, old_logprobs=row) for sample, row in zip(samples, rows, strict=True)]
 
@@ -135,10 +135,6 @@ class TrainerGroup:
             start_timeout_s=limits.start_timeout_s,
             timeout_s=self._timeout_s,
         )
-
-    def _partition(self, samples: Sequence[Sample], weights: Sequence[float]) -> list[Any]:
-        max_tokens = self._config.train.microbatch_tokens
-        return list(partition(samples, weights, ranks=len(self._workers), max_tokens=max_tokens))
 
     def _write(self, directory: Path) -> None:
         self._all("start_writing", directory.absolute())

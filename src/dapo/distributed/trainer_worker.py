@@ -16,9 +16,9 @@ from torch import Tensor
 from dapo.config import Config
 from dapo.core.errors import ConfigError
 from dapo.distributed.weight_files import dense_weights, write_weights
-from dapo.policy.fsdp.partition import RankMicrobatch
 from dapo.policy.fsdp.policy import Ranks, ShardedPolicy
 from dapo.policy.model import LoadedModel, load_model
+from dapo.policy.packing import RankMicrobatch
 
 ANY_ADDRESS = ("10.255.255.255", 1)
 """Nothing is sent there: it only asks the system from which address it would be."""
@@ -64,17 +64,8 @@ class TrainerRank:
             world_size=ranks,
             timeout=timedelta(seconds=timeout_s),
         )
-        config = self._config
-        self._policy = ShardedPolicy(
-            self._loaded,
-            Ranks(self._device, timeout_s=timeout_s),
-            loss=config.loss,
-            optim=config.optim,
-            temperature=config.rollout.temperature,
-            lora=config.model.lora,
-            seed=config.train.seed,
-            recompute=config.train.recompute,
-        )
+        assert self._loaded is not None
+        self._policy = ShardedPolicy(self._config, self._loaded, Ranks(self._device, timeout_s=timeout_s))
         self._loaded = None
 
     def can_access(self, folder: Path) -> bool:

@@ -1,11 +1,10 @@
-"""A policy's state on disk: weights and AdamW's moments as safetensors, counters as JSON; exact, and no pickle.
+"""A policy's state on disk: weights and AdamW's moments as safetensors, counters as JSON; exact, without pickle.
 
-Each kind of tensors is a file, `weights.safetensors`, or a folder of that name, `weights/`, to which several ranks have
-written; every reader takes both.
+Each kind of tensors is one file, `weights.safetensors`, or, where several ranks wrote it, a folder, `weights/`; every
+reader takes both.
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -18,29 +17,24 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dapo.core.errors import CheckpointError
+from dapo.policy.hf_io import with_tied, write_tensors
 from dapo.policy.optim import MasterAdamW
-from dapo.policy.tensor_file import write_tensors
 
 WEIGHTS = "weights"
 COUNTERS_FILE = "policy.json"
 MOMENTS = ("exp_avg", "exp_avg_sq")
-THROTTLE_RATIO = 1.0
-"""Beside training: as long as a piece took the disk is left alone, so that no step bears the whole of a checkpoint."""
 
 
 def save_optimizer(optimizer: MasterAdamW, directory: Path) -> None:
-    """Write master weights, moments and counters into `directory`, which exists, and see them to the disk.
-
-    Raises OSError where that fails, as on a full disk.
-    """
+    """Write master weights, moments and counters into `directory`, which exists. Raises OSError if the disk refuses."""
     _write(directory, _tensors(optimizer), counters_of(optimizer))
 
 
 class OptimizerCopy:
     """A copy of an optimiser's state in main memory, from which a checkpoint is written while training goes on.
 
-    It takes as much memory as the state itself, 12 bytes a parameter in float32, and keeps it from one checkpoint to
-    the next: into memory that is already there the copy is made four times as fast.
+    It takes as much memory as the state itself, 12 bytes per parameter in float32, and is kept from one checkpoint to
+    the next: copying into memory that is already allocated is four times as fast.
     """
 
     def __init__(self, optimizer: MasterAdamW) -> None:
@@ -48,16 +42,14 @@ class OptimizerCopy:
         self._buffers: dict[tuple[str, str], Tensor] = {}
 
     def take(self) -> Callable[[Path], None]:
-        """Copy the state as it is now; the result does with the copy what `save_optimizer` does, in any thread.
+        """Copy the state as it is now; the result writes the copy like `save_optimizer`, in any thread.
 
         The next `take` overwrites the copy.
         """
-        return partial(
-            _write, tensors=self.take_tensors(), counters=counters_of(self._optimizer), throttle=THROTTLE_RATIO
-        )
+        return partial(_write, tensors=self.take_tensors(), counters=counters_of(self._optimizer))
 
     def take_tensors(self) -> dict[str, dict[str, Tensor]]:
-        """The copy itself, by kind and name."""
+        """The copied tensors, by kind and name."""
         return {
             kind: {name: self._copy((kind, name), tensor) for name, tensor in tensors.items()}
             for kind, tensors in _tensors(self._optimizer).items()
@@ -85,30 +77,28 @@ def load_optimizer(
     directory: Path,
     read: Callable[[Path, str, Mapping[str, Tensor]], Mapping[str, Tensor]] = read_tensors,
 ) -> None:
-    """Put `optimizer` and its model into the state that was saved, on however many ranks: bit for bit.
+    """Restore what was saved, on however many ranks, into `optimizer` and its model: bit for bit.
 
-    `read`: what gets the tensors that belong into this process. Raises CheckpointError where files are missing or
-    unreadable, or hold another model or type.
+    `read` returns the tensors of a kind that belong into this process. Raises CheckpointError where files are missing
+    or unreadable, or hold another model or type.
     """
     counters = _read_counters(directory)
     if (saved := counters.get("lora")) != optimizer.lora:
         raise CheckpointError(
             f"{directory} was saved with model.lora={_format_lora(saved)}, and here it is "
-            f"{_format_lora(optimizer.lora)}; "
-            "resume with what it was saved with"
+            f"{_format_lora(optimizer.lora)}; resume with what it was saved with"
         )
     weights = read(directory, WEIGHTS, optimizer.master_weights)
-    # moments of a policy that was never updated are empty, and are not looked at
-    moments = {}
-    if counters["num_updates"]:
-        moments = {kind: read(directory, kind, optimizer.master_weights) for kind in MOMENTS}
+    # a policy that was never updated has no moments
+    kinds = MOMENTS if counters["num_updates"] else ()
+    moments = {kind: read(directory, kind, optimizer.master_weights) for kind in kinds}
     optimizer.restore(
         weights, moments, num_updates=counters["num_updates"], skipped_in_a_row=counters["skipped_in_a_row"]
     )
 
 
 class SavedWeights:
-    """The trained weights of a saved policy as a WeightSource, read one at a time."""
+    """The trained weights of a saved policy as a `WeightSource`, read one at a time."""
 
     def __init__(self, directory: str | Path) -> None:
         self._directory = Path(directory)
@@ -119,18 +109,17 @@ class SavedWeights:
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every trained weight by its Hugging Face name, tied ones under each of their names."""
+        return with_tied(self._stored(), self._tied)
+
+    def _stored(self) -> Iterator[tuple[str, Tensor]]:
         path = stored_at(self._directory, WEIGHTS)
         with as_checkpoint_error(path):
             if path.is_dir():
-                tensors = _read_folder(path)
-                yield from tensors.items()
-                yield from ((name, tensors[stored]) for name, stored in self._tied.items())
+                yield from _read_folder(path).items()
                 return
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118  (it is no mapping)
                     yield name, file.get_tensor(name)
-                for name, stored in self._tied.items():
-                    yield name, file.get_tensor(stored)
 
 
 def stored_at(directory: Path, kind: str) -> Path:
@@ -141,27 +130,11 @@ def stored_at(directory: Path, kind: str) -> Path:
 
 @contextmanager
 def as_checkpoint_error(path: Path) -> Iterator[None]:
-    """What goes wrong in reading, in words."""
+    """An error of reading `path` becomes a CheckpointError."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-
-
-def _read_counters(directory: Path) -> dict[str, Any]:
-    path = directory / COUNTERS_FILE
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-
-
-def _read_folder(path: Path) -> dict[str, Tensor]:
-    from dapo.policy.fsdp.tensors import read_shards, stored_like  # of torch.distributed, which few runs need
-
-    tensors = {name: torch.empty(like.shape, dtype=like.dtype) for name, like in stored_like(path).items()}
-    read_shards(path, tensors)
-    return tensors
 
 
 def require_same(path: Path, tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
@@ -177,13 +150,8 @@ def require_same(path: Path, tensors: Mapping[str, Tensor], like: Mapping[str, T
             )
 
 
-def _tensors(optimizer: MasterAdamW) -> dict[str, Mapping[str, Tensor]]:
-    """What is saved, by kind."""
-    return {WEIGHTS: optimizer.master_weights, **optimizer.moments()}
-
-
 def counters_of(optimizer: MasterAdamW) -> dict[str, Any]:
-    """What is saved beside the tensors."""
+    """The part of the state that is not tensors."""
     counters = {
         "num_updates": optimizer.num_updates,
         "skipped_in_a_row": optimizer.skipped_in_a_row,
@@ -192,25 +160,36 @@ def counters_of(optimizer: MasterAdamW) -> dict[str, Any]:
     return counters if optimizer.lora is None else counters | {"lora": dict(optimizer.lora)}
 
 
+def write_counters(directory: Path, counters: Mapping[str, Any]) -> None:
+    """Write the counters of `counters_of`."""
+    (directory / COUNTERS_FILE).write_text(json.dumps(counters, indent=2) + "\n", encoding="utf-8")
+
+
+def _read_counters(directory: Path) -> dict[str, Any]:
+    path = directory / COUNTERS_FILE
+    with as_checkpoint_error(path):
+        counters: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return counters
+
+
+def _read_folder(path: Path) -> dict[str, Tensor]:
+    from dapo.policy.fsdp.checkpoint import read_shards, stored_like  # torch.distributed, which few runs need
+
+    tensors = {name: torch.empty(like.shape, dtype=like.dtype) for name, like in stored_like(path).items()}
+    read_shards(path, tensors)
+    return tensors
+
+
+def _tensors(optimizer: MasterAdamW) -> dict[str, Mapping[str, Tensor]]:
+    """What is saved, by kind."""
+    return {WEIGHTS: optimizer.master_weights, **optimizer.moments()}
+
+
 def _format_lora(lora: Mapping[str, float] | None) -> str:
     return "none" if lora is None else "{" + ", ".join(f"{name}: {value:g}" for name, value in lora.items()) + "}"
 
 
-def _write(
-    directory: Path, tensors: Mapping[str, Mapping[str, Tensor]], counters: Mapping[str, Any], *, throttle: float = 0.0
-) -> None:
+def _write(directory: Path, tensors: Mapping[str, Mapping[str, Tensor]], counters: Mapping[str, Any]) -> None:
     for kind, values in tensors.items():
-        write_tensors(directory / f"{kind}.safetensors", values, throttle=throttle)
+        write_tensors(values, directory / f"{kind}.safetensors")
     write_counters(directory, counters)
-
-
-def write_counters(directory: Path, counters: Mapping[str, Any]) -> None:
-    """Write what stands beside the tensors, and see it to the disk."""
-    path = directory / COUNTERS_FILE
-    path.write_text(json.dumps(counters, indent=2) + "\n", encoding="utf-8")
-    _fsync(path)
-
-
-def _fsync(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())

@@ -1,14 +1,17 @@
-"""Dealings with transformers that loading and writing share: silence, and a model directory that appears whole."""
+"""Hugging Face formats: weights by name, safetensors files, and model directories that appear whole or not at all."""
 
 import contextlib
 import copy
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -32,10 +35,33 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def tied_names(model: torch.nn.Module) -> dict[str, str]:
-    """Further names of weights that have several -> the first, under which they are stored."""
+    """Each further name of a tied weight -> the first, under which it is stored."""
     first = {parameter: name for name, parameter in model.named_parameters()}
     names = model.named_parameters(remove_duplicate=False)
     return {name: first[parameter] for name, parameter in names if first[parameter] != name}
+
+
+@dataclass(frozen=True)
+class NamedWeights:
+    """A `WeightSource`: weights by their Hugging Face names, read anew at each iteration."""
+
+    read: Callable[[], Iterable[tuple[str, Tensor]]]
+    """Every stored weight by name."""
+    tied: Mapping[str, str]
+    """As of `tied_names`."""
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight by its Hugging Face name, tied ones under each of their names."""
+        return with_tied(self.read(), self.tied)
+
+
+def with_tied(weights: Iterable[tuple[str, Tensor]], tied: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
+    """Each stored weight, followed by itself under its further names."""
+    for name, tensor in weights:
+        yield name, tensor
+        for further, stored in tied.items():
+            if stored == name:
+                yield further, tensor
 
 
 def config_of(model: PreTrainedModel) -> PreTrainedConfig:
@@ -48,10 +74,7 @@ def config_of(model: PreTrainedModel) -> PreTrainedConfig:
 def write_model_directory(
     tensors: dict[str, Tensor], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path
 ) -> None:
-    """Write weights, configuration, generation settings and tokenizer beside `out`, then rename.
-
-    `out` must be absent or empty. Weights keep their type. An error leaves nothing behind.
-    """
+    """Write weights (in their type), configuration, generation settings and tokenizer; `out` is absent or empty."""
     with appearing_directory(out) as temporary:
         config = config_of(model)
         config.dtype = next(iter(tensors.values())).dtype
@@ -65,29 +88,32 @@ def write_model_directory(
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """As transformers and peft read them."""
+    """Write a safetensors file that transformers and peft read. Raises OSError if the disk refuses."""
     dense = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(dense, path, metadata={"format": "pt"})
-    path.chmod(0o644)  # it was made for its owner alone
+    try:
+        save_file(dense, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        if (found := re.search(r"\(os error (\d+)\)", str(error))) is None:
+            raise
+        code = int(found[1])
+        raise OSError(code, os.strerror(code), str(path)) from error
+    path.chmod(0o644)  # the library makes it for its owner alone
 
 
 @contextlib.contextmanager
 def appearing_directory(out: Path) -> Iterator[Path]:
-    """A directory to fill beside `out`, which takes that name at the end; an error leaves nothing behind.
-
-    `out` must be absent or empty.
-    """
+    """A temporary directory that takes the name `out` at the end; an error leaves nothing behind."""
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
         yield temporary
-        temporary.chmod(0o755)  # it was made for its owner alone
+        temporary.chmod(0o755)  # mkdtemp makes it for its owner alone
         os.replace(temporary, out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def require_new(out: Path) -> None:
-    """Raise ConfigError where `out` is there already and no empty directory."""
+    """Raise ConfigError unless `out` is absent or an empty directory."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} already exists and is not an empty directory; choose another place for the model")

@@ -1,11 +1,11 @@
-"""Low-rank adapters (LoRA): a linear layer's weight W stays as it is, and a product of small factors beside it trains.
+"""Low-rank adapters (LoRA): a linear layer's weight W is frozen, and a product of two small factors is trained.
 
 Such a layer computes W x + s B A x with s = alpha / rank. B starts at zero, so training starts from the model as it
-is. Engines and exports get the merged weights W + s B A under the model's own names; without its adapters the model
-is the one that training began with.
+is. Engines and exports get the merged weights W + s B A under the model's own names; with its adapters disabled the
+model is the one that training began with.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,46 +19,13 @@ from dapo.config import LoraConfig
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.policy.checkpoint import SavedWeights
-from dapo.policy.hf_io import appearing_directory, require_new, tied_names, write_tensors
+from dapo.policy.hf_io import NamedWeights, appearing_directory, require_new, tied_names, write_tensors
 from dapo.policy.model import LoadedModel
 
 INSTALL = 'pip install "dapo-rl[lora]"'
 ADAPTER = "default"
-"""What peft calls the adapter: a part of its parameters' names."""
+"""peft's name of the adapter, a part of its parameters' names."""
 ADAPTER_FILE = "adapter_model.safetensors"
-
-
-@dataclass(frozen=True)
-class MergedWeights:
-    """A model's weights with adapters merged into them: a `WeightSource` that reads both at that moment."""
-
-    frozen: Mapping[str, Tensor]
-    """The model's own weights by their Hugging Face names, tied ones once."""
-    tied: Mapping[str, str]
-    adapters: Mapping[str, Tensor]
-    """Factors by their names in the model."""
-    scale: float
-
-    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight by its Hugging Face name, tied ones under each of their names, in float32 (float64 for float64).
-
-        Each tensor is made when it is asked for; the model stays as it is.
-        """
-        for name, weight in self.frozen.items():
-            tensor = self._merged(name, weight)
-            yield name, tensor
-            for alias, stored in self.tied.items():
-                if stored == name:
-                    yield alias, tensor
-
-    @torch.no_grad()
-    def _merged(self, name: str, weight: Tensor) -> Tensor:
-        wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
-        a_name, b_name = factor_names(name.removesuffix(".weight"))
-        if a_name not in self.adapters:
-            return wide
-        a, b = (self.adapters[key].detach().to(wide) for key in (a_name, b_name))
-        return torch.addmm(wide, b, a, alpha=self.scale)
 
 
 @dataclass(frozen=True)
@@ -66,19 +33,21 @@ class Adapters:
     """The adapters that `add_adapters` put into a model."""
 
     settings: Mapping[str, float]
-    """Rank and alpha: what a checkpoint of the factors must agree with."""
+    """Rank and alpha, which a checkpoint of the factors must agree with."""
     frozen: Mapping[str, Tensor]
+    """The model's own weights by their Hugging Face names, tied ones once."""
     tied: Mapping[str, str]
+    """As of `tied_names`."""
     layers: Sequence[Any]
-    """peft's, around the linear layers."""
+    """peft's layers, each around a linear layer."""
 
-    def merged(self, factors: Mapping[str, Tensor]) -> MergedWeights:
-        """The model with these factors, by their names in the model: the optimiser's masters."""
-        return MergedWeights(self.frozen, self.tied, factors, _scale(self.settings))
+    def merged(self, factors: Mapping[str, Tensor]) -> NamedWeights:
+        """The model's weights with these factors, by their names in the model, merged into them."""
+        return NamedWeights(lambda: merged_weights(self.frozen.items(), factors, self.settings), self.tied)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Inside, the model computes as if it had no adapters. Not between a forward and its backward."""
+        """In this block the model computes without adapters. Do not use it between a forward and its backward."""
         for layer in self.layers:
             layer.enable_adapters(False)
         try:
@@ -88,17 +57,31 @@ class Adapters:
                 layer.enable_adapters(True)
 
 
-def add_adapters(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> Adapters:
-    """Put adapters into `model` in place and freeze everything else of it.
+@torch.no_grad()
+def merged_weights(
+    frozen: Iterable[tuple[str, Tensor]], factors: Mapping[str, Tensor], settings: Mapping[str, float]
+) -> Iterator[tuple[str, Tensor]]:
+    """W + s B A for each weight that has factors, else the weight, in float32 (float64 for float64), one at a time."""
+    for name, weight in frozen:
+        wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+        a_name, b_name = factor_names(name.removesuffix(".weight"))
+        if a_name in factors:
+            a, b = (factors[key].detach().to(wide) for key in (a_name, b_name))
+            wide = torch.addmm(wide, b, a, alpha=settings["alpha"] / settings["rank"])
+        yield name, wide
 
-    A is drawn uniformly from +-1 / sqrt(inputs), keyed by `seed` and the layer's name; B is zero. Raises ConfigError as
+
+def add_adapters(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> Adapters:
+    """Put adapters into `model` in place and freeze all its own weights.
+
+    A is uniform in +-1 / sqrt(inputs), keyed by `seed` and the layer's name; B is zero. Raises ConfigError as
     `adapted_layers` does, and where peft is not installed.
     """
     peft = _peft()
     names = adapted_layers(model, config.targets)
     frozen, tied = dict(model.named_parameters()), tied_names(model)
     settings = {"rank": config.rank, "alpha": config.alpha}
-    # factors are made with random numbers, which are replaced below: leave the caller's generator as it was
+    # peft fills the factors with random numbers, which are replaced below: keep the caller's generator as it was
     with torch.random.fork_rng(devices=[]):
         peft.inject_adapter_in_model(_peft_config(model, names, settings), model, adapter_name=ADAPTER)
     layers: list[Any] = [model.get_submodule(name) for name in names]
@@ -119,9 +102,9 @@ def check_adapters(model: PreTrainedModel, config: LoraConfig) -> None:
 def adapted_layers(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
     """Names of the linear layers that get adapters, in the model's order.
 
-    A target is the last part of a layer's name, or more of it: `q_proj`, `layers.3.mlp.up_proj`. `all-linear` is every
-    linear layer but the head, which is often tied to the embedding. Raises ConfigError, naming the layers that there
-    are, for a target that no layer has.
+    A target is the last part or parts of a layer's name, such as `q_proj` or `layers.3.mlp.up_proj`. `all-linear` is
+    every linear layer except the head, which is often tied to the embedding. Raises ConfigError, naming the layers
+    that exist, for a target that matches none.
     """
     linear = _linear_layers(model)
     if targets == "all-linear":
@@ -139,22 +122,23 @@ def adapted_layers(model: PreTrainedModel, targets: str | Sequence[str]) -> list
 
 
 def num_adapter_parameters(model: PreTrainedModel, layers: Sequence[str], rank: int) -> int:
-    """Numbers in the factors of these layers."""
+    """The number of parameters in the factors of these layers."""
     weights = dict(model.named_parameters())
     return sum(rank * sum(weights[f"{name}.weight"].shape) for name in layers)
 
 
-def saved_weights(directory: str | Path, model: PreTrainedModel) -> SavedWeights | MergedWeights:
+def saved_weights(directory: str | Path, model: PreTrainedModel) -> SavedWeights | NamedWeights:
     """A saved policy's complete weights, whether all of them were trained or adapters of `model`.
 
-    `model` is the one that training began with, without adapters. Raises CheckpointError where the adapters are not of
+    `model` is the one that training began with, without adapters. Raises CheckpointError where the adapters do not fit
     it, or nothing can be read.
     """
     saved = SavedWeights(directory)
     if saved.lora is None:
         return saved
-    frozen = dict(model.named_parameters())
-    return MergedWeights(frozen, tied_names(model), _saved_factors(saved, directory, frozen), _scale(saved.lora))
+    frozen, settings = dict(model.named_parameters()), saved.lora
+    factors = _saved_factors(saved, directory, frozen)
+    return NamedWeights(lambda: merged_weights(frozen.items(), factors, settings), tied_names(model))
 
 
 def export_adapter(directory: str | Path, source: LoadedModel, out_dir: str | Path) -> None:
@@ -183,7 +167,7 @@ def factor_names(layer: str) -> tuple[str, str]:
 
 
 def _linear_layers(model: PreTrainedModel) -> list[str]:
-    """All but the head, and but those whose weight is another's too: an adapter would change one of the two."""
+    """All except the head and layers whose weight is tied: an adapter would change one of its two uses."""
     head, tied = model.get_output_embeddings(), tied_names(model)
     shared = tied.keys() | set(tied.values())
     return [
@@ -217,29 +201,25 @@ def _peft_config(
 
 
 def _as_targets(model: PreTrainedModel, layers: Sequence[str]) -> list[str]:
-    """The layers by the last parts of their names, or by their whole names where those would catch others."""
+    """The last parts of the layers' names, or their full names where the last parts would match other modules too."""
     kinds = _kinds(layers)
-    caught = {name for name, _ in model.named_modules() if name.rpartition(".")[2] in kinds}
-    return sorted(kinds) if caught == set(layers) else sorted(layers)
+    matched = {name for name, _ in model.named_modules() if name.rpartition(".")[2] in kinds}
+    return sorted(kinds) if matched == set(layers) else sorted(layers)
 
 
 def _kinds(names: Sequence[str]) -> list[str]:
-    """The last parts of names, each once."""
+    """The distinct last parts of names, in their order."""
     return list(dict.fromkeys(name.rpartition(".")[2] for name in names))
 
 
 def _uniform(rows: int, columns: int, seed: int, layer: str) -> Tensor:
-    """`[rows, columns]` of variance 1 / (3 columns): A x keeps the size of x, up to sqrt(3)."""
+    """`[rows, columns]` of variance 1 / (3 columns), so that A x has the size of x up to sqrt(3)."""
     uniforms = keyed_uniforms(keyed_seed("lora", seed, layer), rows * columns)
     return torch.from_numpy((2 * uniforms - 1).reshape(rows, columns) / columns**0.5)
 
 
-def _scale(settings: Mapping[str, float]) -> float:
-    return settings["alpha"] / settings["rank"]
-
-
 def _saved_factors(saved: SavedWeights, directory: str | Path, frozen: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Every factor of a checkpoint, if it fits the model whose weights are `frozen`."""
+    """All factors of a checkpoint. Raises CheckpointError unless they fit the model whose weights are `frozen`."""
     assert saved.lora is not None
     rank = int(saved.lora["rank"])
     factors = dict(saved.named_tensors())

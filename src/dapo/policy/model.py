@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from dapo.core.errors import ConfigError
-from dapo.policy.aliases import smollm2_directory, tiny_random
+from dapo.policy.builtin_models import smollm2_directory, tiny_random
 from dapo.policy.hf_io import quiet_transformers, require_new, tied_names, write_model_directory
 
 ALIASES = ("smollm2-135m-instruct", "tiny-random")

@@ -1,7 +1,7 @@
-"""AdamW on full-precision master weights, with the learning rate's schedule and the guard against bad gradients.
+"""AdamW on full-precision master weights, with the learning rate's schedule and the check for invalid gradients.
 
-A model in bfloat16 is computed with a rounded copy: its gradients are added up in float32 beside float32 masters, and
-the copy is refreshed after each update. In float32 and float64 the model's own weights are the masters.
+A bfloat16 model holds rounded copies of float32 master weights: its gradients are added up in float32, and the copies
+are synced from the masters after each update. In float32 and float64 the model's own weights are the masters.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,10 +26,10 @@ def learning_rate(step: int, *, lr: float, warmup_steps: int) -> float:
 
 
 class MasterAdamW:
-    """AdamW over all parameters that train; like the released code it decays every one of them, norms included."""
+    """AdamW over all trained parameters; like the released code it decays every one of them, norms included."""
 
     def __init__(self, model: torch.nn.Module, config: OptimConfig, *, lora: Mapping[str, float] | None = None) -> None:
-        """`lora`: rank and alpha, where adapters are what trains; a checkpoint notes them and must agree."""
+        """With adapters, `lora` is their rank and alpha, which a checkpoint records and must agree with."""
         self._config = config
         self.lora = lora
         self._working = self._trained(model)
@@ -51,27 +51,27 @@ class MasterAdamW:
             fused=True,
         )
         self.num_updates = 0
-        """Updates made, skipped ones not counted."""
+        """The number of updates made, without skipped ones."""
         self.skipped_in_a_row = 0
 
     def _trained(self, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-        """What trains by name, tied weights once."""
+        """The trained parameters by name, tied ones once."""
         return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
     def zero_grad(self) -> None:
-        """Forget gradients, of a broken-off update too."""
+        """Drop all gradients, also those that an aborted update left."""
         for parameter in (*self._working.values(), *self.master_weights.values()):
             parameter.grad = None
 
     def update(self, lr: float, *, is_valid: bool = True) -> tuple[float, bool]:
-        """One AdamW step at rate `lr` on the gradients that backward has left; they are freed.
+        """One AdamW step at rate `lr` on the gradients that backward has left, which are then freed.
 
         Returns the global norm before clipping, and whether the update was skipped: because that norm is not finite, or
-        because the caller knows that it is not `is_valid`. Raises NumericsError where the step has led the weights out
-        of the finite numbers: they are lost then.
+        because it is not `is_valid`. Raises NumericsError where the step made a weight infinite or NaN: the weights are
+        lost then.
         """
         for master in self.master_weights.values():
-            if master.grad is None:  # no sample reached it: decay and momentum go on all the same
+            if master.grad is None:  # no sample reached it: decay and momentum continue
                 master.grad = torch.zeros_like(master)
         gradients = [master.grad for master in self.master_weights.values() if master.grad is not None]
         total_norm = self._total_norm(gradients)
@@ -94,18 +94,17 @@ class MasterAdamW:
         return get_total_norm(gradients)
 
     def require_finite(self) -> None:
-        """Raise NumericsError, which names it, where a weight is not a finite number."""
+        """Raise NumericsError, naming the weight, unless all weights are finite."""
         if lost := self._not_finite():
             raise NumericsError(
-                f"the weights are not finite after {self.num_updates} sound updates ({lost[0]} first): they are "
+                f"the weights are not finite after {self.num_updates} valid updates ({lost[0]} first): they are "
                 "neither saved nor sampled from; lower optim.lr, or look at loss/* and optim/grad_norm before it "
                 "happened"
             )
 
     @torch.no_grad()
     def _not_finite(self) -> list[str]:
-        """The names of weights that hold something else than finite numbers."""
-        # a sum shows every inf and nan in one fast pass, though it may leave the numbers where no weight has
+        # a sum shows every inf and nan in one fast pass, though it may overflow where every weight is finite
         sums = torch.stack([master.sum() for master in self.master_weights.values()])
         if sums.isfinite().all():
             return []
@@ -113,7 +112,7 @@ class MasterAdamW:
 
     @torch.no_grad()
     def sync_from_master(self) -> None:
-        """Round the masters into the model's weights, where these are copies."""
+        """Round the master weights into the model's, where those are copies."""
         for working, master in self._copies:
             working.copy_(master)
 
@@ -134,7 +133,7 @@ class MasterAdamW:
         num_updates: int,
         skipped_in_a_row: int,
     ) -> None:
-        """Continue from what `master_weights`, `moments()` and the two counters were. Every tensor is copied."""
+        """Set `master_weights`, `moments()` and the two counters to saved values. Every tensor is copied."""
         for name, master in self.master_weights.items():
             master.copy_(weights[name])
         self.sync_from_master()
@@ -142,7 +141,7 @@ class MasterAdamW:
         state = {}
         if num_updates:
             for i, name in enumerate(self.master_weights):
-                # AdamW counts its steps for each parameter, in a tensor
+                # AdamW counts its steps per parameter, in a tensor
                 step = torch.tensor(float(num_updates))
                 state[i] = {"step": step} | {kind: values[name].clone() for kind, values in moments.items()}
         self._adamw.load_state_dict({"state": state, "param_groups": self._adamw.state_dict()["param_groups"]})
@@ -150,7 +149,7 @@ class MasterAdamW:
 
 
 def _gradient_mover(master: torch.nn.Parameter) -> Callable[[Tensor], None]:
-    """A hook that adds a weight's fresh gradient to its master's, in the master's type, and frees it."""
+    """A hook that adds a weight's new gradient to its master's, in the master's type, and frees it."""
 
     def move(working: Tensor) -> None:
         assert working.grad is not None

@@ -1,8 +1,13 @@
-"""Samples to microbatches: flat streams without padding in which the responses of a group share one prompt."""
+"""Samples to microbatches: token streams without padding in which the responses of a group share one prompt.
 
+`partition` decides which rank computes which samples in which pass, on one rank or many; `pack_microbatch` makes the
+tensors of one pass. Sums over a minibatch's tokens do not depend on either: each sample's loss weight is set before.
+"""
+
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
@@ -11,22 +16,69 @@ from dapo.core.packed import CompactArray
 from dapo.policy.packed_attention import PackedAttentionPlan, Segment, build_attention_plan
 from dapo.types import Sample
 
+MIN_CHUNKS_PER_RANK = 4
+"""For balance, several ranks cut a group that has more than a quarter of one rank's tokens,"""
+MIN_CHUNK_PROMPTS = 8
+"""but not into chunks of less than eight times its prompt, which each chunk computes anew."""
+
+
+@dataclass(frozen=True)
+class PromptChunk:
+    """Samples of one group that go into one microbatch together, with their prompt."""
+
+    indices: tuple[int, ...]
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class RankMicrobatch:
+    """What one rank computes in one forward and backward: samples, those of a group adjacent."""
+
+    indices: tuple[int, ...]
+    """The samples' positions in the list that was partitioned; empty for a dummy microbatch."""
+    samples: tuple[Sample, ...]
+    weights: tuple[float, ...]
+    """The loss weight of each sample's tokens."""
+
+
+DUMMY_MICROBATCH = RankMicrobatch(
+    indices=(),
+    samples=(
+        Sample(
+            group_id=0,
+            prompt_ids=(0,),
+            response_ids=(0,),
+            reward=0.0,
+            advantage=0.0,
+            engine_logprobs=(0.0,),
+            old_logprobs=(0.0,),
+            mask=(False,),
+        ),
+    ),
+    weights=(0.0,),
+)
+"""A pass over one masked token, for a rank without samples: FSDP's collectives need every rank in every pass."""
+
 
 @dataclass(frozen=True)
 class Microbatch:
-    """One forward and backward: T tokens in the stream, S response tokens to score."""
+    """The tensors of a rank microbatch: T tokens in the stream, S response tokens to score.
+
+    Example: the prompt (10, 11) with responses (20, 21, 22) and (30, 31) has input_ids (10, 11, 20, 21, 30), positions
+    (0, 1, 2, 3, 2), predictors (1, 2, 3, 1, 4) and targets (20, 21, 22, 30, 31).
+    """
 
     indices: tuple[int, ...]
-    """Which of the caller's samples are here, in the order of their scored tokens."""
+    """The rank microbatch's indices, in the order of the scored tokens."""
     lengths: tuple[int, ...]
-    """Their response lengths; they add up to S."""
+    """The response lengths; they add up to S."""
     input_ids: Tensor
-    """`[T]`. A response's last token is not there: nothing follows it."""
+    """`[T]`. A response's last token is left out: it predicts nothing."""
     positions: Tensor
-    """`[T]` from 0 in each sequence; a response goes on where its prompt ends."""
+    """`[T]` from 0 in each sequence; a response continues where its prompt ends."""
     attention_plan: PackedAttentionPlan
     predictors: Tensor
-    """`[S]` the place in the stream whose hidden state predicts each response token: the one before it."""
+    """`[S]` the stream index whose hidden state predicts each response token: that of the token before it."""
     targets: Tensor
     """`[S]` the response tokens."""
 
@@ -36,104 +88,168 @@ class Microbatch:
         return len(self.input_ids)
 
 
-@dataclass(frozen=True)
-class PromptChunk:
-    """A prompt with responses of its group that go into one microbatch together."""
+def partition(
+    samples: Sequence[Sample], weights: Sequence[float] | None = None, *, ranks: int, max_tokens: int
+) -> list[tuple[RankMicrobatch, ...]]:
+    """Distribute samples over ranks and passes: one tuple of passes for each rank, all of the same length.
 
-    prompt_ids: tuple[int, ...]
-    indices: tuple[int, ...]
-    num_tokens: int
+    A group's prompt is computed once, or once in each chunk of a group that is cut. One rank gets nearly full
+    microbatches of similar lengths; several get loads as equal as whole chunks allow, in as few passes as fit.
 
+    Args:
+        samples: those of a group adjacent; the ones without response tokens are left out.
+        weights: each sample's loss weight; None: 0, for scoring alone.
+        ranks: how many ranks compute at the same time.
+        max_tokens: prompt and response tokens of a pass; a single longer sequence goes alone, uncut.
 
-def pack(samples: Sequence[Sample], *, max_tokens: int, device: str | torch.device = "cpu") -> list[Microbatch]:
-    """Distribute `samples` over microbatches of at most `max_tokens` prompt and response tokens.
-
-    A group's prompt is there once, or once in each microbatch where the group does not fit into one; a single sequence
-    above `max_tokens` goes alone, uncut. Samples without response tokens have nothing to score and are left out, so
-    every other sample is in exactly one microbatch. A function of the samples and `max_tokens` alone. Raises ValueError
-    for an empty prompt: nothing would predict the first token.
+    Raises:
+        ValueError: a prompt is empty (nothing would predict the first token), or a group's samples are not adjacent.
     """
-    bins: list[list[PromptChunk]] = []
-    room: list[int] = []
-    # the longest first, each where it fits first: nearly full microbatches of similar lengths
-    for prompt_chunk in sorted(
-        prompt_chunks(samples, lambda _: max_tokens), key=lambda p: (-p.num_tokens / len(p.indices), p.indices)
-    ):
-        at = next((i for i, free in enumerate(room) if prompt_chunk.num_tokens <= free), None)
-        if at is None:
-            bins.append([prompt_chunk])
-            room.append(max_tokens - prompt_chunk.num_tokens)
-        else:
-            bins[at].append(prompt_chunk)
-            room[at] -= prompt_chunk.num_tokens
-    return [_microbatch(prompt_chunks, samples, torch.device(device)) for prompt_chunks in bins]
+    if ranks == 1:
+        bins = _first_fit(prompt_chunks(samples, lambda _: max_tokens), max_tokens)
+    else:
+        target = _num_tokens(prompt_chunks(samples, lambda _: max_tokens)) // (ranks * MIN_CHUNKS_PER_RANK)
+        chunks = prompt_chunks(samples, lambda prompt: min(max_tokens, max(target, MIN_CHUNK_PROMPTS * prompt)))
+        bins = _balanced(chunks, ranks=ranks, max_tokens=max_tokens)
+    load = [0] * ranks
+    partitions: list[list[RankMicrobatch]] = [[] for _ in range(ranks)]
+    for start in range(0, len(bins), ranks):
+        # the bins of a pass are of similar sizes: the largest of them goes to the rank with the least load
+        order = sorted(range(ranks), key=lambda rank: (load[rank], rank))
+        for rank, content in zip(order, bins[start : start + ranks], strict=True):
+            load[rank] += _num_tokens(content)
+            partitions[rank].append(_rank_microbatch(content, samples, weights or [0.0] * len(samples)))
+    return [tuple(passes) for passes in partitions]
 
 
 def prompt_chunks(samples: Sequence[Sample], limit: Callable[[int], int]) -> list[PromptChunk]:
     """Every group, cut where it has more tokens than the `limit` for its length of prompt, longest responses first."""
-    groups: dict[tuple[int, tuple[int, ...]], list[int]] = {}
-    for i, sample in enumerate(samples):
-        if not sample.prompt_ids:
-            raise ValueError(f"sample {i} of group {sample.group_id} has no prompt: nothing predicts its response")
-        if sample.response_ids:
-            groups.setdefault((sample.group_id, sample.prompt_ids), []).append(i)
-    found = []
-    for (_, prompt_ids), members in groups.items():
-        max_tokens = limit(len(prompt_ids))
-        members.sort(key=lambda i: (-len(samples[i].response_ids), i))
+    groups = [list(members) for _, members in groupby(range(len(samples)), key=lambda i: samples[i].group_id)]
+    if len({samples[members[0]].group_id for members in groups}) < len(groups):
+        raise ValueError("the samples of a group must be adjacent to share its prompt")
+    chunks = []
+    for members in groups:
+        prompt_ids = samples[members[0]].prompt_ids
+        if not prompt_ids:
+            group_id = samples[members[0]].group_id
+            raise ValueError(f"sample {members[0]} of group {group_id} has no prompt: nothing predicts its response")
         chosen: list[int] = []
         num_tokens = len(prompt_ids)
-        for i in members:
+        for i in sorted(members, key=lambda i: (-len(samples[i].response_ids), i)):
+            if samples[i].prompt_ids != prompt_ids:
+                raise ValueError(f"samples {members[0]} and {i} are of one group, but their prompts differ")
             length = len(samples[i].response_ids)
-            if chosen and num_tokens + length > max_tokens:
-                found.append(PromptChunk(prompt_ids, tuple(chosen), num_tokens))
+            if chosen and length and num_tokens + length > limit(len(prompt_ids)):
+                chunks.append(PromptChunk(tuple(chosen), num_tokens))
                 chosen, num_tokens = [], len(prompt_ids)
-            chosen.append(i)
+            chosen += [i] if length else []
             num_tokens += length
-        found.append(PromptChunk(prompt_ids, tuple(chosen), num_tokens))
-    return found
+        if chosen:
+            chunks.append(PromptChunk(tuple(chosen), num_tokens))
+    return chunks
 
 
-def _microbatch(prompt_chunks: Sequence[PromptChunk], samples: Sequence[Sample], device: torch.device) -> Microbatch:
+def _first_fit(chunks: Sequence[PromptChunk], max_tokens: int) -> list[list[PromptChunk]]:
+    """Bins for one rank: chunks by falling mean length, each in the first bin with room for it."""
+    bins: list[list[PromptChunk]] = []
+    room: list[int] = []
+    for chunk in sorted(chunks, key=lambda chunk: (-chunk.num_tokens / len(chunk.indices), chunk.indices)):
+        at = next((i for i, free in enumerate(room) if chunk.num_tokens <= free), len(bins))
+        if at == len(bins):
+            bins.append([])
+            room.append(max_tokens)
+        bins[at].append(chunk)
+        room[at] -= chunk.num_tokens
+    return bins
+
+
+def _balanced(chunks: Sequence[PromptChunk], *, ranks: int, max_tokens: int) -> list[list[PromptChunk]]:
+    """Bins for several ranks, the fullest first: a multiple of `ranks`, the smallest that holds all chunks."""
+    chunks = sorted(chunks, key=lambda chunk: (-chunk.num_tokens, chunk.indices))
+    passes = -(-_num_tokens(chunks) // (max_tokens * ranks))
+    while (bins := _fill(chunks, passes * ranks, max_tokens)) is None:
+        passes += 1
+    # chunks of one group that meet in a bin become adjacent, and share their prompt after all
+    return [sorted(content, key=lambda chunk: chunk.indices) for content in sorted(bins, key=_num_tokens, reverse=True)]
+
+
+def _fill(chunks: Sequence[PromptChunk], count: int, max_tokens: int) -> list[list[PromptChunk]] | None:
+    """Each chunk in the emptiest of `count` bins; None if one does not fit there."""
+    bins: list[list[PromptChunk]] = [[] for _ in range(count)]
+    heap = [(0, i) for i in range(count)]
+    for chunk in chunks:
+        tokens, i = heapq.heappop(heap)
+        if tokens and tokens + chunk.num_tokens > max_tokens:
+            return None
+        bins[i].append(chunk)
+        heapq.heappush(heap, (tokens + chunk.num_tokens, i))
+    return bins
+
+
+def _num_tokens(chunks: Sequence[PromptChunk]) -> int:
+    return sum(chunk.num_tokens for chunk in chunks)
+
+
+def _rank_microbatch(
+    chunks: Sequence[PromptChunk], samples: Sequence[Sample], weights: Sequence[float]
+) -> RankMicrobatch:
+    indices = tuple(i for chunk in chunks for i in chunk.indices)
+    if not indices:
+        return DUMMY_MICROBATCH
+    return RankMicrobatch(indices, tuple(samples[i] for i in indices), tuple(weights[i] for i in indices))
+
+
+def pack(samples: Sequence[Sample], *, max_tokens: int, device: str | torch.device = "cpu") -> list[Microbatch]:
+    """The microbatches of `partition` on one rank, as tensors on `device`."""
+    (passes,) = partition(samples, ranks=1, max_tokens=max_tokens)
+    return [pack_microbatch(rank_microbatch, device) for rank_microbatch in passes]
+
+
+def pack_microbatch(rank_microbatch: RankMicrobatch, device: str | torch.device) -> Microbatch:
+    """One stream of all samples: the prompt of each group, followed by its responses."""
     stream: list[int] = []
     positions: list[int] = []
-    rows: list[Segment] = []
+    segments: list[Segment] = []
     predictors: list[int] = []
-    for prompt_chunk in prompt_chunks:
-        prompt_start, prompt_length = len(stream), len(prompt_chunk.prompt_ids)
-        rows.append(Segment(0, 0, prompt_start, prompt_length))
-        stream += prompt_chunk.prompt_ids
+    for _, group in groupby(rank_microbatch.samples, key=lambda sample: sample.group_id):
+        members = list(group)
+        prompt_start, prompt_length = len(stream), len(members[0].prompt_ids)
+        segments.append(Segment(0, 0, prompt_start, prompt_length))
+        stream += members[0].prompt_ids
         positions += range(prompt_length)
-        for i in prompt_chunk.indices:
-            response_start, fed = len(stream), samples[i].response_ids[:-1]
-            if fed:
-                rows.append(Segment(prompt_start, prompt_length, response_start, len(fed)))
-            stream += fed
-            positions += range(prompt_length, prompt_length + len(fed))
-            predictors += [prompt_start + prompt_length - 1, *range(response_start, response_start + len(fed))]
-    indices = tuple(i for prompt_chunk in prompt_chunks for i in prompt_chunk.indices)
+        for sample in members:
+            response_start, inputs = len(stream), sample.response_ids[:-1]
+            if inputs:
+                segments.append(Segment(prompt_start, prompt_length, response_start, len(inputs)))
+            stream += inputs
+            positions += range(prompt_length, prompt_length + len(inputs))
+            predictors += [prompt_start + prompt_length - 1, *range(response_start, response_start + len(inputs))]
     return Microbatch(
-        indices=indices,
-        lengths=tuple(len(samples[i].response_ids) for i in indices),
+        indices=rank_microbatch.indices,
+        lengths=tuple(len(sample.response_ids) for sample in rank_microbatch.samples),
         input_ids=torch.tensor(stream, device=device),
         positions=torch.tensor(positions, device=device),
-        attention_plan=build_attention_plan(rows, len(stream), device),
+        attention_plan=build_attention_plan(segments, len(stream), torch.device(device)),
         predictors=torch.tensor(predictors, device=device),
-        targets=torch.tensor([token for i in indices for token in samples[i].response_ids], device=device),
+        targets=torch.tensor([t for sample in rank_microbatch.samples for t in sample.response_ids], device=device),
     )
+
+
+def rows_of(scores: Tensor, lengths: Sequence[int]) -> list[Sequence[float]]:
+    """The `[S]` scores of a microbatch as one row per sample."""
+    numbers = scores.detach().cpu().numpy()
+    return [CompactArray(numbers[end - n : end]) for n, end in zip(lengths, accumulate(lengths), strict=True)]
 
 
 def in_callers_order(
     microbatches: Sequence[Microbatch], scores: Sequence[Tensor], num_samples: int
 ) -> list[Sequence[float]]:
-    """The `[S]` scores of each microbatch as one row a sample, in the order in which the samples were given.
+    """The `[S]` scores of each microbatch as one row per sample, in the order in which the samples were given.
 
-    A sample without response tokens gets an empty one.
+    A sample without response tokens gets an empty row.
     """
     rows: list[Sequence[float]] = [()] * num_samples
     for microbatch, values in zip(microbatches, scores, strict=True):
-        numbers = values.detach().cpu().numpy()
-        ends = list(accumulate(microbatch.lengths))
-        for i, length, end in zip(microbatch.indices, microbatch.lengths, ends, strict=True):
-            rows[i] = CompactArray(numbers[end - length : end])
+        for i, row in zip(microbatch.indices, rows_of(values, microbatch.lengths), strict=True):
+            rows[i] = row
     return rows

@@ -23,8 +23,6 @@ from dapo.core.files import (
     atomic_write_text,
     crc32_of,
     fsync,
-    is_checksum_sidecar,
-    pop_checksum_sidecar,
 )
 from dapo.telemetry.sinks import truncate_after
 
@@ -333,11 +331,9 @@ def _accuracy(checkpoint: Path) -> float | None:
 def _write_checkpoint_manifest(directory: Path, step: int, accuracy: float | None) -> None:
     """Put everything in a checkpoint on disk, and add the manifest by which damage is found."""
     files = {}
-    for path in sorted(path for path in directory.rglob("*") if path.is_file() and not is_checksum_sidecar(path)):
-        if (crc32 := pop_checksum_sidecar(path)) is None:  # a note says that the file is on the disk
-            fsync(path)
-            crc32 = crc32_of(path)
-        files[path.relative_to(directory).as_posix()] = {"bytes": path.stat().st_size, "crc32": crc32}
+    for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+        fsync(path)
+        files[path.relative_to(directory).as_posix()] = {"bytes": path.stat().st_size, "crc32": crc32_of(path)}
     atomic_write_json(directory / "manifest.json", {"step": step, "accuracy": accuracy, "files": files})
     for folder in [*(path for path in directory.rglob("*") if path.is_dir()), directory]:
         fsync(folder)

@@ -1,8 +1,8 @@
 """A policy whose weights, gradients and optimiser are sharded over ranks (FSDP2): what one of the ranks does.
 
-Every rank holds the same part of each weight and calls the same methods in the same order; most of them are collective.
-A layer's weights are gathered when it computes. Those of the embedding, the last norm and the head stay gathered from
-the forward to the end of the backward, so that between the two the head can be applied chunk by chunk.
+Every rank holds a shard of each weight and calls the same methods in the same order; most of them are collective. A
+layer's weights are gathered when it computes. Those of the embedding, the last norm and the head stay gathered from the
+forward to the end of the backward, so that between the two the head can be applied chunk by chunk.
 """
 
 import copy
@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 from transformers import PreTrainedModel
 
-from dapo.config import OptimConfig
+from dapo.config import Config, OptimConfig
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.policy.checkpoint import (
     as_checkpoint_error,
@@ -34,39 +34,41 @@ from dapo.policy.checkpoint import (
     stored_at,
     write_counters,
 )
-from dapo.policy.fsdp.partition import DUMMY_MICROBATCH, RankMicrobatch
-from dapo.policy.fsdp.tensors import read_shards, stored_like, write_shards
-from dapo.policy.logprobs import token_logprobs
+from dapo.policy.fsdp.checkpoint import read_shards, stored_like, write_shards
+from dapo.policy.hf_io import with_tied
+from dapo.policy.lora import merged_weights
+from dapo.policy.model import LoadedModel
+from dapo.policy.objective import add_sums
 from dapo.policy.optim import MasterAdamW
-from dapo.policy.packing import Microbatch, in_callers_order, pack
-from dapo.policy.policy import PolicyCore, sum_metrics
+from dapo.policy.packing import DUMMY_MICROBATCH, Microbatch, RankMicrobatch, pack_microbatch, rows_of
+from dapo.policy.policy import PolicyCore
 
 
 class Ranks:
-    """The processes that a model is sharded over, as one of them sees it; torch.distributed is initialised."""
+    """The processes that a model is sharded over, as seen by one of them; torch.distributed is initialised."""
 
     def __init__(self, device: torch.device, *, timeout_s: float) -> None:
-        """Every rank makes one. `device`: of this rank's shards; `timeout_s`: for the slowest of the others."""
+        """Every rank makes one, with the `device` of its shards and the time to wait for the slowest rank."""
         self.device, self.rank, self.size = device, dist.get_rank(), dist.get_world_size()
         self.mesh = init_device_mesh(device.type, (self.size,))
         self.host_mesh = self.mesh if device.type == "cpu" else init_device_mesh("cpu", (self.size,))
         timeout = timedelta(seconds=timeout_s)
         self._group = dist.new_group(backend="gloo", timeout=timeout)
-        # a checkpoint is written in another thread, whose messages must not get between those of the updates
+        # a thread writes checkpoints, and its messages must not get between those of the updates
         self.checkpoint_group = dist.new_group(backend="gloo", timeout=timeout)
 
     def gather(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-        """Every rank's value, in their order, on all of them."""
+        """The values of all ranks, in their order; every rank calls it."""
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=group or self._group)
         return values
 
 
 class ShardedModel(nn.Module):
-    """A model whose layers are sharded one by one, and what is around them together.
+    """A model whose layers are sharded one by one, and the weights around them together.
 
-    Its forward runs whatever part of the model it is given, with all that is around the layers gathered: until the end
-    of the backward, or until `reshard`.
+    Its forward runs the computation that it is given with the weights around the layers gathered: until the end of the
+    backward, or until `reshard`.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -74,32 +76,31 @@ class ShardedModel(nn.Module):
         self.model = model
 
     def forward(self, compute: Callable[[], Tensor]) -> Tensor:
-        """What `compute` returns."""
         return compute()
 
     def base_model(self, **inputs: Any) -> Any:
-        """As the model's own, with nothing but the last hidden state."""
+        """The model's own forward; returns nothing but the last hidden state."""
         return SimpleNamespace(last_hidden_state=self(lambda: self.model.base_model(**inputs).last_hidden_state))
 
     def get_output_embeddings(self) -> Any:
-        """The head; its weights are whole between `base_model` and the end of the backward."""
+        """The head; its weights are gathered from `base_model` to the end of the backward."""
         return self.model.get_output_embeddings()
 
     @property
     def device(self) -> torch.device:
-        """Of the shards."""
+        """The device of the shards."""
         return next(self.model.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the shards, which are the masters."""
+        """The type of the shards, which are the master weights."""
         return next(self.model.parameters()).dtype
 
 
 def shard(model: PreTrainedModel, ranks: Ranks) -> ShardedModel:
-    """Take `model` apart, in place: its type is what it computes in, its trained shards are float32 (or float64).
+    """Shard `model` in place: it computes in its present type, and its trained shards become float32 (or float64).
 
-    Gradients are summed over the ranks, in the shards' type. Raises ConfigError where the layers cannot be told.
+    Gradients are summed over the ranks, in the shards' type. Raises ConfigError where the layers cannot be found.
     """
     compute = model.dtype
     precision = MixedPrecisionPolicy(cast_forward_inputs=False)
@@ -113,14 +114,14 @@ def shard(model: PreTrainedModel, ranks: Ranks) -> ShardedModel:
     fully_shard(sharded, mesh=ranks.mesh, mp_policy=precision, reshard_after_forward=False)
     for module in sharded.modules():
         if isinstance(module, FSDPModule):
-            # the weights of the loss are exact already; and gloo knows no reduction but sums
+            # the loss weights count the whole minibatch already; and gloo has no reduction but sums
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     return sharded
 
 
 def _layers(model: PreTrainedModel) -> nn.ModuleList:
-    """The transformer's layers, by their number in the configuration."""
+    """The list of as many modules as the configuration has layers."""
     count = model.config.get_text_config().num_hidden_layers
     for module in model.base_model.children():
         if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -132,34 +133,32 @@ def _layers(model: PreTrainedModel) -> nn.ModuleList:
 
 
 def _widen(module: nn.Module) -> None:
-    """Weights that train become float32, unless they are sharded already; AdamW's steps are too small for less."""
+    """Make trained weights that are not sharded yet float32 at least: AdamW's steps are too small for less."""
     for weight in module.parameters():
         if weight.requires_grad and not isinstance(weight, DTensor) and weight.dtype != torch.float64:
             weight.data = weight.data.float()
 
 
 class ShardedAdamW(MasterAdamW):
-    """AdamW on this rank's shards; what it decides, all ranks decide alike."""
+    """AdamW on this rank's shards; all ranks come to the same decisions."""
 
     def __init__(
         self, sharded: ShardedModel, config: OptimConfig, ranks: Ranks, *, lora: Mapping[str, float] | None = None
     ) -> None:
         self._ranks = ranks
         self.shards = {name: p for name, p in sharded.model.named_parameters() if p.requires_grad}
-        """What trains, as DTensors."""
+        """The trained weights as DTensors."""
         super().__init__(sharded.model, config, lora=lora)
 
     def _trained(self, model: nn.Module) -> dict[str, nn.Parameter]:
         return {name: nn.Parameter(_local(weight)) for name, weight in self.shards.items()}
 
     def zero_grad(self) -> None:
-        """As MasterAdamW."""
         super().zero_grad()
         for weight in self.shards.values():
             weight.grad = None
 
     def update(self, lr: float, *, is_valid: bool = True) -> tuple[float, bool]:
-        """As MasterAdamW; the norm is that of the whole gradient."""
         for name, weight in self.shards.items():
             if weight.grad is not None:
                 self.master_weights[name].grad = _local(weight.grad)
@@ -175,28 +174,28 @@ class ShardedAdamW(MasterAdamW):
 
 
 class ShardedPolicy(PolicyCore):
-    """A rank of a policy. Takes over `loaded.model`, which is whole and the same on every rank."""
+    """One rank's part of a policy."""
 
-    def __init__(self, loaded: Any, ranks: Ranks, **options: Any) -> None:
-        """`options`: those of PolicyCore. `loaded.model` may be on any device and has the type to compute in."""
+    def __init__(self, config: Config, loaded: LoadedModel, ranks: Ranks) -> None:
+        """Take over `loaded.model`: full and the same on every rank, on any device, in the type to compute in."""
         self._ranks = ranks
         self._compute_dtype: torch.dtype = loaded.model.dtype
         self._snapshot: tuple[dict[str, dict[str, Tensor]], dict[str, Any]] | None = None
-        super().__init__(loaded, **options)
+        super().__init__(config, loaded)
         self._optimizer: ShardedAdamW
-        # FSDP settles at the first forward what trains: it must not be one without adapters, for the reference
+        # FSDP settles at the first forward what trains: it must not be the reference's, which has no adapters
         self.logprobs([DUMMY_MICROBATCH])
 
-    def _make_optimizer(self, optim: OptimConfig) -> ShardedAdamW:
+    def _make_optimizer(self) -> ShardedAdamW:
         names = {weight: name for name, weight in self._model.named_parameters()}
-        frozen = {} if self._adapters is None else {name: names[w] for name, w in self._adapters.frozen.items()}
+        adapters = self._adapters
+        frozen = {} if adapters is None else {name: names[w] for name, w in adapters.frozen.items()}
         self._model = shard(self._model, self._ranks)
-        weights = dict(self._model.model.named_parameters())
-        if self._adapters is not None:
-            self._adapters = replace(self._adapters, frozen={name: weights[at] for name, at in frozen.items()})
-        return ShardedAdamW(
-            self._model, optim, self._ranks, lora=None if self._adapters is None else self._adapters.settings
-        )
+        if adapters is not None:
+            weights = dict(self._model.model.named_parameters())
+            self._adapters = replace(adapters, frozen={name: weights[at] for name, at in frozen.items()})
+        lora = None if adapters is None else adapters.settings
+        return ShardedAdamW(self._model, self._config.optim, self._ranks, lora=lora)
 
     def _frozen_reference(self) -> Callable[[Microbatch], Tensor]:
         adapters = self._adapters
@@ -207,7 +206,7 @@ class ShardedPolicy(PolicyCore):
         def score(microbatch: Microbatch) -> Tensor:
             model: Any = self._model if own is None else own
             with nullcontext() if adapters is None else adapters.disabled():
-                scores = token_logprobs(model, microbatch, temperature=self._temperature)
+                scores = self._score(microbatch, model)
             model.reshard()
             return scores
 
@@ -216,48 +215,46 @@ class ShardedPolicy(PolicyCore):
     def update(self, rank_microbatches: Sequence[RankMicrobatch], *, step: int) -> dict[str, float]:
         """One optimiser update, of which this rank computes `rank_microbatches`; metrics of all, as of `Policy.update`.
 
-        Every rank calls it, with as many portions.
+        Every rank calls it, with as many rank microbatches.
         """
-        passes = (
-            (self._microbatch(p), p.samples, torch.tensor(p.weights, dtype=torch.float64)) for p in rank_microbatches
-        )
-        return self._update(passes, step=step)
+        self._optimizer.zero_grad()
+        sums = []
+        for rank_microbatch in rank_microbatches:
+            sums += self._backward(rank_microbatch)
+        return self._apply_gradient(add_sums(self._ranks.gather(dict(add_sums(sums)))), step=step)
 
     def logprobs(self, rank_microbatches: Sequence[RankMicrobatch]) -> list[list[Sequence[float]]]:
-        """The log-probabilities of each sample of each portion. Every rank calls it, with as many portions."""
+        """The log-probabilities of each sample of each rank microbatch. Every rank calls it, with as many of them."""
         rows = []
         for rank_microbatch in rank_microbatches:
-            microbatch = self._microbatch(rank_microbatch)
-            scores = token_logprobs(self._model, microbatch, temperature=self._temperature)
-            rows.append(in_callers_order([microbatch], [scores], len(rank_microbatch.samples)))
+            microbatch = pack_microbatch(rank_microbatch, self._ranks.device)
+            rows.append(rows_of(self._score(microbatch, self._model), microbatch.lengths))
         self._model.reshard()
         return rows
 
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight by its Hugging Face name, adapters merged, whole and in the type that the model computes in.
+        """Every weight by its Hugging Face name, adapters merged, unsharded and in the type that the model computes in.
 
         Every rank iterates to the end. Tied weights follow the one they are stored with. Raises NumericsError where a
         weight is not finite.
         """
         self._optimizer.require_finite()
+        shards, dtype = self._optimizer.shards, self._compute_dtype
         if self._adapters is None:
-            for name, weight in self._optimizer.shards.items():
-                full = _full_tensor(weight.detach().to(self._compute_dtype))
-                yield name, full
-                yield from ((other, full) for other, stored in self._optimizer.tied.items() if stored == name)
-        else:
-            factors = {name: _full_tensor(weight) for name, weight in self._optimizer.shards.items()}
-            merged = replace(self._adapters.merged(factors), frozen=_FullWeights(self._adapters.frozen))
-            for name, tensor in merged.named_tensors():
-                yield name, tensor.to(self._compute_dtype)
+            full = ((name, _full_tensor(weight.detach().to(dtype))) for name, weight in shards.items())
+            return with_tied(full, self._optimizer.tied)
+        factors = {name: _full_tensor(weight) for name, weight in shards.items()}
+        frozen = ((name, _full_tensor(weight)) for name, weight in self._adapters.frozen.items())
+        merged = merged_weights(frozen, factors, self._adapters.settings)
+        return with_tied(((name, tensor.to(dtype)) for name, tensor in merged), self._adapters.tied)
 
     def snapshot(self) -> None:
-        """Copy the state into main memory, over the copy before. Raises NumericsError as `full_weights`."""
+        """Copy the state into main memory, over the previous copy. Raises NumericsError like `full_weights`."""
         self._optimizer.require_finite()
         self._snapshot = (self._copy.take_tensors(), counters_of(self._optimizer))
 
     def write(self, directory: Path) -> None:
-        """Write what `snapshot` has copied, in any thread; every rank does. Raises OSError if it cannot be written."""
+        """Write what `snapshot` copied, in any thread; every rank calls it. Raises OSError if the disk refuses."""
         assert self._snapshot is not None
         tensors, counters = self._snapshot
         if not all(self._ranks.gather(directory.is_dir(), self._ranks.checkpoint_group)):
@@ -265,25 +262,18 @@ class ShardedPolicy(PolicyCore):
                 f"{directory} is not there on every trainer rank: on several machines the run directory must be on a "
                 "file system that all of them share"
             )
-        for kind, parts in tensors.items():
-            dtensors = {name: self._to_dtensor(name, part) for name, part in parts.items()}
-            write_shards(dtensors, directory / kind, self._ranks.checkpoint_group)
+        for kind, shards in tensors.items():
+            write_shards(self._to_dtensors(shards), directory / kind, self._ranks.checkpoint_group)
         if self._ranks.rank == 0:
             write_counters(directory, counters)
 
     def load(self, directory: Path) -> None:
-        """Continue from what any number of ranks, or a `Policy`, has saved: bit for bit. Raises CheckpointError."""
+        """Continue from what any number of ranks, or a `Policy`, saved: bit for bit. Raises CheckpointError."""
         load_optimizer(self._optimizer, directory, read=self._read)
-
-    def _sum_metrics(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-        return sum_metrics(self._ranks.gather(dict(super()._sum_metrics(parts))))
 
     @contextmanager
     def _head(self) -> Iterator[Any]:
-        """The gathered head.
-
-        Where it is of low precision the chunks' gradients are added up in float32 beside it, and rounded once.
-        """
+        """The gathered head; in low precision the chunks' gradients are added up in float32 and rounded once."""
         head = self._model.get_output_embeddings()
         if not head.weight.requires_grad or head.weight.dtype in (torch.float32, torch.float64):
             yield head
@@ -298,48 +288,25 @@ class ShardedPolicy(PolicyCore):
         for name, weight in gathered.items():
             weight.grad = sums[name].to(weight.dtype)
 
-    def _microbatch(self, rank_microbatch: RankMicrobatch) -> Microbatch:
-        # room for all of it, and for every prompt twice
-        room = sum(len(sample.prompt_ids) + len(sample.response_ids) for sample in rank_microbatch.samples)
-        (microbatch,) = pack(rank_microbatch.samples, max_tokens=room, device=self._ranks.device)
-        return microbatch
-
-    def _to_dtensor(self, name: str, part: Tensor) -> DTensor:
-        """A trained weight's shape and layout, for this rank's part of something of its kind in main memory."""
-        weight: Any = self._optimizer.shards[name]
-        return DTensor.from_local(
-            part,
-            self._ranks.host_mesh,
-            weight.placements,
-            run_check=False,
-            shape=weight.shape,
-            stride=weight.stride(),
-        )
+    def _to_dtensors(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """This rank's shards in main memory as DTensors, in the shapes and layouts of the weights of their names."""
+        dtensors: dict[str, Tensor] = {}
+        for name, tensor in shards.items():
+            weight: Any = self._optimizer.shards[name]
+            mesh, placements = self._ranks.host_mesh, weight.placements
+            dtensors[name] = DTensor.from_local(
+                tensor, mesh, placements, run_check=False, shape=weight.shape, stride=weight.stride()
+            )
+        return dtensors
 
     def _read(self, directory: Path, kind: str, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         path = stored_at(directory, kind)
-        parts = {name: torch.empty(part.shape, dtype=part.dtype) for name, part in like.items()}
-        dtensors = {name: self._to_dtensor(name, part) for name, part in parts.items()}
+        shards = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in like.items()}
+        dtensors = self._to_dtensors(shards)
         with as_checkpoint_error(path):
             require_same(path, stored_like(path), dtensors)
             read_shards(path, dtensors, self._ranks.checkpoint_group)
-        return parts
-
-
-class _FullWeights(Mapping[str, Tensor]):
-    """Sharded weights, each gathered when it is looked at."""
-
-    def __init__(self, shards: Mapping[str, Tensor]) -> None:
-        self._shards = shards
-
-    def __getitem__(self, name: str) -> Tensor:
-        return _full_tensor(self._shards[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shards)
-
-    def __len__(self) -> int:
-        return len(self._shards)
+        return shards
 
 
 @torch.no_grad()
@@ -349,7 +316,7 @@ def _full_tensor(weight: Any) -> Tensor:
 
 @torch.no_grad()
 def _local(weight: Any) -> Tensor:
-    """This rank's part, in the same memory."""
+    """This rank's shard, in the same memory."""
     return weight.detach().to_local()
 
 

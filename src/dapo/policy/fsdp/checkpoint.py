@@ -1,4 +1,4 @@
-"""Tensors that are spread over ranks, on disk: torch's distributed checkpoints in safetensors files, without pickle.
+"""Sharded tensors on disk: torch's distributed checkpoints in safetensors files, without pickle.
 
 What N ranks have written, any other number reads, one process included; and all of them read a plain safetensors file.
 """
@@ -22,7 +22,7 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path, group: ProcessGrou
 
     Raises OSError, on every rank, where one of them cannot write.
     """
-    with _plain_errors(folder):
+    with _as_os_error(folder):
         dcp.save(
             dict(tensors),
             storage_writer=dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True),
@@ -31,17 +31,17 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path, group: ProcessGrou
 
 
 def read_shards(path: Path, into: Mapping[str, Tensor], group: ProcessGroup | None = None) -> None:
-    """Fill `into` from a file or a folder: whole tensors, or with a `group`, whose ranks all call it, DTensors.
+    """Fill `into` from a file or a folder: full tensors, or, with a `group` whose ranks all call it, DTensors.
 
     Raises OSError where that fails.
     """
-    with _plain_errors(path), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # it is not wanted
+    with _as_os_error(path), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # without a group that is intended
         dcp.load(dict(into), storage_reader=_reader(path), process_group=group, no_dist=group is None)
 
 
 def stored_like(path: Path) -> dict[str, Tensor]:
-    """What is stored in a file or a folder: names, shapes and types, on the `meta` device."""
+    """The names, shapes and types stored in a file or a folder, as tensors on the `meta` device."""
     found: Any = _reader(path).read_metadata().state_dict_metadata
     return {
         name: torch.empty(stored.size, dtype=stored.properties.dtype, device="meta") for name, stored in found.items()
@@ -49,7 +49,7 @@ def stored_like(path: Path) -> dict[str, Tensor]:
 
 
 class _OneFile(FileSystem):
-    """A folder with nothing else in it."""
+    """Lists a single file as if it were the content of a folder."""
 
     def ls(self, path: Any) -> list[str]:
         return [str(path)]
@@ -63,8 +63,8 @@ def _reader(path: Path) -> Any:
 
 
 @contextmanager
-def _plain_errors(path: Path) -> Iterator[None]:
-    """torch wraps what went wrong on any rank into an error that is no Exception."""
+def _as_os_error(path: Path) -> Iterator[None]:
+    """torch wraps the errors of all ranks into one that is not an Exception; the first of them is raised instead."""
     try:
         yield
     except dcp.CheckpointException as error:
