@@ -41,7 +41,7 @@ def job_near_time_limit(cluster: SlurmCluster, tmp_path_factory: pytest.TempPath
         work_dir=folder,
         python=FAKE_SLURM / "python",
         use_ray=False,
-        setup=(f"export DAPO=saves STAND_IN_LOG={folder}/calls RUN_DIR={folder}/run",),
+        setup=(f"export DAPO=saves FAKE_SLURM_LOG={folder}/calls RUN_DIR={folder}/run",),
     )
     job.folder.mkdir()
     script = job.folder / "job.sh"
@@ -86,7 +86,7 @@ def test_a_job_that_is_signalled_before_its_time_limit_is_requeued_and_ends_as_i
     )  # Slurm lets two minutes pass otherwise
     job = cluster.wait_for_job(number, "COMPLETED")
     assert (job["ExitCode"], job["Restarts"]) == ("0:0", "1")
-    assert "the run is saved, and the job goes back to the queue" in output_of(run, number)
+    assert "the run is saved, and the job is requeued" in output_of(run, number)
     dapo(cluster, "train", str(CONFIGS / "tiny.yaml"), *RUN, "--run-dir", str(whole))
     final = "step_000025"
     assert differences(contents(run, checkpoints=final), contents(whole, checkpoints=final)) == []

@@ -1,5 +1,5 @@
-"""`dapo submit`: what it writes, and what its script does. Slurm's commands are stood in for by a few lines of shell
-(tests/slurm_stand_in); tests/distributed/test_slurm_cluster.py has a real Slurm."""
+"""`dapo submit`: what it writes, and what its script does, with a few lines of shell as Slurm's commands
+(tests/helpers/fake_slurm); tests/distributed/test_slurm_cluster.py has a real Slurm."""
 
 import os
 import re
@@ -56,7 +56,7 @@ class FakeAllocation:
             "SLURM_JOB_NODELIST": "node[0-1]",
             "SLURM_CPUS_ON_NODE": "1",
             "SLURMD_NODENAME": "node0",
-            "STAND_IN_LOG": str(self.log),
+            "FAKE_SLURM_LOG": str(self.log),
             "RUN_DIR": str(self.job.run_dir),
         }
         return subprocess.Popen(
@@ -234,7 +234,7 @@ def test_before_the_time_limit_the_run_saves_and_goes_back_to_the_queue_until_it
     allocated = FakeAllocation(a_job(tmp_path), environment={"DAPO": "saves"})
     code, output = allocated.run_and_signal(signal.SIGUSR1)
     assert (code, allocated.is_requeued) == (143, True)
-    assert "the run is saved, and the job goes back to the queue" in output
+    assert "the run is saved, and the job is requeued" in output
     allocated.environment["DAPO"] = "0"
     assert allocated.run()[0] == 0
     assert [call.split()[2] for call in allocated.calls] == ["train", "resume"]
@@ -269,8 +269,8 @@ def test_several_nodes_get_a_ray_with_a_token_and_nothing_of_it_is_left(tmp_path
     assert others[-1] == (
         f"-m dapo train {tmp_path}/run.slurm/config.yaml --run-dir {tmp_path}/run launcher=ray:10.0.0.1:4321"
     )
-    gathering = next(call for call in others if "gathering" in call).split()
-    assert (gathering[2:4], 70 < int(gathering[4]) <= 77) == (["10.0.0.1:4321", "3"], True)
+    node_wait = next(call for call in others if "wait_for_nodes" in call).split()
+    assert (node_wait[2:4], 70 < int(node_wait[4]) <= 77) == (["10.0.0.1:4321", "3"], True)
     assert not Path(temporary).exists()
     assert not [pid for pid in allocated.started if is_alive(pid)]
     names = {path.name for path in (tmp_path / "run.slurm").iterdir()}
@@ -281,8 +281,8 @@ def test_several_nodes_get_a_ray_with_a_token_and_nothing_of_it_is_left(tmp_path
     ("environment", "message"),
     [
         ({"RAY_FAILS": "1"}, "Ray did not start; see "),
-        ({"WORKER_FAILS": "1", "GATHERING": "1"}, "see "),
-        ({"GATHERING": "1"}, "Ray is not there on all nodes; see "),
+        ({"WORKER_FAILS": "1", "WAIT_FOR_NODES_EXIT_CODE": "1"}, "see "),
+        ({"WAIT_FOR_NODES_EXIT_CODE": "1"}, "Ray is not ready on all nodes; see "),
     ],
 )
 def test_a_ray_that_does_not_come_is_an_error_with_the_path_of_its_logs(

@@ -1,4 +1,4 @@
-"""Batch scripts for Slurm: what `dapo submit` writes and hands to sbatch."""
+"""Batch scripts for Slurm, which `dapo submit` writes and passes to sbatch."""
 
 import re
 import shlex
@@ -11,8 +11,8 @@ import dapo
 from dapo.core.errors import ConfigError, LaunchError
 
 JOB = Path(__file__).with_name("job.sh")
-"""What every script does, after the variables that differ."""
-SBATCH_S = 60.0
+"""The body of every script, after the variables of the job."""
+SBATCH_TIMEOUT_S = 60.0
 _NAME = re.compile(r"[\w.,:@+=/\[\]-]+", re.ASCII)
 _TIMES = (
     re.compile(r"(?P<m>\d+)(:(?P<s>\d+))?"),
@@ -24,40 +24,40 @@ _UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 
 @dataclass(frozen=True)
 class Allocation:
-    """What is asked of Slurm."""
+    """The resources that a job requests from Slurm."""
 
     nodes: int = 1
     gpus_per_node: int = 0
     cpus_per_node: int | None = None
-    """None: the whole node, with all its memory."""
+    """None: whole nodes, with all their memory."""
     time: str | None = None
-    """As sbatch takes it, `2-12:00:00`; none: the partition's."""
+    """The time limit in sbatch's format, `2-12:00:00`; None: the partition's."""
     partition: str | None = None
     account: str | None = None
     stop_before_s: int = 120
-    """A signal comes so long before the time limit, for the run to save."""
+    """How long before the time limit Slurm sends the signal on which the run saves."""
     options: tuple[str, ...] = ()
-    """Any other of sbatch, `--qos=high`."""
+    """Further options of sbatch, `--qos=high`."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What runs on it. All paths are absolute and the same on every node."""
+    """What runs on the allocation. All paths are absolute and the same on every node."""
 
     run_dir: Path
     config: Path
-    """Of a run that does not exist yet."""
+    """The configuration of a run that does not exist yet."""
     work_dir: Path
     python: Path
     use_ray: bool
     overrides: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
-    """Lines of shell before everything else: `module load cuda`."""
+    """Shell lines that run first: `module load cuda`."""
     start_timeout_s: float = 300.0
 
     @property
     def folder(self) -> Path:
-        """Script, logs and the copy of the config, beside the run: a run's own directory must be new."""
+        """The folder of script, logs and the copy of the config; a run's own directory must be new."""
         return folder_of(self.run_dir)
 
 
@@ -67,7 +67,7 @@ def folder_of(run_dir: Path) -> Path:
 
 
 def batch_script(job: Job, allocation: Allocation) -> str:
-    """The whole script. Raises ConfigError where Slurm would refuse a value, or read it as another."""
+    """The whole script. Raises ConfigError for a value that Slurm would refuse or misread."""
     variables = {
         "run_dir": str(job.run_dir),
         "config": str(job.config),
@@ -79,7 +79,7 @@ def batch_script(job: Job, allocation: Allocation) -> str:
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {directive}" for directive in directives(job, allocation)),
-        f"# Written by `dapo submit` (dapo {dapo.__version__}). After whatever end, this continues the run:",
+        f"# Written by `dapo submit` (dapo {dapo.__version__}). However the job ends, this continues the run:",
         f"#   sbatch {shlex.quote(str(job.folder / 'job.sh'))}",
         "",
         *(f"{name}={shlex.quote(value)}" for name, value in variables.items()),
@@ -91,36 +91,39 @@ def batch_script(job: Job, allocation: Allocation) -> str:
 
 
 def directives(job: Job, allocation: Allocation) -> list[str]:
-    """What stands behind `#SBATCH`."""
+    """The options on the `#SBATCH` lines."""
     if allocation.time is not None and seconds_of(allocation.time) <= allocation.stop_before_s:
         raise ConfigError(
             f"--time {allocation.time} ends before the signal that comes {allocation.stop_before_s} s earlier "
             "(--stop-before) could stop the run; give it more time"
         )
     output = str(job.folder).replace("%", "%%") + "/%j.log"
-    return [
+    lines = [
         f"--job-name={re.sub(r'[^A-Za-z0-9._-]', '-', f'dapo-{job.run_dir.name}')}",
         f"--nodes={allocation.nodes}",
         "--ntasks-per-node=1",
-        *(
-            ["--exclusive", "--mem=0"]
-            if allocation.cpus_per_node is None
-            else [f"--cpus-per-task={allocation.cpus_per_node}"]
-        ),
-        *([f"--gpus-per-node={allocation.gpus_per_node}"] if allocation.gpus_per_node else []),
-        *([f"--time={allocation.time}"] if allocation.time is not None else []),
-        *([f"--partition={_name('--partition', allocation.partition)}"] if allocation.partition is not None else []),
-        *([f"--account={_name('--account', allocation.account)}"] if allocation.account is not None else []),
+    ]
+    if allocation.cpus_per_node is None:
+        lines += ["--exclusive", "--mem=0"]
+    else:
+        lines.append(f"--cpus-per-task={allocation.cpus_per_node}")
+    if allocation.gpus_per_node:
+        lines.append(f"--gpus-per-node={allocation.gpus_per_node}")
+    for option in ("time", "partition", "account"):
+        if (value := getattr(allocation, option)) is not None:
+            lines.append(f"--{option}={_name(option, value)}")
+    return [
+        *lines,
         f"--output={_quoted(output)}",
         "--open-mode=append",
         "--requeue",
         f"--signal=B:USR1@{allocation.stop_before_s}",  # not TERM, which scancel sends as well
-        *(_option(text) for text in allocation.options),
+        *map(_option, allocation.options),
     ]
 
 
 def seconds_of(time: str) -> float:
-    """A time limit as sbatch takes it; 0 is none. Raises ConfigError."""
+    """The seconds of a time limit in sbatch's format; 0 means none. Raises ConfigError."""
     if time.lower() in ("infinite", "unlimited"):
         return float("inf")
     for pattern in _TIMES:
@@ -133,7 +136,7 @@ def seconds_of(time: str) -> float:
 
 
 def require_sbatch() -> None:
-    """Raise LaunchError where there is no Slurm."""
+    """Raise LaunchError if sbatch is not on PATH."""
     if shutil.which("sbatch") is None:
         raise LaunchError(
             "sbatch is not on PATH: run dapo submit on a login node of a Slurm cluster; --dry-run prints the script, "
@@ -142,13 +145,15 @@ def require_sbatch() -> None:
 
 
 def submit(script: Path) -> str:
-    """Hand a script to sbatch; the job's id. Raises LaunchError with what sbatch said."""
+    """Submit a script with sbatch; returns the job's id. Raises LaunchError with sbatch's error message."""
     require_sbatch()
     command = ["sbatch", "--parsable", str(script)]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=SBATCH_S, check=False)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=SBATCH_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        raise LaunchError(f"sbatch gave no answer within {SBATCH_S:g} s; squeue tells whether it has a job") from None
+        raise LaunchError(
+            f"sbatch gave no answer within {SBATCH_TIMEOUT_S:g} s; squeue shows whether it has a job"
+        ) from None
     if answer.returncode:
         reason = " ".join(answer.stderr.split()) or f"exit code {answer.returncode}"
         raise LaunchError(f"sbatch refused the job: {reason}; the script is {script}")
@@ -156,19 +161,19 @@ def submit(script: Path) -> str:
 
 
 def _setup_lines(setup: str) -> list[str]:
-    """Lines of the user's, as they are, and the end of the job where they fail."""
-    message = shlex.quote(f"dapo submit: this failed: {_one_line(setup)}")
+    """The user's shell lines, unchanged; the job ends if they fail."""
+    message = shlex.quote(f"dapo submit: this failed: {' '.join(setup.split())}")
     return ["{", setup, "} || {", f"    echo {message} >&2", "    exit 1", "}"]
 
 
 def _name(option: str, value: str) -> str:
     if not _NAME.fullmatch(value):
-        raise ConfigError(f"{option} {value!r}: expected a name without spaces and quotes")
+        raise ConfigError(f"--{option} {value!r}: expected a name without spaces and quotes")
     return value
 
 
 def _quoted(text: str) -> str:
-    """For a #SBATCH line: Slurm reads double quotes and backslashes as a shell does, and no dollars."""
+    """Quote for a #SBATCH line: Slurm reads double quotes and backslashes like a shell, but no dollars."""
     if "\n" in text:
         raise ConfigError(f"{text!r} has a line break in it, which a batch script's options cannot hold")
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -178,7 +183,3 @@ def _option(text: str) -> str:
     if not text.startswith("-") or "\n" in text:
         raise ConfigError(f"--sbatch {text!r}: expected an option of sbatch, for example --sbatch=--qos=high")
     return text
-
-
-def _one_line(text: object) -> str:
-    return " ".join(str(text).split())

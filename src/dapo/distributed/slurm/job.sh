@@ -1,15 +1,15 @@
 
-say() { echo "dapo submit: $*"; }
+log() { echo "dapo submit: $*"; }
 
 fail() {
-    say "$*" >&2
+    log "$*" >&2
     touch "$state/$SLURM_JOB_ID-failed"
     exit 1
 }
 
 newest_checkpoint() { find "$run_dir/checkpoints" -maxdepth 1 -name 'step_*' 2>/dev/null | sort | tail -n 1; }
 
-# ---- signals: both save and end the run; after the one before the time limit the job goes back to the queue
+# ---- signals: both save and end the run; after USR1, sent before the time limit, the job is requeued
 
 is_stopping='' wants_requeue='' was_interrupted='' dapo='' head='' workers='' ray_tmp=''
 
@@ -23,7 +23,7 @@ trap 'wants_requeue=yes; stop_dapo' USR1
 trap stop_dapo TERM
 trap stop_ray EXIT
 
-wait_for() { # a child; its exit code, also where a signal comes in between
+wait_for() { # the exit code of a child, also if a signal interrupts the wait
     local code
     while :; do
         was_interrupted=''
@@ -33,29 +33,29 @@ wait_for() { # a child; its exit code, also where a signal comes in between
     done
 }
 
-is_there() { kill -0 "$1" 2>/dev/null; }
+is_alive() { kill -0 "$1" 2>/dev/null; }
 
-end() { # a child: a signal (TERM), and KILL where that does nothing
+terminate() { # a child: a signal (default TERM), then KILL if it is still alive after 30 s
     [ -n "$1" ] || return 0
     kill -"${2:-TERM}" "$1" 2>/dev/null
     for _ in $(seq 150); do
-        is_there "$1" || break
+        is_alive "$1" || break
         sleep 0.2
     done
     kill -KILL "$1" 2>/dev/null
     wait "$1" 2>/dev/null
 }
 
-# ---- Ray: the head here, a worker on each other node. Ports are free ones, because other jobs may share a node;
-# `ray stop` is not used, because it would end the Ray of those as well
+# ---- Ray: the head on this node, a worker on each other node. Other jobs may share a node, so ports are free ones, and
+# `ray stop`, which would end their Ray as well, is not used
 
 ray_start() {
     exec "$python" -P -m ray.scripts.scripts start "$@" --block --min-worker-port=0 --max-worker-port=0 \
         --dashboard-agent-listen-port=0 --num-cpus="$SLURM_CPUS_ON_NODE" --num-gpus="${SLURM_GPUS_ON_NODE:-0}"
 }
 
-ray_worker() { # until USR1, which srun passes on to its tasks; after TERM it would kill them
-    trap '' USR1 # of Ray
+ray_worker() { # until USR1, which srun forwards to its tasks; after TERM it would kill them
+    trap '' USR1 # for Ray itself
     ray_start --address="$address" >>"$state/$SLURM_JOB_ID-ray-$SLURMD_NODENAME.log" 2>&1 &
     local ray=$!
     trap 'kill -TERM "$ray" 2>/dev/null' USR1
@@ -65,57 +65,57 @@ ray_worker() { # until USR1, which srun passes on to its tasks; after TERM it wo
     rm -rf "$ray_tmp"
 }
 
-keep_ray_logs() { # where the run has failed: they lie on each node's own disk
+keep_ray_logs() { # if the run has failed: they are on each node's own disk
     [ ! -e "$state/$SLURM_JOB_ID-failed" ] ||
         cp -r "$ray_tmp/session_latest/logs" "$state/$SLURM_JOB_ID-ray-logs-$SLURMD_NODENAME" 2>/dev/null
 }
 
 start_ray() {
-    local deadline=$((SECONDS + start_timeout_s)) gathering
-    unset RAY_ADDRESS RAY_AUTH_TOKEN # of the user's, they would go before ours
+    local deadline=$((SECONDS + start_timeout_s)) node_wait
+    unset RAY_ADDRESS RAY_AUTH_TOKEN # the user's would override ours
     export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$state/$SLURM_JOB_ID-token" RAY_USAGE_STATS_ENABLED=0
     rm -f "$RAY_AUTH_TOKEN_PATH"
     (umask 077 && "$python" -c 'import secrets; print(secrets.token_hex(32), end="")' >"$RAY_AUTH_TOKEN_PATH") ||
         fail "$RAY_AUTH_TOKEN_PATH cannot be written"
     ray_tmp=$(mktemp -d /tmp/dapo-ray-XXXXXX) || fail "/tmp of $SLURMD_NODENAME cannot be written to"
 
-    say "starting Ray on $SLURM_JOB_NUM_NODES nodes: $SLURM_JOB_NODELIST"
+    log "starting Ray on $SLURM_JOB_NUM_NODES nodes: $SLURM_JOB_NODELIST"
     ray_start --head --port=0 --include-dashboard=false --temp-dir="$ray_tmp" ${head_ip:+--node-ip-address="$head_ip"} \
         >>"$state/$SLURM_JOB_ID-ray-$SLURMD_NODENAME.log" 2>&1 &
     head=$!
     until [ -s "$ray_tmp/ray_current_cluster" ]; do
         [ -z "$is_stopping" ] || return 0
-        is_there "$head" || fail "Ray did not start; see $state/$SLURM_JOB_ID-ray-$SLURMD_NODENAME.log"
-        [ "$SECONDS" -lt "$deadline" ] || fail "Ray was not there after $start_timeout_s s (distributed.start_timeout_s)"
+        is_alive "$head" || fail "Ray did not start; see $state/$SLURM_JOB_ID-ray-$SLURMD_NODENAME.log"
+        [ "$SECONDS" -lt "$deadline" ] || fail "Ray was not ready after $start_timeout_s s (distributed.start_timeout_s)"
         sleep 0.2
     done
     address=$(cat "$ray_tmp/ray_current_cluster")
 
     if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
         export python state address ray_tmp
-        # one lost worker must not end the others, whatever the cluster's configuration says: Ray deals with it
+        # a lost worker must not end the others, whatever the cluster's configuration says: Ray handles it
         srun --relative=1 --nodes=$((SLURM_JOB_NUM_NODES - 1)) --ntasks=$((SLURM_JOB_NUM_NODES - 1)) --ntasks-per-node=1 \
             --cpu-bind=none --kill-on-bad-exit=0 --export=ALL \
             bash -c "$(declare -f ray_start ray_worker keep_ray_logs); ray_worker" &
         workers=$!
     fi
     "$python" -P -m dapo.distributed.slurm.wait_for_nodes "$address" "$SLURM_JOB_NUM_NODES" $((deadline - SECONDS)) &
-    gathering=$!
-    while is_there "$gathering"; do
-        if [ -n "$is_stopping" ] || { [ -n "$workers" ] && ! is_there "$workers"; }; then
-            end "$gathering"
+    node_wait=$!
+    while is_alive "$node_wait"; do
+        if [ -n "$is_stopping" ] || { [ -n "$workers" ] && ! is_alive "$workers"; }; then
+            terminate "$node_wait"
             [ -n "$is_stopping" ] || fail "a worker of Ray has ended; see $state/$SLURM_JOB_ID-ray-*.log"
             return 0
         fi
         sleep 0.2
     done
-    wait_for "$gathering" || fail "Ray is not there on all nodes; see $state/$SLURM_JOB_ID-ray-*.log"
+    wait_for "$node_wait" || fail "Ray is not ready on all nodes; see $state/$SLURM_JOB_ID-ray-*.log"
     overrides+=("launcher=ray:$address")
 }
 
 stop_ray() {
-    end "$workers" USR1
-    end "$head"
+    terminate "$workers" USR1
+    terminate "$head"
     [ -z "$ray_tmp" ] || keep_ray_logs
     [ -z "$ray_tmp" ] || rm -rf "$ray_tmp"
     rm -f "$state/$SLURM_JOB_ID-token" "$state/$SLURM_JOB_ID-failed"
@@ -135,7 +135,7 @@ code=143
 if [ -z "$is_stopping" ]; then
     "$python" -P -m dapo "${command[@]}" "${overrides[@]}" &
     dapo=$!
-    [ -z "$is_stopping" ] || kill -TERM "$dapo" 2>/dev/null # it came while dapo had no number yet
+    [ -z "$is_stopping" ] || kill -TERM "$dapo" 2>/dev/null # the signal came before dapo had a process id
     wait_for "$dapo"
     code=$?
     dapo=''
@@ -145,10 +145,10 @@ stop_ray
 
 if [ -n "$wants_requeue" ] && [ "$code" -eq 143 ]; then
     if [ "$(newest_checkpoint)" = "$before" ]; then
-        say "no step was finished within the time limit, so the job is not started again: give it more with --time" >&2
+        log "no step was finished within the time limit, so the job is not requeued: raise it with --time" >&2
     else
-        say "the time limit is near: the run is saved, and the job goes back to the queue to continue it"
-        scontrol requeue "$SLURM_JOB_ID" || say "it does not; continue with: sbatch $state/job.sh" >&2
+        log "the time limit is near: the run is saved, and the job is requeued to continue it"
+        scontrol requeue "$SLURM_JOB_ID" || log "requeueing failed; continue with: sbatch $state/job.sh" >&2
     fi
 fi
 exit "$code"

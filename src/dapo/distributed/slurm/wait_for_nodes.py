@@ -1,4 +1,4 @@
-"""Waits until the nodes of an allocation have joined a Ray cluster.
+"""Waits until all nodes of a Slurm allocation have joined its Ray cluster.
 
 Usage: `python -m dapo.distributed.slurm.wait_for_nodes ADDRESS NODES SECONDS`.
 """
@@ -13,13 +13,13 @@ POLL_INTERVAL_S = 0.5
 
 
 def wait_for_nodes(address: str, count: int, timeout_s: float) -> None:
-    """Return once so many nodes of the Ray cluster are alive. Raises LaunchError naming those that are."""
+    """Return when `count` nodes of the Ray cluster are alive. Raises LaunchError, which names those that are."""
     import ray
 
     deadline = time.monotonic() + timeout_s
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError) as error:  # RuntimeError: a token that is missing or another cluster's
+    except (ConnectionError, RuntimeError) as error:  # RuntimeError: the token is missing or of another cluster
         raise LaunchError(f"the Ray cluster at {address} cannot be reached: {error}") from error
     try:
         while True:
