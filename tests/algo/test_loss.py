@@ -330,7 +330,7 @@ def test_constant_weights_need_the_limit(max_length):
         aggregation_weights(torch.tensor([1]), torch.tensor([0]), aggregate="constant", max_length=max_length)
 
 
-def test_wrong_arguments_of_the_weights_are_refused_in_words():
+def test_wrong_arguments_of_the_weights_are_errors_that_say_why():
     two = torch.tensor([1, 2])
     with pytest.raises(ValueError, match="'constant', got 'mean'"):
         aggregation_weights(two, two, aggregate="mean")

@@ -103,7 +103,7 @@ def test_a_cached_token_of_the_papers_model_takes_a_quarter_of_a_mebibyte():
     assert KNOWN_DIMENSIONS["qwen2.5-32b"].cache_bytes(2) == 2 * 64 * 8 * 128 * 2 == 2**18
 
 
-def test_adapters_are_counted_by_the_products_they_sit_beside():
+def test_adapters_are_counted_for_the_layers_they_adapt():
     dimensions = KNOWN_DIMENSIONS["tiny-random"]  # hidden 32, feed-forward 64, keys 16
     products = (32 + 32) + 2 * (32 + 16) + (32 + 32) + 2 * (32 + 64) + (64 + 32)
     assert dimensions.lora_parameters(4, "all-linear") == 2 * 4 * products
@@ -123,7 +123,7 @@ def test_what_a_rank_holds_is_its_part_of_weights_gradients_and_moments():
     assert alone.trainer_memory()["weights to compute with"] == 2 * parameters
 
 
-def test_lora_trains_adapters_beside_frozen_weights():
+def test_lora_trains_adapters_and_keeps_the_weights_frozen():
     lora = make_estimate(paper("model.lora={rank: 16, alpha: 32}", "distributed.trainer_ranks=1"))
     breakdown, adapters = lora.trainer_memory(), KNOWN_DIMENSIONS["qwen2.5-32b"].lora_parameters(16, "all-linear")
     assert breakdown["frozen weights"] == 2 * 32_763_876_352
@@ -201,7 +201,7 @@ def test_without_recomputing_it_does_not_and_the_option_is_named():
     assert "train.recompute=true" in problem
 
 
-def test_too_few_ranks_are_told_the_number_that_fits():
+def test_too_few_ranks_are_an_error_with_the_number_that_fits():
     (problem,) = find_problems(make_estimate(paper("distributed.trainer_ranks=4")))
     assert "distributed.trainer_ranks=16" in problem
     assert list(find_problems(make_estimate(paper("distributed.trainer_ranks=16")))) == []
@@ -217,11 +217,11 @@ def test_too_few_ranks_are_told_the_number_that_fits():
         (["rollout.max_response_tokens=131072"], "leaves no room for a prompt in the 131,072 positions"),
     ],
 )
-def test_what_cannot_work_is_said_with_what_to_change(overrides: list[str], words: str):
+def test_what_cannot_work_is_reported_with_what_to_change(overrides: list[str], words: str):
     assert any(words in problem for problem in find_problems(make_estimate(paper(*overrides))))
 
 
-def test_a_model_that_is_too_large_for_the_card_it_shares_is_told_so():
+def test_a_model_too_large_for_the_device_it_shares_is_reported():
     config = load_config(CONFIGS / "gsm8k_0.5b.yaml")
     fits = make_estimate(config, "qwen2.5-0.5b")
     assert fits.is_colocated
@@ -230,7 +230,7 @@ def test_a_model_that_is_too_large_for_the_card_it_shares_is_told_so():
     assert problem.startswith("the process needs ")
 
 
-def test_seconds_of_a_step_follow_from_the_assumptions():
+def test_seconds_per_step_follow_from_the_hardware_profile():
     config = paper("distributed.trainer_ranks=2", "rollout.engines=2", "rollout.vllm.max_sequences=8")
     found = ResourceEstimate(
         config,
@@ -316,6 +316,6 @@ def test_a_model_of_unknown_size_is_asked_for_a_shape():
         ("device=tpu", "expected gpu or cpu"),
     ],
 )
-def test_an_assumption_that_is_none_is_refused(given: str, words: str):
+def test_an_unknown_assumption_is_refused(given: str, words: str):
     with pytest.raises(ConfigError, match=words):
         hardware_profile_for(paper(), [given])

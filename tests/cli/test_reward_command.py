@@ -26,14 +26,14 @@ def issues(verifier, problem=SUM, right=None, **options):
     [("math", {}), ("math_dapo", {}), ("gsm8k", {}), ("exact", {}), ("exact", {"extract": "answer_line"}),
      ("choice", {}), ("regex", {})],
 )  # fmt: skip
-def test_the_registered_verifiers_pay_for_no_nonsense(verifier, options):
+def test_the_registered_verifiers_reward_no_nonsense(verifier, options):
     problem, right = EXAMPLES.get(verifier, (SUM, None))
     found = issues(verifier, problem, right, **options)
     # the released verifier compares texts: it meets an unreadable reference as it meets any other
     assert set(found) <= ({"broken"} if verifier == "math_dapo" else set())
 
 
-def test_a_reward_that_takes_the_last_number_pays_for_hedging():
+def test_a_reward_that_takes_the_last_number_rewards_hedging():
     assert issues("exact", extract="last_number") == {
         "several answers on one line": ("false positive",),
         "several marked answers": ("false positive",),
@@ -42,12 +42,12 @@ def test_a_reward_that_takes_the_last_number_pays_for_hedging():
     }
 
 
-def test_a_reward_that_looks_for_the_answer_anywhere_pays_for_everything_that_holds_it():
+def test_a_reward_that_finds_the_answer_anywhere_rewards_all_text_that_contains_it():
     found = issues("helpers.faulty_rewards:contains")
     assert {"all numbers 0 to 999", "the answer denied", "several boxes", "broken"} <= set(found)
 
 
-def test_a_grade_pays_from_half_way_to_that_of_a_right_answer():
+def test_a_score_counts_from_half_that_of_a_right_answer():
     found = issues("dapo.rewards.examples:digit_share", right="42")
     assert found["100 kB of digits"] == ("false positive",)
     assert found["all numbers 0 to 999"] == ("false positive",)
@@ -55,7 +55,7 @@ def test_a_grade_pays_from_half_way_to_that_of_a_right_answer():
     assert "empty" in issues("dapo.rewards.examples:brevity", right="one two three")
 
 
-def test_a_reward_that_changes_its_mind_or_breaks_is_found():
+def test_a_non_deterministic_or_failing_reward_is_found():
     assert "non-deterministic" in issues("helpers.faulty_rewards:non_deterministic")["empty"]
     assert issues("helpers.faulty_rewards:fragile")["empty"] == ("verifier error",)
 

@@ -142,7 +142,7 @@ def test_a_models_name_alone_is_short_for_its_section():
 
 
 @pytest.mark.parametrize("overrides", [["model=n", "model.dtype=float64"], ["model.dtype=float64", "model=n"]])
-def test_naming_another_model_keeps_the_options_beside_it(overrides):
+def test_naming_another_model_keeps_its_other_options(overrides):
     model = config(*overrides, model={"name": "m", "trust_remote_code": True}).model
     assert (model.name, model.dtype, model.trust_remote_code) == ("n", "float64", True)
 
@@ -360,7 +360,7 @@ def test_chat_template_understands_the_words_on_and_off(word):
     assert config(f"data.chat_template={word}").data.chat_template == word
 
 
-def test_a_list_that_is_too_short_is_answered_in_words():
+def test_a_list_that_is_too_short_is_an_error_that_says_so():
     assert "optim.betas" in message("optim.betas=[0.9]")
 
 

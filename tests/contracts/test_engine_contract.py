@@ -392,7 +392,7 @@ def test_logprobs_are_those_of_the_plain_forward(name: str) -> None:
 
 
 @each_statistical
-def test_before_the_least_length_the_law_is_renormalised_without_the_end_tokens(name: str) -> None:
+def test_before_the_least_length_the_distribution_is_renormalised_without_end_tokens(name: str) -> None:
     entry = ENGINES[name]
     assert entry.model is not None
     stop_ids = tuple(range(0, VOCABULARY, 2))
@@ -456,7 +456,7 @@ def next_token_distributions(model: PreTrainedModel, temperature: float) -> tupl
 
 @each_statistical
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_tokens_follow_the_models_law(name: str, temperature: float) -> None:
+def test_tokens_follow_the_models_distribution(name: str, temperature: float) -> None:
     done = run(ENGINES[name].make(500), group("a", SAMPLES, max_new_tokens=2, temperature=temperature))
     distributions = next_token_distributions(twin(name), temperature)
     for position, distribution in enumerate(distributions):
@@ -469,7 +469,7 @@ def test_tokens_follow_the_models_law(name: str, temperature: float) -> None:
 
 
 @each_statistical
-def test_top_p_draws_from_the_renormalised_nucleus(name: str) -> None:
+def test_top_p_samples_from_the_renormalised_nucleus(name: str) -> None:
     distribution, _ = next_token_distributions(twin(name), 1.3)
     ordered, ids = distribution.sort(descending=True)
     size = int((ordered.cumsum(0) < 0.7).sum()) + 1

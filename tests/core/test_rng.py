@@ -21,7 +21,7 @@ def test_golden_numbers_are_the_same_on_every_machine_and_version():
     assert keyed_permutation(10, 0, "data", 0).tolist() == GOLDEN_PERMUTATION
 
 
-def test_another_process_draws_the_same_numbers():
+def test_another_process_has_the_same_numbers():
     code = (
         "import json; from dapo.core.rng import *; "
         "print(json.dumps([keyed_seed(0, 'token', 1, 2, 3), keyed_uniforms(7, 4).tolist()]))"
@@ -37,11 +37,11 @@ def test_a_numpy_integer_is_the_same_key_as_the_int_and_strings_never_run_togeth
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 5, 64, 999])
-def test_draw_t_does_not_depend_on_how_many_are_drawn(count):
+def test_number_t_does_not_depend_on_how_many_are_sampled(count):
     assert keyed_uniforms(7, count).tolist() == keyed_uniforms(7, 1000)[:count].tolist()
 
 
-def test_draws_lie_in_zero_to_one_and_fill_it_evenly():
+def test_numbers_lie_in_zero_to_one_and_fill_it_evenly():
     draws = keyed_uniforms(3, 100_000)
     assert draws.dtype == np.float64
     assert draws.min() >= 0
@@ -50,7 +50,7 @@ def test_draws_lie_in_zero_to_one_and_fill_it_evenly():
     assert np.abs(np.histogram(draws, bins=10, range=(0, 1))[0] - 10_000).max() < 474
 
 
-def test_seeds_that_are_neighbours_give_unrelated_streams():
+def test_adjacent_seeds_give_unrelated_streams():
     first, second = keyed_uniforms(1, 20_000), keyed_uniforms(2, 20_000)
     assert not np.intersect1d(first, second).size
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.036  # 5 sigma
@@ -64,7 +64,7 @@ def test_drawing_touches_no_global_generator():
     assert np.random.get_state()[1].tolist() == before
 
 
-def test_every_part_of_a_key_matters_and_so_does_its_place_and_type():
+def test_every_part_of_a_key_matters_and_so_do_its_position_and_type():
     keys = [
         (),
         (0,),
@@ -105,7 +105,7 @@ def test_epochs_and_runs_are_ordered_differently():
     assert len(orders) == 16
 
 
-def test_a_permutation_favours_no_place():
+def test_a_permutation_favours_no_position():
     places = np.array([keyed_permutation(5, "place", n) for n in range(5000)])
     counts = np.array([np.bincount(places[:, place], minlength=5) for place in range(5)])
     assert np.abs(counts - 1000).max() < 142  # 5 sigma of 28.3

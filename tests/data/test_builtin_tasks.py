@@ -179,7 +179,7 @@ def test_a_wrong_task_or_option_is_named_with_the_nearest(tasks, message):
     assert str(caught.value) == message
 
 
-def test_a_task_without_held_out_questions_ends_with_an_error_instead_of_searching_forever():
+def test_a_task_without_held_out_questions_is_an_error_instead_of_an_endless_search():
     (low,) = [n for n in range(1, 60) if no_sum_is_held_out(n)][:1]
     with pytest.raises(DataError) as caught:
         builtin_problems({"sums": {"low": low, "high": low + 1}}, size=4, seed=0, split="eval")

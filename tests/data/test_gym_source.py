@@ -44,7 +44,7 @@ def test_fields_hold_what_the_verifier_needs_as_json(problems):
     assert problems[0].fields["gym_config"] == {"max_terms": 2, "max_digits": 1, "seed": 1}
 
 
-def test_tasks_that_iterate_over_sets_or_draw_globally_are_still_functions_of_the_seed():
+def test_tasks_that_use_sets_or_global_generators_are_functions_of_the_seed():
     # each load runs in a fresh process, where Python would shuffle sets of text anew
     spec = {"gym": "isomorphic_strings,list_functions,ransom_note,word_ladder", "size": 40, "seed": 3}
     assert load_problems(spec) == load_problems(spec)

@@ -163,5 +163,5 @@ def test_values_of_answers():
         ("x", "-x", False),
     ],
 )
-def test_answers_are_the_same_by_value_or_spelling(left, right, same):
+def test_answers_are_the_same_by_value_or_text(left, right, same):
     assert (answer_key(left) == answer_key(right)) is same

@@ -116,7 +116,7 @@ def test_an_engine_that_breaks_down_is_an_error_and_no_loss(launcher: LightLaunc
     assert launcher.starts == 1
 
 
-def test_a_slow_engine_holds_nobody_up_where_answers_may_come_in_any_order(launcher: LightLauncher) -> None:
+def test_a_slow_engine_delays_no_other_where_answers_may_come_in_any_order(launcher: LightLauncher) -> None:
     engine = pool(launcher, engine_spec("SlowPollEngine", seconds=0.5), engine_spec("scripted"), reproducible=False)
     engine.submit([request("slow", prompt=1, max_new_tokens=1), request("quick", prompt=2, max_new_tokens=9)])
     assert [g.request_id for g in drain(engine, 2)] == ["quick", "slow"]
@@ -151,7 +151,7 @@ def test_closing_ends_the_processes(launcher: LightLauncher) -> None:
         engine.poll()
 
 
-def test_ctrl_c_is_heard_while_a_poll_is_awaited_and_closing_waits_for_nobody(launcher: LightLauncher) -> None:
+def test_ctrl_c_interrupts_a_poll_and_closing_does_not_wait(launcher: LightLauncher) -> None:
     engine = pool(launcher, engine_spec("SlowPollEngine", seconds=60.0))
     engine.submit(group(1))
     started = time.monotonic()
@@ -214,7 +214,7 @@ def kill(pid: int) -> None:
 
 
 @pytest.mark.parametrize("engines", [1, 3])
-def test_killed_engines_change_no_answer_and_no_moment_of_one(launcher: LightLauncher, engines: int) -> None:
+def test_killed_engines_change_neither_answers_nor_their_order(launcher: LightLauncher, engines: int) -> None:
     """These engines' log-probabilities depend on every call that was made on them."""
     specs, messages = [engine_spec("HistoryDependentEngine", slots=3)] * engines, list[str]()
     for seed, tokens in ((0, 1), (1, 3)):
@@ -230,7 +230,7 @@ def test_killed_engines_change_no_answer_and_no_moment_of_one(launcher: LightLau
 
 
 @pytest.mark.parametrize(("engine", "reproducible"), [("scripted", False), ("UnreproducibleEngine", True)])
-def test_where_moments_differ_every_request_is_still_answered_once_with_its_own_tokens(
+def test_engines_of_varying_speed_answer_every_request_once_with_its_own_tokens(
     launcher: LightLauncher, engine: str, reproducible: bool
 ) -> None:
     answered = pool(launcher, *[engine_spec(engine)] * 2, reproducible=reproducible)

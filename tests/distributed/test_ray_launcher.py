@@ -228,7 +228,7 @@ def session_processes(session: str) -> list[int]:
     return found
 
 
-def test_the_resources_of_a_driver_that_is_killed_come_free(cluster: Any, tmp_path: Path) -> None:
+def test_the_resources_of_a_killed_driver_are_released(cluster: Any, tmp_path: Path) -> None:
     with run_program(tmp_path, cluster.address) as driver:
         assert driver.stdout is not None
         info = json.loads(driver.stdout.readline())
@@ -302,9 +302,7 @@ class HookedEngine:
         return self._engine.poll()
 
 
-def test_an_engine_that_is_killed_and_a_node_that_leaves_in_mid_step_change_nothing_of_a_run(
-    cluster: Any, tmp_path: Path
-) -> None:
+def test_a_killed_engine_and_a_node_lost_in_mid_step_change_nothing_of_a_run(cluster: Any, tmp_path: Path) -> None:
     config = tiny(*OPTIONS, "rollout.engines=2")
     start_run(config, run_dir=tmp_path / "local", config_name="tiny")
 

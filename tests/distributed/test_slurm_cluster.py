@@ -70,7 +70,7 @@ def output_of(run: Path, number: str) -> str:
     return (run.with_name(f"{run.name}.slurm") / f"{number}.log").read_text()
 
 
-def test_a_job_that_is_signalled_before_its_time_limit_is_requeued_and_ends_as_if_it_had_not_been(
+def test_a_job_signalled_before_its_time_limit_is_requeued_and_ends_like_any_other(
     cluster: SlurmCluster, tmp_path: Path
 ):
     whole, run = tmp_path / "whole", tmp_path / "a run's $HOME 100%j"

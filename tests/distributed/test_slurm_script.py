@@ -179,7 +179,9 @@ def test_other_times_are_refused_with_the_forms_that_there_are(time_limit: str):
         ({"options": ("--qos=a\nrm -rf ~",)}, "--sbatch"),
     ],
 )
-def test_values_that_would_not_arrive_as_they_are_are_refused(tmp_path: Path, changes: dict[str, object], message: str):
+def test_values_that_would_not_be_passed_on_unchanged_are_refused(
+    tmp_path: Path, changes: dict[str, object], message: str
+):
     with pytest.raises(ConfigError) as error:
         batch_script(a_job(tmp_path), Allocation(**changes))  # type: ignore[arg-type]
     assert message in str(error.value)
@@ -230,7 +232,7 @@ def test_a_run_that_is_there_is_continued(tmp_path: Path):
     assert allocated.calls == [f"-m dapo resume {tmp_path}/run train.num_steps=9"]
 
 
-def test_before_the_time_limit_the_run_saves_and_goes_back_to_the_queue_until_it_is_finished(tmp_path: Path):
+def test_before_the_time_limit_the_run_saves_and_is_requeued_until_it_is_finished(tmp_path: Path):
     allocated = FakeAllocation(a_job(tmp_path), environment={"DAPO": "saves"})
     code, output = allocated.run_and_signal(signal.SIGUSR1)
     assert (code, allocated.is_requeued) == (143, True)
@@ -347,7 +349,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return (stopped.value.code if isinstance(stopped.value.code, int) else 0), out, err
 
 
-def test_submit_writes_script_and_config_beside_the_run_and_says_where_things_are(
+def test_submit_writes_script_and_config_next_to_the_run_and_prints_their_paths(
     capsys: pytest.CaptureFixture[str], on_a_cluster: Path
 ):
     code, out, err = run(capsys, "submit", TINY, "train.num_steps=3", "--run-dir", "runs/a", "--time", "1:00:00")
@@ -418,7 +420,7 @@ def test_what_cannot_run_is_refused_before_it_waits_in_a_queue(
     assert not list(on_a_cluster.iterdir())
 
 
-def test_what_sbatch_reports_against_a_job_is_shown_and_the_same_command_may_be_tried_again(
+def test_an_error_of_sbatch_is_shown_and_the_same_command_may_be_tried_again(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, on_a_cluster: Path
 ):
     command = ["submit", TINY, "--run-dir", "a"]

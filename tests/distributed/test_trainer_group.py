@@ -103,7 +103,7 @@ def test_a_killed_rank_sends_the_run_back_to_its_checkpoint_with_the_same_end(
     assert trainers() == []
 
 
-def test_beyond_max_restarts_the_run_fails_with_a_message_and_another_number_of_ranks_can_go_on(
+def test_beyond_max_restarts_the_run_fails_and_another_number_of_ranks_can_resume_it(
     runs: dict[int, Path], float64_model: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"

@@ -145,7 +145,7 @@ def test_a_fault_is_an_engine_error_that_names_the_request_and_what_was_expected
 
 
 @pytest.mark.parametrize("fault", ["raises", "duplicate", "NaN", "too long"])
-def test_evaluation_is_told_as_well(fault: str):
+def test_evaluation_reports_faults_as_well(fault: str):
     corrupt, start, _ = FAULTS[fault]
     engine = CheckedEngine(FaultyEngine(full_length, corrupt), vocabulary=VOCABULARY)
     problems = [Problem(str(i), "?", "!") for i in range(4)]
@@ -163,7 +163,7 @@ def test_an_engine_that_finishes_nothing_for_ever_has_hung():
     assert never.polls > 1000
 
 
-def test_a_slow_engine_that_makes_a_token_a_poll_has_not_hung_however_long_it_takes():
+def test_a_slow_engine_with_one_token_per_poll_has_not_hung_however_long_it_takes():
     slow = CheckedEngine(ScriptedEngine(random_script, slots=1), vocabulary=VOCABULARY, stall_s=1e-9)
     assert len(collected(slow).groups) == 4
 
@@ -188,7 +188,7 @@ def test_what_an_abort_returns_is_looked_at_too(corrupt: Corrupt, message: str):
     assert message in str(caught.value)
 
 
-def test_a_sound_engine_passes_unchanged_and_ids_may_come_again_in_another_step():
+def test_a_correct_engine_passes_unchanged_and_ids_may_recur_in_another_step():
     checked = CheckedEngine(ScriptedEngine(random_script), vocabulary=VOCABULARY)
     plain = collected(ScriptedEngine(random_script))
     assert collected(checked).groups == plain.groups

@@ -59,7 +59,7 @@ def test_token_ids_do_not_depend_on_the_number_of_slots(name: str, dtype: torch.
     assert len({len(g.token_ids) for g in answers[0].values()}) >= 4
 
 
-def test_rows_of_different_laws_share_a_batch() -> None:
+def test_rows_of_different_distributions_share_a_batch() -> None:
     sampling_settings = [(1.0, 1.0), (0.0, 1.0), (0.7, 1.0), (1.0, 0.5), (0.0, 0.3), (1.3, 0.9)]
     requests = [request(f"r{i}", temperature=t, top_p=p) for i, (t, p) in enumerate(sampling_settings)]
     together = run(NativeEngine(tiny_model("llama"), slots=8), requests)
@@ -126,7 +126,7 @@ def test_a_group_that_starts_over_many_polls_is_still_prefilled_once(slots: int)
     assert {i: g.token_ids for i, g in done.items()} == {i: g.token_ids for i, g in plenty.items()}
 
 
-def test_a_prompt_that_nobody_waits_for_is_not_kept() -> None:
+def test_a_prompt_that_no_request_waits_for_is_not_kept() -> None:
     engine = NativeEngine(tiny_model("llama"), slots=2)
     engine.submit(group("a", 3, max_new_tokens=50))
     engine.poll()
@@ -378,7 +378,7 @@ def draw(
     return tokens.tolist(), logprobs
 
 
-def test_the_draw_inverts_the_cumulative_sum() -> None:
+def test_sampling_inverts_the_cumulative_sum() -> None:
     distribution = torch.tensor([[0.1, 0.2, 0.0, 0.3, 0.4]], dtype=torch.float64)
     for u, token in ((0.0, 0), (0.05, 0), (0.15, 1), (0.29, 1), (0.31, 3), (0.59, 3), (0.61, 4), (BELOW_ONE, 4)):
         tokens, logprobs = draw(distribution.log(), [u])
@@ -387,7 +387,7 @@ def test_the_draw_inverts_the_cumulative_sum() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 197, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 3 * BLOCK + 7, 32_000, 151_669])
-def test_two_levels_draw_what_one_cumulative_sum_draws(size: int) -> None:
+def test_two_levels_sample_what_one_cumulative_sum_samples(size: int) -> None:
     generator = torch.Generator().manual_seed(size)
     logits = torch.randn(6, size, generator=generator, dtype=torch.float64) * 3
     uniforms = torch.rand(6, 1, generator=generator, dtype=torch.float64)
@@ -398,7 +398,7 @@ def test_two_levels_draw_what_one_cumulative_sum_draws(size: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("size", [5, BLOCK, 3 * BLOCK, 2000])
-def test_a_token_of_probability_zero_is_never_drawn(size: int, dtype: torch.dtype) -> None:
+def test_a_token_of_probability_zero_is_never_sampled(size: int, dtype: torch.dtype) -> None:
     uniforms = [0.0, 5e-324, 1e-300, 1e-9, 0.25, 0.5, 0.75, 1 - 1e-9, BELOW_ONE]
     generator = torch.Generator().manual_seed(size)
     for kept in ([0], [size - 1], [size // 2], [1, size - 2], [size // 3, size // 2]):
@@ -475,7 +475,7 @@ def test_the_nucleus_reaches_its_mass_and_no_further() -> None:
         assert draw(distribution, [BELOW_ONE], top_p=top_p)[0] == [kept[-1]]
 
 
-def test_a_response_longer_than_the_first_draws_goes_on_with_the_same_stream() -> None:
+def test_a_response_longer_than_the_first_uniforms_continues_the_same_stream() -> None:
     seq, uniforms = RunningSequence(request("a", seed=9, max_new_tokens=1000)), keyed_uniforms(9, 5 * FIRST_UNIFORMS)
     for u in uniforms:
         assert seq.next_uniform() == u

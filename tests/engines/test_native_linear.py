@@ -54,7 +54,7 @@ def test_new_weights_are_used_and_old_ones_are_gone() -> None:
 
 
 @FLOAT32
-def test_a_packed_weight_has_its_shape_and_takes_no_memory_of_its_own() -> None:
+def test_a_prepacked_weight_has_its_shape_and_takes_no_memory_of_its_own() -> None:
     prepacked = PrepackedLinear(nn.Linear(48, 32), rows=8, tied=False)
     assert prepacked.weight.shape == (32, 48)
     assert prepacked.weight.untyped_storage().nbytes() == 4

@@ -139,7 +139,7 @@ class Weights:
         ({"prompt_ids": (3, 197)}, "prompt token 197 is outside the model's vocabulary of 197"),
     ],
 )
-def test_what_vllm_would_change_or_refuse_is_refused_in_words(changes: dict[str, object], message: str) -> None:
+def test_what_vllm_would_change_or_refuse_is_an_error_that_says_why(changes: dict[str, object], message: str) -> None:
     engine = vllm_engines.fresh("tied llama")
     engine.load_weights(ModelWeights(wide_model("tied llama")), 0)
     with pytest.raises(EngineError, match=message):
@@ -166,7 +166,7 @@ def test_a_process_takes_no_more_memory_than_the_model_and_the_cache_need() -> N
     assert peak_kib < 2 * 2**20
 
 
-def test_a_model_or_a_size_that_vllm_refuses_is_an_error_in_words() -> None:
+def test_a_model_or_a_size_that_vllm_refuses_is_an_error_that_says_why() -> None:
     worker = vllm_engines.start_worker("refused", "VllmStartWorker")
     tiny_cache = vllm_engines.options_for(wide_model("llama"), cache_gib=1e-5)
     with pytest.raises(EngineError, match=r"vLLM does not start.*rollout\.vllm\.cache_gib=1e-05.*(cache|memory)"):

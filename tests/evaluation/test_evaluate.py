@@ -96,7 +96,7 @@ def test_the_result_does_not_depend_on_the_engines_order():
     assert evaluated(marks, slots=1).summary() == evaluated(marks, slots=64).summary()
 
 
-def test_an_interval_covers_the_truth_about_as_often_as_it_says():
+def test_an_interval_covers_the_true_value_about_as_often_as_it_claims():
     from dapo.core.rng import keyed_uniforms
 
     truth, covered = 0.3, 0
@@ -239,7 +239,7 @@ def test_another_model_does_not_inherit_the_trust_that_a_run_has():
     assert (config.model.name, config.model.dtype, config.model.trust_remote_code) == ("tiny-random", "float64", False)
 
 
-def test_the_number_of_samples_may_be_said_in_two_ways():
+def test_the_number_of_samples_may_be_given_in_two_ways():
     assert EvalRequest("d", samples_per_problem=4).sets_samples_per_problem
     assert EvalRequest("d", overrides=("eval.samples_per_problem=4",)).sets_samples_per_problem
     assert EvalRequest("d", overrides=("eval={samples_per_problem: 4}",)).sets_samples_per_problem

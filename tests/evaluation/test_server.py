@@ -132,7 +132,7 @@ def test_the_key_comes_from_the_environment_only(server: FaultyReplies, monkeypa
     assert [headers.get("Authorization") for headers in server.seen.headers] == ["Bearer k-123"]
 
 
-def test_a_wrong_model_or_address_is_told_before_anything_is_asked(server: FaultyReplies):
+def test_a_wrong_model_or_address_is_reported_before_the_first_request(server: FaultyReplies):
     options = {"samples": 1, "temperature": 1.0, "top_p": 1.0, "max_tokens": 9, "seed": 0}
     with pytest.raises(ConfigError, match="has no model 'gpt'; it has echo"):
         ServerClient(ServerOptions(server.url, "gpt", **options), lambda p: [])
@@ -267,7 +267,7 @@ def test_a_line_a_problem_is_printed_on_demand(
         ('{"table": []}', "is not what `dapo eval --output` or a run writes: it lacks accuracy, binary"),
     ],
 )
-def test_a_file_that_is_no_result_is_refused_in_words(
+def test_a_file_that_is_no_result_is_an_error_that_says_so(
     content: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     path = tmp_path / "r.json"

@@ -117,7 +117,7 @@ def test_a_minibatch_of_fewer_rows_than_ranks_and_one_of_none_are_updates_like_a
     assert_close(two.weights()[1], weights_of(policy), relative=EXACT)
 
 
-def test_several_updates_a_step_with_clipping_live_equal_those_of_one_process(two: RankGroup) -> None:
+def test_several_updates_per_step_with_active_clipping_equal_those_of_one_process(two: RankGroup) -> None:
     options = {"optim": {"lr": 1e-2, "max_grad_norm": 0.3}}
     policy = unsharded_policy("exact_tied", **options)
     two.all("make", "exact_tied", options)
@@ -161,7 +161,9 @@ def test_an_update_that_is_skipped_is_skipped_by_every_rank(two: RankGroup) -> N
 
 
 @pytest.mark.parametrize("model", ["llama", "tied llama"])
-def test_bfloat16_is_near_one_process_and_has_float32_masters(two: RankGroup, model: str, tmp_path: Path) -> None:
+def test_bfloat16_is_near_one_process_and_has_float32_master_weights(
+    two: RankGroup, model: str, tmp_path: Path
+) -> None:
     policy = unsharded_policy(model)
     two.all("make", model, {})
     samples = policy.record_old_logprobs(ragged())

@@ -217,7 +217,7 @@ class TestEngineWeights:
         source = policy.weights(version=0)
         assert_close(dict(source.named_tensors()), dict(source.named_tensors()), relative=0)
 
-    def test_the_engine_samples_by_the_laws_of_the_trainer(self, tmp_path: Path):
+    def test_the_engine_samples_from_the_trainers_distribution(self, tmp_path: Path):
         model = loaded("tied llama", dtype=torch.float32)
         engine = NativeEngine(plain_copy(model), slots=8)
         policy = make_policy(model, lora=LORA)
@@ -409,7 +409,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestRuns:
-    def test_the_run_learns_and_the_engine_has_the_trainers_law(self, whole: Path):
+    def test_the_run_learns_and_the_engine_has_the_trainers_distribution(self, whole: Path):
         rows = metrics(whole)
         assert rows[-1]["eval/sums/accuracy"] > rows[0]["eval/sums/accuracy"]
         accuracy = [row["reward/accuracy"] for row in rows[1:]]
@@ -453,7 +453,7 @@ class TestRuns:
         tables = [json.loads(path.read_text())["table"] for path in (first, second)]
         assert [row["responses"] for row in tables[0]] == [row["responses"] for row in tables[1]]
 
-    def test_a_wrong_target_or_a_missing_package_is_said_before_anything_is_written(
+    def test_a_wrong_target_or_a_missing_package_is_reported_before_anything_is_written(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ):
         path = tmp_path / "run"

@@ -93,7 +93,7 @@ def test_an_exported_directory_loads_to_equal_weights_tokenizer_and_end_tokens(d
 
 
 @pytest.mark.parametrize("family", ["llama", "tied llama"])
-def test_a_trained_policy_exports_its_masters(family: str, tmp_path: Path) -> None:
+def test_a_trained_policy_exports_its_master_weights(family: str, tmp_path: Path) -> None:
     source = LoadedModel(tiny_model(family, dtype=torch.bfloat16), tiny().tokenizer, (1,), family)
     policy = make_policy(source)
     policy.update(ragged(), step=1)

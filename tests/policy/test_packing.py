@@ -183,7 +183,7 @@ def test_blocks_without_masks_are_plain_causal() -> None:
     assert sum(block.size for block in without) == 3  # the prompts
 
 
-def test_a_model_that_attends_by_a_layout_says_so_when_there_is_none() -> None:
+def test_a_model_that_attends_by_a_plan_raises_when_there_is_none() -> None:
     states = torch.zeros(1, 1, 3, 4)
     with pytest.raises(ValueError, match="packed_attention_plan"):
         packed_attention(torch.nn.Identity(), states, states, states, None)

@@ -88,7 +88,7 @@ def test_ragged_minibatches_are_balanced_within_a_few_percent() -> None:
         assert max(loads) <= 1.05 * sum(loads) / ranks, (ranks, loads)
 
 
-def test_a_response_of_zero_tokens_is_nobodys() -> None:
+def test_a_response_of_zero_tokens_is_in_no_partition() -> None:
     samples = [sample(0, ids(3), ()), sample(0, ids(3), ids(4))]
     (rank_microbatches,) = partition(samples, [0.1, 0.2], ranks=1, max_tokens=64)
     assert [p.indices for p in rank_microbatches] == [(1,)]

@@ -298,7 +298,7 @@ def test_updates_make_rewarded_responses_likelier_and_punished_ones_less_likely(
         assert gain > 0.5 if old.advantage > 0 else gain < -0.5
 
 
-def test_bfloat16_models_have_float32_masters_that_take_steps_below_their_resolution() -> None:
+def test_float32_master_weights_take_steps_below_the_resolution_of_bfloat16() -> None:
     model = loaded("tied llama", dtype=torch.bfloat16)
     policy = make_policy(model, optim={"lr": 1e-6, "weight_decay": 0.0})
     before = weights_of(policy)
@@ -439,7 +439,7 @@ def test_values_that_do_not_match_the_response_are_an_error(field: str) -> None:
         make_policy().update(rows, step=1)
 
 
-def test_a_broken_off_update_leaves_no_gradient_behind(tmp_path: Path) -> None:
+def test_an_aborted_update_leaves_no_gradient_behind(tmp_path: Path) -> None:
     policy = make_policy(microbatch_tokens=20)
     broken = [*ragged(), sample(5, (1, 2), (VOCABULARY_END,))]
     with pytest.raises((IndexError, RuntimeError)):

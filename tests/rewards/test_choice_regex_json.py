@@ -123,7 +123,7 @@ def test_there_may_be_more_letters_than_five():
     assert judged("choice", "J", "Answer: J", letters="ABCDEFGHIJ") is True
 
 
-def test_the_letter_is_the_responses_vote():
+def test_the_letter_is_the_normalized_answer():
     verifier = get_verifier("choice")
     votes = [verifier(Problem("1", "Q", "B"), response).answer for response in ("Answer: (c)", "A or B", "B")]
     assert votes == ["C", "", "B"]

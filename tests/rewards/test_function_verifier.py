@@ -97,7 +97,7 @@ def test_none_alone_is_an_error_that_says_so():
         ("tolerant", ["x"], ["raised ValueError: invalid literal for int()"]),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_result_is_said_of_the_responses_it_concerns(name, responses, expected):
+def test_what_is_wrong_with_a_result_is_reported_for_the_responses_it_concerns(name, responses, expected):
     for got, part in zip(errors(name, responses), expected, strict=True):
         if part is None:
             assert got is None
@@ -127,12 +127,12 @@ def combined(spec, responses, *, problem=PROBLEM, **arguments):
 F = "helpers.reward_functions:"
 
 
-def test_scores_add_up_by_weight_and_right_or_wrong_decides():
+def test_scores_add_up_by_weight_and_binary_verdicts_decide():
     spec = {"exact": 1.0, f"{F}length": 0.25}
     assert combined(spec, ["A", "BB"]) == [Verdict(True, 1.25), Verdict(False, -0.5)]
 
 
-def test_each_verifiers_own_score_is_kept_beside_the_sum_where_it_applied():
+def test_each_verifiers_own_score_is_kept_with_the_sum_where_it_applied():
     spec = {"exact": 1.0, "helpers.reward_functions:length": 0.25}
     right, wrong = combined(spec, ["A", "BB"], problem=Problem("1", "Q", "A"))
     assert right.components == {"exact": 1.0, "helpers.reward_functions:length": 1.0}
@@ -140,7 +140,7 @@ def test_each_verifiers_own_score_is_kept_beside_the_sum_where_it_applied():
     assert combined("exact", ["A"])[0].components == {}
 
 
-def test_all_right_or_wrong_verifiers_must_say_right():
+def test_all_binary_verifiers_must_say_right():
     spec = {f"{F}yes_or_no": 1.0, "exact": 1.0}
     assert combined(spec, ["A", "a", "b"]) == [Verdict(True, 2.0), Verdict(False, 0.0), Verdict(False, -2.0)]
 

@@ -66,7 +66,7 @@ EXPECTED_ERRORS = {
 
 
 @pytest.mark.parametrize("action", EXPECTED_ERRORS)
-def test_a_deed_that_damages_its_worker_is_an_error_with_its_cause_and_the_worker_is_replaced(
+def test_code_that_damages_its_worker_is_an_error_with_its_cause_and_the_worker_is_replaced(
     pool, short_timeout_pool, tmp_path, action
 ):
     if late := EXPECTED_ERRORS[action] == LATE:
@@ -93,7 +93,7 @@ def test_a_deed_that_damages_its_worker_is_an_error_with_its_cause_and_the_worke
         ("long_error", f"raised ValueError: {'x' * 300} (hostile_functions.py"),
     ],
 )
-def test_a_deed_that_damages_nothing_costs_at_most_its_own_verdict(pool, action, error):
+def test_code_that_damages_nothing_costs_at_most_its_own_verdict(pool, action, error):
     before = pool.worker_pids
     verdict = judged(pool, action)
     if error is None:

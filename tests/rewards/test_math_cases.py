@@ -17,7 +17,7 @@ def test_the_table_is_as_described():
     assert all(case.why for case in cases)
 
 
-def test_math_pays_for_no_wrong_answer_and_reads_every_right_one_but_those_named():
+def test_math_accepts_no_wrong_answer_and_every_right_one_but_those_named():
     verifier = get_verifier("math")
     misjudged = {
         case.response

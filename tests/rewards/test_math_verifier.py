@@ -219,7 +219,7 @@ def test_numbers_that_math_verify_rounds_do_not_take_the_fast_path():
     assert _exact_number("123456789012345678901234567890") == 123456789012345678901234567890
 
 
-def test_every_dapo_math_reference_is_judged_right_by_itself_and_wrong_by_its_neighbour(verifier):
+def test_every_dapo_math_reference_is_right_for_itself_and_wrong_for_the_next(verifier):
     if not DAPO_MATH.is_file():
         pytest.skip(f"needs {DAPO_MATH}")
     import pyarrow.parquet
@@ -260,7 +260,7 @@ def test_it_sets_no_alarm_and_works_outside_the_main_thread(verifier):
         ("", "0", False),
     ],
 )
-def test_answers_of_one_value_are_one_vote(one: str, other: str, same: bool):
+def test_answers_of_one_value_are_one_normalized_answer(one: str, other: str, same: bool):
     assert (normalize_answer(one) == normalize_answer(other)) is same
 
 

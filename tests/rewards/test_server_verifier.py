@@ -172,7 +172,7 @@ def test_no_server_is_an_error_and_one_bad_batch_leaves_the_others_alone(server)
     assert (first.error is None, second.correct) == (False, True)
 
 
-def test_it_works_from_the_pool_and_beside_other_verifiers(server):
+def test_it_works_from_the_pool_and_with_other_verifiers(server):
     options = {"server": {"url": server.url}}
     with open_pool({"server": 1.0, "exact": 0.5}, options=options, workers=1) as pool:
         right, wrong = pool.submit(PROBLEM, ["42", "41"], [(), ()]).result(30)

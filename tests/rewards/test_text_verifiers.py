@@ -46,7 +46,7 @@ def test_exact_takes_nothing_else(response):
     assert judged("exact", "12", response) is False
 
 
-def test_exact_compares_words_without_case_unless_told():
+def test_exact_ignores_case_by_default():
     assert judged("exact", "Paris", "paris.") is True
     assert judged("exact", "Paris", "paris", ignore_case=False) is False
     assert judged("exact", "New  York", "new york") is True
@@ -66,7 +66,7 @@ def test_exact_compares_words_without_case_unless_told():
         ({"extract": "final"}, "12, no: 13", False),
     ],
 )
-def test_exact_reads_where_it_is_told_to(options, response, expected):
+def test_exact_reads_the_configured_part_of_the_response(options, response, expected):
     assert judged("exact", "12", response, **options) is expected
 
 

@@ -554,7 +554,7 @@ def test_a_bad_option_is_answered(tmp_path: Path, name: str):
     answered(lambda: build_config(BASE, [override]), ConfigError, tmp_path, message)
 
 
-def test_several_faults_are_told_at_once(tmp_path: Path):
+def test_several_errors_are_reported_at_once(tmp_path: Path):
     answered(
         lambda: build_config({"optim": {"lr": "fast"}}, ["train.num_steps=0"]),
         ConfigError,

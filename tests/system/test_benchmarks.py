@@ -121,7 +121,7 @@ def test_an_opponent_that_gave_up_is_a_bound_and_not_a_figure():
     assert row[4] == "ours did not finish"
 
 
-def test_the_table_takes_the_place_between_the_markers_and_nothing_else():
+def test_the_table_replaces_the_text_between_the_markers_and_nothing_else():
     text = f"before\n{report.MARKER}\nold\n{report.MARKER}\nafter\n"
     replaced = report.replace_between_markers(text, "new")
     assert replaced == f"before\n{report.MARKER}\nnew\n{report.MARKER}\nafter\n"
@@ -130,7 +130,7 @@ def test_the_table_takes_the_place_between_the_markers_and_nothing_else():
         report.replace_between_markers("no marker", "new")
 
 
-def test_a_part_measured_again_replaces_its_figures_and_leaves_the_others(tmp_path):
+def test_a_part_measured_again_replaces_its_results_and_leaves_the_others(tmp_path):
     path = tmp_path / "cpu.json"
     part = {"figures": [figure("update", "ours", [1.0])], "dtype": "float32"}
     bench.write_results(path, {"update": part, "generation": part}, Settings())
@@ -200,7 +200,7 @@ def test_a_worker_answers_in_turn_whatever_its_libraries_print(echo):
     assert "a library that prints" in echo.log.read_text()
 
 
-def test_an_error_in_a_worker_is_told_with_the_place_of_its_output(echo):
+def test_an_error_in_a_worker_is_reported_with_the_path_of_its_output(echo):
     with pytest.raises(WorkerFailed, match=r"ValueError: no such thing.*echo\.log"):
         echo.ask("fail", timeout_s=20)
 
@@ -233,7 +233,7 @@ def test_requirements_leave_out_extras_and_what_is_named():
     assert wheel_requirements.requirements(declared, {"torch", "torch-vision"}) == ["numpy"]
 
 
-def test_a_noisy_judge_pushes_as_hard_as_a_signal_under_std_and_by_its_own_size_under_none():
+def test_noise_weighs_as_much_as_signal_under_std_and_by_its_own_size_under_none():
     judged = reward_noise.groups(400, 16, 0.25, seed=1)
     without, with_signal = reward_noise.push(judged, "std")
     assert without == pytest.approx(with_signal, rel=0.03)

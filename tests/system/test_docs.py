@@ -170,7 +170,7 @@ dapo resume RUN_DIR [key=value ...]
     assert missing_tests(page) == ["tests/test_none.py"]
 
 
-def test_the_laws_see_something_on_the_pages_at_all():
+def test_the_checks_find_something_on_the_pages_at_all():
     pages = [path.read_text(encoding="utf-8") for path in PAGES.values()]
     assert sum(len(list(commands_on(page))) for page in pages) > 30
     assert sum(len(re.findall(r"`\w+\.\w+", page)) for page in pages) > 100

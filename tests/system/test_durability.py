@@ -180,7 +180,7 @@ class TestStepsThatFail:
         assert saved_steps(run) == ["step_000002", "step_000003"]
         assert_ends_like(run, whole)
 
-    def test_a_step_whose_evaluation_is_broken_off_is_saved_and_evaluated_later(self, whole: Path, tmp_path: Path):
+    def test_a_step_whose_evaluation_is_interrupted_is_saved_and_evaluated_later(self, whole: Path, tmp_path: Path):
         run, train_state, request = tmp_path / "run", TrainState(), StopRequest()
         with new_run(tiny(*STEPS), run) as parts:
             engine = parts.engine
@@ -253,7 +253,7 @@ class TestFullDisks:
         assert after["states"] == before["states"]
         assert before["files"].items() <= after["files"].items()
 
-    def test_on_a_full_disk_the_run_stops_in_words_and_continues_once_there_is_room(
+    def test_on_a_full_disk_the_run_stops_with_an_error_and_continues_once_there_is_room(
         self, begun: Path, tmp_path: Path, small_disk: Path
     ):
         run, roomy = small_disk / "run", tmp_path / "roomy"

@@ -149,7 +149,7 @@ def assert_valid(problem: Problem) -> None:
 
 @FUZZ
 @given(row=ROWS)
-def test_any_row_is_a_sound_problem_or_answered_with_its_place(row: dict[str, Any]):
+def test_any_row_is_a_valid_problem_or_an_error_with_its_line(row: dict[str, Any]):
     try:
         problem = problem_from_row(row, where="FILE, line 3", source="s")
     except DataError as error:
@@ -319,7 +319,7 @@ def test_a_bomb_is_judged_wrong_in_time(named_verifier: tuple[str, Any], bomb: s
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of worker processes are those of Linux")
-def test_arithmetic_without_end_is_ended_by_the_clock_and_the_next_verdict_is_sound():
+def test_endless_arithmetic_is_ended_by_the_clock_and_the_next_verdict_is_valid():
     with open_pool("math", timeout_s=2, workers=1) as pool:
         verdicts = pool.submit(problem_for("math"), list(ENDLESS.values()), [[1]] * len(ENDLESS)).result(60)
         next_verdicts = pool.submit(problem_for("math"), [f"Answer: {REFERENCE}"], [[1]]).result(60)

@@ -224,7 +224,7 @@ def _modules(target: str, root: Path) -> list[Path]:
 # --- the package
 
 
-def test_every_module_has_its_place_in_the_list_of_layers():
+def test_every_module_is_in_the_list_of_layers():
     assert unlisted_parts(ROOT) == []
 
 
@@ -353,7 +353,7 @@ def test_walker_names_file_line_and_layers(tmp_path):
     ]
 
 
-def test_walker_asks_for_a_place_for_a_new_module(tmp_path):
+def test_walker_reports_a_module_that_is_in_no_layer(tmp_path):
     assert unlisted_parts(tree(tmp_path, {"types": "", "novel/thing": "", "oddity": ""})) == ["novel", "oddity"]
 
 

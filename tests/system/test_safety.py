@@ -155,7 +155,7 @@ def run_on_rows(trap: Path, *overrides: str) -> Config:
     )
 
 
-def test_what_data_names_is_neither_opened_nor_imported_and_no_secret_leaves_the_environment(
+def test_names_in_data_are_neither_opened_nor_imported_and_secrets_stay_private(
     trap: Path, capfd: pytest.CaptureFixture[str]
 ):
     with opened_files() as opened:

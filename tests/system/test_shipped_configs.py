@@ -42,7 +42,7 @@ def test_dapo_32b_holds_the_papers_numbers():
     assert (config.loss.kl_coef, config.loss.aggregate, config.advantage.scale) == (0.0, "token", "std")
 
 
-def test_what_leaves_the_paper_is_said_with_both_numbers():
+def test_differences_from_the_paper_are_reported_with_both_numbers():
     config = load_config(CONFIGS / "dapo_32b.yaml", ["loss.clip_high=0.2", "overlong.mode=off"])
     assert list(differences_from_paper(config)) == [
         "overlong.mode: off (paper: soft)",

@@ -34,7 +34,7 @@ def test_every_token_crosses_once_at_eight_bytes_and_little_more(found):
         assert payload < step["moved_bytes"]["engines to controller"] < payload + 500 * (responses + 64)
 
 
-def test_what_goes_to_the_trainer_is_nine_bytes_a_token_for_scoring_and_thirteen_for_updates(found):
+def test_the_trainer_receives_9_bytes_per_token_to_score_and_13_to_update(found):
     for step in found["steps"]:
         trained = step["tokens_trained"]
         payload = (4 + 4 + 1) * trained + (4 + 4 + 4 + 1) * trained

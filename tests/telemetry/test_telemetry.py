@@ -155,7 +155,7 @@ class TestPlainProgress:
         )
         assert step_line(3, 300, {**STEP, "rollout/shortfall_groups": 0}, None).endswith("left      -")
 
-    def test_an_evaluation_is_told_with_its_interval(self):
+    def test_an_evaluation_is_logged_with_its_interval(self):
         metrics = {
             "eval/mix/accuracy": 0.5,
             "eval/mix/low": 0.412,
@@ -286,7 +286,7 @@ class TestFinalReport:
         assert "What is 7 * 8?" in text
         assert "\x1b" not in text
 
-    def test_an_unjudged_response_is_neither_right_nor_wrong(self):
+    def test_a_response_without_a_verdict_is_neither_right_nor_wrong(self):
         assert "after ?" in self.report(samples=[{**self.SAMPLE, "after_correct": None}])
 
     def test_paths_and_commands_are_never_broken_over_lines(self):
@@ -458,7 +458,7 @@ def _on_a_terminal(use, until=b""):
     return received.decode()
 
 
-def test_progress_goes_to_standard_output_unless_told_otherwise(capsys):
+def test_progress_goes_to_standard_output_by_default(capsys):
     assert not sys.stdout.isatty()
     ProgressDisplay(3).message("hello")
     assert capsys.readouterr().out == "hello\n"

@@ -44,7 +44,7 @@ def test_the_caller_goes_on_while_a_checkpoint_is_written_and_the_next_waits_for
     assert messages == []
 
 
-def test_failures_are_told_counted_forgiven_and_in_the_end_fatal(run: RunDirectory):
+def test_failures_are_logged_counted_tolerated_and_in_the_end_fatal(run: RunDirectory):
     messages: list[str] = []
     writer = CheckpointWriter(run, log=messages.append)
 

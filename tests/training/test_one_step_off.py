@@ -409,7 +409,9 @@ class TestResuming:
         run_or_resume(run, load_config(run / "config.yaml"))
         assert differences(contents(run), contents(whole)) == []
 
-    def test_as_a_synchronous_run_it_draws_the_batch_ahead_anew_and_loses_no_problem(self, whole: Path, tmp_path: Path):
+    def test_resumed_synchronously_it_samples_the_prefetched_batch_again_and_loses_no_problem(
+        self, whole: Path, tmp_path: Path
+    ):
         run = tmp_path / "run"
         shutil.copytree(whole, run)
         for step in (3, 4, 5):
@@ -557,7 +559,7 @@ class TestFailures:
         assert (run / "checkpoints/step_000004/updates").read_text() == "8"
 
     @pytest.mark.parametrize(("number", "kept"), [(3, {"step_000001": 2}), (4, {})])
-    def test_an_update_that_fails_calls_the_sampling_off(
+    def test_an_update_that_fails_cancels_the_sampling(
         self, undisturbed: Path, tmp_path: Path, number: int, kept: dict[str, int]
     ):
         """Before the first update of a step was made the step is undone, afterwards nothing of it can be kept."""
@@ -573,7 +575,7 @@ class TestFailures:
         if kept:
             self.assert_resumes_to(run, undisturbed)
 
-    def test_a_step_without_groups_stops_the_run_and_is_sampled_anew(self, tmp_path: Path):
+    def test_a_step_without_groups_stops_the_run_and_is_sampled_again(self, tmp_path: Path):
         def hopeless(request: GenerationRequest) -> tuple[list[int], str]:
             return ([WRONG, END], "stop") if request.id.startswith("3/") else random_script(request)
 
@@ -590,7 +592,7 @@ class TestFailures:
         assert decided_positions(run) == list(range(len(decided_positions(run))))
 
     @pytest.mark.parametrize(("moment", "saved"), [("before", 1), ("during", 2)])
-    def test_a_signal_is_heard_before_the_first_update_or_when_the_next_batch_is_there(
+    def test_a_signal_takes_effect_before_the_first_update_or_with_the_next_batch(
         self, undisturbed: Path, tmp_path: Path, moment: str, saved: int
     ):
         run, policy, go_on = tmp_path / "run", CountingPolicy(), threading.Event()
@@ -637,9 +639,7 @@ class TestOptions:
         assert "loss.engine_correction: tis (paper: none)" in summary
 
 
-def test_the_command_trains_with_an_engine_in_a_process_of_its_own_as_with_one_in_a_thread(
-    server: ForkServer, tmp_path: Path
-):
+def test_an_engine_in_its_own_process_trains_as_one_in_a_thread(server: ForkServer, tmp_path: Path):
     steps = ("train.num_steps=3", "train.save_every=1", "train.eval_every=2", "train.keep_checkpoints=9")
     run_or_resume(tmp_path / "thread", async_config(*steps))
     run, log = tmp_path / "process", tmp_path / "log"

@@ -41,7 +41,7 @@ def train(*arguments: str) -> None:
     assert stopped.value.code == 0
 
 
-def test_the_history_of_a_run_agrees_with_its_rollouts_also_when_it_was_resumed(tmp_path: Path):
+def test_problem_stats_agree_with_the_rollouts_also_after_a_resume(tmp_path: Path):
     run = tmp_path / "run"
     train("train", TINY, "train.num_steps=2", "train.threads=1", "data.eval=null", "--run-dir", str(run))
     train("resume", str(run), "train.num_steps=4")
@@ -54,7 +54,7 @@ def test_the_history_of_a_run_agrees_with_its_rollouts_also_when_it_was_resumed(
     assert max(entry["last_step"] for entry in found.values()) == 4
 
 
-def test_data_stats_of_a_run_shows_its_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_data_stats_of_a_run_shows_its_problem_stats(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     run, out = tmp_path / "run", tmp_path / "stats.json"
     train("train", TINY, "train.num_steps=2", "train.threads=1", "data.eval=null", "--run-dir", str(run))
     problem_stats = json.loads((run / "problems.json").read_text())

@@ -119,7 +119,7 @@ def test_what_is_trained_never_depends_on_timing_or_on_how_much_was_in_flight(sl
     assert steps(jittery) == steps(ScriptedEngine(random_script, slots=1))
 
 
-def test_a_group_beyond_the_batch_is_dropped_counted_and_its_problem_drawn_again():
+def test_an_excess_group_is_dropped_and_counted_and_its_problem_sampled_again():
     mixed = by_group(lambda problem: "rwrw")
     engine = ScriptedEngine(mixed)
     chosen = sampler(prompts=2)
@@ -227,7 +227,7 @@ def test_a_users_filter_decides_instead_of_equation_11():
         run(in_order(4), ScriptedEngine(random_script), sampler(keep=lambda group: bool(1 / 0)))
 
 
-def test_thresholds_on_scores_decide_beside_equation_11():
+def test_thresholds_on_scores_apply_in_addition_to_equation_11():
     """`rwww` has mean -0.5, `rrww` 0: the threshold refuses the first, Eq. 11 the uniform ones."""
     marks = ("rwww", "rrww", "wwww", "rrrr")
     engine = ScriptedEngine(by_group(lambda problem: marks[problem % 4]))
@@ -318,7 +318,7 @@ def test_the_window_looks_at_the_last_responses_only_and_is_part_of_the_state():
             each.outcome(group(bad, good))
 
 
-def test_causes_that_differ_in_a_number_or_a_quotation_are_one_and_three_are_told():
+def test_causes_that_differ_in_a_number_or_a_quotation_are_one_and_three_are_named():
     errors = [f"math: the reference '{i}' cannot be read" for i in range(100)]
     errors += ["timed out after 1 s"] * 80 + ["the worker process exited with code 3"] * 50 + ["rare"] * 26
     window = RollingErrorRate(0.9)

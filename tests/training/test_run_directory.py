@@ -235,7 +235,7 @@ class TestResume:
         assert [path.name for path in run.checkpoints.iterdir()] == ["step_000005"]
         assert not run.summary.exists()
 
-    def test_a_damaged_checkpoint_ahead_does_not_push_out_its_successors(self, run):
+    def test_a_damaged_later_checkpoint_does_not_push_out_new_ones(self, run):
         run.save_checkpoint(5, weights("hello"), keep=1)
         (run.checkpoints / "step_000010").mkdir()
         run.cut_after(5)

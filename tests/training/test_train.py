@@ -72,7 +72,7 @@ def test_the_grpo_baseline_trains_every_group_with_a_reference(tmp_path: Path):
     assert metrics(tmp_path / "r")[2]["loss/kl"] > 0  # the policy has left its reference
 
 
-def test_every_judged_response_is_written_with_the_fate_of_its_group(tmp_path: Path):
+def test_every_judged_response_is_written_with_the_outcome_of_its_group(tmp_path: Path):
     start_run(tiny("train.num_steps=2"), run_dir=tmp_path / "r", config_name="t")
     for row in metrics(tmp_path / "r")[1:]:
         table = read_rollouts(tmp_path / "r" / "rollouts" / f"step_{row['step']:06d}.parquet").to_pylist()
