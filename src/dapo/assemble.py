@@ -1,9 +1,6 @@
 """Puts a run together: the only file that names concrete classes."""
 
 import copy
-import importlib
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -15,6 +12,7 @@ from dapo.config import Config, DataSpec, ScoreThresholdsConfig
 from dapo.config.data_spec import spec_kind, spec_name
 from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError
+from dapo.core.loading import load_callable
 from dapo.data.problems import load_problems, remove_overlap, unique_problems
 from dapo.data.prompts import PromptEncoder
 from dapo.data.stream import ProblemStream
@@ -259,21 +257,10 @@ def score_thresholds_of(config: Config) -> ScoreThresholds | None:
 
 
 def load_filter(name: str | ScoreThresholdsConfig | None) -> Callable[[Group], bool] | None:
-    """A user's `module:function`. Raises ConfigError if it cannot be imported."""
+    """The user's own filter, if `dynamic_sampling.filter` is `module:function`. Raises ConfigError."""
     if not isinstance(name, str):
         return None
-    module_name, colon, attribute = name.partition(":")
-    if not colon:
-        raise ConfigError(f"dynamic_sampling.filter={name!r}: expected module:function")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        function: Callable[[Group], bool] = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"dynamic_sampling.filter={name!r} cannot be imported: {error}") from None
-    if not callable(function):
-        raise ConfigError(f"dynamic_sampling.filter={name!r} is a {type(function).__name__}, not a function")
-    return function
+    return load_callable(name, error=ConfigError, option="dynamic_sampling.filter=")
 
 
 def device_of(config: Config) -> str:

@@ -57,7 +57,10 @@ def write(path: Path, text: str) -> str:
         ("reward.verifier=no_such_module:reward", "no_such_module"),
         ("reward.verifier=dapo.rewards.examples:nothing", "nothing"),
         ("model=/no/such/model", "there is no such directory"),
-        ("dynamic_sampling.filter=json:nothing", "dynamic_sampling.filter='json:nothing' cannot be imported"),
+        (
+            "dynamic_sampling.filter=json:nothing",
+            "dynamic_sampling.filter='json:nothing': module json has no 'nothing'",
+        ),
         ("rollout.max_response_tokens=5000", "exceed the"),
         ("train.device=tpu", "option train.device: input should be 'auto', 'cpu' or 'cuda'"),
     ],

@@ -521,11 +521,12 @@ COMMANDS = {
     ),
     "filter that is no function": (
         "train {tiny} dynamic_sampling.filter=math:pi",
-        "error: dynamic_sampling.filter='math:pi' is a float, not a function",
+        "error: dynamic_sampling.filter='math:pi' is not callable: it is a float",
     ),
     "filter that is not there": (
         "train {tiny} dynamic_sampling.filter=no_such:f",
-        "error: dynamic_sampling.filter='no_such:f' cannot be imported: No module named 'no_such'",
+        "error: dynamic_sampling.filter='no_such:f': there is no module 'no_such' in {dir} or among the installed "
+        "packages",
     ),
     "prompts that are all too long": (
         "train {tiny} data.max_prompt_tokens=1",
@@ -630,7 +631,7 @@ def test_a_bad_command_exits_with_2_and_one_message_and_writes_nothing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ):
     monkeypatch.chdir(tmp_path)
-    places = made(tmp_path) | {"tiny": TINY}
+    places = made(tmp_path) | {"tiny": TINY, "dir": tmp_path}
 
     def filled(text: str) -> str:
         for place, path in places.items():

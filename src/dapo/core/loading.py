@@ -1,4 +1,4 @@
-"""From `module:attribute` to the object it names, with an error for each way that fails."""
+"""Loads a user's `module:function`, and calls code that may raise anything."""
 
 import importlib
 import importlib.util
@@ -7,28 +7,51 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
+from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
-from dapo.core.errors import DataError, RewardError
+from dapo.core.errors import DapoError, DataError
 from dapo.core.suggest import did_you_mean
 
+T = TypeVar("T")
+OUT_OF_MEMORY = "MemoryError (a worker may use reward.memory_gib)"
+_MESSAGE_CHARS = 300
 
-def load_attribute(path: str) -> Any:
-    """Import `module:attribute` (dots allowed on both sides), looking in the current directory first.
 
-    Raises RewardError with the cause in one line.
+def load_callable(path: str, *, error: type[DapoError], option: str = "") -> Callable[..., Any]:
+    """Import `module:function` (dots allowed on both sides), looking in the current directory first.
+
+    Args:
+        path: what the user wrote.
+        error: raised with the cause on one line.
+        option: `name=` of the option that holds the path, for the message.
     """
-    module_name, _, attribute = path.partition(":")
-    if not module_name or not attribute:
-        raise RewardError(f"{path!r}: expected module:function, for example my_rewards:brevity")
-    module = _import(module_name, path)
+    name, _, attribute = path.partition(":")
+    if not name or not attribute:
+        raise error(f"{option}{path!r}: expected module:function")
+    directory = os.getcwd()
+    if directory not in sys.path:
+        sys.path.insert(0, directory)  # as with `python -m`
+    importlib.invalidate_caches()
+    module = try_call(lambda: importlib.import_module(name))
+    if isinstance(module, Failure):
+        found = try_call(lambda: importlib.util.find_spec(name))
+        if found is None or isinstance(found, Failure):
+            where = f"in {directory} or among the installed packages"
+            raise error(f"{option}{path!r}: there is no module {name!r} {where}")
+        raise error(f"{option}{path!r}: importing {name} {module.reason}")
     try:
-        return reduce(getattr, attribute.split("."), module)
+        function = attrgetter(attribute)(module)
     except AttributeError:
-        raise RewardError(f"{path!r}: module {module_name} has no {attribute!r}{_similar(attribute, module)}") from None
+        origin = getattr(module, "__file__", None)
+        public = [name for name in dir(module) if not name.startswith("_")]
+        suggestion = did_you_mean(attribute, public, otherwise="")
+        hint = f"; {suggestion}" if suggestion else f" ({origin})" if origin else ""
+        raise error(f"{option}{path!r}: module {name} has no {attribute!r}{hint}") from None
+    if not callable(function):
+        raise error(f"{option}{path!r} is not callable: it is a {type(function).__name__}")
+    return function
 
 
 def require_package(package: str, *, extra: str, purpose: str) -> None:
@@ -37,42 +60,6 @@ def require_package(package: str, *, extra: str, purpose: str) -> None:
         raise DataError(
             f"{purpose} needs the package {package}, which is not installed: pip install 'dapo-rl[{extra}]'"
         )
-
-
-def _import(name: str, path: str) -> ModuleType:
-    directory = os.getcwd()
-    if directory not in sys.path:
-        sys.path.insert(0, directory)  # as with `python -m`
-    importlib.invalidate_caches()
-    module = try_call(lambda: importlib.import_module(name))
-    if isinstance(module, ModuleType):
-        return module
-    if not _exists(name):
-        raise RewardError(f"{path!r}: there is no module {name!r} in {directory} or among the installed packages")
-    reason = module.reason if isinstance(module, Failure) else "gave no module"
-    raise RewardError(f"{path!r}: importing {name} {reason}")
-
-
-def _exists(name: str) -> bool:
-    """Is there such a module, whether or not it can be imported?"""
-    found = try_call(lambda: importlib.util.find_spec(name))
-    return found is not None and not isinstance(found, Failure)
-
-
-def _similar(attribute: str, module: ModuleType) -> str:
-    names = [name for name in vars(module) if not name.startswith("_")]
-    origin = getattr(module, "__file__", None)
-    suggestion = did_you_mean(attribute, names, otherwise="")
-    return f"; {suggestion}" if suggestion else f" ({origin})" if origin else ""
-
-
-T = TypeVar("T")
-
-
-OUT_OF_MEMORY = "MemoryError (a worker may use reward.memory_gib)"
-
-
-_MESSAGE_CHARS = 300
 
 
 @dataclass(frozen=True)
@@ -84,7 +71,7 @@ class Failure:
 
 
 def try_call(call: Callable[[], T]) -> T | Failure:
-    """`call()`, or why it failed."""
+    """The result of `call()`, or why it failed."""
     try:
         return call()
     except KeyboardInterrupt:
@@ -94,7 +81,7 @@ def try_call(call: Callable[[], T]) -> T | Failure:
 
 
 def describe(error: BaseException) -> str:
-    """An exception on one line: type, first line of its text, and the innermost place."""
+    """An exception on one line: type, first line of its text, and the innermost file and line."""
     try:
         lines = str(error).strip().splitlines()
     except Exception:  # an exception's own text is user code too

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, Protocol, runtime_checkable
 
 from dapo.core.errors import RewardError
@@ -57,8 +57,7 @@ def get_verifier(name: str, /, **options: Any) -> Verifier:
             f"unknown verifier {name!r}; {suggestion}{' ' * bool(suggestion)}known: {', '.join(REGISTERED)}, "
             "or your own function as module:function"
         )
-    module, _, attribute = REGISTERED[name].partition(":")
-    factory = getattr(import_module(module), attribute)
+    factory = resolve_name(REGISTERED[name])
     known = list(inspect.signature(factory).parameters)
     for option in options:
         if option not in known:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dapo.core.errors import RewardError
-from dapo.core.loading import Failure, load_attribute, try_call
+from dapo.core.loading import Failure, load_callable, try_call
 from dapo.rewards.verdicts import error_verdict
 from dapo.rewards.verifiers.results import to_verdict, to_verdicts
 from dapo.types import Problem, Verdict
@@ -57,11 +57,9 @@ def load_function(path: str, options: Mapping[str, Any]) -> "FunctionVerifier | 
     Parameters named `problem` and `response` make it a verifier of our own protocol, anything else is called as TRL
     calls reward functions. Plain and `async def` both work. Raises RewardError if it cannot be either.
     """
-    function = load_attribute(path)
+    function = load_callable(path, error=RewardError)
     if inspect.isclass(function):
         function, options = _instance(path, function, options), {}
-    if not callable(function):
-        raise RewardError(f"{path!r} is not callable: it is a {type(function).__name__}")
     parameters = _keyword_parameters(path, function)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     named = {name: p for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
