@@ -105,7 +105,7 @@ class Simulation:
         link = Link(engine, clock, moved)
         looks = Looks(clock, link, moved)
         run = RunDirectory.create(self.folder / "run", dump_config(self.config), {})
-        encoder = TimedEncoder(self.tokenizer, max_prompt_tokens=self.config.data.max_prompt_tokens)
+        encoder = TimedEncoder(self.tokenizer, self.config.data)
         encoder.clock = clock
         problems, _ = encoder.split_by_length(self._problems(texts))  # as a run begins
         parts = Run(

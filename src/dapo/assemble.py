@@ -183,13 +183,7 @@ def require_context(loaded: LoadedModel, prompt_tokens: int, response_tokens: in
 
 def build_encoder(config: Config, loaded: LoadedModel) -> PromptEncoder:
     """Problems to prompts, as the config says."""
-    return PromptEncoder(
-        loaded.tokenizer,
-        instruction=config.data.instruction,
-        system=config.data.system,
-        chat_template=config.data.chat_template,
-        max_prompt_tokens=config.data.max_prompt_tokens,
-    )
+    return PromptEncoder(loaded.tokenizer, config.data)
 
 
 def build_engine(

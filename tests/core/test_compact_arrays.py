@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
+from dapo.config import DataConfig
 from dapo.core.background import in_background
 from dapo.core.errors import EngineError
 from dapo.core.packed import CompactArray, array_of, compact
@@ -214,4 +215,5 @@ def test_a_tokenizer_of_another_kind_decodes_by_itself():
     tokenizer = _tiny_tokenizer()
     assert ByteDecoder.of(tokenizer, skip_special_tokens=True) is None
     ids = tokenizer("12+3")["input_ids"]
-    assert PromptEncoder(tokenizer).decode(row(*ids)) == PromptEncoder(tokenizer).decode(tuple(ids)) == "12+3"
+    encoder = PromptEncoder(tokenizer, DataConfig(train="builtin:sums"))
+    assert encoder.decode(row(*ids)) == encoder.decode(tuple(ids)) == "12+3"

@@ -1,4 +1,4 @@
-"""Laws of the journal: what is written stays, what is torn is cut, what belongs to another is refused."""
+"""The journal: records survive, an incomplete line is removed, another journal or process is an error."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from dapo.core.errors import DataError
 from dapo.core.journal import open_journal
 
 
-def test_a_journal_keeps_records_and_cuts_a_torn_line(tmp_path):
+def test_a_journal_keeps_records_and_removes_an_incomplete_line(tmp_path):
     path = tmp_path / "j"
     with open_journal(path, {"a": 1}) as journal:
         journal.add({"id": "x", "n": 1})
@@ -19,7 +19,7 @@ def test_a_journal_keeps_records_and_cuts_a_torn_line(tmp_path):
         assert list(journal.records) == ["x", "z"]
 
 
-def test_a_journal_whose_first_line_is_torn_begins_anew(tmp_path):
+def test_a_journal_whose_first_line_is_incomplete_starts_again(tmp_path):
     (tmp_path / "j").write_text('{"settin')
     with open_journal(tmp_path / "j", {"a": 1}) as journal:
         journal.add({"id": "x"})

@@ -1,4 +1,4 @@
-"""The stream: every problem once an epoch, any position again, two integers of state."""
+"""The stream: every problem once per epoch, rewinding to any position, two integers of state."""
 
 from collections import Counter
 
@@ -36,7 +36,7 @@ def test_another_seed_is_another_order():
     assert len(orders) > 1
 
 
-def test_position_and_epoch_are_those_of_the_problem_that_comes_next():
+def test_position_and_epoch_are_those_of_the_next_problem():
     stream = ProblemStream(PROBLEMS, seed=0)
     assert (len(stream), stream.position, stream.epoch) == (7, 0, 0)
     take(stream, 6)
@@ -46,7 +46,7 @@ def test_position_and_epoch_are_those_of_the_problem_that_comes_next():
 
 
 @given(batches=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=30), seed=st.integers(0, 5))
-def test_what_is_given_back_comes_again_so_nothing_is_lost_and_nothing_repeats(batches, seed):
+def test_after_a_rewind_no_problem_is_lost_and_none_is_repeated(batches, seed):
     stream, used = ProblemStream(PROBLEMS, seed=seed), []
     for count, excess in batches:
         taken = take(stream, count + excess)
@@ -99,12 +99,12 @@ def test_a_state_outside_the_data_is_refused(state):
     assert stream.position == 0
 
 
-def test_a_position_that_was_never_reached_is_no_rewind():
+def test_rewinding_to_a_position_that_was_not_reached_is_an_error():
     stream = ProblemStream(PROBLEMS, seed=0)
     take(stream, 3)
     stream.rewind(3)
     for position in (4, -1):
-        with pytest.raises(ValueError, match=f"cannot rewind to {position}: the stream stands at 3"):
+        with pytest.raises(ValueError, match=f"cannot rewind to {position}: the stream is at 3"):
             stream.rewind(position)
 
 

@@ -1,4 +1,4 @@
-"""How far a command is that works through many pieces."""
+"""The progress bar of commands that process many items."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ _TOTAL_LINES = 10
 
 @contextmanager
 def progress(title: str, *, unit: str = "problems") -> Iterator[Callable[[int, int], None]]:
-    """A function `(done, total)`: on a terminal a bar with the time left, elsewhere ten lines in all, on stderr."""
+    """Yield a function `(done, total)` that shows progress on stderr: a bar on a terminal, else ten lines."""
     console = Console(stderr=True)
     is_terminal = console.is_terminal
     bar = Progress(

@@ -1,4 +1,4 @@
-"""A file of finished pieces of work, one a line, from which an interrupted command goes on."""
+"""A file with one JSON line per finished item, from which an interrupted command continues."""
 
 import fcntl
 import json
@@ -11,27 +11,27 @@ from dapo.core.errors import DataError
 
 
 class Journal:
-    """Records by their `id`, in memory and in the file."""
+    """Records by `id`, in memory and in the file."""
 
     def __init__(self, file: BinaryIO, records: dict[str, dict[str, Any]]) -> None:
         self._file = file
         self.records = records
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Written at once, so that a process killed afterwards has not worked in vain."""
+        """Write a record at once, so that it survives the process."""
         self._file.write(_line(record))
         self.records[record["id"]] = dict(record)
 
 
 @contextmanager
 def open_journal(path: Path, settings: Mapping[str, Any]) -> Iterator[Journal]:
-    """The journal at `path`, held by this process alone; a new one begins with `settings`.
+    """Open and lock the journal at `path`; the first line of a new one has the `settings`.
 
-    A last line that was being written when the process died is cut; a journal without records is deleted at the end.
-    Raises DataError if the journal is in use, is none, or was begun with other settings.
+    An incomplete last line is removed; a journal without records is deleted at the end. Raises DataError if the journal
+    is in use by another process, is no journal, or has other settings.
     """
-    # unbuffered: what add() has written is the kernel's
-    settings = json.loads(json.dumps(settings))  # as they will be read
+    settings = json.loads(json.dumps(settings))  # tuples become lists, as in the file
+    # unbuffered: a record is passed to the kernel by add()
     with open(path, "a+b", buffering=0) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

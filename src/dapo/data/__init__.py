@@ -1,1 +1,1 @@
-"""Problems: where they come from, in which order, and how they become prompts."""
+"""Problems: data sources, training order, prompts and tools that clean data sets."""

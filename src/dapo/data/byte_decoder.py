@@ -1,6 +1,6 @@
-"""Token ids to text by a table of bytes, for byte-level vocabularies: what the tokenizer says, many times as fast.
+"""Decode token ids with a table of bytes: for byte-level vocabularies, the tokenizer's result many times faster.
 
-At the paper's size a step has 150 million response tokens, which a tokenizer takes as Python integers one by one.
+At the paper's scale a step has 150 million response tokens, which a tokenizer takes as Python integers one by one.
 """
 
 from collections.abc import Sequence
@@ -18,20 +18,20 @@ _TRIALS, _TRIAL_TOKENS = 32, 64
 
 
 class ByteDecoder:
-    """The bytes that each token stands for."""
+    """Decodes token ids by joining the bytes of each token."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
-        """`pieces[i]`: of token i."""
+        """`pieces[i]` are the bytes of token i."""
         import pyarrow as pa
 
         self._size = len(pieces)
-        self._pieces = pa.array([*pieces, b""], pa.binary())  # the last: any id beyond the vocabulary
+        self._pieces = pa.array([*pieces, b""], pa.binary())  # the last one decodes ids beyond the vocabulary
 
     @classmethod
     def of(cls, tokenizer: "PreTrainedTokenizerBase", *, skip_special_tokens: bool) -> "ByteDecoder | None":
-        """The table of a tokenizer that joins bytes; None for any other, which then has to decode by itself.
+        """The decoder of a byte-level tokenizer; None for any other tokenizer.
 
-        It is tried on random ids, and given only if it says the same as the tokenizer.
+        It is compared with the tokenizer on random ids; if they differ, the result is None.
         """
         backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         if type(getattr(backend, "decoder", None)).__name__ != "ByteLevel":
@@ -43,7 +43,7 @@ class ByteDecoder:
         special = {token_id for token_id, token in added.items() if token.special}
         for token, token_id in vocabulary.items():
             if token_id not in special:
-                # a token with characters outside of the alphabet is text as it stands
+                # a token with characters outside of the alphabet is plain text
                 known = all(character in alphabet for character in token)
                 pieces[token_id] = bytes(alphabet[character] for character in token) if known else token.encode()
         table = cls(pieces)
@@ -57,7 +57,7 @@ class ByteDecoder:
         return table
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text; bytes that are not UTF-8 become U+FFFD."""
+        """The text of token ids; bytes that are not UTF-8 become U+FFFD."""
         import pyarrow as pa
 
         if not len(ids):
@@ -70,7 +70,7 @@ class ByteDecoder:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The characters that byte-level vocabularies write for bytes: printable ones as they are, the others from 256."""
+    """The byte of each character of byte-level vocabularies: printable bytes are themselves, others start at 256."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

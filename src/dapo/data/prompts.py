@@ -1,8 +1,8 @@
-"""Problems to token ids: instruction, system message, chat template."""
+"""Encode problems as prompts: instruction, system message, chat template, tokenizer."""
 
 import threading
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dapo.core.errors import DataError
 from dapo.core.packed import compact
@@ -12,56 +12,48 @@ from dapo.types import Message, Problem, Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from dapo.config import DataConfig
+
 MAX_CACHED_PROMPTS = 2**17
-"""Prompts whose ids are kept, about a kilobyte each."""
+"""The number of prompts whose token ids are cached, about one kilobyte each."""
 
 
 class PromptEncoder:
-    """What the model sees of a problem.
+    """Encodes problems as token ids.
 
-    With a chat template, a text becomes a user message; `instruction` follows the last user message on a line of its
-    own; `system` stands in front where the problem brings no system message. Without one, the text and the
-    instruction are the prompt, and messages are joined by blank lines, their roles left out.
+    With a chat template, a text becomes a user message, `data.instruction` is appended to the last user message on a
+    new line, and `data.system` becomes the first message unless the problem has a system message. Without a template,
+    the prompt is the text and the instruction; messages are joined by blank lines, without their roles.
     """
 
-    def __init__(
-        self,
-        tokenizer: "PreTrainedTokenizerBase",
-        *,
-        instruction: str = "",
-        system: str | None = None,
-        chat_template: Literal["auto", "on", "off"] = "auto",
-        max_prompt_tokens: int = 2048,
-    ) -> None:
-        """`chat_template`: `auto` uses the tokenizer's if it has one. Raises DataError for what cannot apply."""
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", config: "DataConfig") -> None:
+        """Encode as the section `data` says. Raises DataError if an option needs a chat template and there is none."""
         has_template = bool(getattr(tokenizer, "chat_template", None))
-        if chat_template == "on" and not has_template:
+        if config.chat_template == "on" and not has_template:
             raise DataError("data.chat_template=on, but the model's tokenizer has no chat template; use auto or off")
-        self.uses_template = has_template and chat_template != "off"
-        if system is not None and not self.uses_template:
+        self.uses_template = has_template and config.chat_template != "off"
+        if config.system is not None and not self.uses_template:
             why = "data.chat_template=off" if has_template else "the model's tokenizer has no chat template"
-            raise DataError(f"data.system is set, but {why}; leave it out, or say it in data.instruction")
+            raise DataError(f"data.system is set, but {why}; leave it out, or put it into data.instruction")
         self._tokenizer = tokenizer
-        self._instruction = instruction
-        self._system = system
-        self.max_prompt_tokens = max_prompt_tokens
+        self._config = config
         self._lengths: dict[Hashable, int] = {}
         self._cached_ids: dict[Hashable, Sequence[int]] = {}
         self._responses = ByteDecoder.of(tokenizer, skip_special_tokens=True)
         self._prompts = ByteDecoder.of(tokenizer, skip_special_tokens=False)
-        self._lock = threading.Lock()  # fast tokenizers refuse a second caller in the middle of a call
+        self._lock = threading.Lock()  # fast tokenizers raise an error when two threads call them
 
     def encode(self, problem: Problem) -> tuple[int, ...]:
-        """Token ids, never cut. Without a template the tokenizer adds the special tokens it begins a text with.
+        """The token ids of the prompt, not truncated; without a template, with the tokenizer's own special tokens.
 
-        They are remembered: rendering and encoding take a millisecond, and the problems of a run come again.
+        Ids are cached: rendering and encoding take about a millisecond, and a run encodes each problem repeatedly.
         """
         key = _key(problem.prompt)
         if key in self._cached_ids:
             return tuple(self._cached_ids[key])
         text = self.render(problem)
         with self._lock:
-            # a template writes the special tokens itself
+            # a template contains the special tokens
             ids = tuple(self._tokenizer(text, add_special_tokens=not self.uses_template)["input_ids"])
         self._lengths[key] = len(ids)
         if len(self._cached_ids) < MAX_CACHED_PROMPTS:
@@ -69,32 +61,36 @@ class PromptEncoder:
         return ids
 
     def length(self, problem: Problem) -> int:
-        """Tokens of the prompt; remembered, since a large data set takes a while."""
+        """The number of tokens of the prompt, cached."""
         key = _key(problem.prompt)
         return self._lengths[key] if key in self._lengths else len(self.encode(problem))
 
     def render(self, problem: Problem) -> str:
-        """The prompt as text; with a template, its special tokens included. Raises DataError for what cannot apply."""
+        """The prompt as text, with the template's special tokens. Raises DataError if it cannot be rendered."""
         if self.uses_template:
-            messages = chat_messages(problem, instruction=self._instruction, system=self._system)
+            messages = chat_messages(problem, instruction=self._config.instruction, system=self._config.system)
             return self._templated(messages, problem)
-        prompt = with_instruction(problem, self._instruction)
+        prompt = with_instruction(problem, self._config.instruction)
         return prompt if isinstance(prompt, str) else _joined(prompt, problem)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """A response as text: special tokens left out, spaces as they are."""
+        """The text of a response, without special tokens."""
         return self._text(ids, skip_special_tokens=True) if self._responses is None else self._responses.decode(ids)
 
     def decode_prompt(self, ids: Sequence[int]) -> str:
-        """A prompt as text, special tokens included."""
+        """The text of a prompt, with special tokens."""
         return self._text(ids, skip_special_tokens=False) if self._prompts is None else self._prompts.decode(ids)
 
     def split_by_length(self, problems: Sequence[Problem]) -> tuple[list[Problem], int]:
-        """Problems of at most `max_prompt_tokens`, in order, and how many were longer. Raises DataError if all were."""
-        kept = [problem for problem in problems if self.length(problem) <= self.max_prompt_tokens]
+        """The problems of at most `data.max_prompt_tokens` tokens, in order, and the number of longer ones.
+
+        Raises DataError if all are longer.
+        """
+        limit = self._config.max_prompt_tokens
+        kept = [problem for problem in problems if self.length(problem) <= limit]
         if problems and not kept:
             raise DataError(
-                f"all {len(problems)} prompts are longer than data.max_prompt_tokens={self.max_prompt_tokens}; "
+                f"all {len(problems)} prompts are longer than data.max_prompt_tokens={limit}; "
                 f"the shortest has {min(map(self.length, problems))} tokens"
             )
         return kept, len(problems) - len(kept)
@@ -107,7 +103,7 @@ class PromptEncoder:
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
             raise DataError(
-                f"problem {problem.id}: the model's chat template refuses messages of {roles}: {error}"
+                f"problem {problem.id}: the model's chat template rejects messages of {roles}: {error}"
             ) from None
         assert isinstance(text, str)
         return text
@@ -126,7 +122,7 @@ def _key(prompt: Prompt) -> Hashable:
 
 
 def chat_messages(problem: Problem, *, instruction: str = "", system: str | None = None) -> list[dict[str, str]]:
-    """The problem as a chat: a text becomes a user message; `system` in front where the problem brings none."""
+    """The problem as chat messages, with `system` as the first unless the problem has a system message."""
     prompt = with_instruction(problem, instruction)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
     if system is not None and all(message["role"] != "system" for message in messages):
@@ -135,7 +131,7 @@ def chat_messages(problem: Problem, *, instruction: str = "", system: str | None
 
 
 def with_instruction(problem: Problem, instruction: str) -> Prompt:
-    """The prompt with `instruction` on a line of its own behind the text, or behind the last user message."""
+    """The prompt with `instruction` appended on a new line to the text or to the last user message."""
     if not instruction:
         return problem.prompt
     if isinstance(problem.prompt, str):
@@ -143,7 +139,9 @@ def with_instruction(problem: Problem, instruction: str) -> Prompt:
     messages = list(problem.prompt)
     last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
     if last is None:
-        raise DataError(f"problem {problem.id}: data.instruction follows the last user message, and there is none")
+        raise DataError(
+            f"problem {problem.id}: data.instruction is appended to the last user message, and there is none"
+        )
     messages[last] = {**messages[last], "content": f"{messages[last]['content']}\n{instruction}"}
     return messages
 
@@ -151,14 +149,14 @@ def with_instruction(problem: Problem, instruction: str) -> Prompt:
 def _joined(messages: Sequence[Message], problem: Problem) -> str:
     if any(message["role"] == "assistant" for message in messages):
         raise DataError(
-            f"problem {problem.id}: a conversation with assistant messages cannot be told without a chat template; "
+            f"problem {problem.id}: a conversation with assistant messages cannot be rendered without a chat template; "
             "use data.chat_template=on with a model that has one"
         )
     return "\n\n".join(message["content"] for message in messages)
 
 
 class Encoder(Protocol):
-    """Problems to prompt ids, response ids to text."""
+    """Encodes problems as token ids, and decodes token ids to text."""
 
     def encode(self, problem: Problem) -> tuple[int, ...]: ...
 

@@ -1,4 +1,4 @@
-"""The endless order in which training meets its problems; its whole state is where it stands."""
+"""The infinite stream of training problems, shuffled anew in each epoch; its only state is a position."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,58 +11,58 @@ from dapo.types import Problem
 
 
 class ProblemStream:
-    """Epoch after epoch, each in an order that is a function of (seed, epoch, number of problems).
+    """Training problems in an order that is a function of (seed, epoch, number of problems).
 
-    A position counts from 0 over all epochs. `rewind` goes back to one, so that what was taken but not used is taken
-    again: nothing is lost and nothing repeats, also where an epoch ends in between.
+    A position counts from 0 over all epochs. `rewind` returns to an earlier position, so that problems that were taken
+    but not used are taken again: no problem is lost or repeated, also across the end of an epoch.
     """
 
     def __init__(self, problems: Sequence[Problem], *, seed: int) -> None:
         if not problems:
-            raise DataError("there is no problem to train on; the data source is empty or everything was left out")
+            raise DataError("there is no problem to train on; the data source is empty or all problems were removed")
         self._problems = tuple(problems)
         self._seed = seed
         self._position = 0
         self._order_of: tuple[int, NDArray[np.int64]] | None = None
 
     def __len__(self) -> int:
-        """How many problems an epoch has."""
+        """The number of problems per epoch."""
         return len(self._problems)
 
     @property
     def position(self) -> int:
-        """The place in the stream of the problem that comes next."""
+        """The position of the next problem in the stream."""
         return self._position
 
     @property
     def epoch(self) -> int:
-        """The epoch of the problem that comes next, from 0."""
+        """The epoch of the next problem, from 0."""
         return self._position // len(self)
 
     def take(self) -> tuple[int, Problem]:
-        """The next problem with its place in the stream."""
+        """The next problem with its position; advances the stream."""
         position = self._position
         self._position += 1
         return position, self.problem_at(position)
 
     def problem_at(self, position: int) -> Problem:
-        """The problem at a place in the stream, wherever it stands now."""
+        """The problem at any position; does not move the stream."""
         epoch, offset = divmod(position, len(self))
         return self._problems[self._order(epoch)[offset]]
 
     def rewind(self, position: int) -> None:
-        """Stand at an earlier position again. Raises ValueError for one that has not been reached."""
+        """Return to an earlier position. Raises ValueError for one that has not been reached."""
         if not 0 <= position <= self._position:
-            raise ValueError(f"cannot rewind to {position}: the stream stands at {self._position}")
+            raise ValueError(f"cannot rewind to {position}: the stream is at {self._position}")
         self._position = position
 
     def state_dict(self) -> dict[str, int]:
-        """Epoch and offset in it; `size` only guards against data that has changed."""
+        """Epoch and offset in it, and the number of problems, which detects data that has changed."""
         epoch, offset = divmod(self._position, len(self))
         return {"epoch": epoch, "offset": offset, "size": len(self)}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Stand where the state says. Raises CheckpointError if it does not belong to this data."""
+        """Restore a position. Raises CheckpointError if the state does not belong to this data."""
         size = state.get("size", len(self))
         if size != len(self):
             raise CheckpointError(

@@ -16,55 +16,6 @@ PERMUTATIONS = 128
 _WEIGHTS = (0.2, 0.8)
 
 
-@dataclass(frozen=True)
-class ShingledText:
-    """A text in the form in which the index compares it."""
-
-    shingles: frozenset[tuple[str, ...]]
-    """The word 3-grams of the text."""
-    sketch: Any
-    """The MinHash of the shingles."""
-
-
-class NearDuplicateIndex:
-    """An index of texts by Jaccard similarity of their word 3-grams."""
-
-    def __init__(self, threshold: float) -> None:
-        """Find texts of at least `threshold` similarity. Raises DataError without the package `datasketch`."""
-        require_package("datasketch", extra="data", purpose="finding near duplicates")
-        from datasketch import MinHash, MinHashLSH
-
-        self._threshold = threshold
-        self._empty = MinHash(num_perm=PERMUTATIONS)
-        self._index = MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS, weights=_WEIGHTS)
-        self._added: dict[int, frozenset[tuple[str, ...]]] = {}
-
-    def read(self, text: str) -> ShingledText:
-        """Compute the shingles and the MinHash of a text, for `similar` and `add`."""
-        shingles = frozenset(ngrams(words(text), SHINGLE_WORDS))
-        sketch = self._empty.copy()
-        sketch.update_batch([" ".join(shingle).encode() for shingle in shingles])
-        return ShingledText(shingles, sketch)
-
-    def add(self, key: int, text: ShingledText) -> None:
-        """Add a text under `key`; a text without words is never found."""
-        if text.shingles:
-            self._index.insert(key, text.sketch)
-            self._added[key] = text.shingles
-
-    def similar(self, text: ShingledText) -> list[tuple[int, float]]:
-        """The keys and exact similarities of texts at or above the threshold, the most similar first."""
-        candidates = self._index.query(text.sketch) if text.shingles else []
-        compared = [(key, jaccard(text.shingles, self._added[key])) for key in candidates]
-        found = [(key, similarity) for key, similarity in compared if similarity >= self._threshold]
-        return sorted(found, key=lambda pair: (-pair[1], pair[0]))
-
-
-def jaccard(left: Set[object], right: Set[object]) -> float:
-    """Size of the intersection over size of the union; 1 for two empty sets."""
-    return len(left & right) / len(left | right) if left or right else 1.0
-
-
 Rule: TypeAlias = Literal["exact duplicate", "near duplicate", "minority answer", "conflicting answers"]
 RULES: tuple[Rule, ...] = ("exact duplicate", "near duplicate", "minority answer", "conflicting answers")
 
@@ -187,21 +138,38 @@ def _without_near_duplicates(
     threshold: float,
     on_progress: Callable[[int], None],
 ) -> tuple[list[int], list[Removed], int]:
-    """The rows to keep, their near duplicates, and the number of similar rows that are kept."""
-    index = NearDuplicateIndex(threshold)
-    kept: dict[int, tuple[list[str], str]] = {}
+    """The rows to keep, their near duplicates, and the number of similar rows that are kept.
+
+    MinHash finds candidates among the rows kept so far, whose similarity is then computed exactly.
+    """
+    require_package("datasketch", extra="data", purpose="finding near duplicates")
+    from datasketch import MinHash, MinHashLSH
+
+    index = MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS, weights=_WEIGHTS)
+    empty = MinHash(num_perm=PERMUTATIONS)
+    shingles: dict[int, frozenset[tuple[str, ...]]] = {}
+    contents: dict[int, tuple[list[str], str]] = {}  # numbers and answer of the rows that are kept
     removed: list[Removed] = []
     near_duplicates_kept = 0
     for done, (row, text) in enumerate(zip(rows, texts, strict=True), start=1):
-        shingled, meaning = index.read(text), (numbers(text), answer_key(problems[row].answer))
-        similar = index.similar(shingled)
-        first = next(((other, similarity) for other, similarity in similar if kept[other] == meaning), None)
-        if first is not None:
-            other, similarity = first
-            removed.append(Removed(row + 1, problems[row], "near duplicate", other + 1, problems[other], similarity))
+        own = frozenset(ngrams(words(text), SHINGLE_WORDS))
+        sketch = empty.copy()
+        sketch.update_batch([" ".join(shingle).encode() for shingle in own])
+        compared = [(jaccard(own, shingles[other]), other) for other in (index.query(sketch) if own else ())]
+        similar = sorted((pair for pair in compared if pair[0] >= threshold), key=lambda pair: (-pair[0], pair[1]))
+        content = numbers(text), answer_key(problems[row].answer)
+        same = next(((similarity, other) for similarity, other in similar if contents[other] == content), None)
+        if same is not None:
+            removed.append(Removed(row + 1, problems[row], "near duplicate", same[1] + 1, problems[same[1]], same[0]))
         else:
             near_duplicates_kept += bool(similar)
-            kept[row] = meaning
-            index.add(row, shingled)
+            shingles[row], contents[row] = own, content
+            if own:
+                index.insert(row, sketch)
         on_progress(done)
-    return list(kept), removed, near_duplicates_kept
+    return list(contents), removed, near_duplicates_kept
+
+
+def jaccard(left: Set[object], right: Set[object]) -> float:
+    """Size of the intersection over size of the union; 1 for two empty sets."""
+    return len(left & right) / len(left | right) if left or right else 1.0

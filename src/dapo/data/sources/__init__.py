@@ -1,1 +1,1 @@
-"""Where problems come from: files, the hub, generated tasks."""
+"""Data sources: files, the Hugging Face hub, generated tasks."""

@@ -121,22 +121,14 @@ def _span(options: Options) -> int:
 _TERMS = {"terms": Option(2, 2, MAX_TERMS)}
 
 TASKS: dict[str, Task] = {
-    # 400 questions
     "sums": Task(sums, _range(1, 20) | _TERMS, lambda o: _span(o) ** o["terms"]),
-    # 210
     "differences": Task(differences, _range(1, 20), lambda o: _span(o) * (_span(o) + 1) // 2),
-    # 144
     "products": Task(products, _range(1, 12) | _TERMS, lambda o: _span(o) ** o["terms"]),
-    # 720
     "remainders": Task(
         remainders, _range(10, 99) | {"divisor": Option(9, 2, 10**9)}, lambda o: _span(o) * (o["divisor"] - 1)
     ),
-    # 361
     "gcd": Task(gcd, _range(2, 20, minimum=1), lambda o: _span(o) ** 2),
-    # 65,610,000
     "largest": Task(largest, _range(10, 99) | {"count": Option(4, 2, MAX_TERMS)}, lambda o: _span(o) ** o["count"]),
-    # 1,000
     "sort_digits": Task(sort_digits, {"count": Option(3, 2, MAX_TERMS)}, lambda o: 10 ** o["count"]),
-    # every word with each of its letters
     "letter_counts": Task(letter_counts, {}, lambda o: sum(len(set(word)) for word in _WORDS)),
 }

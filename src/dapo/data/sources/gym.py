@@ -82,20 +82,6 @@ def _entries(requests: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
         raise DataError(f"gym: the process that generates the problems ended with code {done.returncode}: {last[0]}")
     answer = json.loads(done.stdout)
     if "error" in answer:
-        raise DataError(_format_error(**answer["error"]))
+        message, *unknown = answer["error"]
+        raise DataError(f"{message}; {did_you_mean(*unknown)}" if unknown else message)
     return answer["entries"]
-
-
-def _format_error(kind: str, name: str, **error: Any) -> str:
-    if kind == "task":
-        return f"gym: reasoning-gym has no task {name}; {did_you_mean(name, error['known'], count=3)}"
-    if kind == "option":
-        return f"gym task {name}: unknown option {error['option']!r}; {did_you_mean(error['option'], error['known'])}"
-    if kind == "no_reference_answer":
-        return f"gym task {name}: it gives no reference answer, which every problem needs; choose another task"
-    if kind == "not_scorable":
-        return (
-            f"gym task {name}: its own answer scores {error['score']:g} from an entry stored as JSON, so responses "
-            "could not be judged; choose another task"
-        )
-    return f"gym task {name}: {' '.join(error['reason'].split())}"

@@ -18,7 +18,7 @@ import numpy as np
 
 
 def main() -> None:
-    """Read a request from stdin; write `{"entries": {task: [entry]}}` or `{"error": {...}}` to stdout."""
+    """Read a request from stdin; write `{"entries": {task: [entry]}}` or `{"error": [...]}` to stdout."""
     request = json.load(sys.stdin)
     answer_pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
     # a few tasks print while they work
@@ -26,13 +26,13 @@ def main() -> None:
     try:
         answer: dict[str, Any] = {"entries": {task["name"]: entries(task) for task in request["tasks"]}}
     except InvalidRequest as error:
-        answer = {"error": error.args[0]}
+        answer = {"error": error.args}
     with answer_pipe:
         json.dump(answer, answer_pipe)
 
 
 class InvalidRequest(Exception):
-    """An error in a request, as a mapping from which the parent process makes the message."""
+    """An error with these arguments: the message; for an unknown name also that name and the known ones."""
 
 
 def entries(task: dict[str, Any]) -> list[dict[str, Any]]:
@@ -41,25 +41,30 @@ def entries(task: dict[str, Any]) -> list[dict[str, Any]]:
 
     name, options, seed, count, distinct = (task[key] for key in ("name", "options", "seed", "count", "distinct"))
     if name not in DATASETS:
-        raise InvalidRequest({"kind": "task", "name": name, "known": sorted(DATASETS)})
+        raise InvalidRequest(f"gym: reasoning-gym has no task {name}", name, sorted(DATASETS))
     known = [field.name for field in fields(DATASETS[name][1]) if field.name not in ("seed", "size")]
     for option in options:
         if option not in known:
-            raise InvalidRequest({"kind": "option", "name": name, "option": option, "known": known})
+            raise InvalidRequest(f"gym task {name}: unknown option {option!r}", option, known)
     try:
         fix_global_generators(seed, -1)
         data = create_dataset(name, size=10 * count if distinct else count, seed=seed, **options)
         sampled = (entry_at(data, seed, index) for index in range(len(data)))
         found = list(islice(without_copies(sampled) if distinct else sampled, count))
         if any(not isinstance(entry["answer"], str) for entry in found):
-            raise InvalidRequest({"kind": "no_reference_answer", "name": name})
+            raise InvalidRequest(
+                f"gym task {name}: it gives no reference answer, which every problem needs; choose another task"
+            )
         score = data.score_answer(found[0]["answer"], found[0])
     except InvalidRequest:
         raise
     except Exception as error:  # the library checks options by assertions and lets generators raise anything
-        raise InvalidRequest({"kind": "failed", "name": name, "reason": f"{type(error).__name__}: {error}"}) from None
+        raise InvalidRequest(" ".join(f"gym task {name}: {type(error).__name__}: {error}".split())) from None
     if score < 1.0:
-        raise InvalidRequest({"kind": "not_scorable", "name": name, "score": score})
+        raise InvalidRequest(
+            f"gym task {name}: its own answer scores {score:g} from an entry stored as JSON, so responses could not be "
+            "judged; choose another task"
+        )
     return found
 
 

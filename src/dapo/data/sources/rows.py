@@ -1,4 +1,4 @@
-"""Rows to problems: the column layouts of TRL, verl and GSM8K, from whatever source."""
+"""Convert rows of any source to problems: the column layouts of TRL, verl and GSM8K."""
 
 import hashlib
 import json
@@ -17,17 +17,23 @@ from dapo.types import Message, Problem, Prompt
 PROMPT_COLUMNS = ("prompt", "question", "problem")
 ANSWER_COLUMNS = ("reward_model.ground_truth", "answer", "solution", "ground_truth", "target")
 SOURCE_COLUMNS = ("data_source", "source")
-# pandas writes a frame's index as a column of this name; it would tell copies of a problem apart
+# pandas writes a frame's index as a column of this name; it would make copies of a problem differ
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
+_MISSING = object()
 _THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
 
 
 def problem_from_row(row: Mapping[str, Any], *, where: str, source: str, columns: Columns = ANY_COLUMNS) -> Problem:
-    """Read one row; a column in a column is named with a dot (`reward_model.ground_truth`).
+    """Convert one row to a problem. Raises DataError.
 
-    `where` names the row in errors. Further columns become `fields`; `data_source` or `source`, if there, is the
-    problem's source. An answer of GSM8K's form becomes the number after `####`, and the worked solution
-    `fields["solution"]`. Raises DataError.
+    A nested column is named with a dot (`reward_model.ground_truth`). An answer in GSM8K's format becomes the number
+    after `####`, and the worked solution `fields["solution"]`. All other columns become `fields`.
+
+    Args:
+        row: the values by column.
+        where: the location of the row, for error messages.
+        source: the problem's source, unless a column `data_source` or `source` names it.
+        columns: the columns of prompt and answer.
     """
     prompt_column = _column(row, columns.prompt, PROMPT_COLUMNS, what="prompt", where=where)
     answer_column = _column(row, columns.answer, ANSWER_COLUMNS, what="answer", where=where)
@@ -53,21 +59,21 @@ def problem_from_row(row: Mapping[str, Any], *, where: str, source: str, columns
 
 
 def problem_id(prompt: Prompt, answer: str) -> str:
-    """16 hexadecimal digits of content: copies share it, wherever they stand."""
+    """A hash of the content as 16 hexadecimal digits, which is equal for copies."""
     content = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
     text = json.dumps([content, answer], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def prompt_text(prompt: Prompt) -> str:
-    """The question with whitespace collapsed: a text, or all messages but the system's, in one line."""
+    """The prompt on one line with whitespace collapsed; of messages, all but system messages."""
     if not isinstance(prompt, str):
         prompt = " ".join(message["content"] for message in prompt if message["role"] != "system")
     return " ".join(prompt.split())
 
 
 def json_value(value: object, where: str) -> Any:
-    """The value as JSON knows it: times and decimals as text, NaN as None. Raises DataError for bytes and objects."""
+    """Convert a value to JSON: times and decimals to strings, NaN to None. Raises DataError for bytes and objects."""
     if isinstance(value, str):
         return _encodable(value, where)
     if value is None or isinstance(value, bool | int):
@@ -90,7 +96,7 @@ def json_value(value: object, where: str) -> Any:
 
 def _column(row: Mapping[str, Any], named: str | None, known: Sequence[str], *, what: str, where: str) -> str:
     for name in (named,) if named else known:
-        if _has(row, name):
+        if _lookup(row, name) is not _MISSING:
             return name
     present = ", ".join(map(str, row)) or "(none)"
     if named:
@@ -101,18 +107,12 @@ def _column(row: Mapping[str, Any], named: str | None, known: Sequence[str], *, 
     )
 
 
-def _has(row: Mapping[str, Any], column: str) -> bool:
-    if column in row:
-        return True
-    head, dot, rest = column.partition(".")
-    return bool(dot) and isinstance(row.get(head), Mapping) and _has(row[head], rest)
-
-
 def _lookup(row: Mapping[str, Any], column: str) -> object:
     if column in row:
         return row[column]
-    head, _, rest = column.partition(".")
-    return _lookup(row[head], rest)
+    head, dot, tail = column.partition(".")
+    inner = row.get(head) if dot else None
+    return _lookup(inner, tail) if isinstance(inner, Mapping) else _MISSING
 
 
 def _prompt(value: object, where: str) -> Prompt:
@@ -133,7 +133,7 @@ def _prompt(value: object, where: str) -> Prompt:
 
 
 def _message(value: object, where: str) -> Message:
-    """Role and content; a message's other keys play no part."""
+    """The role and content of a message; its other keys are ignored."""
     if not isinstance(value, Mapping) or not {"role", "content"} <= value.keys():
         keys = f"the keys {', '.join(map(str, value)) or '(none)'}" if isinstance(value, Mapping) else _shown(value)
         raise DataError(f"{where}: expected a mapping with role and content, got {keys}")
@@ -144,7 +144,7 @@ def _message(value: object, where: str) -> Message:
 
 
 def _answer(value: object, where: str) -> str:
-    """Text; a number as it is written, 3.0 as `3` since tables turn whole numbers into floats."""
+    """The answer as a string; 3.0 becomes `3`, because tables store integer columns with gaps as floats."""
     if _is_null(value):
         raise DataError(f"{where} is null; every problem needs a reference answer: fill it in or drop the row")
     if isinstance(value, str):
@@ -175,7 +175,7 @@ def _name(key: object, where: str) -> str:
 
 
 def _encodable(text: str, where: str) -> str:
-    """JSON can spell half of a surrogate pair; no tokenizer or file takes it."""
+    """`text`, or DataError for half of a surrogate pair, which JSON can contain but no tokenizer or file accepts."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
