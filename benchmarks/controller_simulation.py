@@ -33,7 +33,8 @@ from dapo.engines.checked import CheckedEngine
 from dapo.engines.scripted import ScriptedEngine
 from dapo.policy.builtin_models import smollm2_directory
 from dapo.telemetry.sinks import JsonlSink, Tracker, read_metrics
-from dapo.training.rollout import DynamicSampler, sampling_plan
+from dapo.training.dynamic_sampling import DynamicSampler
+from dapo.training.rollout import sampling_plan
 from dapo.training.run_directory import RunDirectory
 from dapo.training.state import Run, TrainState
 from dapo.training.train import train

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -28,12 +29,13 @@ from dapo.evaluation.scores import EvaluationPlan
 from dapo.policy.lora import check_adapters
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.policy import Policy
-from dapo.rewards.workers.error_window import MAX_ERROR_RATE
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.telemetry.console import ProgressDisplay
 from dapo.telemetry.sinks import JsonlSink, Sink, TensorBoardSink, Tracker, TrackioSink, WandbSink
-from dapo.training.rollout import DynamicSampler, sampling_plan
+from dapo.training.dynamic_sampling import MAX_ERROR_RATE, DynamicSampler
+from dapo.training.rollout import Sampling, sampling_plan
 from dapo.training.run_directory import RunDirectory
+from dapo.training.samples import shaped_reward
 from dapo.training.state import Run, TrainablePolicy
 from dapo.types import Group, Problem
 
@@ -55,32 +57,43 @@ class Inputs:
 
 @contextmanager
 def build_run(
-    config: Config, inputs: Inputs, judge: VerifierPool, run: RunDirectory, display: ProgressDisplay, *, first_step: int
+    config: Config,
+    inputs: Inputs,
+    judge: VerifierPool,
+    directory: RunDirectory,
+    display: ProgressDisplay,
+    *,
+    first_step: int,
 ) -> Iterator[Run]:
-    """Everything that is plugged into the loop; closed at the end."""
+    """A run with everything that it needs, before its first step; engines and policy are closed at the end."""
+    stop_ids = inputs.loaded.stop_ids
     with ExitStack() as stack:
-        launcher = stack.enter_context(open_launcher(config, run.logs))
+        launcher = stack.enter_context(open_launcher(config, directory.logs))
         engine = build_engine(config, inputs.loaded, launcher, log=display.message)
         stack.callback(engine.close)
         yield Run(
-            stream=ProblemStream(inputs.train, seed=config.train.seed),
-            engine=engine,
-            judge=judge,
-            policy=stack.enter_context(open_policy(config, inputs.loaded, launcher)),
-            sampler=DynamicSampler(
-                prompts_per_step=config.rollout.prompts_per_step,
-                max_groups_per_step=config.max_groups_per_step,
-                enabled=config.dynamic_sampling.enabled,
-                keep=load_filter(config.dynamic_sampling.filter),
-                thresholds=score_thresholds_of(config),
-                max_error_rate=MAX_ERROR_RATE,
+            config=config,
+            sampling=Sampling(
+                stream=ProblemStream(inputs.train, seed=config.train.seed),
+                engine=engine,
+                judge=judge,
+                sampler=DynamicSampler(
+                    prompts_per_step=config.rollout.prompts_per_step,
+                    max_groups_per_step=config.max_groups_per_step,
+                    enabled=config.dynamic_sampling.enabled,
+                    keep=load_filter(config.dynamic_sampling.filter),
+                    thresholds=score_thresholds_of(config),
+                    max_error_rate=MAX_ERROR_RATE,
+                ),
+                encoder=inputs.encoder,
+                plan=sampling_plan(config, stop_ids),
+                reward=partial(shaped_reward, config=config),
             ),
-            encoder=inputs.encoder,
-            plan=sampling_plan(config, inputs.loaded.stop_ids),
-            tracker=Tracker(build_sinks(config, run, first_step=first_step), display),
-            directory=run,
+            policy=stack.enter_context(open_policy(config, inputs.loaded, launcher)),
+            tracker=Tracker(build_sinks(config, directory, first_step=first_step), display),
+            directory=directory,
             held_out=inputs.held_out,
-            eval_plan=evaluation_plan(config, inputs.loaded.stop_ids) if inputs.held_out else None,
+            eval_plan=evaluation_plan(config, stop_ids) if inputs.held_out else None,
         )
 
 

@@ -93,6 +93,8 @@ class Group:
     """The problem's place in the stream: the same text twice is two groups."""
     texts: tuple[str, ...] = ()
     """The responses as the verifier read them."""
+    rewards: tuple[float | None, ...] = ()
+    """Shaped: each verdict's score plus the overlong penalty (Eq. 13); None for a response without a verdict."""
 
     @property
     def size(self) -> int:
@@ -136,6 +138,8 @@ class Sample:
     """Of the policy before the step's first update; None until the trainer has recorded them."""
     mask: Sequence[bool]
     """Which response tokens train."""
+    index: int = 0
+    """Which of its group's responses this is."""
 
     @property
     def num_trained_tokens(self) -> int:

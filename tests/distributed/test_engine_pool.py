@@ -30,7 +30,7 @@ from dapo.engines.scripted import cut
 from dapo.policy.builtin_models import TINY_VOCABULARY
 from dapo.telemetry.console import ProgressDisplay
 from dapo.training.run_directory import RunDirectory
-from dapo.training.state import Run, TrainState
+from dapo.training.state import Run
 from dapo.training.train import train
 from dapo.types import Generation, GenerationRequest
 from helpers.fake_engines import VOCABULARY, keyed_script
@@ -311,11 +311,11 @@ def new_run(config: Config, path: Path) -> Iterator[Run]:
     inputs = read_inputs(config)
     with open_judge(config) as judge:
         run = RunDirectory.create(path, dump_config(config), {})
-        with run.lock(), build_run(config, inputs, judge, run, ProgressDisplay(4), first_step=1) as parts:
+        with run.lock(), build_run(config, inputs, judge, run, ProgressDisplay(4), first_step=1) as training_run:
             try:
-                yield parts
+                yield training_run
             finally:
-                parts.tracker.close()
+                training_run.tracker.close()
 
 
 class HookedEngine:
@@ -340,10 +340,12 @@ def trained(
     path: Path, config: Config, engine: EnginePool, inject_fault: Callable[[int], None] = lambda n: None
 ) -> Path:
     """A run with this engine in the place of its own."""
-    with new_run(config, path) as parts:
-        parts.engine = CheckedEngine(HookedEngine(engine, inject_fault), vocabulary=len(TINY_VOCABULARY))
+    with new_run(config, path) as training_run:
+        training_run.sampling.engine = CheckedEngine(
+            HookedEngine(engine, inject_fault), vocabulary=len(TINY_VOCABULARY)
+        )
         try:
-            train(config, parts, TrainState())
+            train(training_run)
         finally:
             engine.close()
     return path

@@ -36,7 +36,6 @@ from dapo.engines.checked import CheckedEngine
 from dapo.policy.builtin_models import TINY_VOCABULARY
 from dapo.telemetry.console import ProgressDisplay
 from dapo.training.run_directory import RunDirectory
-from dapo.training.state import TrainState
 from dapo.training.train import train
 from dapo.types import Generation
 from helpers.processes import wait_until, wait_until_ended
@@ -321,10 +320,10 @@ def test_a_killed_engine_and_a_node_lost_in_mid_step_change_nothing_of_a_run(clu
     with open_judge(config) as judge:
         run = RunDirectory.create(tmp_path / "ray", dump_config(config), {})
         plain = tiny(*OPTIONS)
-        with run.lock(), build_run(plain, inputs, judge, run, ProgressDisplay(3), first_step=1) as parts:
-            parts.engine = CheckedEngine(HookedEngine(engine, faults), vocabulary=len(TINY_VOCABULARY))
-            train(plain, parts, TrainState())
-            parts.tracker.close()
+        with run.lock(), build_run(plain, inputs, judge, run, ProgressDisplay(3), first_step=1) as training_run:
+            training_run.sampling.engine = CheckedEngine(HookedEngine(engine, faults), vocabulary=len(TINY_VOCABULARY))
+            train(training_run)
+            training_run.tracker.close()
     engine.close()
     launcher.close()
     assert faults == {}

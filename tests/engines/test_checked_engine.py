@@ -12,7 +12,7 @@ from dapo.engines.engine import RolloutEngine
 from dapo.engines.scripted import FaultyEngine, ScriptedEngine
 from dapo.evaluation.evaluate import evaluate
 from dapo.evaluation.scores import EvaluationPlan
-from dapo.training.rollout import Batch, collect
+from dapo.training.rollout import Batch, Sampling, collect
 from dapo.types import Generation, GenerationRequest, Problem
 from helpers.fake_rollout import END, FILL, RIGHT, FakeEncoder, FakeJudge, in_order, plan, random_script, sampler
 
@@ -28,7 +28,9 @@ def full_length(request: GenerationRequest) -> tuple[list[int], str]:
 
 def collected(engine: RolloutEngine, *, version: int = 3) -> Batch:
     engine.load_weights(None, version=version)  # type: ignore[arg-type]
-    return collect(in_order(20), engine, FakeJudge(), sampler(prompts=4), FakeEncoder(), plan(limit=LIMIT), step=1)
+    return collect(
+        Sampling(in_order(20), engine, FakeJudge(), sampler(prompts=4), FakeEncoder(), plan(limit=LIMIT)), step=1
+    )
 
 
 def each(**changes: object) -> Corrupt:
@@ -184,7 +186,7 @@ def test_what_an_abort_returns_is_looked_at_too(corrupt: Corrupt, message: str):
     chosen.load_state_dict({"kept": 1.0, "decided": 4.0})  # eight groups are put in flight for two
     engine = CheckedEngine(FaultyEngine(full_length, only_aborts, slots=4), vocabulary=VOCABULARY)
     with pytest.raises(EngineError) as caught:
-        collect(in_order(30), engine, FakeJudge(), chosen, FakeEncoder(), plan(limit=LIMIT), step=1)
+        collect(Sampling(in_order(30), engine, FakeJudge(), chosen, FakeEncoder(), plan(limit=LIMIT)), step=1)
     assert message in str(caught.value)
 
 

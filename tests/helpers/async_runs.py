@@ -15,7 +15,7 @@ from dapo.telemetry.console import ProgressDisplay
 from dapo.training import one_step_off
 from dapo.training.checkpointing import is_logged, restore
 from dapo.training.run_directory import RunDirectory, step_of
-from dapo.training.signals import StoppableEngine, signals_as_requests
+from dapo.training.signals import signals_as_requests
 from dapo.training.state import Run, TrainState
 from helpers.tiny_runs import tiny
 
@@ -26,8 +26,10 @@ def async_config(*overrides: str) -> Config:
     return tiny(*ONE_STEP_OFF, *overrides)
 
 
-def run_or_resume(path: Path, config: Config, *, change: Callable[[Run], None] = lambda parts: None) -> TrainState:
-    """What `dapo train` and `dapo resume` do; `change` may put other parts in."""
+def run_or_resume(
+    path: Path, config: Config, *, change: Callable[[Run], None] = lambda training_run: None
+) -> TrainState:
+    """What `dapo train` and `dapo resume` do; `change` may replace parts of the run."""
     config = resolve_auto(config)
     run = RunDirectory(path) if path.exists() else RunDirectory.create(path, dump_config(config), {})
     in_process = config.model_copy(update={"rollout": config.rollout.model_copy(update={"engines": 0})})
@@ -43,16 +45,17 @@ def run_or_resume(path: Path, config: Config, *, change: Callable[[Run], None] =
             run.drop_old_checkpoints(step_of(checkpoint), config.train.keep_checkpoints, keep_best=True)
         with (
             signals_as_requests() as request,
-            build_run(in_process, inputs, judge, run, display, first_step=1) as parts,  # type: ignore[arg-type]
+            build_run(in_process, inputs, judge, run, display, first_step=1) as training_run,  # type: ignore[arg-type]
         ):
-            parts.engine, parts.stop = StoppableEngine(parts.engine, request), request
-            change(parts)
-            train_state = restore(parts, checkpoint) if checkpoint else TrainState()
+            training_run.stop, training_run.config = request, config
+            change(training_run)
+            if checkpoint:
+                restore(training_run, checkpoint)
             try:
-                one_step_off.train(config, parts, train_state)
+                one_step_off.train(training_run)
             finally:
-                parts.tracker.close()
-    return train_state
+                training_run.tracker.close()
+    return training_run.state
 
 
 def main(arguments: Sequence[str]) -> None:

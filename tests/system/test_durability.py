@@ -22,7 +22,7 @@ from dapo.telemetry.console import ProgressDisplay
 from dapo.telemetry.sinks import JsonlSink
 from dapo.training.checkpoint_store import StorageError
 from dapo.training.run_directory import RunDirectory
-from dapo.training.signals import Interrupted, StoppableEngine, StopRequest
+from dapo.training.signals import Interrupted, StopRequest
 from dapo.training.state import Run, TrainState
 from dapo.training.train import train
 from dapo.types import GenerationRequest
@@ -112,7 +112,7 @@ class TestSignals:
         request.check()
         request.signum = signal.SIGTERM
         with pytest.raises(Interrupted, match=r"^stopped by SIGTERM$") as error:
-            StoppableEngine(None, request).poll()  # type: ignore[arg-type]
+            request.check()
         assert error.value.exit_code == 143
 
 
@@ -133,17 +133,17 @@ def new_run(config: Config, path: Path) -> Iterator[Run]:
     inputs = read_inputs(config)
     with open_judge(config) as judge:
         run = RunDirectory.create(path, dump_config(config), {})
-        with run.lock(), build_run(config, inputs, judge, run, ProgressDisplay(4), first_step=1) as parts:
-            yield parts
-            parts.tracker.close()
+        with run.lock(), build_run(config, inputs, judge, run, ProgressDisplay(4), first_step=1) as training_run:
+            yield training_run
+            training_run.tracker.close()
 
 
 class TestStepsThatFail:
     def fail_in_update(self, path: Path, number: int, config: Config, *, skip: Sequence[int] = ()) -> TrainState:
         """Train until the `number`-th update, counted over all steps, raises; those in `skip` come to nothing."""
-        train_state, count = TrainState(), 0
-        with new_run(config, path) as parts:
-            policy = parts.policy
+        count = 0
+        with new_run(config, path) as training_run:
+            policy = training_run.policy
 
             def update(minibatch: Any, *, step: int) -> dict[str, float]:
                 nonlocal count
@@ -152,10 +152,10 @@ class TestStepsThatFail:
                     raise NumericsError("the gradient norm was not finite")
                 return {"optim/skipped": 1.0} if count in skip else policy.update(minibatch, step=step)
 
-            parts.policy = PartWithOverrides(policy, update=update)  # type: ignore[assignment]
+            training_run.policy = PartWithOverrides(policy, update=update)  # type: ignore[assignment]
             with pytest.raises(NumericsError):
-                train(config, parts, train_state)
-        return train_state
+                train(training_run)
+        return training_run.state
 
     def test_half_a_steps_updates_are_never_saved(
         self, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -163,7 +163,7 @@ class TestStepsThatFail:
         run = tmp_path / "run"
         self.fail_in_update(run, 6, tiny(*STEPS))  # the second update of step 3
         printed = capsys.readouterr().out
-        assert "step 3 broke off in the middle of its updates; nothing of it is kept\n" in printed
+        assert "step 3 ended in the middle of its updates; nothing of it is kept\n" in printed
         assert f"saved: step 2 of 4; continue with: dapo resume {run}\n" in printed
         assert saved_steps(run) == ["step_000002"]
         assert_ends_like(run, whole)
@@ -181,18 +181,19 @@ class TestStepsThatFail:
         assert_ends_like(run, whole)
 
     def test_a_step_whose_evaluation_is_interrupted_is_saved_and_evaluated_later(self, whole: Path, tmp_path: Path):
-        run, train_state, request = tmp_path / "run", TrainState(), StopRequest()
-        with new_run(tiny(*STEPS), run) as parts:
-            engine = parts.engine
+        run = tmp_path / "run"
+        with new_run(tiny(*STEPS), run) as training_run:
+            engine = training_run.sampling.engine
 
             def submit(requests: Sequence[GenerationRequest]) -> None:
                 engine.submit(requests)
-                if train_state.step == 3 and train_state.unlogged is not None:  # trained, and not yet evaluated
-                    request.signum = signal.SIGTERM
+                state = training_run.state
+                if state.step == 3 and state.unlogged is not None:  # trained, and not yet evaluated
+                    training_run.stop.signum = signal.SIGTERM
 
-            parts.engine = StoppableEngine(PartWithOverrides(engine, submit=submit), request)  # type: ignore[arg-type]
+            training_run.sampling.engine = PartWithOverrides(engine, submit=submit)  # type: ignore[assignment]
             with pytest.raises(Interrupted):
-                train(tiny(*STEPS), parts, train_state)
+                train(training_run)
         assert [row["step"] for row in metrics(run)] == [0, 1, 2]
         assert saved_steps(run) == ["step_000002", "step_000003"]
         resume_run(run, ["train.num_steps=3"])  # writes step 3 again, now whole
@@ -207,10 +208,10 @@ class TestStepsThatFail:
         def gone(*args: object) -> None:
             raise RewardError("the verifier is gone")
 
-        with new_run(config, run) as parts:
-            parts.judge = PartWithOverrides(parts.judge, submit=gone)  # type: ignore[assignment]
+        with new_run(config, run) as training_run:
+            training_run.sampling.judge = PartWithOverrides(training_run.sampling.judge, submit=gone)  # type: ignore[assignment]
             with pytest.raises(RewardError):
-                train(config, parts, TrainState())
+                train(training_run)
         assert f"nothing is saved yet; continue with: dapo resume {run}\n" in capsys.readouterr().out
         assert_ends_like(run, whole)
 

@@ -7,7 +7,7 @@ from dapo.types import Generation, Group, Problem, Verdict
 def metrics_of(*verdicts):
     generations = tuple(Generation(str(i), (1,), (0.0,), "stop", 0) for i in range(len(verdicts)))
     group = Group(Problem("1", "Q", "A"), (1,), generations, verdicts)
-    return rollout_metrics([(group, "trained")], {"trained": 1}, {"trained": 2}, {}, shortfall=0)
+    return rollout_metrics([(group, "trained")], {"trained": 1}, {"trained": 2}, shortfall=0)
 
 
 def test_each_component_is_averaged_over_the_responses_to_which_it_applied():

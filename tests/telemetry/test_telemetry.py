@@ -358,7 +358,7 @@ class TestRollouts:
     def test_a_row_with_other_columns_is_refused_by_name(self, tmp_path):
         row = self.row(extra=1)
         del row["outcome"]
-        with pytest.raises(ValueError, match=r"these differ: \['extra', 'fate'\]"):
+        with pytest.raises(ValueError, match=r"these differ: \['extra', 'outcome'\]"):
             write_rollouts(tmp_path / "t", [row])
 
     def test_an_interrupted_write_leaves_the_old_table_and_nothing_else(self, tmp_path):

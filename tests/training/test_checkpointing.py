@@ -76,10 +76,16 @@ def test_a_run_that_has_lost_its_trainer_waits_for_the_checkpoint_at_work(run: R
     messages: list[str] = []
     writer, may_end = CheckpointWriter(run, log=messages.append), threading.Event()
     writer.start(2, save(run, 2, lambda d: (may_end.wait(10), (d / "w").write_text("2"))))
-    parts: Any = SimpleNamespace(checkpoints=writer, directory=run, tracker=SimpleNamespace(message=messages.append))
+    training_run: Any = SimpleNamespace(
+        config=tiny("train.num_steps=5"),
+        state=TrainState(step=3, unlogged=None),
+        checkpoints=writer,
+        directory=run,
+        tracker=SimpleNamespace(message=messages.append),
+    )
     release = threading.Timer(0.2, may_end.set)
     release.start()
-    save_after_failure(tiny("train.num_steps=5"), parts, TrainState(step=3, unlogged=None), TrainerLost("gone"))
+    save_after_failure(training_run, TrainerLost("gone"))
     release.join()
     assert [path.name for path in run.checkpoints.iterdir()] == ["step_000002"]
     assert messages == [f"saved: step 2 of 5; continue with: dapo resume {run.path}"]

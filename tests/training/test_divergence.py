@@ -25,7 +25,7 @@ from dapo.telemetry.console import ProgressDisplay
 from dapo.training.divergence import sampled_entropy
 from dapo.training.rollout import Batch
 from dapo.training.run_directory import RunDirectory
-from dapo.training.state import Run, TrainState
+from dapo.training.state import Run
 from dapo.training.train import train
 from dapo.types import Generation, GenerationRequest, Group, Problem, Sample, Verdict
 from helpers.paths import TINY
@@ -49,15 +49,15 @@ def checkpoints(run: Path) -> dict[str, dict[str, torch.Tensor]]:
 
 @contextmanager
 def open_run(config: Config, path: Path) -> Iterator[Run]:
-    """A run's parts, into which a test may put its own."""
+    """A run, parts of which a test may replace."""
     run = RunDirectory.create(path, "", {})
     with InlineJudge(config.reward.verifier) as judge:
         display = ProgressDisplay(config.train.num_steps)
-        with build_run(config, read_inputs(config), judge, run, display, first_step=1) as parts:  # type: ignore[arg-type]
+        with build_run(config, read_inputs(config), judge, run, display, first_step=1) as training_run:  # type: ignore[arg-type]
             try:
-                yield parts
+                yield training_run
             finally:
-                parts.tracker.close()
+                training_run.tracker.close()
 
 
 # truncated importance sampling
@@ -226,16 +226,15 @@ def test_a_policy_of_nan_is_neither_sampled_from_nor_saved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], finished_steps: int
 ):
     config = tiny("train.save_every=1")
-    with open_run(config, tmp_path / "run") as parts:
+    with open_run(config, tmp_path / "run") as training_run:
         if finished_steps:
-            train(tiny(f"train.num_steps={finished_steps}"), parts, train_state := TrainState())
-            train_state.is_saved = False
-        else:
-            train_state = TrainState()
-        set_weights(parts.policy, math.nan)
-        train_state.engine_version = None
+            training_run.config = tiny(f"train.num_steps={finished_steps}")
+            train(training_run)
+            training_run.config, training_run.state.is_saved = config, False
+        set_weights(training_run.policy, math.nan)
+        training_run.state.engine_version = None
         with pytest.raises(NumericsError, match="neither saved nor sampled from"):
-            train(config, parts, train_state)
+            train(training_run)
     kept = checkpoints(tmp_path / "run")
     assert all(tensor.isfinite().all() for weights in kept.values() for tensor in weights.values())
     output = capsys.readouterr().out
@@ -332,9 +331,11 @@ def test_over_the_limit_the_run_warns_or_corrects(
 ):
     overrides = [f"loss.engine_correction={correction}", f"train.minibatch_groups={minibatch_groups}"]
     config = tiny("train.num_steps=2", "model.dtype=float64", *overrides)
-    with open_run(config, tmp_path / "run") as parts:
-        parts.engine = AlteredEngine(parts.engine, lambda g: replace(g, logprobs=tuple(p - 0.5 for p in g.logprobs)))
-        train(config, parts, TrainState())
+    with open_run(config, tmp_path / "run") as training_run:
+        training_run.sampling.engine = AlteredEngine(
+            training_run.sampling.engine, lambda g: replace(g, logprobs=tuple(p - 0.5 for p in g.logprobs))
+        )
+        train(training_run)
     output, rows = capsys.readouterr().out, metrics(tmp_path / "run")
     assert [row["rollout/engine_logprob_gap_mean"] for row in rows] == pytest.approx([0.5, 0.5])
     warning = "sampler and trainer differ by 0.5 nats per token on average (more than 0.1)"
@@ -348,8 +349,8 @@ def test_with_an_engine_that_agrees_a_corrected_run_is_the_plain_one_within_roun
     ends: list[dict[str, torch.Tensor]] = []
     for correction in ("none", "tis"):
         config = tiny("train.num_steps=2", "model.dtype=float64", f"loss.engine_correction={correction}")
-        with open_run(config, tmp_path / correction) as parts:
-            train(config, parts, TrainState())
+        with open_run(config, tmp_path / correction) as training_run:
+            train(training_run)
         ends += checkpoints(tmp_path / correction).values()
     assert_close(*ends, relative=1e-9)
 
@@ -369,14 +370,14 @@ def test_nothing_that_an_engine_got_wrong_is_trained_on_and_the_step_before_is_s
     tmp_path: Path, nonsense: Callable[[Generation], Generation], message: str
 ):
     config = tiny("train.num_steps=2")
-    with open_run(config, tmp_path / "sound") as parts:
-        train(config, parts, TrainState())
+    with open_run(config, tmp_path / "sound") as training_run:
+        train(training_run)
     config = tiny("train.num_steps=5")
-    with open_run(config, tmp_path / "run") as parts:
-        altered = AlteredEngine(parts.engine, lambda g: nonsense(g) if g.version == 2 else g)
-        parts.engine = CheckedEngine(altered, vocabulary=1000)
+    with open_run(config, tmp_path / "run") as training_run:
+        altered = AlteredEngine(training_run.sampling.engine, lambda g: nonsense(g) if g.version == 2 else g)
+        training_run.sampling.engine = CheckedEngine(altered, vocabulary=1000)
         with pytest.raises(EngineError, match=message):
-            train(config, parts, TrainState())
+            train(training_run)
     assert [row["step"] for row in metrics(tmp_path / "run")] == [1, 2]
     reference, saved = checkpoints(tmp_path / "sound"), checkpoints(tmp_path / "run")
     assert reference.keys() == saved.keys() == {"step_000002"}

@@ -31,11 +31,12 @@ from dapo.telemetry.rollout_table import read_rollouts
 from dapo.telemetry.sinks import JsonlSink, Tracker
 from dapo.training import one_step_off
 from dapo.training.checkpointing import restore
+from dapo.training.dynamic_sampling import OUTCOMES, DynamicSampler
 from dapo.training.prefetched_batch import PrefetchedBatch, read_prefetched_batch, write_prefetched_batch
-from dapo.training.rollout import OUTCOMES, Batch, DynamicSampler, sampling_plan
+from dapo.training.rollout import Batch, Sampling, SamplingStart, sampling_plan
 from dapo.training.run_directory import RunDirectory
-from dapo.training.signals import Interrupted, StoppableEngine
-from dapo.training.state import Run, TrainablePolicy, TrainState
+from dapo.training.signals import Interrupted
+from dapo.training.state import Run, TrainablePolicy
 from dapo.types import Generation, GenerationRequest, Group, Problem, Sample, Verdict
 from examples.minimal_dapo import Group as MinimalGroup
 from examples.minimal_dapo import MinimalDapo
@@ -146,35 +147,38 @@ def scripted_run(
     *overrides: str,
     engine: RolloutEngine | None = None,
     policy: TrainablePolicy | None = None,
-    change: Callable[[Run], None] = lambda parts: None,
-) -> tuple[Run, TrainState]:
+    change: Callable[[Run], None] = lambda training_run: None,
+) -> Run:
     """A run to its end, or on from where it stands."""
     config = async_config(*SCRIPTED, *overrides)
     run = RunDirectory(path) if path.exists() else RunDirectory.create(path, dump_config(config), {})
     checkpoint = run.latest_checkpoint(warn=print)
-    parts = Run(
-        stream=ProblemStream(problems(60), seed=0),
-        engine=engine or ScriptedEngine(random_script),
-        judge=FakeJudge(),
-        policy=policy or CountingPolicy(),
-        sampler=DynamicSampler(
-            prompts_per_step=config.rollout.prompts_per_step, max_groups_per_step=config.max_groups_per_step
+    training_run = Run(
+        config=config,
+        sampling=Sampling(
+            stream=ProblemStream(problems(60), seed=0),
+            engine=engine or ScriptedEngine(random_script),
+            judge=FakeJudge(),
+            sampler=DynamicSampler(
+                prompts_per_step=config.rollout.prompts_per_step, max_groups_per_step=config.max_groups_per_step
+            ),
+            encoder=FakeEncoder(),
+            plan=sampling_plan(config, (END,)),
         ),
-        encoder=FakeEncoder(),
-        plan=sampling_plan(config, (END,)),
+        policy=policy or CountingPolicy(),
         tracker=Tracker([JsonlSink(run.metrics)], ProgressDisplay(config.train.num_steps)),
-        run=run,
+        directory=run,
     )
-    change(parts)
-    parts.engine = StoppableEngine(parts.engine, parts.stop)
-    train_state = restore(parts, checkpoint) if checkpoint else TrainState()
+    change(training_run)
+    if checkpoint:
+        restore(training_run, checkpoint)
     try:
-        one_step_off.train(config, parts, train_state)
+        one_step_off.train(training_run)
     finally:
-        parts.checkpoints.settle(wait=True)
-        parts.tracker.close()
+        training_run.checkpoints.settle(wait=True)
+        training_run.tracker.close()
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("dapo-batch")]
-    return parts, train_state
+    return training_run
 
 
 def versions(run: Path) -> list[set[int]]:
@@ -208,9 +212,9 @@ class TestWhatIsSampledWhen:
     def test_evaluations_have_the_newest_weights_and_the_engine_for_themselves(self, tmp_path: Path):
         engine = RequestLoggingEngine()
 
-        def with_evaluation(parts: Run) -> None:
-            parts.held_out = problems(3)
-            parts.eval_plan = EvaluationPlan("held_out", 2, 1.0, 1.0, 12, (END,), 0)
+        def with_evaluation(training_run: Run) -> None:
+            training_run.held_out = problems(3)
+            training_run.eval_plan = EvaluationPlan("held_out", 2, 1.0, 1.0, 12, (END,), 0)
 
         scripted_run(tmp_path / "run", "train.eval_every=2", engine=engine, change=with_evaluation)
         assert engine.notes == [
@@ -241,12 +245,12 @@ class TestWhatIsSampledWhen:
 
     def test_everything_generated_is_accounted_for_and_every_problem_is_met_once(self, tmp_path: Path):
         engine = ScriptedEngine(random_script, slots=6)
-        _, train_state = scripted_run(tmp_path / "run", engine=engine)
+        state = scripted_run(tmp_path / "run", engine=engine).state
         rows = metrics(tmp_path / "run")
         for row in rows:
             for kind in ("groups", "tokens"):
                 assert row[f"rollout/{kind}_generated"] == sum(row[f"rollout/{kind}_{outcome}"] for outcome in OUTCOMES)
-        assert train_state.tokens_generated == sum(row["rollout/tokens_generated"] for row in rows)
+        assert state.tokens_generated == sum(row["rollout/tokens_generated"] for row in rows)
         assert sum(row["rollout/groups_excess"] + row["rollout/groups_aborted"] for row in rows) > 0
         assert decided_positions(tmp_path / "run") == list(range(len(decided_positions(tmp_path / "run"))))
 
@@ -437,19 +441,27 @@ class TestResuming:
         )
         judged = tuple(
             (
-                Group(stream.problem_at(position), (position, 7), generations, verdicts, id=position, texts=texts),
+                Group(
+                    stream.problem_at(position),
+                    (position, 7),
+                    generations,
+                    verdicts,
+                    id=position,
+                    texts=texts,
+                    rewards=(0.7, None, -1 / 3),
+                ),
                 outcome,
             )
             for position, outcome in ((2, "trained"), (3, "invalid"), (4, "trained"), (5, "excess"))
         )
         counts = {outcome: i for i, outcome in enumerate(OUTCOMES)}
         batch = Batch((judged[0][0], judged[2][0]), judged, counts, dict(counts), 2, reason="all wrong", epoch=1)
-        prefetched_batch = PrefetchedBatch(
-            4, batch, 2, {"kept": 0.1 + 0.2, "decided": 3.0, "errors": [None, ["e", "p", "r"]]}
-        )
+        sampler = {"kept": 0.1 + 0.2, "decided": 3.0, "errors": [None, ["e", "p", "r"]]}
+        prefetched_batch = PrefetchedBatch(batch, SamplingStart(4, 2, sampler))
         write_prefetched_batch(tmp_path, prefetched_batch)
         found = read_prefetched_batch(tmp_path, stream)
         assert found == prefetched_batch
+        assert found.batch.groups[0].rewards == (0.7, None, -1 / 3)
         assert [type(token) for token in found.batch.groups[0].generations[2].token_ids] == [int, int]
         # answers and components do not count in a verdict's equality
         assert found.batch.judged[0][0].verdicts[0].answer == "7"
@@ -597,10 +609,10 @@ class TestFailures:
     ):
         run, policy, go_on = tmp_path / "run", CountingPolicy(), threading.Event()
 
-        def with_signal(parts: Run) -> None:
+        def with_signal(training_run: Run) -> None:
             def signal_comes(updates: int) -> None:
                 if updates == (2 if moment == "before" else 3):
-                    parts.stop.signum = signal.SIGTERM
+                    training_run.stop.signum = signal.SIGTERM
                     go_on.set()
 
             policy.before_updates = signal_comes if moment == "before" else policy.before_updates

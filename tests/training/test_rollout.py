@@ -14,8 +14,8 @@ from dapo.core.errors import EngineError, RewardError, ShortfallError, VerifierF
 from dapo.core.rng import keyed_uniforms
 from dapo.data.stream import ProblemStream
 from dapo.engines.scripted import ScriptedEngine
-from dapo.rewards.workers.error_window import RollingErrorRate
-from dapo.training.rollout import Batch, DynamicSampler, collect, require_groups, sampling_plan
+from dapo.training.dynamic_sampling import DynamicSampler, RollingErrorRate
+from dapo.training.rollout import Batch, Sampling, collect, require_groups, sampling_plan
 from dapo.types import Generation, GenerationRequest, Group, Verdict
 from helpers.fake_rollout import (
     BROKEN,
@@ -45,7 +45,7 @@ def by_group(marks: Callable[[int], str]) -> Callable[[GenerationRequest], tuple
 
 
 def run(stream: ProblemStream, engine: ScriptedEngine, chosen: DynamicSampler, *, step: int = 1, **kw: int) -> Batch:
-    return collect(stream, engine, FakeJudge(), chosen, FakeEncoder(), plan(**kw), step=step)
+    return collect(Sampling(stream, engine, FakeJudge(), chosen, FakeEncoder(), plan(**kw)), step=step)
 
 
 def assert_account_adds_up(batch: Batch, engine: ScriptedEngine) -> None:
@@ -275,7 +275,9 @@ def test_a_least_response_length_reaches_every_request():
         }
     )
     engine = ScriptedEngine(random_script)
-    collect(in_order(50), engine, FakeJudge(), sampler(), FakeEncoder(), sampling_plan(config, (END,)), step=1)
+    stop_ids = (END,)
+    sampling = Sampling(in_order(50), engine, FakeJudge(), sampler(), FakeEncoder(), sampling_plan(config, stop_ids))
+    collect(sampling, step=1)
     assert {(r.min_new_tokens, r.max_new_tokens) for r in engine.submitted} == {(7, 9)}
 
 

@@ -1,9 +1,11 @@
 """From groups to samples: shaped rewards, advantages, masks, minibatches."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from dapo.config import Config, load_config
-from dapo.training.samples import minibatches, with_advantages
+from dapo.training.samples import minibatches, shaped_reward, with_advantages
 from dapo.types import Finish, Generation, Group, Problem, Verdict
 from helpers.paths import TINY
 
@@ -12,7 +14,7 @@ def config(*overrides: str) -> Config:
     return load_config(TINY, overrides)
 
 
-def group(*responses: tuple[int, bool | None], position: int = 0) -> Group:
+def group(*responses: tuple[int, bool | None], position: int = 0, overrides: Sequence[str] = ()) -> Group:
     """From lengths and verdicts; None is a verdict with an error, length 8 is truncated."""
 
     def generation(length: int) -> Generation:
@@ -20,9 +22,9 @@ def group(*responses: tuple[int, bool | None], position: int = 0) -> Group:
         return Generation("r", (5,) * length, (-1.0,) * length, finish, 0)
 
     verdicts = [Verdict(None, 0.0, "died") if v is None else Verdict(v, 1.0 if v else -1.0) for _, v in responses]
-    return Group(
-        Problem("p", "?", "!"), (1, 2), tuple(generation(n) for n, _ in responses), tuple(verdicts), id=position
-    )
+    generations = tuple(generation(n) for n, _ in responses)
+    rewards = tuple(shaped_reward(g, v, config(*overrides)) for g, v in zip(generations, verdicts, strict=True))
+    return Group(Problem("p", "?", "!"), (1, 2), generations, tuple(verdicts), id=position, rewards=rewards)
 
 
 def test_rewards_are_the_score_plus_equation_13_and_advantages_sum_to_zero():
@@ -46,7 +48,9 @@ def test_a_response_without_a_verdict_neither_trains_nor_counts():
 
 
 def test_overlong_filter_masks_truncated_responses_which_still_count_in_the_mean():
-    samples = with_advantages([group((3, True), (8, False), (3, False))], config("overlong.mode=filter"))
+    samples = with_advantages(
+        [group((3, True), (8, False), (3, False), overrides=["overlong.mode=filter"])], config("overlong.mode=filter")
+    )
     assert [sample.reward for sample in samples] == [1.0, -1.0, -1.0]
     assert [sample.mask for sample in samples] == [(True,) * 3, (False,) * 8, (True,) * 3]
     assert samples[0].advantage == pytest.approx(1.1547, abs=1e-4)

@@ -1,8 +1,9 @@
-"""What each command does, from reading its inputs to telling the result."""
+"""`dapo train`, `dapo resume` and `dapo export`: from reading the inputs to printing the result."""
 
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import count, zip_longest
 from pathlib import Path
@@ -31,13 +32,13 @@ from dapo.training import one_step_off
 from dapo.training.checkpoint_store import describe, disk_errors_as_storage_error
 from dapo.training.checkpointing import is_logged, restore
 from dapo.training.run_directory import RunDirectory, default_run_path, make_manifest, refuse_existing_run, step_of
-from dapo.training.signals import Interrupted, StoppableEngine, signals_as_requests
-from dapo.training.state import Run, TrainState
-from dapo.training.train import read_evaluations, summarise, train
+from dapo.training.signals import Interrupted, signals_as_requests
+from dapo.training.state import Run
+from dapo.training.train import train
 
 SHOWN_SAMPLES = 3
 """Responses that the final report shows from before and after training."""
-SCHEDULES: Mapping[str, Callable[[Config, Run, TrainState], None]] = {"sync": train, "one_step_off": one_step_off.train}
+SCHEDULES: Mapping[str, Callable[[Run], None]] = {"sync": train, "one_step_off": one_step_off.train}
 
 
 def start_run(config: Config, *, run_dir: Path | None, config_name: str) -> None:
@@ -49,65 +50,66 @@ def start_run(config: Config, *, run_dir: Path | None, config_name: str) -> None
     with open_judge(config) as judge:
         started = datetime.now(UTC)
         manifest = make_manifest(sys.argv, seed=config.train.seed, started=started, gpus=gpu_names())
-        run = RunDirectory.create(path, dump_config(config), manifest)
-        with disk_errors_as_storage_error(), run.lock():
-            run_training(config, inputs, judge, run)
+        directory = RunDirectory.create(path, dump_config(config), manifest)
+        with disk_errors_as_storage_error(), directory.lock():
+            run_training(config, inputs, judge, directory)
 
 
 def resume_run(path: Path, overrides: Sequence[str]) -> None:
-    """`dapo resume`: continue from the newest whole checkpoint, with the options of the run."""
-    run = RunDirectory.open(path)
-    config = resolve_auto(load_config(run.config, overrides))
-    with disk_errors_as_storage_error(), run.lock():
+    """`dapo resume`: continue from the newest complete checkpoint, with the options of the run."""
+    directory = RunDirectory.open(path)
+    config = resolve_auto(load_config(directory.config, overrides))
+    with disk_errors_as_storage_error(), directory.lock():
         inputs = read_inputs(config)
         with open_judge(config) as judge:
-            run_training(config, inputs, judge, run)
+            run_training(config, inputs, judge, directory)
 
 
-def run_training(config: Config, inputs: Inputs, judge: VerifierPool, run: RunDirectory) -> None:
-    """Train to the end, then show what came of it; where a trainer rank is lost, go back to the newest checkpoint."""
+def run_training(config: Config, inputs: Inputs, judge: VerifierPool, directory: RunDirectory) -> None:
+    """Train to the end and print what came of it; where a trainer rank is lost, go back to the newest checkpoint."""
     limit = config.distributed.max_restarts
     for restarts in count():
         try:
-            train_from_latest_checkpoint(config, inputs, judge, run)
+            with open_run(config, inputs, judge, directory) as run:
+                SCHEDULES[config.schedule](run)
             break
         except TrainerLost as error:
             if restarts == limit:
                 raise TrainerLost(
                     f"{error}; the run has gone back to its last checkpoint {restarts} times "
-                    f"(distributed.max_restarts); continue it with: dapo resume {shlex.quote(str(run.path))}"
+                    f"(distributed.max_restarts); continue it with: dapo resume {shlex.quote(str(directory.path))}"
                 ) from error
             warn(f"{error}; the run goes back to its last checkpoint by itself, time {restarts + 1} of {limit}")
-    report(config, run)
+    report(config, directory)
 
 
-def train_from_latest_checkpoint(config: Config, inputs: Inputs, judge: VerifierPool, run: RunDirectory) -> None:
-    """Train from the newest checkpoint (or the beginning) to the end."""
-    run.clear_leftovers()
-    checkpoint = run.latest_checkpoint(warn=warn)
-    first_step = step_of(checkpoint) + 1 if checkpoint else 1
+@contextmanager
+def open_run(config: Config, inputs: Inputs, judge: VerifierPool, directory: RunDirectory) -> Iterator[Run]:
+    """A run at its newest checkpoint (or its beginning); signals ask it to stop; its summary is written at the end."""
+    directory.clear_leftovers()
+    checkpoint = directory.latest_checkpoint(warn=warn)
+    step = step_of(checkpoint) if checkpoint else 0
     if checkpoint:
-        run.cut_after(step_of(checkpoint), is_logged=is_logged(checkpoint))
-        run.drop_old_checkpoints(
-            step_of(checkpoint), config.train.keep_checkpoints, keep_best=True
-        )  # which a kill may have come before
+        directory.cut_after(step, is_logged=is_logged(checkpoint))
+        # a kill may have come before the old ones were dropped
+        directory.drop_old_checkpoints(step, config.train.keep_checkpoints, keep_best=True)
     else:
-        run.cut_after(-1)
-    display = ProgressDisplay(config.train.num_steps, first_step=first_step)
+        directory.cut_after(-1)
+    display = ProgressDisplay(config.train.num_steps, first_step=step + 1)
     with (
-        signals_as_requests() as request,
-        build_run(config, inputs, judge, run, display, first_step=first_step) as parts,
+        signals_as_requests() as stop,
+        build_run(config, inputs, judge, directory, display, first_step=step + 1) as run,
     ):
-        parts.engine, parts.stop = StoppableEngine(parts.engine, request), request
-        for note in inputs.notes:
-            parts.tracker.message(note)
-        parts.tracker.message(f"writing to {run.path}")
-        train_state = restore(parts, checkpoint) if checkpoint else TrainState()
-        if config.schedule == "sync":  # the run may have had another, whose next batch is stale
-            one_step_off.requeue(parts, train_state)
+        run.stop = stop
+        for note in [*inputs.notes, f"writing to {directory.path}"]:
+            run.tracker.message(note)
+        if checkpoint:
+            restore(run, checkpoint)
+        if config.schedule == "sync":  # the run may have had another, whose prefetched batch is stale
+            one_step_off.requeue(run)
         reason = "failed"
         try:
-            SCHEDULES[config.schedule](config, parts, train_state)
+            yield run
             reason = "finished"
         except Interrupted as error:
             reason = f"interrupted: {error}"
@@ -116,43 +118,59 @@ def train_from_latest_checkpoint(config: Config, inputs: Inputs, judge: Verifier
             reason = f"{type(error).__name__}: {error}"
             raise
         finally:
-            close_run(parts, train_state, reason)
+            close_run(run, reason)
 
 
-def close_run(parts: Run, train_state: TrainState, reason: str) -> None:
-    """Close the trackers and write summary.json; a disk that takes nothing more must not hide why the run ended."""
+def close_run(run: Run, reason: str) -> None:
+    """Close the trackers and write summary.json; a full disk must not hide why the run ended."""
+    evaluations = [
+        {name: value for name, value in evaluation.items() if name != "table"}
+        for evaluation in run.directory.evaluations()
+    ]
     try:
-        parts.tracker.close()
-        parts.directory.write_summary(summarise(parts, train_state, exit_reason=reason))
+        run.tracker.close()
+        run.directory.write_summary(
+            {
+                "steps": run.state.step,
+                "wall_s": round(run.state.wall_s, 3),
+                "tokens_generated": run.state.tokens_generated,
+                "tokens_trained": run.state.tokens_trained,
+                "eval_first": evaluations[0] if evaluations else None,
+                "eval_last": evaluations[-1] if evaluations else None,
+                "exit_reason": reason,
+            }
+        )
     except OSError as error:
         warn(f"the summary could not be written: {describe(error)}")
 
 
 def warn(text: str) -> None:
-    """To the standard error."""
+    """Print a warning to the standard error."""
     print(f"warning: {text}", file=sys.stderr)
 
 
-def report(config: Config, run: RunDirectory) -> None:
+def report(config: Config, directory: RunDirectory) -> None:
     """The end of a run, for a person: before and after, responses, curves, where everything lies."""
     plot_curves(
-        run.metrics, run.curves, title=f"{config.model.name}, {config.preset} on {spec_name(config.data.train)}"
+        directory.metrics,
+        directory.curves,
+        title=f"{config.model.name}, {config.preset} on {spec_name(config.data.train)}",
     )
-    evaluations = read_evaluations(run)
-    newest = run.latest_checkpoint(warn=warn)
+    evaluations = directory.evaluations()
+    newest = directory.latest_checkpoint(warn=warn)
     final_report(
         Console(),
         before=evaluations[0] if evaluations else None,
         after=evaluations[-1] if evaluations else None,
         samples=compared_responses(evaluations, SHOWN_SAMPLES),
         files={
-            "curves": run.curves,
-            "metrics, a line a step": run.metrics,
-            "every judged response": run.path / "rollouts",
-            "evaluations": run.path / "eval",
+            "curves": directory.curves,
+            "metrics, one line per step": directory.metrics,
+            "every judged response": directory.path / "rollouts",
+            "evaluations": directory.path / "eval",
             "checkpoint": newest,
-            "evaluate it": f"dapo eval {run.path} --data builtin:gcd",
-            "export it": f"dapo export {run.path} my-model",
+            "evaluate it": f"dapo eval {directory.path} --data builtin:gcd",
+            "export it": f"dapo export {directory.path} my-model",
         },
     )
 

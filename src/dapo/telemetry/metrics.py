@@ -34,7 +34,6 @@ def rollout_metrics(
     decided: Sequence[tuple[Group, str]],
     group_counts: Mapping[str, int],
     token_counts: Mapping[str, int],
-    rewards: Mapping[int, Sequence[float]],
     *,
     shortfall: int,
 ) -> dict[str, float]:
@@ -45,7 +44,6 @@ def rollout_metrics(
             many groups were in flight when the batch closed.
         group_counts: The number of groups by outcome, of everything generated.
         token_counts: The number of response tokens by outcome, of everything generated.
-        rewards: The shaped rewards of a group's responses with a verdict, by group id.
         shortfall: The number of groups missing from a full batch.
     """
     groups = [group for group, _ in decided]
@@ -54,8 +52,10 @@ def rollout_metrics(
     valid = [verdict for verdict in verdicts if verdict.error is None]
     lengths = [len(generation.token_ids) for generation in generations]
     outcomes = [outcome for _, outcome in decided]
-    shaped = [reward for group in groups for reward in rewards.get(group.id, ())]
-    trained = [reward for group, outcome in decided if outcome == "trained" for reward in rewards.get(group.id, ())]
+    shaped = [reward for group in groups for reward in group.rewards if reward is not None]
+    trained = [
+        reward for group, outcome in decided if outcome == "trained" for reward in group.rewards if reward is not None
+    ]
     metrics: dict[str, float] = {
         "reward/mean": _mean(shaped),
         "reward/trained_mean": _mean(trained),

@@ -1,14 +1,12 @@
-"""When a run's state is saved, what belongs to it, and how it is put back."""
+"""When a run's state is saved, what a checkpoint holds, and how a run is restored from it."""
 
 import json
 import math
 import shlex
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dapo.config import Config
 from dapo.core.errors import DapoError, NumericsError, TrainerLost
 from dapo.core.files import atomic_write_json
 from dapo.training.checkpoint_store import StorageError
@@ -17,106 +15,102 @@ from dapo.training.state import Run, TrainState
 
 STATE_FILE = "state.json"
 PROBLEM_STATS_FILE = "problems.json"
-"""Of a checkpoint, and as of the newest one in the run directory."""
+"""Statistics per problem: in each checkpoint, and a copy of the newest in the run directory."""
 
 
-def save_when_due(config: Config, run: Run, train_state: TrainState) -> None:
-    """Have a checkpoint written beside training after every `save_every`-th step, and again where one failed."""
+def save_if_due(run: Run) -> None:
+    """Start a checkpoint in the background after every `train.save_every`-th step, and again where one failed."""
+    config, state = run.config, run.state
     run.checkpoints.settle()
     every = config.train.save_every
-    is_due = bool(every and train_state.step % every == 0) or run.checkpoints.has_failed
-    if is_due and train_state.step < config.train.num_steps:
-        run.tracker.phase("save")
-        run.checkpoints.settle(wait=True)  # the snapshot takes the place of the one before
-        write = run.policy.snapshot()
-        run.checkpoints.start(train_state.step, checkpoint_of(config, run, train_state, write))
-        train_state.is_saved = True
+    is_due = bool(every and state.step % every == 0) or run.checkpoints.has_failed
+    if is_due and state.step < config.train.num_steps:
+        with run.phase("save"):
+            run.checkpoints.settle(wait=True)  # the new snapshot replaces the one that is being written
+            run.checkpoints.start(state.step, checkpoint_of(run, run.policy.snapshot()))
+        state.is_saved = True
 
 
-def save_now(config: Config, run: Run, train_state: TrainState) -> None:
-    """See the last finished step to the disk. Raises StorageError if that fails."""
-    run.tracker.phase("save")
-    run.checkpoints.settle(wait=True)
-    if train_state.is_saved and not run.checkpoints.has_failed:
-        return
-    run.checkpoints.save_now(train_state.step, checkpoint_of(config, run, train_state, run.policy.save))
-    train_state.is_saved = True
+def save_now(run: Run) -> None:
+    """Write the last finished step, and return when it is on disk. Raises StorageError if that fails."""
+    with run.phase("save"):
+        run.checkpoints.settle(wait=True)
+        if not run.state.is_saved or run.checkpoints.has_failed:
+            run.checkpoints.save_now(run.state.step, checkpoint_of(run, run.policy.save))
+            run.state.is_saved = True
 
 
-def checkpoint_of(
-    config: Config, run: Run, train_state: TrainState, write_policy: Callable[[Path], None]
-) -> Callable[[], Path]:
-    """What writes a checkpoint of the state as it is now; the policy's part comes from `write_policy`."""
-    state: dict[str, Any] = {
-        "train_state": train_state.state_dict(),
-        "stream": run.stream.state_dict(),
-        "sampler": run.sampler.state_dict(),
+def checkpoint_of(run: Run, write_policy: Callable[[Path], None]) -> Callable[[], Path]:
+    """A function that writes a checkpoint of the state as it is now; `write_policy` writes the policy's files."""
+    config, directory, state = run.config, run.directory, run.state
+    counts: dict[str, Any] = {
+        "train_state": state.state_dict(),
+        "stream": run.sampling.stream.state_dict(),
+        "sampler": run.sampling.sampler.state_dict(),
     }
-    if train_state.unlogged is not None:
-        state["unlogged"] = train_state.unlogged
-    problem_stats, prefetched_batch = run.problem_stats.state_dict(), train_state.prefetched_batch
-    save = partial(run.directory.save_checkpoint, accuracy=train_state.accuracy, keep_best=True)
-    step = train_state.step
+    if state.unlogged is not None:
+        counts["unlogged"] = state.unlogged
+    step, accuracy, prefetched_batch = state.step, state.accuracy, state.prefetched_batch
+    problem_stats = run.problem_stats.state_dict()
 
-    def write(directory: Path) -> None:
-        write_policy(directory)
-        atomic_write_json(directory / STATE_FILE, state)
-        atomic_write_json(directory / PROBLEM_STATS_FILE, problem_stats)
+    def write(folder: Path) -> None:
+        write_policy(folder)
+        atomic_write_json(folder / STATE_FILE, counts)
+        atomic_write_json(folder / PROBLEM_STATS_FILE, problem_stats)
         if prefetched_batch is not None:
-            write_prefetched_batch(directory, prefetched_batch)
+            write_prefetched_batch(folder, prefetched_batch)
 
-    def save_all() -> Path:
-        path = save(step, write, config.train.keep_checkpoints)
-        atomic_write_json(run.directory.path / PROBLEM_STATS_FILE, problem_stats)
+    def save() -> Path:
+        path = directory.save_checkpoint(step, write, config.train.keep_checkpoints, accuracy=accuracy, keep_best=True)
+        atomic_write_json(directory.path / PROBLEM_STATS_FILE, problem_stats)
         return path
 
-    return save_all
+    return save
 
 
-def save_after_failure(config: Config, run: Run, train_state: TrainState, error: DapoError | OSError) -> None:
-    """Save what is worth it and whole, and tell from where the run will continue.
+def save_after_failure(run: Run, error: DapoError | OSError) -> None:
+    """Save the last finished step if it is worth saving, and log from where the run will continue.
 
-    A step that broke off between its updates leaves a policy that no step of the run ever had: it is not saved, and
-    neither are weights that are not finite, or lost with the processes that held them.
+    A step that ended between its updates leaves a policy that no step of the run ever had: it is not saved. Neither are
+    weights that are not finite, or that were lost with the processes that held them.
     """
-    log = run.tracker.message
+    log, state = run.tracker.message, run.state
     try:
-        if not train_state.is_consistent:
-            log(f"step {train_state.step + 1} broke off in the middle of its updates; nothing of it is kept")
-        if train_state.is_consistent and not train_state.is_new and not isinstance(error, StorageError | TrainerLost):
-            save_now(config, run, train_state)
+        if not state.is_consistent:
+            log(f"step {state.step + 1} ended in the middle of its updates; nothing of it is kept")
+        if state.is_consistent and not state.is_new and not isinstance(error, StorageError | TrainerLost):
+            save_now(run)
         else:
-            run.checkpoints.settle(wait=True)  # what comes next may clear up where it is still at work
+            run.checkpoints.settle(wait=True)  # whoever resumes may clean up the directory that is being written
     except (StorageError, NumericsError, TrainerLost) as another:
         if str(another) != str(error):
             log(str(another))
     newest = run.directory.newest_step()
-    saved = "nothing is saved yet" if newest is None else f"saved: step {newest} of {config.train.num_steps}"
+    saved = "nothing is saved yet" if newest is None else f"saved: step {newest} of {run.config.train.num_steps}"
     log(f"{saved}; continue with: dapo resume {shlex.quote(str(run.directory.path))}")
 
 
-def restore(run: Run, checkpoint: Path) -> TrainState:
-    """Put policy, stream and sampler back to a checkpoint's state; what it holds of the next step comes along."""
+def restore(run: Run, checkpoint: Path) -> None:
+    """Put a run back to the state of a checkpoint, with the next step's batch if the checkpoint holds one."""
     state = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
     run.policy.load(checkpoint)
-    run.stream.load_state_dict(state["stream"])
-    run.sampler.load_state_dict(state["sampler"])
-    if (problem_stats := checkpoint / PROBLEM_STATS_FILE).exists():  # runs of an earlier version kept none
-        run.problem_stats.load_state_dict(json.loads(problem_stats.read_text(encoding="utf-8")))
-        # a kill may have come between the checkpoint and the run's own copy
-        atomic_write_json(run.directory.path / PROBLEM_STATS_FILE, run.problem_stats.state_dict())
-    prefetched_batch = read_prefetched_batch(checkpoint, run.stream)
-    return TrainState(
+    run.sampling.stream.load_state_dict(state["stream"])
+    run.sampling.sampler.load_state_dict(state["sampler"])
+    run.problem_stats.load_state_dict(json.loads((checkpoint / PROBLEM_STATS_FILE).read_text(encoding="utf-8")))
+    # a kill may have come between the checkpoint and the run's own copy
+    atomic_write_json(run.directory.path / PROBLEM_STATS_FILE, run.problem_stats.state_dict())
+    prefetched_batch = read_prefetched_batch(checkpoint, run.sampling.stream)
+    run.state = TrainState(
         **state["train_state"], unlogged=_unlogged(state), prefetched_batch=prefetched_batch, is_saved=True
     )
 
 
 def is_logged(checkpoint: Path) -> bool:
-    """Whether the metrics of a checkpoint's step were written before it was."""
+    """Whether the metrics of a checkpoint's step were written before the checkpoint was."""
     return _unlogged(json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))) is None
 
 
 def _unlogged(state: Mapping[str, Any]) -> dict[str, float] | None:
-    """JSON has no number that is not finite, and null stands for it here as in the metrics."""
+    """JSON has no number that is not finite: null stands for NaN here as in metrics.jsonl."""
     unlogged = state.get("unlogged")
     return unlogged and {name: math.nan if value is None else value for name, value in unlogged.items()}

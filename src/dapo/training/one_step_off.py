@@ -4,30 +4,30 @@ Let theta_s be the policy after s steps, and theta_0 the initial one.
 
     theta_0 samples B_1                                             lines 4 to 8
     for step s = 1 .. S:
-        beside each other
+        at the same time
             theta_{s-1}, in the engine, samples B_{s+1}             lines 4 to 8; not where s = S
             theta_{s-1}, in the trainer, learns from B_s            lines 9 to 11; it becomes theta_s
         evaluate theta_s and save, where due
 
 So from the second step on a batch was sampled by the policy of one step before the one that learns from it: its tokens
 are one step stale, those of the first batch not at all, and none ever more than `MAX_STALENESS`. Where pi is what the
-trainer computes of a token and mu what the engine does:
+trainer computes for a token and mu what the engine does:
 
     ratio       r = pi(theta) / pi(theta_{s-1}), clipped as ever: pi_old is the policy that the step begins with
     correction  w = min(pi(theta_{s-1}) / mu(theta_{s-2}), loss.engine_correction) times the token's loss
 
-The clip bounds how far one step moves the policy, which has nothing to do with who has sampled; that the responses are
-another policy's is what w corrects, truncated so that no token can dominate (`loss.engine_correction: tis`, required).
+The clip bounds how far one step moves the policy, which does not depend on which policy has sampled. That the responses
+are another policy's is what w corrects, truncated so that no token can dominate (`loss.engine_correction: tis`,
+required).
 
-Between two steps nothing is in flight: a step ends when both of its halves have. So an evaluation has the engine for
-itself, with exactly the policy it is to judge, and the state of a run is policy, stream, sampler and the one batch that
-is ahead, which a checkpoint holds. Only stream, engine, judge and sampler change hands: they belong to the thread that
-samples, from its start to its end, and else to the loop.
+Between two steps nothing is in flight: a step ends when both of its halves have. So an evaluation has the engine to
+itself, with exactly the policy that is evaluated, and the state of a run is policy, stream, sampler and the prefetched
+batch, which a checkpoint holds. Only stream, engine, judge and sampler are used by two threads: by the one that samples
+while it runs, and otherwise by the loop.
 
-A step that is given up before its first update gives up both halves: the batch it was to learn from stays ahead. From
-that update on the other half is seen through, signals notwithstanding, because the policy that samples it will be gone.
-If it then fails of itself, the next step has no batch ahead and begins, like the first, by sampling from the newest
-policy.
+A step that fails before its first update undoes both halves: the batch it was to learn from stays prefetched. From that
+update on the other half is finished, signals notwithstanding, because the policy that samples it will be gone. If it
+then fails itself, the next step has no prefetched batch and begins, like the first, by sampling from the newest policy.
 """
 
 import threading
@@ -35,17 +35,17 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from functools import partial
 
-from dapo.config import Config
 from dapo.core.errors import EngineError, ShortfallError
-from dapo.engines.engine import RolloutEngine
-from dapo.telemetry.metrics import StepTimer, staleness_metrics
+from dapo.telemetry.metrics import staleness_metrics
+from dapo.training.checkpointing import save_if_due, save_now
+from dapo.training.divergence import check_divergence
 from dapo.training.prefetched_batch import PrefetchedBatch
-from dapo.training.rollout import collect
-from dapo.training.signals import StoppableEngine
-from dapo.training.state import Run, TrainState
-from dapo.training.train import conclude, prepare, roll_back_sampling_on_failure, run_steps, sync_engine, update_policy
+from dapo.training.rollout import Batch, collect
+from dapo.training.samples import minibatches, with_advantages
+from dapo.training.state import Run
+from dapo.training.step_metrics import evaluate_and_log, report_step, rollouts_in_background
+from dapo.training.train import saved_on_failure
 
 MAX_STALENESS = 1
 """Steps."""
@@ -53,70 +53,67 @@ MAX_STALENESS = 1
 _POLL_INTERVAL_S = 0.5
 
 
-def train(config: Config, run: Run, train_state: TrainState) -> None:
-    """From `progress.step` to `num_steps`. Raises as the synchronous schedule does, with state saved."""
-    run_steps(config, run, train_state, train_step)
+def train(run: Run) -> None:
+    """Train from the run's state to `train.num_steps`; differs from `train.train` in the lines marked with a star.
+
+    Raises DapoError, or OSError from the run directory, where it cannot go on; the state is then saved.
+    """
+    config, state = run.config, run.state
+    with saved_on_failure(run):
+        evaluate_and_log(run)
+        for step in run.steps():
+            with run.timed(step):
+                run.stop.check()
+                batch = prefetched_batch(run, step=step)  # * sampled during the step before
+                with next_batch(run, step=step + 1) as pending:  # * lines 2 to 8 of the next step, in a thread
+                    samples = with_advantages(batch.groups, config)
+                    with rollouts_in_background(run, batch, samples) as text_metrics:
+                        if len(batch.groups) > config.train.minibatch_groups:
+                            with run.phase("old_logprobs"):
+                                samples = run.policy.record_old_logprobs(samples)
+                    staleness = bounded_staleness(staleness_metrics(batch.groups, version=state.step))
+                    with run.stop.deferred():
+                        if pending is not None:
+                            pending.raise_if_failed()  # * the last time that both halves can be undone
+                        for minibatch in run.track("update", minibatches(samples, config, step=step)):
+                            state.updates.append(run.policy.update(minibatch, step=step))
+                        report_step(run, batch, samples, text_metrics | staleness)
+                        state.prefetched_batch = await_batch(run, pending)  # *
+                evaluate_and_log(run)
+            check_divergence(run)
+            save_if_due(run)
+        save_now(run)
 
 
-def train_step(config: Config, run: Run, train_state: TrainState, *, step: int, timer: StepTimer) -> None:
-    """Step s: learn from B_s while B_{s+1} is sampled. It ends when both have."""
-    run.stop.check()
-    if train_state.prefetched_batch is None:
-        train_state.prefetched_batch = sample_first(config, run, train_state, step=step, timer=timer)
-    batch = train_state.prefetched_batch.batch
-    try:
-        with next_batch(config, run, train_state, step=step + 1, timer=timer) as pending_batch:
-            samples, metrics = prepare(config, run, batch, step=step, timer=timer)  # line 9
-            metrics |= bounded_staleness(staleness_metrics(batch.groups, version=train_state.step))
-            with run.stop.deferred():
-                pending_batch.raise_if_failed()  # for the last time that both halves can be given up
-                updates = update_policy(config, run, train_state, samples, step=step, timer=timer)  # lines 10, 11
-                conclude(config, run, train_state, batch, samples, metrics, updates)
-                train_state.prefetched_batch = None
-                with timer.phase("wait"):
-                    train_state.prefetched_batch = pending_batch.result(partial(run.tracker.phase, "generate"))
-            timer.add("generate", pending_batch.seconds)
-    except ShortfallError:
-        requeue(run, train_state)
-        raise
+def prefetched_batch(run: Run, *, step: int) -> Batch:
+    """The batch to learn from: the prefetched one, or one sampled now from the policy that the step begins with."""
+    if run.state.prefetched_batch is None:
+        run.sync_engine()
+        with run.phase("generate", total=run.config.rollout.prompts_per_step) as on_progress:
+            run.state.prefetched_batch = sample(run, step=step, on_progress=on_progress, check=run.stop.check)
+        run.sampling.start = None
+    return run.state.prefetched_batch.batch
 
 
-def sample_first(config: Config, run: Run, train_state: TrainState, *, step: int, timer: StepTimer) -> PrefetchedBatch:
-    """A batch of the policy that the step begins with, where none is ahead."""
-    with timer.phase("load_weights"):
-        sync_engine(run, train_state)
-    with roll_back_sampling_on_failure(run), timer.phase("generate"):
-        run.tracker.phase("generate", 0, config.rollout.prompts_per_step)
-        return sample(run, run.engine, step=step, on_progress=partial(run.tracker.phase, "generate"))
-
-
-def sample(run: Run, engine: RolloutEngine, *, step: int, on_progress: Callable[[int, int], None]) -> PrefetchedBatch:
+def sample(
+    run: Run, *, step: int, on_progress: Callable[[int, int], None], check: Callable[[], None]
+) -> PrefetchedBatch:
     """Lines 4 to 8 for a step, with the weights that the engine holds."""
-    position, sampler = run.stream.position, run.sampler.state_dict()
-    batch = collect(
-        run.stream,
-        engine,
-        run.judge,
-        run.sampler,
-        run.encoder,
-        run.plan,
-        step=step,
-        on_progress=on_progress,
-    )
-    return PrefetchedBatch(step, batch, position, sampler)
+    batch = collect(run.sampling, step=step, on_progress=on_progress, check=check)
+    assert run.sampling.start is not None
+    return PrefetchedBatch(batch, run.sampling.start)
 
 
-def requeue(run: Run, train_state: TrainState) -> None:
-    """Have the problems of the batch ahead drawn anew, from the policy and with the options of that time."""
-    if train_state.prefetched_batch is None:
+def requeue(run: Run) -> None:
+    """Put the problems of the prefetched batch back, to be sampled again by the policy and options of that time."""
+    if run.state.prefetched_batch is None:
         return
-    run.stream.rewind(train_state.prefetched_batch.position)
-    run.sampler.load_state_dict(train_state.prefetched_batch.sampler)
-    train_state.prefetched_batch, train_state.is_saved = None, False
+    run.sampling.restart_at(run.state.prefetched_batch.start)
+    run.state.prefetched_batch, run.state.is_saved = None, False
 
 
 def bounded_staleness(metrics: dict[str, float]) -> dict[str, float]:
-    """The same metrics. Raises EngineError beyond the bound: the engine did not hold the weights it was given."""
+    """The same staleness metrics. Raises EngineError beyond MAX_STALENESS: the engine held other weights."""
     if not 0 <= metrics.get("rollout/staleness_mean", 0) <= metrics.get("rollout/staleness_max", 0) <= MAX_STALENESS:
         raise EngineError(
             f"the batch is up to {metrics['rollout/staleness_max']:g} steps stale (on average "
@@ -126,21 +123,38 @@ def bounded_staleness(metrics: dict[str, float]) -> dict[str, float]:
 
 
 @contextmanager
-def next_batch(
-    config: Config, run: Run, train_state: TrainState, *, step: int, timer: StepTimer
-) -> "Iterator[PendingBatch | NoPendingBatch]":
-    """Inside, the batch of a step is on its way, if the run has that step. Leaving early calls it off."""
-    if step > config.train.num_steps:
-        yield NoPendingBatch()
-        return
-    with timer.phase("load_weights"):
-        sync_engine(run, train_state)
-    with roll_back_sampling_on_failure(run):
-        pending_batch = PendingBatch(run, step=step)
-        try:
-            yield pending_batch
-        finally:  # of no effect where the batch has come
-            pending_batch.cancel()
+def next_batch(run: Run, *, step: int) -> "Iterator[PendingBatch | None]":
+    """Sample the batch of a step while the block runs; None after the last step. Leaving early cancels the sampling.
+
+    Where the block raises ShortfallError, the batch that it was to learn from is put back as well.
+    """
+    if step > run.config.train.num_steps:
+        pending = None
+    else:
+        run.sync_engine()
+        pending = PendingBatch(run, step=step)
+    try:
+        yield pending
+    except ShortfallError:
+        if pending is not None:
+            pending.cancel()
+        requeue(run)
+        raise
+    finally:
+        if pending is not None:  # no effect where the batch has come
+            pending.cancel()
+
+
+def await_batch(run: Run, pending: "PendingBatch | None") -> PrefetchedBatch | None:
+    """The next step's batch, once it is there."""
+    run.state.prefetched_batch = None  # it has been trained on, also where the next one fails
+    if pending is None:
+        return None
+    with run.phase("wait", total=run.config.rollout.prompts_per_step) as on_progress:
+        batch = pending.result(on_progress)
+    run.sampling.start = None
+    run.timer.add("generate", pending.seconds)
+    return batch
 
 
 class SamplingCancelled(Exception):
@@ -148,22 +162,17 @@ class SamplingCancelled(Exception):
 
 
 class PendingBatch:
-    """A batch on its way, sampled in a thread: until that has ended, stream, engine, judge and sampler are its own."""
+    """A batch that a thread samples: until the thread has ended, stream, engine, judge and sampler belong to it."""
 
     seconds = 0.0
-    """How long it took."""
+    """How long the sampling took."""
 
     def __init__(self, run: Run, *, step: int) -> None:
         self._is_cancelled = threading.Event()
-        self._accepted = (0, run.sampler.prompts_per_step)
+        self._accepted = (0, run.sampling.sampler.prompts_per_step)
         self._future: Future[PrefetchedBatch] = Future()
         self._thread = threading.Thread(target=self._sample, args=(run, step), name=f"dapo-batch-{step}")
         self._thread.start()
-
-    def check(self) -> None:
-        """For the thread: raise SamplingCancelled where that is so."""
-        if self._is_cancelled.is_set():
-            raise SamplingCancelled
 
     def raise_if_failed(self) -> None:
         """Raise what has ended the thread, if it has failed by now."""
@@ -183,27 +192,19 @@ class PendingBatch:
         self._thread.join()
 
     def _sample(self, run: Run, step: int) -> None:
+        def check() -> None:
+            run.stop.check()
+            if self._is_cancelled.is_set():
+                raise SamplingCancelled
+
         started = time.perf_counter()
         try:
-            prefetched_batch = sample(run, StoppableEngine(run.engine, self), step=step, on_progress=self._on_progress)
-        except BaseException as error:  # raised where the loop looks for the batch
+            batch = sample(run, step=step, on_progress=self._on_progress, check=check)
+        except BaseException as error:  # raised where the loop waits for the batch
             self._future.set_exception(error)
         else:
             self.seconds = time.perf_counter() - started
-            self._future.set_result(prefetched_batch)
+            self._future.set_result(batch)
 
     def _on_progress(self, accepted: int, wanted: int) -> None:
         self._accepted = (accepted, wanted)
-
-
-class NoPendingBatch:
-    """What stands in the place of a batch that no step would learn from."""
-
-    seconds = 0.0
-
-    def raise_if_failed(self) -> None:
-        """Nothing can fail."""
-
-    def result(self, on_progress: Callable[[int, int], None]) -> PrefetchedBatch | None:
-        """No batch."""
-        return None

@@ -14,12 +14,13 @@ import pyarrow.parquet as pq
 from dapo.core.errors import CheckpointError
 from dapo.core.files import atomic_write_json
 from dapo.data.stream import ProblemStream
-from dapo.training.rollout import OUTCOMES, Batch, Outcome
+from dapo.training.dynamic_sampling import OUTCOMES, Outcome
+from dapo.training.rollout import Batch, SamplingStart
 from dapo.types import Generation, Group, Verdict
 
 PREFETCHED_BATCH_FILE = "prefetched_batch.json"
 RESPONSES_FILE = "prefetched_batch.parquet"
-"""One row a judged response, groups in the order of the stream."""
+"""One row per judged response, groups in the order of the stream."""
 
 _GROUPS_PER_CHUNK = 64  # bounds memory: at the paper's lengths a batch is gigabytes of ids
 
@@ -34,6 +35,7 @@ _SCHEMA = pa.schema(
         pa.field("logprobs", pa.list_(pa.float64()), nullable=False),  # the engine's floats, every bit of them
         pa.field("finish", pa.string(), nullable=False),
         pa.field("version", pa.int64(), nullable=False),
+        pa.field("reward", pa.float64()),  # shaped; null where the verdict is an error
         pa.field("judged", pa.string(), nullable=False),  # text and verdict; JSON holds any text, lone surrogates too
     ]
 )
@@ -41,14 +43,10 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class PrefetchedBatch:
-    """What step `step` will train on, and where the run stood before it was sampled."""
+    """What the next step will train on, and where the sampling of it began."""
 
-    step: int
     batch: Batch
-    position: int
-    """Of the stream."""
-    sampler: Mapping[str, Any]
-    """The sampler's state."""
+    start: SamplingStart
 
 
 def write_prefetched_batch(directory: Path, prefetched_batch: PrefetchedBatch) -> None:
@@ -60,9 +58,7 @@ def write_prefetched_batch(directory: Path, prefetched_batch: PrefetchedBatch) -
             rows = [row for group, outcome in chunk for row in _rows(group, outcome)]
             writer.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA))
     state = {
-        "step": prefetched_batch.step,
-        "position": prefetched_batch.position,
-        "sampler": dict(prefetched_batch.sampler),
+        **prefetched_batch.start._asdict(),
         "group_counts": dict(batch.group_counts),
         "token_counts": dict(batch.token_counts),
         "shortfall": batch.shortfall,
@@ -75,7 +71,7 @@ def write_prefetched_batch(directory: Path, prefetched_batch: PrefetchedBatch) -
 def read_prefetched_batch(directory: Path, stream: ProblemStream) -> PrefetchedBatch | None:
     """The batch that a checkpoint holds, equal to the one that was written; None if it holds none.
 
-    Problems come from the stream by their place. Raises CheckpointError where it has others there.
+    Problems come from the stream by their position. Raises CheckpointError where it has others there.
     """
     if not (directory / PREFETCHED_BATCH_FILE).exists():
         return None
@@ -92,12 +88,12 @@ def read_prefetched_batch(directory: Path, stream: ProblemStream) -> PrefetchedB
         reason=state["reason"],
         epoch=state["epoch"],
     )
-    return PrefetchedBatch(state["step"], batch, state["position"], state["sampler"])
+    return PrefetchedBatch(batch, SamplingStart(state["step"], state["position"], state["sampler"]))
 
 
 def _rows(group: Group, outcome: Outcome) -> Iterator[dict[str, Any]]:
-    responses = zip(group.generations, group.verdicts, group.texts, strict=True)
-    for i, (generation, verdict, text) in enumerate(responses):
+    responses = zip(group.generations, group.verdicts, group.texts, group.rewards, strict=True)
+    for i, (generation, verdict, text, reward) in enumerate(responses):
         yield {
             "group_id": group.id,
             "problem_id": group.problem.id,
@@ -108,6 +104,7 @@ def _rows(group: Group, outcome: Outcome) -> Iterator[dict[str, Any]]:
             "logprobs": np.array(generation.logprobs, dtype=np.float64),
             "finish": generation.finish,
             "version": generation.version,
+            "reward": reward,
             "judged": json.dumps([text, *_verdict_as_json(verdict)]),
         }
 
@@ -136,6 +133,7 @@ def _groups(rows: Sequence[Mapping[str, Any]], stream: ProblemStream) -> Iterato
             ),
             id=position,
             texts=tuple(text for text, *_ in judged),
+            rewards=tuple(row["reward"] for row in members),
         )
         yield group, members[0]["outcome"]
 

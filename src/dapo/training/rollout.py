@@ -1,27 +1,20 @@
-"""Dynamic sampling: engine + verifier + stream -> exactly one batch of groups, and the account of what it cost."""
+"""Collects one training batch: exactly the groups wanted, and a count of everything else that was generated."""
 
-import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, NamedTuple
 
-from dapo.algo.sampling import ScoreThresholds, is_informative
 from dapo.config import Config
-from dapo.core.errors import EngineError, RewardError, ShortfallError
+from dapo.core.errors import EngineError, ShortfallError
 from dapo.core.rng import keyed_seed
 from dapo.data.prompts import Encoder
 from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
 from dapo.rewards.judge import Judge
-from dapo.rewards.workers.error_window import RollingErrorRate
+from dapo.training.dynamic_sampling import OUTCOMES, DynamicSampler, Outcome
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
-
-Outcome: TypeAlias = Literal[
-    "trained", "all_correct", "all_wrong", "zero_variance", "filtered", "invalid", "excess", "aborted"
-]
-OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 # A group's verdicts are looked at this many polls after its last token: the engine goes on while verifiers work, and
 # what is submitted next depends on polls, never on the clock.
@@ -59,87 +52,19 @@ class Batch:
     """Of the problem that came next when the batch closed."""
 
     @property
+    def decided(self) -> list[tuple[Group, Outcome]]:
+        """The judged groups up to the last that trains: without the excess, so independent of what was in flight."""
+        return [(group, outcome) for group, outcome in self.judged if outcome != "excess"]
+
+    @property
     def num_generated_groups(self) -> int:
         """Groups of which at least one token was generated."""
         return sum(self.group_counts.values())
 
     @property
     def num_generated_tokens(self) -> int:
-        """Response tokens of every fate."""
+        """Response tokens of every outcome."""
         return sum(self.token_counts.values())
-
-
-class DynamicSampler:
-    """Eq. 11 as a decision on each group, and a running keep rate that says how many to have in flight."""
-
-    def __init__(
-        self,
-        *,
-        prompts_per_step: int,
-        max_groups_per_step: int,
-        enabled: bool = True,
-        keep: Callable[[Group], bool] | None = None,
-        thresholds: ScoreThresholds | None = None,
-        max_error_rate: float = 1.0,
-    ) -> None:
-        self.prompts_per_step = prompts_per_step
-        self.max_groups_per_step = max_groups_per_step
-        self._enabled = enabled
-        self._keep = keep
-        self._thresholds = thresholds
-        self._decay = 1.0 - 1.0 / (4 * prompts_per_step)  # the keep rate of about the last four batches
-        self._kept = self._decided = 1.0
-        self._errors = RollingErrorRate(max_error_rate)
-
-    def outcome(self, group: Group) -> Outcome:
-        """What becomes of a judged group; counts towards the keep rate.
-
-        Raises VerifierFailed where `max_error_rate` of the last responses is exceeded.
-        """
-        self._errors.add(group.problem.id, group.texts or [""] * len(group.verdicts), group.verdicts)
-        outcome = self._outcome_of(group)
-        self._kept = self._decay * self._kept + (outcome == "trained")
-        self._decided = self._decay * self._decided + 1.0
-        return outcome
-
-    def in_flight_target(self, shortfall: int) -> int:
-        """Undecided groups to have submitted so that, at the running keep rate, the shortfall is just met."""
-        return math.ceil(shortfall * self._decided / max(self._kept, 0.1))
-
-    def state_dict(self) -> dict[str, Any]:
-        """The running keep rate and the window of verifier errors; JSON keeps both exactly."""
-        return {"kept": self._kept, "decided": self._decided, "errors": self._errors.state()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with a saved state."""
-        self._kept, self._decided = float(state["kept"]), float(state["decided"])
-        self._errors.load(state.get("errors", ()))
-
-    def _outcome_of(self, group: Group) -> Outcome:
-        valid = [verdict for verdict in group.verdicts if verdict.error is None]
-        if len(valid) < 2:
-            return "invalid"
-        if not self._enabled:
-            return "trained"
-        if self._keep is not None:
-            return "trained" if self._user_keeps(group) else "filtered"
-        if is_informative(group.verdicts):
-            return "trained" if self._thresholds is None or self._thresholds.is_met_by(group.verdicts) else "filtered"
-        if any(verdict.correct is None for verdict in valid):
-            return "zero_variance"
-        return "all_correct" if valid[0].correct else "all_wrong"
-
-    def _user_keeps(self, group: Group) -> bool:
-        assert self._keep is not None
-        try:
-            answer = self._keep(group)
-        except Exception as error:
-            raise RewardError(
-                f"dynamic_sampling.filter raised {type(error).__name__}: {error}; it must take a Group, return a bool"
-            ) from error
-        if not isinstance(answer, bool):
-            raise RewardError(f"dynamic_sampling.filter must return a bool, got {answer!r}")
-        return answer
 
 
 @dataclass
@@ -155,46 +80,91 @@ class _Pending:
     verdicts: "Future[tuple[Verdict, ...]] | None" = None
     due_poll: int = 0
 
-    def group(self) -> Group:
-        """The finished group with its verdicts; waits for the verifier."""
+    def group(self, reward: Callable[[Generation, Verdict], float | None]) -> Group:
+        """The finished group with its verdicts and rewards; waits for the verifier."""
         assert self.verdicts is not None
         generations = tuple(g for g in self.generations if g is not None)
+        verdicts = self.verdicts.result()
+        rewards = tuple(reward(g, v) for g, v in zip(generations, verdicts, strict=True))
         return Group(
-            self.problem, self.prompt_ids, generations, self.verdicts.result(), id=self.position, texts=self.texts
+            self.problem, self.prompt_ids, generations, verdicts, id=self.position, texts=self.texts, rewards=rewards
         )
 
 
-def collect(
-    stream: ProblemStream,
-    engine: RolloutEngine,
-    judge: Judge,
-    sampler: DynamicSampler,
-    encoder: Encoder,
-    plan: SamplingPlan,
-    *,
-    step: int,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Batch:
-    """Algorithm 1, lines 4 to 8: sample until the batch holds exactly `prompts_per_step` groups that Eq. 11 keeps.
-
-    Groups are accepted in the order in which they were submitted, whichever finishes first. When the batch closes the
-    stream stands right after the last decided problem: later groups are dropped, counted, and drawn again next step.
-    At `max_groups_per_step` the batch is short, and `reason` says why. Raises EngineError if the engine breaks its
-    contract and VerifierFailed if too many responses have no verdict.
-    """
-    return _Collector(stream, engine, judge, sampler, encoder, plan, step, on_progress).run()
-
-
 @dataclass
-class _Collector:
+class Sampling:
+    """What a training batch is sampled with."""
+
     stream: ProblemStream
     engine: RolloutEngine
     judge: Judge
     sampler: DynamicSampler
     encoder: Encoder
     plan: SamplingPlan
+    reward: Callable[[Generation, Verdict], float | None] = lambda generation, verdict: (
+        verdict.score if verdict.error is None else None
+    )
+    """The shaped reward of a response; None where its verdict is an error."""
+    start: "SamplingStart | None" = None
+    """Where the newest batch began; None once it is kept for later."""
+
+    def roll_back(self, *, finished_steps: int) -> None:
+        """Undo the newest batch if its step is not finished: its problems and the keep rate go back."""
+        if self.start is not None and self.start.step > finished_steps:
+            self.restart_at(self.start)
+
+    def restart_at(self, start: "SamplingStart") -> None:
+        """Put stream and sampler to where a batch began."""
+        if self.stream.position != start.position:
+            self.stream.rewind(start.position)
+        self.sampler.load_state_dict(start.sampler)
+        self.start = None
+
+
+class SamplingStart(NamedTuple):
+    """Where stream and sampler stood before a batch was sampled."""
+
+    step: int
+    """The step that the batch is for."""
+    position: int
+    """Of the stream."""
+    sampler: Mapping[str, Any]
+    """The state of the dynamic sampler."""
+
+
+def collect(
+    sampling: Sampling,
+    *,
+    step: int,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    check: Callable[[], None] = lambda: None,
+) -> Batch:
+    """Algorithm 1, lines 4 to 8: sample until the batch holds exactly `prompts_per_step` groups that Eq. 11 keeps.
+
+    Groups are accepted in the order in which they were submitted, whichever finishes first. When the batch closes the
+    stream stands right after the last decided problem: later groups are dropped, counted, and sampled again next step.
+    At `max_groups_per_step` the batch is short, and `reason` says why.
+
+    Args:
+        sampling: What to sample with. `sampling.start` is set, so that `roll_back` can undo a step that fails.
+        step: The training step, a part of every random key.
+        on_progress: Called with the number of accepted groups and the number wanted.
+        check: Called before each poll of the engine; what it raises ends the sampling.
+
+    Raises:
+        EngineError: The engine breaks its contract.
+        VerifierFailed: Too many responses have no verdict.
+    """
+    sampling.start = SamplingStart(step, sampling.stream.position, sampling.sampler.state_dict())
+    return _Collector(sampling, step, on_progress, check).run()
+
+
+@dataclass
+class _Collector:
+    sampling: Sampling
     step: int
     on_progress: Callable[[int, int], None]
+    check: Callable[[], None]
     undecided: "deque[_Pending]" = field(default_factory=deque)
     by_request: dict[str, tuple[_Pending, int]] = field(default_factory=dict)
     judged: list[tuple[Group, Outcome]] = field(default_factory=list)
@@ -210,7 +180,8 @@ class _Collector:
             if not self.undecided:
                 break
             if self.by_request:
-                self.receive(self.engine.poll())
+                self.check()
+                self.receive(self.sampling.engine.poll())
                 self.polls += 1
             self.classify()
         self.abort_excess()
@@ -222,37 +193,38 @@ class _Collector:
             self.tokens,
             shortfall=self.shortfall,
             reason=reason,
-            epoch=self.stream.epoch,
+            epoch=self.sampling.stream.epoch,
         )
 
     @property
     def shortfall(self) -> int:
-        return self.sampler.prompts_per_step - len(self.accepted)
+        return self.sampling.sampler.prompts_per_step - len(self.accepted)
 
     def refill(self) -> None:
-        wanted = self.sampler.in_flight_target(self.shortfall) - len(self.undecided)
-        for _ in range(min(wanted, self.sampler.max_groups_per_step - self.submitted)):
+        wanted = self.sampling.sampler.in_flight_target(self.shortfall) - len(self.undecided)
+        for _ in range(min(wanted, self.sampling.sampler.max_groups_per_step - self.submitted)):
             self.submit_group()
 
     def submit_group(self) -> None:
-        position, problem = self.stream.take()
-        prompt_ids = self.encoder.encode(problem)
-        size = self.plan.group_size
+        plan = self.sampling.plan
+        position, problem = self.sampling.stream.take()
+        prompt_ids = self.sampling.encoder.encode(problem)
+        size = plan.group_size
         pending = _Pending(position, problem, prompt_ids, [None] * size, missing=size)
         requests = [
             GenerationRequest(
                 id=f"{self.step}/{position}/{i}",
                 prompt_ids=prompt_ids,
-                max_new_tokens=self.plan.max_response_tokens,
-                temperature=self.plan.temperature,
-                top_p=self.plan.top_p,
-                seed=keyed_seed(self.plan.seed, "token", self.step, position, i),
-                stop_ids=self.plan.stop_ids,
-                min_new_tokens=self.plan.min_response_tokens,
+                max_new_tokens=plan.max_response_tokens,
+                temperature=plan.temperature,
+                top_p=plan.top_p,
+                seed=keyed_seed(plan.seed, "token", self.step, position, i),
+                stop_ids=plan.stop_ids,
+                min_new_tokens=plan.min_response_tokens,
             )
             for i in range(size)
         ]
-        self.engine.submit(requests)
+        self.sampling.engine.submit(requests)
         self.by_request.update((request.id, (pending, i)) for i, request in enumerate(requests))
         self.undecided.append(pending)
         self.submitted += 1
@@ -272,8 +244,8 @@ class _Collector:
 
     def send_to_judge(self, pending: _Pending) -> None:
         ids = [generation.token_ids for generation in pending.generations if generation is not None]
-        pending.texts = tuple(self.encoder.decode(response) for response in ids)
-        pending.verdicts = self.judge.submit(pending.problem, pending.texts, ids)
+        pending.texts = tuple(self.sampling.encoder.decode(response) for response in ids)
+        pending.verdicts = self.sampling.judge.submit(pending.problem, pending.texts, ids)
         pending.due_poll = self.polls + VERDICT_LAG_POLLS
 
     def classify(self) -> None:
@@ -283,26 +255,26 @@ class _Collector:
             if head.missing or (self.by_request and head.due_poll > self.polls):
                 return
             self.undecided.popleft()
-            group = head.group()
-            outcome = self.sampler.outcome(group)
+            group = head.group(self.sampling.reward)
+            outcome = self.sampling.sampler.outcome(group)
             if outcome == "trained":
                 self.accepted.append(group)
             self.count_group(group, outcome)
-            self.on_progress(len(self.accepted), self.sampler.prompts_per_step)
+            self.on_progress(len(self.accepted), self.sampling.sampler.prompts_per_step)
 
     def abort_excess(self) -> None:
         """The batch is closed: what was submitted beyond it is dropped, counted, and goes back to the stream."""
         if not self.undecided:
             return
-        self.stream.rewind(self.undecided[0].position)
-        for generation in self.engine.abort(list(self.by_request)):
+        self.sampling.stream.rewind(self.undecided[0].position)
+        for generation in self.sampling.engine.abort(list(self.by_request)):
             pending, i = self.by_request.pop(generation.request_id)
             pending.generations[i] = generation
         if self.by_request:
             raise EngineError(f"the engine did not answer the abort of {next(iter(self.by_request))!r}")
         for pending in self.undecided:
             if pending.missing == 0:
-                self.count_group(pending.group(), "excess")
+                self.count_group(pending.group(self.sampling.reward), "excess")
             elif tokens := sum(len(g.token_ids) for g in pending.generations if g is not None):
                 self.counts["aborted"] += 1
                 self.tokens["aborted"] += tokens
@@ -317,7 +289,7 @@ class _Collector:
         causes = {
             "all wrong": self.counts["all_wrong"],
             "all correct": self.counts["all_correct"],
-            "scores without spread": self.counts["zero_variance"],
+            "with scores of zero variance": self.counts["zero_variance"],
             "refused by dynamic_sampling.filter": self.counts["filtered"],
             "with fewer than two valid verdicts": self.counts["invalid"],
         }
@@ -327,7 +299,7 @@ class _Collector:
             message += f"; {len(errors)} verifier errors, most often: {Counter(errors).most_common(1)[0][0]}"
         return (
             f"{len(decided)} groups were judged (dynamic_sampling.max_groups_per_step) and {len(self.accepted)} of the "
-            f"{self.sampler.prompts_per_step} wanted carry a signal: {message}"
+            f"{self.sampling.sampler.prompts_per_step} wanted carry a signal: {message}"
         )
 
 

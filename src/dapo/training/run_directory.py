@@ -115,6 +115,10 @@ class RunDirectory:
         """The evaluation at a step."""
         return self.path / "eval" / f"step_{step:06d}.json"
 
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Every evaluation of the run, oldest first, each with its table of responses."""
+        return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(self.path.glob("eval/step_*.json"))]
+
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Held by the one process that writes here; the kernel frees it when that process dies, however it dies.

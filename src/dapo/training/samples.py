@@ -1,6 +1,7 @@
 """From judged groups to samples: shaped rewards (Eq. 13), advantages (Eq. 9), masks."""
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -14,16 +15,19 @@ from dapo.types import Generation, Group, Sample, Verdict
 
 
 def with_advantages(groups: Sequence[Group], config: Config) -> list[Sample]:
-    """Algorithm 1, line 9: one sample for each response with a verdict, groups in their order.
+    """Algorithm 1, line 9: one sample per response with a verdict, the samples of a group adjacent.
 
-    A response whose verdict is an error is left out of the group's mean and of the batch. `overlong.mode: filter`
-    masks truncated responses; they still count in the group's mean.
+    The advantages (Eq. 9) come from `Group.rewards`. A response whose verdict is an error has no reward: it is left out
+    of the group's mean and of the batch. `overlong.mode: filter` masks the tokens of truncated responses, whose rewards
+    still count in the group's mean.
     """
     return [sample for group in groups for sample in _group_samples(group, config)]
 
 
-def shaped_reward(generation: Generation, verdict: Verdict, config: Config) -> float:
-    """The verdict's score plus Eq. 13's penalty for the response's length."""
+def shaped_reward(generation: Generation, verdict: Verdict, config: Config) -> float | None:
+    """The verdict's score plus Eq. 13's penalty for the response's length; None where the verdict is an error."""
+    if verdict.error is not None:
+        return None
     if config.overlong.mode != "soft":
         return verdict.score
     return verdict.score + overlong_penalty(
@@ -35,14 +39,12 @@ def shaped_reward(generation: Generation, verdict: Verdict, config: Config) -> f
 
 
 def minibatches(samples: Sequence[Sample], config: Config, *, step: int) -> list[list[Sample]]:
-    """Algorithm 1, line 10: whole groups in a keyed order, `minibatch_groups` of them to an update.
+    """Algorithm 1, line 10: whole groups in a keyed order, `train.minibatch_groups` of them per update.
 
-    A short batch makes fewer updates; its last one may be smaller.
+    The samples of a group must be adjacent, and are adjacent in the result. A short batch makes fewer updates; its last
+    one may be smaller.
     """
-    by_group: dict[int, list[Sample]] = {}
-    for sample in samples:
-        by_group.setdefault(sample.group_id, []).append(sample)
-    groups = list(by_group.values())
+    groups = [list(members) for _, members in groupby(samples, key=lambda sample: sample.group_id)]
     order = keyed_permutation(len(groups), config.train.seed, "minibatches", step)
     size = config.train.minibatch_groups
     return [
@@ -51,19 +53,26 @@ def minibatches(samples: Sequence[Sample], config: Config, *, step: int) -> list
 
 
 def _group_samples(group: Group, config: Config) -> list[Sample]:
-    valid = [(g, v) for g, v in zip(group.generations, group.verdicts, strict=True) if v.error is None]
-    rewards = [shaped_reward(generation, verdict, config) for generation, verdict in valid]
-    advantages = group_advantages(torch.tensor(rewards, dtype=torch.float64), scale=config.advantage.scale)
-    return [
-        Sample(
-            group_id=group.id,
-            prompt_ids=group.prompt_ids,
-            response_ids=generation.token_ids,
-            reward=reward,
-            advantage=advantage,
-            engine_logprobs=generation.logprobs,
-            old_logprobs=None,
-            mask=CompactArray(np.full(len(generation.token_ids), trains(generation.finish, mode=config.overlong.mode))),
+    responses = zip(group.generations, group.rewards, strict=True)
+    valid = [(i, generation, reward) for i, (generation, reward) in enumerate(responses) if reward is not None]
+    rewards = torch.tensor([reward for _, _, reward in valid], dtype=torch.float64)
+    advantages = group_advantages(rewards, scale=config.advantage.scale).tolist()
+    samples = []
+    for (i, generation, reward), advantage in zip(valid, advantages, strict=True):
+        mask: CompactArray[int] = CompactArray(
+            np.full(len(generation.token_ids), trains(generation.finish, mode=config.overlong.mode))
         )
-        for (generation, _), reward, advantage in zip(valid, rewards, advantages.tolist(), strict=True)
-    ]
+        samples.append(
+            Sample(
+                group_id=group.id,
+                prompt_ids=group.prompt_ids,
+                response_ids=generation.token_ids,
+                reward=reward,
+                advantage=advantage,
+                engine_logprobs=generation.logprobs,
+                old_logprobs=None,
+                mask=mask,
+                index=i,
+            )
+        )
+    return samples

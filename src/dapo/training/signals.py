@@ -4,14 +4,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Protocol
 
 from dapo.core.errors import DapoError
-from dapo.engines.engine import RolloutEngine, WeightSource, drop_weights
-from dapo.types import Generation, GenerationRequest
 
 SHOW_CURSOR = "\x1b[?25h"
 
@@ -77,45 +74,6 @@ def signals_as_requests(
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
-
-
-class StopCheck(Protocol):
-    """Something that may ask to stop."""
-
-    def check(self) -> None:
-        """Raise if it does."""
-
-
-class StoppableEngine:
-    """An engine that answers a request to stop at its next poll: in a rollout or an evaluation, never in an update."""
-
-    def __init__(self, engine: RolloutEngine, request: StopCheck) -> None:
-        self._engine, self._request = engine, request
-
-    def load_weights(self, weights: WeightSource, version: int) -> None:
-        """As the engine does."""
-        self._engine.load_weights(weights, version)
-
-    def drop_weights(self) -> None:
-        """As the engine does, if it does."""
-        drop_weights(self._engine)
-
-    def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """As the engine does."""
-        self._engine.submit(requests)
-
-    def poll(self) -> list[Generation]:
-        """As the engine does. Raises Interrupted once a signal has come."""
-        self._request.check()
-        return self._engine.poll()
-
-    def abort(self, request_ids: Sequence[str]) -> list[Generation]:
-        """As the engine does."""
-        return self._engine.abort(request_ids)
-
-    def close(self) -> None:
-        """As the engine does."""
-        self._engine.close()
 
 
 def _signal_message(signum: int, message: str) -> str:

@@ -1,23 +1,27 @@
-"""What is plugged into the training loop, and how far it has come."""
+"""A training run: its configuration, what is plugged into the loop, and how far it has come."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from dapo.data.prompts import Encoder
-from dapo.data.stream import ProblemStream
-from dapo.engines.engine import RolloutEngine, WeightSource
+from dapo.config import Config
+from dapo.engines.engine import RolloutEngine, WeightSource, drop_weights
 from dapo.evaluation.scores import EvaluationPlan
-from dapo.rewards.judge import Judge
+from dapo.telemetry.metrics import StepTimer
+from dapo.telemetry.profiler import profiled_step
 from dapo.telemetry.sinks import Tracker
 from dapo.training.checkpoint_store import CheckpointWriter
 from dapo.training.prefetched_batch import PrefetchedBatch
 from dapo.training.problem_stats import ProblemStats
-from dapo.training.rollout import DynamicSampler, SamplingPlan
+from dapo.training.rollout import Sampling
 from dapo.training.run_directory import RunDirectory
 from dapo.training.signals import StopRequest
 from dapo.types import Problem, Sample
+
+T = TypeVar("T")
 
 
 class TrainablePolicy(Protocol):
@@ -40,32 +44,8 @@ class TrainablePolicy(Protocol):
 
 
 @dataclass
-class Run:
-    """Everything that is plugged into the loop."""
-
-    stream: ProblemStream
-    engine: RolloutEngine
-    judge: Judge
-    policy: TrainablePolicy
-    sampler: DynamicSampler
-    encoder: Encoder
-    plan: SamplingPlan
-    tracker: Tracker
-    directory: RunDirectory
-    held_out: Sequence[Problem] = ()
-    eval_plan: EvaluationPlan | None = None
-    problem_stats: ProblemStats = field(default_factory=ProblemStats)
-    stop: StopRequest = field(default_factory=StopRequest)
-    checkpoints: CheckpointWriter = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Checkpoints go into the run's directory, and their troubles to its tracker."""
-        self.checkpoints = CheckpointWriter(self.directory, log=self.tracker.message)
-
-
-@dataclass
 class TrainState:
-    """How far a run is: with stream, sampler and policy, all that a checkpoint holds."""
+    """How far a run has come. With stream, sampler and policy it is all that a checkpoint holds."""
 
     step: int = 0
     """Finished training steps, which is also the version of the policy's weights."""
@@ -73,35 +53,39 @@ class TrainState:
     tokens_trained: int = 0
     wall_s: float = 0.0
     entropy_collapse_steps: int = 0
-    """Steps in a row whose policy was all but deterministic (`divergence.MIN_ENTROPY`)."""
+    """Steps in a row in which the policy was all but deterministic."""
     unlogged: dict[str, float] | None = field(default_factory=dict)
-    """Metrics of this step, or of the time before the first, that are not written yet: its evaluation is still due."""
+    """Metrics of `step` (or of the time before the first) that are not written yet: its evaluation is still due."""
     accuracy: float | None = None
-    """Of this step's evaluation, if it had one."""
+    """Accuracy in the evaluation after `step`, if there was one."""
     prefetched_batch: PrefetchedBatch | None = None
     """The next step's batch, where the schedule samples it before the step."""
+    updates: list[Mapping[str, float]] = field(default_factory=list, compare=False)
+    """The metrics of each update that the step after `step` has made so far."""
     is_saved: bool = field(default=False, compare=False)
     """A checkpoint of this very state has been written, or is being written."""
-    is_consistent: bool = field(default=True, compare=False)
-    """The policy is that of `step`: no update of the next one has changed it."""
     engine_version: int | None = field(default=None, compare=False)
-    """Of the weights that the engine holds."""
+    """Version of the weights that the engine holds; None: it holds none."""
 
     @property
     def is_new(self) -> bool:
         """Nothing has been done yet."""
         return self.step == 0 and self.unlogged is not None
 
+    @property
+    def is_consistent(self) -> bool:
+        """The policy is that of `step`: no update of the next step has changed it."""
+        return all(update["optim/skipped"] for update in self.updates)
+
     def advance(self, metrics: dict[str, float], *, tokens_generated: int, tokens_trained: int) -> None:
-        """One more step is done, with metrics still to be logged."""
+        """One more step is done; its metrics are still to be logged."""
         self.step += 1
         self.tokens_generated += tokens_generated
         self.tokens_trained += tokens_trained
-        self.unlogged, self.accuracy = metrics, None
-        self.is_saved, self.is_consistent = False, True
+        self.unlogged, self.accuracy, self.updates, self.is_saved = metrics, None, [], False
 
     def state_dict(self) -> dict[str, float]:
-        """JSON values."""
+        """The counts, as JSON values."""
         return {
             "step": self.step,
             "tokens_generated": self.tokens_generated,
@@ -109,3 +93,66 @@ class TrainState:
             "wall_s": self.wall_s,
             "entropy_collapse_steps": self.entropy_collapse_steps,
         }
+
+
+@dataclass
+class Run:
+    """Everything that the loop works with."""
+
+    config: Config
+    sampling: Sampling
+    policy: TrainablePolicy
+    tracker: Tracker
+    directory: RunDirectory
+    held_out: Sequence[Problem] = ()
+    eval_plan: EvaluationPlan | None = None
+    problem_stats: ProblemStats = field(default_factory=ProblemStats)
+    stop: StopRequest = field(default_factory=StopRequest)
+    state: TrainState = field(default_factory=TrainState)
+    timer: StepTimer = field(default_factory=StepTimer)
+    """Seconds per phase of the step at hand."""
+    checkpoints: CheckpointWriter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.checkpoints = CheckpointWriter(self.directory, log=self.tracker.message)
+
+    @property
+    def engine(self) -> RolloutEngine:
+        """The rollout engine."""
+        return self.sampling.engine
+
+    def steps(self) -> Iterator[int]:
+        """The numbers of the steps that are left, from 1."""
+        return iter(range(self.state.step + 1, self.config.train.num_steps + 1))
+
+    @contextmanager
+    def timed(self, step: int) -> Iterator[None]:
+        """Time the block as one step; a trace of it is written if `profile.steps` names the step."""
+        with profiled_step(step, self.config.profile.steps, self.directory.profile, self.tracker.message) as self.timer:
+            yield
+
+    @contextmanager
+    def phase(self, name: str, *, total: int = 0) -> Iterator[Callable[[int, int], None]]:
+        """Show and time a phase of the step under one name; yields what takes (done, total) as its progress."""
+        self.tracker.phase(name, 0, total)
+        with self.timer.phase(name):
+            yield partial(self.tracker.phase, name)
+
+    def track(self, name: str, items: Sequence[T]) -> Iterator[T]:
+        """The items one after another, with the time and progress of the whole as a phase."""
+        with self.phase(name, total=len(items)) as on_progress:
+            for i, item in enumerate(items):
+                on_progress(i, len(items))
+                yield item
+
+    def sync_engine(self) -> None:
+        """Give the engine the policy's weights, unless it holds them."""
+        with self.phase("load_weights"):
+            if self.state.engine_version != self.state.step:
+                self.engine.load_weights(self.policy.weights(version=self.state.step), version=self.state.step)
+                self.state.engine_version = self.state.step
+
+    def drop_engine_weights(self) -> None:
+        """Let the engine free its weights while the policy updates: the next step brings others."""
+        drop_weights(self.engine)
+        self.state.engine_version = None

@@ -1,0 +1,141 @@
+"""Dynamic sampling (Eq. 11): the outcome of a group, how many groups to have in flight, the rate of verifier errors."""
+
+import math
+import re
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, get_args
+
+from dapo.algo.sampling import ScoreThresholds, is_informative
+from dapo.core.errors import RewardError, VerifierFailed
+from dapo.types import Group, Verdict
+
+Outcome: TypeAlias = Literal[
+    "trained", "all_correct", "all_wrong", "zero_variance", "filtered", "invalid", "excess", "aborted"
+]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+
+
+class DynamicSampler:
+    """Eq. 11 as a decision on each group, and a running keep rate that says how many to have in flight."""
+
+    def __init__(
+        self,
+        *,
+        prompts_per_step: int,
+        max_groups_per_step: int,
+        enabled: bool = True,
+        keep: Callable[[Group], bool] | None = None,
+        thresholds: ScoreThresholds | None = None,
+        max_error_rate: float = 1.0,
+    ) -> None:
+        self.prompts_per_step = prompts_per_step
+        self.max_groups_per_step = max_groups_per_step
+        self._enabled = enabled
+        self._keep = keep
+        self._thresholds = thresholds
+        self._decay = 1.0 - 1.0 / (4 * prompts_per_step)  # the keep rate of about the last four batches
+        self._kept = self._decided = 1.0
+        self._errors = RollingErrorRate(max_error_rate)
+
+    def outcome(self, group: Group) -> Outcome:
+        """What becomes of a judged group; counts towards the keep rate.
+
+        Raises VerifierFailed where `max_error_rate` of the last responses is exceeded.
+        """
+        self._errors.add(group.problem.id, group.texts or [""] * len(group.verdicts), group.verdicts)
+        outcome = self._outcome_of(group)
+        self._kept = self._decay * self._kept + (outcome == "trained")
+        self._decided = self._decay * self._decided + 1.0
+        return outcome
+
+    def in_flight_target(self, shortfall: int) -> int:
+        """Undecided groups to have submitted so that, at the running keep rate, the shortfall is just met."""
+        return math.ceil(shortfall * self._decided / max(self._kept, 0.1))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The running keep rate and the window of verifier errors; JSON keeps both exactly."""
+        return {"kept": self._kept, "decided": self._decided, "errors": self._errors.state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with a saved state."""
+        self._kept, self._decided = float(state["kept"]), float(state["decided"])
+        self._errors.load(state.get("errors", ()))
+
+    def _outcome_of(self, group: Group) -> Outcome:
+        valid = [verdict for verdict in group.verdicts if verdict.error is None]
+        if len(valid) < 2:
+            return "invalid"
+        if not self._enabled:
+            return "trained"
+        if self._keep is not None:
+            return "trained" if self._user_keeps(group) else "filtered"
+        if is_informative(group.verdicts):
+            return "trained" if self._thresholds is None or self._thresholds.is_met_by(group.verdicts) else "filtered"
+        if any(verdict.correct is None for verdict in valid):
+            return "zero_variance"
+        return "all_correct" if valid[0].correct else "all_wrong"
+
+    def _user_keeps(self, group: Group) -> bool:
+        assert self._keep is not None
+        try:
+            answer = self._keep(group)
+        except Exception as error:
+            raise RewardError(
+                f"dynamic_sampling.filter raised {type(error).__name__}: {error}; it must take a Group, return a bool"
+            ) from error
+        if not isinstance(answer, bool):
+            raise RewardError(f"dynamic_sampling.filter must return a bool, got {answer!r}")
+        return answer
+
+
+WINDOW = 256
+"""Responses over which the rate of verifier errors is taken."""
+MAX_ERROR_RATE = 0.5
+"""Fraction of error verdicts among the last WINDOW responses above which a run stops."""
+_CAUSES = 3
+_SHOWN_CHARS = 200
+# what differs between errors of one cause: quoted texts and numbers
+_PARTICULAR = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")
+
+
+_Entry: TypeAlias = tuple[str, str, str] | None
+"""Error, problem and response of a response without a verdict; None for one with."""
+
+
+class RollingErrorRate:
+    """The last WINDOW judged responses, in the order in which their groups were decided."""
+
+    def __init__(self, max_rate: float) -> None:
+        self._max_rate = max_rate
+        self._last: deque[_Entry] = deque(maxlen=WINDOW)
+
+    def add(self, problem_id: str, responses: Sequence[str], verdicts: Sequence[Verdict]) -> None:
+        """A group's verdicts. Raises VerifierFailed when a full window holds more errors than `max_rate` allows."""
+        for response, verdict in zip(responses, verdicts, strict=True):
+            shown = repr(response[:_SHOWN_CHARS])
+            self._last.append(None if verdict.error is None else (verdict.error, problem_id, shown))
+        errors = [entry for entry in self._last if entry is not None]
+        if len(self._last) == WINDOW and len(errors) > self._max_rate * WINDOW:
+            raise VerifierFailed(self._explain(errors))
+
+    def state(self) -> list[Any]:
+        """JSON values."""
+        return [entry and list(entry) for entry in self._last]
+
+    def load(self, state: Iterable[Any]) -> None:
+        """Continue with a saved window."""
+        self._last = deque((entry and tuple(entry) for entry in state), maxlen=WINDOW)
+
+    def _explain(self, errors: Sequence[tuple[str, str, str]]) -> str:
+        by_cause: dict[str, list[tuple[str, str, str]]] = {}
+        for entry in errors:
+            by_cause.setdefault(_PARTICULAR.sub("", entry[0]), []).append(entry)
+        counts = Counter({cause: len(entries) for cause, entries in by_cause.items()}).most_common(_CAUSES)
+        message = "; ".join(f"{count} times: {by_cause[cause][-1][0]}" for cause, count in counts)
+        _, problem, response = by_cause[counts[0][0]][-1]
+        return (
+            f"{len(errors)} of the last {WINDOW} judged responses have no verdict, more than the {self._max_rate:.0%} "
+            f"that a run accepts. {message}. For example problem {problem}, response {response}. Mend the verifier or "
+            "the references, and resume the run"
+        )

@@ -1,0 +1,146 @@
+"""What a step reports: its metrics, its table of judged responses, and the evaluation after it."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from dapo.core.background import in_background
+from dapo.core.files import atomic_write_json
+from dapo.evaluation.evaluate import evaluate
+from dapo.evaluation.scores import Evaluation
+from dapo.telemetry.metrics import engine_gap_metrics, mean_of_updates, reflection_metrics, rollout_metrics
+from dapo.telemetry.rollout_table import write_rollouts
+from dapo.training.divergence import entropy_collapse_steps, warn_divergence
+from dapo.training.rollout import Batch, require_groups
+from dapo.training.state import Run
+from dapo.types import Sample
+
+
+@contextmanager
+def rollouts_in_background(run: Run, batch: Batch, samples: Sequence[Sample]) -> Iterator[dict[str, float]]:
+    """While the block runs, write the step's judged responses to rollouts/step_*.parquet and search their texts.
+
+    Both take long at scale. When the block has ended, the table is on disk, and what was yielded holds the metrics of
+    the texts. Raises ShortfallError where the batch is too small to train on, and OSError where the table cannot be
+    written.
+    """
+    step = run.state.step + 1
+    text_metrics: dict[str, float] = {}
+
+    def work() -> None:
+        text_metrics.update(reflection_metrics(group for group, _ in batch.decided))
+        if run.config.log.rollouts:
+            write_rollouts(run.directory.rollouts(step), _rollout_rows(run, batch, samples, step=step))
+
+    with in_background(work, name="dapo-rollouts") as thread:
+        require_groups(batch)
+        if batch.shortfall:
+            run.tracker.message(f"step {step}: short batch: {batch.reason}")
+        yield text_metrics
+        with run.phase("write_rollouts"):  # what is left to wait for
+            thread.join()
+
+
+def report_step(run: Run, batch: Batch, samples: Sequence[Sample], more: Mapping[str, float]) -> None:
+    """Count the step as done, and keep its metrics until its evaluation is done too. `more`: metrics known already."""
+    state, step = run.state, run.state.step + 1
+    metrics = _batch_metrics(batch, samples) | engine_gap_metrics(samples) | dict(more)
+    metrics |= {name: value for name, value in mean_of_updates(state.updates).items() if name not in metrics}
+    errors = [v.error for group, _ in batch.judged for v in group.verdicts if v.error is not None]
+    if errors:
+        most_frequent = Counter(errors).most_common(1)[0][0]
+        run.tracker.message(f"step {step}: {len(errors)} verifier errors, most often: {most_frequent}")
+    warn_divergence(run, metrics, step=step)
+    state.entropy_collapse_steps = entropy_collapse_steps(batch, state.entropy_collapse_steps)
+    run.problem_stats.record((group for group, _ in batch.decided), step=step)
+    tokens_trained = sum(sample.num_trained_tokens for sample in samples)
+    state.advance(metrics, tokens_generated=batch.num_generated_tokens, tokens_trained=tokens_trained)
+
+
+def evaluate_and_log(run: Run) -> None:
+    """Evaluate if that is due, and write the step's metrics; nothing if they are written already."""
+    state, step = run.state, run.state.step
+    if state.unlogged is None:
+        return
+    metrics = dict(state.unlogged)
+    if _evaluation_is_due(run, step):
+        run.sync_engine()
+        evaluation = _evaluate(run, step)
+        if evaluation is not None:
+            metrics |= evaluation.metrics()
+            state.accuracy = metrics[f"eval/{evaluation.plan.name}/accuracy"]
+    if step > 0:
+        timings = run.timer.metrics(tokens_generated=int(metrics["rollout/tokens_generated"]))
+        state.wall_s += timings["time/step_s"]
+        metrics |= timings
+    if metrics:
+        run.tracker.log(step, metrics)
+    state.unlogged, state.is_saved = None, False
+
+
+def _evaluation_is_due(run: Run, step: int) -> bool:
+    """Before the first step, after every `train.eval_every`-th and after the last."""
+    every = run.config.train.eval_every
+    return step in (0, run.config.train.num_steps) or bool(every and step % every == 0)
+
+
+def _evaluate(run: Run, step: int) -> Evaluation | None:
+    """Evaluate the policy after `step` steps, which the engine holds, and write eval/step_*.json."""
+    if run.eval_plan is None or not run.held_out:
+        return None
+    sampling = run.sampling
+    with run.phase("evaluate", total=len(run.held_out)) as on_progress:
+        evaluation = evaluate(
+            sampling.engine,
+            sampling.judge,
+            sampling.encoder,
+            run.held_out,
+            run.eval_plan,
+            on_progress=on_progress,
+            check=run.stop.check,
+        )
+    atomic_write_json(run.directory.eval(step), {"step": step, **evaluation.summary(), "table": evaluation.table()})
+    return evaluation
+
+
+def _batch_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
+    """The step's rollout metrics, but for those of the texts."""
+    return rollout_metrics(
+        batch.decided,
+        {str(outcome): count for outcome, count in batch.group_counts.items()},
+        {str(outcome): count for outcome, count in batch.token_counts.items()},
+        shortfall=batch.shortfall,
+    ) | {
+        "rollout/epoch": batch.epoch,
+        "rollout/tokens_in_minibatches": sum(s.num_trained_tokens for s in samples),
+    }
+
+
+def _rollout_rows(run: Run, batch: Batch, samples: Sequence[Sample], *, step: int) -> Iterator[dict[str, Any]]:
+    advantages = {(sample.group_id, sample.index): sample.advantage for sample in samples}
+    for group, outcome in batch.judged:
+        prompt = run.sampling.encoder.decode_prompt(group.prompt_ids)
+        for i, (generation, verdict) in enumerate(zip(group.generations, group.verdicts, strict=True)):
+            yield {
+                "step": step,
+                "group_id": group.id,
+                "problem_id": group.problem.id,
+                "source": group.problem.source,
+                "sample": i,
+                "prompt": prompt,
+                "response": group.texts[i],
+                "answer": group.problem.answer,
+                "correct": verdict.correct,
+                "score": None if verdict.error is not None else verdict.score,
+                "error": verdict.error,
+                "reward": group.rewards[i],
+                "advantage": advantages.get((group.id, i)),
+                "prompt_tokens": len(group.prompt_ids),
+                "response_tokens": len(generation.token_ids),
+                "finish": generation.finish,
+                "outcome": outcome,
+                "response_ids": generation.token_ids,
+                "engine_logprobs": generation.logprobs,
+                "version": generation.version,
+            }
