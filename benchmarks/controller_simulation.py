@@ -4,6 +4,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,10 @@ from dapo.engines.scripted import ScriptedEngine
 from dapo.policy.builtin_models import smollm2_directory
 from dapo.telemetry.sinks import JsonlSink, Tracker, read_metrics
 from dapo.training.dynamic_sampling import DynamicSampler
-from dapo.training.rollout import sampling_plan
+from dapo.training.rollout import Sampling, sampling_plan
 from dapo.training.run_directory import RunDirectory
-from dapo.training.state import Run, TrainState
+from dapo.training.samples import shaped_reward
+from dapo.training.state import Run
 from dapo.training.train import train
 from dapo.types import Problem
 
@@ -109,24 +111,29 @@ class Simulation:
         encoder = TimedEncoder(self.tokenizer, self.config.data)
         encoder.clock = clock
         problems, _ = encoder.split_by_length(self._problems(texts))  # as a run begins
-        parts = Run(
-            stream=ProblemStream(problems, seed=self.config.train.seed),
-            engine=CheckedEngine(link, vocabulary=len(self.tokenizer)),
-            judge=Judge(clock, moved),
-            policy=NoPolicy(clock, moved),
-            sampler=DynamicSampler(
-                prompts_per_step=self.config.rollout.prompts_per_step,
-                max_groups_per_step=self.config.max_groups_per_step,
+        training_run = Run(
+            config=self.config,
+            sampling=Sampling(
+                stream=ProblemStream(problems, seed=self.config.train.seed),
+                engine=CheckedEngine(link, vocabulary=len(self.tokenizer)),
+                judge=Judge(clock, moved),
+                sampler=DynamicSampler(
+                    prompts_per_step=self.config.rollout.prompts_per_step,
+                    max_groups_per_step=self.config.max_groups_per_step,
+                ),
+                encoder=encoder,
+                plan=sampling_plan(self.config, (stop_id,)),
+                reward=partial(shaped_reward, config=self.config),
             ),
-            encoder=encoder,
-            plan=sampling_plan(self.config, (stop_id,)),
+            policy=NoPolicy(clock, moved),
             tracker=Tracker([JsonlSink(run.metrics)], looks),
             directory=run,
         )
         before = current_rss_bytes()
         looks.log(0, {})
-        train(self.config, parts, TrainState(unlogged=None))
-        parts.tracker.close()
+        training_run.state.unlogged = None
+        train(training_run)
+        training_run.tracker.close()
         logged = [row for row in read_metrics(run.metrics) if row["step"]]
         steps = [
             step_figures(looks.steps[i], looks.steps[i + 1], row, run.rollouts(row["step"]).stat().st_size)

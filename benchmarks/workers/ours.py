@@ -1,8 +1,11 @@
 """dapo as a user runs it: the shipped loop, engine and policy, put together by `dapo.assemble`."""
 
 import io
+import queue
 import tempfile
+import threading
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +18,7 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 import dapo
 from benchmarks.memory import peak_rss_bytes
 from benchmarks.protocol import serve
-from dapo.assemble import build_run, device_of, open_judge, read_inputs, resolve_auto
+from dapo.assemble import build_run, open_judge, read_inputs, resolve_auto
 from dapo.config import dump_config, load_config
 from dapo.core.rng import keyed_seed
 from dapo.data.problems import load_problems
@@ -24,10 +27,10 @@ from dapo.engines.engine import RolloutEngine
 from dapo.policy.builtin_models import smollm2_directory
 from dapo.policy.model import export_model
 from dapo.telemetry.console import ProgressDisplay
-from dapo.telemetry.metrics import StepTimer
+from dapo.telemetry.sinks import Tracker
 from dapo.training import one_step_off
 from dapo.training.run_directory import RunDirectory, make_manifest
-from dapo.training.train import TrainState, sync_engine, train_step
+from dapo.training.train import train
 from dapo.types import GenerationRequest
 
 
@@ -58,6 +61,20 @@ def random_model(directory: str, geometry: dict[str, int]) -> dict[str, Any]:
     return {}
 
 
+class StepSink:
+    """Hands on the metrics of a step, and holds the loop until the next one is asked for."""
+
+    def __init__(self) -> None:
+        self.rows: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.go_on = threading.Semaphore(0)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.rows.put(metrics)
+        self.go_on.acquire()
+
+    def close(self) -> None: ...
+
+
 class Ours:
     """One run, a step at a time."""
 
@@ -74,11 +91,16 @@ class Ours:
         manifest = make_manifest([], seed=self.config.train.seed, started=datetime.now(UTC))
         run = RunDirectory.create(Path(folder) / "run", dump_config(self.config), manifest)
         display = ProgressDisplay(self.config.train.num_steps, stream=io.StringIO())
-        self.parts = self._stack.enter_context(
+        self.run = self._stack.enter_context(
             build_run(self.config, self.inputs, self.judge, run, display, first_step=1)
         )
-        self._stack.callback(self.parts.tracker.close)
-        self.train_state = TrainState()
+        # the run's own loop takes the steps, one at a time: nothing is evaluated or saved, and it never ends
+        endless = {"train": self.config.train.model_copy(update={"num_steps": 10**6, "save_every": 0, "eval_every": 0})}
+        self.run.config = self.config.model_copy(update=endless)
+        self.run.state.unlogged = None
+        self._steps = StepSink()
+        self._schedule: threading.Thread | None = None
+        self.run.tracker = Tracker([self._steps], display)
         return {
             "config": self.config.model_dump(mode="json"),
             "directory": str(model_directory(self.config.model.name)),
@@ -100,7 +122,7 @@ class Ours:
 
     def held_out(self) -> dict[str, Any]:
         """The evaluation problems, and how they are sampled."""
-        plan = self.parts.eval_plan
+        plan = self.run.eval_plan
         assert plan is not None
         return {
             "rows": [self._row(problem) for problem in self.inputs.held_out],
@@ -127,31 +149,39 @@ class Ours:
             for p, ids in enumerate(prompts)
             for i in range(group)
         ]
-        sync_engine(self.parts, self.train_state)
+        self.run.sync_engine()
         started = time.perf_counter()
-        lengths = drain(self.parts.engine, requests)
+        lengths = drain(self.run.engine, requests)
         return {"seconds": time.perf_counter() - started, "tokens": sum(lengths)}
 
     def step(self) -> dict[str, Any]:
         """One step of the schedule, with its seconds by phase."""
-        step = self.train_state.step + 1
-        timer = StepTimer()
-        take_step = one_step_off.train_step if self.config.schedule == "one_step_off" else train_step
-        take_step(self.config, self.parts, self.train_state, step=step, timer=timer)
-        metrics = self.train_state.unlogged
-        assert metrics is not None
-        if device_of(self.config) == "cuda":
+        if self._schedule is None:
+            self._schedule = threading.Thread(target=self._train, name="dapo-bench", daemon=True)
+            self._schedule.start()
+        else:
+            self._steps.go_on.release()
+        metrics = self._steps.rows.get()
+        if isinstance(metrics, BaseException):
+            raise metrics
+        if self.config.train.device == "cuda":
             torch.cuda.synchronize()
-        times = timer.metrics(tokens_generated=int(metrics["rollout/tokens_generated"]))
         return {
-            "step_s": times["time/step_s"],
-            "generation_s": times["time/generate_s"],
-            "update_s": times["time/update_s"] + times.get("time/old_logprobs_s", 0.0),
-            "load_weights_s": times.get("time/load_weights_s", 0.0),
-            "wait_s": times.get("time/wait_s", 0.0),
+            "step_s": metrics["time/step_s"],
+            "generation_s": metrics["time/generate_s"],
+            "update_s": metrics["time/update_s"] + metrics.get("time/old_logprobs_s", 0.0),
+            "load_weights_s": metrics.get("time/load_weights_s", 0.0),
+            "wait_s": metrics.get("time/wait_s", 0.0),
             "generated_tokens": int(metrics["rollout/tokens_generated"]),
             "trained_tokens": int(metrics["rollout/tokens_in_minibatches"]),
         }
+
+    def _train(self) -> None:
+        """The run's own loop, which waits in the sink after each step."""
+        try:
+            (one_step_off.train if self.config.schedule == "one_step_off" else train)(self.run)
+        except BaseException as error:
+            self._steps.rows.put(error)
 
     def memory(self) -> dict[str, Any]:
         """Peak bytes: resident, verifier processes included, and on the GPU."""
@@ -160,7 +190,7 @@ class Ours:
 
     def export(self, directory: str) -> dict[str, Any]:
         """Write the policy as a Hugging Face directory."""
-        export_model(self.parts.policy.weights(version=0).named_tensors(), self.inputs.loaded, directory)
+        export_model(self.run.policy.weights(version=0).named_tensors(), self.inputs.loaded, directory)
         return {}
 
     def close(self) -> None:
@@ -174,7 +204,7 @@ class Ours:
             "id": problem.id,
             "prompt": messages,
             "answer": problem.answer,
-            "prompt_ids": list(self.parts.encoder.encode(problem)),
+            "prompt_ids": list(self.run.encoder.encode(problem)),
         }
 
 
