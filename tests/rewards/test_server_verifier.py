@@ -185,8 +185,8 @@ def test_it_works_from_the_pool_and_with_other_verifiers(server):
     [
         ({}, "verifier server needs the option url: reward.options.url=..."),
         ({"url": "ftp://x"}, "server: url must be http://HOST[:PORT]/PATH or https://..., got 'ftp://x'"),
-        ({"url": "http://x", "batch_size": 0}, "server: batch_size must be a positive whole number, got 0"),
-        ({"url": "http://x", "retries": -1}, "server: retries must be a whole number from 0 on, got -1"),
+        ({"url": "http://x", "batch_size": 0}, "server: batch_size must be a positive integer, got 0"),
+        ({"url": "http://x", "retries": -1}, "server: retries must be a non-negative integer, got -1"),
         ({"url": "http://x", "total_s": 0}, "server: total_s must be a positive number, got 0"),
         ({"url": "http://x", "token_env": "NO_SUCH_VARIABLE"}, "the environment variable NO_SUCH_VARIABLE (token_env)"),
     ],

@@ -10,18 +10,18 @@ import urllib3
 
 from dapo.core.errors import DapoError, DataError
 
-_RETRYABLE_STATUSES = (408, 409, 425, 429, 500, 502, 503, 504)
+RETRYABLE_STATUSES = (408, 409, 425, 429, 500, 502, 503, 504)
 _OK, _UNAUTHORIZED, _FORBIDDEN, _SERVER_ERROR = 200, 401, 403, 500
 _CONNECT_S, _MAX_BACKOFF_S = 10.0, 30.0
 _SHOWN_CHARS = 200
 
 
 class ServerFailed(DapoError):
-    """The server did not answer as a chat server does, however often it was asked; another time it may."""
+    """A server gave no usable answer after all retries; it may another time."""
 
 
 class ServerRefused(DataError):
-    """The server says that the request is wrong: its model, its key, its address."""
+    """A server rejected the request: its model, its key or its address is wrong."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class Completion:
     """The first choice of a chat completion."""
 
     text: str
-    """Empty where all of it was hidden reasoning."""
+    """The message's content, empty where all of it was hidden reasoning."""
     tokens: int
-    """0 where the server does not count them."""
+    """The number of generated tokens, 0 where the server does not count them."""
     finish: str
-    """In the server's words: `stop`, `length`, `content_filter`, ..."""
+    """The server's finish reason: `stop`, `length`, `content_filter`, ..."""
 
 
 class ChatClient:
-    """Asks for one completion at a time; several threads may share one."""
+    """Requests one chat completion per call; several threads may share one client."""
 
     def __init__(
         self,
@@ -50,15 +50,24 @@ class ChatClient:
         backoff_s: float = 0.5,
         connections: int = 8,
     ) -> None:
-        """`url` ends where `/chat/completions` begins, as in `http://localhost:8000/v1`. Raises DataError.
+        """Open no connection yet.
 
-        A failed connection or a status that may pass is tried again `retries` times, after 0, 2, 4, 8 ... times
-        `backoff_s` or as long as the server asks for.
+        Args:
+            url: ends where `/chat/completions` begins, as in `http://localhost:8000/v1`.
+            model: the model's name at the server.
+            api_key: sent as a bearer token.
+            timeout_s: time limit of one request.
+            retries: further tries after a failed connection or a transient status.
+            backoff_s: tries wait 0, 2, 4, 8 ... times this, or as long as the server asks for.
+            connections: how many threads share the client.
+
+        Raises:
+            DataError: `url` is not an address.
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise DataError(f"server {url!r}: expected an address such as http://localhost:8000/v1")
-        # it warns of every attempt that fails; the last failure is told by complete()
+        # it warns of every attempt that fails; complete() raises the last failure
         logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
         self.url = url.rstrip("/")
         self._model = model
@@ -68,7 +77,7 @@ class ChatClient:
             timeout=urllib3.Timeout(connect=min(_CONNECT_S, timeout_s), read=timeout_s),
             retries=urllib3.Retry(
                 total=retries,
-                status_forcelist=_RETRYABLE_STATUSES,
+                status_forcelist=RETRYABLE_STATUSES,
                 allowed_methods=None,
                 backoff_factor=backoff_s,
                 backoff_max=_MAX_BACKOFF_S,
@@ -77,14 +86,14 @@ class ChatClient:
         )
 
     def complete(self, messages: Sequence[Mapping[str, str]], **parameters: float) -> Completion:
-        """Ask with `parameters` such as temperature, max_tokens, seed. Raises ServerFailed or ServerRefused."""
+        """Request with `parameters` such as temperature, max_tokens, seed. Raises ServerFailed or ServerRefused."""
         body = {"model": self._model, "messages": [dict(message) for message in messages], **parameters}
         try:
             response = self._pool.request("POST", f"{self.url}/chat/completions", json=body, headers=self._headers)
         except urllib3.exceptions.HTTPError as error:
-            raise ServerFailed(f"{self.url}: {_cause(error)}") from None
+            raise ServerFailed(f"{self.url}: {error_cause(error)}") from None
         if response.status != _OK:
-            is_transient = response.status in _RETRYABLE_STATUSES or response.status >= _SERVER_ERROR
+            is_transient = response.status in RETRYABLE_STATUSES or response.status >= _SERVER_ERROR
             raise (ServerFailed if is_transient else ServerRefused)(
                 f"{self.url}: status {response.status}: {_error_message(response)}"
             )
@@ -101,11 +110,11 @@ class ChatClient:
         return Completion(text, tokens, finish)
 
     def models(self) -> list[str] | None:
-        """The names of the models it serves; None where it does not say. Raises ServerFailed or ServerRefused."""
+        """The served models' names; None where the server lists none. Raises ServerFailed or ServerRefused."""
         try:
             response = self._pool.request("GET", f"{self.url}/models", headers=self._headers, retries=False)
         except urllib3.exceptions.HTTPError as error:
-            raise ServerFailed(f"{self.url} cannot be reached ({_cause(error)})") from None
+            raise ServerFailed(f"{self.url} cannot be reached ({error_cause(error)})") from None
         if response.status in (_UNAUTHORIZED, _FORBIDDEN):
             raise ServerRefused(f"{self.url} refuses us (status {response.status})")
         try:
@@ -119,7 +128,7 @@ class ChatClient:
 
 
 def _error_message(response: urllib3.BaseHTTPResponse) -> str:
-    """The server's own words."""
+    """The message in the body of an error."""
     try:
         values: Any = response.json()
         error = values.get("error", values)
@@ -129,8 +138,8 @@ def _error_message(response: urllib3.BaseHTTPResponse) -> str:
     return " ".join(str(text).split())[:_SHOWN_CHARS] or "(nothing)"
 
 
-def _cause(error: Exception) -> str:
-    """The innermost reason, without the addresses of objects."""
+def error_cause(error: Exception) -> str:
+    """The innermost reason of a failed request, without the addresses of objects."""
     cause = error.reason if isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason else error
     text = str(cause).rpartition(": ")[2] if isinstance(cause, urllib3.exceptions.HTTPError) else str(cause)
     return f"{type(cause).__name__}: {text}"
