@@ -21,7 +21,7 @@ from dapo.distributed.engine_pool import EnginePool
 from dapo.distributed.engine_specs import engine_specs, require_vllm
 from dapo.distributed.launch import open_launcher
 from dapo.distributed.protocol import Launcher
-from dapo.distributed.trainer_group import TrainerGroup, trainer_threads
+from dapo.distributed.trainer_group import TrainerGroup
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.native.engine import NativeEngine
@@ -103,8 +103,7 @@ def open_policy(config: Config, loaded: LoadedModel, launcher: Launcher | None) 
     if launcher is None or not config.uses_trainer_group:
         yield Policy(config, loaded)
         return
-    threads = trainer_threads(config, torch.get_num_threads())
-    with closing(TrainerGroup(config, launcher, threads=threads, cluster_gpus=launcher.gpus)) as trainer_group:
+    with closing(TrainerGroup(config, launcher)) as trainer_group:
         yield trainer_group
 
 

@@ -1,4 +1,4 @@
-"""Laws of a gang of trainer ranks: a run on two is the run on one, and a lost rank costs nothing but time."""
+"""Laws of a group of trainer ranks: a run on two is the run on one, and a lost rank costs nothing but time."""
 
 import os
 import signal
@@ -185,6 +185,8 @@ class FakeWorker:
 class FakeLauncher:
     """Starts what it was given."""
 
+    gpus = 0.0
+
     def __init__(self, *answers: dict[str, Any]) -> None:
         self.workers = [FakeWorker(f"trainer-{i}", given) for i, given in enumerate(answers)]
 
@@ -201,7 +203,7 @@ def trainer_group_of() -> Iterator[Callable[..., tuple[TrainerGroup, FakeLaunche
     def make(*answers: dict[str, Any]) -> tuple[TrainerGroup, FakeLauncher]:
         launcher: Any = FakeLauncher(*answers)
         config = tiny(f"distributed.trainer_ranks={len(answers)}")
-        trainer_groups.append(TrainerGroup(config, launcher, threads=1, call_timeout_s=0.2))
+        trainer_groups.append(TrainerGroup(config, launcher, call_timeout_s=0.2))
         return trainer_groups[-1], launcher
 
     yield make

@@ -1,15 +1,16 @@
-"""A policy in several processes, as the controller sees it: trainer ranks that do everything together or not at all."""
+"""The policy in several processes, as the controller sees it: trainer ranks that execute every call together."""
 
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from dapo.config import Config
 from dapo.core.errors import TrainerLost, WorkerDied, WorkerFault
@@ -20,10 +21,10 @@ from dapo.policy.policy import partition_minibatch
 from dapo.types import Sample
 
 GRACE_S = 10.0
-"""How long the other ranks have to come to the same end after one has failed; then they wait for it in vain."""
+"""How long to wait, when one rank has failed, for the others to fail too; then they wait for it in vain."""
 
 MIN_POLL_INTERVAL_S, MAX_POLL_INTERVAL_S = 0.02, 1.0
-"""Between two questions whether a checkpoint is written: the first, and, doubling, the longest."""
+"""While a checkpoint is written, it is polled for; the interval doubles from the first to the last."""
 
 LOOPBACK_HOST = "127.0.0.1"
 
@@ -31,23 +32,14 @@ LOOPBACK_HOST = "127.0.0.1"
 class TrainerGroup:
     """A `TrainablePolicy` over `config.distributed.trainer_ranks` processes.
 
-    Where a rank is gone, or gives no answer within `call_timeout_s`, all of them are ended and the call
-    raises TrainerLost, as does every later one: the run can go on from its last checkpoint with a new gang.
+    If a rank dies or does not answer in time, all ranks are ended, and this call and every later one raise TrainerLost:
+    the run can continue from its last checkpoint with a new group.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        launcher: Launcher,
-        *,
-        threads: int,
-        cluster_gpus: float = 0.0,
-        call_timeout_s: float = CALL_TIMEOUT_S,
-    ) -> None:
-        """Start the ranks, with `threads` CPU threads each, and have them share the model out among themselves.
+    def __init__(self, config: Config, launcher: Launcher, *, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
+        """Start the ranks and let them shard the model. `config.model.dtype` must be settled.
 
-        `cluster_gpus`: that the launcher has to give away. Raises LaunchError, and what loading and sharding the model
-        raise.
+        Raises LaunchError, and what loading and sharding the model raise.
         """
         self._config = config
         self._timeout_s = call_timeout_s
@@ -55,31 +47,32 @@ class TrainerGroup:
         self._lost: str | None = None
         self._skipped = 0
         self._folder = WeightsFolder()
-        specs = trainer_specs(config, threads=threads, cluster_gpus=cluster_gpus)
+        specs = trainer_specs(config, cluster_gpus=launcher.gpus)
         names = [f"trainer-{rank}" for rank in range(len(specs))]
         try:
             self._workers: Sequence[Worker] = launcher.start(names, specs, together=True)
-            self._init_process_group(LOOPBACK_HOST if config.launcher == "local" else None)
+            self._init_process_group()
             self._has_shared_memory = bool(self._all("can_access", self._folder.path)[0])
         except BaseException:
             self._folder.close()
             raise
 
     def update(self, minibatch: Sequence[Sample], *, step: int) -> dict[str, float]:
-        """As `Policy.update`: one update on the same rows with the same weights."""
+        """One update as `Policy.update`, on the same rows with the same loss weights."""
         partitions = partition_minibatch(minibatch, self._config, ranks=len(self._workers))
-        answers = self._each("update", partitions, step=step)
-        metrics, self._skipped = answers[0]
+        metrics: dict[str, float]
+        metrics, self._skipped = self._each("update", partitions, step=step)[0]
         return metrics
 
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
-        """As `Policy.record_old_logprobs`."""
+        """The samples with `old_logprobs`, as `Policy.record_old_logprobs`."""
         max_tokens = self._config.train.microbatch_tokens
         partitions = partition(samples, ranks=len(self._workers), max_tokens=max_tokens)
         rows: list[tuple[float, ...]] = [()] * len(samples)
         for rank_microbatches, answers in zip(partitions, self._each("logprobs", partitions), strict=True):
             for rank_microbatch, scores in zip(rank_microbatches, answers, strict=True):
-                for i, row in zip(rank_microbatch.indices, scores, strict=False):  # a dummy has a row only
+                # not strict: a dummy microbatch has a row of scores and no index
+                for i, row in zip(rank_microbatch.indices, scores, strict=False):
                     rows[i] = row
         return [replace(sample, old_logprobs=row) for sample, row in zip(samples, rows, strict=True)]
 
@@ -97,13 +90,13 @@ class TrainerGroup:
 
     @property
     def skipped_in_a_row(self) -> int:
-        """Updates that were not made since the last that was."""
+        """The number of updates skipped since the last one that was made."""
         return self._skipped
 
     def save(self, directory: Path) -> None:
-        """Write weights, AdamW's moments and counters into `directory`, which exists and all ranks can reach.
+        """Write weights, AdamW moments and counters into `directory`, which exists and which all ranks see.
 
-        Raises OSError where the disk refuses, and NumericsError, having written nothing, where a weight is not finite.
+        Raises OSError if the disk refuses, and NumericsError, having written nothing, if a weight is not finite.
         """
         self.snapshot()(directory)
 
@@ -113,7 +106,7 @@ class TrainerGroup:
         return self._write
 
     def load(self, directory: Path) -> None:
-        """Continue from what any number of ranks, or a `Policy`, has saved. Raises CheckpointError."""
+        """Load a checkpoint of any number of ranks, or of a `Policy`. Raises CheckpointError."""
         self._skipped = self._all("load", directory.absolute())[0]
 
     def close(self) -> None:
@@ -122,19 +115,11 @@ class TrainerGroup:
             worker.close()
         self._folder.close()
 
-    def _init_process_group(self, host: str | None) -> None:
-        limits = self._config.distributed
-        address = self._answers(
-            [self._workers[0].call("rendezvous_address", host, timeout_s=limits.start_timeout_s)],
-            limits.start_timeout_s,
-        )[0]
-        self._all(
-            "init_process_group",
-            *address,
-            ranks=len(self._workers),
-            start_timeout_s=limits.start_timeout_s,
-            timeout_s=self._timeout_s,
-        )
+    def _init_process_group(self) -> None:
+        host = None if self._config.uses_ray else LOOPBACK_HOST
+        request = self._workers[0].call("rendezvous_address", host)
+        [address] = self._answers([request], self._config.distributed.start_timeout_s)
+        self._all("init_process_group", *address, timeout_s=self._timeout_s)
 
     def _write(self, directory: Path) -> None:
         self._all("start_writing", directory.absolute())
@@ -152,26 +137,26 @@ class TrainerGroup:
 
     def _all(self, method: str, *arguments: Any, **options: Any) -> list[Any]:
         """Every rank's answer to the same call."""
-        return self._call([partial(worker.call, method, *arguments, **options) for worker in self._workers])
+        return self._call(worker.call(method, *arguments, **options) for worker in self._workers)
 
     def _each(self, method: str, arguments: Sequence[Any], **options: Any) -> list[Any]:
         """Every rank's answer to a call with its own argument."""
         pairs = zip(self._workers, arguments, strict=True)
-        return self._call([partial(worker.call, method, own, **options) for worker, own in pairs])
+        return self._call(worker.call(method, own, **options) for worker, own in pairs)
 
-    def _call(self, calls: "Sequence[Callable[[], Future[Any]]]") -> list[Any]:
-        with self._lock:  # two threads' calls come to every rank in the same order
+    def _call(self, calls: "Iterator[Future[Any]]") -> list[Any]:
+        with self._lock:  # the calls of two threads reach every rank in the same order
             if self._lost is not None:
                 raise TrainerLost(self._lost)
-            futures = [call() for call in calls]
+            futures = list(calls)
         return self._answers(futures, self._timeout_s)
 
     def _answers(self, futures: "Sequence[Future[Any]]", timeout_s: float) -> list[Any]:
-        """The ranks' answers. Raises what they raised; if any of them cannot go on, all are ended."""
+        """The ranks' answers. Raises what they raised; if one of them cannot go on, all are ended."""
         wait(futures, timeout_s, return_when=FIRST_EXCEPTION)
         errors = _errors(futures)
         if errors and not any(isinstance(error, WorkerDied) for error in errors):
-            wait(futures, GRACE_S)  # the others fail alike, or it turns out who has died
+            wait(futures, GRACE_S)  # the others fail with the same error, or one has died
             errors = _errors(futures)
         for error in errors:
             if isinstance(error, WorkerDied):
@@ -200,27 +185,24 @@ def _errors(futures: "Sequence[Future[Any]]") -> list[BaseException]:
     return [error for future in futures if future.done() and (error := future.exception()) is not None]
 
 
-def trainer_specs(config: Config, *, threads: int, cluster_gpus: float = 0.0) -> list[WorkerSpec]:
-    """One for each rank; `config.model.dtype` is settled."""
+def trainer_specs(config: Config, *, cluster_gpus: float) -> list[WorkerSpec]:
+    """The worker spec of each rank; `cluster_gpus` are the launcher's."""
+    ranks = config.distributed.trainer_ranks
+    threads = config.train.threads or max(1, torch.get_num_threads() // ranks)
     gpus = config.distributed.gpus_per_process
     if gpus is None:
         gpus = 1.0 if cluster_gpus > 0 and config.train.device != "cpu" else 0.0
     environment = {"OMP_NUM_THREADS": str(threads)}
-    names = [name for _, name in socket.if_nameindex()]
-    if config.launcher == "local" and "GLOO_SOCKET_IFNAME" not in os.environ and "lo" in names:
-        environment["GLOO_SOCKET_IFNAME"] = "lo"  # the machine's name need not lead to an address that works
+    interfaces = [name for _, name in socket.if_nameindex()]
+    if not config.uses_ray and "GLOO_SOCKET_IFNAME" not in os.environ and "lo" in interfaces:
+        environment["GLOO_SOCKET_IFNAME"] = "lo"  # the machine's name need not resolve to an address that works
     return [
         WorkerSpec(
-            "dapo.distributed.trainer_worker:TrainerRank",
+            "dapo.distributed.trainer_worker:TrainerWorker",
             {"config": config, "rank": rank, "threads": threads},
             environment,
             cpus=threads,
             gpus=gpus,
         )
-        for rank in range(config.distributed.trainer_ranks)
+        for rank in range(ranks)
     ]
-
-
-def trainer_threads(config: Config, available: int) -> int:
-    """CPU threads of each rank: as asked, or an equal share of those that this process would use."""
-    return config.train.threads or max(1, available // config.distributed.trainer_ranks)

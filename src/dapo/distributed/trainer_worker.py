@@ -1,8 +1,8 @@
-"""What a trainer rank's process holds: its part of the policy, behind calls that a gang makes on all ranks at once."""
+"""One rank of the trainer group: the object in its process, whose methods the group calls on all ranks at once."""
 
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -11,24 +11,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors.torch import save
-from torch import Tensor
 
 from dapo.config import Config
 from dapo.core.errors import ConfigError
 from dapo.distributed.weight_files import dense_weights, write_weights
+from dapo.engines.engine import WeightSource
 from dapo.policy.fsdp.policy import Ranks, ShardedPolicy
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.packing import RankMicrobatch
 
-ANY_ADDRESS = ("10.255.255.255", 1)
-"""Nothing is sent there: it only asks the system from which address it would be."""
+UNROUTED_ADDRESS = ("10.255.255.255", 1)
+"""Nothing is sent there: connecting only asks the system from which of its addresses it would send."""
 
 
-class TrainerRank:
-    """Made with the model loaded; it becomes a part of the policy when it joins the others."""
+class TrainerWorker:
+    """Loads the model at once, and shards it when the ranks form a process group."""
 
     def __init__(self, config: Config, *, rank: int, threads: int) -> None:
-        """`config.model.dtype` is settled."""
         torch.set_num_threads(threads)
         self._config, self._rank = config, rank
         self._device = _device(config.train.device, rank)
@@ -42,26 +41,30 @@ class TrainerRank:
         self._writer: threading.Thread | None = None
         self._write_error: BaseException | None = None
 
-    def rendezvous_address(self, host: str | None, *, timeout_s: float) -> tuple[str, int]:
-        """Of rank 0: the address where the others find it. `host`: none: this machine's own, as others see it."""
+    def rendezvous_address(self, host: str | None) -> tuple[str, int]:
+        """Open the store through which the ranks meet, on rank 0; returns its host (None: found here) and port."""
         host = host or _own_address()
-        self._store = dist.TCPStore(
-            host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
-        )
+        timeout = timedelta(seconds=self._config.distributed.start_timeout_s)
+        self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
         return host, self._store.port
 
-    def init_process_group(self, host: str, port: int, *, ranks: int, start_timeout_s: float, timeout_s: float) -> None:
-        """Meet the others and take this rank's part of the model; every rank does at the same time.
+    def init_process_group(self, host: str, port: int, *, timeout_s: float) -> None:
+        """Connect to the other ranks, which call this at the same time, and shard the model.
 
-        `timeout_s`: for whatever they do together later.
+        Args:
+            host: The rendezvous address of rank 0.
+            port: Its port.
+            timeout_s: For every collective operation after this one.
         """
+        limits = self._config.distributed
         if self._store is None:
-            self._store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=start_timeout_s))
+            timeout = timedelta(seconds=limits.start_timeout_s)
+            self._store = dist.TCPStore(host, port, is_master=False, timeout=timeout)
         dist.init_process_group(
             "gloo" if self._device.type == "cpu" else "cpu:gloo,cuda:nccl",
             store=self._store,
             rank=self._rank,
-            world_size=ranks,
+            world_size=limits.trainer_ranks,
             timeout=timedelta(seconds=timeout_s),
         )
         assert self._loaded is not None
@@ -69,86 +72,82 @@ class TrainerRank:
         self._loaded = None
 
     def can_access(self, folder: Path) -> bool:
-        """Whether a folder of the controller is there for this process too."""
+        """Whether this process sees a folder of the controller."""
         return folder.is_dir()
 
     def update(self, rank_microbatches: Sequence[RankMicrobatch], *, step: int) -> tuple[dict[str, float], int]:
-        """Metrics, and the updates skipped in a row."""
+        """One update; returns its metrics and the number of updates skipped in a row."""
         return self._policy.update(rank_microbatches, step=step), self._policy.skipped_in_a_row
 
     def logprobs(self, rank_microbatches: Sequence[RankMicrobatch]) -> list[list[tuple[float, ...]]]:
-        """As the policy's."""
-        return self._policy.logprobs(rank_microbatches)
+        """The log-probabilities of each sample's response tokens, by microbatch."""
+        logprobs: list[list[tuple[float, ...]]] = self._policy.logprobs(rank_microbatches)
+        return logprobs
 
     def export_weights(self, path: Path, version: int) -> None:
-        """Gather all weights; rank 0 writes them to `path`."""
-        weights = _FullWeights(self._policy)
-        if self._rank == 0:
-            write_weights(path, weights, version)
-        else:
-            weights.participate()
+        """Gather all weights and write them to `path` on rank 0."""
+        self._gather(lambda weights: write_weights(path, weights, version))
 
     def send_weights(self, version: int) -> bytes | None:
-        """Gather all weights; rank 0 returns the contents of such a file."""
-        weights = _FullWeights(self._policy)
-        if self._rank == 0:
+        """Gather all weights; rank 0 returns the contents of a weights file."""
+
+        def contents(weights: WeightSource) -> bytes:
             tensors, metadata = dense_weights(weights, version)
             return save(tensors, metadata=metadata)
-        weights.participate()
-        return None
+
+        sent: bytes | None = self._gather(contents)
+        return sent
 
     def snapshot(self) -> None:
-        """As the policy's."""
+        """Copy the state that a checkpoint holds."""
         self._policy.snapshot()
 
     def start_writing(self, directory: Path) -> None:
-        """Begin to write the snapshot while other calls are answered."""
+        """Write the snapshot in a thread."""
 
-        def work() -> None:
+        def write() -> None:
             try:
                 self._policy.write(directory)
-            except BaseException as error:  # raised where the gang asks for it
+            except BaseException as error:  # raised by has_written
                 self._write_error = error
 
         self._write_error = None
-        self._writer = threading.Thread(target=work, name="dapo-checkpoint")
+        self._writer = threading.Thread(target=write, name="dapo-checkpoint")
         self._writer.start()
 
     def has_written(self) -> tuple[bool, str | None]:
-        """Whether the writing has ended, and why the disk refused it, if it did."""
+        """Whether the snapshot is written, and the message of an OSError if the disk refused it."""
         assert self._writer is not None
         if self._writer.is_alive():
             return False, None
-        if isinstance(self._write_error, OSError):
-            return True, str(self._write_error)
-        if self._write_error is not None:
-            raise self._write_error
-        return True, None
+        if self._write_error is None or isinstance(self._write_error, OSError):
+            return True, None if self._write_error is None else str(self._write_error)
+        raise self._write_error
 
     def load(self, directory: Path) -> int:
-        """As the policy's; returns the updates skipped in a row."""
+        """Load a checkpoint; returns the number of updates skipped in a row."""
         self._policy.load(directory)
-        return self._policy.skipped_in_a_row
+        return int(self._policy.skipped_in_a_row)
+
+    def _gather(self, use: Callable[[WeightSource], Any]) -> Any:
+        """Gather the full weights, one at a time, which every rank must do; rank 0 uses them."""
+        source = _FullWeights(self._policy.full_weights)
+        if self._rank == 0:
+            return use(source)
+        for _ in source.named_tensors():
+            pass
+        return None
 
 
 @dataclass(frozen=True)
 class _FullWeights:
-    """The whole policy, gathered weight by weight; every rank has to go through it."""
+    """A WeightSource over a function that gathers the weights one at a time."""
 
-    policy: ShardedPolicy
-
-    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """As a WeightSource."""
-        return self.policy.full_weights()
-
-    def participate(self) -> None:
-        """Do this rank's part."""
-        for _ in self.named_tensors():
-            pass
+    named_tensors: Callable[[], Any]
 
 
 def _device(wanted: str, rank: int) -> torch.device:
-    """Of the machine that this process runs on, which need not be the controller's."""
+    """The device of a rank on the machine of this process, which need not be the controller's."""
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -161,7 +160,7 @@ def _device(wanted: str, rank: int) -> torch.device:
 def _own_address() -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(ANY_ADDRESS)
-        except OSError:  # no route anywhere: alone
+            probe.connect(UNROUTED_ADDRESS)
+        except OSError:  # no route: a machine without a network
             return "127.0.0.1"
         return str(probe.getsockname()[0])
