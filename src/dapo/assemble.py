@@ -9,8 +9,8 @@ from functools import partial
 import torch
 
 from dapo.algo.sampling import ScoreThresholds
-from dapo.config import Config, DataSpec, ScoreThresholdsConfig
-from dapo.config.data_spec import spec_kind, spec_name
+from dapo.config import Config, ScoreThresholdsConfig
+from dapo.config.data_spec import Source
 from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.loading import load_callable
@@ -111,11 +111,11 @@ def read_inputs(config: Config, *, training: bool = True) -> Inputs:
     """Load data (for `dapo eval` only the held-out problems) and model, check that they fit; writes nothing."""
     notes = []
     load_filter(config.dynamic_sampling.filter)
-    problems = load_problems(config.data.train, split="train") if training else []
+    problems = load_problems(config.data.train_source, split="train") if training else []
     held_out: list[Problem] = []
     copies = 1
-    if config.data.eval is not None:
-        held_out, copies = distinct(load_problems(config.data.eval, split="eval"), config.data.eval)
+    if (source := config.data.eval_source) is not None:
+        held_out, copies = distinct(load_problems(source, split="eval"), source)
     problems, removed = remove_overlap(problems, held_out)
     if removed:
         notes.append(f"{removed} training problems left out: their text is in the evaluation set")
@@ -175,11 +175,11 @@ def multiplies_bfloat16_fast(device: str) -> bool:
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16", "arm_bf16"))
 
 
-def distinct(problems: Sequence[Problem], spec: DataSpec) -> tuple[list[Problem], int]:
+def distinct(problems: Sequence[Problem], source: Source) -> tuple[list[Problem], int]:
     """Copies of a problem count once; and how many there are of each, in a file that has as many of all of them."""
     counted = unique_problems(problems)
     counts = {count for _, count in counted}
-    copies = counts.pop() if len(counts) == 1 and spec_kind(spec) in ("path", "hub") else 1
+    copies = counts.pop() if len(counts) == 1 and source.kind in ("path", "hub") else 1
     return [problem for problem, _ in counted], copies
 
 
@@ -241,9 +241,10 @@ def build_sinks(config: Config, run: RunDirectory, *, first_step: int) -> list[S
 
 def evaluation_plan(config: Config, stop_ids: tuple[int, ...]) -> EvaluationPlan:
     """How held-out problems are sampled."""
-    assert config.data.eval is not None
+    source = config.data.eval_source
+    assert source is not None
     return EvaluationPlan(
-        name=spec_name(config.data.eval),
+        name=source.label,
         samples_per_problem=config.eval.samples_per_problem,
         temperature=config.eval.temperature,
         top_p=config.eval.top_p,

@@ -48,7 +48,7 @@ def write(path: Path, text: str) -> str:
             "rollout.min_response_tokens=9",
             "rollout.min_response_tokens=9 must not exceed rollout.max_response_tokens=8",
         ),
-        ("train.minibatch_groups=3", "rollout.prompts_per_step=4 (prompts a step) must be a multiple of"),
+        ("train.minibatch_groups=3", "rollout.prompts_per_step=4 (prompts per step) must be a multiple of"),
         ("rollout.top_p=0.9", "unknown option rollout.top_p; did you mean eval.top_p?"),
         ("clip_high", "override 'clip_high': expected key=value, for example loss.clip_high=0.3"),
         ("data.train=nowhere.jsonl", "nowhere.jsonl"),

@@ -17,7 +17,7 @@ from dapo.config import (
     load_config,
     parse_overrides,
 )
-from dapo.config.messages import option_names
+from dapo.config.options import options_of
 from dapo.core.errors import ConfigError
 
 SMALL: dict[str, Any] = {"model": "tiny-random", "data": {"train": "builtin:sums"}}
@@ -202,9 +202,9 @@ def test_an_unknown_option_is_answered_with_the_nearest_known_one(override, erro
 
 
 def test_a_missing_option_says_what_it_takes():
-    with pytest.raises(ConfigError, match=r"option data.train is missing; path, hub:NAME"):
+    with pytest.raises(ConfigError, match=r"option data.train is missing. Problems to train on: a path, hub:NAME"):
         build_config({"model": "m", "data": {}})
-    with pytest.raises(ConfigError, match=r"option model.name is missing; alias"):
+    with pytest.raises(ConfigError, match=r"option model.name is missing. An alias"):
         build_config({"model": {"dtype": "float32"}, "data": {"train": "x"}})
 
 
@@ -242,8 +242,8 @@ def test_all_wrong_options_are_named_at_once():
 
 def test_sizes_that_do_not_divide_name_both_numbers_and_their_units():
     text = message("rollout.prompts_per_step=48", "train.minibatch_groups=32")
-    assert "rollout.prompts_per_step=48 (prompts a step)" in text
-    assert "train.minibatch_groups=32 (prompts an optimiser update)" in text
+    assert "rollout.prompts_per_step=48 (prompts per step)" in text
+    assert "train.minibatch_groups=32 (prompts per optimiser update)" in text
     assert config("rollout.prompts_per_step=64", "train.minibatch_groups=32").updates_per_step == 2
 
 
@@ -337,7 +337,7 @@ def test_a_dumped_config_loads_as_an_equal_one_and_holds_every_option(tmp_path: 
     assert load_config(path) == made
     assert dump_config(load_config(path)) == dump_config(made)
     optional = ("dynamic_sampling.filter.", "model.lora.")  # may be a text, or nothing
-    names = [name for name in option_names(Config) if not name.startswith(optional)]
+    names = [name for name, _ in options_of() if not name.startswith(optional)]
     for name in names:
         assert f"{name.split('.')[-1]}:" in path.read_text()
 
@@ -438,5 +438,5 @@ def test_a_verifier_must_end_before_its_verdict_becomes_an_error(overrides: list
 
 
 def test_there_are_at_most_80_options():
-    names = set(option_names(Config))
+    names = {name for name, _ in options_of()}
     assert len([name for name in names if not any(other.startswith(f"{name}.") for other in names)]) <= 80

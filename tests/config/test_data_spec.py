@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dapo.config.data_spec import Columns, FileSource, HubSource, TaskSource, parse_spec, spec_kind, spec_name
+from dapo.config.data_spec import Columns, FileSource, HubSource, TaskSource, parse_spec
 from dapo.core.errors import DataError
 
 EXPECTED = (
@@ -116,7 +116,7 @@ def test_a_wrong_spec_says_what_was_expected_and_what_came(spec, message):
     ],
 )
 def test_kind_and_short_name(spec, kind, name):
-    assert (spec_kind(spec), spec_name(spec)) == (kind, name)
+    assert (parse_spec(spec).kind, parse_spec(spec).label) == (kind, name)
 
 
 def test_a_home_folder_is_expanded():
@@ -124,5 +124,5 @@ def test_a_home_folder_is_expanded():
 
 
 def test_a_benchmark_has_the_name_that_papers_give_it():
-    assert spec_name("aime24") == "aime24"
-    assert spec_name("hub:HuggingFaceH4/aime_2024") == "aime_2024"
+    assert parse_spec("aime24").label == "aime24"
+    assert parse_spec("hub:HuggingFaceH4/aime_2024").label == "aime_2024"

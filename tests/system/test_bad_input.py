@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from dapo.cli.main import main
-from dapo.config import build_config, load_config, secret_names
+from dapo.config import build_config, load_config
 from dapo.config.data_spec import EXPECTED
+from dapo.config.secrets import mask_options, secret_names
 from dapo.core.errors import ConfigError, DapoError, DataError, RewardError
 from dapo.data.problems import load_problems
 from dapo.rewards import build_verifier
@@ -61,8 +62,8 @@ OVERRIDES: dict[str, tuple[Any, ...]] = {
     "sizes that do not divide": (
         "train.minibatch_groups=3",
         (
-            "rollout.prompts_per_step=4 (prompts a step) must be a multiple of train.minibatch_groups=3 "
-            "(prompts an optimiser update)"
+            "rollout.prompts_per_step=4 (prompts per step) must be a multiple of train.minibatch_groups=3 "
+            "(prompts per optimiser update)"
         ),
     ),
     "top_p in training": (
@@ -137,8 +138,8 @@ FILES: dict[str, tuple[Any, ...]] = {
     "config is text": (
         "hello",
         (
-            "{dir}/c.yaml:\n  option model is missing; for example model=smollm2-135m-instruct\n  option data "
-            "is missing; for example data.train=builtin:sums\n  unknown option hello; known here: preset, "
+            "{dir}/c.yaml:\n  option model is missing. For example model=smollm2-135m-instruct.\n  option data "
+            "is missing. For example data.train=builtin:sums.\n  unknown option hello; known here: preset, "
             "model, data, rollout, dynamic_sampling, reward, overlong, advantage, loss, optim, train, eval, "
             "launcher, schedule, distributed, log, profile"
         ),
@@ -183,8 +184,8 @@ FILES: dict[str, tuple[Any, ...]] = {
     "config that is empty": (
         "",
         (
-            "{dir}/c.yaml:\n  option model is missing; for example model=smollm2-135m-instruct\n  option data "
-            "is missing; for example data.train=builtin:sums"
+            "{dir}/c.yaml:\n  option model is missing. For example model=smollm2-135m-instruct.\n  option data "
+            "is missing. For example data.train=builtin:sums."
         ),
     ),
     "config of aliases without end": (
@@ -425,7 +426,7 @@ REWARDS: dict[str, tuple[Any, ...]] = {
         {},
         (
             "'dapo.rewards.examples:has_digits': module dapo.rewards.examples has no 'has_digits'; did you "
-            "mean 'has_digit'?"
+            "mean has_digit?"
         ),
     ),
     "no name": ("json:", {}, "'json:': expected module:function, for example my_rewards:brevity"),
@@ -561,8 +562,8 @@ def test_several_errors_are_reported_at_once(tmp_path: Path):
         ConfigError,
         tmp_path,
         "config:\n"
-        "  option model is missing; for example model=smollm2-135m-instruct\n"
-        "  option data is missing; for example data.train=builtin:sums\n"
+        "  option model is missing. For example model=smollm2-135m-instruct.\n"
+        "  option data is missing. For example data.train=builtin:sums.\n"
         "  option optim.lr: input should be a valid number, unable to parse string as a number, got 'fast'\n"
         "  option train.num_steps: input should be greater than 0, got 0",
     )
@@ -673,7 +674,9 @@ def test_there_are_well_over_sixty_cases():
 def test_what_is_named_like_a_secret_is_refused_and_its_value_is_not_repeated():
     secrets = {"api_key", "openaiApiKey", "token", "hf_token", "access-token", "password", "client_secret"}
     harmless = {"stop_token", "eos_token", "max_tokens", "answer_key", "key", "tokenizer", "api_key_env", "secretary"}
-    assert set(secret_names(dict.fromkeys(secrets | harmless, "v4lue"))) == secrets
+    options = dict.fromkeys(secrets | harmless, "v4lue")
+    assert set(secret_names(options)) == secrets
+    assert {name for name, value in mask_options(options).items() if value != "v4lue"} == secrets
     assert list(secret_names({"math": {"auth": {"password": "x"}}})) == ["math.auth.password"]
     assert list(secret_names({"api_key": "", "token": 3, "password": None})) == []
     with pytest.raises(ConfigError) as caught:

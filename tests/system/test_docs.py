@@ -11,15 +11,15 @@ import typer
 import yaml
 
 from dapo.cli.main import app
-from dapo.config import SECTIONS, Config, build_config, load_config
-from dapo.config.messages import option_names
+from dapo.config import SECTIONS, build_config, load_config
+from dapo.config.options import options_of
 from dapo.core.errors import ConfigError
 from helpers.paths import ROOT
 
 PAGES = {
     path.relative_to(ROOT).as_posix(): path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 }
-OPTIONS = set(option_names(Config))
+OPTIONS = {name for name, _ in options_of()}
 FREE = ("reward.options.", "data.train.", "data.eval.", "reward.verifier.")
 """Below these a user's own names stand."""
 FILES = (".py", ".json", ".jsonl", ".parquet", ".yaml", ".md", ".png")

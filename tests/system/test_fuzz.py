@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dapo.config import Config, build_config, dump_config, load_config
-from dapo.config.data_spec import parse_spec, spec_name
-from dapo.config.messages import option_names
+from dapo.config.data_spec import parse_spec
+from dapo.config.options import options_of
 from dapo.core.errors import ConfigError, DataError
 from dapo.data.problems import load_problems
 from dapo.data.sources.rows import problem_from_row
@@ -49,7 +49,7 @@ SCALAR = st.one_of(
 JSON = st.recursive(
     SCALAR, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXT, inner, max_size=3)), max_leaves=8
 )
-OPTIONS = st.sampled_from(sorted(option_names(Config)))
+OPTIONS = st.sampled_from(sorted(name for name, _ in options_of()))
 
 
 def nested(option: str, value: object) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def test_any_config_file_is_read_or_answered(tmp_path: Path, content: bytes | st
 def test_any_data_source_is_understood_or_answered(spec: Any):
     try:
         parse_spec(spec)
-        assert spec_name(spec) is not None
+        assert parse_spec(spec).label is not None
     except DataError as error:
         assert_readable_message(error)
 

@@ -14,7 +14,7 @@ from dapo.assemble import build_engine, distinct, evaluation_plan, open_judge, r
 from dapo.cli.eval_report import print_comparison, print_evaluation
 from dapo.cli.progress import progress
 from dapo.config import Config, DataSpec, build_config, load_config, parse_data_argument, parse_overrides
-from dapo.config.data_spec import BENCHMARKS, INSTRUCTION, spec_kind
+from dapo.config.data_spec import BENCHMARKS, INSTRUCTION, parse_spec
 from dapo.core.errors import CheckpointError, ConfigError, DataError
 from dapo.core.files import atomic_write_json
 from dapo.core.journal import open_journal
@@ -157,7 +157,7 @@ def evaluation_config(
     }
     if base is not None:
         raw = json.loads(json.dumps(base))
-        if spec_kind(data) != spec_kind(raw["data"]["train"]):
+        if parse_spec(data).kind != parse_spec(raw["data"]["train"]).kind:
             raw["reward"] = {}  # another kind of problem wants another verifier
     if (Path(model) / "manifest.json").is_file():
         run = RunDirectory.open(model)
@@ -232,8 +232,9 @@ def _open_local_model(config: Config, checkpoint: Path | None) -> EvaluationSetu
 
 def _open_served_model(config: Config, url: str, model: str, concurrency: int) -> EvaluationSetup:
     """Problems and plan for a model behind a server: nothing is loaded here."""
-    assert config.data.eval is not None
-    problems, copies = distinct(load_problems(config.data.eval, split="eval"), config.data.eval)
+    source = config.data.eval_source
+    assert source is not None
+    problems, copies = distinct(load_problems(source, split="eval"), source)
 
     def open_sampler(plan: EvaluationPlan, stack: ExitStack) -> Sampler:
         options = ServerOptions(

@@ -21,7 +21,6 @@ from dapo.assemble import (
     resolve_auto,
 )
 from dapo.config import Config, dump_config, load_config
-from dapo.config.data_spec import spec_name
 from dapo.core.errors import CheckpointError, DapoError, TrainerLost
 from dapo.policy.lora import export_adapter, saved_weights
 from dapo.policy.model import export_model
@@ -154,7 +153,7 @@ def report(config: Config, directory: RunDirectory) -> None:
     plot_curves(
         directory.metrics,
         directory.curves,
-        title=f"{config.model.name}, {config.preset} on {spec_name(config.data.train)}",
+        title=f"{config.model.name}, {config.preset} on {config.data.train_source.label}",
     )
     evaluations = directory.evaluations()
     newest = directory.latest_checkpoint(warn=warn)

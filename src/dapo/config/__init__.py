@@ -2,25 +2,18 @@
 
 from dapo.config.load import (
     PRESETS,
-    SECTIONS,
     build_config,
     dump_config,
     load_config,
     parse_data_argument,
     parse_overrides,
 )
-from dapo.config.options import (
-    AdvantageConfig,
-    Config,
-    DataConfig,
-    DataSpec,
-    LoraConfig,
-    LossConfig,
-    ModelConfig,
-    OptimConfig,
-    ScoreThresholdsConfig,
-    secret_names,
-)
+from dapo.config.messages import SECTIONS
+from dapo.config.model_data import DataConfig, DataSpec, LoraConfig, ModelConfig
+from dapo.config.options import Config
+from dapo.config.reward import RewardConfig
+from dapo.config.sampling import RolloutConfig, ScoreThresholdsConfig
+from dapo.config.training import AdvantageConfig, LossConfig, OptimConfig
 
 __all__ = [
     "PRESETS",
@@ -33,11 +26,12 @@ __all__ = [
     "LossConfig",
     "ModelConfig",
     "OptimConfig",
+    "RewardConfig",
+    "RolloutConfig",
     "ScoreThresholdsConfig",
     "build_config",
     "dump_config",
     "load_config",
     "parse_data_argument",
     "parse_overrides",
-    "secret_names",
 ]

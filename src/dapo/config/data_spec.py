@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from dapo.core.errors import DataError
 from dapo.core.suggest import did_you_mean
@@ -60,6 +60,12 @@ class FileSource:
     columns: Columns = ANY_COLUMNS
     size: int | None = None
     """The first so many rows; None: all."""
+    kind: ClassVar[Kind] = "path"
+
+    @property
+    def label(self) -> str:
+        """A short name for people and metrics, without slashes."""
+        return self.path.stem
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,12 @@ class HubSource:
     size: int | None = None
     benchmark: str | None = None
     """The name it was asked for by, if it is one of the benchmarks."""
+    kind: ClassVar[Kind] = "hub"
+
+    @property
+    def label(self) -> str:
+        """A short name for people and metrics, without slashes: `aime_2024`, `gsm8k`."""
+        return self.benchmark or self.name.rstrip("/").rpartition("/")[2]
 
 
 @dataclass(frozen=True)
@@ -88,34 +100,25 @@ class TaskSource:
     """Over all tasks together; None: the default for training or evaluation."""
     seed: int | None = None
 
+    @property
+    def label(self) -> str:
+        """A short name for people and metrics: `sums+products`, `sums+7`."""
+        names = list(self.tasks)
+        return "+".join(names) if len(names) <= 4 else f"{names[0]}+{len(names) - 1}"
+
 
 Source: TypeAlias = FileSource | HubSource | TaskSource
 
 
-def parse_spec(spec: str | Mapping[str, Any]) -> Source:
-    """Read a spec. Raises DataError with what was expected, what came and the nearest known word."""
+def parse_spec(spec: str | Mapping[str, Any] | Source) -> Source:
+    """Read a spec, unless it is read already. Raises DataError with what was expected, what came and what is near."""
+    if isinstance(spec, Source):
+        return spec
     if isinstance(spec, str):
         return _from_string(spec)
     if isinstance(spec, Mapping):
         return _from_mapping({str(key): value for key, value in spec.items()})
     raise DataError(f"data source {spec!r} is a {type(spec).__name__}; {EXPECTED}")
-
-
-def spec_kind(spec: str | Mapping[str, Any]) -> Kind:
-    """Where the problems come from."""
-    source = parse_spec(spec)
-    return source.kind if isinstance(source, TaskSource) else "hub" if isinstance(source, HubSource) else "path"
-
-
-def spec_name(spec: str | Mapping[str, Any]) -> str:
-    """A short name for people and metrics, without slashes: `aime-2024`, `gsm8k`, `sums+products`, `sums+7`."""
-    source = parse_spec(spec)
-    if isinstance(source, FileSource):
-        return source.path.stem
-    if isinstance(source, HubSource):
-        return source.benchmark or source.name.rstrip("/").rpartition("/")[2]
-    names = list(source.tasks)
-    return "+".join(names) if len(names) <= 4 else f"{names[0]}+{len(names) - 1}"
 
 
 def _from_string(spec: str) -> Source:

@@ -10,9 +10,9 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 from yaml import YAMLError
 
-from dapo.config.data_spec import spec_kind
-from dapo.config.messages import format_validation_errors, section_names
-from dapo.config.options import Config, DataSpec
+from dapo.config.messages import SECTIONS, format_validation_errors
+from dapo.config.model_data import DataSpec
+from dapo.config.options import Config
 from dapo.core.errors import ConfigError
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -64,7 +64,7 @@ def build_config(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, where
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        messages = "\n".join(f"  {line}" for line in format_validation_errors(error, Config))
+        messages = "\n".join(f"  {line}" for line in format_validation_errors(error))
         raise ConfigError(f"{where}:\n{messages}" if "\n" in messages else f"{where}: {messages.strip()}") from None
 
 
@@ -110,7 +110,6 @@ def _literal(value: Any) -> Any:
     return [_literal(item) for item in value] if isinstance(value, list) else value
 
 
-SECTIONS = section_names(Config)
 _WHOLE_VALUES = {("data", "train"), ("data", "eval"), ("reward", "verifier"), ("reward", "options")}
 
 
@@ -147,6 +146,6 @@ def resolve_auto_verifier(config: Config) -> Config:
     """`reward.verifier: auto` replaced by what suits the training data; its options stay the user's where given."""
     if config.reward.verifier != "auto":
         return config
-    name = {"builtin": "exact", "gym": "gym"}.get(spec_kind(config.data.train), "math")
+    name = {"builtin": "exact", "gym": "gym"}.get(config.data.train_source.kind, "math")
     options = ({"extract": "final"} if name == "exact" else {}) | config.reward.options
     return config.model_copy(update={"reward": config.reward.model_copy(update={"verifier": name, "options": options})})

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice, zip_longest
 from typing import Any
 
-from dapo.config.data_spec import FileSource, HubSource, TaskSource, parse_spec, spec_kind, spec_name
+from dapo.config.data_spec import FileSource, HubSource, Source, TaskSource, parse_spec
 from dapo.core.errors import DataError
 from dapo.data.sources.builtin import Split, builtin_problems
 from dapo.data.sources.files import read_hub_rows, read_rows
@@ -12,14 +12,14 @@ from dapo.data.sources.gym import gym_problems
 from dapo.data.sources.rows import problem_from_row, prompt_text
 from dapo.types import Problem
 
-__all__ = ["load_problems", "remove_overlap", "spec_kind", "spec_name", "unique_problems"]
+__all__ = ["load_problems", "remove_overlap", "unique_problems"]
 
 DEFAULT_SIZE: dict[Split, int] = {"train": 1000, "eval": 200}
 # reasoning-gym's item (seed, index) is also item (seed + 1, index - 1): seeds far apart share no items
 DEFAULT_GYM_SEED: dict[Split, int] = {"train": 0, "eval": 1_000_000}
 
 
-def load_problems(spec: str | dict[str, Any], *, split: Split = "train") -> list[Problem]:
+def load_problems(spec: str | dict[str, Any] | Source, *, split: Split = "train") -> list[Problem]:
     """All problems that `spec` names, in order; at least one.
 
     A spec is a path (`.jsonl`, `.parquet`), `hub:NAME[:SPLIT]`, `builtin:TASK,...`, `gym:TASK,...` or a mapping:

@@ -24,6 +24,8 @@ REGISTERED: Mapping[str, str] = {
     "server": "dapo.rewards.verifiers.server:ServerVerifier",
 }
 """The class behind each name. Its constructor's parameters are the verifier's options."""
+BINARY = ("math", "math_dapo", "exact", "gsm8k", "choice", "regex", "json_schema", "code")
+"""Verifiers that give no scores but correct or wrong, which leaves reward.threshold without effect."""
 
 
 class Verifier(Protocol):

@@ -8,7 +8,6 @@ from typing import Any
 
 from dapo.cli.check.model_dimensions import KNOWN_DIMENSIONS
 from dapo.config import Config
-from dapo.config.data_spec import spec_kind
 from dapo.core.errors import ConfigError
 
 GIB = 2**30
@@ -59,7 +58,7 @@ def hardware_profile_for(config: Config, given: Sequence[str] = ()) -> HardwareP
         raise ConfigError(f"--assume device={device}: expected gpu or cpu")
     base = HardwareProfile() if device == "gpu" else _this_machine()
     limit = config.rollout.max_response_tokens
-    prompt = 64 if spec_kind(config.data.train) in ("builtin", "gym") else 256
+    prompt = 64 if config.data.train_source.kind in ("builtin", "gym") else 256
     base = replace(
         base,
         # a long limit is there for the few; a short one is what the task needs

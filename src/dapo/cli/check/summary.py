@@ -2,48 +2,30 @@
 
 from collections import Counter
 from collections.abc import Generator, Iterator
-from typing import Literal
+from functools import reduce
+from typing import Any, Literal
 
-from dapo.config import Config, DataSpec
-from dapo.config.data_spec import spec_kind, spec_name
+from dapo.config import Config
+from dapo.config.data_spec import Source
 from dapo.config.load import resolve_auto_verifier
+from dapo.config.options import known_about, options_of, section_in
 from dapo.core.errors import ConfigError
 from dapo.data.problems import load_problems, remove_overlap
+from dapo.rewards.verifier import BINARY
 from dapo.types import Problem
 
-# What the paper trains with (section 4.1); option -> (value, unit)
-PAPER: dict[str, object] = {
-    "rollout.prompts_per_step": 512,
-    "rollout.group_size": 16,
-    "rollout.max_response_tokens": 20480,
-    "rollout.min_response_tokens": 0,
-    "rollout.temperature": 1.0,
-    "dynamic_sampling.enabled": True,
-    "dynamic_sampling.filter": None,
-    "overlong.mode": "soft",
-    "overlong.buffer_tokens": 4096,
-    "overlong.penalty": 1.0,
-    "advantage.scale": "std",
-    "loss.clip_low": 0.2,
-    "loss.clip_high": 0.28,
-    "loss.dual_clip": None,
-    "loss.aggregate": "token",
-    "loss.kl_coef": 0.0,
-    "loss.entropy_coef": 0.0,
-    "loss.engine_correction": None,
-    "optim.lr": 1e-6,
-    "optim.warmup_steps": 20,
-    "optim.weight_decay": 0.1,
-    "optim.max_grad_norm": 1.0,
-    "train.minibatch_groups": 32,
-    "schedule": "sync",
-    "eval.samples_per_problem": 32,
-    "eval.temperature": 1.0,
-    "eval.top_p": 0.7,
+NO_EFFECT = {
+    "data.eval": "data.eval is not set",
+    "dynamic_sampling.enabled": "dynamic_sampling.enabled is false",
+    "engine_processes": "no process is started to sample (rollout.engines is 0)",
+    "has_tracker": "log.sinks names neither wandb nor trackio",
+    "is_multiprocess": "everything runs in one process",
+    "reuses_samples": "with one update per step the policy is still the one that the step began with, so the ratio is "
+    "1 and nothing is clipped",
+    "uses_ray": "launcher is local",
+    "uses_trainer_group": "the policy is in the process that runs the loop (distributed.trainer_ranks is 1)",
 }
-
-BINARY_VERIFIERS = ("math", "math_dapo", "exact", "gsm8k", "choice", "regex", "json_schema", "code")
-"""Verifiers without grades, for which a threshold says nothing."""
+"""Why an option has no effect, by the condition that it has an effect with and that does not hold."""
 
 
 def explain(config: Config) -> Iterator[str]:
@@ -66,74 +48,42 @@ def explain(config: Config) -> Iterator[str]:
         yield from (f"  - {line}" for line in lines)
 
 
-def option(config: Config, name: str) -> object:
-    """The value of an option by its dotted name."""
-    value: object = config
-    for part in name.split("."):
-        value = getattr(value, part)
-    return value
+def value_of(config: Config, name: str) -> Any:
+    """The value of an option, or of a property of the configuration, by its dotted name."""
+    return reduce(getattr, name.split("."), config)
 
 
 def differences_from_paper(config: Config) -> Iterator[str]:
-    """Where a configuration leaves the paper's values."""
-    for name, paper in PAPER.items():
-        value = option(config, name)
-        if value != paper:
-            yield f"{name}: {_show(value)} (paper: {_show(paper)})"
+    """Where a configuration leaves the paper's values (section 4.1)."""
+    for name, info in options_of():
+        known = known_about(info)
+        if "paper" in known and (value := value_of(config, name)) != known["paper"]:
+            yield f"{name}: {_show(value)} (paper: {_show(known['paper'])})"
 
 
 def ignored_options(config: Config) -> Iterator[str]:
     """Options that are set but have no effect, and why."""
-    set_sections = config.model_fields_set
-    if config.overlong.mode != "soft":
-        for name in ("buffer_tokens", "penalty"):
-            if "overlong" in set_sections and name in config.overlong.model_fields_set:
-                yield f"overlong.{name}: overlong.mode is {config.overlong.mode}"
-    if not config.dynamic_sampling.enabled:
-        if config.dynamic_sampling.filter:
-            yield "dynamic_sampling.filter: dynamic_sampling.enabled is false"
-        if config.dynamic_sampling.max_groups_per_step is not None:
-            yield (
-                "dynamic_sampling.max_groups_per_step: without dynamic sampling it only bounds the groups that "
-                "verifier errors make invalid"
-            )
-    if config.updates_per_step == 1:
-        clips = [name for name in ("clip_low", "clip_high", "dual_clip") if name in config.loss.model_fields_set]
-        if clips:
-            yield (
-                f"loss.{', loss.'.join(clips)}: with one update a step the policy is still the one that the step began "
-                "with, so the ratio is 1 and nothing is clipped"
-            )
-    if config.data.eval is None:
-        if "eval" in set_sections:
-            yield "eval.*: data.eval is not set"
-        if "eval_every" in config.train.model_fields_set:
-            yield "train.eval_every: data.eval is not set"
-    if config.reward.threshold is not None and config.reward.verifier in BINARY_VERIFIERS:
-        yield "reward.threshold: the verifier says right or wrong, not a grade"
-    yield from _ignored_of_processes(config)
-    if not config.log.sinks and "project" in config.log.model_fields_set:
-        yield "log.project: log.sinks names neither wandb nor trackio"
+    for name, info in options_of():
+        condition = known_about(info).get("only_with")
+        if condition is None or not _is_set(config, name):
+            continue
+        other, _, wanted = condition.partition("=")
+        value = value_of(config, other)
+        if not (value == wanted if wanted else value):
+            shown = f"{name}.*" if section_in(info.annotation) and name != "dynamic_sampling.filter" else name
+            yield f"{shown}: {NO_EFFECT.get(condition) or f'{other} is {value}'}"
+    if config.reward.threshold is not None and config.reward.verifier in BINARY:
+        yield "reward.threshold: the verifier says correct or wrong and gives no score"
 
 
-def _ignored_of_processes(config: Config) -> Iterator[str]:
-    rollout, distributed = config.rollout, config.distributed.model_fields_set
-    sampled_here = "no process is started to sample (rollout.engines is 0)"
-    for engine in ("native", "vllm"):
-        if rollout.engine != engine and engine in rollout.model_fields_set:
-            yield f"rollout.{engine}.*: rollout.engine is {rollout.engine}"
-    if not config.engine_processes:
-        for name in ("engine_threads", "reproducible"):
-            if name in rollout.model_fields_set:
-                yield f"rollout.{name}: {sampled_here}"
-    if not config.uses_trainer_group:
-        for name in ("max_restarts",):
-            if name in distributed:
-                yield f"distributed.{name}: distributed.trainer_ranks is 1"
-    if not config.is_multiprocess and "start_timeout_s" in distributed:
-        yield "distributed.start_timeout_s: everything runs in one process"
-    if not config.uses_ray and "gpus_per_process" in distributed:
-        yield "distributed.gpus_per_process: launcher is local"
+def _is_set(config: Config, name: str) -> bool:
+    """Whether a configuration sets an option, by whatever means, instead of leaving it at its default."""
+    section: Any = config
+    for part in name.split("."):
+        if part not in section.model_fields_set:
+            return False
+        section = getattr(section, part)
+    return True
 
 
 def _adapters(config: Config) -> Iterator[str]:
@@ -169,23 +119,23 @@ def _gib(num_bytes: int) -> str:
 
 
 def _data(config: Config) -> Iterator[str]:
-    train = yield from _source("train", config.data.train)
-    if config.data.eval is None:
+    train = yield from _source("train", config.data.train_source)
+    if config.data.eval_source is None:
         yield "eval      none: data.eval is not set, so nothing measures progress on held-out problems"
         return
-    held_out = yield from _source("eval", config.data.eval)
+    held_out = yield from _source("eval", config.data.eval_source)
     if train and held_out:
         _, removed = remove_overlap(train, held_out)
         if removed:
             yield f"          {removed} training problems are left out because their text is in the evaluation set"
 
 
-def _source(role: Literal["train", "eval"], spec: DataSpec) -> "Generator[str, None, list[Problem]]":
-    label = f"{role:9} {spec_name(spec)}"
-    if spec_kind(spec) == "hub":
+def _source(role: Literal["train", "eval"], source: Source) -> "Generator[str, None, list[Problem]]":
+    label = f"{role:9} {source.label}"
+    if source.kind == "hub":
         yield f"{label}: not counted here, it lies on the hub"
         return []
-    problems = load_problems(spec, split=role)
+    problems = load_problems(source, split=role)
     distinct = len({problem.id for problem in problems})
     sources = Counter(problem.source for problem in problems)
     counts = ", ".join(f"{count} {source}" for source, count in sources.most_common(6))

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from dapo.core.errors import RewardError
 from dapo.core.math_text import fences, final_part
+from dapo.core.verifier_limits import CODE_TIME_S
 from dapo.rewards.sandbox.sandbox import Sandbox, SandboxError
 from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.types import Problem, Verdict
@@ -53,7 +54,7 @@ class CodeVerifier:
     def __init__(
         self,
         field: str = "tests",
-        time_s: float = 6.0,
+        time_s: float = CODE_TIME_S,
         memory_mib: int = 1024,
         isolation: Isolation = "require",
     ) -> None:

@@ -18,6 +18,7 @@ import urllib3
 
 from dapo.core.errors import RewardError
 from dapo.core.openai_client import RETRYABLE_STATUSES, ServerFailed, error_cause
+from dapo.core.verifier_limits import SERVER_TOTAL_S
 from dapo.rewards.verdicts import error_verdict, problem_to_json
 from dapo.rewards.verifiers.function import NOT_APPLIED
 from dapo.rewards.verifiers.results import to_verdict
@@ -42,7 +43,7 @@ class ServerVerifier:
         url: str,
         batch_size: int = 64,
         request_s: float = 5.0,
-        total_s: float = 9.0,
+        total_s: float = SERVER_TOTAL_S,
         retries: int = 3,
         token_env: str | None = None,
     ) -> None:

@@ -1,0 +1,59 @@
+"""Options of the model and of the problems: `model`, `data`."""
+
+from functools import cached_property
+from typing import Annotated, Any, Literal, TypeAlias
+
+from dapo.config.data_spec import Source, parse_spec
+from dapo.config.section import Float, Positive, Section, Switch, option
+
+DataSpec: TypeAlias = str | dict[str, Any]
+
+
+class LoraConfig(Section):
+    """`model.lora`: low-rank adapters are trained instead of the weights."""
+
+    rank: Positive = option(16, "Rank of the adapters' two factors.")
+    alpha: Float = option(32.0, "An adapter's product is scaled by alpha / rank.", gt=0)
+    targets: str | list[str] = option(
+        "all-linear", "Names of the linear layers that get adapters; all-linear: every one but the head."
+    )
+
+
+class ModelConfig(Section):
+    name: str = option(
+        description="An alias (smollm2-135m-instruct, tiny-random), a Hugging Face id or a directory of a model."
+    )
+    dtype: Literal["auto", "bfloat16", "float32", "float64"] = option(
+        "auto",
+        "Number format of the forward and backward pass. Master weights are float32, or float64 if that is asked for. "
+        "auto: bfloat16 where the processor multiplies it fast, else float32.",
+    )
+    trust_remote_code: bool = option(False, "Run the Python code that comes with the model.")
+    lora: LoraConfig | None = option(None, "Train low-rank adapters, {rank: 16, alpha: 32}; none: all weights.")
+
+
+class DataConfig(Section):
+    train: DataSpec = option(
+        description="Problems to train on: a path, hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,... or a mapping."
+    )
+    eval: DataSpec | None = option(
+        None, "Held-out problems, given as for data.train. Their texts are removed from the training problems."
+    )
+    max_prompt_tokens: Positive = option(
+        2048, "Length of the longest prompt, in tokens; longer ones are dropped and counted, never cut."
+    )
+    instruction: str = option("", "Text added after each problem, before the chat template.")
+    system: str | None = option(None, "System message for chat models; none: no system message.")
+    chat_template: Annotated[Literal["auto", "on", "off"], Switch] = option(
+        "auto", "Whether prompts are put into the model's chat template; auto: where the tokenizer has one."
+    )
+
+    @cached_property
+    def train_source(self) -> Source:
+        """`data.train`, parsed. Raises DataError."""
+        return parse_spec(self.train)
+
+    @cached_property
+    def eval_source(self) -> Source | None:
+        """`data.eval`, parsed; None where it is not set. Raises DataError."""
+        return None if self.eval is None else parse_spec(self.eval)

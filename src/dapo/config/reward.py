@@ -1,0 +1,80 @@
+"""Options of the reward: `reward`, `overlong`."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import model_validator
+
+from dapo.config.secrets import secret_names
+from dapo.config.section import Float, Positive, Section, Switch, option
+from dapo.core.verifier_limits import CODE_TIME_S, SERVER_TOTAL_S
+
+_TIME_LIMITS = {"code": ("time_s", CODE_TIME_S), "server": ("total_s", SERVER_TOTAL_S)}
+
+
+class RewardConfig(Section):
+    verifier: str | dict[str, float] = option(
+        "auto",
+        "What judges a response: a name (math, exact, ...), module:function, or a mapping of several to their weights; "
+        "auto: exact for builtin:, gym for gym:, math otherwise.",
+    )
+    options: dict[str, Any] = option(
+        {}, "The verifier's own options (docs/verifiers.md), such as letters: ABCD for choice; of several, by verifier."
+    )
+    threshold: Float | None = option(
+        None,
+        "A score from this number on counts as correct, for verifiers that give scores; none: a score is neither "
+        "correct nor wrong.",
+    )
+    timeout_s: Float = option(10.0, "Seconds that one verdict may take; after that it is an error verdict.", gt=0)
+    workers: Positive = option(2, "Processes that run verifiers.")
+    memory_gib: Float = option(4.0, "GiB that each verifier process may use, with all that it starts.", gt=0)
+
+    @model_validator(mode="after")
+    def _no_secrets(self) -> "RewardConfig":
+        for name in secret_names(self.options):
+            raise ValueError(
+                f"reward.options.{name} looks like a secret, and options are written to config.yaml and to trackers; "
+                "have the verifier read an environment variable, which its processes inherit, and give at most the "
+                f"variable's name: reward.options.{name}_env=NAME"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _verifiers_end_in_time(self) -> "RewardConfig":
+        for name in [self.verifier] if isinstance(self.verifier, str) else self.verifier:
+            if name not in _TIME_LIMITS:
+                continue
+            limit, default = _TIME_LIMITS[name]
+            is_only = name == self.verifier
+            options = self.options if is_only else self.options.get(name, {})
+            seconds = options.get(limit, default) if isinstance(options, Mapping) else default
+            if isinstance(seconds, int | float) and seconds >= self.timeout_s:
+                path = f"reward.options.{limit}" if is_only else f"reward.options.{name}.{limit}"
+                raise ValueError(
+                    f"{path}={seconds:g} (s) must be less than reward.timeout_s={self.timeout_s:g}, at which a verdict "
+                    "becomes an error"
+                )
+        return self
+
+
+class OverlongConfig(Section):
+    mode: Annotated[Literal["soft", "filter", "off"], Switch] = option(
+        "soft",
+        "What happens to responses near the limit; soft: a penalty on their length (Eq. 13); filter: truncated ones "
+        "do not train; off: nothing.",
+        paper="soft",
+    )
+    buffer_tokens: Positive = option(
+        4096,
+        "L_cache: the penalty grows over the last so many tokens before rollout.max_response_tokens.",
+        paper=4096,
+        only_with="overlong.mode=soft",
+    )
+    penalty: Float = option(
+        1.0,
+        "What the penalty takes from the reward of a response of rollout.max_response_tokens tokens.",
+        paper=1.0,
+        only_with="overlong.mode=soft",
+        ge=0,
+    )

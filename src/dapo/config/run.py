@@ -1,0 +1,57 @@
+"""Options of a run beside its training: `eval`, `distributed`, `log`, `profile`."""
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator
+
+from dapo.config.section import Float, Int, Positive, Section, option
+
+
+class EvalConfig(Section):
+    samples_per_problem: Positive = option(1, "Responses per problem: the k of avg@k.", paper=32)
+    temperature: Float = option(1.0, "Sampling temperature; 0: the most likely token.", paper=1.0, ge=0)
+    top_p: Float = option(0.7, "Probability mass of the tokens that can be sampled.", paper=0.7, gt=0, le=1)
+    max_response_tokens: Positive | None = option(
+        None, "Length of the longest response, in tokens; none: rollout.max_response_tokens."
+    )
+
+
+class DistributedConfig(Section):
+    trainer_ranks: Positive = option(1, "Processes that the model is sharded over (FSDP2).")
+    max_restarts: Int = option(
+        3,
+        "Times that the run goes back to its last checkpoint by itself when a trainer rank is lost.",
+        only_with="uses_trainer_group",
+        ge=0,
+    )
+    start_timeout_s: Float = option(
+        300.0, "Seconds until all processes must be ready.", only_with="is_multiprocess", gt=0
+    )
+    gpus_per_process: Float | None = option(
+        None,
+        "GPUs that Ray gives each trainer rank and each engine; 0.5: two share one; none: one where the cluster has "
+        "GPUs, and rollout.vllm.tensor_parallel for an engine.",
+        only_with="uses_ray",
+        ge=0,
+    )
+
+
+class LogConfig(Section):
+    sinks: list[Literal["tensorboard", "wandb", "trackio"]] = option(
+        [], "Where metrics go besides metrics.jsonl and the console."
+    )
+    project: str = option("dapo", "Name of the project in W&B and trackio.", only_with="has_tracker")
+    rollouts: bool = option(True, "Write every judged response to rollouts/*.parquet.")
+
+
+def _one_or_several(value: object) -> object:
+    """`3` is short for `[3]`, and nothing for none."""
+    if value is None:
+        return []
+    return value if isinstance(value, list | tuple) else [value]
+
+
+class ProfileConfig(Section):
+    steps: Annotated[list[Positive], BeforeValidator(_one_or_several)] = option(
+        [], "Training steps, one or a list, whose profiler traces go to profile/ in the run directory."
+    )

@@ -1,0 +1,92 @@
+"""Options of what is sampled and kept: `rollout`, `dynamic_sampling`."""
+
+from typing import Literal
+
+from pydantic import field_validator
+
+from dapo.config.section import Float, Int, Positive, Section, option
+
+
+class NativeConfig(Section):
+    """`rollout.native`: options of the native engine."""
+
+    slots: Positive = option(64, "Sequences that each engine decodes at a time.")
+    cache_tokens: Positive | None = option(
+        None, "Prompt and response tokens whose keys and values each engine may hold; none: as many as its slots need."
+    )
+
+
+class VllmConfig(Section):
+    """`rollout.vllm`: options of the vLLM engine."""
+
+    cache_gib: Float = option(2.0, "GiB for keys and values on each GPU of an engine.", gt=0)
+    max_sequences: Positive = option(256, "Sequences that each engine decodes at a time.")
+    tensor_parallel: Positive = option(1, "GPUs per engine.")
+    eager: bool = option(True, "No compilation and no captured graphs: starts at once, decodes slower.")
+    python: str | None = option(
+        None, "Python interpreter of an environment that has vLLM; none: the one that runs the training."
+    )
+
+
+class RolloutConfig(Section):
+    engine: Literal["native", "vllm"] = option("native", "What samples the responses.")
+    engines: Int = option(
+        0, "Engine processes; 0: the process that trains also samples (vllm always has a process of its own).", ge=0
+    )
+    engine_threads: Positive | None = option(
+        None, "CPU threads per engine process; none: an equal part of the machine's.", only_with="engine_processes"
+    )
+    reproducible: bool = option(
+        True,
+        "Several engines get their requests by key and advance in lockstep, so that two runs are equal; off: by load, "
+        "equal only up to rounding.",
+        only_with="engine_processes",
+    )
+    native: NativeConfig = option(NativeConfig(), only_with="rollout.engine=native")
+    vllm: VllmConfig = option(VllmConfig(), only_with="rollout.engine=vllm")
+    prompts_per_step: Positive = option(512, "Informative groups, one per prompt, that make a batch.", paper=512)
+    group_size: Int = option(16, "G: responses sampled per prompt.", paper=16)
+    max_response_tokens: Positive = option(
+        20480, "L_max: length of the longest response, in tokens, the sampled end token included.", paper=20480
+    )
+    min_response_tokens: Int = option(
+        0,
+        "Tokens of a response before which no end token can be sampled; for measurements of equal work, not for "
+        "training.",
+        paper=0,
+        ge=0,
+    )
+    temperature: Float = option(1.0, "Temperature at which responses are sampled and scored.", paper=1.0, gt=0)
+
+
+class ScoreThresholdsConfig(Section):
+    """`dynamic_sampling.filter` as thresholds."""
+
+    min_spread: Float = option(0.0, "Least difference between a group's largest and smallest score.", ge=0)
+    mean_between: tuple[Float | None, Float | None] = option(
+        (None, None), "A group's mean score is above the first and below the second number; null: no bound."
+    )
+
+    @field_validator("mean_between")
+    @classmethod
+    def _bounds_are_ordered(cls, value: tuple[float | None, float | None]) -> tuple[float | None, float | None]:
+        low, high = value
+        if low is not None and high is not None and low >= high:
+            raise ValueError("the first number must be less than the second")
+        return value
+
+
+class DynamicSamplingConfig(Section):
+    enabled: bool = option(True, "Train only on groups whose responses differ in reward (Eq. 11).", paper=True)
+    max_groups_per_step: Positive | None = option(
+        None,
+        "Groups that may be judged per step; beyond, the step trains on those found. none: ten times "
+        "rollout.prompts_per_step.",
+    )
+    filter: str | ScoreThresholdsConfig | None = option(
+        None,
+        "module:function from a Group to a bool, used instead of Eq. 11; or thresholds on scores, used with it: "
+        "{min_spread: 0.5, mean_between: [0, 9]}.",
+        paper=None,
+        only_with="dynamic_sampling.enabled",
+    )

@@ -1,0 +1,93 @@
+"""Options of the algorithm and of the training: `advantage`, `loss`, `optim`, `train`."""
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Field
+
+from dapo.config.section import Float, Int, Positive, Section, option, reject_bool
+
+TIS_CAP = 2.0
+"""The usual cap of truncated importance sampling, which `loss.engine_correction: tis` stands for."""
+
+
+def _weight_cap(value: object) -> object:
+    return {"none": None, "tis": TIS_CAP}.get(value, value) if isinstance(value, str) else reject_bool(value)
+
+
+Beta: TypeAlias = Annotated[Float, Field(ge=0, lt=1)]
+
+
+class AdvantageConfig(Section):
+    scale: Annotated[Literal["std", "none"], BeforeValidator(lambda v: "none" if v is None else v)] = option(
+        "std", "What advantages are divided by; std: the group's standard deviation of rewards (Eq. 9).", paper="std"
+    )
+
+
+class LossConfig(Section):
+    clip_low: Float = option(
+        0.2, "The ratio of a token is clipped below at 1 - clip_low.", paper=0.2, only_with="reuses_samples", gt=0, lt=1
+    )
+    clip_high: Float = option(
+        0.28, "The ratio of a token is clipped above at 1 + clip_high.", paper=0.28, only_with="reuses_samples", gt=0
+    )
+    dual_clip: Float | None = option(
+        None,
+        "Largest ratio where the advantage is negative (the released scripts: 10); none: no limit.",
+        paper=None,
+        only_with="reuses_samples",
+        gt=1,
+    )
+    aggregate: Literal["token", "group", "sequence", "constant"] = option(
+        "token",
+        "How token losses are averaged; token: over all tokens, as DAPO was released; group: per group (Eq. 8); "
+        "sequence: per response (GRPO); constant: divided by the maximum length (Dr. GRPO).",
+        paper="token",
+    )
+    kl_coef: Float = option(
+        0.0, "Weight of the KL divergence to the initial policy (k3 estimator) in the loss.", paper=0.0, ge=0
+    )
+    entropy_coef: Float = option(0.0, "Weight of the policy's entropy, which the loss then favours.", paper=0.0, ge=0)
+    engine_correction: Annotated[Float | None, BeforeValidator(_weight_cap)] = option(
+        None,
+        "Truncated importance sampling, for an engine that computes otherwise than the trainer: each token's loss "
+        "times min(exp(old_logprob - engine_logprob), this number). tis: 2; none: no correction.",
+        paper=None,
+        gt=0,
+    )
+    max_approx_kl: Float | None = option(
+        10.0,
+        "Nats to the old policy (ratio - 1 - log ratio), mean over an update's tokens, above which the ratio has "
+        "exploded and the update is skipped and counted; none: no limit.",
+        gt=0,
+    )
+
+
+class OptimConfig(Section):
+    lr: Float = option(1.0e-6, "AdamW's learning rate after the warm-up; constant.", paper=1e-6, gt=0)
+    warmup_steps: Int = option(20, "Training steps over which the learning rate grows linearly.", paper=20, ge=0)
+    weight_decay: Float = option(0.1, "AdamW's weight decay.", paper=0.1, ge=0)
+    betas: tuple[Beta, Beta] = option((0.9, 0.999), "AdamW's decay rates of the two moments.")
+    max_grad_norm: Float = option(1.0, "Norm at which an update's gradient is clipped.", paper=1.0, gt=0)
+
+
+class TrainConfig(Section):
+    num_steps: Positive = option(300, "Training steps of the run.")
+    minibatch_groups: Positive = option(32, "Groups per optimiser update.", paper=32)
+    microbatch_tokens: Positive = option(
+        16384, "Prompt and response tokens per backward pass; more take more memory and change no result."
+    )
+    recompute: bool = option(
+        False,
+        "Keep only each layer's input for the backward pass and compute the rest again: a third more arithmetic, a "
+        "fraction of the memory.",
+    )
+    save_every: Int = option(20, "Steps between checkpoints; 0: only at the end.", ge=0)
+    keep_checkpoints: Positive = option(2, "Newest checkpoints that are kept; so is the best evaluated one.")
+    eval_every: Int = option(
+        20, "Steps between evaluations; 0: only before the first and after the last.", only_with="data.eval", ge=0
+    )
+    seed: Int = option(0, "Seed of everything that is random in a run.", ge=0)
+    threads: Positive | None = option(
+        None, "CPU threads per process that trains; none: torch's own choice, divided among the trainer ranks."
+    )
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "Where the model computes; auto: a GPU where there is one.")
