@@ -40,9 +40,8 @@ class Runner:
         return not (self.reached or self.given_up)
 
 
-def measure_accuracy(session: Session, wanted: set[str]) -> dict[str, dict[str, Any]]:
+def measure_accuracy(session: Session) -> dict[str, dict[str, Any]]:
     """One race for each seed."""
-    del wanted
     settings = session.settings
     systems = [name for name in ("ours", "trl") if is_installed(name)]
     first = settings.first_seed
@@ -74,7 +73,7 @@ def measure_accuracy(session: Session, wanted: set[str]) -> dict[str, dict[str, 
 
 
 def joined(earlier: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
-    """Races of further seeds beside those that were run before."""
+    """Join the races of further seeds to those that were run before."""
     others = {figure["system"]: figure for figure in earlier["figures"]}
     figures = [
         figure
@@ -132,7 +131,7 @@ def _step(session: Session, runner: Runner, held_out: dict[str, Any], seed: int)
     runner.evaluation_s += found["seconds"]
     runner.curve.append((runner.seconds, found["accuracy"]))
     runner.reached = found["accuracy"] >= settings.target
-    session.say(
+    session.log(
         f"  seed {seed}, {runner.name}: step {runner.steps}, {runner.seconds:.0f} s: {found['accuracy']:.1%} right"
     )
 
@@ -147,7 +146,7 @@ def _open_ours(session: Session, seed: int) -> None:
         "log.rollouts=false",
         *(QUICK_OVERRIDES if settings.quick else ()),
     ]
-    session.say(f"seed {seed}: loading")
+    session.log(f"seed {seed}: loading")
     session.start("ours", "ours")
     session.answers["ours"] = session.ask("ours", "open", config=CONFIG, overrides=overrides)
 

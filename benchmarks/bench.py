@@ -1,7 +1,7 @@
 """`make bench`: measure the chosen parts, write them to a results file, print the table.
 
 One persistent process for each system, in its own virtual environment; every round asks each of them once, so that a
-drift of the machine meets all alike. Parts that were measured before stay in the results file.
+drift of the machine affects all alike. Parts that were measured before stay in the results file.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -52,7 +53,7 @@ def main() -> int:
     for measure, names in plan_of(parts):
         try:
             with Session(settings) as session:
-                found = measure(session, set(names))
+                found = measure(session)
         except (WorkerFailed, ValueError) as error:
             failures.append(f"{', '.join(names)}: {error}")
             print(failures[-1], file=sys.stderr)
@@ -107,7 +108,9 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
 def plan_of(parts: Sequence[str]) -> list[tuple[Any, list[str]]]:
     """Which function measures which parts: those that share workers and rounds go together."""
     together = [name for name in COMPARED if name in parts]
-    plan: list[tuple[Any, list[str]]] = [(measure_one_update, together)] if together else []
+    plan: list[tuple[Any, list[str]]] = (
+        [(partial(measure_one_update, wanted=set(together)), together)] if together else []
+    )
     if VARIANT in parts:
         plan.append((_variant, [VARIANT]))
     plan += [(measure, [name]) for name, measure in OURS_ALONE.items() if name in parts]
@@ -147,10 +150,9 @@ def _order(name: str) -> int:
     return PARTS.index(name) if name in PARTS else len(PARTS)
 
 
-def _variant(session: Session, wanted: set[str]) -> dict[str, dict[str, Any]]:
+def _variant(session: Session) -> dict[str, dict[str, Any]]:
     """The variant's parts under one name."""
-    del wanted
-    found = measure_four_updates(session, {"update", "step", "memory"})
+    found = measure_four_updates(session, wanted={"update", "step", "memory"})
     return {VARIANT: found["update"] | {"figures": [figure for part in found.values() for figure in part["figures"]]}}
 
 

@@ -19,12 +19,12 @@ STEPPING = ("ours", "trl")
 FLOP = {"generation": GENERATE_FLOP, "update": UPDATE_FLOP, "step": GENERATE_FLOP + UPDATE_FLOP}
 
 
-def measure_one_update(session: Session, wanted: set[str]) -> dict[str, dict[str, Any]]:
-    """Generation, update, step and memory, with one update a step."""
+def measure_one_update(session: Session, *, wanted: set[str]) -> dict[str, dict[str, Any]]:
+    """Generation, update, step and memory, with one update per step."""
     return _measure(session, wanted, updates=1)
 
 
-def measure_four_updates(session: Session, wanted: set[str]) -> dict[str, dict[str, Any]]:
+def measure_four_updates(session: Session, *, wanted: set[str]) -> dict[str, dict[str, Any]]:
     """The variant where old log-probabilities are computed and clipping is live."""
     return _measure(session, wanted, updates=UPDATES_IN_VARIANT)
 
@@ -57,7 +57,7 @@ def open_ours(session: Session, updates: int) -> list[dict[str, Any]]:
         f"train.minibatch_groups={settings.prompts // updates}",
         f"train.threads={settings.threads}",
     ]
-    session.say("loading ours")
+    session.log("loading ours")
     session.answers["ours"] = session.ask("ours", "open", config="configs/quickstart.yaml", overrides=overrides)
     rows: list[dict[str, Any]] = session.ask("ours", "rows", count=settings.prompts)["rows"]
     return rows
@@ -101,11 +101,11 @@ def _open(session: Session, systems: list[str], updates: int) -> tuple[list[list
     for name in systems:
         if name == "ours":
             continue
-        session.say(f"loading {name}")
+        session.log(f"loading {name}")
         try:
             session.answers[name] = _open_trl(session, rows, updates) if name == "trl" else _open_plain(session, name)
         except WorkerFailed as error:
-            session.say(f"  {error}")
+            session.log(f"  {error}")
             failed.append({"system": name, "reason": str(error).splitlines()[0]})
             session.close(*(worker for worker in session.workers if worker.startswith(name)))
     return [row["prompt_ids"] for row in rows], failed
@@ -156,13 +156,13 @@ def best_microbatch(session: Session, trl: dict[str, Any]) -> int:
     if len(sizes) < 2:
         return sizes[0] if sizes else largest
     if "probe" not in session.answers:
-        session.say(f"probing trl with {', '.join(map(str, sizes))} responses in a microbatch")
+        session.log(f"probing trl with {', '.join(map(str, sizes))} responses in a microbatch")
         session.start("trl-probe", "trl")
         session.ask("trl-probe", "open", settings=trl | {"updates": 1, "microbatch": trl["prompts"] * trl["group"]})
         session.answers["probe"] = session.ask("trl-probe", "probe", sizes=sizes)["seconds_per_response"]
         session.close("trl-probe")
-        told = ", ".join(f"{size}: {float(s):.3f}" for size, s in session.answers["probe"].items())
-        session.say(f"  seconds a response: {told}")
+        summary = ", ".join(f"{size}: {float(s):.3f}" for size, s in session.answers["probe"].items())
+        session.log(f"  seconds per response: {summary}")
     found = session.answers["probe"]
     return int(min(found, key=lambda size: found[size]))
 
@@ -187,8 +187,8 @@ def _round(
             require_tokens(name, answer["tokens"], settings.responses * settings.tokens)
             found["generation"] = answer["tokens"] / answer["seconds"]
         measured[name] = found
-        told = ", ".join(f"{key} {value:.0f} tokens/s" for key, value in found.items() if key != "phases")
-        session.say(f"  {'warm-up' if index < 0 else f'round {index + 1}'}: {name}: {told}")
+        summary = ", ".join(f"{key} {value:.0f} tokens/s" for key, value in found.items() if key != "phases")
+        session.log(f"  {'warm-up' if index < 0 else f'round {index + 1}'}: {name}: {summary}")
     return measured
 
 

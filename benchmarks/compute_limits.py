@@ -1,4 +1,4 @@
-"""The arithmetic that figures are held against: FLOP a token, and what a static batch would compute."""
+"""Limits that measurements are compared with: FLOP per token, and what a static batch would compute."""
 
 from collections.abc import Sequence
 from math import log

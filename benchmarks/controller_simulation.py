@@ -20,7 +20,7 @@ from benchmarks.simulation_fakes import (
     PHASES,
     Clock,
     Judge,
-    Law,
+    LengthDistribution,
     Link,
     NoPolicy,
     Texts,
@@ -43,13 +43,13 @@ from dapo.training.train import train
 from dapo.types import Problem
 
 PROBLEMS = 17_000
-WORDS_A_PROMPT = 120
-TOKENS_A_POLL = 512
+WORDS_PER_PROMPT = 120
+TOKENS_PER_POLL = 512
 SLOTS = 4096
 
 
-class Looks:
-    """A tracker's display that notes what stands on the clock when a step is done."""
+class StepRecorder:
+    """A display for the tracker that records the clock at the end of each step."""
 
     def __init__(self, clock: Clock, link: Link, moved: Mapping[str, int]) -> None:
         self._clock, self._link, self._moved = clock, link, moved
@@ -57,7 +57,7 @@ class Looks:
         self.messages: list[str] = []
 
     def phase(self, name: str, done: int = 0, total: int = 0) -> None:
-        """The clock is told where the controller is."""
+        """Book the time from here on under this phase."""
         self._clock.now(DESCRIBING if name == "generate" and 0 < total == done else PHASES[name])
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -98,15 +98,15 @@ class Simulation:
         clock, moved = Clock(), defaultdict(int)
         stop_id = int(self.tokenizer.eos_token_id)
         texts = Texts(self.tokenizer, stop_id)
-        law = Law(self.config.rollout.max_response_tokens, self.median_tokens)
+        distribution = LengthDistribution(self.config.rollout.max_response_tokens, self.median_tokens)
         engine = ScriptedEngine(
-            lambda request: texts.response(request.seed, law.length(request.seed), law.limit),
-            delay=lambda request: -(-law.length(request.seed) // TOKENS_A_POLL),
+            lambda request: texts.response(request.seed, distribution.length(request.seed), distribution.limit),
+            delay=lambda request: -(-distribution.length(request.seed) // TOKENS_PER_POLL),
             slots=SLOTS,
             logprob=texts.logprobs_of,
         )
         link = Link(engine, clock, moved)
-        looks = Looks(clock, link, moved)
+        recorder = StepRecorder(clock, link, moved)
         run = RunDirectory.create(self.folder / "run", dump_config(self.config), {})
         encoder = TimedEncoder(self.tokenizer, self.config.data)
         encoder.clock = clock
@@ -126,24 +126,24 @@ class Simulation:
                 reward=partial(shaped_reward, config=self.config),
             ),
             policy=NoPolicy(clock, moved),
-            tracker=Tracker([JsonlSink(run.metrics)], looks),
+            tracker=Tracker([JsonlSink(run.metrics)], recorder),
             directory=run,
         )
         before = current_rss_bytes()
-        looks.log(0, {})
+        recorder.log(0, {})
         training_run.state.unlogged = None
         train(training_run)
         training_run.tracker.close()
         logged = [row for row in read_metrics(run.metrics) if row["step"]]
         steps = [
-            step_figures(looks.steps[i], looks.steps[i + 1], row, run.rollouts(row["step"]).stat().st_size)
+            step_figures(recorder.steps[i], recorder.steps[i + 1], row, run.rollouts(row["step"]).stat().st_size)
             for i, row in enumerate(logged)
         ]
         return {"steps": steps, "start_bytes": before, "peak_bytes": peak_rss_bytes()}
 
     def _problems(self, texts: Texts) -> list[Problem]:
         return [
-            Problem(str(i), texts.words(self.tokenizer, keyed_seed("prompt", i), WORDS_A_PROMPT), str(i), "simulated")
+            Problem(str(i), texts.words(self.tokenizer, keyed_seed("prompt", i), WORDS_PER_PROMPT), str(i), "simulated")
             for i in range(PROBLEMS)
         ]
 
@@ -164,7 +164,7 @@ def step_figures(
         "controller_s": after["own"] - before["own"],
         "after_last_response_s": after["after_last"],
         "by_part_s": spent,
-        "beside_s": after["process"] - before["process"],
+        "background_s": after["process"] - before["process"],
         "waited_for_table_s": metrics["time/write_rollouts_s"],
         "others_s": others,
         "table_bytes": table_bytes,
@@ -174,7 +174,7 @@ def step_figures(
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level vocabulary without merges: one token a byte, and an end token."""
+    """A byte-level vocabulary without merges: one token per byte, and an end token."""
     vocabulary = byte_alphabet() | {"<eos>": 256}
     tokenizer = Tokenizer(BPE(vocabulary, []))
     tokenizer.decoder = decoders.ByteLevel()

@@ -21,16 +21,15 @@ SMALL = {"width": 128, "layers": 4, "vocabulary": 1024}
 """A geometry whose 2,048-token responses are sampled in seconds."""
 
 
-def measure_shared(session: Session, wanted: set[str]) -> dict[str, dict[str, Any]]:
+def measure_shared(session: Session) -> dict[str, dict[str, Any]]:
     """One update on 16 responses to one long prompt, with the prompt computed once and with a copy for each."""
-    del wanted
     settings = session.settings
     shape = SHARED_QUICK if settings.quick else SHARED
     # room for the prompt and all its responses; for both variants the same
     budget = max(settings.microbatch_tokens, shape["prompt"] + shape["group"] * shape["tokens"])
-    opened = open_studies(session, settings.model)
-    session.say("comparing the gradients with and without shared prompts")
-    gap = session.ask("studies", "gradient_gap", **shape, microbatch_tokens=budget)["relative_gap"]
+    opened = open_internals(session, settings.model)
+    session.log("comparing the gradients with and without shared prompts")
+    gap = session.ask("dapo_internals", "gradient_gap", **shape, microbatch_tokens=budget)["relative_gap"]
     if opened["dtype"] == "float32" and gap > GRADIENT_TOLERANCE:
         raise ValueError(f"the gradients with and without shared prompts differ by {gap:.1e}, relatively")
     figures: dict[str, list[float]] = {"ours": [], "unshared": []}
@@ -38,9 +37,9 @@ def measure_shared(session: Session, wanted: set[str]) -> dict[str, dict[str, An
     for _ in range(-1, settings.rounds):
         gflops.append(session.matmul_gflops())
         for system in figures:
-            answer = session.ask("studies", "update", **shape, microbatch_tokens=budget, shared=system == "ours")
+            answer = session.ask("dapo_internals", "update", **shape, microbatch_tokens=budget, shared=system == "ours")
             figures[system].append(answer["tokens"] / answer["seconds"])
-        session.say(f"  shared prompt {figures['ours'][-1]:.0f}, unshared {figures['unshared'][-1]:.0f} tokens/s")
+        session.log(f"  shared prompt {figures['ours'][-1]:.0f}, unshared {figures['unshared'][-1]:.0f} tokens/s")
     name = f"update, {shape['group']} responses of {shape['tokens']} to a prompt of {shape['prompt']}"
     unit = {"name": name, "unit": "tokens/s", "better": "higher", "flop_per_parameter": UPDATE_FLOP}
     labels = {"ours": "ours", "unshared": "ours, prompt not shared"}
@@ -55,17 +54,16 @@ def measure_shared(session: Session, wanted: set[str]) -> dict[str, dict[str, An
     }
 
 
-def measure_longtail(session: Session, wanted: set[str]) -> dict[str, dict[str, Any]]:
+def measure_longtail(session: Session) -> dict[str, dict[str, Any]]:
     """Which part of the computed slot-steps gave a token, where one response in a hundred reaches the limit."""
-    del wanted
     quick = session.settings.quick
     slots, group, prompt = 64, 8, 32
     count, limit = (512, 256) if quick else (2048, 1024)
-    opened = open_studies(session, SMALL)
+    opened = open_internals(session, SMALL)
     uniforms = np.random.Generator(np.random.Philox(key=0)).random(count).tolist()
     lengths = heavy_tail_lengths(uniforms, shortest=16, limit=limit, share_at_limit=0.01)
-    session.say(f"sampling {count} responses, {sum(lengths)} tokens, the longest {max(lengths)}")
-    found = session.ask("studies", "long_tail", lengths=lengths, group=group, prompt=prompt, slots=slots)
+    session.log(f"sampling {count} responses, {sum(lengths)} tokens, the longest {max(lengths)}")
+    found = session.ask("dapo_internals", "long_tail", lengths=lengths, group=group, prompt=prompt, slots=slots)
     # the first token of a response comes out of the prefill, so a response of n tokens takes n - 1 steps of a slot
     decoded = [length - 1 for length in lengths]
     if found["slot_steps"] != sum(decoded):
@@ -89,11 +87,10 @@ def measure_longtail(session: Session, wanted: set[str]) -> dict[str, dict[str, 
     }
 
 
-def measure_checkpoint(session: Session, wanted: set[str]) -> dict[str, dict[str, Any]]:
-    """What a checkpoint costs the step that it is written beside: whole steps with one and without, by turns."""
-    del wanted
+def measure_checkpoint(session: Session) -> dict[str, dict[str, Any]]:
+    """What a checkpoint costs the step during which it is written: whole steps with one and without, in alternation."""
     settings = session.settings
-    opened = open_studies(session, settings.model)
+    opened = open_internals(session, settings.model)
     shape = {"groups": settings.prompts, "group": settings.group} | CHECKPOINT_STEP
     seconds: dict[bool, list[float]] = {True: [], False: []}
     checkpoints = []
@@ -101,7 +98,7 @@ def measure_checkpoint(session: Session, wanted: set[str]) -> dict[str, dict[str
         # the first round makes the copy's memory and the optimiser's state, and another one begins in every round
         for saves in (False, True) if index % 2 else (True, False):
             answer = session.ask(
-                "studies",
+                "dapo_internals",
                 "step",
                 **shape,
                 slots=settings.responses,
@@ -111,7 +108,7 @@ def measure_checkpoint(session: Session, wanted: set[str]) -> dict[str, dict[str
             if index >= 0:
                 seconds[saves].append(answer["seconds"])
                 checkpoints += [answer["checkpoint"]] if saves else []
-            session.say(f"  step {answer['seconds']:.2f} s, checkpoint {answer['checkpoint']}")
+            session.log(f"  step {answer['seconds']:.2f} s, checkpoint {answer['checkpoint']}")
     extra = [100 * (a / b - 1) for a, b in zip(seconds[True], seconds[False], strict=True)]
     step = {"name": "step beside which a checkpoint is written", "unit": "s", "better": "lower"}
     cost = {"name": "checkpoint: cost to the step", "unit": "%", "better": "lower"}
@@ -134,9 +131,8 @@ def measure_checkpoint(session: Session, wanted: set[str]) -> dict[str, dict[str
     }
 
 
-def measure_growth(session: Session, wanted: set[str]) -> dict[str, dict[str, Any]]:
+def measure_growth(session: Session) -> dict[str, dict[str, Any]]:
     """Cost against response length, group size, slots and width, and memory against vocabulary x tokens."""
-    del wanted
     quick = session.settings.quick
     curves = {
         "length": _growth_in_length(session, [16, 32, 64] if quick else [64, 128, 256, 512, 1024, 2048]),
@@ -146,7 +142,7 @@ def measure_growth(session: Session, wanted: set[str]) -> dict[str, dict[str, An
         "memory": _growth_in_memory(session, [1024, 4096] if quick else [1024, 4096, 16384, 65536, 131072]),
     }
     files = [plot_growth(session.settings.plots / f"growth_{name}.png", found) for name, found in curves.items()]
-    session.say(f"plots: {', '.join(map(str, files))}")
+    session.log(f"plots: {', '.join(map(str, files))}")
     return {
         "growth": {
             "figures": [figure for found in curves.values() for figure in _slopes(found)],
@@ -172,7 +168,7 @@ def _slopes(curves: list[Curve]) -> list[dict[str, Any]]:
 
 
 def _growth_in_length(session: Session, lengths: list[int]) -> list[Curve]:
-    open_studies(session, SMALL)
+    open_internals(session, SMALL)
     work = {"groups": 2, "group": 8, "prompt": 64}
     points = {
         (do, n): (do, {**work, "tokens": n, **({"slots": 16} if do == "generate" else {"microbatch_tokens": 4096})})
@@ -183,7 +179,7 @@ def _growth_in_length(session: Session, lengths: list[int]) -> list[Curve]:
 
 
 def _growth_in_group(session: Session, sizes: list[int]) -> list[Curve]:
-    open_studies(session, SMALL)
+    open_internals(session, SMALL)
     total = max(sizes)
     points = {
         (do, n): (
@@ -198,7 +194,7 @@ def _growth_in_group(session: Session, sizes: list[int]) -> list[Curve]:
 
 
 def _growth_in_slots(session: Session, slots: list[int]) -> list[Curve]:
-    open_studies(session, SMALL)
+    open_internals(session, SMALL)
     points = {
         ("generate", n): ("generate", {"groups": 8, "group": 8, "prompt": 64, "tokens": 64, "slots": n}) for n in slots
     }
@@ -209,7 +205,7 @@ def _growth_in_width(session: Session, widths: list[int]) -> list[Curve]:
     work = {"groups": 2, "group": 8, "prompt": 32, "tokens": 32}
     found: dict[tuple[str, int], list[float]] = {}
     for width in widths:
-        open_studies(session, SMALL | {"width": width})
+        open_internals(session, SMALL | {"width": width})
         points = {
             ("generate", width): ("generate", work | {"slots": 16}),
             ("update", width): ("update", work | {"microbatch_tokens": 1024}),
@@ -224,29 +220,29 @@ def _growth_in_memory(session: Session, vocabularies: list[int]) -> list[Curve]:
     for tokens in (512, 2048):
         values = []
         for vocabulary in vocabularies:
-            open_studies(session, {"width": 64, "layers": 2, "vocabulary": vocabulary})
+            open_internals(session, {"width": 64, "layers": 2, "vocabulary": vocabulary})
             work = {"groups": 1, "group": 8, "prompt": 32, "tokens": tokens // 8}
-            answer = session.ask("studies", "update_memory", **work, microbatch_tokens=4 * tokens)
+            answer = session.ask("dapo_internals", "update_memory", **work, microbatch_tokens=4 * tokens)
             values.append(max(answer["extra_bytes"], 2**20) / 2**30)
-            session.say(f"  vocabulary {vocabulary}, {tokens} tokens: {values[-1]:.3f} GiB")
+            session.log(f"  vocabulary {vocabulary}, {tokens} tokens: {values[-1]:.3f} GiB")
         curves.append(Curve(f"update of {tokens} tokens", "vocabulary", "extra peak memory, GiB", vocabularies, values))
         naive = [tokens * vocabulary * 4 / 2**30 for vocabulary in vocabularies]
         label = f"one float32 [{tokens}, vocabulary]"
         curves.append(Curve(label, "vocabulary", "extra peak memory, GiB", vocabularies, naive, is_measured=False))
-    session.close("studies")
+    session.close("dapo_internals")
     return curves
 
 
 def _curves(
     session: Session,
     points: dict[tuple[str, int], tuple[str, dict[str, Any]]],
-    places: list[int],
+    sizes: list[int],
     axis: str,
     *,
     slope: float,
     per: int,
 ) -> list[Curve]:
-    return _as_curves(_measure_points(session, points), places, axis, slope=slope, per=per)
+    return _as_curves(_measure_points(session, points), sizes, axis, slope=slope, per=per)
 
 
 def _measure_points(
@@ -259,37 +255,37 @@ def _measure_points(
         for key, (do, work) in points.items():
             if index == 0 and key != min(points, key=lambda other: other[1]) and not session.settings.quick:
                 continue  # the cheapest point warms up
-            seconds = session.ask("studies", do, **work)["seconds"]
+            seconds = session.ask("dapo_internals", do, **work)["seconds"]
             if index:
                 found[key].append(seconds)
-    for (do, place), seconds_of in found.items():
-        session.say(f"  {do} at {place}: {sorted(seconds_of)[len(seconds_of) // 2]:.3f} s")
+    for (do, size), seconds_of in found.items():
+        session.log(f"  {do} at {size}: {sorted(seconds_of)[len(seconds_of) // 2]:.3f} s")
     return found
 
 
 def _as_curves(
-    found: dict[tuple[str, int], list[float]], places: list[int], axis: str, *, slope: float, per: int
+    found: dict[tuple[str, int], list[float]], sizes: list[int], axis: str, *, slope: float, per: int
 ) -> list[Curve]:
-    unit = "seconds" if per == 1 else "seconds a response"
+    unit = "seconds" if per == 1 else "seconds per response"
     curves = []
     for do in dict.fromkeys(key[0] for key in found):
-        values = [sorted(found[do, n])[len(found[do, n]) // 2] / per for n in places]
-        curves.append(Curve(do, axis, unit, places, values))
+        values = [sorted(found[do, n])[len(found[do, n]) // 2] / per for n in sizes]
+        curves.append(Curve(do, axis, unit, sizes, values))
     start = max(curve.values[0] for curve in curves)
-    reference = [start * (n / places[0]) ** slope for n in places]
-    curves.append(Curve(f"slope {slope:g}", axis, unit, places, reference, is_measured=False))
+    reference = [start * (n / sizes[0]) ** slope for n in sizes]
+    curves.append(Curve(f"slope {slope:g}", axis, unit, sizes, reference, is_measured=False))
     return curves
 
 
-def open_studies(session: Session, model: dict[str, Any] | str) -> dict[str, Any]:
-    """A fresh studies worker on this model; the session's dtype is dapo's choice for this machine."""
+def open_internals(session: Session, model: dict[str, Any] | str) -> dict[str, Any]:
+    """A fresh worker on this model; the session's dtype is dapo's choice for this machine."""
     settings = session.settings
-    if "studies" in session.workers:
-        session.close("studies")
-    session.start("studies", "studies")
+    if "dapo_internals" in session.workers:
+        session.close("dapo_internals")
+    session.start("dapo_internals", "dapo_internals")
     if "ours" not in session.answers:
-        dtype = session.ask("studies", "resolve_dtype", dtype=settings.dtype, device=settings.device)["dtype"]
+        dtype = session.ask("dapo_internals", "resolve_dtype", dtype=settings.dtype, device=settings.device)["dtype"]
         session.answers["ours"] = {"dtype": dtype}
     return session.ask(
-        "studies", "open", model=model, dtype=session.dtype, device=settings.device, threads=settings.threads
+        "dapo_internals", "open", model=model, dtype=session.dtype, device=settings.device, threads=settings.threads
     )

@@ -9,9 +9,8 @@ from benchmarks.worker_session import Session
 MODELS = ("qwen2-0.5b", "qwen2-1.5b")
 
 
-def measure_gpu(session: Session, wanted: set[str]) -> dict[str, dict[str, Any]]:
+def measure_gpu(session: Session) -> dict[str, dict[str, Any]]:
     """Every compared part for each size; skipped, and said so, where there is no GPU."""
-    del wanted
     session.start("matmul", "matmul")
     if reason := session.ask("matmul", "why_no_gpu")["reason"]:
         return {"gpu": {"figures": [], "skipped": [{"system": "all", "reason": reason}]}}
@@ -20,7 +19,7 @@ def measure_gpu(session: Session, wanted: set[str]) -> dict[str, dict[str, Any]]
     for model in MODELS:
         settings = replace(session.settings, device="cuda", dtype="bfloat16", model=model)
         with Session(settings) as inner:
-            parts = measure_one_update(inner, set(COMPARED))
+            parts = measure_one_update(inner, wanted=set(COMPARED))
         for name, part in parts.items():
             figures = [figure | {"name": f"{model} on a GPU: {figure['name']}"} for figure in part["figures"]]
             found[f"gpu {model} {name}"] = part | {"figures": figures}

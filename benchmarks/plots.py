@@ -13,14 +13,14 @@ class Curve:
     label: str
     axis: str
     unit: str
-    places: Sequence[float]
+    sizes: Sequence[float]
     values: Sequence[float]
     is_measured: bool = True
     """False: a reference."""
 
     def final_slope(self) -> float:
-        """The exponent between the last two places."""
-        (x0, x1), (y0, y1) = self.places[-2:], self.values[-2:]
+        """The exponent between the last two sizes."""
+        (x0, x1), (y0, y1) = self.sizes[-2:], self.values[-2:]
         return log(y1 / y0) / log(x1 / x0)
 
 
@@ -34,10 +34,10 @@ def plot_growth(path: Path, curves: Sequence[Curve]) -> Path:
     axes = figure.add_subplot()
     for curve in curves:
         style = {"marker": "o"} if curve.is_measured else {"linestyle": "--", "color": "grey"}
-        axes.plot(curve.places, curve.values, label=curve.label, **style)
+        axes.plot(curve.sizes, curve.values, label=curve.label, **style)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xticks(list(curves[0].places), [f"{place:,.0f}" for place in curves[0].places])
+    axes.set_xticks(list(curves[0].sizes), [f"{size:,.0f}" for size in curves[0].sizes])
     axes.minorticks_off()
     axes.set_xlabel(curves[0].axis)
     axes.set_ylabel(curves[0].unit)

@@ -69,10 +69,10 @@ def footnotes(results: Mapping[str, Any]) -> list[str]:
     for part in parts.values():
         for found in part.get("versions", {}).values():
             versions |= found
-    told = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    listed = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
     sources = sorted({(part["date"], part["commit"], part["dtype"]) for part in parts.values() if part["figures"]})
     measured = "; ".join(f"{date}, commit {commit}, {dtype}" for date, commit, dtype in sources)
-    notes.append(f"{measured}; {told}." if told else f"{measured}.")
+    notes.append(f"{measured}; {listed}." if listed else f"{measured}.")
     return notes
 
 

@@ -34,9 +34,8 @@ WORK = ("generated_tokens", "trained_tokens")
 SECONDS = ("generation_s", "update_s", "load_weights_s", "wait_s")
 
 
-def measure_schedule(session: Session, wanted: set[str]) -> dict[str, dict[str, Any]]:
-    """Whole steps by turns, each system in processes of its own."""
-    del wanted
+def measure_schedule(session: Session) -> dict[str, dict[str, Any]]:
+    """Whole steps in alternation, each system in processes of its own."""
     settings = session.settings
     shape = SHAPE_QUICK if settings.quick else SHAPE
     names = {system: f"schedule-{i}" for i, system in enumerate(SYSTEMS)}
@@ -50,7 +49,7 @@ def measure_schedule(session: Session, wanted: set[str]) -> dict[str, dict[str, 
     ]
     opened = {}
     for system, name in names.items():
-        session.say(f"loading {system}")
+        session.log(f"loading {system}")
         session.start(name, "ours")
         config = {"config": "configs/quickstart.yaml", "overrides": [*overrides, *SYSTEMS[system]]}
         opened[system] = session.ask(name, "open", **config)
@@ -80,7 +79,7 @@ def _round(session: Session, names: dict[str, str], index: int) -> dict[str, dic
     answers = {system: session.ask(names[system], "step") for system in rotated(list(names), max(index, 0))}
     for system, answer in answers.items():
         seconds = ", ".join(f"{key.removesuffix('_s')} {answer[key]:.2f}" for key in SECONDS)
-        session.say(f"  {system}: step {answer['step_s']:.2f} s ({seconds})")
+        session.log(f"  {system}: step {answer['step_s']:.2f} s ({seconds})")
     work = {system: tuple(answer[key] for key in WORK) for system, answer in answers.items()}
     if len(set(work.values())) > 1:
         raise ValueError(f"the systems did not do the same work (tokens generated, tokens trained): {work}")

@@ -75,7 +75,7 @@ def simulate_apart(size: Size) -> dict[str, Any]:
 def main() -> int:
     """0 if the targets at the paper's size are met (time after the last response), or it was not among the sizes."""
     parser = argparse.ArgumentParser(prog="make simulate", description=__doc__)
-    parser.add_argument("--prompts", type=int, nargs="+", default=[64, 128, 256, 512], help="informative groups a step")
+    parser.add_argument("--prompts", type=int, nargs="+", default=[64, 128, 256, 512], help="groups kept per step")
     parser.add_argument("--steps", type=int, default=3, help="the first starts everything and does not count")
     parser.add_argument("--memory-gib", type=float, default=14.0, help="sizes that would take more are left out")
     parser.add_argument("--output", type=Path, default=RESULTS)
@@ -163,7 +163,7 @@ def row_of(run: Mapping[str, Any]) -> str:
         f"{tokens / 1e6:,.1f}",
         f"{figure(run, 'controller_s'):.2f}",
         f"{figure(run, 'after_last_response_s'):.2f}",
-        f"{figure(run, 'beside_s'):.2f}",
+        f"{figure(run, 'background_s'):.2f}",
         f"{1e9 * figure(run, 'controller_s') / tokens:.1f}",
         f"{run['peak_bytes'] / GB:.2f}",
         f"{grown(run) / tokens:.1f}",
@@ -175,8 +175,8 @@ def markdown(results: Mapping[str, Any]) -> str:
     """Growth, then the largest size that is not above the paper's by part."""
     runs = results["runs"]
     lines = [
-        "| prompts a step | responses | million tokens | controller, s | of it after the last response, s "
-        "| threads beside, s | controller, ns a token | peak memory, GB | grown, bytes a token |",
+        "| prompts per step | responses | million tokens | controller, s | of it after the last response, s "
+        "| background threads, s | controller, ns per token | peak memory, GB | grown, bytes per token |",
         "|" + " --- |" * 9,
         *(row_of(run) for run in runs),
     ]
@@ -202,7 +202,7 @@ def breakdown(run: Mapping[str, Any]) -> list[str]:
         "| --- | --- |",
         *(f"| {name} | {seconds:.2f} |" for name, seconds in rows),
         "",
-        "| moved in a step | GB | bytes a token |",
+        "| moved per step | GB | bytes per token |",
         "| --- | --- | --- |",
         *(
             f"| {name} | {part(run, 'moved_bytes', name) / GB:.2f} | "

@@ -1,4 +1,4 @@
-"""Stand-ins for everything that a controller talks to, each behind a link through which bytes really go.
+"""Fakes of everything that a controller talks to, each behind a link that really moves bytes.
 
 What goes to and from them is pickled on the way, as it would be between processes, so bytes are counted exactly and the
 controller's part of that work is in its time. What the other side does (making tokens, verdicts, reading a message) is
@@ -29,21 +29,21 @@ from dapo.rewards.workers.pool import make_tasks
 from dapo.types import Finish, Generation, GenerationRequest, Problem, Sample, Verdict
 
 POOL_TOKENS = 2**22
-"""Drawn once; a response is a copy of some place in it."""
+"""Sampled once; a response is a copy of a slice of it."""
 RARE = 2e-5
-"""The share of tokens that are not ASCII: then about one response in ten makes Python keep two bytes a character."""
-RESPONSES_A_MESSAGE = 16
+"""The share of tokens that are not ASCII: then about one response in ten makes Python keep two bytes per character."""
+RESPONSES_PER_MESSAGE = 16
 """What one of many engines has finished at a time."""
-SAMPLES_A_MESSAGE = 8
+SAMPLES_PER_MESSAGE = 8
 """What each of 64 trainer ranks gets of a minibatch of 512."""
 BETWEEN = "metrics, log, checkpoint"
 PHASES = {
     "generate": "collecting: decisions, checks of answers",
-    "old log-probabilities": "gap between sampler and trainer",
+    "old_logprobs": "gap between sampler and trainer",
     "update": "minibatches",
     "save": BETWEEN,
 }
-"""What a step's phase is for the controller itself, by the name that the display is told."""
+"""What a step's phase is for the controller itself, by the name that the display shows."""
 DESCRIBING = "rewards, advantages, metrics of the batch, rows of the table"
 ENGINE, VERIFIERS, TRAINER = "engine's own", "verifiers' own", "trainer's own"
 OTHERS = (ENGINE, VERIFIERS, TRAINER)
@@ -63,34 +63,34 @@ class Clock:
         self._mark = time.thread_time()
 
     def now(self, name: str) -> None:
-        """What is not booked under another name goes to this one from here on."""
-        self._book()
+        """What is not charged to another name goes to this one from here on."""
+        self._charge()
         self._stack[0] = name
 
     @contextmanager
     def inside(self, name: str) -> Iterator[None]:
-        """Book the time in here under `name`."""
-        self._book()
+        """Charge the time in here to `name`."""
+        self._charge()
         self._stack.append(name)
         try:
             yield
         finally:
-            self._book()
+            self._charge()
             self._stack.pop()
 
     def own(self) -> float:
         """The controller's seconds so far."""
-        self._book()
+        self._charge()
         return sum(seconds for name, seconds in self.spent.items() if name not in OTHERS)
 
-    def _book(self) -> None:
+    def _charge(self) -> None:
         now = time.thread_time()
         self.spent[self._stack[-1]] += now - self._mark
         self._mark = now
 
 
 @dataclass(frozen=True)
-class Law:
+class LengthDistribution:
     """How long responses are: log-normal, cut at the limit, keyed by the request's seed."""
 
     limit: int
@@ -98,19 +98,21 @@ class Law:
     sigma: float = 0.9
 
     def length(self, seed: int) -> int:
-        """Of the response that a seed stands for."""
-        draw = float(keyed_uniforms(keyed_seed("length", seed), 1)[0])
-        return max(1, min(self.limit, round(self.median * np.exp(self.sigma * NormalDist().inv_cdf(max(draw, 1e-12))))))
+        """The length of the response with this seed, in tokens."""
+        uniform = float(keyed_uniforms(keyed_seed("length", seed), 1)[0])
+        return max(
+            1, min(self.limit, round(self.median * np.exp(self.sigma * NormalDist().inv_cdf(max(uniform, 1e-12)))))
+        )
 
 
 class Texts:
-    """Random tokens of a tokenizer, and log-probabilities beside them."""
+    """Random tokens of a tokenizer, and log-probabilities for them."""
 
     def __init__(self, tokenizer: Any, stop_id: int, *, pool_tokens: int = POOL_TOKENS) -> None:
         random = np.random.Generator(np.random.Philox(key=keyed_seed("texts")))
-        pieces = tokenizer.batch_decode([[i] for i in range(len(tokenizer))], skip_special_tokens=True)
-        ascii_ids = np.array([i for i, piece in enumerate(pieces) if piece and piece.isascii()], np.int32)
-        rare_ids = np.array([i for i, piece in enumerate(pieces) if piece and not piece.isascii()], np.int32)
+        texts = tokenizer.batch_decode([[i] for i in range(len(tokenizer))], skip_special_tokens=True)
+        ascii_ids = np.array([i for i, text in enumerate(texts) if text and text.isascii()], np.int32)
+        rare_ids = np.array([i for i, text in enumerate(texts) if text and not text.isascii()], np.int32)
         weights = 1 / (np.arange(len(ascii_ids)) + 10)  # frequent tokens have small ids
         self.ids = random.choice(ascii_ids, pool_tokens, p=weights / weights.sum())
         rare = random.random(pool_tokens) < RARE
@@ -128,7 +130,7 @@ class Texts:
         return CompactArray(ids), "length"
 
     def logprobs_of(self, count: int) -> "CompactArray[float]":
-        """So many."""
+        """A slice of `count` log-probabilities."""
         return CompactArray(self._cut(self.logprobs, count, count))
 
     def words(self, tokenizer: Any, seed: int, count: int) -> str:
@@ -141,7 +143,7 @@ class Texts:
 
 
 class Link:
-    """An engine in another process: what is said goes through pickle, and is counted."""
+    """An engine in another process: calls and answers go through pickle, and their bytes are counted."""
 
     def __init__(self, engine: ScriptedEngine, clock: Clock, moved: dict[str, int]) -> None:
         self._engine, self._clock, self._moved = engine, clock, moved
@@ -154,7 +156,6 @@ class Link:
             self._engine.load_weights(weights, version)
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """As an engine does."""
         with self._clock.inside("requests to engines"):
             message = pickle.dumps(list(requests), PROTOCOL)
             self._moved["controller to engines"] += len(message)
@@ -162,23 +163,20 @@ class Link:
                 self._engine.submit(pickle.loads(message))
 
     def poll(self) -> list[Generation]:
-        """As an engine does."""
         return self._received(self._engine.poll, note=True)
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
-        """As an engine does."""
         return self._received(lambda: self._engine.abort(request_ids))
 
     def close(self) -> None:
-        """As an engine does."""
         self._engine.close()
 
     def _received(self, call: Callable[[], list[Generation]], *, note: bool = False) -> list[Generation]:
         with self._clock.inside(ENGINE):
             found = call()
             messages = [
-                pickle.dumps(found[i : i + RESPONSES_A_MESSAGE], PROTOCOL)
-                for i in range(0, len(found), RESPONSES_A_MESSAGE)
+                pickle.dumps(found[i : i + RESPONSES_PER_MESSAGE], PROTOCOL)
+                for i in range(0, len(found), RESPONSES_PER_MESSAGE)
             ]
             del found
         if note and messages:
@@ -219,7 +217,7 @@ class NoPolicy:
         self._clock, self._moved = clock, moved
 
     def weights(self, *, version: int) -> WeightSource:
-        """None to speak of."""
+        """This policy: it has no tensors."""
         return self  # type: ignore[return-value]
 
     def named_tensors(self) -> Iterator[Any]:
@@ -229,8 +227,8 @@ class NoPolicy:
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
         """The engine's come back as the policy's."""
         done: list[Sample] = []
-        for start in range(0, len(samples), SAMPLES_A_MESSAGE):
-            part = samples[start : start + SAMPLES_A_MESSAGE]
+        for start in range(0, len(samples), SAMPLES_PER_MESSAGE):
+            part = samples[start : start + SAMPLES_PER_MESSAGE]
             message = self._sent(part, "old log-probabilities")
             with self._clock.inside(TRAINER):
                 answer = pickle.dumps(
@@ -245,19 +243,19 @@ class NoPolicy:
 
     def update(self, minibatch: Sequence[Sample], *, step: int) -> dict[str, float]:
         """Nothing changes."""
-        for start in range(0, len(minibatch), SAMPLES_A_MESSAGE):
-            self._sent(minibatch[start : start + SAMPLES_A_MESSAGE], "updates")
+        for start in range(0, len(minibatch), SAMPLES_PER_MESSAGE):
+            self._sent(minibatch[start : start + SAMPLES_PER_MESSAGE], "updates")
         names = ("loss/policy", "optim/update_tokens", "optim/grad_norm", "optim/lr", "optim/skipped")
         return dict.fromkeys(names, 0.0)
 
     def save(self, directory: Path) -> None:
-        """No weights."""
+        """Does nothing: there are no weights."""
 
     def load(self, directory: Path) -> None:
-        """No weights."""
+        """Does nothing: there are no weights."""
 
     def snapshot(self) -> Callable[[Path], None]:
-        """No weights."""
+        """Does nothing: there are no weights."""
         return self.save
 
     def _sent(self, samples: Sequence[Sample], purpose: str) -> bytes:
@@ -273,11 +271,9 @@ class TimedEncoder(PromptEncoder):
     clock: Clock
 
     def encode(self, problem: Problem) -> tuple[int, ...]:
-        """As it is."""
         with self.clock.inside("prompts to tokens"):
             return super().encode(problem)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """As it is."""
         with self.clock.inside("responses to text"):
             return super().decode(ids)

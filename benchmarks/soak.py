@@ -1,4 +1,4 @@
-"""`make soak`: 2,000 steps of a tiny model in one process, watched from outside: does anything grow?
+"""`make soak`: 2,000 steps of a tiny model in one process, observed from outside: does anything grow?
 
 Linux only: memory and file handles are read from /proc. Prints the figures; exit code 1 where something grows.
 """
@@ -36,12 +36,12 @@ OPTIONS = (
 """All that a run does, at the smallest size: rollouts, updates, checkpoints, evaluations, a verifier process."""
 
 MAX_GROWTH_PERCENT = 2.0
-SAMPLES_A_WINDOW = 20
+SAMPLES_PER_WINDOW = 20
 
 
 @dataclass(frozen=True)
-class Look:
-    """One moment of the run, seen from outside."""
+class Snapshot:
+    """What is seen of the run from outside at one moment."""
 
     step: int
     rss_bytes: int
@@ -57,38 +57,38 @@ def main() -> int:
     parser.add_argument("--from-step", type=int, default=200, help="growth is counted from here")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dapo-soak-") as folder:
-        looks, seconds = watch_run(Path(folder) / "run", steps=arguments.steps)
-    found = growth(looks, from_step=arguments.from_step) | {"seconds": round(seconds), "looks": len(looks)}
+        snapshots, seconds = watch_run(Path(folder) / "run", steps=arguments.steps)
+    found = growth(snapshots, from_step=arguments.from_step) | {"seconds": round(seconds), "snapshots": len(snapshots)}
     print(json.dumps(found, indent=1))
     is_flat = found["memory_growth_percent"] < MAX_GROWTH_PERCENT and found["handles"][1] <= found["handles"][0]
     print("flat" if is_flat else "something grows")
     return 0 if is_flat else 1
 
 
-def watch_run(run: Path, *, steps: int) -> tuple[list[Look], float]:
-    """`dapo train` to its last step, looked at several times a second; the looks, and the seconds.
+def watch_run(run: Path, *, steps: int) -> tuple[list[Snapshot], float]:
+    """`dapo train` to its last step, observed several times a second; the snapshots, and the seconds.
 
     Raises CalledProcessError if the run fails, and DataError if one of its files is not readable at some moment.
     """
     command = [sys.executable, "-m", "dapo", "train", str(ROOT / "configs" / "tiny.yaml"), "--run-dir", str(run)]
     command += [*OPTIONS, f"train.num_steps={steps}"]
-    started, looks = time.monotonic(), []
+    started, snapshots = time.monotonic(), []
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         while process.poll() is None:
-            found = look(run, process.pid)
+            found = snapshot(run, process.pid)
             if found is not None and found.step < steps:  # after its last step it evaluates and draws
-                looks.append(found)
+                snapshots.append(found)
             time.sleep(max(0.1, (time.monotonic() - started) / 500))  # reading all metrics takes the longer, the more
     finally:
-        process.kill()  # only of use where looking failed
+        process.kill()  # needed only if a snapshot failed
         process.wait()
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
-    return looks, time.monotonic() - started
+    return snapshots, time.monotonic() - started
 
 
-def look(run: Path, process: int) -> Look | None:
+def snapshot(run: Path, process: int) -> Snapshot | None:
     """The process and its files as they are now; None where it has not written metrics yet, or has just ended."""
     tables = sorted((run / "rollouts").glob("step_*.parquet"))
     if not (run / "metrics.jsonl").exists() or not tables:
@@ -97,15 +97,17 @@ def look(run: Path, process: int) -> Look | None:
         memory, handles = rss_bytes(process), len(list(Path(f"/proc/{process}/fd").iterdir()))
     except OSError:
         return None  # it has ended, and is for us to reap
-    return Look(read_metrics(run / "metrics.jsonl")[-1]["step"], memory, handles, read_rollouts(tables[-1]).num_rows)
+    return Snapshot(
+        read_metrics(run / "metrics.jsonl")[-1]["step"], memory, handles, read_rollouts(tables[-1]).num_rows
+    )
 
 
-def growth(looks: Sequence[Look], *, from_step: int) -> dict[str, Any]:
-    """Medians of the first looks from a step on against those of the last."""
-    counted = [each for each in looks if each.step >= from_step]
-    size = min(SAMPLES_A_WINDOW, len(counted) // 2)
+def growth(snapshots: Sequence[Snapshot], *, from_step: int) -> dict[str, Any]:
+    """Medians of the first snapshots from a step on against those of the last."""
+    counted = [each for each in snapshots if each.step >= from_step]
+    size = min(SAMPLES_PER_WINDOW, len(counted) // 2)
     if not size:
-        raise ValueError(f"{len(counted)} looks from step {from_step} on are too few; give more --steps")
+        raise ValueError(f"{len(counted)} snapshots from step {from_step} on are too few; give more --steps")
     first, last = counted[:size], counted[-size:]
     memory = [median(each.rss_bytes for each in window) for window in (first, last)]
     return {

@@ -4,7 +4,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.compute_limits import GENERATE_FLOP, UPDATE_FLOP
-from benchmarks.dapo_only import open_studies
+from benchmarks.dapo_only import open_internals
 from benchmarks.worker_session import Session
 
 SHAPES = {
@@ -14,10 +14,9 @@ SHAPES = {
 QUICK = {"groups": 2, "group": 2, "prompt": 8, "tokens": 8}
 
 
-def measure_profile(session: Session, wanted: set[str]) -> dict[str, dict[str, Any]]:
+def measure_profile(session: Session) -> dict[str, dict[str, Any]]:
     """Shares of the seconds of a generation and an update, and the arithmetic's own seconds at the matmul rate."""
-    del wanted
-    opened = open_studies(session, session.settings.model)
+    opened = open_internals(session, session.settings.model)
     figures, gflops = [], []
     for phase, flop in (("generation", GENERATE_FLOP), ("update", UPDATE_FLOP)):
         shape = QUICK if session.settings.quick else SHAPES[phase]
@@ -50,13 +49,15 @@ def _trace(session: Session, phase: str, shape: dict[str, int]) -> tuple[list[fl
         rates.append(session.matmul_gflops())
         slots = shape["groups"] * shape["group"]
         budget = session.settings.microbatch_tokens
-        answers.append(session.ask("studies", "profile", phase=phase, **shape, slots=slots, microbatch_tokens=budget))
-        session.say(f"  {phase} {answers[-1]['seconds']:.2f} s")
+        answers.append(
+            session.ask("dapo_internals", "profile", phase=phase, **shape, slots=slots, microbatch_tokens=budget)
+        )
+        session.log(f"  {phase} {answers[-1]['seconds']:.2f} s")
     return rates[1:], answers[1:]
 
 
 def _shares(phase: str, answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One figure a kind of work, the largest first."""
+    """One figure per kind of work, the largest first."""
     shares: dict[str, list[float]] = {}
     for answer in answers:
         for kind, seconds in answer["kinds"].items():

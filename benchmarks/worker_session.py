@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.protocol import Worker
 
 ROOT = Path(__file__).parents[1]
-VENVS = {"ours": ".venv", "transformers": ".venv", "matmul": ".venv", "studies": ".venv"}
+VENVS = {"ours": ".venv", "transformers": ".venv", "matmul": ".venv", "dapo_internals": ".venv"}
 VENVS |= {"trl": ".venv-trl", "vllm": ".venv-vllm"}
 INSTALL = "make bench-peers"
 MATMUL_SIZES = {"cpu": 4096, "cuda": 8192}
@@ -43,7 +43,7 @@ class Settings:
 
     @property
     def responses(self) -> int:
-        """Of a step."""
+        """The number of responses per step."""
         return self.prompts * self.group
 
 
@@ -54,7 +54,7 @@ class Session:
     settings: Settings
     workers: dict[str, Worker] = field(default_factory=dict)
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What each worker said when it was opened."""
+    """What each worker answered when it was opened."""
 
     def __post_init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="dapo-bench-")
@@ -68,12 +68,12 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for worker in self.workers.values():
-            # after an error, or a signal, nobody waits for a worker in the middle of a command
+            # after an error, or a signal, a worker in the middle of a command is not waited for
             worker.close() if kind is None else worker.kill()
         self.workers.clear()
         self._folder.cleanup()
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Progress, on standard error."""
         print(f"[{time.monotonic() - self._started:6.0f} s] {text}", file=sys.stderr, flush=True)
 

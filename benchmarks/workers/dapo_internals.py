@@ -1,4 +1,4 @@
-"""What only concerns dapo: how cost grows, what shared prompts save, how full slots are, where a step's time goes."""
+"""Measures dapo alone: how cost grows, what shared prompts save, how full slots are, where the time of a step goes."""
 
 import copy
 import time
@@ -109,7 +109,7 @@ class Studies:
         microbatch_tokens: int,
         folder: str | None,
     ) -> dict[str, Any]:
-        """Seconds of a step as in training; with a `folder`, beside writing the state before it to a run there."""
+        """Seconds of a step as in training; with a `folder`, while the state before it is written to a run there."""
         requests = self._requests([prompt] * groups, group, [tokens] * (groups * group))
         samples = self._samples(groups, group, prompt, tokens, shared=True)
         policy = self._policy("kept", microbatch_tokens)

@@ -76,7 +76,7 @@ class StepSink:
 
 
 class Ours:
-    """One run, a step at a time."""
+    """One run, one step per call."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()

@@ -1,4 +1,4 @@
-"""Laws of the benchmark's pure parts: limits, ratios, the table, and the talk with worker processes."""
+"""The benchmark's pure functions: limits, ratios, the table, and calls to worker processes."""
 
 import json
 import os

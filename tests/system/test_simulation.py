@@ -1,4 +1,4 @@
-"""Laws of the controller's simulation: account, bytes and lengths are exact, and what is fitted is linear."""
+"""The controller's simulation: token counts, bytes and lengths are exact, and what is fitted is linear."""
 
 import pickle
 
@@ -8,7 +8,7 @@ import pytest
 from benchmarks import simulate
 from benchmarks.controller_simulation import byte_tokenizer
 from benchmarks.simulate import Size
-from benchmarks.simulation_fakes import Clock, Law, Texts
+from benchmarks.simulation_fakes import Clock, LengthDistribution, Texts
 
 SMALL = Size(prompts=8, steps=2, median_tokens=60.0, limit=200, group_size=4, minibatch_groups=2, tokenizer="bytes")
 
@@ -58,9 +58,9 @@ def test_two_simulations_make_and_move_the_same(found):
 
 
 def test_lengths_are_a_function_of_the_seed_with_a_tail_at_the_limit():
-    law = Law(limit=20480, median=5000.0)
-    lengths = [law.length(seed) for seed in range(3000)]
-    assert lengths == [law.length(seed) for seed in range(3000)]
+    distribution = LengthDistribution(limit=20480, median=5000.0)
+    lengths = [distribution.length(seed) for seed in range(3000)]
+    assert lengths == [distribution.length(seed) for seed in range(3000)]
     assert 4000 < sum(lengths) / len(lengths) < 8000
     assert 0.03 < sum(length == 20480 for length in lengths) / len(lengths) < 0.10
     assert min(lengths) > 0
