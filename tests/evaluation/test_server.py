@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ import pytest
 
 from dapo.cli.main import main
 from dapo.core.errors import ConfigError
-from dapo.evaluation.server import ServerClient, ServerOptions
+from dapo.evaluation.evaluate import Response
+from dapo.evaluation.scores import EvaluationPlan
+from dapo.evaluation.server import ServerSampler
 from dapo.types import Problem
 from helpers.fake_chat_server import MODEL, ChatServer, Reply, chat_server, completion
 from helpers.paths import TESTS
@@ -63,17 +65,20 @@ def server() -> Iterator[FaultyReplies]:
         faults.released.set()
 
 
-def asked(server: FaultyReplies, *, samples: int = 1, problems: int = 1, **options: Any) -> list[Any]:
-    """What the client says of each response, in the order of problems and samples."""
-    values = {"temperature": 0.5, "top_p": 0.7, "max_tokens": 9, "seed": 3, "backoff_s": 0.0, **options}
+def plan(samples: int = 1) -> EvaluationPlan:
+    return EvaluationPlan("toy", samples, 0.5, 0.7, 9, (), 3)
+
+
+def asked(server: FaultyReplies, *, samples: int = 1, problems: int = 1, **options: Any) -> list[Response]:
+    """The responses of the server, in the order of problems and samples."""
     found = {}
-    with ServerClient(
-        ServerOptions(server.url, MODEL, samples, **values), lambda p: [{"role": "user", "content": "?"}]
-    ) as client:
+    options = {"backoff_s": 0.0, **options}
+    sampler = ServerSampler(server.url, MODEL, plan(samples), lambda p: [{"role": "user", "content": "?"}], **options)
+    with closing(sampler):
         for index in range(problems):
-            client.submit(index, Problem(str(index), "?", "4"))
+            sampler.submit(index, Problem(str(index), "?", "4"))
         while len(found) < samples * problems:
-            found |= {(index, i): response for index, i, response in client.poll()}
+            found |= {(index, i): response for index, i, response in sampler.poll()}
     return [found[key] for key in sorted(found)]
 
 
@@ -133,11 +138,10 @@ def test_the_key_comes_from_the_environment_only(server: FaultyReplies, monkeypa
 
 
 def test_a_wrong_model_or_address_is_reported_before_the_first_request(server: FaultyReplies):
-    options = {"samples": 1, "temperature": 1.0, "top_p": 1.0, "max_tokens": 9, "seed": 0}
     with pytest.raises(ConfigError, match="has no model 'gpt'; it has echo"):
-        ServerClient(ServerOptions(server.url, "gpt", **options), lambda p: [])
+        ServerSampler(server.url, "gpt", plan(), lambda p: [])
     with pytest.raises(ConfigError, match="cannot be reached"):
-        ServerClient(ServerOptions("http://127.0.0.1:9/v1", MODEL, **options), lambda p: [])
+        ServerSampler("http://127.0.0.1:9/v1", MODEL, plan(), lambda p: [])
 
 
 def problems_file(path: Path) -> str:
