@@ -1,1 +1,1 @@
-"""What a run tells: metrics, sinks, rollout tables, curves."""
+"""Telemetry: metrics, their sinks, the console, curves, rollout tables and the profiler."""

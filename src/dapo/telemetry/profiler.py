@@ -1,4 +1,4 @@
-"""Where a step's time goes: a trace of one training step for Perfetto, and a table by phase and operation."""
+"""Profiles a training step: a trace for Perfetto, and a table of the time by phase and operation."""
 
 import time
 from bisect import bisect_right
@@ -16,15 +16,15 @@ OPERATIONS_PER_PHASE = 6
 
 @contextmanager
 def profiled_step(step: int, steps: Collection[int], folder: Path, log: Callable[[str], None]) -> Iterator[StepTimer]:
-    """The stopwatch of a step. Of the `steps` a trace is written to `folder`, and `log` gets a table.
+    """Yield the step's timer; if `step` is one of `steps`, also write a trace to `folder` and pass a table to `log`.
 
-    The other steps pay nothing. A trace holds every operation of torch, on GPUs every kernel: tens of megabytes, and
-    the step takes longer while it is recorded. Nothing is written of a step that fails.
+    A trace holds every operation of torch, and on GPUs every kernel: tens of megabytes. Recording slows the step down;
+    other steps are not affected. A step that raises leaves no trace.
     """
     if step not in steps:
         yield StepTimer()
         return
-    import torch  # by now everything that trains has imported it
+    import torch  # a process that trains has imported it already
 
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
@@ -42,7 +42,7 @@ def profiled_step(step: int, steps: Collection[int], folder: Path, log: Callable
 
 
 class _ProfiledTimer(StepTimer):
-    """Its phases stand in the trace as well."""
+    """A timer whose phases appear in the trace."""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -53,9 +53,9 @@ class _ProfiledTimer(StepTimer):
 
 
 def phase_table(events: Any) -> list[str]:
-    """Lines of a table from a profiler's events: seconds by phase, and in each the operations with most time in them.
+    """The lines of a table: seconds per phase, and in each phase the operations that take most of them.
 
-    An operation's time is its own, without what it calls: on the GPU where there is any, else on the CPU.
+    The time of an operation excludes the operations that it calls. It is GPU time if there is any, else CPU time.
     """
     on_gpu = any(event.self_device_time_total for event in events)
     phases = sorted(

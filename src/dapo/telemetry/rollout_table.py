@@ -1,4 +1,4 @@
-"""Every judged response of a step as a Parquet table, to query with DuckDB, pandas or pyarrow."""
+"""The judged responses of a step as a Parquet table, to query with DuckDB, pandas or pyarrow."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -16,7 +16,7 @@ from dapo.core.packed import array_of
 ROWS_PER_CHUNK = 1024  # bounds memory: at the paper's lengths a whole step is gigabytes of ids
 
 UNIQUE_COLUMNS = ("response", "response_ids", "engine_logprobs")
-"""Nearly all bytes, and too many values for a dictionary: looking for one would only take time."""
+"""Columns without dictionary encoding: their values are distinct, so building a dictionary would be wasted time."""
 
 
 def _required(name: str, kind: pa.DataType) -> pa.Field:
@@ -26,17 +26,17 @@ def _required(name: str, kind: pa.DataType) -> pa.Field:
 ROLLOUT_SCHEMA = pa.schema(
     [
         _required("step", pa.int64()),
-        _required("group_id", pa.int64()),  # the problem's place in the stream
+        _required("group_id", pa.int64()),  # the problem's position in the stream
         _required("problem_id", pa.string()),
         _required("source", pa.string()),
         _required("sample", pa.int32()),  # index in the group
         _required("prompt", pa.string()),
         _required("response", pa.string()),
         _required("answer", pa.string()),
-        pa.field("correct", pa.bool_()),  # null: graded without right or wrong, or not judged
-        pa.field("score", pa.float64()),  # null: not judged
-        pa.field("error", pa.string()),  # null: judged
-        pa.field("reward", pa.float64()),  # null: not judged
+        pa.field("correct", pa.bool_()),  # null: the verifier only gives a score, or no verdict
+        pa.field("score", pa.float64()),  # null: no verdict
+        pa.field("error", pa.string()),  # why there is no verdict; null: there is one
+        pa.field("reward", pa.float64()),  # shaped; null: no verdict
         pa.field("advantage", pa.float64()),  # null: did not train
         _required("prompt_tokens", pa.int32()),
         _required("response_tokens", pa.int32()),
@@ -47,16 +47,16 @@ ROLLOUT_SCHEMA = pa.schema(
         _required("version", pa.int64()),
     ]
 )
-"""One row a response."""
+"""One row per response."""
 
 _DICTIONARIES = [name for name in ROLLOUT_SCHEMA.names if name not in UNIQUE_COLUMNS]
 
 
 def write_rollouts(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write one row a response; equal rows give equal bytes (of one pyarrow version).
+    """Write rows with exactly the columns of ROLLOUT_SCHEMA; equal rows give equal bytes (with one pyarrow version).
 
-    Every row names exactly the columns of ROLLOUT_SCHEMA. Text may be anything a tokenizer decodes to: lone
-    surrogates, which UTF-8 cannot hold, become U+FFFD. The file appears whole or not at all.
+    Lone surrogates, which a tokenizer may decode to and UTF-8 cannot hold, become U+FFFD. The file is written
+    atomically. Raises ValueError for a row with other columns.
     """
     with (
         atomic_file(Path(path)) as temporary,
@@ -67,7 +67,7 @@ def write_rollouts(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_rollouts(path: str | Path) -> pa.Table:
-    """The whole table. Raises DataError if there is no such file, or it is not Parquet."""
+    """Read a table. Raises DataError if the file is missing or not Parquet."""
     path = Path(path)
     if not path.is_file():
         raise DataError(f"no rollout table {path}; expected RUN_DIR/rollouts/step_NNNNNN.parquet (log.rollouts=true)")
@@ -86,7 +86,7 @@ def _chunks(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     for row in rows:
-        # pyarrow would drop what it does not know and fill what is missing with nulls
+        # pyarrow would silently drop unknown columns and fill missing ones with nulls
         if row.keys() != set(ROLLOUT_SCHEMA.names):
             odd = sorted(row.keys() ^ set(ROLLOUT_SCHEMA.names))
             raise ValueError(f"a rollout row must have exactly the columns of ROLLOUT_SCHEMA; these differ: {odd}")
@@ -103,15 +103,14 @@ def _column(values: list[Any], field: pa.Field) -> pa.Array:
 
 
 def _rows(values: Sequence[Sequence[float]], kind: pa.ListType) -> pa.Array:
-    """Rows of numbers as one column, by copies of whole rows."""
     numbers = np.concatenate([array_of(row, kind.value_type.to_pandas_dtype()) for row in values])
     ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
     return pa.ListArray.from_arrays(pa.array(ends), pa.array(numbers), type=kind)
 
 
 def storable(text: str) -> str:
-    """Surrogate pairs joined, lone surrogates replaced; everything else, NUL too, is kept."""
-    if text.isascii():  # known without a look at it
+    """The text with surrogate pairs joined and lone surrogates replaced by U+FFFD, which UTF-8 can encode."""
+    if text.isascii():  # a flag of the string: costs nothing
         return text
     try:
         text.encode()

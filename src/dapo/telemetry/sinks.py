@@ -1,4 +1,4 @@
-"""Where metrics go: `metrics.jsonl`, which every run has, and trackers that are installed separately."""
+"""Writers of metrics: `metrics.jsonl`, which every run has, and experiment trackers, which are optional packages."""
 
 import importlib
 import json
@@ -15,26 +15,25 @@ Metrics: TypeAlias = Mapping[str, float | int]
 
 
 class Sink(Protocol):
-    """Takes the metrics of one step after the other; a step may be logged in several parts."""
+    """Takes the metrics of each step; a step may be logged in several parts."""
 
-    def log(self, step: int, metrics: Metrics) -> None:
-        """Record `area/name -> number`."""
+    def log(self, step: int, metrics: Metrics) -> None: ...
 
     def close(self) -> None:
         """Write what is pending. Nothing may be logged afterwards."""
 
 
 class JsonlSink:
-    """Appends `{"step": 12, "reward/mean": 0.5, ...}` lines, each written at once so it can be followed.
+    """Appends one line `{"step": 12, "reward/mean": 0.5, ...}` per call, readable as soon as it is logged.
 
-    Keys keep the order they are given in. JSON has no infinity and no NaN: both are written as null.
+    Keys keep their order. Infinity and NaN, which JSON lacks, are written as null.
     """
 
     def __init__(self, path: str | Path) -> None:
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Append one line, whole or not at all. Raises OSError, as on a full disk."""
+        """Append one line, completely or not at all. Raises OSError, for example if the disk is full."""
         line = (to_json({"step": step, **metrics}) + "\n").encode()
         before = os.fstat(self._file.fileno()).st_size
         try:
@@ -45,14 +44,13 @@ class JsonlSink:
             raise OSError(error.errno, error.strerror, self._file.name) from error
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
 class TensorBoardSink:
     """Event files for `tensorboard --logdir DIRECTORY`.
 
-    A resumed run gives its `first_step`: TensorBoard then hides what an earlier process wrote from that step on.
+    A resumed run passes its `first_step`: TensorBoard then hides what an earlier process wrote from that step on.
     """
 
     def __init__(self, directory: str | Path, *, first_step: int | None = None) -> None:
@@ -60,21 +58,19 @@ class TensorBoardSink:
         self._writer = tensorboard.SummaryWriter(str(directory), purge_step=first_step)
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """One scalar a metric."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, global_step=step)
         self._writer.flush()
 
     def close(self) -> None:
-        """Write what is pending."""
         self._writer.close()
 
 
 class WandbSink:
-    """Weights & Biases; secrets among the options are masked.
+    """Weights & Biases. Secrets in `config` are masked.
 
-    The run's id is kept in `directory`, so that a resumed run continues the same curves.
-    W&B's history only grows: of the steps that are repeated after a resume it keeps what it saw first.
+    The run's id is kept in `directory`, so that a resumed run continues the same curves. W&B cannot overwrite: of
+    steps that are repeated after a resume it keeps the first values.
     """
 
     def __init__(self, project: str, name: str, config: Mapping[str, Any], directory: str | Path) -> None:
@@ -87,18 +83,16 @@ class WandbSink:
         id_file.write_text(f"{self._run.id}\n")
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Send one step."""
         self._run.log(dict(metrics), step=step)
 
     def close(self) -> None:
-        """Mark the run as finished."""
         self._run.finish()
 
 
 class TrackioSink:
-    """trackio, which keeps its data where TRACKIO_DIR says; secrets are masked. A run of the same name is continued.
+    """trackio, which stores its data in the directory TRACKIO_DIR. Secrets in `config` are masked.
 
-    Steps that are repeated after a resume are there twice.
+    A run of the same name is continued; steps that are repeated after a resume appear twice.
     """
 
     def __init__(self, project: str, name: str, config: Mapping[str, Any]) -> None:
@@ -106,26 +100,24 @@ class TrackioSink:
         self._trackio.init(project=project, name=name, config=mask_options(config), resume="allow")
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Record one step."""
         self._trackio.log(dict(metrics), step=step)
 
     def close(self) -> None:
-        """Mark the run as finished."""
         self._trackio.finish()
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Every line of a metrics file, oldest first; a last line that is still being written is left out.
+    """Read all lines of a metrics file, oldest first, without a last line that is still being written.
 
-    Raises DataError for a missing file, or a line that is no `{"step": ...}` object.
+    Raises DataError if the file is missing or a line is not an object with a "step".
     """
     return [record for _, record in _records(Path(path))]
 
 
 def truncate_after(path: str | Path, step: int) -> None:
-    """Cut the lines of later steps, and a torn last line, so that a resumed run appends in their place.
+    """Remove the lines of later steps and an incomplete last line, so that a resumed run writes them again.
 
-    The file is replaced as a whole: a crash leaves the old one or the new one. A missing file is left missing.
+    The file is replaced atomically. A missing file stays missing.
     """
     path = Path(path)
     if not path.exists():
@@ -142,7 +134,7 @@ def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     with open(path, "rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
-                return  # the writer was killed, or is at work, in the middle of this line
+                return  # the writer is in the middle of this line, or was killed there
             try:
                 record = json.loads(line)
                 is_step = isinstance(record, dict) and isinstance(record.get("step"), int)
@@ -165,41 +157,28 @@ def _tracker(module: str, *, package: str) -> Any:
         ) from None
 
 
-class Display(Protocol):
-    """What shows progress to a person."""
+class Display(Sink, Protocol):
+    """Shows progress to a person."""
 
     def phase(self, name: str, done: int = 0, total: int = 0) -> None: ...
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
-
     def message(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Tracker:
-    """Hands each step's metrics to all sinks and the display."""
+    """Passes each step's metrics to all sinks and the display."""
 
     def __init__(self, sinks: Sequence[Sink], display: Display) -> None:
-        self._sinks = sinks
-        self._display = display
+        self._sinks = (*sinks, display)
+        self.phase = display.phase
+        self.message = display.message
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A finished step."""
+    def log(self, step: int, metrics: Metrics) -> None:
+        """Record the metrics of a finished step."""
         for sink in self._sinks:
             sink.log(step, metrics)
-        self._display.log(step, metrics)
-
-    def phase(self, name: str, done: int = 0, total: int = 0) -> None:
-        """What is going on now, and how far it is."""
-        self._display.phase(name, done, total)
-
-    def message(self, text: str) -> None:
-        """Something a person should know."""
-        self._display.message(text)
 
     def close(self) -> None:
-        """Flush and close everything."""
+        """Write what is pending, and close all of them."""
         for sink in self._sinks:
             sink.close()
-        self._display.close()
