@@ -39,7 +39,9 @@ SAMPLES_PER_MESSAGE = 8
 BETWEEN = "metrics, log, checkpoint"
 PHASES = {
     "generate": "collecting: decisions, checks of answers",
+    "load_weights": BETWEEN,
     "old_logprobs": "gap between sampler and trainer",
+    "write_rollouts": BETWEEN,
     "update": "minibatches",
     "save": BETWEEN,
 }

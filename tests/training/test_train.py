@@ -3,16 +3,20 @@
 import json
 import math
 import sys
+import traceback
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
+import dapo
 from dapo.cli.train import resume_run, start_run
 from dapo.telemetry.rollout_table import read_rollouts
 from helpers.paths import TESTS
 from helpers.tiny_runs import contents, metrics, tiny
 
+PACKAGE = str(Path(dapo.__file__).parent)
 GOLDEN = TESTS / "golden" / "tiny_20_steps.json"
 
 
@@ -101,6 +105,23 @@ def test_the_golden_run_of_20_steps_stays_as_it_was(tmp_path: Path):
                 is_row[name],
                 was,
             )
+
+
+def test_at_most_five_functions_lie_between_the_command_and_backward(tmp_path: Path):
+    stacks: list[list[str]] = []
+
+    def profile(frame: FrameType, event: str, function: Any) -> None:
+        if event == "c_call" and getattr(function, "__name__", "") == "run_backward":
+            stacks.append([summary.name for summary in traceback.extract_stack(frame) if PACKAGE in summary.filename])
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        start_run(tiny("train.num_steps=1", "data.eval=null"), run_dir=tmp_path / "run", config_name="tiny")
+    finally:
+        sys.setprofile(before)
+    assert stacks[0][0] == "start_run"
+    assert len(stacks[0]) <= 5, stacks[0]
 
 
 def golden_run(path: Path) -> list[dict[str, Any]]:
