@@ -1,4 +1,4 @@
-"""The values that flow through a step: frozen, so that what has been made is never changed."""
+"""The values that flow through a step. They are frozen: a later stage makes a new value instead of changing one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,11 +39,11 @@ class GenerationRequest:
     temperature: float
     top_p: float
     seed: int
-    """Keys every draw: token t is a function of (seed, t) and the model's law alone."""
+    """The key of its random numbers: token t is a function of (seed, t) and the model's distribution alone."""
     stop_ids: tuple[int, ...]
     """Sampling one of these ends the response; the token itself belongs to it."""
     min_new_tokens: int = 0
-    """None of the first so many tokens is one of `stop_ids`: the law is renormalised over the others."""
+    """None of the first `min_new_tokens` tokens is a stop id: their distribution is renormalised over the others."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Generation:
     """Of the sampler, one a token, at the sampling temperature."""
     finish: Finish
     version: int
-    """Of the weights that sampled it."""
+    """The version of the weights that sampled it: the number of finished training steps."""
 
     def __getstate__(self) -> dict[str, Any]:
         """To another process rows of numbers go packed."""
@@ -69,28 +69,39 @@ class Verdict:
     """What a verifier says of one response's text."""
 
     correct: bool | None
-    """None: the verifier grades without deciding right or wrong."""
+    """None: the verifier gives a score without deciding right or wrong."""
     score: float
     """Eq. 7: +1 right, -1 wrong; a graded verifier may give any finite number."""
     error: str | None = None
-    """Why there is no judgement (timed out, crashed, unparsable reference): never a silent zero."""
+    """Why there is no verdict (timed out, crashed, unparsable reference). Never silently a zero."""
     answer: str | None = field(default=None, compare=False)
-    """What the verifier took for the response's answer, in one spelling, so that responses can be counted as votes; ""
-    if it found none, None if it does not look for one."""
+    """The response's answer, normalized, for majority votes; "" if none was found, None if none was looked for."""
     components: Mapping[str, float] = field(default_factory=dict, compare=False)
-    """Of several verifiers: each one's own score, before its weight, where it applied; empty for a single one."""
+    """With several verifiers: the score of each that applied, before its weight. Empty with a single verifier."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """G responses to one prompt, with their verdicts: `generations[i]` was judged `verdicts[i]`."""
+    """G responses to one prompt, with their verdicts: `generations[i]` has `verdicts[i]`.
+
+    Example: three responses to 2 + 3, of which the last could not be judged, at `overlong.buffer_tokens=2` and
+    `rollout.max_response_tokens=4`:
+
+        Group(problem=Problem("7", "2 + 3 =", "5"), prompt_ids=(17, 4), id=12,
+              generations=(<2 tokens>, <3 tokens>, <1 token>),
+              texts=("5", "it is 6", "?"),
+              verdicts=(Verdict(True, 1.0), Verdict(False, -1.0), Verdict(None, 0.0, "timed out")),
+              rewards=(1.0, -1.5, None))
+
+    It is informative: one of its two valid verdicts is correct.
+    """
 
     problem: Problem
     prompt_ids: tuple[int, ...]
     generations: tuple[Generation, ...]
     verdicts: tuple[Verdict, ...]
     id: int = 0
-    """The problem's place in the stream: the same text twice is two groups."""
+    """The problem's position in the stream: the same text twice is two groups."""
     texts: tuple[str, ...] = ()
     """The responses as the verifier read them."""
     rewards: tuple[float | None, ...] = ()
@@ -108,7 +119,7 @@ class Group:
 
     @property
     def num_errors(self) -> int:
-        """How many responses got no judgement."""
+        """How many responses have an error verdict."""
         return sum(v.error is not None for v in self.verdicts)
 
     @property
@@ -124,7 +135,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Sample:
-    """A response with its reward and advantage, ready to train on."""
+    """A response with its reward and advantage, ready to train on.
+
+    Example: the first response of the group above. Rewards 1 and -1.5 have mean -0.25 and standard deviation 1.7678, so
+    its advantage is 1.25 / 1.7678:
+
+        Sample(group_id=12, index=0, prompt_ids=(17, 4), response_ids=(9, 2), reward=1.0, advantage=0.7071,
+               engine_logprobs=(-0.1, -0.02), old_logprobs=None, mask=(1, 1))
+    """
 
     group_id: int
     prompt_ids: tuple[int, ...]
@@ -135,7 +153,7 @@ class Sample:
     """Eq. 9, the same for every token of the response."""
     engine_logprobs: Sequence[float]
     old_logprobs: Sequence[float] | None
-    """Of the policy before the step's first update; None until the trainer has recorded them."""
+    """Log-probabilities of the policy before the step's first update; None until the trainer has recorded them."""
     mask: Sequence[bool]
     """Which response tokens train."""
     index: int = 0

@@ -1,4 +1,4 @@
-"""Work that nobody waits for, done in a thread beside what somebody does."""
+"""Work in a background thread."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def in_background(work: Callable[[], None], *, name: str) -> Iterator[threading.Thread]:
-    """Have `work` done while the block runs; it is done when the block ends, and what it raises comes then.
+    """Do `work` in a thread while the block runs, and wait for it at the end of the block.
 
-    If both fail, the block's error is raised.
+    What `work` raises is raised there; if both fail, the error of the block is.
     """
     failures: list[BaseException] = []
 

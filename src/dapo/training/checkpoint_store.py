@@ -22,7 +22,7 @@ class StorageError(DapoError):
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time. Made, asked and waited for in one thread, the one that trains."""
+    """Writes one checkpoint at a time in a thread. Its methods are called from the thread that trains."""
 
     def __init__(self, run: RunDirectory, *, log: Callable[[str], None]) -> None:
         self._run, self._log = run, log
@@ -37,7 +37,7 @@ class CheckpointWriter:
         return self._failures > 0
 
     def start(self, step: int, save: Callable[[], object]) -> None:
-        """Begin with the checkpoint of a step, which `save` writes, once the one before is done.
+        """Have `save` write the checkpoint of a step in the background, once the one before is written.
 
         `save` runs in another thread: what it reads must not change before `settle(wait=True)` has returned.
         """
@@ -56,9 +56,9 @@ class CheckpointWriter:
         self._failures = 0
 
     def settle(self, *, wait: bool = False) -> None:
-        """Look how the checkpoint at work fared, or wait for it; if it failed, say so.
+        """Log the failure of the checkpoint that was being written, if it has ended; `wait` until it has.
 
-        Raises StorageError at the `MAX_FAILED_SAVES`-th failure in a row, and whatever is no fault of the disk.
+        Raises StorageError at the `MAX_FAILED_SAVES`-th failure in a row, and any error that is not an OSError.
         """
         if self._thread is None or (self._thread.is_alive() and not wait):
             return
@@ -76,7 +76,7 @@ class CheckpointWriter:
         _lower_thread_priority()
         try:
             save()
-        except BaseException as error:  # raised, or told, where the run looks for it
+        except BaseException as error:  # raised or logged by settle()
             self._error = error
 
     def _count_failure(self, error: OSError) -> None:
@@ -94,7 +94,7 @@ class CheckpointWriter:
 
 @contextmanager
 def disk_errors_as_storage_error() -> Iterator[None]:
-    """An OSError from inside becomes a StorageError."""
+    """Turn an OSError of the block into a StorageError."""
     try:
         yield
     except OSError as error:
@@ -104,7 +104,7 @@ def disk_errors_as_storage_error() -> Iterator[None]:
 
 
 def describe(error: OSError) -> str:
-    """What the system said, and of which file."""
+    """The system's message and the file it is about."""
     return f"{error.strerror}: {error.filename}" if error.strerror and error.filename else str(error)
 
 

@@ -1,4 +1,4 @@
-"""What a run has seen of each problem: how often, how well it was answered, and when last."""
+"""Statistics per problem: how often a run has sampled it, how well it was answered, and at which step last."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,17 +16,17 @@ _EMPTY: Mapping[str, float] = {
 
 
 class ProblemStats:
-    """Counts by problem id; copies of one problem share them. Its state goes into checkpoints, so that it is exact."""
+    """Counts by problem id; copies of one problem share them. They are saved in checkpoints, so they are exact."""
 
     def __init__(self) -> None:
         self._by_problem: dict[str, dict[str, float]] = {}
 
     def __len__(self) -> int:
-        """Problems that were met."""
+        """How many problems have been sampled."""
         return len(self._by_problem)
 
     def record(self, groups: Iterable[Group], *, step: int) -> None:
-        """Judged groups of a step. A response whose verdict is an error counts in nothing but the visit."""
+        """Count the judged groups of a step. A response with an error verdict counts in nothing but the visit."""
         for group in groups:
             entry = self._by_problem.setdefault(group.problem.id, dict(_EMPTY))
             valid = [verdict for verdict in group.verdicts if verdict.error is None]

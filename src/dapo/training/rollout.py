@@ -16,8 +16,8 @@ from dapo.rewards.judge import Judge
 from dapo.training.dynamic_sampling import OUTCOMES, DynamicSampler, Outcome
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
 
-# A group's verdicts are looked at this many polls after its last token: the engine goes on while verifiers work, and
-# what is submitted next depends on polls, never on the clock.
+# A group is decided this many polls after its last token: the engine goes on while verifiers work, and what is
+# submitted next depends on polls, never on the clock.
 VERDICT_LAG_POLLS = 2
 
 
@@ -36,7 +36,17 @@ class SamplingPlan:
 
 @dataclass(frozen=True)
 class Batch:
-    """A step's groups, and everything that was generated for them."""
+    """A step's groups, and an account of everything that was generated for them.
+
+    Example: two groups wanted, of 4 responses each. Group 5 was all correct. When the batch closed,
+    group 8 was finished and group 9 was still being generated:
+
+        Batch(groups=(g6, g7),
+              judged=((g5, "all_correct"), (g6, "trained"), (g7, "trained"), (g8, "excess")),
+              group_counts={"trained": 2, "all_correct": 1, "excess": 1, "aborted": 1, ...}, shortfall=0)
+
+    The next step samples problems 8 and 9 again.
+    """
 
     groups: tuple[Group, ...]
     """Those that train, in the order of the stream."""
@@ -45,7 +55,7 @@ class Batch:
     group_counts: Mapping[Outcome, int]
     token_counts: Mapping[Outcome, int]
     shortfall: int
-    """Groups missing from a full batch: above 0 only where max_groups_per_step was reached."""
+    """Groups missing from a full batch; above 0 only where `max_groups_per_step` was reached."""
     reason: str = ""
     """For a short batch: why, with counts."""
     epoch: int = 0
@@ -69,7 +79,7 @@ class Batch:
 
 @dataclass
 class _Pending:
-    """A submitted group that is not yet decided."""
+    """A submitted group whose outcome is not decided yet."""
 
     position: int
     problem: Problem
@@ -249,7 +259,7 @@ class _Collector:
         pending.due_poll = self.polls + VERDICT_LAG_POLLS
 
     def classify(self) -> None:
-        """Decide from the head of the queue; with nothing left to generate there is no reason to wait."""
+        """Decide groups from the head of the queue; with nothing left to generate, wait for their verdicts."""
         while self.undecided and self.shortfall > 0:
             head = self.undecided[0]
             if head.missing or (self.by_request and head.due_poll > self.polls):
@@ -263,7 +273,7 @@ class _Collector:
             self.on_progress(len(self.accepted), self.sampling.sampler.prompts_per_step)
 
     def abort_excess(self) -> None:
-        """The batch is closed: what was submitted beyond it is dropped, counted, and goes back to the stream."""
+        """Drop and count what was submitted beyond the closed batch; its problems go back to the stream."""
         if not self.undecided:
             return
         self.sampling.stream.rewind(self.undecided[0].position)
