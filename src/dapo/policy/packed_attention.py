@@ -1,7 +1,7 @@
 """Attention over a packed stream of prompts and responses, for any model that uses transformers' attention interface.
 
 Everything else in a transformer works on one token at a time, so it runs on the flat stream as it is. Here queries,
-keys and values are gathered into padded blocks of similar lengths: prompts attend to their own past, responses to
+keys and values are gathered into padded batches of similar lengths: prompts attend to their own past, responses to
 their group's prompt and their own past, and nothing else. A prompt's keys and values are computed once for its group.
 """
 
@@ -20,7 +20,7 @@ from dapo.core.errors import ConfigError
 IMPLEMENTATION = "dapo_packed"
 
 MASK_ELEMENTS = 2**26
-"""A block whose mask would be larger takes its context's queries along, which makes it plain causal: no mask."""
+"""A batch whose mask would be larger includes the queries of its contexts, which makes it plain causal: no mask."""
 
 UNSUPPORTED_FIELDS = {
     "attn_logit_softcapping": None,
@@ -31,18 +31,18 @@ UNSUPPORTED_FIELDS = {
     "output_multiplier": None,
     "attention_chunk_size": None,
 }
-"""Fields that change logits or attention in ways this path does not follow, with the value that switches them off."""
+"""Fields that change logits or attention in ways not supported here, with the value that switches them off."""
 
 UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias")
-"""Of a layer's attention call: soft cap, sinks, biases."""
+"""Arguments of a layer's attention call: soft cap, sinks, biases."""
 
 UNSUPPORTED_ROPE = ("dynamic", "longrope")
-"""Their angles depend on the longest sequence of a batch, so on what else is in the stream."""
+"""RoPE types whose angles depend on the longest sequence of a batch, so on what else is in the stream."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of tokens of the stream and the context before it: a response and its prompt, or a prompt alone."""
+    """Consecutive tokens of the stream with the context before them: a response and its prompt, or a prompt alone."""
 
     context_start: int
     context_length: int
@@ -52,17 +52,17 @@ class Segment:
 
 @dataclass(frozen=True)
 class SegmentBatch:
-    """Sequences that attend together: N of them, Q queries and K keys each, padding at the end."""
+    """N segments that attend in one call: Q queries and K keys each, with padding at the end."""
 
     queries: Tensor
-    """`[N * Q]` places in the stream; padding repeats some place of the stream."""
+    """`[N * Q]` stream indices; padding repeats an index."""
     keys: Tensor
     """`[N * K]` likewise."""
     size: int
     first_query: Tensor
-    """`[N or 1]` the key at which a sequence's first query stands; one for all where they are equal."""
+    """`[N or 1]` the position of a segment's first query among its keys; a single one if all are equal."""
     masks: dict[tuple[int | None, torch.dtype], Tensor | None] = field(default_factory=dict, repr=False)
-    """Made at the first layer that needs one, kept for the others."""
+    """Masks made so far; all layers share them."""
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
         """`[N or 1, 1, Q, K]` 0 where a query sees a key, else -inf; None for plain causal attention."""
@@ -78,7 +78,7 @@ class SegmentBatch:
             return None
         key = torch.arange(num_keys, device=self.keys.device)
         query = self.first_query[:, None, None] + torch.arange(num_queries, device=self.keys.device)[:, None]
-        # a padded query behind the last key would see none in a window, and not every kernel survives such a row
+        # a padded query after the last key would see none in a window, and some kernels give NaN for such a row
         query = query.clamp(max=num_keys - 1)
         seen = key <= query  # [N or 1, Q, K]
         if window is not None:
@@ -88,17 +88,17 @@ class SegmentBatch:
 
 @dataclass(frozen=True)
 class PackedAttentionPlan:
-    """How a stream attends."""
+    """The batches in which a stream attends."""
 
     blocks: tuple[SegmentBatch, ...]
     outputs: Tensor
-    """`[T]` where each token of the stream finds its output among those of all blocks, one after the other."""
+    """`[T]` the index of each stream token's output in the concatenated outputs of all batches."""
 
 
 def build_attention_plan(
     segments: Sequence[Segment], num_tokens: int, device: torch.device, *, mask_elements: int = MASK_ELEMENTS
 ) -> PackedAttentionPlan:
-    """The layout of a stream of `num_tokens`, each of which is in the run of exactly one row."""
+    """The plan for a stream of `num_tokens`, each of which is in exactly one segment."""
     blocks: list[SegmentBatch] = []
     outputs = torch.empty(num_tokens, dtype=torch.long)  # [T]
     offset = 0
@@ -113,7 +113,7 @@ def build_attention_plan(
         first, num_queries = context, int(length.max())
         if len(bucket) * num_queries * len(key_index) > mask_elements:
             first, num_queries = torch.zeros_like(context), len(key_index)
-        at = first + torch.arange(num_queries)  # [N, Q] the key at which a query stands
+        at = first + torch.arange(num_queries)  # [N, Q] the position of a query among the keys
         queries = keys.gather(1, at.clamp(max=len(key_index) - 1))  # [N, Q]
         own = (at >= context) & (at < context + length)
         outputs[queries[own]] = offset + torch.arange(queries.numel()).view_as(queries)[own]
@@ -129,9 +129,9 @@ def build_attention_plan(
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
-    """Make `model` attend by the layout that its forward is given as `packed_attention_plan`.
+    """Make `model` attend by the `packed_attention_plan` that its forward is given.
 
-    Raises ConfigError, naming model type and field, for models that do something this path would miss.
+    Raises ConfigError, naming model type and field, for models with features that are not supported here.
     """
     for problem in _problems(model):
         raise unsupported_model_error(model, problem)
@@ -140,7 +140,7 @@ def use_packed_attention(model: PreTrainedModel) -> None:
 
 
 def unsupported_model_error(model: PreTrainedModel, problem: str) -> ConfigError:
-    """The error for a model that this path would compute wrongly."""
+    """The error for a model that would be computed wrongly."""
     return ConfigError(
         f"models of type {model.config.model_type} cannot be trained here: {problem}; "
         "use a Llama, Qwen2, Qwen3 or Mistral model"
@@ -176,15 +176,27 @@ def packed_attention(
     packed_attention_plan: PackedAttentionPlan | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Called by every attention layer: `query` `[1, heads, T, d]`, `key` and `value` `[1, kv_heads, T, d]`.
+    """The attention function of every layer, in the interface of transformers; returns `[1, T, heads, d]` and None.
 
-    Returns `[1, T, heads, d]`. Raises ConfigError for arguments that ask for more than causal attention.
+    Args:
+        module: the attention layer.
+        query: `[1, heads, T, d]`.
+        key: `[1, kv_heads, T, d]`.
+        value: `[1, kv_heads, T, d]`.
+        attention_mask: not used.
+        scaling: of the scores; None: 1 / sqrt(d).
+        sliding_window: how many keys a query sees, itself included; None: all before it.
+        packed_attention_plan: of the stream.
+        others: further arguments of transformers; not used, and some are refused.
+
+    Raises:
+        ConfigError: an argument asks for more than causal attention.
     """
     for name in UNSUPPORTED_ARGUMENTS:
         if others.get(name) is not None:
             raise ConfigError(f"{type(module).__name__} cannot be trained here: packed attention has no {name}")
     if packed_attention_plan is None:
-        raise ValueError("this model attends by a layout; call it with packed_attention_plan=")
+        raise ValueError("this model needs an attention plan; call it with packed_attention_plan=")
     # [1, heads, T, d] is a view of [T, heads, d]: rows of the stream can be picked without a copy before
     q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
     outputs = [_attend(block, q, k, v, scaling, sliding_window) for block in packed_attention_plan.blocks]
@@ -195,12 +207,12 @@ def packed_attention(
 def _attend(
     block: SegmentBatch, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
 ) -> Tensor:
-    """`[N * Q, heads, d]` of one block."""
+    """The `[N * Q, heads, d]` outputs of one batch."""
     q = _gather_segments(query, block.queries, block.size)
     k, v = (_gather_segments(states, block.keys, block.size) for states in (key, value))
     mask = block.mask(window, q.dtype)
     if mask is not None and q.is_cuda:
-        # the kernels that take a mask do not take grouped heads there
+        # CUDA's kernels that take a mask do not take grouped heads
         k, v = (states.repeat_interleave(q.shape[1] // states.shape[1], dim=1) for states in (k, v))
     out = scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=q.shape[1] != k.shape[1]
@@ -214,9 +226,9 @@ def _gather_segments(states: Tensor, indices: Tensor, size: int) -> Tensor:
 
 
 def _bucket_by_length(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """Rows in lists whose lengths differ by less than a factor of two, so that less than half of a block is padding.
+    """Lists of segments whose lengths differ by less than a factor of two: less than half of a batch is padding.
 
-    Rows without context stay among themselves: they need no mask.
+    Segments without context are not mixed with others: they need no mask.
     """
     buckets: dict[tuple[int, int, bool], list[Segment]] = defaultdict(list)
     for segment in segments:

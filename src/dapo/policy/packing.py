@@ -41,22 +41,7 @@ class RankMicrobatch:
     """The loss weight of each sample's tokens."""
 
 
-DUMMY_MICROBATCH = RankMicrobatch(
-    indices=(),
-    samples=(
-        Sample(
-            group_id=0,
-            prompt_ids=(0,),
-            response_ids=(0,),
-            reward=0.0,
-            advantage=0.0,
-            engine_logprobs=(0.0,),
-            old_logprobs=(0.0,),
-            mask=(False,),
-        ),
-    ),
-    weights=(0.0,),
-)
+DUMMY_MICROBATCH = RankMicrobatch((), (Sample(0, (0,), (0,), 0.0, 0.0, (0.0,), (0.0,), (False,)),), (0.0,))
 """A pass over one masked token, for a rank without samples: FSDP's collectives need every rank in every pass."""
 
 
@@ -112,13 +97,16 @@ def partition(
         chunks = prompt_chunks(samples, lambda prompt: min(max_tokens, max(target, MIN_CHUNK_PROMPTS * prompt)))
         bins = _balanced(chunks, ranks=ranks, max_tokens=max_tokens)
     load = [0] * ranks
+    weights = weights or [0.0] * len(samples)
     partitions: list[list[RankMicrobatch]] = [[] for _ in range(ranks)]
     for start in range(0, len(bins), ranks):
         # the bins of a pass are of similar sizes: the largest of them goes to the rank with the least load
         order = sorted(range(ranks), key=lambda rank: (load[rank], rank))
         for rank, content in zip(order, bins[start : start + ranks], strict=True):
             load[rank] += _num_tokens(content)
-            partitions[rank].append(_rank_microbatch(content, samples, weights or [0.0] * len(samples)))
+            indices = tuple(i for chunk in content for i in chunk.indices)
+            passed = RankMicrobatch(indices, tuple(samples[i] for i in indices), tuple(weights[i] for i in indices))
+            partitions[rank].append(passed if indices else DUMMY_MICROBATCH)
     return [tuple(passes) for passes in partitions]
 
 
@@ -129,20 +117,21 @@ def prompt_chunks(samples: Sequence[Sample], limit: Callable[[int], int]) -> lis
         raise ValueError("the samples of a group must be adjacent to share its prompt")
     chunks = []
     for members in groups:
-        prompt_ids = samples[members[0]].prompt_ids
-        if not prompt_ids:
-            group_id = samples[members[0]].group_id
-            raise ValueError(f"sample {members[0]} of group {group_id} has no prompt: nothing predicts its response")
+        first = samples[members[0]]
+        if not first.prompt_ids:
+            raise ValueError(f"the samples of group {first.group_id} have no prompt: nothing predicts their responses")
+        if any(samples[i].prompt_ids != first.prompt_ids for i in members):
+            raise ValueError(f"the samples of group {first.group_id} have different prompts")
+        prompt_length = len(first.prompt_ids)
         chosen: list[int] = []
-        num_tokens = len(prompt_ids)
+        num_tokens = prompt_length
         for i in sorted(members, key=lambda i: (-len(samples[i].response_ids), i)):
-            if samples[i].prompt_ids != prompt_ids:
-                raise ValueError(f"samples {members[0]} and {i} are of one group, but their prompts differ")
-            length = len(samples[i].response_ids)
-            if chosen and length and num_tokens + length > limit(len(prompt_ids)):
+            if not (length := len(samples[i].response_ids)):
+                break
+            if chosen and num_tokens + length > limit(prompt_length):
                 chunks.append(PromptChunk(tuple(chosen), num_tokens))
-                chosen, num_tokens = [], len(prompt_ids)
-            chosen += [i] if length else []
+                chosen, num_tokens = [], prompt_length
+            chosen.append(i)
             num_tokens += length
         if chosen:
             chunks.append(PromptChunk(tuple(chosen), num_tokens))
@@ -188,15 +177,6 @@ def _fill(chunks: Sequence[PromptChunk], count: int, max_tokens: int) -> list[li
 
 def _num_tokens(chunks: Sequence[PromptChunk]) -> int:
     return sum(chunk.num_tokens for chunk in chunks)
-
-
-def _rank_microbatch(
-    chunks: Sequence[PromptChunk], samples: Sequence[Sample], weights: Sequence[float]
-) -> RankMicrobatch:
-    indices = tuple(i for chunk in chunks for i in chunk.indices)
-    if not indices:
-        return DUMMY_MICROBATCH
-    return RankMicrobatch(indices, tuple(samples[i] for i in indices), tuple(weights[i] for i in indices))
 
 
 def pack(samples: Sequence[Sample], *, max_tokens: int, device: str | torch.device = "cpu") -> list[Microbatch]:

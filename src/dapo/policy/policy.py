@@ -19,7 +19,7 @@ from dapo.algo.loss import aggregation_weights
 from dapo.config import Config
 from dapo.core.errors import ConfigError
 from dapo.core.packed import array_of
-from dapo.policy.checkpoint import OptimizerCopy, load_optimizer, save_optimizer
+from dapo.policy.checkpoint import StateCopy, load_optimizer, state_of, write_state
 from dapo.policy.hf_io import NamedWeights
 from dapo.policy.logprobs import chunks, hidden_states, score_tokens, token_logprobs, use_packed_forward
 from dapo.policy.lora import add_adapters
@@ -95,7 +95,7 @@ class PolicyCore:
         if config.train.recompute:
             recompute_layers(self._model)
         self._optimizer = self._make_optimizer()
-        self._copy = OptimizerCopy(self._optimizer)
+        self._copy = StateCopy()
 
     @property
     def skipped_in_a_row(self) -> int:
@@ -109,13 +109,16 @@ class PolicyCore:
     def _frozen_reference(self) -> Callable[[Microbatch], Tensor]:
         """The function that gives the initial model's log-probabilities `[S]`; with adapters it needs no copy."""
         adapters = self._adapters
-        model = copy.deepcopy(self._model).requires_grad_(False) if adapters is None else self._model
+        frozen = None if adapters is not None else self._distribute(copy.deepcopy(self._model).requires_grad_(False))
 
         def score(microbatch: Microbatch) -> Tensor:
             with nullcontext() if adapters is None else adapters.disabled():
-                return self._score(microbatch, model)
+                return self._score(microbatch, self._model if frozen is None else frozen)
 
         return score
+
+    def _distribute(self, model: Any) -> Any:
+        return model
 
     def _score(self, microbatch: Microbatch, model: Any) -> Tensor:
         return token_logprobs(model, microbatch, temperature=self._config.rollout.temperature)
@@ -241,7 +244,7 @@ class Policy(PolicyCore):
         Raises NumericsError, and writes nothing, where a weight is not finite; OSError if the disk refuses.
         """
         self._optimizer.require_finite()
-        save_optimizer(self._optimizer, Path(directory))
+        write_state(Path(directory), state_of(self._optimizer))
 
     def snapshot(self) -> Callable[[Path], None]:
         """Copy the state; the result writes the copy like `save`, in any thread, until the next snapshot is taken.
@@ -249,7 +252,7 @@ class Policy(PolicyCore):
         Raises NumericsError where a weight is not finite.
         """
         self._optimizer.require_finite()
-        return self._copy.take()
+        return partial(write_state, state=self._copy.take(state_of(self._optimizer)))
 
     def load(self, directory: str | Path) -> None:
         """Continue from what `save` wrote, bit for bit. Raises CheckpointError; the reference stays as it is."""

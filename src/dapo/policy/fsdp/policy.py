@@ -5,9 +5,8 @@ layer's weights are gathered when it computes. Those of the embedding, the last 
 forward to the end of the backward, so that between the two the head can be applied chunk by chunk.
 """
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -27,10 +26,11 @@ from transformers import PreTrainedModel
 from dapo.config import Config, OptimConfig
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.policy.checkpoint import (
+    State,
     as_checkpoint_error,
-    counters_of,
     load_optimizer,
     require_same,
+    state_of,
     stored_at,
     write_counters,
 )
@@ -146,7 +146,7 @@ class ShardedAdamW(MasterAdamW):
         self, sharded: ShardedModel, config: OptimConfig, ranks: Ranks, *, lora: Mapping[str, float] | None = None
     ) -> None:
         self._ranks = ranks
-        self.shards = {name: p for name, p in sharded.model.named_parameters() if p.requires_grad}
+        self.shards: dict[str, Any] = {name: p for name, p in sharded.model.named_parameters() if p.requires_grad}
         """The trained weights as DTensors."""
         super().__init__(sharded.model, config, lora=lora)
 
@@ -180,7 +180,7 @@ class ShardedPolicy(PolicyCore):
         """Take over `loaded.model`: full and the same on every rank, on any device, in the type to compute in."""
         self._ranks = ranks
         self._compute_dtype: torch.dtype = loaded.model.dtype
-        self._snapshot: tuple[dict[str, dict[str, Tensor]], dict[str, Any]] | None = None
+        self._snapshot: State | None = None
         super().__init__(config, loaded)
         self._optimizer: ShardedAdamW
         # FSDP settles at the first forward what trains: it must not be the reference's, which has no adapters
@@ -190,27 +190,20 @@ class ShardedPolicy(PolicyCore):
         names = {weight: name for name, weight in self._model.named_parameters()}
         adapters = self._adapters
         frozen = {} if adapters is None else {name: names[w] for name, w in adapters.frozen.items()}
-        self._model = shard(self._model, self._ranks)
+        self._model = self._distribute(self._model)
         if adapters is not None:
             weights = dict(self._model.model.named_parameters())
             self._adapters = replace(adapters, frozen={name: weights[at] for name, at in frozen.items()})
         lora = None if adapters is None else adapters.settings
         return ShardedAdamW(self._model, self._config.optim, self._ranks, lora=lora)
 
-    def _frozen_reference(self) -> Callable[[Microbatch], Tensor]:
-        adapters = self._adapters
-        own = None
-        if adapters is None:
-            own = shard(copy.deepcopy(self._model).requires_grad_(False), self._ranks)
+    def _distribute(self, model: Any) -> ShardedModel:
+        return shard(model, self._ranks)
 
-        def score(microbatch: Microbatch) -> Tensor:
-            model: Any = self._model if own is None else own
-            with nullcontext() if adapters is None else adapters.disabled():
-                scores = self._score(microbatch, model)
-            model.reshard()
-            return scores
-
-        return score
+    def _score(self, microbatch: Microbatch, model: Any) -> Tensor:
+        scores = super()._score(microbatch, model)
+        model.reshard()
+        return scores
 
     def update(self, rank_microbatches: Sequence[RankMicrobatch], *, step: int) -> dict[str, float]:
         """One optimiser update, of which this rank computes `rank_microbatches`; metrics of all, as of `Policy.update`.
@@ -229,7 +222,6 @@ class ShardedPolicy(PolicyCore):
         for rank_microbatch in rank_microbatches:
             microbatch = pack_microbatch(rank_microbatch, self._ranks.device)
             rows.append(rows_of(self._score(microbatch, self._model), microbatch.lengths))
-        self._model.reshard()
         return rows
 
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -251,21 +243,20 @@ class ShardedPolicy(PolicyCore):
     def snapshot(self) -> None:
         """Copy the state into main memory, over the previous copy. Raises NumericsError like `full_weights`."""
         self._optimizer.require_finite()
-        self._snapshot = (self._copy.take_tensors(), counters_of(self._optimizer))
+        self._snapshot = self._copy.take(state_of(self._optimizer))
 
     def write(self, directory: Path) -> None:
         """Write what `snapshot` copied, in any thread; every rank calls it. Raises OSError if the disk refuses."""
         assert self._snapshot is not None
-        tensors, counters = self._snapshot
         if not all(self._ranks.gather(directory.is_dir(), self._ranks.checkpoint_group)):
             raise CheckpointError(
                 f"{directory} is not there on every trainer rank: on several machines the run directory must be on a "
                 "file system that all of them share"
             )
-        for kind, shards in tensors.items():
+        for kind, shards in self._snapshot.tensors.items():
             write_shards(self._to_dtensors(shards), directory / kind, self._ranks.checkpoint_group)
         if self._ranks.rank == 0:
-            write_counters(directory, counters)
+            write_counters(directory, self._snapshot.counters)
 
     def load(self, directory: Path) -> None:
         """Continue from what any number of ranks, or a `Policy`, saved: bit for bit. Raises CheckpointError."""
@@ -290,14 +281,18 @@ class ShardedPolicy(PolicyCore):
 
     def _to_dtensors(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """This rank's shards in main memory as DTensors, in the shapes and layouts of the weights of their names."""
-        dtensors: dict[str, Tensor] = {}
-        for name, tensor in shards.items():
-            weight: Any = self._optimizer.shards[name]
-            mesh, placements = self._ranks.host_mesh, weight.placements
-            dtensors[name] = DTensor.from_local(
-                tensor, mesh, placements, run_check=False, shape=weight.shape, stride=weight.stride()
+        mesh, weights = self._ranks.host_mesh, self._optimizer.shards
+        return {
+            name: DTensor.from_local(
+                tensor,
+                mesh,
+                weights[name].placements,
+                run_check=False,
+                shape=weights[name].shape,
+                stride=weights[name].stride(),
             )
-        return dtensors
+            for name, tensor in shards.items()
+        }
 
     def _read(self, directory: Path, kind: str, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         path = stored_at(directory, kind)
