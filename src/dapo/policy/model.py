@@ -144,7 +144,7 @@ def _as_config_error(name: str) -> Iterator[None]:
 def _resolve(name: str) -> str | Path:
     """The directory or id by which transformers finds the model. Raises ConfigError for an incomplete directory."""
     if name == "smollm2-135m-instruct":
-        return smollm2_directory()
+        name = str(smollm2_directory())
     path = Path(name).expanduser()
     if not path.exists() and (path.is_absolute() or name.startswith(".") or name.count("/") > 1):
         raise ConfigError(f"model {name!r}: there is no such directory")
