@@ -222,5 +222,5 @@ def test_what_fails_while_it_is_written_leaves_the_old_file_and_nothing_else(tmp
 def test_data_without_a_majority_answer_is_refused_whole(tmp_path, capsys):
     (tmp_path / "in.jsonl").write_text('{"prompt": "q", "answer": "1"}\n{"prompt": "q", "answer": "2"}\n')
     code, _, err = run(capsys, "dedupe", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
-    assert (code, err) == (2, "error: nothing would be left: the answers of all duplicates conflict\n")
+    assert (code, err) == (2, "error: nothing would be left: all answers conflict\n")
     assert not (tmp_path / "out.jsonl").exists()

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dapo.core.errors import DataError
-from dapo.data.prepare.decontaminate import OverlapIndex, decontaminate, longest_passage
+from dapo.data.prepare.decontaminate import OverlapIndex, find_contaminated, longest_passage
 from dapo.data.prepare.dedupe import RULES, deduplicate, jaccard
 from dapo.data.prepare.stats import PassRate, describe_difficulty, describe_problems, keep_probability, summarize
 from dapo.data.prepare.write import row_of, write_problems
@@ -173,13 +173,13 @@ def test_similarity_is_intersection_over_union():
 def test_decontamination_finds_a_planted_problem_but_not_a_shared_instruction():
     held_out = [wrapped(question, "9") for question in QUESTIONS[:3]]
     own = [problem(f"Please solve this now, and think: {question} Put it in a box, please.") for question in QUESTIONS]
-    kept, removed = decontaminate(own, held_out, ngram=8, min_overlap=0.5)
+    kept, removed = find_contaminated(own, held_out, ngram=8, min_overlap=0.5)
     assert kept == own[3:]
     assert [(r.row, r.overlap, r.against) for r in removed] == [(n + 1, 1.0, held_out[n]) for n in range(3)]
     assert removed[0].passage.startswith("a farmer has 17 sheep")
     assert removed[0].as_json()["question"] == QUESTIONS[0]
     # without QUESTIONS[:3] only the evaluation's instruction is shared
-    assert decontaminate([wrapped(q) for q in QUESTIONS[3:]] * 2, held_out, ngram=8, min_overlap=0.01)[1] == []
+    assert find_contaminated([wrapped(q) for q in QUESTIONS[3:]] * 2, held_out, ngram=8, min_overlap=0.01)[1] == []
 
 
 def test_the_overlap_is_a_fraction_of_the_evaluation_problems_ngrams():
@@ -210,7 +210,7 @@ def test_a_passage_is_the_longest_series_of_adjacent_ngrams():
 def test_dapo_math_does_not_contain_aime_2024():
     train = load_problems({"path": str(SHARED_DATA / "dapo-math-17k.parquet"), "size": 2000})
     held_out = load_problems(str(SHARED_DATA / "aime-2024.parquet"))
-    kept, removed = decontaminate([*train, held_out[0]], held_out, ngram=8, min_overlap=0.5)
+    kept, removed = find_contaminated([*train, held_out[0]], held_out, ngram=8, min_overlap=0.5)
     assert len(kept) == 2000
     assert [r.problem for r in removed] == [held_out[0]]
 

@@ -23,7 +23,7 @@ Force = Annotated[bool, typer.Option("--force", help="overwrite existing files")
 
 @data_app.command("import")
 def import_(spec: Spec, out: Out, force: Force = False) -> None:
-    """Write any data source as rows of prompt, answer, source and its other columns."""
+    """Convert a data source to rows of prompt, answer, source and its other columns."""
     from dapo.data.prepare.write import require_new_data, write_data
     from dapo.data.problems import unique_problems
 
@@ -50,7 +50,7 @@ def stats(
     output: Annotated[Path | None, typer.Option(help="write all statistics as JSON, with one row per problem")] = None,
     force: Force = False,
 ) -> None:
-    """Show what a data source contains, its difficulty, and the fraction that dynamic sampling would keep."""
+    """Show contents and difficulty of a data source, and the fraction of groups that dynamic sampling would keep."""
     from dapo.cli import data_stats
     from dapo.config import load_config
     from dapo.core.errors import ConfigError
@@ -87,7 +87,8 @@ def stats(
             data_stats.print_difficulty(result[name], title)
     if "run" in rates:
         data_stats.print_most_visited(data, rates["run"])
-    _print_written(*([output] if output else []))
+    if output is not None:
+        print(f"written: {output}")
 
 
 @data_app.command()
@@ -100,28 +101,22 @@ def dedupe(
     exact: Annotated[bool, typer.Option("--exact", help="find exact duplicates only")] = False,
     force: Force = False,
 ) -> None:
-    """Keep one row of each problem; OUT.removed.jsonl lists the removed rows and the rows that they duplicate."""
+    """Keep one row of each problem. OUT.removed.jsonl lists the removed rows and the rows that they duplicate."""
     from dapo.cli.progress import progress
-    from dapo.data.prepare.dedupe import deduplicate
-    from dapo.data.prepare.write import require_new_data, require_some, write_data
+    from dapo.data.prepare.dedupe import Removed, deduplicate
+    from dapo.data.prepare.write import require_new_data, write_data
 
-    report = _report_path(out, "removed.jsonl")
+    report = out.with_name(f"{out.name}.removed.jsonl")
     require_new_data(out, report, force=force)
     problems = _read(spec)
-    with progress("dedupe", unit="rows") as update_progress:
-        result = deduplicate(
-            problems,
-            threshold=None if exact else threshold,
-            on_progress=lambda done: update_progress(done, len(problems)),
-        )
-    require_some(result.kept, "the answers of all duplicates conflict")
-    write_data(out, result.kept, {report: (removed.as_json() for removed in result.removed)})
+    with progress("find near duplicates", unit="texts") as update_progress:
+        result = deduplicate(problems, threshold=None if exact else threshold, on_progress=update_progress)
     counts = {"rows": len(problems), **{f"removed: {rule}": count for rule, count in result.by_rule.items()}}
     counts |= {"kept": len(result.kept), "texts with different answers": result.conflicts}
     if not exact:
         counts["kept: similar, but other numbers or answer"] = result.near_duplicates_kept
-    _print_counts(f"duplicates in {spec}", counts)
-    _print_written(out, report)
+    write_data(out, result.kept, report, map(Removed.as_json, result.removed), if_empty="all answers conflict")
+    _print_result(f"duplicates in {spec}", counts, out, report)
 
 
 @data_app.command()
@@ -135,18 +130,16 @@ def decontaminate(
     ] = 0.5,
     force: Force = False,
 ) -> None:
-    """Remove rows that contain evaluation problems; OUT.removed.jsonl lists each with the text that they share."""
-    from dapo.data.prepare.decontaminate import decontaminate as split_contaminated
-    from dapo.data.prepare.write import require_new_data, require_some, write_data
+    """Remove rows that contain evaluation problems. OUT.removed.jsonl lists each with the matching text."""
+    from dapo.data.prepare.decontaminate import Contaminated, find_contaminated
+    from dapo.data.prepare.write import require_new_data, write_data
     from dapo.data.problems import unique_problems
 
-    report = _report_path(out, "removed.jsonl")
+    report = out.with_name(f"{out.name}.removed.jsonl")
     require_new_data(out, report, force=force)
     problems = _read(spec)
     held_out = [problem for other in against for problem in _read(other, name="--against", split="eval")]
-    kept, removed = split_contaminated(problems, held_out, ngram=ngram, min_overlap=min_overlap)
-    require_some(kept, "every row overlaps with the evaluation data")
-    write_data(out, kept, {report: (contaminated.as_json() for contaminated in removed)})
+    kept, removed = find_contaminated(problems, held_out, ngram=ngram, min_overlap=min_overlap)
     counts = {
         "rows": len(problems),
         "removed": len(removed),
@@ -154,8 +147,8 @@ def decontaminate(
         "distinct evaluation problems": len(unique_problems(held_out)),
         "evaluation problems found": len({contaminated.against.id for contaminated in removed}),
     }
-    _print_counts(f"{spec} against {', '.join(against)}", counts)
-    _print_written(out, report)
+    write_data(out, kept, report, map(Contaminated.as_json, removed), if_empty="all rows overlap with evaluation data")
+    _print_result(f"{spec} against {', '.join(against)}", counts, out, report)
 
 
 @data_app.command()
@@ -174,21 +167,24 @@ def integerize(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Rewrite problems so that their answers are integers (section 3.5 of the paper), and verify each rewriting.
+    """Rewrite problems to have integer answers (section 3.5 of the paper), and verify each rewriting.
 
     OUT.decisions.jsonl lists every decision with its reason. After an interruption, repeat the command to continue:
     decisions are kept in OUT.partial.
     """
     from dapo.cli.progress import progress
+    from dapo.core.errors import ConfigError
     from dapo.core.journal import open_journal
     from dapo.core.openai_client import ChatClient
     from dapo.core.rng import keyed_seed
     from dapo.data.prepare import integerize as rewriting
-    from dapo.data.prepare.write import require_new_data, require_some, write_data
+    from dapo.data.prepare.write import require_new_data, write_data
 
-    report, journal_path = _report_path(out, "decisions.jsonl"), _report_path(out, "partial")
+    report, journal_path = (out.with_name(f"{out.name}.{ending}") for ending in ("decisions.jsonl", "partial"))
     require_new_data(out, report, force=force)
-    api_key = _environment_value(api_key_env) if api_key_env else None
+    if api_key_env is not None and not os.environ.get(api_key_env):
+        raise ConfigError(f"--api-key-env {api_key_env}: that environment variable is not set")
+    api_key = os.environ[api_key_env] if api_key_env else None
     client = ChatClient(server, model, api_key=api_key, timeout_s=timeout_s, retries=retries, connections=concurrency)
     problems = _read(spec)
 
@@ -210,14 +206,13 @@ def integerize(
                 concurrency=concurrency,
                 on_progress=update_progress,
             )
-        reasons = f"see {journal_path}" if journal.records else "they are letters or text"
-        require_some(kept, f"no answer is an integer or can be made one; {reasons}")
-        write_data(out, kept, {report: (decision.as_json() for decision in decisions.values())})
+        reason = f"see {journal_path}" if journal.records else "they are letters or text"
+        if_empty = f"no answer is an integer or can be made one; {reason}"
+        write_data(out, kept, report, map(rewriting.Decision.as_json, decisions.values()), if_empty=if_empty)
         journal.records.clear()  # so that the journal is deleted
     actions = [decisions[problem.id].action for problem in problems]
-    counts = {action: actions.count(action) for action in rewriting.ACTIONS}
-    _print_counts(f"{spec} with integer answers", {"rows": len(problems), **counts})
-    _print_written(out, report)
+    counts = {"rows": len(problems), **{action: actions.count(action) for action in rewriting.ACTIONS}}
+    _print_result(f"{spec} with integer answers", counts, out, report)
 
 
 def _read(spec: "DataSpec", *, name: str = "SPEC", split: "Split" = "train") -> "list[Problem]":
@@ -228,32 +223,15 @@ def _read(spec: "DataSpec", *, name: str = "SPEC", split: "Split" = "train") -> 
     return load_problems(parse_data_argument(spec, name=name) if isinstance(spec, str) else spec, split=split)
 
 
-def _report_path(out: Path, ending: str) -> Path:
-    """`data.jsonl` -> `data.jsonl.removed.jsonl`."""
-    return out.with_name(f"{out.name}.{ending}")
-
-
-def _environment_value(variable: str) -> str:
-    from dapo.core.errors import ConfigError
-
-    if not os.environ.get(variable):
-        raise ConfigError(f"--api-key-env {variable}: that environment variable is not set")
-    return os.environ[variable]
-
-
-def _print_counts(title: str, counts: Mapping[str, int]) -> None:
+def _print_result(title: str, counts: Mapping[str, int], *paths: Path) -> None:
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table(title=escape(title), title_style="bold", title_justify="left", show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
+    columns = "", Column(justify="right")
+    table = Table(*columns, title=escape(title), title_style="bold", title_justify="left", show_header=False)
     for name, count in counts.items():
         table.add_row(name, f"{count:,}")
     Console().print(table)
-
-
-def _print_written(*paths: Path) -> None:
     for path in paths:
         print(f"written: {path}")

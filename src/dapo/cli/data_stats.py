@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from dapo.cli.progress import progress
 from dapo.config import DataSpec
@@ -109,9 +109,8 @@ def problem_rows(
 
 def print_description(result: Mapping[str, Any]) -> None:
     """Print the contents of a data set, from `describe_problems`."""
-    table = Table(title=escape(str(result["data"])), title_style="bold", title_justify="left", show_header=False)
-    table.add_column()
-    table.add_column()
+    title = escape(str(result["data"]))
+    table = Table("", "", title=title, title_style="bold", title_justify="left", show_header=False)
     table.add_row("rows", f"{result['rows']:,}")
     table.add_row("distinct problems", f"{result['distinct']:,}")
     table.add_row("copies", f"{result['copies']:,} (at most {result['max_copies']:,} rows per problem)")
@@ -133,9 +132,8 @@ def print_description(result: Mapping[str, Any]) -> None:
 
 def print_difficulty(result: Mapping[str, Any], title: str) -> None:
     """Print the histogram of pass rates and the expected keep rate, from `describe_difficulty`."""
-    table = Table(title=escape(title), title_style="bold", title_justify="left")
-    for column in ("pass rate", "problems", ""):
-        table.add_column(column, justify="right" if column == "problems" else "left")
+    columns = ("pass rate", Column("problems", justify="right"), "")
+    table = Table(*columns, title=escape(title), title_style="bold", title_justify="left")
     most = max(1, *result["histogram"])
     for tenth, count in enumerate(result["histogram"]):
         bar = "█" * -(-BAR_WIDTH * count // most)
@@ -159,9 +157,9 @@ def print_difficulty(result: Mapping[str, Any], title: str) -> None:
 def print_most_visited(data: Sequence[Problem], rates: Mapping[str, PassRate]) -> None:
     """Print the problems that a run has sampled most often, hardest first."""
     known = [(rates[problem.id], problem) for problem, _ in unique_problems(data) if problem.id in rates]
-    table = Table(title="most visited problems, hardest first", title_style="bold", title_justify="left")
-    for column in ("problem", "visits", "responses", "pass rate", "last step", "question"):
-        table.add_column(column, justify="left" if column in ("problem", "question") else "right")
+    numbers = [Column(name, justify="right") for name in ("visits", "responses", "pass rate", "last step")]
+    title = "most visited problems, hardest first"
+    table = Table("problem", *numbers, "question", title=title, title_style="bold", title_justify="left")
     for rate, problem in sorted(known, key=lambda pair: (-pair[0].visits, pair[0].rate, pair[1].id))[:SHOWN_PROBLEMS]:
         question = shortened(prompt_text(problem.prompt), 60)
         cells = (problem.id, f"{rate.visits}", f"{rate.responses}", f"{rate.rate:.0%}", f"{rate.last_seen}", question)

@@ -12,8 +12,6 @@ from dapo.data.sources.gym import gym_problems
 from dapo.data.sources.rows import problem_from_row, prompt_text
 from dapo.types import Problem
 
-__all__ = ["load_problems", "remove_overlap", "unique_problems"]
-
 DEFAULT_SIZE: dict[Split, int] = {"train": 1000, "eval": 200}
 # reasoning-gym's item (seed, index) is also item (seed + 1, index - 1): seeds far apart share no items
 DEFAULT_GYM_SEED: dict[Split, int] = {"train": 0, "eval": 1_000_000}

@@ -54,7 +54,7 @@ class Match:
     """The longest passage that both contain."""
 
 
-def decontaminate(
+def find_contaminated(
     train: Sequence[Problem], against: Sequence[Problem], *, ngram: int, min_overlap: float
 ) -> tuple[list[Problem], list[Contaminated]]:
     """Split rows into those to keep and those that contain an evaluation problem, in the order of the source.

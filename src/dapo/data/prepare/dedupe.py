@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from dapo.core.loading import require_package
 from dapo.data.prepare.normalize import answer_key, find_instruction_template, ngrams, normalize_text, numbers, words
@@ -17,7 +17,7 @@ _WEIGHTS = (0.2, 0.8)
 
 
 Rule: TypeAlias = Literal["exact duplicate", "near duplicate", "minority answer", "conflicting answers"]
-RULES: tuple[Rule, ...] = ("exact duplicate", "near duplicate", "minority answer", "conflicting answers")
+RULES: tuple[Rule, ...] = get_args(Rule)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,10 @@ class Deduplicated:
 
 
 def deduplicate(
-    problems: Sequence[Problem], *, threshold: float | None, on_progress: Callable[[int], None] = lambda done: None
+    problems: Sequence[Problem],
+    *,
+    threshold: float | None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Deduplicated:
     """Keep the first row of each problem.
 
@@ -79,6 +82,7 @@ def deduplicate(
     it. If their answers differ, the answer of more than half of the rows is kept; without a majority no row is, because
     the correct answer is unknown. Near duplicates have word 3-grams of at least `threshold` Jaccard similarity (None:
     not searched for), the same numbers and the same answer: texts that differ in those are different problems.
+    `on_progress` is called with the numbers of texts compared and of texts to compare.
     """
     # by identity: a reader gives equal rows as one object
     objects = {id(problem): problem for problem in problems}
@@ -113,22 +117,15 @@ def _resolve_duplicates(problems: Sequence[Problem], rows: Sequence[int]) -> tup
     if len(rows) == 1:
         return rows[0], [], False
     keys = [answer_key(problems[row].answer) for row in rows]
-    votes = Counter(keys).most_common()
-    if 2 * votes[0][1] <= len(rows):
+    answer, count = Counter(keys).most_common(1)[0]
+    if 2 * count <= len(rows):
         return None, [Removed(row + 1, problems[row], "conflicting answers", None, None) for row in rows], True
-    kept = rows[keys.index(votes[0][0])]
-    dropped = [
-        Removed(
-            row + 1,
-            problems[row],
-            "exact duplicate" if key == votes[0][0] else "minority answer",
-            kept + 1,
-            problems[kept],
-        )
-        for row, key in zip(rows, keys, strict=True)
-        if row != kept
-    ]
-    return kept, dropped, len(votes) > 1
+    kept = rows[keys.index(answer)]
+    dropped: list[Removed] = []
+    for row, key in zip(rows, keys, strict=True):
+        rule: Rule = "exact duplicate" if key == answer else "minority answer"
+        dropped += [Removed(row + 1, problems[row], rule, kept + 1, problems[kept])] if row != kept else []
+    return kept, dropped, count < len(rows)
 
 
 def _without_near_duplicates(
@@ -136,7 +133,7 @@ def _without_near_duplicates(
     rows: Sequence[int],
     texts: Sequence[str],
     threshold: float,
-    on_progress: Callable[[int], None],
+    on_progress: Callable[[int, int], None],
 ) -> tuple[list[int], list[Removed], int]:
     """The rows to keep, their near duplicates, and the number of similar rows that are kept.
 
@@ -166,7 +163,7 @@ def _without_near_duplicates(
             shingles[row], contents[row] = own, content
             if own:
                 index.insert(row, sketch)
-        on_progress(done)
+        on_progress(done, len(rows))
     return list(contents), removed, near_duplicates_kept
 
 

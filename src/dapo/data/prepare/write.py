@@ -4,8 +4,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from dapo.data.sources.rows import problem_from_row
 from dapo.types import Problem
 
 _OWN = ("prompt", "answer", "source")
-_ROWS_AT_ONCE = 4096
+_CHUNK_ROWS = 4096
 
 
 def require_new_data(out: Path, *reports: Path, force: bool) -> None:
@@ -36,30 +35,31 @@ def require_new(path: Path, *, force: bool) -> None:
         raise ConfigError(f"{path} exists already; choose another name, or --force to overwrite it")
 
 
-def require_some(kept: Sequence[Problem], why: str) -> None:
-    """Raise DataError if no problem is left: an empty file cannot be loaded."""
-    if not kept:
-        raise DataError(f"nothing would be left: {why}")
-
-
 def write_data(
-    out: Path, problems: Sequence[Problem], reports: Mapping[Path, Iterable[Mapping[str, Any]]] | None = None
+    out: Path,
+    problems: Sequence[Problem],
+    report: Path | None = None,
+    lines: Iterable[Mapping[str, Any]] = (),
+    *,
+    if_empty: str = "",
 ) -> None:
-    """Write a data file and JSON Lines reports in the same directory; on an error none of the files changes.
+    """Write a data file and a report of JSON lines in the same directory; on an error neither file changes.
 
-    Raises ConfigError if the directory cannot be written, DataError as `write_problems` does.
+    Raises ConfigError if the directory cannot be written; DataError with the reason `if_empty` if there is no problem,
+    and as `write_problems` does.
     """
-    reports = reports or {}
+    if not problems:
+        raise DataError(f"nothing would be left: {if_empty}")
     try:
         directory = Path(tempfile.mkdtemp(prefix=".dapo-data-", dir=out.parent))
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {error.strerror}") from None
     try:
         write_problems(directory / out.name, problems)
-        for path, lines in reports.items():
-            _write_jsonl(directory / path.name, lines)
-        # the data file last: if it exists, so do its reports
-        paths = [*reports, out]
+        paths = [out]
+        if report is not None:
+            _write_jsonl(directory / report.name, lines)
+            paths = [report, out]  # the data file last: if it exists, so does its report
         for path in paths:
             fsync(directory / path.name)
         for path in paths:
@@ -116,20 +116,17 @@ def _write_parquet(path: Path, problems: Sequence[Problem]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    columns = dict.fromkeys(name for problem in problems for name in row_of(problem))
+
+    def table_of(chunk: Sequence[Problem]) -> Any:
+        return pa.Table.from_pylist([{name: row.get(name) for name in columns} for row in map(row_of, chunk)])
+
     try:
-        table = pa.concat_tables(
-            [pa.Table.from_pylist(chunk) for chunk in _chunks(problems)], promote_options="permissive"
-        )
+        chunks = [problems[start : start + _CHUNK_ROWS] for start in range(0, len(problems), _CHUNK_ROWS)]
+        table = pa.concat_tables(map(table_of, chunks), promote_options="permissive")
         pq.write_table(table, path, compression="zstd")
     except (pa.ArrowException, OverflowError) as error:
         raise DataError(
             f"{path}: these problems do not fit one Parquet table ({' '.join(str(error).split())}); their columns must "
             "have one type each, write .jsonl instead"
         ) from None
-
-
-def _chunks(problems: Sequence[Problem]) -> Iterator[list[dict[str, Any]]]:
-    remaining = iter(problems)
-    columns = list(dict.fromkeys(name for problem in problems for name in row_of(problem)))
-    while chunk := [{name: row.get(name) for name in columns} for row in map(row_of, islice(remaining, _ROWS_AT_ONCE))]:
-        yield chunk

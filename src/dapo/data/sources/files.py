@@ -50,23 +50,22 @@ def _check(path: Path) -> None:
     except OSError as error:
         raise DataError(f"data file {str(path)[:60]}...: {error.strerror}") from None
     if path.is_dir():
-        inside = sorted(child.name for child in path.iterdir() if child.suffix.lower() in FILE_TYPES)
-        held = f"it holds {', '.join(inside[:5])}" if inside else "it holds no .jsonl or .parquet file"
-        raise DataError(f"{path} is a folder; expected one file: {held}")
+        raise DataError(f"{path} is a folder; expected one file: it {_contents(path)[1]}")
+    if not path.parent.is_dir():
+        raise DataError(f"no data file {path}; the folder {path.parent} does not exist")
     if not path.exists():
-        raise DataError(f"no data file {path}; {_nearest_file(path)}")
+        names, contents = _contents(path.parent)
+        near = [str(path.parent / name) for name in nearest(path.name, names)]
+        raise DataError(f"no data file {path}; " + (f"did you mean {near[0]}?" if near else f"the folder {contents}"))
     if not os.access(path, os.R_OK):
         raise DataError(f"{path} may not be read by this user; change its permissions")
     require_file_type(path)
 
 
-def _nearest_file(path: Path) -> str:
-    if not path.parent.is_dir():
-        return f"the folder {path.parent} does not exist"
-    names = sorted(child.name for child in path.parent.iterdir() if child.suffix.lower() in FILE_TYPES)
-    if close := nearest(path.name, names):
-        return f"did you mean {path.parent / close[0]}?"
-    return f"the folder holds {', '.join(names[:5])}" if names else "the folder holds no .jsonl or .parquet file"
+def _contents(folder: Path) -> tuple[list[str], str]:
+    """The data files in a folder, and the first of them as part of a message."""
+    names = sorted(child.name for child in folder.iterdir() if child.suffix.lower() in FILE_TYPES)
+    return names, f"holds {', '.join(names[:5])}" if names else "holds no .jsonl or .parquet file"
 
 
 def _jsonl_rows(path: Path) -> Rows:

@@ -116,11 +116,8 @@ def _lookup(row: Mapping[str, Any], column: str) -> object:
 
 
 def _prompt(value: object, where: str) -> Prompt:
-    if _is_null(value):
-        raise DataError(f"{where} is null; expected the question as text or messages")
+    _require_filled(value, where, "expected the question as text or messages")
     if isinstance(value, str):
-        if not value.strip():
-            raise DataError(f"{where} is empty; expected the question as text or messages")
         return _encodable(value, where)
     if not isinstance(value, list | tuple):
         raise DataError(f"{where} must be text or a list of messages, got {_shown(value)}")
@@ -145,11 +142,8 @@ def _message(value: object, where: str) -> Message:
 
 def _answer(value: object, where: str) -> str:
     """The answer as a string; 3.0 becomes `3`, because tables store integer columns with gaps as floats."""
-    if _is_null(value):
-        raise DataError(f"{where} is null; every problem needs a reference answer: fill it in or drop the row")
+    _require_filled(value, where, "every problem needs a reference answer: fill it in or drop the row")
     if isinstance(value, str):
-        if not value.strip():
-            raise DataError(f"{where} is empty; every problem needs a reference answer: fill it in or drop the row")
         return _encodable(value, where)
     if isinstance(value, float) and math.isfinite(value):
         return str(int(value)) if value.is_integer() else repr(value)
@@ -166,8 +160,11 @@ def _after_mark(text: str) -> str:
     return final.replace(",", "") if _THOUSANDS.fullmatch(final) else final
 
 
-def _is_null(value: object) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
+def _require_filled(value: object, where: str, advice: str) -> None:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        raise DataError(f"{where} is null; {advice}")
+    if isinstance(value, str) and not value.strip():
+        raise DataError(f"{where} is empty; {advice}")
 
 
 def _name(key: object, where: str) -> str:
