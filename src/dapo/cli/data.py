@@ -211,7 +211,7 @@ def integerize(
         write_data(out, kept, report, map(rewriting.Decision.as_json, decisions.values()), if_empty=if_empty)
         journal.records.clear()  # so that the journal is deleted
     actions = [decisions[problem.id].action for problem in problems]
-    counts = {"rows": len(problems), **{action: actions.count(action) for action in rewriting.ACTIONS}}
+    counts = {"rows": len(problems)} | {str(action): actions.count(action) for action in rewriting.ACTIONS}
     _print_result(f"{spec} with integer answers", counts, out, report)
 
 
