@@ -83,7 +83,7 @@ def test_what_cannot_be_loaded_is_refused(model_path, tmp_path):
         ({"model": str(tmp_path / "none")}, "reward_model: loading"),
         ({"model": model_path, "label": 2}, "label must be 0 to 1"),
         ({"model": model_path, "dtype": "int8"}, "dtype must be float32, bfloat16 or float16, got 'int8'"),
-        ({"model": model_path, "batch_size": 0}, "batch_size must be a positive whole number, got 0"),
+        ({"model": model_path, "batch_size": 0}, "batch_size must be a positive integer, got 0"),
     ):
         with pytest.raises(RewardError) as caught:
             get_verifier("reward_model", **options)

@@ -1,5 +1,6 @@
 """Verifiers by name: what is found, and what is said of what is not."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def test_every_registered_verifier_tells_right_from_wrong(name):
         ("exact", {"ignore_case": 3}, "exact: ignore_case must be true or false, got 3"),
         ("math", {"timeout": 3}, "verifier math has no option 'timeout'; it has none"),
         ("gsm8k", {"flexible": "yes"}, "gsm8k: flexible must be true or false, got 'yes'"),
-        ("gym", {"partial_credit": 1}, "gym: graded must be true or false, got 1"),
+        ("gym", {"partial_credit": 1}, "gym: partial_credit must be true or false, got 1"),
         (":f", {}, "':f': expected module:function"),
         ("m:", {}, "'m:': expected module:function"),
         ("no_such_module:f", {}, "'no_such_module:f': there is no module 'no_such_module' in /"),
@@ -96,9 +97,16 @@ def test_dots_name_packages_and_attributes(directory):
     sys.modules.pop("pack.inner")
 
 
-def test_importing_the_rewards_imports_neither_torch_nor_math_verify():
-    import subprocess
+def test_the_verifiers_themselves_say_whether_they_are_binary_without_importing_torch():
+    script = (
+        "import sys; from dapo.rewards.verifier import REGISTERED, is_binary; "
+        "print([n for n in REGISTERED if not is_binary(n)], is_binary('m:f'), 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['gym', 'reward_model', 'server'] False False"
 
+
+def test_importing_the_rewards_imports_neither_torch_nor_math_verify():
     script = "import sys, dapo.rewards; print([m for m in ('torch', 'sympy', 'numpy', 'pydantic') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""Rewards: verifiers that judge a response's text, and the processes they run in. Imports no torch."""
+"""Rewards: verifiers that judge a response's text, and the processes in which they run. Imports no torch."""
 
 from dapo.rewards.combine import CombinedVerifier, build_verifier
 from dapo.rewards.judge import InlineJudge, Judge

@@ -1,4 +1,4 @@
-"""One reward from one or several verifiers with weights: the specification, the sum, and the verifiers at work."""
+"""One reward from one or several verifiers with weights: the specification, the sum, and the built verifiers."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,16 +13,16 @@ from dapo.rewards.verifiers.function import NOT_APPLIED, FunctionVerifier
 from dapo.types import Problem, Verdict
 
 Scope: TypeAlias = Literal["response", "group"]
-"""What a verifier wants to see in one call."""
+"""What a verifier sees in one call."""
 
 
 @dataclass(frozen=True)
 class RewardSpec:
-    """Which verifiers judge, with which weights and options. Plain JSON values, so that a worker can rebuild it."""
+    """The verifiers of a reward with their weights and options, as JSON values, so that a worker can rebuild it."""
 
     weights: Mapping[str, float]
     options: Mapping[str, Mapping[str, Any]]
-    """By verifier."""
+    """Options by verifier."""
     threshold: float | None = None
 
     @classmethod
@@ -33,7 +33,13 @@ class RewardSpec:
         options: Mapping[str, Any] | None = None,
         threshold: float | None = None,
     ) -> "RewardSpec":
-        """From what a configuration says. With several verifiers, `options` are by verifier. Raises RewardError."""
+        """The specification of a `reward` section. Raises RewardError for one that makes no sense.
+
+        Args:
+            spec: one verifier, or several with their weights.
+            options: of the one verifier, or by verifier of several.
+            threshold: `correct` means at least this score, where no verifier decides it.
+        """
         options = options or {}
         if isinstance(spec, str):
             return cls({spec: 1.0}, {spec: options}, threshold)
@@ -53,16 +59,16 @@ class RewardSpec:
         return cls(dict(spec), {name: options.get(name, {}) for name in spec}, threshold)
 
     def as_json(self) -> dict[str, Any]:
-        """Arguments that rebuild this specification."""
+        """Arguments that rebuild this specification, as JSON values."""
         options = {name: dict(values) for name, values in self.options.items()}
         return {"weights": dict(self.weights), "options": options, "threshold": self.threshold}
 
     def combine(self, verdicts: Sequence[Verdict | None]) -> Verdict:
-        """One verdict from one opinion a verifier, in the order of `weights`.
+        """One verdict from one per verifier, in the order of `weights`; None where a verifier does not apply.
 
         The score is the weighted sum over those that apply, whose own scores are the `components`. `correct` is whether
-        all right-or-wrong opinions are right; without any, whether the score reaches the threshold (None if there is
-        none). An error of one is the error of the whole: a reward with a part missing is another reward.
+        all binary verdicts are right; without any, whether the score reaches the threshold (None if there is none). An
+        error of one is the error of the sum: a reward with a part missing is another reward.
         """
         by_name = {name: o for name, o in zip(self.weights, verdicts, strict=True) if o is not None}
         applied = [(self.weights[name], verdict) for name, verdict in by_name.items()]
@@ -82,22 +88,22 @@ class RewardSpec:
 
 
 class CombinedVerifier:
-    """The verifiers of a specification, ready to judge whole groups in this process."""
+    """The verifiers of a specification, built to judge groups in this process."""
 
     def __init__(self, spec: RewardSpec) -> None:
-        """Imports what the verifiers need. Raises RewardError."""
+        """Import what the verifiers need. Raises RewardError."""
         self.spec = spec
         self._verifiers = [get_verifier(name, **spec.options[name]) for name in spec.weights]
         self.scopes: Mapping[Scope, tuple[int, ...]] = {
             "response": tuple(i for i, v in enumerate(self._verifiers) if not isinstance(v, GroupVerifier)),
             "group": tuple(i for i, v in enumerate(self._verifiers) if isinstance(v, GroupVerifier)),
         }
-        """The places (in `spec.weights`) of the verifiers that see one response, and of those that see the group."""
+        """Positions in `spec.weights` of the verifiers that see one response, and of those that see the group."""
 
     def judge_group(
         self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
     ) -> list[Verdict]:
-        """One verdict a response, in order."""
+        """One verdict per response, in order."""
         table: list[list[Verdict | None]] = [[None] * len(self._verifiers) for _ in responses]
         for scope, verifier_indices in self.scopes.items():
             for row, verdicts in zip(table, self.verdicts(scope, problem, responses, token_ids), strict=True):
@@ -108,7 +114,7 @@ class CombinedVerifier:
     def verdicts(
         self, scope: Scope, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
     ) -> list[list[Verdict | None]]:
-        """`[response][verifier of this scope]`."""
+        """The verdicts of the verifiers of one scope, as `[response][verifier]`."""
         names, columns = list(self.spec.weights), []
         for verifier_index in self.scopes[scope]:
             verifier = self._verifiers[verifier_index]
@@ -122,7 +128,7 @@ class CombinedVerifier:
 def build_verifier(
     spec: str | Mapping[str, float], *, options: Mapping[str, Any] | None = None, threshold: float | None = None
 ) -> CombinedVerifier:
-    """The verifier a configuration's `reward` section asks for. Raises RewardError."""
+    """The verifiers of a `reward` section, ready to judge in this process. Raises RewardError."""
     return CombinedVerifier(RewardSpec.of(spec, options=options, threshold=threshold))
 
 

@@ -4,21 +4,21 @@ from typing import Any
 
 
 def has_digit(completions: list[Any], **columns: Any) -> list[bool]:
-    """Right or wrong: does the response contain a digit? Even a random model is right now and then."""
+    """Right if the response contains a digit, which even a random model achieves sometimes."""
     return [any(character.isdigit() for character in _text(completion)) for completion in completions]
 
 
 def digit_share(completions: list[Any], **columns: Any) -> list[float]:
-    """A grade between 0 and 1: the share of digits among the response's characters."""
+    """A score between 0 and 1: the fraction of digits among the response's characters."""
     texts = [_text(completion) for completion in completions]
     return [sum(character.isdigit() for character in text) / max(len(text), 1) for text in texts]
 
 
 def brevity(completions: list[Any], **columns: Any) -> list[float]:
-    """A grade between 0 and 1 that falls with the number of words; for use beside a verifier, with a small weight."""
+    """A score between 0 and 1 that falls with the number of words; to combine with a verifier, with a small weight."""
     return [1.0 / (1.0 + len(_text(completion).split())) for completion in completions]
 
 
 def _text(completion: Any) -> str:
-    """A completion is a string, or for chat prompts a list of one assistant message."""
+    """The text of a completion: a string, or for chat prompts a list of one assistant message."""
     return completion if isinstance(completion, str) else completion[-1]["content"]

@@ -1,4 +1,4 @@
-"""What the loop asks for verdicts, and the judge that works in process."""
+"""The interface through which the training loop gets verdicts, and the judge that works in process."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -10,19 +10,19 @@ from dapo.types import Problem, Verdict
 
 
 class Judge(Protocol):
-    """Judges groups of responses, now or later."""
+    """Judges groups of responses, possibly in the background."""
 
     def submit(
         self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
     ) -> "Future[tuple[Verdict, ...]]":
-        """One verdict a response, in order; `token_ids[i]` are the tokens of `responses[i]`."""
+        """One verdict per response, in order; `token_ids[i]` are the tokens of `responses[i]`."""
 
     def close(self) -> None:
-        """Free everything; verdicts still out come as RewardError. May be called twice."""
+        """Free everything; pending verdicts become RewardError. May be called twice."""
 
 
 class InlineJudge:
-    """Judges at once, in this process and without a clock: for tests, notebooks and verifiers that one trusts."""
+    """Judges at once, in this process and without a time limit: for tests, notebooks and trusted verifiers."""
 
     def __init__(
         self,
@@ -38,7 +38,6 @@ class InlineJudge:
     def submit(
         self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
     ) -> "Future[tuple[Verdict, ...]]":
-        """The verdicts, as a future that is already done."""
         if self._closed:
             raise RewardError("the judge is closed")
         future: Future[tuple[Verdict, ...]] = Future()
@@ -46,7 +45,6 @@ class InlineJudge:
         return future
 
     def close(self) -> None:
-        """Refuse further work."""
         self._closed = True
 
     def __enter__(self) -> "InlineJudge":

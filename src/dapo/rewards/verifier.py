@@ -1,4 +1,4 @@
-"""What a verifier is, and how one is found by its name."""
+"""The interface of verifiers, and how one is found by its name."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -24,12 +24,10 @@ REGISTERED: Mapping[str, str] = {
     "server": "dapo.rewards.verifiers.server:ServerVerifier",
 }
 """The class behind each name. Its constructor's parameters are the verifier's options."""
-BINARY = ("math", "math_dapo", "exact", "gsm8k", "choice", "regex", "json_schema", "code")
-"""Verifiers that give no scores but correct or wrong, which leaves reward.threshold without effect."""
 
 
 class Verifier(Protocol):
-    """Judges one response. Never raises on what a model may write; what it cannot judge is `Verdict.error`."""
+    """Judges one response. It never raises on what a model may write: what it cannot judge is `Verdict.error`."""
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         """The verdict on `response` as an answer to `problem`."""
@@ -37,7 +35,7 @@ class Verifier(Protocol):
 
 @runtime_checkable
 class GroupVerifier(Protocol):
-    """A verifier that wants all responses of a group in one call."""
+    """A verifier that takes all responses of a group in one call."""
 
     def judge_group(
         self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
@@ -45,11 +43,16 @@ class GroupVerifier(Protocol):
         """One verdict per response, None where it does not apply; `token_ids[i]` are the tokens of `responses[i]`."""
 
 
+def is_binary(name: str) -> bool:
+    """Whether the registered verifier `name` gives only right or wrong, so that reward.threshold has no effect."""
+    return name in REGISTERED and getattr(resolve_name(REGISTERED[name]), "binary", False)
+
+
 def get_verifier(name: str, /, **options: Any) -> Verifier:
     """The verifier called `name`: one of REGISTERED (`math`, `choice`, ...) or `module:function`.
 
-    What it needs is imported here, not inside a verdict's clock. Raises RewardError for an unknown name or option and
-    for a function that cannot be imported.
+    What it needs is imported here, not within the time limit of a verdict. Raises RewardError for an unknown name or
+    option and for a function that cannot be imported.
     """
     if ":" in name:
         return load_function(name, options)

@@ -11,7 +11,7 @@ from dapo.config.load import resolve_auto_verifier
 from dapo.config.options import known_about, options_of, section_in
 from dapo.core.errors import ConfigError
 from dapo.data.problems import load_problems, remove_overlap
-from dapo.rewards.verifier import BINARY
+from dapo.rewards.verifier import is_binary
 from dapo.types import Problem
 
 NO_EFFECT = {
@@ -72,7 +72,8 @@ def ignored_options(config: Config) -> Iterator[str]:
         if not (value == wanted if wanted else value):
             shown = f"{name}.*" if section_in(info.annotation) and name != "dynamic_sampling.filter" else name
             yield f"{shown}: {NO_EFFECT.get(condition) or f'{other} is {value}'}"
-    if config.reward.threshold is not None and config.reward.verifier in BINARY:
+    verifier = config.reward.verifier
+    if config.reward.threshold is not None and isinstance(verifier, str) and is_binary(verifier):
         yield "reward.threshold: the verifier says correct or wrong and gives no score"
 
 

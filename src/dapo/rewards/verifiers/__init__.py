@@ -1,1 +1,1 @@
-"""One file for each verifier."""
+"""One file per verifier, and what they share."""

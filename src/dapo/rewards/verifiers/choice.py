@@ -1,10 +1,11 @@
-"""`choice`: multiple choice, one letter; whoever names two letters has named none."""
+"""`choice`: multiple choice by one letter; an answer that names two letters names none."""
 
 import re
 import string
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from dapo.core.errors import RewardError
 from dapo.core.math_text import answer_lines, boxes, final_part, strip_formatting, without_text_commands
@@ -19,7 +20,7 @@ _WITH_TEXT = re.compile(
 )
 _LAST_LINE = re.compile(
     rf"(?:{_LETTER}|(?:so|thus|hence|therefore)?,?\s*(?:the\s+)?(?:final\s+|correct\s+|right\s+|best\s+)?"
-    r"(?:answer|option|choice)(?:\s+is)?\s*:?\s*\**[\(\[]?(?P<said>[A-Za-z])[\)\]]?)\s*[.]?",
+    r"(?:answer|option|choice)(?:\s+is)?\s*:?\s*\**[\(\[]?(?P<stated>[A-Za-z])[\)\]]?)\s*[.]?",
     re.IGNORECASE,
 )
 
@@ -28,13 +29,15 @@ _LAST_LINE = re.compile(
 class ChoiceVerifier:
     """Right if the response marks the reference's letter: `B`, `(B)`, `B.`, `B) the text`, `\\boxed{\\text{B}}`.
 
-    Where the answer stands: on lines `Answer:`, else in boxes, else the last line, if that is only a letter or `The
-    answer is B`. All lines `Answer:` (or all boxes) must name the same letter, and one letter each: `A or B`, and
+    The answer is on lines `Answer:`, else in boxes, else in the last line, if that is only a letter or `The answer is
+    B`. All lines `Answer:` (or all boxes) must name the same letter, and one letter each: `A or B`, and
     `Answer: A` followed by `Answer: B`, are wrong whatever the reference.
     """
 
+    binary: ClassVar[bool] = True
+
     letters: str = "ABCDE"
-    """The choices there are."""
+    """The available choices."""
 
     def __post_init__(self) -> None:
         valid = isinstance(self.letters, str) and set(self.letters) <= set(string.ascii_uppercase)
@@ -42,7 +45,6 @@ class ChoiceVerifier:
             raise RewardError(f"choice: letters must be different capitals such as ABCDE, got {self.letters!r}")
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
-        """Right or wrong; a reference that is no letter of `letters` gives an error."""
         reference = self._letter(problem.answer)
         if reference is None:
             return error_verdict(
@@ -59,7 +61,7 @@ class ChoiceVerifier:
                 return self._agreed(marked)
         lines = [line for line in text.splitlines() if line.strip()]
         match = _LAST_LINE.fullmatch(_strip_formatting(lines[-1])) if lines else None
-        return self._known(match["letter"] or match["said"]) if match else None
+        return self._known(match["letter"] or match["stated"]) if match else None
 
     def _agreed(self, marked: Sequence[str]) -> str | None:
         letters = {self._letter(text) for text in marked}
@@ -81,7 +83,7 @@ class ChoiceVerifier:
 
 
 def _strip_formatting(text: str) -> str:
-    """Without boxes, dollars, `\\text{}` and bold."""
+    """The text without boxes, dollars, `\\text{}` and bold."""
     before = None
     while text != before:
         before, text = text, without_text_commands(strip_formatting(text)).replace("**", "").strip()
@@ -89,5 +91,5 @@ def _strip_formatting(text: str) -> str:
 
 
 def _letters_in(text: str) -> Iterable[str]:
-    """Capitals that stand alone, which may name a second choice; an `A` before a small letter is an article."""
+    """Isolated capitals, which may name a second choice; an `A` before a lower-case letter is an article."""
     return re.findall(r"(?<![A-Za-z'’])(?!A [a-z])[A-Z](?![A-Za-z'’])", text)

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from dapo.core.errors import RewardError
 from dapo.core.math_text import fences, final_part
@@ -24,7 +24,7 @@ _OUTPUT_FACTOR, _MIN_OUTPUT_BYTES = 4, 1 << 16
 
 @dataclass(frozen=True)
 class Tests:
-    """What a row asks of a program: pairs of input and output, or statements about its functions."""
+    """The tests of a row: pairs of input and output, or statements about a program's functions."""
 
     pairs: Sequence[tuple[str, str]] = ()
     statements: Sequence[str] = ()
@@ -38,18 +38,20 @@ class CodeVerifier:
     Tests are in the row's column `tests` (option `field`), else in the reference, as values or as JSON text:
 
     - `[{"input": "1 2", "output": "3"}, ...]` or `{"inputs": [...], "outputs": [...]}`: the program reads standard
-      input, and what it prints must equal the output, but for white space at the end of lines and of all;
-    - `["assert add(1, 2) == 3", ...]`, or one text of Python: statements that use the program's functions. A column
-      `entry_point` names the one function there is, which a `def check(candidate)` in the tests is then given. Names of
+      input, and what it prints must equal the output, apart from white space at the ends of lines and of the whole;
+    - `["assert add(1, 2) == 3", ...]`, or one string of Python: statements that use the program's functions. A column
+      `entry_point` names the one function, which a `def check(candidate)` in the tests is called with. Names of
       built-ins and standard modules mean those, whatever the program defines.
 
     The program never sees the tests: it gets inputs and arguments, and answers with text or plain values (see
-    `sandbox.rpc`), which are compared in another process. So a test cannot hand it a function, see a list that it
+    `sandbox.rpc`), which are compared in another process. So a test cannot pass it a function, see a list that it
     changes in place, or compare its objects.
 
     Python's standard library only, one thread, no files (`sandbox.sandbox` says what holds on which system). Too
     much time, memory or output is wrong, as a failed test is; tests that cannot run are an error.
     """
+
+    binary: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -58,9 +60,16 @@ class CodeVerifier:
         memory_mib: int = 1024,
         isolation: Isolation = "require",
     ) -> None:
-        """`time_s`: of all tests of one response; keep it below reward.timeout_s, which would make it an error.
+        """Probe the sandbox.
 
-        `isolation`: with `best_effort`, run on a machine that cannot confine a program, too. Raises RewardError.
+        Args:
+            field: the column with the tests.
+            time_s: time limit of all tests of one response; below reward.timeout_s, which would make it an error.
+            memory_mib: address space of a program.
+            isolation: `best_effort` runs programs even on a machine that cannot confine them.
+
+        Raises:
+            RewardError: an option cannot be used, or the machine cannot confine a program.
         """
         if not isinstance(field, str) or not field:
             raise RewardError(f"code: field must be the name of a column, got {field!r}")
@@ -79,11 +88,10 @@ class CodeVerifier:
             raise RewardError(
                 f"code: on this machine a response's program could {', '.join(gaps)}. Linux with Landlock (in the "
                 "kernel since 5.13) and with libseccomp, or the right to make namespaces, confines it; "
-                "reward.options.isolation=best_effort runs it all the same"
+                "reward.options.isolation=best_effort runs it anyway"
             )
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
-        """Right or wrong; a row without usable tests gives an error."""
         try:
             tests = read_tests(problem, self._field)
         except ValueError as error:
@@ -114,7 +122,7 @@ class CodeVerifier:
 
 
 def program_in(response: str) -> str:
-    """The last fence of Python (or of no language), also one that is not closed; without any fence, everything."""
+    """The last fence of Python (or of no language), even if not closed; without any fence, the whole response."""
     text = final_part(response)
     found = fences(text)
     programs = [content for language, content in found if language in _LANGUAGES]
@@ -124,7 +132,7 @@ def program_in(response: str) -> str:
 
 
 def read_tests(problem: Problem, field: str) -> Tests:
-    """The tests of a row. Raises ValueError, saying what was expected."""
+    """The tests of a row, from its column `field` or the reference. Raises ValueError with what was expected."""
     value = problem.fields.get(field)
     if value is None:
         value = problem.answer

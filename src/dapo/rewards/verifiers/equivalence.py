@@ -1,4 +1,4 @@
-"""Is an answer the same mathematics as the reference? Strict where math-verify would guess."""
+"""Decides whether an answer is the same mathematics as the reference; strict where math-verify would guess."""
 
 import re
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from dapo.core.math_text import (
 from dapo.rewards.verifiers.symbolic import Symbolic
 
 _EXTRA_CHARS = 500
-"""An answer that is so much longer than the reference is no answer, and could keep a parser busy for long."""
+"""An answer that is longer than the reference by this is none, and could keep the parser busy for long."""
 _MAX_DECIMALS, _MAX_DIGITS = 6, 15
 _SEPARATOR = re.compile(r"\s*(?:[,;]\s*)?(?:\\(?:text|mathrm|mbox)\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b|[,;])\s*")
 _EQUALS = re.compile(r"(?<![<>!=\\])=(?!=)")
@@ -28,7 +28,7 @@ _FREE_SPACE = re.compile(r"(?<!\d) +| +(?!\d)")
 _JUXTAPOSED = re.compile(r"(?<!_)\d\s+[\d.]|\d\s*\(\s*-?\d+\s*\)|\d\s*_")
 _SKIPPED = ("\\approx", "'", '"', "\\pm", "\\mp", "\\ldots", "\\dots", "\\cdots", "$")
 _COSTLY = re.compile(r"\d{4,}\s*!|!\s*!|\^\s*\{?\s*-?\d{5,}|\^\s*\{?\s*\d+\s*\^")
-"""What would take minutes to expand."""
+"""Expressions that would take minutes to expand."""
 _BASE = re.compile(r"\w+_\{?(\w+)\}?")
 _UNFINISHED = ("\\sum", "\\prod", "\\int", "\\lim")
 _FUNCTIONS = re.compile(
@@ -38,43 +38,43 @@ _FUNCTIONS = re.compile(
 
 @dataclass(frozen=True)
 class Part:
-    """One of the values that an answer lists; most answers have one."""
+    """One of the values of an answer; most answers have one."""
 
     value: str
     unit: str = ""
     number: Fraction | None = None
-    """If it is a number plain enough that math-verify compares it exactly."""
+    """The value of a plain number, which is compared exactly."""
 
     @classmethod
     def read(cls, text: str) -> "Part":
-        """From canonical text."""
+        """A part from the output of `normalize_math`."""
         value, unit = split_unit(text)
         return cls(normalize_math(value), unit, _exact_number(normalize_math(value)))
 
     @property
     def is_text(self) -> bool:
-        """Words, not mathematics: `\\text{even}`, `Tuesday`."""
+        """Whether it is words, not mathematics: `\\text{even}`, `Tuesday`."""
         return has_text_command(self.value) or _TEXT.fullmatch(self.value) is not None
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference answer that can be read."""
+    """A parsed reference answer."""
 
     parts: tuple[Part, ...]
     symbolic: Symbolic
     length: int
-    """Of the reference's text, in characters."""
+    """The number of characters of the reference."""
 
     @classmethod
     def read(cls, answer: str, symbolic: Symbolic) -> "Reference | None":
-        """None if any part of it is empty or math-verify cannot parse it."""
+        """The reference, or None if a part of it is empty or math-verify cannot parse it."""
         parts = _parts(answer)
         readable = [p.number is not None or (p.value and (p.is_text or symbolic.cached_parse(p.value))) for p in parts]
         return cls(parts, symbolic, len(answer)) if parts and all(readable) else None
 
     def is_answered_by(self, answer: str) -> bool:
-        """Does the answer list exactly these values, in any order?"""
+        """Whether the answer lists exactly these values, in any order."""
         if len(answer) > self.length + _EXTRA_CHARS:
             return False
         candidates = list(_parts(answer))
@@ -117,7 +117,7 @@ def _parts(answer: str) -> tuple[Part, ...]:
 
 
 def _split(text: str, separator: re.Pattern[str]) -> list[str]:
-    """The pieces between separators that stand outside all brackets."""
+    """The pieces between separators outside all brackets."""
     depth_at, pieces, start = depths(text), [], 0
     for match in separator.finditer(text):
         if depth_at[match.start()] == 0:
@@ -127,7 +127,7 @@ def _split(text: str, separator: re.Pattern[str]) -> list[str]:
 
 
 def _values_of_equation(value: str) -> Sequence[str]:
-    """The sides of `m + n = 34` or `2 + 2 = 4` that claim a value: the last, and all without a variable.
+    """The sides of `m + n = 34` or `2 + 2 = 4` that state a value: the last, and all without a variable.
 
     Empty if a side is prose.
     """
@@ -140,7 +140,7 @@ def _values_of_equation(value: str) -> Sequence[str]:
 
 
 def _is_one_expression(value: str, reference: str) -> bool:
-    """Not prose, numbers side by side, signs that math-verify skips, or the problem's own sum or integral."""
+    """Whether it is not prose, adjacent numbers, symbols that math-verify skips, or an unevaluated sum or integral."""
     if _prose(value, reference) or (has_text_command(value) and not has_text_command(reference)):
         return False
     if _COSTLY.search(value) and not _COSTLY.search(reference):
@@ -151,7 +151,7 @@ def _is_one_expression(value: str, reference: str) -> bool:
 
 
 def _other_form(value: str, reference: str) -> bool:
-    """Brackets, or a number's base, that math-verify takes for the same: `[1, 5]` and `(1, 5)`, `11_2` and `11_3`."""
+    """Whether brackets or a number's base differ, which math-verify ignores: `[1, 5]`, `(1, 5)`; `11_2`, `11_3`."""
     if all("," in text and text[0] in "([" and text[-1] in ")]" for text in (value, reference)):
         return (value[0], value[-1]) != (reference[0], reference[-1])
     own, other = (match and match[1] for match in (_BASE.fullmatch(value), _BASE.fullmatch(reference)))
@@ -159,7 +159,7 @@ def _other_form(value: str, reference: str) -> bool:
 
 
 def _prose(value: str, reference: str) -> bool:
-    """Does it hold words? A run of letters may be a product of the reference's variables."""
+    """Whether it contains words; a run of letters may be a product of the reference's variables."""
     words = _WORD.findall(_COMMAND.sub(" ", value))
     return any(not _FUNCTIONS.fullmatch(word) and not set(word) <= set(reference) for word in words)
 

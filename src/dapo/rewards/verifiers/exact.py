@@ -1,7 +1,7 @@
 """`exact`: the response must be the answer itself, as the built-in problems ask (`Reply with only the answer.`)."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from dapo.core.errors import RewardError
 from dapo.core.math_text import (
@@ -20,7 +20,9 @@ Extract = Literal["none", "answer_line", "last_number", "final"]
 
 @dataclass(frozen=True)
 class ExactVerifier:
-    """Compares texts: `12`, `12.`, `**12**` and `$12$` answer 12; `3 + 9 = 12` and `12 or 13` do not."""
+    """Right if the texts are equal: `12`, `12.`, `**12**` and `$12$` answer 12; `3 + 9 = 12` and `12 or 13` do not."""
+
+    binary: ClassVar[bool] = True
 
     extract: Extract = "none"
     """What is compared: the whole response, its line `Answer:`, its last number (by value: 1,000.0 is 1000), or
@@ -34,7 +36,6 @@ class ExactVerifier:
             raise RewardError(f"exact: ignore_case must be true or false, got {self.ignore_case!r}")
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
-        """Right if the extracted text is the reference; a reference that is empty, or no number, gives an error."""
         text = final_part(response)
         if self.extract == "last_number" or (
             self.extract == "final" and plain_number(strip_formatting(problem.answer)) is not None

@@ -1,4 +1,4 @@
-"""A user's own function as a verifier: `(problem, response)`, or TRL's calling convention for a whole group."""
+"""A user's own function as a verifier: `(problem, response)`, or TRL's calling convention for a group."""
 
 import asyncio
 import inspect
@@ -16,13 +16,13 @@ from dapo.types import Problem, Verdict
 
 
 class EventLoop:
-    """An event loop in a thread of its own, started by the first coroutine; works under a running loop as well."""
+    """An event loop in its own thread, started by the first coroutine; works under a running loop as well."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def finish(self, result: Any) -> Any:
-        """A plain result as it is, an awaitable one awaited."""
+        """The result itself, or what it yields if it is awaitable."""
         if not inspect.isawaitable(result):
             return result
         if self._loop is None:
@@ -52,10 +52,10 @@ _GIVEN = ("prompts", "completions", "completion_ids")
 
 
 def load_function(path: str, options: Mapping[str, Any]) -> "FunctionVerifier | RewardFunction":
-    """The callable at `module:name` as a verifier; a class is instantiated with the options, a function is handed them.
+    """The callable at `module:name` as a verifier; a class is instantiated with the options, a function gets them.
 
     Parameters named `problem` and `response` make it a verifier of our own protocol, anything else is called as TRL
-    calls reward functions. Plain and `async def` both work. Raises RewardError if it cannot be either.
+    calls reward functions. `def` and `async def` both work. Raises RewardError if it cannot be either.
     """
     function = load_callable(path, error=RewardError)
     if inspect.isclass(function):
@@ -85,11 +85,10 @@ class FunctionVerifier:
     loop: EventLoop
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
-        """The function's result as a verdict; whatever is wrong with it is the verdict's error."""
         return self.judge(problem, response) or error_verdict(f"{self.name}: {NOT_APPLIED}")
 
     def judge(self, problem: Problem, response: str) -> Verdict | None:
-        """As a call, but None where the function does not apply."""
+        """The function's result as a verdict, None where it does not apply; what is wrong with it is its error."""
         result = try_call(
             lambda: self.loop.finish(self.function(problem=problem, response=response, **self.options)),
         )
@@ -116,16 +115,15 @@ class RewardFunction:
     required: frozenset[str]
     """Parameters without a default."""
     accepted: frozenset[str] | None
-    """Parameters it has; None: it takes `**kwargs`."""
+    """The names of its parameters; None: it takes `**kwargs`."""
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
-        """The verdict on a group of one."""
         return self.judge_group(problem, [response], [()])[0] or error_verdict(f"{self.name}: {NOT_APPLIED}")
 
     def judge_group(
         self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
     ) -> list[Verdict | None]:
-        """One call for the group. If that raises, one call a response, so that only the offender has an error."""
+        """One call for the group. If it raises, one call per response, so that only the offender has an error."""
         columns = self._columns(problem, responses, token_ids)
         missing = sorted(self.required - columns.keys())
         if missing:

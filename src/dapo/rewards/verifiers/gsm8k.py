@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import ClassVar
 
 from dapo.core.errors import RewardError
 from dapo.core.math_text import (
@@ -22,11 +23,13 @@ _DENIAL = re.compile(r"\bnot\b|\bcannot\b|n't\b|≠|\\neq?(?![A-Za-z])", re.IGNO
 
 @dataclass(frozen=True)
 class Gsm8kVerifier:
-    """The response's number stands after the last `####`, else on a line `Answer:`, else in the last `\\boxed{}`.
+    """Right if the number after the last `####`, else on a line `Answer:`, else in the last `\\boxed{}`, is equal.
 
     The marked text must hold exactly one number: `#### $1,200.00` and `Answer: 1200 dollars` are 1200, `#### 3 or 4`
     or `#### not 3` is wrong whatever the reference.
     """
+
+    binary: ClassVar[bool] = True
 
     flexible: bool = False
     """Without any mark, take the last number of the response."""
@@ -36,7 +39,6 @@ class Gsm8kVerifier:
             raise RewardError(f"gsm8k: flexible must be true or false, got {self.flexible!r}")
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
-        """Right if the numbers are equal; a reference that is no number gives an error."""
         reference = plain_number(_strip_currency(problem.answer.rpartition(_MARK)[2]))
         if reference is None:
             return error_verdict(f"gsm8k: the reference {problem.answer[-80:]!r} does not end in a number")
@@ -60,6 +62,6 @@ def _marked(text: str) -> str | None:
 
 
 def _strip_currency(text: str) -> str:
-    """Without currency signs and LaTeX's thousands separators, which would cut a number in two."""
+    """The text without currency signs and LaTeX's thousands separators, which would cut a number in two."""
     text = strip_formatting(text).replace("{,}", ",").replace("\\,", "")
     return text.replace("\\$", "").replace("$", "").strip()

@@ -31,11 +31,11 @@ Scorer = Callable[[str, Mapping[str, Any]], float]
 
 @dataclass(frozen=True)
 class Task:
-    """How one task judges answers."""
+    """The scorer of one task."""
 
     score_answer: Scorer
     runs_code: bool
-    """Its scorer evaluates the answer as Python."""
+    """Whether the scorer evaluates the answer as Python."""
 
     def score(self, answer: str, entry: Mapping[str, Any]) -> float:
         """The task's score, without running a program that a model wrote."""
@@ -50,20 +50,19 @@ class GymVerifier:
     The answer is in the last `<answer>` tags, else on a line `Answer:`, else in the last `\\boxed{}`, else the response
     itself if it is one short line.
 
-    Some scorers hand the answer to `eval`. To those only numbers, signs and one-letter or mathematical names are shown;
-    any other answer counts if it equals the reference.
+    Some scorers pass the answer to `eval`. They get only numbers, signs and one-letter or mathematical names; any other
+    answer counts if it equals the reference.
     """
 
     def __init__(self, partial_credit: bool = False) -> None:
-        """`partial_credit`: the task's own score, not right or wrong. Raises RewardError without reasoning-gym."""
+        """`partial_credit`: give the task's own score, not right or wrong. Raises RewardError without reasoning-gym."""
         if not isinstance(partial_credit, bool):
-            raise RewardError(f"gym: graded must be true or false, got {partial_credit!r}")
+            raise RewardError(f"gym: partial_credit must be true or false, got {partial_credit!r}")
         self._partial_credit = partial_credit
         self._create = _reasoning_gym()
         self._task = lru_cache(_TASK_CACHE_SIZE)(self._load)
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
-        """An error if the problem does not come from reasoning-gym or the task's scorer fails."""
         missing = [field for field in (TASK, ENTRY) if field not in problem.fields]
         if missing:
             return error_verdict(f"gym: problem {problem.id!r} has no field {missing[0]}: it is not from reasoning-gym")
@@ -98,7 +97,7 @@ def extract(response: str) -> str | None:
 
 
 def _last_tagged(text: str) -> str | None:
-    """The last `<answer>...</answer>`, in time linear in the text: a pattern for both would look far from each tag."""
+    """The last `<answer>...</answer>`, in time linear in the text, unlike a pattern for both tags."""
     start: int | None = None
     tagged = None
     for tag in _TAG.finditer(text):
@@ -110,7 +109,7 @@ def _last_tagged(text: str) -> str | None:
 
 
 def _best_score(task: Task, answer: str | None, entry: Mapping[str, Any]) -> float:
-    """Of the answer as it stands and without bold, dollars and full stops, which few scorers forgive."""
+    """The better score of the answer as written and without bold, dollars and full stops, which few scorers accept."""
     if answer is None:
         return 0.0
     return max(task.score(text, entry) for text in dict.fromkeys((answer, strip_formatting(answer))))

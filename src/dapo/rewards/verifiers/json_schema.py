@@ -1,9 +1,9 @@
-"""`json_schema`: the response is JSON, and valid for a schema."""
+"""`json_schema`: the response must be JSON that is valid for a schema."""
 
 import json
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, try_call
@@ -12,7 +12,7 @@ from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.types import Problem, Verdict
 
 FIELD = "schema"
-"""The row's column that holds the schema, as a mapping or as text; without it, the reference is the schema."""
+"""The row's column that holds the schema, as a mapping or a string; without it, the reference is the schema."""
 
 _CACHE_SIZE = 1024
 
@@ -20,12 +20,14 @@ _CACHE_SIZE = 1024
 class JsonSchemaVerifier:
     """Right if the response is one JSON value, bare or in its only fence, and the schema allows it.
 
-    Strict JSON: no NaN, no key twice. Schemas of any draft (`$schema`; without it 2020-12); `$ref` reaches into the
-    schema itself only, never the network; `format` is not checked.
+    Strict JSON: no NaN, no repeated key. Schemas of any draft (`$schema`; default 2020-12); `$ref` refers to the schema
+    itself only, never to the network; `format` is not checked.
     """
 
+    binary: ClassVar[bool] = True
+
     def __init__(self, schema: Mapping[str, Any] | bool | None = None) -> None:
-        """`schema`: one for all problems, in place of the row's. Raises RewardError without jsonschema."""
+        """`schema`: used for all problems instead of the row's. Raises RewardError without jsonschema."""
         self._validator_of = lru_cache(_CACHE_SIZE)(_validators())
         self._schema: str | None = None
         if schema is not None:
@@ -37,7 +39,6 @@ class JsonSchemaVerifier:
                 raise RewardError(f"json_schema: reward.options.schema is not a JSON schema: it {failure.reason}")
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
-        """Right or wrong; without a schema, or with one that is none, an error."""
         text = self._schema or _schema_of(problem)
         if text is None:
             return error_verdict(
@@ -73,7 +74,7 @@ def strict_json(text: str) -> Any:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         values = dict(pairs)
         if len(values) < len(pairs):
-            raise ValueError("a key twice")
+            raise ValueError("a repeated key")
         return values
 
     def refuse(name: str) -> Any:
@@ -90,7 +91,7 @@ def _schema_of(problem: Problem) -> str | None:
 
 
 def _validators() -> Callable[[str], Callable[[Any], bool]]:
-    """Schema text -> does this value satisfy it?"""
+    """A function from a schema's text to a function that says whether a value satisfies it."""
     try:
         import jsonschema
         import referencing

@@ -1,7 +1,8 @@
-"""`math`: the answer is found first (a line `Answer:`, else the last box), then compared as mathematics."""
+"""`math`: finds the answer (a line `Answer:`, else the last box) and compares it with the reference as mathematics."""
 
 import re
 from functools import lru_cache
+from typing import ClassVar
 
 from dapo.core.math_text import answer_line, boxes, final_part, last_boxed, normalize_answer
 from dapo.rewards.verdicts import binary_verdict, error_verdict
@@ -21,13 +22,14 @@ class MathVerifier:
     reference that cannot be read gives an error, whatever the response.
     """
 
+    binary: ClassVar[bool] = True
+
     def __init__(self) -> None:
-        """Imports math-verify, so that no verdict's clock pays for it."""
+        """Import math-verify, so that it does not count against the time limit of the first verdict."""
         symbolic = Symbolic()
         self._read = lru_cache(_CACHE_SIZE)(lambda answer: Reference.read(answer, symbolic))
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
-        """+1, -1, or an error that quotes the reference."""
         reference = self._read(problem.answer)
         if reference is None:
             return error_verdict(f"math: the reference {problem.answer[:80]!r} cannot be read as mathematics")
@@ -38,7 +40,7 @@ class MathVerifier:
 def claimed_answer(response: str) -> str | None:
     """The text of the response's last `Answer:` line, else of its last `\\boxed{}`, else None.
 
-    A single box on the line `Answer:` with only words around it is the answer; otherwise a box is just a bracket.
+    A single box on the line `Answer:` with only words around it is the answer; otherwise boxes are mere brackets.
     """
     text = final_part(response)
     if (line := answer_line(text)) is None:

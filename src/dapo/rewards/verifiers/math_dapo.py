@@ -1,18 +1,19 @@
-"""`math_dapo`: the verifier DAPO was released with, to the letter, quirks included (verl's `math_dapo`)."""
+"""`math_dapo`: the verifier that DAPO was released with, exactly, including its quirks (verl's `math_dapo`)."""
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from dapo.rewards.verdicts import binary_verdict
 from dapo.types import Problem, Verdict
 
 WINDOW_CHARS = 300
-"""Only the end of a response is read."""
+"""Only the last so many characters of a response are read."""
 
 _ANSWER = re.compile(r"Answer\s*:\s*([^\n]+)", re.IGNORECASE)
 _NO_ANSWER = "[INVALID]"
 
-# in this order: articles go while the space behind them is still there
+# in this order: articles go while the space after them is still there
 _REPLACED = (
     ("an ", ""),
     ("a ", ""),
@@ -62,13 +63,14 @@ _REWRITTEN = (
 
 @dataclass(frozen=True)
 class MathDapoVerifier:
-    """The last `Answer:` in the last 300 characters, normalised, must be the same text as the normalised reference.
+    """The last `Answer:` in the last 300 characters, normalized, must equal the normalized reference.
 
     No mathematics: `0.5` does not answer `1/2`, and a box without `Answer:` is wrong.
     """
 
+    binary: ClassVar[bool] = True
+
     def __call__(self, problem: Problem, response: str) -> Verdict:
-        """+1 or -1, never an error."""
         answers = _ANSWER.findall(response[-WINDOW_CHARS:])
         prediction = answers[-1] if answers else _NO_ANSWER
         found = normalize(prediction)
@@ -76,7 +78,7 @@ class MathDapoVerifier:
 
 
 def normalize(answer: str) -> str:
-    """The Minerva normalisation of a final answer, as released."""
+    """The Minerva normalization of a final answer, as released."""
     answer = answer.rpartition("=")[2]
     for before, after in _REPLACED:
         answer = answer.replace(before, after)

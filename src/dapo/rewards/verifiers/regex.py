@@ -1,9 +1,9 @@
-"""`regex`: the response against a pattern, from the configuration or the row."""
+"""`regex`: the response must match a pattern, from the configuration or the row."""
 
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, try_call
@@ -18,7 +18,7 @@ _compiled = lru_cache(1024)(re.compile)
 
 @dataclass(frozen=True)
 class RegexVerifier:
-    """Python's regular expressions. Three ways:
+    """Right if the response matches a regular expression of Python, in one of three ways:
 
     - no `pattern`: the reference is the pattern;
     - a `pattern` without a group: the same for every problem, for example a format;
@@ -28,6 +28,8 @@ class RegexVerifier:
     A pattern can take forever (`(a+)+$`): the time limit of the worker process, `reward.timeout_s`, ends it with an
     error verdict.
     """
+
+    binary: ClassVar[bool] = True
 
     pattern: str | None = None
     match: Match = "full"
@@ -54,7 +56,6 @@ class RegexVerifier:
             )
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
-        """Right if it matches; a reference that is empty or no pattern gives an error."""
         text = final_part(response).strip()
         if self.pattern is not None:
             pattern = self._compile(self.pattern)

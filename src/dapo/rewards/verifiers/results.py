@@ -1,4 +1,4 @@
-"""What a user's function returned, checked: a verdict, a bool, a number, None, or an error that says what came."""
+"""Checks what a user's function returned: a verdict, a bool, a number, None, or else an error that quotes it."""
 
 import math
 from numbers import Real
@@ -12,9 +12,9 @@ _SHOWN_CHARS = 80
 
 
 def to_verdict(name: str, value: Any) -> Verdict | None:
-    """One result of the function `name`.
+    """One result of the function `name` as a verdict.
 
-    A bool is right or wrong (Eq. 7: +1 or -1), a number is a score that does not say which, None does not apply.
+    A bool is right or wrong (Eq. 7: +1 or -1), a number a score without right or wrong; None means not applicable.
     """
     value = _unboxed(value)
     if value is None:
@@ -43,7 +43,7 @@ def to_verdicts(name: str, results: Any, count: int) -> list[Verdict | None]:
 
 
 def _unboxed(value: Any) -> Any:
-    """A NumPy or torch scalar as Python's own."""
+    """A NumPy or torch scalar as a Python scalar."""
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 

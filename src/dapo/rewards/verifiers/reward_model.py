@@ -1,4 +1,4 @@
-"""`reward_model`: a Hugging Face sequence-classification model grades prompt and response; the score is its logit."""
+"""`reward_model`: a Hugging Face sequence-classification model scores prompt and response by its logit."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,13 +10,13 @@ from dapo.types import Problem, Verdict
 
 
 class RewardModelVerifier:
-    """A grade, neither right nor wrong (set reward.threshold for that).
+    """Gives a score, neither right nor wrong (set reward.threshold for that).
 
-    The model reads what it was trained on: with a chat template the conversation that ends in the response, without one
-    the prompt's text, a new line, and the response. What is longer than the model's positions is an error.
+    The model reads, with a chat template, the conversation that ends in the response; without one the prompt's text, a
+    new line, and the response. What is longer than the model's positions is an error.
 
-    Each worker process holds a copy: use reward.workers=1, a reward.memory_gib that holds the model, and a
-    reward.timeout_s that a whole group takes (on CPU, one thread). Loading may take a minute, no longer.
+    Each worker process loads a copy: use reward.workers=1, a reward.memory_gib that fits the model, and a
+    reward.timeout_s that suffices for a group (on CPU, one thread). Loading may take at most a minute.
     """
 
     def __init__(
@@ -28,9 +28,21 @@ class RewardModelVerifier:
         dtype: str = "float32",
         trust_remote_code: bool = False,
     ) -> None:
-        """`model`: a directory or Hugging Face id. `label`: whose logit is the score. Raises RewardError."""
+        """Load the model.
+
+        Args:
+            model: a directory or Hugging Face id.
+            label: index of the logit that is the score.
+            batch_size: responses per forward pass.
+            device: as torch names it.
+            dtype: float32, bfloat16 or float16.
+            trust_remote_code: run code of the model's repository.
+
+        Raises:
+            RewardError: an option cannot be used, or the model not be loaded.
+        """
         if not isinstance(batch_size, int) or batch_size < 1:
-            raise RewardError(f"reward_model: batch_size must be a positive whole number, got {batch_size!r}")
+            raise RewardError(f"reward_model: batch_size must be a positive integer, got {batch_size!r}")
         if dtype not in ("float32", "bfloat16", "float16"):
             raise RewardError(f"reward_model: dtype must be float32, bfloat16 or float16, got {dtype!r}")
         loaded = try_call(lambda: _load(model, device, dtype, trust_remote_code))
@@ -42,11 +54,10 @@ class RewardModelVerifier:
             raise RewardError(f"reward_model: label must be 0 to {config.num_labels - 1} for {model!r}, got {label!r}")
         self._label = label
         self._limit = getattr(config, "max_position_embeddings", None)
-        # the model finds a row's last token by the padding behind it, so padding must be told from text
+        # the model finds a row's last token by the padding behind it, so padding must differ from text
         self._batch_size = batch_size if _can_pad(self._model, self._tokenizer) else 1
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
-        """The verdict on a group of one."""
         verdict = self.judge_group(problem, [response], [()])[0]
         assert verdict is not None
         return verdict
@@ -54,7 +65,7 @@ class RewardModelVerifier:
     def judge_group(
         self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
     ) -> list[Verdict | None]:
-        """One grade a response."""
+        """One score per response."""
         verdicts: list[Verdict | None] = [None] * len(responses)
         rows = {i: self._encode(problem, response) for i, response in enumerate(responses)}
         short = [i for i in rows if self._limit is None or len(rows[i]) <= self._limit]
