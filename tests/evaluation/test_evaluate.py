@@ -9,6 +9,7 @@ import pytest
 from dapo.assemble import distinct
 from dapo.cli.eval import EvalRequest, evaluation_config
 from dapo.config import build_config
+from dapo.config.data_spec import parse_spec
 from dapo.core.errors import DataError
 from dapo.core.journal import Journal, open_journal
 from dapo.data.problems import load_problems
@@ -226,9 +227,10 @@ def test_an_evaluation_that_was_killed_continues_where_it_was(tmp_path: Path):
 
 @pytest.mark.skipif(not AIME.exists(), reason="needs the released evaluation file beside the checkout")
 def test_the_released_aime_file_is_thirty_problems_of_thirty_two_samples():
-    problems, copies = distinct(load_problems(str(AIME), split="eval"), str(AIME))
+    source = parse_spec(str(AIME))
+    problems, copies = distinct(load_problems(source, split="eval"), source)
     assert (len(problems), copies) == (30, 32)
-    assert distinct(load_problems(str(AIME), split="eval")[:-1], str(AIME))[1] == 1  # not as many of all
+    assert distinct(load_problems(source, split="eval")[:-1], source)[1] == 1  # not as many of all
 
 
 def test_another_model_does_not_inherit_the_trust_that_a_run_has():

@@ -298,8 +298,8 @@ class TestFinalReport:
 
     def test_a_terminal_that_knows_only_ascii_gets_ascii(self):
         text = self.report(encoding="ascii", samples=[{**self.SAMPLE, "before": "π"}])
-        assert "before wrong  \\u03c0" in text
-        assert "after right" in text
+        assert "before wrong    \\u03c0" in text
+        assert "after correct" in text
 
 
 class TestRollouts:

@@ -1,4 +1,4 @@
-"""What a person sees: progress while the run goes on, and the report at its end."""
+"""The console: progress during a run, and the report at its end."""
 
 import math
 import sys
@@ -6,10 +6,9 @@ import time
 import unicodedata
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,48 +17,48 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from dapo.telemetry.metric_table import PHASES, metric_of
+
 REFRESHES_PER_SECOND = 2  # 0.7 % of a core
 BAR_WIDTH = 32
 STEPS_FOR_ETA = 20
 EXCERPT_CHARS = 800
 EXCERPT_LINES = 16
-PHASE_UNITS = {"generate": " groups", "update": " minibatches", "evaluate": " problems"}
+_UNITS = {"fraction": "%", "tokens/s": " tok/s", "s": " s"}
 
 
-@dataclass(frozen=True)
-class MetricColumn:
-    """A metric as a column: `width` characters for the number, `scale` turns a share into per cent."""
+class MetricColumn(NamedTuple):
+    """A metric as a column of the console: its unit and scale are those of the table of metrics."""
 
     label: str
     metric: str
     width: int
     decimals: int
-    unit: str = ""
-    scale: float = 1.0
     sign: str = ""
 
     def show(self, metrics: Mapping[str, float]) -> str:
-        """The number with its unit, right-aligned; a dash where there is none."""
-        value = metrics.get(self.metric)
+        """The number with its unit, right-aligned; a dash if it is missing or not finite."""
+        value, row = metrics.get(self.metric), metric_of(self.metric)
+        unit = _UNITS.get(row.unit, "")
         if value is None or not math.isfinite(value):
-            return f"{'-':>{self.width}}{self.unit}"
-        return f"{value * self.scale:{self.sign}{self.width}.{self.decimals}f}{self.unit}"
+            return f"{'-':>{self.width}}{unit}"
+        return f"{value * row.scale:{self.sign}{self.width}.{self.decimals}f}{unit}"
 
 
 METRIC_COLUMNS = (
     MetricColumn("reward", "reward/mean", 6, 3, sign="+"),
-    MetricColumn("accuracy", "reward/accuracy", 5, 1, "%", 100),
-    MetricColumn("kept", "rollout/keep_rate", 5, 1, "%", 100),
+    MetricColumn("accuracy", "reward/accuracy", 5, 1),
+    MetricColumn("kept", "rollout/keep_rate", 5, 1),
     MetricColumn("length", "rollout/response_tokens_mean", 7, 1),
-    MetricColumn("truncated", "rollout/truncated_fraction", 5, 1, "%", 100),
+    MetricColumn("truncated", "rollout/truncated_fraction", 5, 1),
     MetricColumn("entropy", "loss/entropy", 5, 3),
-    MetricColumn("", "time/tokens_per_s", 5, 0, " tok/s"),
-    MetricColumn("", "time/step_s", 6, 1, " s"),
+    MetricColumn("", "time/tokens_per_s", 5, 0),
+    MetricColumn("", "time/step_s", 6, 1),
 )
 
 
 class ProgressDisplay:
-    """On a terminal a live picture; elsewhere (a log file, CI) one plain line a step, in stable columns."""
+    """A live display on a terminal; elsewhere (a log file, CI) one plain line per step, in stable columns."""
 
     def __init__(self, num_steps: int, *, first_step: int = 1, stream: TextIO | None = None) -> None:
         self._stream = stream if stream is not None else sys.stdout
@@ -73,13 +72,13 @@ class ProgressDisplay:
         self._live = self._start_live()
 
     def phase(self, name: str, done: int = 0, total: int = 0) -> None:
-        """What is going on now, and how far it is (a `total` of 0: not known). Costs nothing: a thread draws."""
+        """Show the current phase and its progress; with a `total` of 0, its time only. Cheap: a thread draws."""
         if self._phase is None or name != self._phase[0]:
             self._phase_started = time.monotonic()
         self._phase = (name, done, total)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step's metrics, an evaluation's, or both."""
+        """Show the metrics of a step, of an evaluation, or of both."""
         evaluation = evaluation_line(step, metrics)
         if any(not name.startswith("eval/") for name in metrics):
             self._finished_steps = step
@@ -92,20 +91,20 @@ class ProgressDisplay:
             self.message(evaluation)
 
     def message(self, text: str) -> None:
-        """Something to know; on a terminal it is printed above the picture."""
+        """Print a message; on a terminal it appears above the live display."""
         if self._live is None:
             self._print(text)
         else:
             self._live.console.print(Text(printable(text, self._live.console.encoding)))
 
     def close(self) -> None:
-        """Leave the last picture, less the phase. May be called twice."""
+        """Stop, and leave the last state without its phase on the terminal. May be called twice."""
         self._phase = None
         if self._live is not None:
             self._live.stop()
 
     def _start_live(self) -> Live | None:
-        # FORCE_COLOR and the like make rich take a log file for a terminal; the stream knows better
+        # not rich's own test: FORCE_COLOR and the like make it take a log file for a terminal
         if not self._stream.isatty():
             return None
         console = Console(file=self._stream, force_terminal=True, highlight=False)
@@ -153,31 +152,24 @@ class ProgressDisplay:
         if not total:
             return name, "", seconds
         bar = ProgressBar(total=total, completed=done, width=BAR_WIDTH, complete_style="cyan", finished_style="cyan")
-        return name, bar, f"{done}/{total}{PHASE_UNITS.get(name, '')}, {seconds}"
+        return name, bar, f"{done}/{total} {PHASES[name].counts}, {seconds}"
 
     def _metrics_row(self) -> Text:
-        metrics, elsewhere = self._metrics, ("reward/accuracy", "time/step_s")
         shown = [
-            metric_column
-            for metric_column in METRIC_COLUMNS
-            if metric_column.metric in metrics and metric_column.metric not in elsewhere
+            column
+            for column in METRIC_COLUMNS
+            if column.metric in self._metrics and column.metric not in ("reward/accuracy", "time/step_s")
         ]
-        parts = [
-            Text.assemble((f"{metric_column.label} ".lstrip(), "dim"), metric_column.show(metrics).lstrip())
-            for metric_column in shown
-        ]
-        return Text("  ").join(parts)
+        return Text("  ").join(
+            Text.assemble((f"{column.label} ".lstrip(), "dim"), column.show(self._metrics).lstrip()) for column in shown
+        )
 
 
 def step_line(step: int, num_steps: int, metrics: Mapping[str, float], seconds_left: float | None) -> str:
-    """One step as a line of a log file; every step's columns are equally wide."""
+    """One step as a line of a log file; the columns of all steps are equally wide."""
     columns = [f"step {step:>{len(str(num_steps))}}/{num_steps}"]
-    columns += [
-        f"{metric_column.label} {metric_column.show(metrics)}".lstrip()
-        for metric_column in METRIC_COLUMNS
-        if metric_column.label
-    ]
-    columns += [metric_column.show(metrics) for metric_column in METRIC_COLUMNS if not metric_column.label]
+    columns += [f"{column.label} {column.show(metrics)}" for column in METRIC_COLUMNS if column.label]
+    columns += [column.show(metrics) for column in METRIC_COLUMNS if not column.label]
     columns.append(f"left {'-' if seconds_left is None else duration(seconds_left):>6}")
     if short := metrics.get("rollout/shortfall_groups"):
         columns.append(f"({short:.0f} groups short)")
@@ -185,7 +177,7 @@ def step_line(step: int, num_steps: int, metrics: Mapping[str, float], seconds_l
 
 
 def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
-    """The `eval/NAME/accuracy` among the metrics, with their intervals; empty if there are none."""
+    """The accuracies of an evaluation with their intervals, as one line; empty if the metrics hold none."""
     entries = []
     for metric, accuracy in metrics.items():
         name = metric.removeprefix("eval/").removesuffix("/accuracy")
@@ -198,7 +190,7 @@ def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Values as eight heights over 0 .. their largest; more than `width` of them are averaged into `width` bins."""
+    """A curve of block characters from 0 to the largest value; more than `width` values are averaged into bins."""
     bins = min(width, len(values))
     edges = [round(i * len(values) / bins) for i in range(bins + 1)]
     means = [fmean(values[start:stop]) for start, stop in pairwise(edges)]
@@ -207,7 +199,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`45s`, `8m`, `2h05m`, `3d04h`."""
+    """Seconds as `45s`, `8m`, `2h05m` or `3d04h`."""
     if seconds < 59.5:
         return f"{seconds:.0f}s"
     minutes = round(seconds / 60)
@@ -227,11 +219,15 @@ def final_report(
     samples: Sequence[Mapping[str, Any]],
     files: Mapping[str, object],
 ) -> None:
-    """The end of a run: evaluation before and after, responses to the same problems, what lies where.
+    """Print the end of a run: accuracy before and after, responses to the same problems, and where the files are.
 
-    `before` and `after` hold accuracy, low, high (95 % interval), problems, response_tokens_mean, truncated_fraction;
-    `samples` question, answer, before, before_correct, after, after_correct; `files` names what is where, or which
-    command to run next, in the order to print. Model text is cut where it is long, and nothing in it is obeyed.
+    Args:
+        console: Where to print.
+        before: The first evaluation's summary: accuracy, low, high, problems, response_tokens_mean, truncated_fraction.
+        after: The last evaluation's summary.
+        samples: Responses: question, answer, before, before_correct, after, after_correct. Long text is cut, and
+            control characters in it have no effect.
+        files: Labels with paths, or with commands to run next, in the order to print.
     """
     if before is not None and after is not None:
         console.print(_comparison(before, after))
@@ -246,13 +242,13 @@ def final_report(
 
 
 def printable(text: str, encoding: str = "utf-8") -> str:
-    """Text that can only be read: control, format and direction characters as escapes, and what cannot be encoded."""
+    """The text with control, format and direction characters, and what cannot be encoded, as escapes."""
     safe = "".join(c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs") else _escape(c) for c in text)
     return safe.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def excerpt(text: str) -> str:
-    """The beginning and the end of a long text, with a note of what was left out between them."""
+    """The beginning and the end of a long text, with a note of how much was left out."""
     lines = text.strip("\n").split("\n")
     if len(lines) > EXCERPT_LINES:
         head, tail = lines[: EXCERPT_LINES // 2], lines[-EXCERPT_LINES // 2 :]
@@ -300,8 +296,8 @@ def _sample(sample: Mapping[str, Any], console: Console) -> RenderableType:
 
 def _mark(correct: bool | None, console: Console) -> Text:
     symbol, word, style = {
-        True: ("✓", "right", "green"),
+        True: ("✓", "correct", "green"),
         False: ("✗", "wrong", "red"),
-        None: ("?", "not judged", "yellow"),
+        None: ("?", "no verdict", "yellow"),
     }[correct]
     return Text(symbol if printable(symbol, console.encoding) == symbol else word, style=style)

@@ -1,4 +1,4 @@
-"""A run's curves as one picture: accuracy, response length, entropy, and what became of the groups."""
+"""Plots the curves of a run: accuracy, response length, entropy and the outcomes of groups."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dapo.core.errors import DataError
 from dapo.core.files import atomic_file
+from dapo.telemetry.metric_table import metric_of
 from dapo.telemetry.sinks import read_metrics
 
 if TYPE_CHECKING:
@@ -20,9 +21,9 @@ SMOOTHED_FROM_STEPS = 15  # fewer steps are shown as they are
 
 
 def plot_curves(metrics_jsonl: str | Path, out_png: str | Path, *, title: str = "") -> None:
-    """Draw the four curves that the paper watches. `title`: model and data.
+    """Plot the four curves that the paper monitors (Fig. 7) into a PNG file, under `title`.
 
-    What was not recorded is left out. Raises DataError if the file holds no steps.
+    Metrics that were not logged are left out. Raises DataError if the file holds no steps.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -33,7 +34,7 @@ def plot_curves(metrics_jsonl: str | Path, out_png: str | Path, *, title: str = 
         raise DataError(f"{metrics_jsonl} holds no steps yet: there is nothing to plot")
     layout = ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.08)
     figure = Figure(figsize=(11, 7), dpi=130, layout=layout)
-    FigureCanvasAgg(figure)  # no pyplot: it would pick a backend for the whole process
+    FigureCanvasAgg(figure)  # not pyplot, which would select a backend for the whole process
     panels = figure.subplots(2, 2, sharex=True)
     _accuracy(panels[0, 0], records)
     _length(panels[0, 1], records)
@@ -46,7 +47,7 @@ def plot_curves(metrics_jsonl: str | Path, out_png: str | Path, *, title: str = 
 
 def _accuracy(axes: "Axes", records: Sequence[Record]) -> None:
     _frame(axes, title="Accuracy", unit="correct (%)")
-    _curve(axes, records, "reward/accuracy", scale=100, colour=BLUE, label="training: all judged responses")
+    _curve(axes, records, "reward/accuracy", colour=BLUE, label="training: all judged responses")
     for name, colour in zip(_evaluation_names(records), EVALUATION_COLOURS, strict=False):
         _evaluation(axes, records, name, colour)
     axes.set_ylim(0, min(102.0, axes.get_ylim()[1]))
@@ -54,9 +55,9 @@ def _accuracy(axes: "Axes", records: Sequence[Record]) -> None:
 
 
 def _evaluation(axes: "Axes", records: Sequence[Record], name: str, colour: str) -> None:
-    steps, accuracy = _series(records, f"eval/{name}/accuracy", scale=100)
-    _, low = _series(records, f"eval/{name}/low", scale=100)
-    _, high = _series(records, f"eval/{name}/high", scale=100)
+    steps, accuracy = _series(records, f"eval/{name}/accuracy")
+    _, low = _series(records, f"eval/{name}/low")
+    _, high = _series(records, f"eval/{name}/high")
     label = f"held out: {_plain(name)}"
     if len(low) == len(high) == len(accuracy):
         # a bootstrap interval may just miss its mean by rounding; matplotlib refuses negative bars
@@ -74,24 +75,24 @@ def _length(axes: "Axes", records: Sequence[Record]) -> None:
     axes.yaxis.label.set_color(BLUE)
     truncated = axes.twinx()
     _frame(truncated, title="", unit="truncated (%)")
-    _curve(truncated, records, "rollout/truncated_fraction", scale=100, colour=ORANGE, width=1.2)
+    _curve(truncated, records, "rollout/truncated_fraction", colour=ORANGE, width=1.2)
     truncated.set_ylim(0, max(10.0, truncated.get_ylim()[1]))
     truncated.yaxis.label.set_color(ORANGE)
     truncated.grid(False)
 
 
 def _entropy(axes: "Axes", records: Sequence[Record]) -> None:
-    _frame(axes, title="Entropy of the policy at the sampled positions", unit="nats a token")
+    _frame(axes, title="Entropy of the policy at the sampled positions", unit=metric_of("loss/entropy").unit)
     _curve(axes, records, "loss/entropy", colour=BLUE)
     axes.set_xlabel("training step", color=INK)
     axes.set_ylim(bottom=0)
 
 
 def _groups(axes: "Axes", records: Sequence[Record]) -> None:
-    _frame(axes, title="What became of the groups", unit="of judged groups (%)")
-    _curve(axes, records, "rollout/keep_rate", scale=100, colour=BLUE, label="kept: informative (Eq. 11)")
-    _curve(axes, records, "rollout/all_correct_fraction", scale=100, colour=GREEN, label="dropped: all correct")
-    _curve(axes, records, "rollout/all_wrong_fraction", scale=100, colour=RED, label="dropped: all wrong")
+    _frame(axes, title="Outcomes of the groups", unit="of judged groups (%)")
+    _curve(axes, records, "rollout/keep_rate", colour=BLUE, label="kept: informative (Eq. 11)")
+    _curve(axes, records, "rollout/all_correct_fraction", colour=GREEN, label="dropped: all correct")
+    _curve(axes, records, "rollout/all_wrong_fraction", colour=RED, label="dropped: all wrong")
     axes.set_xlabel("training step", color=INK)
     axes.set_ylim(0, 102)
     _legend(axes)
@@ -113,11 +114,10 @@ def _curve(
     *,
     colour: str,
     label: str | None = None,
-    scale: float = 1.0,
     width: float = 2.0,
 ) -> None:
-    """The values as a thin line and, where there are enough steps, their running mean as a thick one."""
-    steps, values = _series(records, metric, scale=scale)
+    """Plot the values; if there are enough steps, as a thin line under their running mean."""
+    steps, values = _series(records, metric)
     if not steps:
         return
     if len(steps) < SMOOTHED_FROM_STEPS:
@@ -143,14 +143,15 @@ def _legend(axes: "Axes") -> None:
         axes.legend(frameon=False, fontsize=9, loc="best")
 
 
-def _series(records: Sequence[Record], metric: str, *, scale: float = 1.0) -> tuple[list[int], list[float]]:
-    """The steps that recorded a metric, and its values; null is a number that was not finite."""
+def _series(records: Sequence[Record], metric: str) -> tuple[list[int], list[float]]:
+    """The steps that logged a metric, and its values (fractions in per cent), without those that were not finite."""
+    scale = metric_of(metric).scale
     known = [(record["step"], record[metric] * scale) for record in records if record.get(metric) is not None]
     return [step for step, _ in known], [value for _, value in known]
 
 
 def _evaluation_names(records: Sequence[Record]) -> list[str]:
-    """Evaluations, in the order they first appear; those with an interval alone, where there are any."""
+    """The names of the evaluations in order of appearance; only those with an interval, if there are any."""
     metrics = dict.fromkeys(metric for record in records for metric in record)
     names = [m.removeprefix("eval/").removesuffix("/accuracy") for m in metrics if m.startswith("eval/")]
     names = [name for name in names if f"eval/{name}/accuracy" in metrics]
@@ -158,17 +159,17 @@ def _evaluation_names(records: Sequence[Record]) -> list[str]:
 
 
 def _window(steps: int) -> int:
-    """An odd number of steps, a tenth of the run, to average over."""
+    """The width of the running mean: a tenth of the run, and odd."""
     return max(3, steps // 10) | 1
 
 
 def _running_mean(values: Sequence[float], window: int) -> list[float]:
-    """Centred; at the ends over what there is."""
+    """The centred running mean; at the ends, over the values within the window."""
     half = window // 2
     around = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
     return [sum(near) / len(near) for near in around]
 
 
 def _plain(text: str) -> str:
-    """Names are not formulas: matplotlib reads what stands between two dollars as one."""
+    """The text with dollar signs escaped: matplotlib reads text between two of them as a formula."""
     return text.replace("$", r"\$")
