@@ -44,7 +44,6 @@ AREAS = {
         "training/run_directory",
         "training/prefetched_batch",
         "policy/checkpoint",
-        "core/files",
     ),
     "evaluation": ("evaluation",),
     "loop": ("training/train", "training/one_step_off", "training/samples", "telemetry"),
