@@ -19,7 +19,7 @@ from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.engines.native.engine import EngineStats, NativeEngine
 from dapo.policy.model import load_model
 from dapo.policy.policy import Policy
-from dapo.training.checkpoint_store import CheckpointWriter
+from dapo.training.checkpoint_writer import CheckpointWriter
 from dapo.training.run_directory import RunDirectory
 from dapo.types import GenerationRequest, Sample
 

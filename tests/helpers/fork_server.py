@@ -40,7 +40,7 @@ AREAS = {
     ),
     "saving": (
         "training/checkpointing",
-        "training/checkpoint_store",
+        "training/checkpoint_writer",
         "training/run_directory",
         "training/prefetched_batch",
         "policy/checkpoint",

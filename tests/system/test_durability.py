@@ -20,7 +20,7 @@ from dapo.config import Config, dump_config
 from dapo.core.errors import DapoError, NumericsError, RewardError
 from dapo.telemetry.console import ProgressDisplay
 from dapo.telemetry.sinks import JsonlSink
-from dapo.training.checkpoint_store import StorageError
+from dapo.training.checkpoint_writer import StorageError
 from dapo.training.run_directory import RunDirectory
 from dapo.training.signals import Interrupted, StopRequest
 from dapo.training.state import Run, TrainState

@@ -28,7 +28,7 @@ from dapo.rewards.workers.pool import VerifierPool
 from dapo.telemetry.console import ProgressDisplay, final_report
 from dapo.telemetry.curves import plot_curves
 from dapo.training import one_step_off
-from dapo.training.checkpoint_store import describe, disk_errors_as_storage_error
+from dapo.training.checkpoint_writer import describe, disk_errors_as_storage_error
 from dapo.training.checkpointing import is_logged, restore
 from dapo.training.run_directory import RunDirectory, default_run_path, make_manifest, refuse_existing_run, step_of
 from dapo.training.signals import Interrupted, signals_as_requests

@@ -9,7 +9,7 @@ from typing import Any
 
 from dapo.core.errors import DapoError, NumericsError, TrainerLost
 from dapo.core.files import atomic_write_json
-from dapo.training.checkpoint_store import StorageError
+from dapo.training.checkpoint_writer import StorageError
 from dapo.training.prefetched_batch import read_prefetched_batch, write_prefetched_batch
 from dapo.training.state import Run, TrainState
 

@@ -13,7 +13,7 @@ from dapo.evaluation.scores import EvaluationPlan
 from dapo.telemetry.metrics import StepTimer
 from dapo.telemetry.profiler import profiled_step
 from dapo.telemetry.sinks import Tracker
-from dapo.training.checkpoint_store import CheckpointWriter
+from dapo.training.checkpoint_writer import CheckpointWriter
 from dapo.training.prefetched_batch import PrefetchedBatch
 from dapo.training.problem_stats import ProblemStats
 from dapo.training.rollout import Sampling
