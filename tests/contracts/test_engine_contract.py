@@ -77,7 +77,7 @@ ENGINES: dict[str, EngineUnderTest] = {
     **{f"native, {name}": native(name) for name in SERVED},
     "pool of 1": pool(1),
     "pool of 2": pool(2),
-    "pool of 2 by load, two tokens a poll": pool(2, reproducible=False, poll_tokens=2),
+    "pool of 2 by load": pool(2, reproducible=False),
     **({"vllm, llama": vllm("llama")} if vllm_engines.AVAILABLE else {}),
 }
 PROTOCOL = [name for name in ENGINES if name in ("scripted", "native, llama", "vllm, llama") or name.startswith("pool")]

@@ -92,12 +92,6 @@ def test_groups_go_whole_to_the_engine_with_least_to_do(launcher: LightLauncher)
     assert [g.request_id for _ in range(2) for g in engine.poll()] == ["4/0", "6/0"]
 
 
-def test_a_poll_may_give_several_tokens_and_serves_the_queue_meanwhile(launcher: LightLauncher) -> None:
-    engine = pool(launcher, engine_spec("scripted", slots=2), poll_tokens=4)
-    engine.submit([request(name, max_new_tokens=limit) for name, limit in [("a", 9), ("b", 2), ("c", 2), ("d", 3)]])
-    assert [[g.request_id for g in engine.poll()] for _ in range(3)] == [["b", "c"], ["d"], ["a"]]
-
-
 def test_what_one_engine_refuses_is_queued_at_none(launcher: LightLauncher) -> None:
     engine = pool(launcher, *[engine_spec("scripted")] * 2)
     with pytest.raises(EngineError, match="'bad' must have a prompt and ask for at least 1 token"):
@@ -217,12 +211,12 @@ def kill(pid: int) -> None:
 def test_killed_engines_change_neither_answers_nor_their_order(launcher: LightLauncher, engines: int) -> None:
     """These engines' log-probabilities depend on every call that was made on them."""
     specs, messages = [engine_spec("HistoryDependentEngine", slots=3)] * engines, list[str]()
-    for seed, tokens in ((0, 1), (1, 3)):
-        expected = play(pool(launcher, *specs, poll_tokens=tokens), seed)
+    for seed in (0, 1):
+        expected = play(pool(launcher, *specs), seed)
         assert len(expected) > 80
         launcher.running.clear()
         calls = random.Random(seed).sample(range(60), 5)
-        with_faults = pool(launcher, *specs, messages=messages, poll_tokens=tokens)
+        with_faults = pool(launcher, *specs, messages=messages)
         assert play(with_faults, seed, before_call=EngineKiller(launcher, seed, calls)) == expected
     assert 6 <= len(messages) <= 10  # one that is not needed any more before the end is not missed
     assert launcher.starts == 4 * engines + len(messages)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.core.rng import keyed_seed, keyed_uniforms
-from dapo.distributed.engine_worker import EngineWorker
+from dapo.distributed.engine_pool import EngineWorker
 from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.engines.scripted import Script, ScriptedEngine
 from dapo.types import Finish, Generation, GenerationRequest

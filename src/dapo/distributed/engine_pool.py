@@ -1,15 +1,16 @@
-"""Engines in processes of their own as one rollout engine; a process that is lost is replaced, and nobody notices.
+"""Engine processes as one rollout engine; a process that is lost is replaced, and the loss is logged and counted.
 
-A group goes whole to the engine with the fewest requests in flight. With `reproducible` all engines that have work
-advance by one poll at a time, so which engine samples what, and beside what, is a function of the calls alone. Without
-it a poll returns as soon as any engine has advanced, and a slow one holds nobody up.
+A group goes as a whole to the engine with the fewest requests in flight. With `reproducible` all engines with work
+advance in lockstep, one token per poll, so which engine samples what, and in which batch, depends on the calls alone.
+Without it a poll returns as soon as any engine has advanced, and a slow engine delays no other.
 
-A process that dies, or gives no answer in time, is replaced by a new one, which is given the weights and then every
-call that the lost one had answered; what was delivered before is dropped. An engine is a function of its weights and of
-the calls on it, so the new one ends up where the lost one was. Where equality to the last bit is not asked for
-(`reproducible` is off) only what has not been answered is sampled again.
+A process that dies or does not answer in time is replaced. The new one gets the weights and then every call that the
+lost one had answered (replay); what was delivered before is dropped. An engine is a function of its weights and of the
+calls on it, so the new one reaches the state of the lost one. Without `reproducible` only unanswered requests are
+sampled again.
 """
 
+import pkgutil
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -18,36 +19,56 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from dapo.core.errors import DapoError, EngineError, WorkerDied, WorkerFault
-from dapo.distributed.engine_worker import engine_worker_spec
-from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, Worker, WorkerSpec, wait_for_result
-from dapo.engines.engine import WeightSource
+from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, WeightsHandle, Worker, WorkerSpec, wait_for_result
+from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.types import Generation, GenerationRequest
+
+CLOSE_TIMEOUT_S = 2.0
+MAX_RESTARTS = 10
+
+
+class EngineWorker:
+    """The object in an engine's process: any rollout engine, which gets its weights by handle."""
+
+    def __init__(self, factory: str, options: Mapping[str, Any]) -> None:
+        engine: RolloutEngine = pkgutil.resolve_name(factory)(**options)
+        self._engine = engine
+        self.submit, self.poll, self.abort, self.close = engine.submit, engine.poll, engine.abort, engine.close
+
+    def load_weights(self, handle: WeightsHandle) -> int:
+        """Load published weights; returns their version."""
+        self._engine.load_weights(handle.open(), handle.version)
+        return handle.version
 
 
 class Call(NamedTuple):
-    """A call on an engine's process."""
+    """A call on an engine's process, kept for replay."""
 
     method: str
-    argument: Any
+    arguments: tuple[Any, ...] = ()
+
+
+POLL = Call("poll")
 
 
 @dataclass(eq=False)
 class EngineHandle:
-    """One engine of a pool, whichever process it is at present. At most one call at a time waits for its answer."""
+    """One engine of the pool and the process that runs it at present. At most one call at a time is pending."""
 
     name: str
     spec: WorkerSpec
     worker: Worker
+    timeout_s: float
+    """For the answer to a call; then the process is lost."""
     in_flight: dict[str, GenerationRequest] = field(default_factory=dict)
-    """What the caller of the pool still has to get from here."""
+    """The requests that the pool has not delivered, by id."""
     undelivered: list[Generation] = field(default_factory=list)
-    """Answers that were not handed on yet."""
+    """Finished generations that the pool has not delivered."""
     call_log: list[Call] = field(default_factory=list)
-    """Every call from the last load_weights on, that one included; refused ones changed nothing and are left out."""
+    """Every call since the last load_weights, that one included; refused calls changed nothing and are left out."""
     pending_call: "Future[Any] | None" = None
-    """The answer to the last call, while it has not been taken."""
+    """The last call, until its answer is received."""
     sent_at: float = 0.0
-    timeout_s: float = 0.0
 
     @property
     def deadline(self) -> float:
@@ -56,17 +77,22 @@ class EngineHandle:
 
     @property
     def has_work(self) -> bool:
-        """Is there anything that a poll could bring?"""
+        """Whether a poll could finish anything."""
         return len(self.in_flight) > len(self.undelivered)
 
-    def send(self, call: Call, *, timeout_s: float) -> None:
-        """Ask the process."""
-        self.pending_call = self.worker.call(call.method, call.argument)
-        self.sent_at, self.timeout_s = time.monotonic(), timeout_s
+    def send(self, call: Call) -> None:
+        """Call the process."""
+        self.pending_call = self.worker.call(call.method, *call.arguments)
+        self.sent_at = time.monotonic()
+
+    def log_and_send(self, call: Call) -> None:
+        """Call the process; the call will be replayed."""
+        self.call_log.append(call)
+        self.send(call)
 
     def receive(self) -> Any:
-        """The answer, or what the engine raised. Raises WorkerDied where none has come by the deadline."""
-        assert self.pending_call is not None, f"{self.name} was asked nothing"
+        """The pending call's result, or what the engine raised. Raises WorkerDied if there is none by the deadline."""
+        assert self.pending_call is not None
         try:
             return wait_for_result(self.pending_call, timeout_s=self.timeout_s, what=self.name, since=self.sent_at)
         except WorkerFault as error:
@@ -74,43 +100,41 @@ class EngineHandle:
                 f"{self.name} failed with {len(self.in_flight)} requests in flight: {error} (its log has the traceback)"
             ) from error
         finally:
-            if self.pending_call.done():  # it is not where the wait was interrupted
+            if self.pending_call.done():  # not if the wait was interrupted
                 self.pending_call = None
 
     def compact_call_log(self) -> None:
-        """Replace the log by a shorter one that leads to the same answers up to rounding: what has been answered is
-        not sampled again.
-        """
-        last = self.call_log[-1]
-        pending = {request.id for request in last.argument} if last.method == "submit" else set()
-        pending |= {generation.request_id for generation in self.undelivered}
-        unanswered = [request for name, request in self.in_flight.items() if name not in pending]
-        self.call_log = [
-            *(call for call in self.call_log[:-1] if call.method == "load_weights"),
-            *([Call("submit", unanswered)] if unanswered else []),
-            last,
-        ]
+        """Shorten the log to what leads to the same answers up to rounding: only unanswered requests are repeated."""
+        *earlier, last = self.call_log
+        done = {request.id for request in last.arguments[0]} if last.method == "submit" else set()
+        done |= {generation.request_id for generation in self.undelivered}
+        unanswered = [request for name, request in self.in_flight.items() if name not in done]
+        self.call_log = [call for call in earlier if call.method == "load_weights"]
+        self.call_log += [Call("submit", (unanswered,))] if unanswered else []
+        self.call_log.append(last)
 
     def replay(self) -> Generator[Call, Any, Call]:
-        """The calls that bring a new process to where the lost one was; takes their answers, drops what was delivered,
-        and returns the call that is still to be answered.
+        """Yield the calls that bring a new process to the state of the lost one, and receive their results.
 
-        On a device whose rounding varies the same calls may end a response earlier or later than the first time. Then
-        what is early is kept, and what was delivered already is stopped: every request is answered once all the same.
+        On a device whose rounding varies a response may end earlier or later than the first time. What ends early is
+        kept, and what was delivered already is aborted, so every request is still answered exactly once.
+
+        Returns:
+            The call whose answer is still owed.
         """
         active_ids: dict[str, None] = {}
         known = {generation.request_id for generation in self.undelivered}
         for call in self.call_log[:-1]:
             found = yield _without_finished(call, active_ids)
             if call.method == "submit":
-                active_ids.update((request.id, None) for request in call.argument)
+                active_ids.update((request.id, None) for request in call.arguments[0])
             elif call.method != "load_weights":
                 for generation in found:
                     active_ids.pop(generation.request_id, None)
                     if generation.request_id in self.in_flight and generation.request_id not in known:
                         self.undelivered.append(generation)
         if delivered := [name for name in active_ids if name not in self.in_flight]:
-            yield Call("abort", delivered)
+            yield Call("abort", (delivered,))
             for name in delivered:
                 del active_ids[name]
         return _without_finished(self.call_log[-1], active_ids)
@@ -119,18 +143,11 @@ class EngineHandle:
 def _without_finished(call: Call, active_ids: Collection[str]) -> Call:
     if call.method != "abort":
         return call
-    return Call("abort", [name for name in call.argument if name in active_ids])
-
-
-CLOSE_S = 2.0
+    return Call("abort", ([name for name in call.arguments[0] if name in active_ids],))
 
 
 class EnginePool:
-    """A `RolloutEngine` over one process for each blueprint of an engine. Raises what starting them raises.
-
-    A call without an answer for `call_timeout_s` counts as the loss of its process. At most `max_restarts` losses are
-    made good, each one told to `log`; the next is an EngineError. What an engine itself raises is raised here too.
-    """
+    """A `RolloutEngine` over one process per spec. Errors of an engine are raised here."""
 
     def __init__(
         self,
@@ -139,35 +156,43 @@ class EnginePool:
         *,
         log: Callable[[str], None],
         reproducible: bool = True,
-        poll_tokens: int = 1,
         call_timeout_s: float = CALL_TIMEOUT_S,
-        max_restarts: int = 10,
+        max_restarts: int = MAX_RESTARTS,
     ) -> None:
-        """The launcher stays the caller's, who closes it after the pool. `poll_tokens`: tokens that a poll gives every
-        live sequence: several save calls, which matters where there are dozens of engines.
+        """Start the engines.
+
+        Args:
+            launcher: Starts and replaces processes; the caller closes it after the pool.
+            specs: What creates each engine.
+            log: Called with one line for each process that is replaced.
+            reproducible: Lockstep and full replay, see above.
+            call_timeout_s: A process without an answer for so long is lost.
+            max_restarts: Replacements in all; the loss after that is an EngineError.
         """
         self._launcher = launcher
         self._log = log
         self._reproducible = reproducible
-        self._poll = Call("poll", poll_tokens)
-        self._call_timeout_s = call_timeout_s
         self._max_restarts = max_restarts
         self._restarts = 0
         self._owner: dict[str, EngineHandle] = {}
         self._weights_are_complete = True
         self._is_closed = False
         names = [f"engine-{i}" for i in range(len(specs))]
-        made = [engine_worker_spec(spec) for spec in specs]
-        workers = launcher.start(names, made)
-        self._engines = [EngineHandle(*parts) for parts in zip(names, made, workers, strict=True)]
+        factory = f"{EngineWorker.__module__}:{EngineWorker.__qualname__}"
+        wrapped = [
+            replace(spec, factory=factory, options={"factory": spec.factory, "options": dict(spec.options)})
+            for spec in specs
+        ]
+        workers = launcher.start(names, wrapped)
+        self._engines = [EngineHandle(*parts, call_timeout_s) for parts in zip(names, wrapped, workers, strict=True)]
 
     @property
     def restarts(self) -> int:
-        """Processes replaced so far."""
+        """The number of processes replaced so far."""
         return self._restarts
 
     def load_weights(self, weights: WeightSource, version: int) -> None:
-        """Hand the weights over once, and have all engines read them at the same time."""
+        """Publish the weights once; all engines read them at the same time."""
         self._require_open()
         if self._owner:
             raise EngineError(
@@ -178,13 +203,13 @@ class EnginePool:
         self._weights_are_complete = False
         for engine in self._engines:
             engine.call_log.clear()
-        for engine, loaded in self._call({engine: Call("load_weights", handle) for engine in self._engines}).items():
+        for engine, loaded in self._call({engine: Call("load_weights", (handle,)) for engine in self._engines}).items():
             if loaded != version:
                 raise EngineError(f"{engine.name} has loaded weights of version {loaded}, expected {version}")
         self._weights_are_complete = True
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Queue requests, adjacent ones with the same prompt at one engine. Raises EngineError, queueing none."""
+        """Queue requests, adjacent ones with the same prompt on one engine; on an EngineError none is queued."""
         self._require_open()
         if not self._weights_are_complete:
             raise EngineError("the last load_weights failed, so the weights are incomplete: load a complete set first")
@@ -194,24 +219,24 @@ class EnginePool:
             engine.in_flight.update((request.id, request) for request in assigned)
             self._owner.update((request.id, engine) for request in assigned)
         try:
-            self._call({engine: Call("submit", assigned) for engine, assigned in assignments.items()})
+            self._call({engine: Call("submit", (assigned,)) for engine, assigned in assignments.items()})
         except DapoError:
             self._roll_back(assignments)
             raise
 
     def poll(self) -> list[Generation]:
-        """Advance every engine, and return what has finished; not reproducible: of those that are ready first."""
+        """Advance every engine (without `reproducible`: wait for the first) and return what has finished."""
         self._require_open()
         if not any(engine.undelivered for engine in self._engines):
             busy = [engine for engine in self._engines if engine.has_work]
             for engine in busy:
                 if engine.pending_call is None:
-                    self._send(engine, self._poll)
+                    engine.log_and_send(POLL)
             self._receive_polls(busy if self._reproducible else ready(busy))
         return [generation for engine in self._engines for generation in self._deliver(engine)]
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
-        """Stop these, wherever they are, and return what they have, in the order given."""
+        """Stop these requests and return their partial responses, in the given order."""
         self._require_open()
         if unknown := [name for name in request_ids if name not in self._owner]:
             raise EngineError(f"abort: request {unknown[0]!r} is not in flight ({len(unknown)} unknown in all)")
@@ -222,10 +247,10 @@ class EnginePool:
         calls = {}
         for engine, wanted in names.items():
             finished = {generation.request_id for generation in engine.undelivered}
-            calls[engine] = Call("abort", [name for name in wanted if name not in finished])
+            calls[engine] = Call("abort", ([name for name in wanted if name not in finished],))
         stopped = {generation.request_id: generation for found in self._call(calls).values() for generation in found}
         for engine, wanted in names.items():
-            # what had finished unseen, here or while its process was replaced
+            # what had finished but was not delivered, before or while its process was replaced
             stopped |= {
                 generation.request_id: replace(generation, finish="aborted") for generation in engine.undelivered
             }
@@ -237,24 +262,26 @@ class EnginePool:
         return [stopped[name] for name in dict.fromkeys(request_ids) if name in stopped]
 
     def close(self) -> None:
-        """End the processes. Afterwards every other call raises EngineError."""
+        """End the processes."""
         if self._is_closed:
             return
         self._is_closed = True
-        wait([engine.worker.call("close") for engine in self._engines if engine.pending_call is None], timeout=CLOSE_S)
+        wait(
+            [engine.worker.call("close") for engine in self._engines if engine.pending_call is None],
+            timeout=CLOSE_TIMEOUT_S,
+        )
         for engine in self._engines:
             engine.worker.close()
 
     def _distribute(self, requests: Sequence[GenerationRequest]) -> dict[EngineHandle, list[GenerationRequest]]:
-        """Each group to the engine with the fewest requests in flight, the first of equals."""
+        """Assign each group to the engine with the fewest requests in flight, the first of equals."""
         assignments: dict[EngineHandle, list[GenerationRequest]] = {}
         for _, group in groupby(requests, key=lambda request: request.prompt_ids):
-            engine = min(self._engines, key=lambda s: len(s.in_flight) + len(assignments.get(s, ())))
+            engine = min(self._engines, key=lambda e: len(e.in_flight) + len(assignments.get(e, ())))
             assignments.setdefault(engine, []).extend(group)
         return assignments
 
     def _require_new(self, requests: Sequence[GenerationRequest]) -> None:
-        """An engine knows its own requests only."""
         new: set[str] = set()
         for request in requests:
             if request.id in self._owner or request.id in new:
@@ -267,12 +294,14 @@ class EnginePool:
             for request in assigned:
                 del engine.in_flight[request.id], self._owner[request.id]
         accepted = [
-            engine for engine in assignments if engine.call_log and engine.call_log[-1].argument is assignments[engine]
+            engine
+            for engine, assigned in assignments.items()
+            if engine.call_log and engine.call_log[-1].arguments == (assigned,)
         ]
-        self._call({engine: Call("abort", [request.id for request in assignments[engine]]) for engine in accepted})
+        self._call({engine: Call("abort", ([request.id for request in assignments[engine]],)) for engine in accepted})
 
     def _receive_polls(self, engines: Sequence[EngineHandle]) -> None:
-        """Take in what the polls of these engines bring. Raises the first error of one."""
+        """Receive the pending polls of these engines. Raises the first error."""
         answers = self._receive(engines)
         for engine, found in answers.items():
             if not isinstance(found, DapoError):
@@ -287,20 +316,16 @@ class EnginePool:
         return found
 
     def _call(self, calls: Mapping[EngineHandle, Call]) -> dict[EngineHandle, Any]:
-        """One call on each of several engines at the same time. Raises the first error of one, when all are through."""
+        """Call several engines at the same time. Raises the first error, when all have answered."""
         self._receive_polls([engine for engine in calls if engine.pending_call is not None])
         for engine, call in calls.items():
-            self._send(engine, call)
+            engine.log_and_send(call)
         answers = self._receive(list(calls))
         _raise_first(answers)
         return answers
 
-    def _send(self, engine: EngineHandle, call: Call) -> None:
-        engine.call_log.append(call)
-        engine.send(call, timeout_s=self._call_timeout_s)
-
     def _receive(self, engines: Sequence[EngineHandle]) -> dict[EngineHandle, Any]:
-        """The answers that these engines owe, or the errors that they raised, however often a process is lost."""
+        """The results or errors of the pending calls; lost processes are replaced until there are some."""
         answers: dict[EngineHandle, Any] = dict.fromkeys(engines)
         waiting = list(engines)
         while waiting:
@@ -318,7 +343,7 @@ class EnginePool:
         return answers
 
     def _replace(self, lost: dict[EngineHandle, WorkerDied]) -> None:
-        """New processes in place of lost ones, each brought to the call that the lost one owes an answer to."""
+        """Start processes in place of lost ones, and replay their calls up to the pending one."""
         while lost:
             for engine, error in lost.items():
                 self._count_restart(engine, error)
@@ -344,19 +369,17 @@ class EnginePool:
         self._log(f"{error}; {engine.name} is replaced ({self._restarts} of at most {self._max_restarts} times)")
 
     def _replay(self, engines: Sequence[EngineHandle]) -> dict[EngineHandle, WorkerDied]:
-        """Have new processes repeat the calls of the lost ones, side by side, and ask each the last; returns those
-        that are lost meanwhile.
-        """
+        """Replay the calls on several engines concurrently, up to the pending one; returns those lost meanwhile."""
         replaying = {engine: engine.replay() for engine in engines}
         answers: dict[EngineHandle, Any] = dict.fromkeys(engines)
         lost: dict[EngineHandle, WorkerDied] = {}
         while replaying:
             for engine, calls in list(replaying.items()):
                 try:
-                    engine.send(calls.send(answers[engine]), timeout_s=self._call_timeout_s)
+                    engine.send(calls.send(answers[engine]))
                 except StopIteration as end:
                     del replaying[engine]
-                    engine.send(end.value, timeout_s=self._call_timeout_s)
+                    engine.send(end.value)
             for engine in list(replaying):
                 try:
                     answers[engine] = engine.receive()
@@ -371,7 +394,7 @@ class EnginePool:
 
 
 def ready(busy: Sequence[EngineHandle]) -> list[EngineHandle]:
-    """Wait for the first of these engines to answer; those that are overdue count as well."""
+    """Wait for the first of these engines to answer; overdue ones are returned too."""
     pending_call = {engine.pending_call: engine for engine in busy if engine.pending_call is not None}
     left = min((engine.deadline for engine in busy), default=0.0) - time.monotonic()
     done, _ = wait(pending_call, timeout=max(0.0, left), return_when=FIRST_COMPLETED)

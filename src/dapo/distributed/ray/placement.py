@@ -37,9 +37,9 @@ class Reservation:
         """Count a worker that is gone."""
         with self._lock:
             self._members -= 1
-            is_last = self._members == 0
-        if is_last:
-            self.cancel()
+            if self._members:
+                return
+        self.cancel()
 
     def cancel(self) -> None:
         """Remove the placement group."""
@@ -77,26 +77,22 @@ def reserve(
     if gpus_left is not None and sum(spec.gpus for spec in specs) > gpus_left:
         raise LaunchError(f"not enough resources for {describe_demand(names, specs)}; {describe_cluster()}")
     bundles = [{"CPU": _cpus(spec, counts_cpus), "GPU": spec.gpus} for spec in specs]
-    parts = [bundles] if together else [[bundle] for bundle in bundles]
-    reservations = [Reservation(part) for part in parts]
+    reservations = [Reservation(part) for part in ([bundles] if together else [[bundle] for bundle in bundles])]
+    placed = [(reservation, index) for reservation in reservations for index in range(len(reservation.bundles))]
     try:
-        placed = [reservation.wait_until_ready(max(deadline - time.monotonic(), 0.0)) for reservation in reservations]
-        if not all(placed):
-            lacking = [i for i in range(len(names)) if not placed[0 if together else i]]
-            asked = describe_demand([names[i] for i in lacking], [specs[i] for i in lacking])
+        granted = {r: r.wait_until_ready(max(deadline - time.monotonic(), 0.0)) for r in reservations}
+        lacking = [i for i, (reservation, _) in enumerate(placed) if not granted[reservation]]
+        if lacking:
+            demand = describe_demand([names[i] for i in lacking], [specs[i] for i in lacking])
             raise LaunchError(
-                f"not enough resources within {timeout_s:g} s (distributed.start_timeout_s) for {asked}; "
+                f"not enough resources within {timeout_s:g} s (distributed.start_timeout_s) for {demand}; "
                 f"{describe_cluster()}"
             )
     except BaseException:
         for reservation in reservations:
             reservation.cancel()
         raise
-    return [
-        (reservation, index)
-        for reservation, part in zip(reservations, parts, strict=True)
-        for index in range(len(part))
-    ]
+    return placed
 
 
 def total(resource: str) -> float:

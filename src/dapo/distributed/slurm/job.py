@@ -14,12 +14,7 @@ JOB = Path(__file__).with_name("job.sh")
 """The body of every script, after the variables of the job."""
 SBATCH_TIMEOUT_S = 60.0
 _NAME = re.compile(r"[\w.,:@+=/\[\]-]+", re.ASCII)
-_TIMES = (
-    re.compile(r"(?P<m>\d+)(:(?P<s>\d+))?"),
-    re.compile(r"(?P<h>\d+):(?P<m>\d+):(?P<s>\d+)"),
-    re.compile(r"(?P<d>\d+)-(?P<h>\d+)(:(?P<m>\d+)(:(?P<s>\d+))?)?"),
-)
-_UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
+_TIME = re.compile(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -126,9 +121,13 @@ def seconds_of(time: str) -> float:
     """The seconds of a time limit in sbatch's format; 0 means none. Raises ConfigError."""
     if time.lower() in ("infinite", "unlimited"):
         return float("inf")
-    for pattern in _TIMES:
-        if (match := pattern.fullmatch(time)) is not None:
-            return sum(int(count) * _UNITS[unit] for unit, count in match.groupdict().items() if count) or float("inf")
+    if (match := _TIME.fullmatch(time)) is not None:
+        days, rest = match.groups()
+        fields = [int(field) for field in rest.split(":")]
+        if days is None and len(fields) < 3:
+            fields.insert(0, 0)  # MINUTES, MINUTES:SECONDS
+        hours, minutes, seconds = [*fields, 0, 0][:3]
+        return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds) or float("inf")
     raise ConfigError(
         f"--time {time!r}: expected MINUTES, MINUTES:SECONDS, HOURS:MINUTES:SECONDS or DAYS-HOURS[:MINUTES[:SECONDS]], "
         "for example 12:00:00 or 2-0"
