@@ -9,9 +9,8 @@ from functools import partial
 import torch
 
 from dapo.algo.sampling import ScoreThresholds
-from dapo.config import Config, ScoreThresholdsConfig
+from dapo.config import Config, ScoreThresholdsConfig, load
 from dapo.config.data_spec import Source
-from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.loading import load_callable
 from dapo.data.problems import load_problems, remove_overlap, unique_problems
@@ -159,20 +158,7 @@ def response_limit(config: Config, *, training: bool) -> int:
 
 def resolve_auto(config: Config) -> Config:
     """`auto` replaced by what it stands for on this machine and this data, so that a resumed run finds it settled."""
-    if config.model.dtype == "auto":
-        dtype = "bfloat16" if multiplies_bfloat16_fast(device_of(config)) else "float32"
-        config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
-    return resolve_auto_verifier(config)
-
-
-def multiplies_bfloat16_fast(device: str) -> bool:
-    """Has the processor instructions for it? Without them bfloat16 is several times slower than float32."""
-    if device == "cuda":
-        return True
-    capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.12 and newer
-    if not capabilities:
-        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-    return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16", "arm_bf16"))
+    return load.resolve_auto(config, cuda=torch.cuda.is_available())
 
 
 def distinct(problems: Sequence[Problem], source: Source) -> tuple[list[Problem], int]:

@@ -20,6 +20,7 @@ from dapo.cli.check.hardware_profile import HardwareProfile, hardware_profile_fo
 from dapo.cli.check.model_dimensions import KNOWN_DIMENSIONS, dimensions_from_config, find_dimensions
 from dapo.cli.check.report import describe_estimate, find_problems
 from dapo.config import Config, load_config
+from dapo.config.load import resolve_auto
 from dapo.core.errors import ConfigError
 from dapo.policy.builtin_models import tiny_random
 from dapo.policy.logprobs import hidden_states, use_packed_forward
@@ -37,9 +38,8 @@ def paper(*overrides: str) -> Config:
 
 
 def make_estimate(config: Config, dimensions: str = "qwen2.5-32b", **profile: float) -> ResourceEstimate:
-    return ResourceEstimate(
-        config, KNOWN_DIMENSIONS[dimensions], replace(hardware_profile_for(config, ["device=gpu"]), **profile)
-    )
+    hardware = replace(hardware_profile_for(config, ["device=gpu"]), **profile)
+    return ResourceEstimate(resolve_auto(config, cuda=True), KNOWN_DIMENSIONS[dimensions], hardware)
 
 
 OWN_HEAD_DIM = {name: value for name, value in COMMON.items() if name != "head_dim"}
@@ -108,7 +108,7 @@ def test_adapters_are_counted_for_the_layers_they_adapt():
     products = (32 + 32) + 2 * (32 + 16) + (32 + 32) + 2 * (32 + 64) + (64 + 32)
     assert dimensions.lora_parameters(4, "all-linear") == 2 * 4 * products
     assert dimensions.lora_parameters(4, ["q_proj", "v_proj"]) == 2 * 4 * (64 + 48)
-    with pytest.raises(ConfigError, match=r"model\.lora\.targets names w_q"):
+    with pytest.raises(ConfigError, match=r"model\.lora\.targets: the model has no linear layer w_q"):
         dimensions.lora_parameters(4, ["w_q"])
 
 
@@ -124,7 +124,7 @@ def test_what_a_rank_holds_is_its_part_of_weights_gradients_and_moments():
 
 
 def test_lora_trains_adapters_and_keeps_the_weights_frozen():
-    lora = make_estimate(paper("model.lora={rank: 16, alpha: 32}", "distributed.trainer_ranks=1"))
+    lora = make_estimate(paper("model.lora={rank: 16, alpha: 32}", "distributed.trainer_ranks=1", "launcher=local"))
     breakdown, adapters = lora.trainer_memory(), KNOWN_DIMENSIONS["qwen2.5-32b"].lora_parameters(16, "all-linear")
     assert breakdown["frozen weights"] == 2 * 32_763_876_352
     assert breakdown["AdamW's moments"] == 8 * adapters
@@ -233,7 +233,7 @@ def test_a_model_too_large_for_the_device_it_shares_is_reported():
 def test_seconds_per_step_follow_from_the_hardware_profile():
     config = paper("distributed.trainer_ranks=2", "rollout.engines=2", "rollout.vllm.max_sequences=8")
     found = ResourceEstimate(
-        config,
+        resolve_auto(config, cuda=True),
         KNOWN_DIMENSIONS["qwen2.5-32b"],
         replace(
             HardwareProfile(),
@@ -268,11 +268,11 @@ def test_check_prints_the_cluster_of_the_paper():
     for words in (
         "layout (launcher ray, 32,763,876,352 parameters):",
         "trainer      64 ranks (FSDP2), a GPU each",
-        "engines      16 x vllm, 4 GPUs each (tensor parallel)",
+        "engines      16 x vllm, by load, 4 GPUs each (tensor parallel)",
         "GPUs         128 = 16 nodes of 8",
         "AdamW's moments",
         "activations",
-        "weights to the engines, each step: 65.53 GB, 8 times (one a node)",
+        "weights to the engines, each step: 65.53 GB, 8 times (one per node)",
         "sequences at full length (22,528)",
         "assumed (change it with --assume NAME=VALUE):",
         "keep_rate=0.333333",
@@ -319,3 +319,28 @@ def test_a_model_of_unknown_size_is_asked_for_a_shape():
 def test_an_unknown_assumption_is_refused(given: str, words: str):
     with pytest.raises(ConfigError, match=words):
         hardware_profile_for(paper(), [given])
+
+
+def test_a_single_trainer_on_ray_is_a_process_of_its_own_and_shares_no_device():
+    config = load_config(CONFIGS / "gsm8k_0.5b.yaml", ["launcher=ray", "distributed.trainer_ranks=1"])
+    found = make_estimate(config, "qwen2.5-0.5b")
+    assert not found.is_colocated
+    assert found.devices == 2
+    output = "\n".join(describe_estimate(config, ["device=gpu", "dimensions=qwen2.5-0.5b"]))
+    assert "controller   1 process: the loop, data, rollout tables, checkpoints, the native engine\n" in output
+    assert "trainer      1 process, a GPU each" in output
+    assert "memory of a trainer's GPU:" in output
+    assert "that samples and trains" not in output
+    assert "GPUs         2 = 1 node of 8" in output
+
+
+def test_processes_and_their_order_are_described():
+    def engines(*overrides: str) -> list[str]:
+        output = describe_estimate(load_config(CONFIGS / "tiny.yaml", overrides), ["device=cpu"])
+        return [line for line in output if line.startswith("  engines ")]
+
+    assert engines() == []
+    assert engines("rollout.engines=2") == ["  engines      2 x native, in lockstep, on this machine's cores"]
+    assert engines("rollout.engines=2", "rollout.reproducible=false") == [
+        "  engines      2 x native, by load, on this machine's cores"
+    ]

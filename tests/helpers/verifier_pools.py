@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dapo.config.options import RewardConfig
+from dapo.config.reward import RewardConfig
 from dapo.rewards import VerifierPool
 from dapo.rewards.workers.pool import STARTUP_S
 

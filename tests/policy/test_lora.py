@@ -14,10 +14,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from dapo.cli.check.sizes import ParameterCounts, count_parameters
-from dapo.cli.check.summary import explain
+from dapo.cli.check.estimate import ResourceEstimate
+from dapo.cli.check.hardware_profile import HardwareProfile
+from dapo.cli.check.model_dimensions import KNOWN_DIMENSIONS
+from dapo.cli.check.report import describe_estimate
 from dapo.cli.main import main
-from dapo.config import LoraConfig, ModelConfig, build_config
+from dapo.config import build_config
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.engines.native.engine import NativeEngine
 from dapo.policy.checkpoint import SavedWeights
@@ -336,25 +338,47 @@ class TestTargets:
             torch.testing.assert_close(adapted(input_ids=ids).logits, merged(input_ids=ids).logits, rtol=0, atol=1e-4)
 
 
+STATE = ("frozen weights", "weights to compute with", "master weights", "gradients", "AdamW's moments")
+
+
+def estimate(lora: dict[str, Any] | None = None, dtype: str = "float32") -> ResourceEstimate:
+    config = build_config({"model": {"name": "tiny-random", "dtype": dtype, "lora": lora}, "data": {"train": "x"}})
+    return ResourceEstimate(config, KNOWN_DIMENSIONS["tiny-random"], HardwareProfile())
+
+
+def state_bytes(estimated: ResourceEstimate) -> float:
+    return sum(size for name, size in estimated.trainer_memory().items() if name in STATE)
+
+
 class TestSizes:
     def test_counts_by_hand(self, tmp_path: Path):
         """tiny-random: widths 32 (queries), 16 (keys, values), 64 (gates); two layers of seven linear ones."""
         rank = 2
         numbers = 2 * rank * ((32 + 32) * 2 + (32 + 16) * 2 + (32 + 64) * 3)
-        sizes = count_parameters(ModelConfig(name="tiny-random", lora=LoraConfig(rank=rank)))
-        assert (sizes.adapters, sizes.adapted_layers) == (numbers, 14)
-        assert sizes.model == count_parameters(ModelConfig(name="tiny-random")).model
+        dimensions = KNOWN_DIMENSIONS["tiny-random"]
+        assert (dimensions.lora_parameters(rank, "all-linear"), len(dimensions.adapted_linears("all-linear"))) == (
+            numbers,
+            14,
+        )
         policy = make_policy(load_model("tiny-random", dtype=torch.float32), lora={"rank": rank})
         assert sum(factor.numel() for factor in factors_of(policy, tmp_path).values()) == numbers
 
     def test_bytes_by_hand(self):
-        whole, adapted = ParameterCounts(model=1000), ParameterCounts(model=1000, adapters=10)
-        assert whole.state_bytes("bfloat16") == 1000 * (2 + 4 + 4 + 8)
-        assert whole.state_bytes("float32") == 1000 * (4 + 4 + 8)
-        assert adapted.state_bytes("bfloat16") == 1000 * 2 + 10 * (2 + 4 + 4 + 8)
-        assert adapted.state_bytes("float32") == 1000 * 4 + 10 * (4 + 4 + 8)
-        assert adapted.state_bytes("float64") == 1000 * 8 + 10 * 32
-        assert (whole.checkpoint_bytes("bfloat16"), adapted.checkpoint_bytes("float32")) == (12_000, 120)
+        model = KNOWN_DIMENSIONS["tiny-random"].parameters
+        adapters = KNOWN_DIMENSIONS["tiny-random"].lora_parameters(2, "q_proj")
+        lora = {"rank": 2, "targets": "q_proj"}
+        assert state_bytes(estimate(dtype="bfloat16")) == model * (2 + 4 + 4 + 8)
+        assert state_bytes(estimate()) == model * (4 + 4 + 8)
+        assert state_bytes(estimate(lora, "bfloat16")) == model * 2 + adapters * (2 + 4 + 4 + 8)
+        assert state_bytes(estimate(lora)) == model * 4 + adapters * (4 + 4 + 8)
+        assert state_bytes(estimate(lora, "float64")) == model * 8 + adapters * 32
+        assert estimate(dtype="bfloat16").checkpoint_copy_bytes() == 12 * model
+        assert estimate(lora).checkpoint_copy_bytes() == 12 * adapters
+
+    def test_layers_are_named_by_the_end_of_their_names(self):
+        """As `adapted_layers` finds them in a loaded model."""
+        dimensions = KNOWN_DIMENSIONS["tiny-random"]
+        assert dimensions.adapted_linears(["layers.1.mlp.up_proj", "v_proj"]) == [(32, 16), (32, 16), (32, 64)]
 
     @pytest.mark.parametrize("lora", [None, LORA])
     @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -373,24 +397,25 @@ class TestSizes:
             *gradients,
             *(master_weights.values() if dtype == "bfloat16" else ()),
         ]
-        sizes = count_parameters(ModelConfig(name="tiny-random", lora=None if lora is None else LoraConfig(**lora)))
-        assert sizes.state_bytes(dtype) == sum(tensor.nbytes for tensor in kept)
-        assert sizes.checkpoint_bytes(dtype) == sum(tensor.nbytes for tensor in (*moments, *master_weights.values()))
+        estimated = estimate(lora, dtype)
+        assert state_bytes(estimated) == sum(tensor.nbytes for tensor in kept)
+        assert estimated.checkpoint_copy_bytes() == sum(
+            tensor.nbytes for tensor in (*moments, *master_weights.values())
+        )
 
     def test_check_says_what_trains_and_what_it_holds(self):
         raw = {
             "model": {"name": "tiny-random", "dtype": "bfloat16", "lora": {"rank": 2}},
             "data": {"train": "builtin:sums"},
         }
-        lines = list(explain(build_config(raw)))
-        assert "trains    adapters of rank 2, scaled by 16, on 14 linear layers: 2,048 numbers, " in lines[1]
-        assert lines[2].startswith("memory    ")
-        assert "in bfloat16 for weights, gradients and optimiser" in lines[2]
+        output = "\n".join(describe_estimate(build_config(raw)))
+        assert "adapters     of rank 2, scaled by 16, on 14 linear layers: 2,048 parameters, " in output
+        assert "frozen weights" in output
         raw["model"] = {"name": "someone/not-on-this-machine", "lora": {"rank": 2}}
-        assert "not counted here: model 'someone/not-on-this-machine'" in list(explain(build_config(raw)))[1]
+        assert "someone/not-on-this-machine are not known here" in next(describe_estimate(build_config(raw)))
         raw["model"] = {"name": "tiny-random", "lora": {"targets": ["query"]}}
         with pytest.raises(ConfigError, match=r"model\.lora\.targets: .* no linear layer query"):
-            list(explain(build_config(raw)))
+            list(describe_estimate(build_config(raw)))
 
 
 def dapo(*arguments: str) -> int:

@@ -121,12 +121,6 @@ def adapted_layers(model: PreTrainedModel, targets: str | Sequence[str]) -> list
     return [name for name in linear if name in chosen]
 
 
-def num_adapter_parameters(model: PreTrainedModel, layers: Sequence[str], rank: int) -> int:
-    """The number of parameters in the factors of these layers."""
-    weights = dict(model.named_parameters())
-    return sum(rank * sum(weights[f"{name}.weight"].shape) for name in layers)
-
-
 def saved_weights(directory: str | Path, model: PreTrainedModel) -> SavedWeights | NamedWeights:
     """A saved policy's complete weights, whether all of them were trained or adapters of `model`.
 

@@ -1,85 +1,75 @@
-"""Where the parts of a run live, what each holds in memory, and how long a step takes: estimated from stated numbers.
+"""What each process of a run holds in memory, and how long a step takes: estimated from stated numbers.
 
-Pure arithmetic on a configuration, a model's shape and assumptions about the hardware. Nothing is loaded or started.
+Pure arithmetic on a configuration, a model's dimensions and a hardware profile. Nothing is loaded or started.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
-from pathlib import Path
+from typing import Any, Self
 
 from dapo.cli.check.hardware_profile import GIB, HardwareProfile
 from dapo.cli.check.model_dimensions import ModelDimensions
 from dapo.config import Config
+from dapo.policy.logprobs import CHUNK_LOGITS
 
 GB = 10**9
-CHUNK_LOGITS = 2**26
-"""Logits that exist at a time (policy/logprobs.py)."""
+DTYPE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 
 
 @dataclass(frozen=True)
 class ResourceEstimate:
-    """A run's processes and sizes, from which everything else follows."""
+    """A run's processes and sizes, from which everything else follows; `model.dtype` is settled."""
 
     config: Config
     dimensions: ModelDimensions
     profile: HardwareProfile
 
+    def changed(self, section: str, **values: Any) -> Self:
+        """The estimate for a configuration that differs in some options of a section."""
+        update = {section: getattr(self.config, section).model_copy(update=values)}
+        return replace(self, config=self.config.model_copy(update=update))
+
     @property
     def element_bytes(self) -> int:
-        """Of a number in `model.dtype`."""
-        return _element_bytes(self.config.model.dtype, self.profile.device)
+        """Bytes of a number in `model.dtype`, in which trainer and engine compute."""
+        return DTYPE_BYTES[self.config.model.dtype]
 
     @property
     def master_bytes(self) -> int:
-        """Of a weight as the optimiser has it; so are a gradient and each of AdamW's two moments."""
+        """Bytes of a master weight; a gradient and each of AdamW's two moments have as many."""
         return max(4, self.element_bytes)
 
     @property
-    def engine_element_bytes(self) -> int:
-        """Of a number in the engine."""
-        return self.element_bytes
-
-    @property
     def ranks(self) -> int:
-        """Processes that the policy is sharded over; 1: it is in the controller's."""
+        """Processes that the policy is sharded over."""
         return self.config.distributed.trainer_ranks
-
-    @property
-    def engines(self) -> int:
-        """Engine processes; 0: the engine is in the controller's."""
-        return max(self.config.rollout.engines, 1 if self.config.rollout.engine == "vllm" else 0)
-
-    @property
-    def devices_per_engine(self) -> int:
-        """GPUs that an engine is spread over."""
-        return self.config.rollout.vllm.tensor_parallel if self.config.rollout.engine == "vllm" else 1
 
     @property
     def is_colocated(self) -> bool:
         """Policy and engine are in one process, on one device."""
-        return self.ranks == 1 and self.engines == 0
+        return not self.config.is_multiprocess
 
     @property
     def devices(self) -> int:
         """GPUs in all; on CPUs 1, the machine."""
-        if self.profile.device == "cpu":
+        if self.profile.device == "cpu" or self.is_colocated:
             return 1
-        return self.ranks + self.engines * self.devices_per_engine
+        return self.ranks + max(1, self.config.engine_processes) * self.config.gpus_per_engine
 
     @property
     def trainable_parameters(self) -> int:
-        """Of the model, or of its adapters."""
+        """Parameters that the optimiser updates: the model's, or its adapters'."""
         lora = self.config.model.lora
         return self.dimensions.parameters if lora is None else self.dimensions.lora_parameters(lora.rank, lora.targets)
 
     @property
     def sequence_tokens(self) -> int:
-        """Prompt and response at their limits."""
+        """Tokens of a prompt and a response at their limits."""
         return self.config.data.max_prompt_tokens + self.config.rollout.max_response_tokens
 
     @property
     def microbatch_tokens(self) -> int:
-        """The most that one backward can have: a sequence above `train.microbatch_tokens` goes alone, uncut."""
+        """The most tokens that one backward pass can have: longer sequences go alone, uncut."""
         mean_prompt = round(self.profile.prompt_tokens) + self.config.rollout.max_response_tokens
         return max(self.config.train.microbatch_tokens, mean_prompt)
 
@@ -113,16 +103,15 @@ class ResourceEstimate:
         return breakdown
 
     def activation_bytes(self) -> float:
-        """Of one token of a microbatch: what the layers keep for the backward."""
+        """Bytes per token of a microbatch that the layers keep for the backward pass."""
         kept = self.layer_activation_bytes()
         if not self.config.train.recompute:
             return self.dimensions.layers * kept
-        return (
-            self.dimensions.layers * self.element_bytes * self.dimensions.hidden + kept
-        )  # each layer's input, and one layer
+        inputs = self.dimensions.layers * self.element_bytes * self.dimensions.hidden
+        return inputs + kept  # each layer's input, and one layer
 
     def layer_activation_bytes(self) -> float:
-        """Of one token in one layer, counted along transformers' Llama with packed attention."""
+        """Bytes per token and layer, counted along transformers' Llama with packed attention."""
         dimensions, e = self.dimensions, self.element_bytes
         queries, keys = dimensions.heads * dimensions.head_dim, dimensions.kv_heads * dimensions.head_dim
         prompt, response = self.profile.prompt_tokens, self.profile.mean_response_tokens
@@ -135,7 +124,7 @@ class ResourceEstimate:
 
     def engine_memory(self) -> dict[str, float]:
         """Bytes on the device of an engine, by part."""
-        dimensions, e, tp = self.dimensions, self.engine_element_bytes, self.devices_per_engine
+        dimensions, e, tp = self.dimensions, self.element_bytes, self.config.gpus_per_engine
         breakdown = {"weights": e * dimensions.parameters / tp}
         if self.config.rollout.engine == "vllm":
             breakdown["cache"] = self.config.rollout.vllm.cache_gib * GIB
@@ -143,27 +132,22 @@ class ResourceEstimate:
             return breakdown
         if self.profile.device == "cpu" and dimensions.tied:
             breakdown["the head once more, in blocks"] = e * dimensions.embedding_parameters
-        rows = self.config.rollout.native.slots
-        breakdown["cache"] = self.cached_token_bytes * (
-            self.config.rollout.native.cache_tokens or rows * self._slot_tokens
-        )
-        breakdown["logits"] = 3 * 4 * rows * dimensions.vocabulary
+        native = self.config.rollout.native
+        # slots grow to the longest sequence that lives: a typical prompt's
+        longest = self.profile.prompt_tokens + self.config.rollout.max_response_tokens
+        breakdown["cache"] = self.cached_token_bytes * (native.cache_tokens or native.slots * longest)
+        breakdown["logits"] = 3 * 4 * native.slots * dimensions.vocabulary
         return breakdown
 
     @property
-    def _slot_tokens(self) -> float:
-        """Of the native engine's slots, which grow to the longest sequence that lives: a typical prompt's."""
-        return self.profile.prompt_tokens + self.config.rollout.max_response_tokens
-
-    @property
     def cached_token_bytes(self) -> int:
-        """Keys and values of a token, over all GPUs of an engine."""
-        return self.dimensions.cache_bytes(self.engine_element_bytes)
+        """Bytes of a token's keys and values, over all GPUs of an engine."""
+        return self.dimensions.cache_bytes(self.element_bytes)
 
     @property
     def cache_tokens(self) -> int:
-        """That an engine's cache holds, over all its GPUs."""
-        return int(self.engine_memory()["cache"] * self.devices_per_engine / self.cached_token_bytes)
+        """Tokens that an engine's cache holds, over all its GPUs."""
+        return int(self.engine_memory()["cache"] * self.config.gpus_per_engine / self.cached_token_bytes)
 
     def process_memory(self) -> dict[str, float]:
         """Bytes of the one process that samples and trains, by part; the larger of the two phases counts."""
@@ -178,50 +162,54 @@ class ResourceEstimate:
         return breakdown
 
     def checkpoint_copy_bytes(self) -> float:
-        """Of weights and moments in main memory, from which a checkpoint is written while training goes on."""
+        """Bytes of weights and moments in main memory, from which a checkpoint is written while training goes on."""
         return 0 if not self.config.train.save_every else 3 * self.master_bytes * self.trainable_parameters
 
     @property
     def sync_bytes(self) -> int:
-        """Of the weights that an engine is given each step: of one process as its optimiser has them, of several
-        ranks in the type that they compute in.
+        """Bytes of the weights that engines get per step.
+
+        They come from one process as its optimiser has them, from a trainer group in the type that it computes in.
         """
-        return (self.master_bytes if self.ranks == 1 else self.element_bytes) * self.dimensions.parameters
+        return (
+            self.element_bytes if self.config.uses_trainer_group else self.master_bytes
+        ) * self.dimensions.parameters
 
     @property
     def sync_copies(self) -> int:
-        """Complete copies that leave the trainer: one a node with engines."""
-        return max(1, ceil(self.engines * self.devices_per_engine / self.profile.devices_per_node))
+        """Complete copies that leave the trainer: one per node with engines."""
+        return max(1, ceil(self.config.engine_processes * self.config.gpus_per_engine / self.profile.devices_per_node))
 
     @property
     def generated_responses(self) -> float:
-        """In a step, of every fate but aborted."""
+        """Responses per step, whatever becomes of their groups."""
         rollout = self.config.rollout
         wanted = rollout.prompts_per_step / self.profile.keep_rate
         return min(wanted, self.config.max_groups_per_step) * rollout.group_size
 
     @property
     def running_sequences(self) -> float:
-        """In one engine, on average: bounded by its slots and by what its cache holds of half-grown sequences."""
+        """Sequences in one engine, on average: bounded by its slots and by its cache, half grown."""
         mean_length = self.profile.prompt_tokens + self.profile.mean_response_tokens / 2
         vllm = self.config.rollout.engine == "vllm"
         bound = self.config.rollout.vllm.max_sequences if vllm else self.config.rollout.native.slots
         held = self.cache_tokens / mean_length
-        return max(1.0, min(bound, held, self.generated_responses / max(1, self.engines)))
+        return max(1.0, min(bound, held, self.generated_responses / max(1, self.config.engine_processes)))
 
     def decode_seconds(self, running: float) -> float:
-        """One token for each of `running` sequences: reading weights and cache, or the products if they take longer."""
-        dimensions, profile, tp = self.dimensions, self.profile, self.devices_per_engine
+        """Seconds for one token of each of `running` sequences: reading weights and cache, or computing."""
+        dimensions, profile, tp = self.dimensions, self.profile, self.config.gpus_per_engine
         length = profile.prompt_tokens + profile.mean_response_tokens / 2
-        read = self.engine_element_bytes * dimensions.parameters + running * length * self.cached_token_bytes
+        read = self.element_bytes * dimensions.parameters + running * length * self.cached_token_bytes
         flop = running * (2 * dimensions.parameters + self._attention_flop(length))
-        at_rate = profile.generate_utilisation * tp * self._engine_device_fraction
+        shared_by = 1 if profile.device == "gpu" else max(1, self.config.engine_processes)  # CPUs are shared by all
+        at_rate = profile.generate_utilisation * tp / shared_by
         return max(read / (profile.bandwidth_gb_s * GB), flop / (profile.tflops * 1e12)) / at_rate
 
     def step_seconds(self) -> dict[str, float]:
-        """Of one step, by phase."""
+        """Seconds of one step, by phase."""
         profile, rollout = self.profile, self.config.rollout
-        engines, running = max(1, self.engines), self.running_sequences
+        engines, running = max(1, self.config.engine_processes), self.running_sequences
         rounds = self.generated_responses * profile.mean_response_tokens / (engines * running)
         last = rollout.max_response_tokens - profile.mean_response_tokens
         phases = {
@@ -234,21 +222,12 @@ class ResourceEstimate:
         passes = {"update": 4 if self.config.train.recompute else 3}
         if self.config.updates_per_step > 1:
             passes = {"old log-probabilities": 1} | passes
-        rate = self.trainer_devices * profile.tflops * 1e12 * profile.train_utilisation
+        # on CPUs the one machine computes an update, however many ranks share it
+        rate = (self.ranks if profile.device == "gpu" else 1) * profile.tflops * 1e12 * profile.train_utilisation
         return phases | {name: count * self._forward_flop() / rate for name, count in passes.items()}
 
-    @property
-    def trainer_devices(self) -> float:
-        """Devices that compute an update: on CPUs the one machine, however many ranks share it."""
-        return self.ranks if self.profile.device == "gpu" else 1
-
-    @property
-    def _engine_device_fraction(self) -> float:
-        """Of a device that an engine has: on CPUs the machine is shared by all."""
-        return 1.0 if self.profile.device == "gpu" else 1 / max(1, self.engines)
-
     def _forward_flop(self) -> float:
-        """Of one forward over the step's batch; a group's prompt counts once."""
+        """FLOP of one forward pass over the step's batch; a group's prompt counts once."""
         rollout, profile = self.config.rollout, self.profile
         responses = rollout.prompts_per_step * rollout.group_size * profile.mean_response_tokens
         tokens = responses + rollout.prompts_per_step * profile.prompt_tokens
@@ -256,18 +235,4 @@ class ResourceEstimate:
         return tokens * (2 * self.dimensions.parameters + self._attention_flop(length))
 
     def _attention_flop(self, length: float) -> float:
-        """Of one token that attends to `length` others."""
         return 4 * self.dimensions.layers * self.dimensions.heads * self.dimensions.head_dim * length
-
-
-def _element_bytes(dtype: str, device: str) -> int:
-    if dtype == "auto":
-        dtype = "bfloat16" if device == "gpu" or _has_bfloat16() else "float32"
-    return {"bfloat16": 2, "float32": 4, "float64": 8}[dtype]
-
-
-def _has_bfloat16() -> bool:
-    """Has this processor instructions for it? As the run itself will find, by the kernel's list."""
-    path = Path("/proc/cpuinfo")
-    flags = path.read_text(encoding="utf-8").split("\n\n")[0].split() if path.is_file() else []
-    return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(flags))

@@ -1,4 +1,4 @@
-"""What an estimate assumes of the hardware and of the responses: defaults that are told, and can be changed."""
+"""What an estimate assumes of the hardware and of the responses: printed defaults, which `--assume` changes."""
 
 import os
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from dapo.core.errors import ConfigError
 GIB = 2**30
 
 
-def _profile_field(value: Any, meaning: str) -> Any:
+def _assumed(value: Any, meaning: str) -> Any:
     return field(default=value, metadata={"meaning": meaning})
 
 
@@ -21,20 +21,20 @@ def _profile_field(value: Any, meaning: str) -> Any:
 class HardwareProfile:
     """What a configuration does not say. Rates are those of one device: a GPU, or this machine's processor."""
 
-    device: str = _profile_field("gpu", "gpu or cpu")
-    dimensions: str = _profile_field("", "a known model whose sizes count")
-    memory_gib: float = _profile_field(80.0, "memory of a device")
-    tflops: float = _profile_field(989.0, "1e12 FLOP/s of large products in model.dtype")
-    bandwidth_gb_s: float = _profile_field(3350.0, "memory of a device")
-    link_gb_s: float = _profile_field(25.0, "between two nodes, or two processes of one")
-    devices_per_node: int = _profile_field(8, "")
-    train_utilisation: float = _profile_field(0.35, "of tflops, in the update")
-    generate_utilisation: float = _profile_field(0.5, "of bandwidth or tflops, in decoding")
-    keep_rate: float = _profile_field(1 / 3, "groups that carry a signal (Eq. 11)")
-    mean_response_tokens: float = _profile_field(0.0, "")
-    prompt_tokens: float = _profile_field(256.0, "mean")
-    process_gib: float = _profile_field(0.6, "a process without its tensors")
-    engine_overhead_gib: float = _profile_field(4.0, "vLLM's own, on each GPU")
+    device: str = _assumed("gpu", "gpu or cpu")
+    dimensions: str = _assumed("", "known model whose sizes are taken")
+    memory_gib: float = _assumed(80.0, "GiB of memory per device")
+    tflops: float = _assumed(989.0, "1e12 FLOP/s of large matrix products in model.dtype, per device")
+    bandwidth_gb_s: float = _assumed(3350.0, "GB/s between a device and its memory")
+    link_gb_s: float = _assumed(25.0, "GB/s between two nodes, or two processes of one")
+    devices_per_node: int = _assumed(8, "devices per node")
+    train_utilisation: float = _assumed(0.35, "fraction of tflops that an update reaches")
+    generate_utilisation: float = _assumed(0.5, "fraction of bandwidth or tflops that decoding reaches")
+    keep_rate: float = _assumed(1 / 3, "fraction of groups that carry a signal (Eq. 11)")
+    mean_response_tokens: float = _assumed(0.0, "tokens of a response, on average")
+    prompt_tokens: float = _assumed(256.0, "tokens of a prompt, on average")
+    process_gib: float = _assumed(0.6, "GiB of a process without its tensors")
+    engine_overhead_gib: float = _assumed(4.0, "GiB that vLLM takes for itself on each GPU")
 
 
 CPU = HardwareProfile(
@@ -47,7 +47,7 @@ CPU = HardwareProfile(
     generate_utilisation=0.35,
     engine_overhead_gib=1.0,
 )
-"""Of one core, as docs/performance.md has it."""
+"""One CPU core, measured as docs/performance.md describes."""
 
 
 def hardware_profile_for(config: Config, given: Sequence[str] = ()) -> HardwareProfile:

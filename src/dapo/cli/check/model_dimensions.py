@@ -9,6 +9,7 @@ from typing import Any
 from dapo.core.errors import ConfigError
 
 ALL_LINEAR = "all-linear"
+MLP = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
@@ -68,15 +69,27 @@ class ModelDimensions:
         """Keys and values of one token in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes
 
+    def adapted_linears(self, targets: str | Sequence[str]) -> list[tuple[int, int]]:
+        """(inputs, outputs) of each product of the model that gets an adapter. Raises ConfigError for unknown names."""
+        names = {
+            f"model.layers.{i}.{'mlp' if name in MLP else 'self_attn'}.{name}": size
+            for i in range(self.layers)
+            for name, size in self.linears.items()
+        }
+        if targets == ALL_LINEAR:
+            return list(names.values())
+        wanted = [targets] if isinstance(targets, str) else targets
+        for target in wanted:
+            if not any(f".{name}".endswith(f".{target}") for name in names):
+                raise ConfigError(
+                    f"model.lora.targets: the model has no linear layer {target}; there are {', '.join(self.linears)}, "
+                    f"and {ALL_LINEAR} for every one"
+                )
+        return [size for name, size in names.items() if any(f".{name}".endswith(f".{target}") for target in wanted)]
+
     def lora_parameters(self, rank: int, targets: str | Sequence[str]) -> int:
-        """Of the adapters: `rank` times inputs plus outputs of each product. Raises ConfigError for unknown names."""
-        names = list(self.linears) if targets == ALL_LINEAR else [targets] if isinstance(targets, str) else targets
-        if unknown := [name for name in names if name not in self.linears]:
-            raise ConfigError(
-                f"model.lora.targets names {unknown[0]}, which is no linear layer here; there are "
-                f"{', '.join(self.linears)}, and {ALL_LINEAR} for every one"
-            )
-        return self.layers * rank * sum(sum(self.linears[name]) for name in names)
+        """Parameters of the adapters: `rank` times inputs plus outputs of each adapted product."""
+        return rank * sum(map(sum, self.adapted_linears(targets)))
 
 
 # layers, hidden, intermediate, heads, kv heads, head dim, vocabulary, tied, positions: from the published config.json

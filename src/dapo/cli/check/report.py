@@ -1,14 +1,14 @@
-"""A layout in words: what runs where, memory, bytes of a weight sync, an estimated step, and what cannot work."""
+"""Describes a resource estimate: what runs where, memory, weight sync, an estimated step, and what cannot work."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from math import ceil
-from typing import Any
 
 from dapo.cli.check.estimate import GB, ResourceEstimate
 from dapo.cli.check.hardware_profile import GIB, HardwareProfile, hardware_profile_for
 from dapo.cli.check.model_dimensions import KNOWN_DIMENSIONS, find_dimensions
 from dapo.config import Config
+from dapo.config.load import resolve_auto
 
 MAX_RANKS = 4096
 
@@ -20,10 +20,10 @@ def describe_estimate(config: Config, given: Sequence[str] = ()) -> Iterator[str
     if dimensions is None:
         yield (
             f"layout: the sizes of {config.model.name} are not known here: its config.json is not on this machine. "
-            f"Give the name of a model of the same shape, --assume dimensions=NAME: {', '.join(KNOWN_DIMENSIONS)}"
+            f"Name a model of the same sizes, --assume dimensions=NAME: {', '.join(KNOWN_DIMENSIONS)}"
         )
         return
-    estimate = ResourceEstimate(config, dimensions, profile)
+    estimate = ResourceEstimate(resolve_auto(config, cuda=profile.device == "gpu"), dimensions, profile)
     yield from _processes(estimate)
     yield ""
     yield from _memory(estimate)
@@ -42,55 +42,62 @@ def describe_estimate(config: Config, given: Sequence[str] = ()) -> Iterator[str
 
 
 def _processes(estimate: ResourceEstimate) -> Iterator[str]:
-    config, dimensions = estimate.config, estimate.dimensions
-    trained = estimate.trainable_parameters
-    adapters = f", of which LoRA trains {trained:,} more" if config.model.lora is not None else ""
-    yield f"layout (launcher {config.launcher}, {dimensions.parameters:,} parameters{adapters}):"
+    config, dimensions, lora = estimate.config, estimate.dimensions, estimate.config.model.lora
+    yield f"layout (launcher {config.launcher}, {dimensions.parameters:,} parameters):"
+    if lora is not None:
+        trained = estimate.trainable_parameters
+        yield (
+            f"  adapters     of rank {lora.rank}, scaled by {lora.alpha / lora.rank:g}, on "
+            f"{len(dimensions.adapted_linears(lora.targets))} linear layers: {trained:,} parameters, "
+            f"{trained / dimensions.parameters:.2%} of the model's"
+        )
     own = ["the loop, data, rollout tables, checkpoints"]
-    if estimate.ranks == 1:
+    if not config.uses_trainer_group:
         own.append("the policy")
-    if estimate.engines == 0:
+    if not config.engine_processes:
         own.append("the native engine")
     yield f"  controller   1 process: {', '.join(own)}"
-    if estimate.ranks > 1:
-        yield f"  trainer      {estimate.ranks} ranks (FSDP2), {_each(estimate, 1)}"
-    if estimate.engines:
-        each = _each(estimate, estimate.devices_per_engine)
-        yield f"  engines      {estimate.engines} x {config.rollout.engine}, {each}"
-    yield f"  verifiers    {config.reward.workers} processes, at most {config.reward.memory_gib:g} GiB each"
+    if config.uses_trainer_group:
+        ranks = f"{estimate.ranks} ranks (FSDP2)" if estimate.ranks > 1 else "1 process"
+        yield f"  trainer      {ranks}, {_each(estimate, 1)}"
+    if config.engine_processes:
+        shared = "" if config.engine_processes == 1 else ", in lockstep" if config.rollout.reproducible else ", by load"
+        each = _each(estimate, config.gpus_per_engine)
+        yield f"  engines      {config.engine_processes} x {config.rollout.engine}{shared}, {each}"
+    workers = f"{config.reward.workers} process{'es' * (config.reward.workers > 1)}"
+    yield f"  verifiers    {workers}, at most {config.reward.memory_gib:g} GiB each"
     if estimate.profile.device == "gpu":
-        nodes = ceil(estimate.devices / estimate.profile.devices_per_node)
         per_node = estimate.profile.devices_per_node
+        nodes = ceil(estimate.devices / per_node)
         yield f"  GPUs         {estimate.devices} = {nodes} node{'s' * (nodes > 1)} of {per_node}"
 
 
 def _each(estimate: ResourceEstimate, devices: int) -> str:
     if estimate.profile.device == "cpu":
-        return "on this machine's cores"
+        return "on the cluster's cores" if estimate.config.uses_ray else "on this machine's cores"
     return "a GPU each" if devices == 1 else f"{devices} GPUs each (tensor parallel)"
 
 
 def _memory(estimate: ResourceEstimate) -> Iterator[str]:
     available = estimate.profile.memory_gib * GIB
+    device = "GPU" if estimate.profile.device == "gpu" else "process"
     if estimate.is_colocated:
-        device = "GPU" if estimate.profile.device == "gpu" else "process"
         yield from _table(f"memory of the {device} that samples and trains", estimate.process_memory(), available)
         if estimate.profile.device == "gpu" and estimate.checkpoint_copy_bytes():
             copied = _gib(estimate.checkpoint_copy_bytes())
             yield f"  and {copied} of main memory for the copy that a checkpoint is written from"
-    else:
-        device = "GPU" if estimate.profile.device == "gpu" else "process"
-        yield from _table(f"memory of a trainer's {device}", estimate.trainer_memory(), available)
-        yield from _table(f"memory of an engine's {device}", estimate.engine_memory(), available)
-        mean = estimate.profile.prompt_tokens + estimate.profile.mean_response_tokens
-        if estimate.engines:
-            versions = _gib(2 * estimate.sync_bytes)
-            yield f"  main memory where the weights come from: {versions} for the newest two versions"
-        yield (
-            f"  an engine's cache: {estimate.cache_tokens:,} tokens = "
-            f"{estimate.cache_tokens // estimate.sequence_tokens:,} "
-            f"sequences at full length ({estimate.sequence_tokens:,}), {estimate.cache_tokens / mean:,.0f} at the mean"
-        )
+        return
+    yield from _table(f"memory of a trainer's {device}", estimate.trainer_memory(), available)
+    yield from _table(f"memory of an engine's {device}", estimate.engine_memory(), available)
+    if estimate.config.engine_processes:
+        versions = _gib(2 * estimate.sync_bytes)
+        yield f"  main memory where the weights come from: {versions} for the newest two versions"
+    mean = estimate.profile.prompt_tokens + estimate.profile.mean_response_tokens
+    yield (
+        f"  an engine's cache: {estimate.cache_tokens:,} tokens = "
+        f"{estimate.cache_tokens // estimate.sequence_tokens:,} "
+        f"sequences at full length ({estimate.sequence_tokens:,}), {estimate.cache_tokens / mean:,.0f} at the mean"
+    )
 
 
 def _table(title: str, breakdown: Mapping[str, float], available: float) -> Iterator[str]:
@@ -104,12 +111,14 @@ def _step(estimate: ResourceEstimate) -> Iterator[str]:
     config, profile = estimate.config, estimate.profile
     phases = estimate.step_seconds()
     copies = (
-        "" if estimate.is_colocated else f", {estimate.sync_copies} time{'s' * (estimate.sync_copies > 1)} (one a node)"
+        ""
+        if estimate.is_colocated
+        else f", {estimate.sync_copies} time{'s' * (estimate.sync_copies > 1)} (one per node)"
     )
     yield f"weights to the engines, each step: {estimate.sync_bytes / GB:,.2f} GB{copies}"
     tokens = estimate.generated_responses * profile.mean_response_tokens
     yield (
-        f"a step, estimated: {estimate.generated_responses:,.0f} responses, {tokens:,.0f} tokens; "
+        f"one step, estimated: {estimate.generated_responses:,.0f} responses, {tokens:,.0f} tokens; "
         f"{estimate.running_sequences:,.0f} sequences at a time in an engine"
     )
     for name, seconds in phases.items():
@@ -135,28 +144,33 @@ def find_problems(estimate: ResourceEstimate) -> Iterator[str]:
     if estimate.is_colocated:
         yield from _too_large(estimate, "the process", estimate.process_memory(), available)
         return
-    is_one_machine = estimate.profile.device == "cpu"
     trainer, engine = estimate.trainer_memory(), estimate.engine_memory()
-    if is_one_machine:
-        copies = {f"{estimate.engines} x {name}": estimate.engines * value for name, value in engine.items()}
+    if estimate.profile.device == "cpu" and not config.uses_ray:
+        copies = {
+            f"{config.engine_processes} x {name}": config.engine_processes * value for name, value in engine.items()
+        }
         all_processes = {name: estimate.ranks * value for name, value in trainer.items()} | copies
         yield from _too_large(estimate, "all processes of this machine", all_processes, available)
     else:
         yield from _too_large(estimate, "a trainer rank", trainer, available)
         yield from _engine_too_large(estimate, engine, available)
     if config.rollout.engine == "vllm":
-        tp = estimate.devices_per_engine
-        if dimensions.heads % tp or (dimensions.kv_heads % tp and tp % dimensions.kv_heads):
-            yield (
-                f"rollout.vllm.tensor_parallel={tp} does not divide the model's {dimensions.heads} query and "
-                f"{dimensions.kv_heads} key-value heads"
-            )
-        if estimate.cache_tokens < estimate.sequence_tokens:
-            wanted = estimate.sequence_tokens * estimate.cached_token_bytes / tp
-            yield (
-                f"an engine's cache holds {estimate.cache_tokens:,} tokens, less than one sequence at full length "
-                f"({estimate.sequence_tokens:,}): set rollout.vllm.cache_gib to {_up(wanted)} or more"
-            )
+        yield from _vllm_problems(estimate)
+
+
+def _vllm_problems(estimate: ResourceEstimate) -> Iterator[str]:
+    dimensions, tp = estimate.dimensions, estimate.config.gpus_per_engine
+    if dimensions.heads % tp or (dimensions.kv_heads % tp and tp % dimensions.kv_heads):
+        yield (
+            f"rollout.vllm.tensor_parallel={tp} does not divide the model's {dimensions.heads} query and "
+            f"{dimensions.kv_heads} key-value heads"
+        )
+    if estimate.cache_tokens < estimate.sequence_tokens:
+        wanted = ceil(estimate.sequence_tokens * estimate.cached_token_bytes / tp / GIB)
+        yield (
+            f"an engine's cache holds {estimate.cache_tokens:,} tokens, less than one sequence at full length "
+            f"({estimate.sequence_tokens:,}): set rollout.vllm.cache_gib to {wanted} or more"
+        )
 
 
 def _too_large(
@@ -182,27 +196,22 @@ def _suggest_fixes(estimate: ResourceEstimate, owner: str, available: float) -> 
         breakdown = changed.process_memory() if changed.is_colocated else changed.trainer_memory()
         return sum(breakdown.values()) <= available
 
-    def with_(estimate: ResourceEstimate, section: str, **values: Any) -> ResourceEstimate:
-        old = getattr(estimate.config, section)
-        return replace(estimate, config=estimate.config.model_copy(update={section: old.model_copy(update=values)}))
-
     if owner.startswith("all"):
         return
-    recomputing = with_(estimate, "train", recompute=True)
+    recomputing = estimate.changed("train", recompute=True)
     if not estimate.config.train.recompute and fits(recomputing):
         yield "train.recompute=true"
     longest = estimate.config.rollout.max_response_tokens + round(estimate.profile.prompt_tokens)
-    if estimate.config.train.microbatch_tokens > longest:
-        tokens = estimate.config.train.microbatch_tokens // 2
-        while tokens > longest and not fits(with_(estimate, "train", microbatch_tokens=tokens)):
-            tokens //= 2
-        if fits(with_(estimate, "train", microbatch_tokens=tokens)):
-            yield f"train.microbatch_tokens={max(tokens, 1)}"
+    tokens = estimate.config.train.microbatch_tokens // 2
+    while tokens > longest and not fits(estimate.changed("train", microbatch_tokens=tokens)):
+        tokens //= 2
+    if 2 * tokens > longest and fits(estimate.changed("train", microbatch_tokens=tokens)):
+        yield f"train.microbatch_tokens={max(tokens, 1)}"
     if estimate.profile.device == "gpu":
         bases = [(estimate, "")] if fits(recomputing) else [(estimate, ""), (recomputing, " with train.recompute=true")]
         for base, also in bases:
             ranks = estimate.ranks * 2
-            while ranks < MAX_RANKS and not fits(with_(base, "distributed", trainer_ranks=ranks)):
+            while ranks < MAX_RANKS and not fits(base.changed("distributed", trainer_ranks=ranks)):
                 ranks *= 2
             if ranks < MAX_RANKS:
                 yield f"distributed.trainer_ranks={ranks}{also}"
@@ -225,14 +234,10 @@ def _engine_too_large(estimate: ResourceEstimate, breakdown: Mapping[str, float]
     else:
         yield (
             f"a GPU of an engine needs {_gib(total - breakdown['cache'])} before any cache, and there are "
-            f"{_gib(available)}: raise rollout.vllm.tensor_parallel above {estimate.devices_per_engine}"
+            f"{_gib(available)}: raise rollout.vllm.tensor_parallel above {estimate.config.gpus_per_engine}"
         )
 
 
 def _gib(size: float) -> str:
     value = size / GIB
     return f"{value:,.2f} GiB" if value < 10 else f"{value:,.1f} GiB"
-
-
-def _up(size: float) -> int:
-    return ceil(size / GIB)

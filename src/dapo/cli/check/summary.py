@@ -9,7 +9,6 @@ from dapo.config import Config
 from dapo.config.data_spec import Source
 from dapo.config.load import resolve_auto_verifier
 from dapo.config.options import known_about, options_of, section_in
-from dapo.core.errors import ConfigError
 from dapo.data.problems import load_problems, remove_overlap
 from dapo.rewards.verifier import is_binary
 from dapo.types import Problem
@@ -33,7 +32,6 @@ def explain(config: Config) -> Iterator[str]:
     config = resolve_auto_verifier(config)
     dtype = "bfloat16 where the processor is fast at it, else float32" if config.model.dtype == "auto" else None
     yield f"model     {config.model.name} (computed in {dtype or config.model.dtype})"
-    yield from _adapters(config)
     yield from _data(config)
     yield ""
     yield from _step(config)
@@ -87,38 +85,6 @@ def _is_set(config: Config, name: str) -> bool:
     return True
 
 
-def _adapters(config: Config) -> Iterator[str]:
-    lora = config.model.lora
-    if lora is None:
-        return
-    from dapo.cli.check.sizes import ParameterCounts, count_parameters  # counts on the model's layers, with torch
-
-    label = f"trains    adapters of rank {lora.rank}, scaled by {lora.alpha / lora.rank:g}"
-    try:
-        sizes = count_parameters(config.model)
-    except ConfigError as error:
-        if "model.lora" in str(error):
-            raise
-        yield f"{label}; not counted here: {error}"
-        return
-    fraction = sizes.adapters / sizes.model
-    yield (
-        f"{label}, on {sizes.adapted_layers} linear layers: {sizes.adapters:,} numbers, {fraction:.2%} of the model's "
-        f"{sizes.model:,}"
-    )
-    of_all = ParameterCounts(sizes.model)
-    for dtype in ("bfloat16", "float32") if config.model.dtype == "auto" else (config.model.dtype,):
-        state, checkpoint = _gib(sizes.state_bytes(dtype)), _gib(sizes.checkpoint_bytes(dtype))
-        yield (
-            f"memory    {state} in {dtype} for weights, gradients and optimiser, and {checkpoint} a checkpoint "
-            f"(training all weights: {_gib(of_all.state_bytes(dtype))} and {_gib(of_all.checkpoint_bytes(dtype))})"
-        )
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.3g} GiB"
-
-
 def _data(config: Config) -> Iterator[str]:
     train = yield from _source("train", config.data.train_source)
     if config.data.eval_source is None:
@@ -147,13 +113,13 @@ def _source(role: Literal["train", "eval"], source: Source) -> "Generator[str, N
 def _step(config: Config) -> Iterator[str]:
     rollout, train = config.rollout, config.train
     responses = rollout.prompts_per_step * rollout.group_size
-    yield "a step:"
+    yield "one step:"
     kept = "that carry a signal (Eq. 11)" if config.dynamic_sampling.enabled else "whatever their verdicts"
     yield f"  prompts     {rollout.prompts_per_step:,} {kept}; at most {config.max_groups_per_step:,} are judged"
     yield f"  responses   {responses:,} train: {rollout.group_size} to each prompt"
     yield (
         f"  tokens      at most {responses * rollout.max_response_tokens:,} response tokens train "
-        f"({rollout.max_response_tokens:,} a response)"
+        f"({rollout.max_response_tokens:,} per response)"
     )
     yield (
         f"  updates     {config.updates_per_step} of {train.minibatch_groups} prompts = "
@@ -186,7 +152,6 @@ def _run(config: Config) -> Iterator[str]:
         f"  {train.num_steps} steps, {train.num_steps * config.updates_per_step:,} updates, learning rate "
         f"{config.optim.lr:g} after {config.optim.warmup_steps} steps of warm-up"
     )
-    yield f"  {_processes(config)}"
     if config.data.eval is not None:
         when = f"after every {train.eval_every} steps" if train.eval_every else "after the last step"
         yield (
@@ -201,24 +166,6 @@ def _run(config: Config) -> Iterator[str]:
             "that it began with; corrected by each token's loss times "
             f"min(pi_old / pi_sampler, {config.loss.engine_correction:g})"
         )
-
-
-def _processes(config: Config) -> str:
-    """Who samples and who trains."""
-    ranks, engines = config.distributed.trainer_ranks, config.engine_processes
-    trains = "one trains" if ranks == 1 else f"{ranks} train"
-    if not config.is_multiprocess:
-        return "one process that samples and trains"
-    if not engines:
-        return f"{ranks} process{'es' * (ranks > 1)} {_where(config)}: {trains}; the command's own samples"
-    sample = "one samples" if engines == 1 else f"{engines} sample"
-    shared = "" if engines == 1 else ", in lockstep" if config.rollout.reproducible else ", balanced by load"
-    count = ranks + engines
-    return f"{count} processes {_where(config)}: {trains}, {sample} ({config.rollout.engine}{shared})"
-
-
-def _where(config: Config) -> str:
-    return "on Ray" if config.uses_ray else "on this machine"
 
 
 def _show(value: object) -> str:
