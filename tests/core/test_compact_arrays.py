@@ -131,7 +131,7 @@ def test_sound_packed_answers_pass_the_inspection():
         ((3, 4), (-1.0, -1.0), "a last token among 9"),
     ],
 )
-def test_what_is_wrong_in_packed_answers_is_told_as_in_plain_ones(ids, logprobs, message):
+def test_invalid_compact_answers_get_the_message_of_plain_ones(ids, logprobs, message):
     for wrap in (tuple, lambda values: row(*values)):
         engine = FaultyEngine(
             lambda r: ((3, 9), "stop"),

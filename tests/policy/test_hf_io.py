@@ -20,7 +20,7 @@ def some(size: int, dtype: torch.dtype) -> torch.Tensor:
     return (torch.arange(size) % 251 - 100).to(dtype)
 
 
-def test_types_shapes_and_strange_layouts_come_back_to_the_bit(tmp_path: Path):
+def test_types_shapes_and_unusual_strides_come_back_to_the_bit(tmp_path: Path):
     tensors = {str(dtype): some(24, dtype).view(2, 3, 4) for dtype in TYPES}
     tensors |= {"transposed": some(6, torch.float32).view(2, 3).T, "scalar": torch.tensor(1.5), 'ä"\n': torch.zeros(1)}
     tensors |= {"empty": torch.zeros(0, 3)}

@@ -58,7 +58,7 @@ def test_a_rank_without_rows_makes_passes_over_a_row_that_does_not_train() -> No
     assert DUMMY_MICROBATCH.weights == (0.0,)
 
 
-def test_equal_groups_are_shared_out_equally_and_in_as_few_passes_as_fit() -> None:
+def test_equal_groups_are_distributed_equally_and_in_as_few_passes_as_fit() -> None:
     samples = groups_of([(4, (6, 6, 6, 6))] * 16)  # 28 tokens a group, two to a microbatch
     partitions = partition(samples, weights_of(samples), ranks=4, max_tokens=64)
     assert [load(rank_microbatches) for rank_microbatches in partitions] == [112] * 4

@@ -105,8 +105,8 @@ def partition(
         for rank, content in zip(order, bins[start : start + ranks], strict=True):
             load[rank] += _num_tokens(content)
             indices = tuple(i for chunk in content for i in chunk.indices)
-            passed = RankMicrobatch(indices, tuple(samples[i] for i in indices), tuple(weights[i] for i in indices))
-            partitions[rank].append(passed if indices else DUMMY_MICROBATCH)
+            found = RankMicrobatch(indices, tuple(samples[i] for i in indices), tuple(weights[i] for i in indices))
+            partitions[rank].append(found if indices else DUMMY_MICROBATCH)
     return [tuple(passes) for passes in partitions]
 
 
