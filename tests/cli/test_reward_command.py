@@ -1,4 +1,4 @@
-"""`dapo reward test`: what is suspicious, what is told, and how it ends."""
+"""`dapo reward test`: what is suspicious, what is printed, and how it ends."""
 
 import pytest
 
@@ -73,12 +73,12 @@ def test_the_nonsense_holds_what_the_documentation_says():
     assert nonsense(Problem("1", [{"role": "user", "content": "Q?"}], "7"))["the prompt repeated"] == "Q?"
 
 
-def test_nothing_suspicious_is_exit_0_and_garbage_paid_is_exit_1(capsys):
+def test_nothing_suspicious_is_exit_0_and_a_false_positive_is_exit_1(capsys):
     code, out, _ = run(capsys, "math", "reward.workers=1")
     assert (code, "nothing suspicious" in out, "19 of 19 verdicts are errors" in out) == (0, True, True)
     code, out, _ = run(capsys, "exact", "reward.options.extract=last_number", "reward.workers=1")
     assert code == 1
-    assert "it pays for 4 responses that nobody should pay for" in out
+    assert "4 false positives" in out
     assert "several answers on one line" in out
 
 
@@ -88,7 +88,7 @@ def test_problems_come_from_data_or_an_answer_is_given(capsys):
     code, out, _ = run(capsys, "math", "--answer", "\\frac{1}{2}", "--right", "Answer: 0.5", "reward.workers=1")
     assert (code, "a right answer" in out) == (0, True)
     code, out, _ = run(capsys, "regex", "--answer", "\\d+", "--right", "none", "reward.workers=1")
-    assert "a right answer in the usual forms is not paid" in out
+    assert "no usual form of the right answer is accepted" in out
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def reward_test(
     answer: Annotated[str | None, typer.Option(help="the example problem's reference")] = None,
     right: Annotated[str | None, typer.Option(help="a response that is right, if no usual form is")] = None,
 ) -> None:
-    """Show what a reward says of empty, endless, hedging and hostile responses; exit 1 if it pays for one."""
+    """Audit a reward on empty, endless, hedging and hostile responses; exit 1 if it accepts one."""
     from dapo.cli.reward import report_on_reward
 
     if not report_on_reward(verifier, data=data, answer=answer, right=right, overrides=overrides or []):

@@ -1,4 +1,4 @@
-"""`dapo reward test`: a reward on trial, told as a table. Imports no torch."""
+"""`dapo reward test`: audits a reward and prints the result as a table. Imports no torch."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -21,13 +21,27 @@ _SHOWN_CHARS = 60
 def report_on_reward(
     verifier: str, *, data: DataSpec | None, answer: str | None, right: str | None, overrides: Sequence[str]
 ) -> bool:
-    """Print what a reward pays for; True if nothing is suspicious. Raises ConfigError, DataError or RewardError."""
+    """Print the audit of a reward.
+
+    Args:
+        verifier: a name or module:function.
+        data: where problems come from; None: an example.
+        answer: the reference of the example.
+        right: a response to it that is known to be right.
+        overrides: `reward.NAME=VALUE`.
+
+    Returns:
+        Whether there is no issue.
+
+    Raises:
+        ConfigError, DataError, RewardError: an argument cannot be used.
+    """
     raw = {"model": "none", "data": {"train": data or "builtin:sums"}, "reward": {"verifier": verifier}}
     config = resolve_auto_verifier(build_config(raw, overrides, where="dapo reward test"))
     if not all(item.startswith("reward.") for item in overrides):
         raise ConfigError("dapo reward test takes options of reward only, for example reward.options.extract=final")
     if data is not None and (answer is not None or right is not None):
-        raise ConfigError("--answer and --right belong to the example problem; with --data the problems bring theirs")
+        raise ConfigError("--answer and --right belong to the example problem; with --data the problems have their own")
     problems: list[tuple[Problem, str | None]]
     if data is not None:
         problems = [(problem, None) for problem in islice(load_problems(data), PROBLEMS)]
@@ -46,7 +60,7 @@ def report_on_reward(
 
 
 def table_of(audit: Audit) -> Table:
-    """One row a response; of broken references those that are paid for."""
+    """One row per response; on broken references only those with an issue."""
     table = Table(title=f"Reference {audit.problem.answer[:_SHOWN_CHARS]!r}", title_justify="left", title_style="bold")
     for column in ("response", "verdict", "score", "ms", ""):
         table.add_column(column, justify="right" if column in ("score", "ms") else "left")
@@ -59,28 +73,28 @@ def table_of(audit: Audit) -> Table:
 
 
 def audit_summary(audit: Audit) -> list[str]:
-    """What the table does not say by itself."""
-    lines = [f"{1000 * audit.median_s:.1f} ms a verdict (median), each asked twice, in two orders"]
+    """Lines below the table: times, counts of issues."""
+    lines = [f"{1000 * audit.median_s:.1f} ms per verdict (median), each judged twice, in two orders"]
     slowest = max(audit.checks, key=lambda check: check.seconds)
     lines.append(f"slowest: {slowest.name}, {1000 * slowest.seconds:.1f} ms")
     broken = [check for check in audit.checks if check.reference is not None]
     refused = sum(check.verdict.error is not None for check in broken)
     if broken:
-        lines.append(f"references that nobody can read: {refused} of {len(broken)} verdicts are errors (best: all)")
+        lines.append(f"broken references: {refused} of {len(broken)} verdicts are errors (best: all)")
     if audit.right is None:
-        lines.append("a right answer in the usual forms is not paid: give one with --right, or problems with --data")
+        lines.append("no usual form of the right answer is accepted: give one with --right, or problems with --data")
     false_positives = sum("false positive" in check.issues for check in audit.checks)
     errors = sum("verifier error" in check.issues for check in audit.checks)
     non_deterministic = sum("non-deterministic" in check.issues for check in audit.checks)
     if not audit.suspicious:
         lines.append("nothing suspicious")
     if false_positives:
-        lines.append(f"it pays for {false_positives} responses that nobody should pay for")
+        lines.append(f"{false_positives} false positives: wrong responses that it accepts")
     if errors:
         example = next(check for check in audit.checks if "verifier error" in check.issues)
-        lines.append(f"it cannot judge {errors} responses, for example ({example.name}): {example.verdict.error}")
+        lines.append(f"{errors} verifier errors, for example ({example.name}): {example.verdict.error}")
     if non_deterministic:
-        lines.append(f"it judges {non_deterministic} responses differently the second time")
+        lines.append(f"{non_deterministic} non-deterministic verdicts: different the second time")
     return lines
 
 
@@ -92,7 +106,7 @@ def _cells(check: CheckResult) -> tuple[str, str, str, str]:
 def _verdict_label(verdict: Verdict) -> str:
     if verdict.error is not None:
         return "error"
-    return {True: "right", False: "wrong", None: "grade"}[verdict.correct]
+    return {True: "right", False: "wrong", None: "score"}[verdict.correct]
 
 
 def _score(verdict: Verdict) -> str:
