@@ -73,10 +73,10 @@ def test_an_evaluation_set_holds_no_question_twice():
         (
             {"rearc": {}},
             "gym task rearc: its own answer scores 0.05 from an entry stored as JSON, so responses could not be "
-            "judged; choose another task",
+            "scored; choose another task",
         ),
         ({"gcd": {"seed": 3}}, "gym task gcd: seed belongs next to gym, as in {gym: {gcd: ...}, seed: 1}"),
-        ({"gcd": {"x": {1, 2}}}, "gym: options must be numbers, text, lists or mappings (Object of type set"),
+        ({"gcd": {"x": {1, 2}}}, "gym: options must be numbers, strings, lists or mappings (Object of type set"),
     ],
 )
 def test_a_wrong_task_or_option_gives_the_reason_in_one_line(tasks, message):

@@ -137,14 +137,14 @@ KNOWN_ANSWERS = "reward_model.ground_truth, answer, solution, ground_truth or ta
             f": no answer; expected a column {KNOWN_ANSWERS}, columns here: prompt, reward_model; "
             "name yours with {path: FILE, answer: COLUMN}",
         ),
-        ({"prompt": " \n", "answer": "a"}, ": prompt is empty; expected the question as text or messages"),
+        ({"prompt": " \n", "answer": "a"}, ": prompt is empty; expected the question as a string or messages"),
         ({"prompt": [], "answer": "a"}, ": prompt is empty; expected at least one message with content"),
         (
             {"prompt": [{"role": "user", "content": " "}], "answer": "a"},
             ": prompt is empty; expected at least one message with content",
         ),
-        ({"prompt": None, "answer": "a"}, ": prompt is null; expected the question as text or messages"),
-        ({"prompt": 5, "answer": "a"}, ": prompt must be text or a list of messages, got int 5"),
+        ({"prompt": None, "answer": "a"}, ": prompt is null; expected the question as a string or messages"),
+        ({"prompt": 5, "answer": "a"}, ": prompt must be a string or a list of messages, got int 5"),
         (
             {"prompt": [{"role": "user", "text": "q"}], "answer": "a"},
             ": prompt, message 1: expected a mapping with role and content, got the keys role, text",
@@ -155,11 +155,11 @@ KNOWN_ANSWERS = "reward_model.ground_truth, answer, solution, ground_truth or ta
         ),
         (
             {"prompt": [USER, {"role": "user", "content": [{"type": "text", "text": "q"}]}], "answer": "a"},
-            ": prompt, message 2: content must be text, got list [{'type': 'text', 'text': 'q'}]",
+            ": prompt, message 2: content must be a string, got list [{'type': 'text', 'text': 'q'}]",
         ),
         (
             {"prompt": [{"role": None, "content": "q"}], "answer": "a"},
-            ": prompt, message 1: role must be text, got NoneType None",
+            ": prompt, message 1: role must be a string, got NoneType None",
         ),
         (
             {"prompt": [USER, {"role": "assistant", "content": "2"}], "answer": "2"},
@@ -179,20 +179,20 @@ KNOWN_ANSWERS = "reward_model.ground_truth, answer, solution, ground_truth or ta
         ),
         (
             {"prompt": "q", "answer": True},
-            ": answer must be text or a number, got bool True; write the reference answer as text",
+            ": answer must be a string or a number, got bool True; write the reference answer as a string",
         ),
         (
             {"prompt": "q", "answer": ["1", "2"]},
-            ": answer must be text or a number, got list ['1', '2']; write the reference answer as text",
+            ": answer must be a string or a number, got list ['1', '2']; write the reference answer as a string",
         ),
         (
             {"prompt": "q", "answer": math.inf},
-            ": answer must be text or a number, got float inf; write the reference answer as text",
+            ": answer must be a string or a number, got float inf; write the reference answer as a string",
         ),
         (
             {"prompt": "q", "answer": "a", "image": {"bytes": b"\x89PNG"}},
-            ": image.bytes holds a value of type bytes; only text, numbers, times, lists and mappings are read: "
-            "drop this column or write it as text",
+            ": image.bytes holds a value of type bytes; only strings, numbers, times, lists and mappings are read: "
+            "drop this column or write it as a string",
         ),
         (
             {"prompt": "ab\ud83d", "answer": "a"},

@@ -74,7 +74,7 @@ def test_nothing_is_stripped_to_nothing():
     assert [instruction_template.strip_instruction(text) for text in ("a b", "a b b", "", "  ")] == ["a", "b", "", "  "]
 
 
-def test_wrappers_of_two_sides_are_joined_the_longest_first():
+def test_the_instructions_of_two_data_sets_are_joined_longest_first():
     joined = InstructionTemplate((("a",),), (("x",),)) | InstructionTemplate((("a", "b"), ("a",)))
     assert joined == InstructionTemplate((("a", "b"), ("a",)), (("x",),))
 

@@ -306,16 +306,19 @@ ROWS: dict[str, tuple[Any, ...]] = {
     ),
     "prompt empty": (
         '{"prompt": " ", "answer": "2"}',
-        ", line 1: prompt is empty; expected the question as text or messages",
+        ", line 1: prompt is empty; expected the question as a string or messages",
     ),
     "prompt null": (
         '{"prompt": null, "answer": "2"}',
-        ", line 1: prompt is null; expected the question as text or messages",
+        ", line 1: prompt is null; expected the question as a string or messages",
     ),
-    "prompt number": ('{"prompt": 3, "answer": "2"}', ", line 1: prompt must be text or a list of messages, got int 3"),
+    "prompt number": (
+        '{"prompt": 3, "answer": "2"}',
+        ", line 1: prompt must be a string or a list of messages, got int 3",
+    ),
     "prompt object": (
         '{"prompt": {"text": "a"}, "answer": "2"}',
-        ", line 1: prompt must be text or a list of messages, got dict {'text': 'a'}",
+        ", line 1: prompt must be a string or a list of messages, got dict {'text': 'a'}",
     ),
     "answer null": (
         '{"prompt": "a", "answer": null}',
@@ -327,15 +330,15 @@ ROWS: dict[str, tuple[Any, ...]] = {
     ),
     "answer truth": (
         '{"prompt": "a", "answer": true}',
-        (", line 1: answer must be text or a number, got bool True; write the reference answer as text"),
+        (", line 1: answer must be a string or a number, got bool True; write the reference answer as a string"),
     ),
     "answer list": (
         '{"prompt": "a", "answer": ["2"]}',
-        (", line 1: answer must be text or a number, got list ['2']; write the reference answer as text"),
+        (", line 1: answer must be a string or a number, got list ['2']; write the reference answer as a string"),
     ),
     "answer infinite": (
         '{"prompt": "a", "answer": Infinity}',
-        (", line 1: answer must be text or a number, got float inf; write the reference answer as text"),
+        (", line 1: answer must be a string or a number, got float inf; write the reference answer as a string"),
     ),
     "messages empty": (
         '{"prompt": [], "answer": "2"}',
@@ -351,15 +354,15 @@ ROWS: dict[str, tuple[Any, ...]] = {
     ),
     "message with a picture": (
         '{"prompt": [{"role": "user", "content": [{"type": "image", "path": "/etc/passwd"}]}], "answer": "2"}',
-        (", line 1: prompt, message 1: content must be text, got list [{'type': 'image', 'path': '/etc/passwd'}]"),
+        (", line 1: prompt, message 1: content must be a string, got list [{'type': 'image', 'path': '/etc/passwd'}]"),
     ),
     "message null": (
         '{"prompt": [{"role": "user", "content": null}], "answer": "2"}',
-        ", line 1: prompt, message 1: content must be text, got NoneType None",
+        ", line 1: prompt, message 1: content must be a string, got NoneType None",
     ),
     "role number": (
         '{"prompt": [{"role": 3, "content": "a"}], "answer": "2"}',
-        ", line 1: prompt, message 1: role must be text, got int 3",
+        ", line 1: prompt, message 1: role must be a string, got int 3",
     ),
     "assistant last": (
         '{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "answer": "2"}',

@@ -14,7 +14,7 @@ from dapo.core.rng import keyed_seed, keyed_uniforms
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_TRIALS, _TRIAL_TOKENS = 32, 64
+_NUM_CHECKS, _CHECK_TOKENS = 32, 64
 
 
 class ByteDecoder:
@@ -47,8 +47,8 @@ class ByteDecoder:
                 known = all(character in alphabet for character in token)
                 pieces[token_id] = bytes(alphabet[character] for character in token) if known else token.encode()
         table = cls(pieces)
-        samples = (keyed_uniforms(keyed_seed("detokenize"), _TRIALS * _TRIAL_TOKENS) * len(pieces)).astype(np.int32)
-        for ids in np.split(samples, _TRIALS):
+        samples = (keyed_uniforms(keyed_seed("detokenize"), _NUM_CHECKS * _CHECK_TOKENS) * len(pieces)).astype(np.int32)
+        for ids in np.split(samples, _NUM_CHECKS):
             expected = tokenizer.decode(
                 ids.tolist(), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
             )

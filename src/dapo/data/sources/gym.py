@@ -67,7 +67,7 @@ def _entries(requests: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     try:
         request = json.dumps({"tasks": requests})
     except TypeError as error:
-        raise DataError(f"gym: options must be numbers, text, lists or mappings ({error})") from None
+        raise DataError(f"gym: options must be numbers, strings, lists or mappings ({error})") from None
     # -P: modules in the script's folder must not shadow installed ones of the same name
     done = subprocess.run(
         [sys.executable, "-P", str(_SCRIPT)],
@@ -83,5 +83,8 @@ def _entries(requests: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     answer = json.loads(done.stdout)
     if "error" in answer:
         message, *unknown = answer["error"]
-        raise DataError(f"{message}; {did_you_mean(*unknown)}" if unknown else message)
+        if unknown:
+            word, known, count = unknown
+            message += f"; {did_you_mean(word, known, count=count)}"
+        raise DataError(message)
     return answer["entries"]

@@ -32,7 +32,7 @@ def main() -> None:
 
 
 class InvalidRequest(Exception):
-    """An error with these arguments: the message; for an unknown name also that name and the known ones."""
+    """Arguments: the message; for an unknown name also that name, the known ones, and how many to suggest at most."""
 
 
 def entries(task: dict[str, Any]) -> list[dict[str, Any]]:
@@ -41,11 +41,11 @@ def entries(task: dict[str, Any]) -> list[dict[str, Any]]:
 
     name, options, seed, count, distinct = (task[key] for key in ("name", "options", "seed", "count", "distinct"))
     if name not in DATASETS:
-        raise InvalidRequest(f"gym: reasoning-gym has no task {name}", name, sorted(DATASETS))
+        raise InvalidRequest(f"gym: reasoning-gym has no task {name}", name, sorted(DATASETS), 3)
     known = [field.name for field in fields(DATASETS[name][1]) if field.name not in ("seed", "size")]
     for option in options:
         if option not in known:
-            raise InvalidRequest(f"gym task {name}: unknown option {option!r}", option, known)
+            raise InvalidRequest(f"gym task {name}: unknown option {option!r}", option, known, 1)
     try:
         fix_global_generators(seed, -1)
         data = create_dataset(name, size=10 * count if distinct else count, seed=seed, **options)
@@ -63,7 +63,7 @@ def entries(task: dict[str, Any]) -> list[dict[str, Any]]:
     if score < 1.0:
         raise InvalidRequest(
             f"gym task {name}: its own answer scores {score:g} from an entry stored as JSON, so responses could not be "
-            "judged; choose another task"
+            "scored; choose another task"
         )
     return found
 

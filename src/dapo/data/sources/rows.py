@@ -89,8 +89,8 @@ def json_value(value: object, where: str) -> Any:
     if isinstance(value, timedelta | Decimal | UUID):
         return str(value)
     raise DataError(
-        f"{where} holds a value of type {type(value).__name__}; only text, numbers, times, lists and mappings are "
-        "read: drop this column or write it as text"
+        f"{where} holds a value of type {type(value).__name__}; only strings, numbers, times, lists and mappings are "
+        "read: drop this column or write it as a string"
     )
 
 
@@ -116,11 +116,11 @@ def _lookup(row: Mapping[str, Any], column: str) -> object:
 
 
 def _prompt(value: object, where: str) -> Prompt:
-    _require_filled(value, where, "expected the question as text or messages")
+    _require_filled(value, where, "expected the question as a string or messages")
     if isinstance(value, str):
         return _encodable(value, where)
     if not isinstance(value, list | tuple):
-        raise DataError(f"{where} must be text or a list of messages, got {_shown(value)}")
+        raise DataError(f"{where} must be a string or a list of messages, got {_shown(value)}")
     messages = [_message(item, f"{where}, message {number}") for number, item in enumerate(value, start=1)]
     if not any(message["content"].strip() for message in messages):
         raise DataError(f"{where} is empty; expected at least one message with content")
@@ -136,7 +136,7 @@ def _message(value: object, where: str) -> Message:
         raise DataError(f"{where}: expected a mapping with role and content, got {keys}")
     for key in ("role", "content"):
         if not isinstance(value[key], str) or (key == "role" and not value[key].strip()):
-            raise DataError(f"{where}: {key} must be text, got {_shown(value[key])}")
+            raise DataError(f"{where}: {key} must be a string, got {_shown(value[key])}")
     return {"role": _encodable(value["role"], f"{where}: role"), "content": _encodable(value["content"], where)}
 
 
@@ -149,7 +149,9 @@ def _answer(value: object, where: str) -> str:
         return str(int(value)) if value.is_integer() else repr(value)
     if isinstance(value, int | Decimal) and not isinstance(value, bool):
         return str(value)
-    raise DataError(f"{where} must be text or a number, got {_shown(value)}; write the reference answer as text")
+    raise DataError(
+        f"{where} must be a string or a number, got {_shown(value)}; write the reference answer as a string"
+    )
 
 
 def _after_mark(text: str) -> str:
