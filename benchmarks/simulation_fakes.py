@@ -7,6 +7,7 @@ clocked apart. Kernel copies through sockets are in neither.
 
 import pickle
 import time
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -19,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dapo.core.packed import CompactArray, array_of
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.data.prompts import PromptEncoder
 from dapo.engines.engine import WeightSource
@@ -123,17 +123,17 @@ class Texts:
         self.logprobs = -random.exponential(0.5, pool_tokens).astype(np.float32)
         self.stop_id = stop_id
 
-    def response(self, seed: int, length: int, limit: int) -> tuple["CompactArray[int]", Finish]:
+    def response(self, seed: int, length: int, limit: int) -> tuple["array[int]", Finish]:
         """So many tokens, the last of them the end token unless the limit cuts it off."""
         ids = self._cut(self.ids, seed, length)
         if length < limit:
             ids[-1] = self.stop_id
-            return CompactArray(ids), "stop"
-        return CompactArray(ids), "length"
+            return array("i", ids.tobytes()), "stop"
+        return array("i", ids.tobytes()), "length"
 
-    def logprobs_of(self, count: int) -> "CompactArray[float]":
+    def logprobs_of(self, count: int) -> "array[float]":
         """A slice of `count` log-probabilities."""
-        return CompactArray(self._cut(self.logprobs, count, count))
+        return array("f", self._cut(self.logprobs, count, count).tobytes())
 
     def words(self, tokenizer: Any, seed: int, count: int) -> str:
         """A text of about so many tokens."""
@@ -156,6 +156,10 @@ class Link:
         """Only the version: the bytes of real weights are arithmetic."""
         with self._clock.inside(ENGINE):
             self._engine.load_weights(weights, version)
+
+    def drop_weights(self) -> None:
+        """Pass it on."""
+        self._engine.drop_weights()
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         with self._clock.inside("requests to engines"):
@@ -234,7 +238,7 @@ class NoPolicy:
             message = self._sent(part, "old log-probabilities")
             with self._clock.inside(TRAINER):
                 answer = pickle.dumps(
-                    [CompactArray(array_of(sample.engine_logprobs).copy()) for sample in pickle.loads(message)],
+                    [sample.engine_logprobs for sample in pickle.loads(message)],
                     PROTOCOL,
                 )
             with self._clock.inside("old log-probabilities from the trainer"):

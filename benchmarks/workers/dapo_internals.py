@@ -15,6 +15,7 @@ from benchmarks.op_categories import seconds_by_kind
 from benchmarks.protocol import serve
 from dapo.config import Config
 from dapo.config.load import multiplies_bfloat16_fast
+from dapo.config.sampling import NativeConfig
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.engines.native.engine import EngineStats, NativeEngine
 from dapo.policy.model import load_model
@@ -56,7 +57,7 @@ class Studies:
     ) -> dict[str, Any]:
         """Seconds to answer `groups` x `group` requests of `tokens` forced tokens."""
         requests = self._requests([prompt] * groups, group, [tokens] * (groups * group))
-        engine = NativeEngine(copy.deepcopy(self.loaded.model), slots=slots)
+        engine = NativeEngine(copy.deepcopy(self.loaded.model), NativeConfig(slots=slots))
         with trace:
             started = time.perf_counter()
             engine.submit(requests)
@@ -114,7 +115,7 @@ class Studies:
         samples = self._samples(groups, group, prompt, tokens, shared=True)
         policy = self._policy("kept", microbatch_tokens)
         if self.engine is None:
-            self.engine = NativeEngine(copy.deepcopy(self.loaded.model), slots=slots)
+            self.engine = NativeEngine(copy.deepcopy(self.loaded.model), NativeConfig(slots=slots))
         save = Save(Path(folder)) if folder is not None else None
         started = time.perf_counter()
         if save is not None:
@@ -150,7 +151,7 @@ class Studies:
     def long_tail(self, lengths: list[int], group: int, prompt: int, slots: int) -> dict[str, Any]:
         """The engine's own count of computed slot-steps: until its queue was empty, and to the end."""
         requests = self._requests([prompt] * (len(lengths) // group), group, lengths)
-        engine = NativeEngine(copy.deepcopy(self.loaded.model), slots=slots)
+        engine = NativeEngine(copy.deepcopy(self.loaded.model), NativeConfig(slots=slots))
         started = time.perf_counter()
         engine.submit(requests)
         finished, queue_empty = 0, EngineStats()

@@ -200,11 +200,7 @@ def build_engine(
             reproducible=config.rollout.reproducible,
         )
     else:
-        engine = NativeEngine(
-            copy.deepcopy(loaded.model),
-            slots=config.rollout.native.slots,
-            cache_tokens=config.rollout.native.cache_tokens,
-        )
+        engine = NativeEngine(copy.deepcopy(loaded.model), config.rollout.native)
     vocabulary = next(loaded.model.get_input_embeddings().parameters()).shape[0]
     return CheckedEngine(engine, vocabulary=vocabulary)
 

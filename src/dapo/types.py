@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from dapo.algo.sampling import is_informative
-from dapo.core.packed import array_of, compact
 
 Message: TypeAlias = Mapping[str, str]
 Prompt: TypeAlias = str | Sequence[Message]
@@ -52,16 +51,15 @@ class Generation:
 
     request_id: str
     token_ids: Sequence[int]
-    """With the sampled end token, if there is one: it is trained on. A tuple, or packed (`dapo.core.packed`)."""
+    """The response with its sampled end token, if there is one: it is trained on.
+
+    A tuple or, from the engines here, an `array.array` of 4 bytes per token, which crosses to other processes as bytes.
+    """
     logprobs: Sequence[float]
-    """Of the sampler, one a token, at the sampling temperature."""
+    """Log-probabilities of the tokens under the sampler, at the sampling temperature; a tuple or array as well."""
     finish: Finish
     version: int
     """The version of the weights that sampled it: the number of finished training steps."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        """To another process rows of numbers go packed."""
-        return _with_compact_arrays(self, "token_ids", "logprobs")
 
 
 @dataclass(frozen=True)
@@ -154,21 +152,14 @@ class Sample:
     engine_logprobs: Sequence[float]
     old_logprobs: Sequence[float] | None
     """Log-probabilities of the policy before the step's first update; None until the trainer has recorded them."""
-    mask: Sequence[bool]
-    """Which response tokens train."""
+    mask: Sequence[int]
+    """1 (or True) for each response token that trains, 0 for the others."""
     index: int = 0
     """Which of its group's responses this is."""
 
     @property
     def num_trained_tokens(self) -> int:
         """Response tokens with a true mask."""
-        return int(array_of(self.mask).astype(bool).sum())
+        import numpy as np  # verifier processes import the types, and count nothing
 
-    def __getstate__(self) -> dict[str, Any]:
-        """To another process rows of numbers go packed."""
-        return _with_compact_arrays(self, "response_ids", "engine_logprobs", "old_logprobs", "mask")
-
-
-def _with_compact_arrays(value: object, *names: str) -> dict[str, Any]:
-    fields = dict(vars(value))
-    return fields | {name: compact(fields[name]) for name in names if fields[name] is not None}
+        return int(np.count_nonzero(self.mask))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from dapo.config.options import NativeConfig
 from dapo.core.errors import EngineError
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.distributed.engine_pool import EnginePool
@@ -46,7 +47,8 @@ def keyed_script(request: GenerationRequest) -> tuple[list[int], Finish]:
 def native(name: str) -> EngineUnderTest:
     """The native engine on a tiny model."""
     return EngineUnderTest(
-        make=lambda slots: NativeEngine(tiny_model(name), slots=slots), model=lambda seed: tiny_model(name, seed=seed)
+        make=lambda slots: NativeEngine(tiny_model(name), NativeConfig(slots=slots)),
+        model=lambda seed: tiny_model(name, seed=seed),
     )
 
 
@@ -256,7 +258,7 @@ def test_abort_gives_partial_responses_and_queued_ones_give_none(name: str) -> N
     stopped = engine.abort(["a3", "a0"])
     assert [g.request_id for g in stopped] == ["a3", "a0"]
     assert [g.finish for g in stopped] == ["aborted", "aborted"]
-    assert stopped[0].token_ids == stopped[0].logprobs == ()
+    assert len(stopped[0].token_ids) == len(stopped[0].logprobs) == 0
     assert 0 < len(stopped[1].token_ids) < 10
     assert stopped[1].token_ids == whole["a0"].token_ids[: len(stopped[1].token_ids)]
     assert len(stopped[1].logprobs) == len(stopped[1].token_ids)
@@ -421,9 +423,9 @@ def test_greedy_takes_the_argmax_of_the_plain_forward(name: str) -> None:
     done = run(ENGINES[name].make(4), requests)
     for r in requests:
         logits = response_logits(twin(name), r.prompt_ids, done[r.id].token_ids)
-        assert done[r.id].token_ids == tuple(logits.argmax(-1).tolist())
+        assert list(done[r.id].token_ids) == logits.argmax(-1).tolist()
         # the law sampled from has one token
-        assert done[r.id].logprobs == (0.0,) * r.max_new_tokens
+        assert list(done[r.id].logprobs) == [0.0] * r.max_new_tokens
 
 
 SAMPLES = 3000

@@ -1,11 +1,10 @@
-"""Packed rows read like tuples, cross to other processes small, and nothing that takes them sees a difference."""
+"""Arrays of token ids and log-probabilities are small, cross to other processes small, and are used like tuples."""
 
 import math
 import pickle
+from array import array
 
-import numpy as np
 import pytest
-import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
@@ -13,82 +12,52 @@ from transformers import PreTrainedTokenizerFast
 from dapo.config import DataConfig
 from dapo.core.background import in_background
 from dapo.core.errors import EngineError
-from dapo.core.packed import CompactArray, array_of, compact
 from dapo.data.byte_decoder import ByteDecoder, byte_alphabet
 from dapo.data.prompts import PromptEncoder
 from dapo.engines.checked import CheckedEngine
-from dapo.engines.scripted import FaultyEngine, ScriptedEngine, cut
+from dapo.engines.engine import float_array
+from dapo.engines.scripted import ScriptedEngine, cut
 from dapo.telemetry.metrics import engine_gap_metrics
 from dapo.types import Generation, GenerationRequest, Sample
+from helpers.fake_engines import FaultyEngine
 
 
-def row(*values: float) -> CompactArray:
-    found = compact(values)
-    assert isinstance(found, CompactArray)
-    return found
+def row(*values: float) -> "array[int] | array[float]":
+    if isinstance(values[0], float):
+        return float_array(values)
+    return array("b" if isinstance(values[0], bool) else "i", values)
 
 
 def request(name: str = "a", limit: int = 8, least: int = 0) -> GenerationRequest:
     return GenerationRequest(name, (1, 2), limit, 1.0, 1.0, 0, stop_ids=(9,), min_new_tokens=least)
 
 
-@pytest.mark.parametrize("values", [(3, 1, 2), (0.5, -1.25), (True, False), (2**40, 1), (0.1, 1 / 3), (1e300, 0.0)])
-def test_a_packed_row_equals_the_tuple_and_hashes_like_it(values):
-    found = row(*values)
-    assert found == values
-    assert values == found
-    assert hash(found) == hash(values)
-    assert {values: 1}[found] == 1
-    assert (list(found), len(found), repr(found)) == (list(values), len(values), repr(values))
-    assert [type(value) for value in found] == [type(value) for value in values]
-    assert type(found[0]) is type(values[0])
-    assert found[1:] == values[1:]
-    assert found[-1] == values[-1]
-    assert values + found == found + values == (*values, *values)
-    assert found != values[:1]
-    assert found != list(values)
+@pytest.mark.parametrize(
+    ("values", "size"), [((0.5, -1.25), 4), ((0.1, 1 / 3), 8), ((1e300, 0.0), 8), ((-math.inf, -0.0), 4), ((), 4)]
+)
+def test_floats_take_four_bytes_where_that_holds_them_exactly_and_eight_otherwise(values, size):
+    found = float_array(values)
+    assert found.itemsize == size
+    assert [value.hex() for value in found] == [value.hex() for value in values]
+    assert math.isnan(float_array((math.nan, 0.1))[0])
 
 
-def test_numbers_take_four_bytes_where_that_holds_them_exactly_and_eight_otherwise():
-    kinds = {row(1, 2): "int32", row(2**31, 1): "int64", row(0.5): "float32", row(0.1): "float64", row(True): "bool"}
-    for found, kind in kinds.items():
-        assert found.array.dtype == kind
-
-
-@pytest.mark.parametrize("values", [(), (1, 2.0), (1, True), ("a",), (None,), (2**70,), (np.int64(1),)])
-def test_what_is_not_of_one_type_of_numbers_stays_as_it_is(values):
-    assert compact(values) is values
-
-
-def test_a_packed_row_cannot_be_changed():
-    with pytest.raises(ValueError, match="read-only"):
-        row(1, 2).array[0] = 5
-    with pytest.raises(ValueError, match=r"expected \[n\] numbers"):
-        CompactArray(np.zeros((2, 2)))
-
-
-def test_torch_and_numpy_take_packed_rows():
-    assert torch.tensor(row(1, 2)).tolist() == [1, 2]
-    assert np.asarray(row(1, 2)).tolist() == [1, 2]
-    assert array_of((0.1,), np.float64).tolist() == array_of(row(0.1), np.float64).tolist() == [0.1]
-
-
-def test_a_generation_and_a_sample_cross_to_another_process_packed_equal_and_small():
+def test_a_generation_and_a_sample_cross_to_another_process_equal_and_small():
     count = 1000
-    ids, logprobs = tuple(range(count)), tuple(-i / 8 for i in range(count))
+    ids, logprobs = array("i", range(count)), float_array([-i / 8 for i in range(count)])
     generation = Generation("a", ids, logprobs, "stop", 3)
-    sample = Sample(7, (1, 2), ids, 1.0, 0.5, logprobs, None, (True,) * count)
+    sample = Sample(7, (1, 2), ids, 1.0, 0.5, logprobs, None, array("b", [True]) * count)
     for value, bytes_per_token in ((generation, 8), (sample, 9)):
         sent = pickle.dumps(value)
         assert len(sent) < bytes_per_token * count + 1000
         assert pickle.loads(sent) == value
     received = pickle.loads(pickle.dumps(sample))
-    assert isinstance(received.response_ids, CompactArray)
     assert (received.old_logprobs, received.prompt_ids, received.num_trained_tokens) == (None, (1, 2), count)
 
 
-def test_a_wrong_row_crosses_as_it_is_so_that_the_inspection_sees_it():
-    assert pickle.loads(pickle.dumps(Generation("a", (1, "x"), (0.0,), "stop", 0))).token_ids == (1, "x")
+def test_masks_count_trained_tokens_as_tuples_and_as_arrays():
+    for mask in ((True, False, True), row(True, False, True)):
+        assert Sample(0, (1,), (1, 2, 3), 0.0, 0.0, (), None, mask).num_trained_tokens == 2
 
 
 @pytest.mark.parametrize(
@@ -102,21 +71,21 @@ def test_a_wrong_row_crosses_as_it_is_so_that_the_inspection_sees_it():
         ((3, 9), 2, 0, ((3, 9), "stop")),
     ],
 )
-def test_a_packed_script_is_cut_like_a_plain_one(ids, limit, least, expected):
+def test_a_script_of_arrays_is_cut_like_one_of_tuples(ids, limit, least, expected):
     plain = cut(request(limit=limit, least=least), ids, "aborted")
-    assert cut(request(limit=limit, least=least), row(*ids), "aborted") == plain
+    kept, finish = cut(request(limit=limit, least=least), row(*ids), "aborted")
+    assert isinstance(kept, array)
+    assert (tuple(kept), finish) == plain
     if least == 0:
         assert plain == expected
 
 
-def test_sound_packed_answers_pass_the_inspection():
+def test_right_answers_of_arrays_pass_the_checks():
     script = {"a": (row(3, 9), "stop"), "b": (row(*[3] * 8), "length")}
-    engine = ScriptedEngine(
-        lambda r: script[r.id], delay=lambda r: 1, logprob=lambda count: CompactArray(np.full(count, -0.5, np.float32))
-    )
+    engine = ScriptedEngine(lambda r: script[r.id], delay=lambda r: 1, logprob=lambda count: array("f", [-0.5]) * count)
     checked = CheckedEngine(engine, vocabulary=10)
     checked.submit([request("a"), request("b")])
-    assert [(g.token_ids, g.logprobs[0]) for g in checked.poll()] == [((3, 9), -0.5), ((3,) * 8, -0.5)]
+    assert [(tuple(g.token_ids), g.logprobs[0]) for g in checked.poll()] == [((3, 9), -0.5), ((3,) * 8, -0.5)]
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ import pytest
 from dapo.core.errors import EngineError
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine
-from dapo.engines.scripted import FaultyEngine, ScriptedEngine
+from dapo.engines.scripted import ScriptedEngine
 from dapo.evaluation.evaluate import evaluate
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.training.rollout import Batch, Sampling, collect
 from dapo.types import Generation, GenerationRequest, Problem
+from helpers.fake_engines import FaultyEngine
 from helpers.fake_rollout import END, FILL, RIGHT, FakeEncoder, FakeJudge, in_order, plan, random_script, sampler
 
 VOCABULARY = 10
@@ -80,7 +81,7 @@ FAULTS: dict[str, tuple[Corrupt, str, str]] = {
     "one log-probability too few": (
         each(logprobs=lambda values: values[1:]),
         ANSWER,
-        "': expected 12 log-probabilities, one a token, got 11",
+        "': expected 12 log-probabilities, one per token, got 11",
     ),
     "NaN": (
         each(logprobs=lambda values: (*values[1:], nan)),

@@ -8,8 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from dapo.engines.native.cache import SlotCache
-from dapo.engines.native.linear import FusedQKVLinear, PrepackedLinear, can_prepack, prepack_linears, prepacked_weights
-from dapo.engines.native.support import patch_model
+from dapo.engines.native.compatibility import patch_model
+from dapo.engines.native.prepacked_linear import (
+    FusedQKVLinear,
+    PrepackedLinear,
+    can_prepack,
+    prepack_linears,
+    prepacked_weights,
+)
 from helpers.tiny_models import SERVED
 
 CPU = torch.device("cpu")

@@ -3,7 +3,7 @@
 import os
 import pickle
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,10 @@ class ReusableEngineWorker:
 
 
 def native(model: bytes, slots: int) -> RolloutEngine:
+    from dapo.config.options import NativeConfig
     from dapo.engines.native.engine import NativeEngine
 
-    return NativeEngine(pickle.loads(model), slots=slots)
+    return NativeEngine(pickle.loads(model), NativeConfig(slots=slots))
 
 
 def keyed_script(vocabulary: int = VOCABULARY) -> Script:
@@ -78,6 +79,20 @@ class HistoryDependentEngine(ScriptedEngine):
     def _generation(self, request: GenerationRequest, token_ids: tuple[int, ...], finish: Finish) -> Generation:
         logprobs = (-1.0 - self._trace % 1000 / 1000,) * len(token_ids)
         return replace(super()._generation(request, token_ids, finish), logprobs=logprobs)
+
+
+class FaultyEngine(ScriptedEngine):
+    """Breaks its contract: `corrupt` is given what `poll` and `abort` would return, and may change it or raise."""
+
+    def __init__(self, script: Script, corrupt: Callable[[list[Generation]], list[Generation]], **options: Any) -> None:
+        super().__init__(script, **options)
+        self._corrupt = corrupt
+
+    def poll(self) -> list[Generation]:
+        return self._corrupt(super().poll())
+
+    def abort(self, request_ids: Sequence[str]) -> list[Generation]:
+        return self._corrupt(super().abort(request_ids))
 
 
 class UnreproducibleEngine(ScriptedEngine):

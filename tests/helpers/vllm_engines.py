@@ -107,6 +107,9 @@ class RemoteEngine:
     def load_weights(self, weights: WeightSource, version: int) -> None:
         self.call("load_weights", self._launcher.publish_weights(weights, version))
 
+    def drop_weights(self) -> None:
+        self.call("drop_weights")
+
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         self.call("submit", list(requests))
 

@@ -20,6 +20,7 @@ from dapo.cli.check.model_dimensions import KNOWN_DIMENSIONS
 from dapo.cli.check.report import describe_estimate
 from dapo.cli.main import main
 from dapo.config import build_config
+from dapo.config.sampling import NativeConfig
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.engines.native.engine import NativeEngine
 from dapo.policy.checkpoint import SavedWeights
@@ -221,7 +222,7 @@ class TestEngineWeights:
 
     def test_the_engine_samples_from_the_trainers_distribution(self, tmp_path: Path):
         model = loaded("tied llama", dtype=torch.float32)
-        engine = NativeEngine(plain_copy(model), slots=8)
+        engine = NativeEngine(plain_copy(model), NativeConfig(slots=8))
         policy = make_policy(model, lora=LORA)
         give_factors(policy, tmp_path)
         engine.load_weights(policy.weights(version=1), version=1)

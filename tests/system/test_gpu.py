@@ -7,6 +7,7 @@ import torch
 
 from dapo.cli.train import start_run
 from dapo.config import load_config
+from dapo.config.options import NativeConfig
 from dapo.engines.native.engine import NativeEngine
 from dapo.policy.model import load_model
 from dapo.types import Generation, GenerationRequest, Sample
@@ -30,7 +31,7 @@ def full_precision():
 
 def generations(device: str) -> list[Generation]:
     loaded = load_model("tiny-random", dtype=torch.float32, device=device)
-    engine = NativeEngine(loaded.model, slots=8)
+    engine = NativeEngine(loaded.model, NativeConfig(slots=8))
     engine.submit(
         [
             GenerationRequest(f"{g}/{i}", (5, 6, 7 + g), 20, 1.0, 1.0, 100 * g + i, loaded.stop_ids)

@@ -311,6 +311,9 @@ class AlteredEngine:
     def load_weights(self, weights: WeightSource, version: int) -> None:
         self._engine.load_weights(weights, version)
 
+    def drop_weights(self) -> None:
+        self._engine.drop_weights()
+
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         self._engine.submit(requests)
 

@@ -33,7 +33,7 @@ def test_rewards_are_the_score_plus_equation_13_and_advantages_sum_to_zero():
     # mean -0.4375, sum of squares 7.046875, sample std sqrt(7.046875 / 3) = 1.53263
     expected = [1.4375 / 1.53263, 1.1875 / 1.53263, -1.0625 / 1.53263, -1.5625 / 1.53263]
     assert [sample.advantage for sample in samples] == pytest.approx(expected, abs=1e-5)
-    assert all(sample.mask == (True,) * len(sample.response_ids) for sample in samples)
+    assert all(list(sample.mask) == [True] * len(sample.response_ids) for sample in samples)
     assert all(sample.old_logprobs is None for sample in samples)
 
 
@@ -52,7 +52,7 @@ def test_overlong_filter_masks_truncated_responses_which_still_count_in_the_mean
         [group((3, True), (8, False), (3, False), overrides=["overlong.mode=filter"])], config("overlong.mode=filter")
     )
     assert [sample.reward for sample in samples] == [1.0, -1.0, -1.0]
-    assert [sample.mask for sample in samples] == [(True,) * 3, (False,) * 8, (True,) * 3]
+    assert [tuple(sample.mask) for sample in samples] == [(True,) * 3, (False,) * 8, (True,) * 3]
     assert samples[0].advantage == pytest.approx(1.1547, abs=1e-4)
     assert samples[1].num_trained_tokens == 0
 

@@ -1,4 +1,4 @@
-"""Keyed randomness: every random choice is a function of its key, so nothing needs generator state."""
+"""Counter-based randomness (as JAX's `fold_in`): each random choice is a function of its key, so no state is kept."""
 
 import hashlib
 import json
@@ -9,18 +9,18 @@ from numpy.typing import NDArray
 
 
 def keyed_seed(*key: int | str) -> int:
-    """A 63-bit seed for a key, for example (run seed, "token", step, place in the stream, sample)."""
-    # numpy's integers are ints here: a place in the stream must mean the same after a round trip through JSON
+    """A 63-bit seed for a key, for example (run seed, "token", step, position in the stream, sample)."""
+    # numpy's integers count as ints: a position must give the same seed after a round trip through JSON
     parts = [part if isinstance(part, str) else operator.index(part) for part in key]
     digest = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8)
     return int.from_bytes(digest.digest(), "big") >> 1
 
 
 def keyed_uniforms(seed: int, count: int) -> NDArray[np.float64]:
-    """`[count]` draws in [0, 1); draw t depends on (seed, t) only, whatever `count` is."""
+    """`[count]` uniform numbers in [0, 1); number t depends on (seed, t) only, whatever `count` is."""
     return np.random.Generator(np.random.Philox(key=seed)).random(count)
 
 
 def keyed_permutation(size: int, *key: int | str) -> NDArray[np.int64]:
-    """`[size]` a permutation of 0 .. size-1 that is a function of the key."""
+    """A permutation `[size]` of 0 .. size-1 that is a function of the key."""
     return np.random.Generator(np.random.Philox(key=keyed_seed(*key))).permutation(size)

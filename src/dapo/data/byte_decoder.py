@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dapo.core.packed import array_of
 from dapo.core.rng import keyed_seed, keyed_uniforms
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class ByteDecoder:
 
         if not len(ids):
             return ""
-        indices = np.minimum(array_of(ids, np.int32), self._size)
+        indices = np.minimum(np.asarray(ids, np.int32), self._size)
         taken = self._pieces.take(pa.array(indices))
         _, ends, data = taken.buffers()
         length = int(np.frombuffer(ends, np.int32, count=len(indices) + 1)[-1])

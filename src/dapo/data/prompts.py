@@ -1,11 +1,11 @@
 """Encode problems as prompts: instruction, system message, chat template, tokenizer."""
 
 import threading
+from array import array
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from dapo.core.errors import DataError
-from dapo.core.packed import compact
 from dapo.data.byte_decoder import ByteDecoder
 from dapo.types import Message, Problem, Prompt
 
@@ -57,7 +57,7 @@ class PromptEncoder:
             ids = tuple(self._tokenizer(text, add_special_tokens=not self.uses_template)["input_ids"])
         self._lengths[key] = len(ids)
         if len(self._cached_ids) < MAX_CACHED_PROMPTS:
-            self._cached_ids[key] = compact(ids)
+            self._cached_ids[key] = array("i", ids)
         return ids
 
     def length(self, problem: Problem) -> int:

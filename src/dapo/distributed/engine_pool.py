@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from dapo.core.errors import DapoError, EngineError, WorkerDied, WorkerFault
 from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, WeightsHandle, Worker, WorkerSpec, wait_for_result
 from dapo.engines.engine import RolloutEngine, WeightSource
+from dapo.engines.request_checks import EngineState
 from dapo.types import Generation, GenerationRequest
 
 CLOSE_TIMEOUT_S = 2.0
@@ -146,7 +147,7 @@ def _without_finished(call: Call, active_ids: Collection[str]) -> Call:
     return Call("abort", ([name for name in call.arguments[0] if name in active_ids],))
 
 
-class EnginePool:
+class EnginePool(EngineState):
     """A `RolloutEngine` over one process per spec. Errors of an engine are raised here."""
 
     def __init__(
@@ -169,14 +170,13 @@ class EnginePool:
             call_timeout_s: A process without an answer for so long is lost.
             max_restarts: Replacements in all; the loss after that is an EngineError.
         """
+        super().__init__(version=0)
         self._launcher = launcher
         self._log = log
         self._reproducible = reproducible
         self._max_restarts = max_restarts
         self._restarts = 0
         self._owner: dict[str, EngineHandle] = {}
-        self._weights_are_complete = True
-        self._is_closed = False
         names = [f"engine-{i}" for i in range(len(specs))]
         factory = f"{EngineWorker.__module__}:{EngineWorker.__qualname__}"
         wrapped = [
@@ -191,28 +191,30 @@ class EnginePool:
         """The number of processes replaced so far."""
         return self._restarts
 
+    @property
+    def in_flight(self) -> Collection[str]:
+        """Ids of the requests that are not answered yet."""
+        return self._owner.keys()
+
     def load_weights(self, weights: WeightSource, version: int) -> None:
         """Publish the weights once; all engines read them at the same time."""
-        self._require_open()
-        if self._owner:
-            raise EngineError(
-                f"load_weights while {len(self._owner)} requests are in flight: poll until they have finished, or "
-                "abort them"
-            )
+        self._require_idle("load_weights")
         handle = self._launcher.publish_weights(weights, version)
-        self._weights_are_complete = False
+        self._version = None
         for engine in self._engines:
             engine.call_log.clear()
         for engine, loaded in self._call({engine: Call("load_weights", (handle,)) for engine in self._engines}).items():
             if loaded != version:
                 raise EngineError(f"{engine.name} has loaded weights of version {loaded}, expected {version}")
-        self._weights_are_complete = True
+        self._version = version
+
+    def drop_weights(self) -> None:
+        """Do nothing: each process keeps its weights until others are loaded."""
+        self._require_idle("drop_weights")
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests, adjacent ones with the same prompt on one engine; on an EngineError none is queued."""
-        self._require_open()
-        if not self._weights_are_complete:
-            raise EngineError("the last load_weights failed, so the weights are incomplete: load a complete set first")
+        self._require_weights()
         self._require_new(requests)
         assignments = self._distribute(requests)
         for engine, assigned in assignments.items():
@@ -237,11 +239,9 @@ class EnginePool:
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
         """Stop these requests and return their partial responses, in the given order."""
-        self._require_open()
-        if unknown := [name for name in request_ids if name not in self._owner]:
-            raise EngineError(f"abort: request {unknown[0]!r} is not in flight ({len(unknown)} unknown in all)")
+        wanted_ids = self._require_in_flight(request_ids)
         names: dict[EngineHandle, list[str]] = {}
-        for name in dict.fromkeys(request_ids):
+        for name in wanted_ids:
             names.setdefault(self._owner[name], []).append(name)
         self._receive_polls([engine for engine in names if engine.pending_call is not None])
         calls = {}
@@ -259,7 +259,7 @@ class EnginePool:
             ]
             for name in wanted:
                 del self._owner[name], engine.in_flight[name]
-        return [stopped[name] for name in dict.fromkeys(request_ids) if name in stopped]
+        return [stopped[name] for name in wanted_ids if name in stopped]
 
     def close(self) -> None:
         """End the processes."""
@@ -280,13 +280,6 @@ class EnginePool:
             engine = min(self._engines, key=lambda e: len(e.in_flight) + len(assignments.get(e, ())))
             assignments.setdefault(engine, []).extend(group)
         return assignments
-
-    def _require_new(self, requests: Sequence[GenerationRequest]) -> None:
-        new: set[str] = set()
-        for request in requests:
-            if request.id in self._owner or request.id in new:
-                raise EngineError(f"request id {request.id!r} is in flight already; ids must be unique")
-            new.add(request.id)
 
     def _roll_back(self, assignments: Mapping[EngineHandle, Sequence[GenerationRequest]]) -> None:
         """Undo a submit that one of several engines has refused."""
@@ -387,10 +380,6 @@ class EnginePool:
                     del replaying[engine]
                     lost[engine] = error
         return lost
-
-    def _require_open(self) -> None:
-        if self._is_closed:
-            raise EngineError("the engine is closed")
 
 
 def ready(busy: Sequence[EngineHandle]) -> list[EngineHandle]:

@@ -60,9 +60,7 @@ def native_engine(*, config: Config, threads: int) -> NativeEngine:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = getattr(torch, model.dtype)
     loaded = load_model(model.name, dtype=dtype, device=device, trust_remote_code=model.trust_remote_code)
-    return NativeEngine(
-        loaded.model, slots=config.rollout.native.slots, cache_tokens=config.rollout.native.cache_tokens
-    )
+    return NativeEngine(loaded.model, config.rollout.native)
 
 
 def vllm_engine_spec(config: Config, *, threads: int) -> WorkerSpec:

@@ -1,7 +1,8 @@
-"""What every rollout engine promises, in process or far away: submit, poll, abort."""
+"""The contract of every rollout engine, whether it runs in this process or elsewhere: submit, poll, abort."""
 
+from array import array
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from dapo.types import Generation, GenerationRequest
 
@@ -22,11 +23,17 @@ class RolloutEngine(Protocol):
     def load_weights(self, weights: WeightSource, version: int) -> None:
         """Sample from these weights from now on. Only while nothing is in flight; raises EngineError otherwise."""
 
+    def drop_weights(self) -> None:
+        """Free the memory of the weights if the engine can, until the next `load_weights`. Only with nothing in flight.
+
+        After it nothing may be submitted before weights are loaded. An engine that keeps its weights does nothing.
+        """
+
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests, served first come first served. The G requests of a group are adjacent."""
 
     def poll(self) -> list[Generation]:
-        """Advance, and return what has finished (maybe nothing). In process: one token for every live sequence."""
+        """Advance, and return what has finished (maybe nothing). In process: one token for every running sequence."""
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
         """Stop these and return their partial responses (`finish="aborted"`, no tokens if never started)."""
@@ -35,15 +42,7 @@ class RolloutEngine(Protocol):
         """Free everything. Afterwards every other call raises EngineError."""
 
 
-@runtime_checkable
-class DropsWeights(Protocol):
-    """An engine that can do without its weights between two phases of sampling."""
-
-    def drop_weights(self) -> None:
-        """Free their memory; until the next `load_weights` nothing can be submitted. Only with nothing in flight."""
-
-
-def drop_weights(engine: RolloutEngine) -> None:
-    """Have an engine that can, give its weights' memory back; any other keeps them."""
-    if isinstance(engine, DropsWeights):
-        engine.drop_weights()
+def float_array(values: Sequence[float]) -> "array[float]":
+    """The same numbers in 4 bytes each where that changes none of them (float32 log-probabilities), else in 8."""
+    exact, narrow = array("d", values), array("f", values)
+    return narrow if narrow == exact else exact

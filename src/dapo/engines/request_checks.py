@@ -1,15 +1,67 @@
-"""What an engine may be asked for: all requests of a call are checked before one of them is queued."""
+"""Calls that every engine refuses with the same errors: repeated or impossible requests, incomplete weights."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from dapo.core.errors import EngineError
 from dapo.types import GenerationRequest
 
+NAMES_SHOWN = 5
+
+
+class EngineState:
+    """Base of engines: whether it is open, the version of its weights, and the ids of the requests in flight."""
+
+    def __init__(self, *, version: int | None) -> None:
+        """`version` of the weights that the engine starts with; None: it has none yet."""
+        self._version = version
+        self._is_closed = False
+
+    @property
+    def in_flight(self) -> Collection[str]:
+        """Ids of the requests that are not answered yet, first come first."""
+        raise NotImplementedError
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise EngineError("the engine is closed")
+
+    def _require_idle(self, call: str) -> None:
+        self._require_open()
+        if count := len(self.in_flight):
+            raise EngineError(
+                f"{call} while {count} requests are in flight: poll until they have finished, or abort them"
+            )
+
+    def _require_weights(self) -> int:
+        """The version of the weights. Raises EngineError unless a complete set is loaded."""
+        self._require_open()
+        if self._version is None:
+            raise EngineError(
+                "the weights are incomplete (dropped, never loaded, or the last load_weights failed): "
+                "load a complete set first"
+            )
+        return self._version
+
+    def _require_new(self, requests: Sequence[GenerationRequest]) -> None:
+        known = set(self.in_flight)
+        for request in requests:
+            if request.id in known:
+                raise EngineError(f"request id {request.id!r} is in flight already; ids must be unique")
+            known.add(request.id)
+
+    def _require_in_flight(self, request_ids: Sequence[str]) -> list[str]:
+        """The ids, each once. Raises EngineError for one that is not in flight."""
+        self._require_open()
+        known = set(self.in_flight)
+        if unknown := [name for name in request_ids if name not in known]:
+            raise EngineError(f"abort: request {unknown[0]!r} is not in flight ({len(unknown)} unknown in all)")
+        return list(dict.fromkeys(request_ids))
+
 
 @dataclass(frozen=True)
 class PositionBound:
-    """How many tokens a prompt and its response may have together."""
+    """A bound on the tokens of a prompt and its response together."""
 
     positions: int
     name: str
@@ -17,37 +69,24 @@ class PositionBound:
     fix: str
 
 
-def new_requests(
-    requests: Sequence[GenerationRequest],
-    in_flight: Sequence[Container[str]],
-    *,
-    vocabulary: int,
-    bounds: Sequence[PositionBound] = (),
-) -> dict[str, GenerationRequest]:
-    """The requests by id. Raises EngineError for the first that could never be served or whose id is in flight."""
-    new: dict[str, GenerationRequest] = {}
+def check_requests(
+    requests: Sequence[GenerationRequest], *, vocabulary: int | None = None, bounds: Sequence[PositionBound] = ()
+) -> None:
+    """Raise EngineError for the first request that could never be served."""
     prompt: tuple[int, ...] | None = None
     for request in requests:
-        if request.id in new or any(request.id in ids for ids in in_flight):
-            raise EngineError(f"request id {request.id!r} is in flight already; ids must be unique")
-        new[request.id] = request
         _check_numbers(request)
         _check_size(request, bounds)
-        if request.prompt_ids is not prompt:  # the G requests of a group share theirs
+        if vocabulary is not None and request.prompt_ids is not prompt:  # the G requests of a group share theirs
             _check_prompt(request, vocabulary)
         prompt = request.prompt_ids
-    return new
 
 
 def _check_numbers(request: GenerationRequest) -> None:
+    limit, least = request.max_new_tokens, request.min_new_tokens
     expectations = (
-        ("max_new_tokens", request.max_new_tokens, "at least 1", request.max_new_tokens >= 1),
-        (
-            "min_new_tokens",
-            request.min_new_tokens,
-            f"from 0 to max_new_tokens={request.max_new_tokens}",
-            0 <= request.min_new_tokens <= request.max_new_tokens,
-        ),
+        ("max_new_tokens", limit, "at least 1", limit >= 1),
+        ("min_new_tokens", least, f"from 0 to max_new_tokens={limit}", 0 <= least <= limit),
         ("temperature", request.temperature, "0 (greedy) or more", 0 <= request.temperature < float("inf")),
         ("top_p", request.top_p, "above 0 and at most 1", 0 < request.top_p <= 1),
         ("seed", request.seed, "0 or more", request.seed >= 0),
@@ -76,3 +115,24 @@ def _check_prompt(request: GenerationRequest, vocabulary: int) -> None:
             f"request {request.id!r}: prompt token {low if low < 0 else high} is outside the model's vocabulary of "
             f"{vocabulary}; is this the model's own tokenizer?"
         )
+
+
+def require_all_weights(count: int, *, missing: Sequence[str], unexpected: Sequence[str]) -> None:
+    """Raise EngineError where the names of a set of weights differ from those of the model's `count` parameters."""
+    if missing or unexpected:
+        raise EngineError(
+            f"load_weights needs exactly the model's {count} parameters by name; "
+            f"missing: {format_names(missing)}; unexpected: {format_names(unexpected)}"
+        )
+
+
+def require_shape(name: str, given: Sequence[int], expected: Sequence[int]) -> None:
+    """Raise EngineError for a weight of another shape than the model's."""
+    if tuple(given) != tuple(expected):
+        raise EngineError(f"load_weights: {name} has shape {tuple(given)}, the engine's model needs {tuple(expected)}")
+
+
+def format_names(names: Sequence[str]) -> str:
+    """The first few names, for a message."""
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more if names else "none"

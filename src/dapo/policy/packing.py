@@ -5,6 +5,7 @@ tensors of one pass. Sums over a minibatch's tokens do not depend on either: eac
 """
 
 import heapq
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
@@ -12,7 +13,6 @@ from itertools import accumulate, groupby
 import torch
 from torch import Tensor
 
-from dapo.core.packed import CompactArray
 from dapo.policy.packed_attention import PackedAttentionPlan, Segment, build_attention_plan
 from dapo.types import Sample
 
@@ -218,7 +218,10 @@ def pack_microbatch(rank_microbatch: RankMicrobatch, device: str | torch.device)
 def rows_of(scores: Tensor, lengths: Sequence[int]) -> list[Sequence[float]]:
     """The `[S]` scores of a microbatch as one row per sample."""
     numbers = scores.detach().cpu().numpy()
-    return [CompactArray(numbers[end - n : end]) for n, end in zip(lengths, accumulate(lengths), strict=True)]
+    return [
+        array(numbers.dtype.char, numbers[end - n : end].tobytes())
+        for n, end in zip(lengths, accumulate(lengths), strict=True)
+    ]
 
 
 def in_callers_order(

@@ -18,7 +18,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from dapo.algo.loss import aggregation_weights
 from dapo.config import Config
 from dapo.core.errors import ConfigError
-from dapo.core.packed import array_of
 from dapo.policy.checkpoint import StateCopy, load_optimizer, state_of, write_state
 from dapo.policy.hf_io import NamedWeights
 from dapo.policy.logprobs import chunks, hidden_states, score_tokens, token_logprobs, use_packed_forward
@@ -176,7 +175,7 @@ class PolicyCore:
             return torch.tensor(values, dtype=torch.float64).to(dtype).repeat_interleave(lengths).to(device)
 
         def of_tokens(rows: Sequence[Sequence[float]]) -> Tensor:
-            return torch.from_numpy(np.concatenate([array_of(row) for row in rows])).to(device, dtype)
+            return torch.from_numpy(np.concatenate(rows)).to(device, dtype)
 
         tokens = {
             "advantages": of_samples([sample.advantage for sample in samples]),

@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dapo.core.packed import array_of
 from dapo.telemetry.metric_table import metric_of
 from dapo.telemetry.rollout_table import storable
 from dapo.types import Group, Sample
@@ -166,11 +165,13 @@ def _gaps(sample: Sample) -> NDArray[Any]:
     """`[trained tokens]` |engine - old|; empty where the trainer has recorded no log-probabilities."""
     if sample.old_logprobs is None:
         return np.empty(0)
-    engine, old, mask = (array_of(row) for row in (sample.engine_logprobs, sample.old_logprobs, sample.mask))
+    # float64: a difference of float32 numbers would be rounded
+    engine, old = (np.asarray(row, np.float64) for row in (sample.engine_logprobs, sample.old_logprobs))
+    mask = np.asarray(sample.mask, np.bool_)
     if len(engine) != len(old):
         raise ValueError(f"{len(engine)} log-probabilities of the engine, {len(old)} of the trainer")
     gaps: NDArray[Any] = np.abs(engine - old)
-    return gaps if mask.all() else gaps[mask.astype(np.bool_)]
+    return gaps if mask.all() else gaps[mask]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 
 from dapo.core.errors import DataError
 from dapo.core.files import atomic_file
-from dapo.core.packed import array_of
 
 ROWS_PER_CHUNK = 1024  # bounds memory: at the paper's lengths a whole step is gigabytes of ids
 
@@ -103,7 +102,7 @@ def _column(values: list[Any], field: pa.Field) -> pa.Array:
 
 
 def _rows(values: Sequence[Sequence[float]], kind: pa.ListType) -> pa.Array:
-    numbers = np.concatenate([array_of(row, kind.value_type.to_pandas_dtype()) for row in values])
+    numbers = np.concatenate([np.asarray(row, kind.value_type.to_pandas_dtype()) for row in values])
     ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
     return pa.ListArray.from_arrays(pa.array(ends), pa.array(numbers), type=kind)
 

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from dapo.config import Config
 from dapo.core.errors import NumericsError
-from dapo.core.packed import sum_of
 from dapo.training.rollout import Batch
 from dapo.training.state import Run
 
@@ -45,7 +46,7 @@ def sampled_entropy(batch: Batch) -> float | None:
     """
     rows = [generation.logprobs for group, _ in batch.decided for generation in group.generations]
     count = sum(map(len, rows))
-    return -math.fsum(map(sum_of, rows)) / count if count else None
+    return -math.fsum(float(np.sum(row, dtype=np.float64)) for row in rows) / count if count else None
 
 
 def check_divergence(run: Run) -> None:

@@ -1,15 +1,14 @@
 """From judged groups to samples: shaped rewards (Eq. 13), advantages (Eq. 9), masks."""
 
+from array import array
 from collections.abc import Sequence
 from itertools import groupby
 
-import numpy as np
 import torch
 
 from dapo.algo.advantages import group_advantages
 from dapo.algo.overlong import overlong_penalty, trains
 from dapo.config import Config
-from dapo.core.packed import CompactArray
 from dapo.core.rng import keyed_permutation
 from dapo.types import Generation, Group, Sample, Verdict
 
@@ -59,9 +58,7 @@ def _group_samples(group: Group, config: Config) -> list[Sample]:
     advantages = group_advantages(rewards, scale=config.advantage.scale).tolist()
     samples = []
     for (i, generation, reward), advantage in zip(valid, advantages, strict=True):
-        mask: CompactArray[int] = CompactArray(
-            np.full(len(generation.token_ids), trains(generation.finish, mode=config.overlong.mode))
-        )
+        mask = array("b", [trains(generation.finish, mode=config.overlong.mode)]) * len(generation.token_ids)
         samples.append(
             Sample(
                 group_id=group.id,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from dapo.config import Config
-from dapo.engines.engine import RolloutEngine, WeightSource, drop_weights
+from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.telemetry.metrics import StepTimer
 from dapo.telemetry.profiler import profiled_step
@@ -154,5 +154,5 @@ class Run:
 
     def drop_engine_weights(self) -> None:
         """Let the engine free its weights while the policy updates: the next step brings others."""
-        drop_weights(self.engine)
+        self.engine.drop_weights()
         self.state.engine_version = None

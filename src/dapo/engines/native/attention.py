@@ -2,7 +2,7 @@
 
 A decode step's queries `[n, heads, 1, d]` are seen as `[n, kv_heads, group, d]`, so keys and values are never repeated
 for the heads that share them. Masks come from the model's own mask functions, evaluated at the slots' positions, once
-a forward: sliding windows are therefore the model's, not a second idea of them.
+per forward: sliding windows are therefore always the model's own.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ UNSUPPORTED = {
 
 
 def register() -> None:
-    """Make `NAME` known to transformers; doing it again changes nothing."""
+    """Register `NAME` with transformers; repeating it changes nothing."""
     AttentionInterface.register(NAME, native_attention)
     AttentionMaskInterface.register(NAME, native_mask)
 
@@ -78,11 +78,11 @@ def native_mask(
     device: torch.device | str = "cpu",
     **kwargs: object,
 ) -> Tensor | None:
-    """What a forward's queries may attend to, from the model's own `mask_function(batch, head, query, key)`.
+    """The positions that queries may attend to, from the model's own `mask_function(batch, head, query, key)`.
 
     A prefill (`q_offset` 0) gives `[1, 1, q, q]` booleans, or None where that is plain causal. A decode step
     (`q_offset` `[n]`, each row's position) gives `[n, 1, 1, kv_length]` of 0 and -inf in `dtype`: attention on the CPU
-    would turn booleans into just that, once a layer instead of once a step.
+    would convert booleans to it once per layer instead of once per step.
     """
     if mask_function is None:
         raise EngineError("a model without a mask function")

@@ -1,35 +1,41 @@
-"""Keys and values: of the live sequences in dense slots written in place, of prompts until their groups have started.
+"""Keys and values: of running sequences in slots written in place, of prompts until their groups have started.
 
 Both are transformers caches, so the model's own forward fills them. A slot is a row of `[rows, kv_heads, capacity, d]`;
-both `rows` and `capacity` grow by need, and all of it is given back when nothing is live.
+both `rows` and `capacity` grow as needed, and all memory is freed when nothing runs.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import Cache
 
 BLOCK = 64
-"""Capacity grows by at least half, in whole blocks of so many positions, so copying stays a small share."""
+"""Capacity grows by at least half, in whole blocks of this many positions, so that copying stays rare."""
 
 ALIGN = 16
-"""Attention runs over a multiple of so many positions: uneven ends are slow, and the mask hides the rest."""
+"""Attention runs over a multiple of this many positions: uneven ends are slow, and the mask hides the others."""
 
 
-class PromptCache(Cache):
-    """What one prefill leaves behind: per layer the prompts' keys and values `[prompts, kv_heads, positions, d]`."""
-
+class _KeyValueCache(Cache):
     def __init__(self) -> None:
         super().__init__(layers=[])
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Keys and values of all layers."""
+        return [*self.keys, *self.values]
+
+
+class PromptCache(_KeyValueCache):
+    """The keys and values of one prefill, per layer `[prompts, kv_heads, positions, d]`."""
+
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Keep a layer's keys and values; a prefill attends to just these."""
+        """Keep the keys and values of a layer, which are all that a prefill attends to."""
         if layer_idx != len(self.keys):
             raise ValueError(f"layer {layer_idx} keeps keys and values, but layer {len(self.keys)} is the next one due")
         self.keys.append(key_states)
@@ -37,11 +43,9 @@ class PromptCache(Cache):
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Positions before this prefill: none."""
         return 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        """The first query stands at position 0."""
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
@@ -49,31 +53,21 @@ class PromptCache(Cache):
         return query_length, 0
 
     def select(self, index: int, length: int) -> "PromptCache":
-        """A copy of one prompt's keys and values, so that the rest can be freed."""
+        """A copy of one prompt's keys and values, so that the others can be freed."""
         single = PromptCache()
         single.keys = [keys[index : index + 1, :, :length].clone() for keys in self.keys]
         single.values = [values[index : index + 1, :, :length].clone() for values in self.values]
         return single
 
 
-@dataclass(frozen=True)
-class _Layer:
-    """One layer's storage, `[rows, kv_heads, capacity, d]` each; `d` of keys and values may differ."""
+class SlotCache(_KeyValueCache):
+    """The keys and values of running sequences, one row each; a decode step uses rows 0 .. n-1.
 
-    keys: Tensor
-    values: Tensor
-
-    def resized(self, rows: int, capacity: int) -> "_Layer":
-        # zeros, not empty: a masked position has weight 0, and 0 * nan is nan
-        return _Layer(*(_resized(tensor, rows, capacity) for tensor in (self.keys, self.values)))
-
-
-class SlotCache(Cache):
-    """The live sequences' keys and values, one row each; rows 0 .. n-1 take part in a decode step."""
+    Per layer `[rows, kv_heads, capacity, d]`; `d` of keys and values may differ.
+    """
 
     def __init__(self) -> None:
-        super().__init__(layers=[])
-        self._storage: list[_Layer] = []
+        super().__init__()
         self._positions = torch.empty(0, dtype=torch.long)
         self._length = 0
         self._flat_indices: dict[int, Tensor] = {}
@@ -82,8 +76,8 @@ class SlotCache(Cache):
 
     @property
     def num_bytes(self) -> int:
-        """What the slots take at present."""
-        return sum(t.numel() * t.element_size() for layer in self._storage for t in (layer.keys, layer.values))
+        """The memory that the slots take at present."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
     def reserve(self, rows: int, length: int, limit: int) -> None:
         """Make room for `rows` sequences of `length` positions; `limit`, the longest reservation, bounds the growth."""
@@ -95,30 +89,20 @@ class SlotCache(Cache):
         else:
             self.capacity = min(self.capacity, max(length, limit))
         self.rows = rows
-        for index, layer in enumerate(self._storage):
-            self._storage[index] = layer.resized(self.rows, self.capacity)
+        for tensors in (self.keys, self.values):
+            for index, tensor in enumerate(tensors):
+                tensors[index] = _resized(tensor, rows, self.capacity)
 
     def store(self, prompts: PromptCache, sources: Sequence[int], rows: Sequence[int], length: int) -> None:
         """Copy prompt `sources[i]`, its first `length` positions, into row `rows[i]`; needs `reserve` before."""
-        if not self._storage:
-            self._storage = [
-                _Layer(*(_zeros_like(t, self.rows, self.capacity) for t in pair))
-                for pair in zip(prompts.keys, prompts.values, strict=True)
-            ]
-        device = self._storage[0].keys.device
-        source_rows, target_rows = torch.tensor(sources, device=device), torch.tensor(rows, device=device)
-        for layer, keys, values in zip(self._storage, prompts.keys, prompts.values, strict=True):
-            layer.keys[:, :, :length].index_copy_(0, target_rows, keys[:, :, :length].index_select(0, source_rows))
-            layer.values[:, :, :length].index_copy_(0, target_rows, values[:, :, :length].index_select(0, source_rows))
+        if not self.keys:
+            self.keys = [_zeros_like(tensor, self.rows, self.capacity) for tensor in prompts.keys]
+            self.values = [_zeros_like(tensor, self.rows, self.capacity) for tensor in prompts.values]
+        _copy_rows(prompts.tensors, self.tensors, sources, rows, length)
 
     def move(self, sources: Sequence[int], rows: Sequence[int], length: int) -> None:
         """Copy the first `length` positions of rows `sources` over rows `rows`."""
-        device = self._storage[0].keys.device
-        source_rows, target_rows = torch.tensor(sources, device=device), torch.tensor(rows, device=device)
-        for layer in self._storage:
-            for tensor in (layer.keys, layer.values):
-                part = tensor[:, :, :length]
-                part.index_copy_(0, target_rows, part.index_select(0, source_rows))
+        _copy_rows(self.tensors, self.tensors, sources, rows, length)
 
     def begin_step(self, positions: Tensor, longest: int) -> None:
         """The next forward writes row i at `positions[i]` `[n]` and attends to the first `longest` positions."""
@@ -129,15 +113,15 @@ class SlotCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write one position a row, `[n, kv_heads, 1, d]`; returns views `[n, kv_heads, length, d]` of the slots."""
-        layer = self._storage[layer_idx]
+        """Write one position per row, `[n, kv_heads, 1, d]`; returns views `[n, kv_heads, length, d]` of the slots."""
+        keys, values = self.keys[layer_idx], self.values[layer_idx]
         n, heads = key_states.shape[:2]
         if heads not in self._flat_indices:
             self._flat_indices[heads] = self._make_flat_indices(n, heads)
         flat_indices = self._flat_indices[heads]
-        for tensor, states in ((layer.keys, key_states), (layer.values, value_states)):
+        for tensor, states in ((keys, key_states), (values, value_states)):
             tensor.view(-1, tensor.shape[-1]).index_copy_(0, flat_indices, states.reshape(n * heads, -1))
-        return layer.keys[:n, :, : self._length], layer.values[:n, :, : self._length]
+        return keys[:n, :, : self._length], values[:n, :, : self._length]
 
     def _make_flat_indices(self, n: int, heads: int) -> Tensor:
         """`[n * heads]` indices of the positions to write, in the storage seen as `[rows * heads * capacity, d]`."""
@@ -145,11 +129,11 @@ class SlotCache(Cache):
         return (lines * self.capacity + self._positions[:, None]).flatten()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Positions before this step's: of the longest row."""
+        """The number of positions before this step, in the longest row."""
         return self._length - 1
 
     def get_query_offset(self, layer_idx: int = 0) -> Tensor:  # type: ignore[override]
-        """`[n]` where each row's query stands; `attention.native_mask` reads it."""
+        """`[n]` position of each row's query; `attention.native_mask` reads it."""
         return self._positions
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
@@ -157,10 +141,23 @@ class SlotCache(Cache):
         return self._length, 0
 
     def release(self) -> None:
-        """Give all memory back."""
-        self._storage = []
+        """Free all memory."""
+        self.keys, self.values = [], []
         self._flat_indices = {}
         self.rows = self.capacity = 0
+
+
+def _copy_rows(
+    from_tensors: Sequence[Tensor],
+    to_tensors: Sequence[Tensor],
+    sources: Sequence[int],
+    rows: Sequence[int],
+    length: int,
+) -> None:
+    device = to_tensors[0].device
+    source_rows, target_rows = torch.tensor(sources, device=device), torch.tensor(rows, device=device)
+    for source, target in zip(from_tensors, to_tensors, strict=True):
+        target[:, :, :length].index_copy_(0, target_rows, source[:, :, :length].index_select(0, source_rows))
 
 
 def _zeros_like(states: Tensor, rows: int, capacity: int) -> Tensor:
@@ -168,7 +165,7 @@ def _zeros_like(states: Tensor, rows: int, capacity: int) -> Tensor:
 
 
 def _resized(tensor: Tensor, rows: int, capacity: int) -> Tensor:
-    larger = _zeros_like(tensor, rows, capacity)
+    larger = _zeros_like(tensor, rows, capacity)  # zeros: a masked position has weight 0, and 0 * nan is nan
     n, length = min(rows, tensor.shape[0]), min(capacity, tensor.shape[2])
     larger[:n, :, :length] = tensor[:n, :, :length]
     return larger

@@ -1,8 +1,8 @@
 """The native rollout engine: continuous batching around a transformers model, in this process.
 
-A poll runs one decode step over all live sequences, gives the freed slots to the queue, prefills each new prompt once
-for all its adjacent requests, and samples their first tokens from the prefill. Live sequences fill rows 0 .. n-1 of the
-slots without gaps: finished ones are replaced from the queue, or the last rows move into their places.
+A poll runs one decode step over all running sequences, gives the freed slots to the queue, prefills each new prompt
+once for all its adjacent requests, and samples their first tokens from the prefill. Running sequences fill rows
+0 .. n-1 of the slots without gaps: finished ones are replaced from the queue, or the last rows move to their positions.
 
 One prompt's keys and values are kept beyond its prefill: that of the group at the head of the queue, while some of its
 requests have started and others wait for slots. So memory is bounded by the slots, one prefill and one prompt.
@@ -17,15 +17,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from dapo.config.options import NativeConfig
 from dapo.core.errors import EngineError
 from dapo.engines.engine import WeightSource
 from dapo.engines.native.cache import SlotCache
-from dapo.engines.native.forward import Forward, Prefilled
-from dapo.engines.native.linear import drop_prepacked
+from dapo.engines.native.compatibility import patch_model
+from dapo.engines.native.forward import Prefilled, copy_weights
+from dapo.engines.native.prepacked_linear import drop_prepacked
 from dapo.engines.native.sampling import sample
 from dapo.engines.native.scheduler import RunningSequence, Scheduler
-from dapo.engines.native.support import patch_model
-from dapo.engines.native.weights import copy_weights
+from dapo.engines.request_checks import EngineState
 from dapo.types import Finish, Generation, GenerationRequest
 
 PREFILL_TOKENS = 4096
@@ -34,7 +35,7 @@ PREFILL_TOKENS = 4096
 
 @dataclass(frozen=True)
 class EngineStats:
-    """What the engine has computed since it was made."""
+    """Counts of the work that an engine has done since it was made."""
 
     prefills: int = 0
     prefill_prompts: int = 0
@@ -42,153 +43,135 @@ class EngineStats:
     """Prompt tokens, padding not counted; a prompt shared by a group counts once."""
     decode_steps: int = 0
     decode_slot_steps: int = 0
-    """Rows computed, over all decode steps; every one of them a live sequence."""
+    """Rows computed, over all decode steps; each of them is a running sequence."""
     sampled_tokens: int = 0
     cache_bytes_peak: int = 0
 
 
-@dataclass(frozen=True)
-class _CachedPrefill:
-    """The prompt of a group of which some requests have started and others wait."""
+class NativeEngine(EngineState):
+    """A `RolloutEngine` in process.
 
-    prompt_ids: tuple[int, ...]
-    prefilled: Prefilled
-
-
-class NativeEngine:
-    """A `RolloutEngine` in process. `model` is the engine's own: its weights and attention are replaced.
-
-    Until the first `load_weights` it samples from the weights that `model` came with, as version 0. Raises EngineError
-    for a model that it cannot serve (see `support`).
-
-    `slots` sequences are decoded at a time; `cache_tokens` bounds the slots in use times the longest of them (prompt +
-    max_new_tokens). Without it memory follows what is live.
+    Until the first `load_weights` it samples from the weights that the model came with, as version 0.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        slots: int,
-        cache_tokens: int | None = None,
-    ) -> None:
-        forward = patch_model(model.eval().requires_grad_(False), rows=slots)
-        self._forward: Forward | None = forward
+    def __init__(self, model: PreTrainedModel, config: NativeConfig) -> None:
+        """Raises EngineError for a model that the engine cannot serve (see `compatibility`).
+
+        `model` becomes the engine's own: its weights and attention are replaced. `config.slots` sequences are decoded
+        at a time; `config.cache_tokens` bounds the slots in use times the longest of them (prompt + max_new_tokens).
+        Without it the cache grows with the running sequences.
+        """
+        super().__init__(version=0)
+        self._forward = patch_model(model.eval().requires_grad_(False), rows=config.slots)
         self._scheduler = Scheduler(
-            slots,
-            cache_tokens,
+            config.slots,
+            config.cache_tokens,
             max_positions=getattr(model.config, "max_position_embeddings", None),
-            vocabulary=forward.vocabulary,
+            vocabulary=self._forward.vocabulary,
         )
         self._cache = SlotCache()
         self._rows: list[RunningSequence | None] = []  # as in the cache; None: to be filled again before the poll ends
-        self._cached_prefill: _CachedPrefill | None = None
-        self._version: int | None = 0
-        self._stats = EngineStats()
-
-    @property
-    def stats(self) -> EngineStats:
-        """Counts of the work done so far."""
-        return self._stats
+        self._cached_prefill: tuple[tuple[int, ...], Prefilled] | None = None
+        """A prompt and its prefill, while some requests of its group have started and others wait."""
+        self.stats = EngineStats()
 
     @property
     def cache_bytes(self) -> int:
-        """Memory that the slots take at present."""
+        """The memory that the slots take at present."""
         return self._cache.num_bytes
+
+    @property
+    def in_flight(self) -> list[str]:
+        """Ids of the requests that are running or waiting."""
+        return [*(seq.request.id for seq in self._running()), *self._scheduler.waiting]
 
     def load_weights(self, weights: WeightSource, version: int) -> None:
         """Copy a complete set of weights, by name. If that fails the engine refuses work until one succeeds."""
-        forward = self._open()
         self._require_idle("load_weights")
         self._version = None
-        copy_weights(weights, forward.model)
+        copy_weights(weights, self._forward.model)
         self._version = version
 
     def drop_weights(self) -> None:
-        """Free what packed weights take. Raises EngineError while requests are in flight."""
-        forward = self._open()
+        """Free the memory of prepacked weights. Raises EngineError while requests are in flight."""
         self._require_idle("drop_weights")
         self._version = None
-        drop_prepacked(forward.model)
+        drop_prepacked(self._forward.model)
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests; adjacent ones with the same prompt share its prefill. Raises EngineError, queueing none."""
-        self._open()
-        self._loaded_version()
-        self._scheduler.submit(requests, {seq.request.id for seq in self._running()})
+        self._require_weights()
+        self._require_new(requests)
+        self._scheduler.submit(requests)
 
     @torch.inference_mode()
     def poll(self) -> list[Generation]:
-        """Sample one token for every live sequence, start waiting ones, and return what has finished.
+        """Sample one token for every running sequence, start waiting ones, and return what has finished.
 
         Raises EngineError if the logits are not finite; then the engine can only be closed.
         """
-        forward = self._open()
-        finished = self._decode(forward) if self._rows else []
+        self._require_open()
+        finished = self._decode() if self._rows else []
         started = self._scheduler.admit(self._running())
         self._compact(spare=len(started))
-        finished += self._start(forward, started)
+        finished += self._start(started)
         self._tidy()
         return finished
 
     @torch.inference_mode()
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
         """Stop these, and return what they have, in the order given. Raises EngineError for an id not in flight."""
-        self._open()
+        names = self._require_in_flight(request_ids)
         rows = {seq.request.id: row for row, seq in enumerate(self._rows) if seq is not None}
         waiting = self._scheduler.waiting
-        if unknown := [name for name in request_ids if name not in rows and name not in waiting]:
-            raise EngineError(f"abort: request {unknown[0]!r} is not in flight ({len(unknown)} unknown in all)")
         stopped = [
-            RunningSequence(waiting.pop(name)) if name in waiting else self._vacate(rows[name])
-            for name in dict.fromkeys(request_ids)
+            RunningSequence(waiting.pop(name)) if name in waiting else self._vacate(rows[name]) for name in names
         ]
         self._tidy()
-        return [seq.generation("aborted", self._loaded_version()) for seq in stopped]
+        return [seq.generation("aborted", self._require_weights()) for seq in stopped]
 
     def close(self) -> None:
         """Let go of the model and the cache. Afterwards every other call raises EngineError."""
-        self._forward = None
-        self._rows = []
-        self._cached_prefill = None
-        self._cache.release()
-        self._scheduler.waiting.clear()
+        if not self._is_closed:
+            self._is_closed = True
+            del self._forward
+            self._rows = []
+            self._cached_prefill = None
+            self._cache.release()
+            self._scheduler.waiting.clear()
 
-    def _decode(self, forward: Forward) -> list[Generation]:
-        """One step of all live sequences; the rows of the finished ones are empty afterwards."""
+    def _decode(self) -> list[Generation]:
+        """One decode step of all running sequences; the rows of the finished ones are empty afterwards."""
         running = self._running()
-        lengths = [seq.length for seq in running]
-        self._reserve(max(lengths))
-        logits = forward.decode(self._cache, [seq.token_ids[-1] for seq in running], [length - 1 for length in lengths])
+        positions = [seq.length - 1 for seq in running]
+        self._reserve(max(positions) + 1)
+        logits = self._forward.decode(self._cache, [seq.token_ids[-1] for seq in running], positions)
         self._count(decode_steps=1, decode_slot_steps=len(running))
         finishes = self._sample(running, logits)
-        version = self._loaded_version()
-        return [
-            self._vacate(row).generation(finish, version) for row, finish in enumerate(finishes) if finish is not None
-        ]
+        for row, finish in enumerate(finishes):
+            if finish is not None:
+                self._vacate(row)
+        return self._answers(running, finishes)
 
-    def _start(self, forward: Forward, started: Sequence[RunningSequence]) -> list[Generation]:
+    def _start(self, started: Sequence[RunningSequence]) -> list[Generation]:
         """Prefill the prompts of newly admitted requests, once each, and sample their first tokens."""
         groups = [list(group) for _, group in groupby(started, key=lambda seq: seq.request.prompt_ids)]
         finished = []
-        if (
-            groups
-            and self._cached_prefill is not None
-            and self._cached_prefill.prompt_ids == groups[0][0].request.prompt_ids
-        ):
-            finished += self._begin(self._cached_prefill.prefilled, groups[:1])
+        cached = self._cached_prefill
+        if groups and cached is not None and cached[0] == groups[0][0].request.prompt_ids:
+            finished += self._begin(cached[1], groups[:1])
             del groups[0]
         for batch in prefill_batches(groups):
             prompts = [group[0].request.prompt_ids for group in batch]
-            prefilled = forward.prefill(prompts)
+            prefilled = self._forward.prefill(prompts)
             self._count(prefills=1, prefill_prompts=len(prompts), prefill_tokens=sum(map(len, prompts)))
             finished += self._begin(prefilled, batch)
             if batch[-1] is groups[-1] and prompts[-1] == self._scheduler.head_prompt():
-                self._cached_prefill = _CachedPrefill(prompts[-1], prefilled.select(len(batch) - 1, len(prompts[-1])))
+                self._cached_prefill = prompts[-1], prefilled.select(len(batch) - 1, len(prompts[-1]))
         return finished
 
     def _begin(self, prefilled: Prefilled, groups: Sequence[Sequence[RunningSequence]]) -> list[Generation]:
-        """First tokens of groups whose prompts have been prefilled, in this order; who is not done gets a row."""
+        """First tokens of groups whose prompts have been prefilled, in this order; unfinished sequences get a row."""
         entries = [(seq, source) for source, group in enumerate(groups) for seq in group]
         sources = torch.tensor([source for _, source in entries], device=prefilled.logits.device)
         finishes = self._sample([seq for seq, _ in entries], prefilled.logits[sources])
@@ -198,15 +181,15 @@ class NativeEngine:
             width = max(len(seq.request.prompt_ids) for seq, _ in unfinished)
             self._reserve(width + 1)
             self._cache.store(prefilled.cache, [source for _, source in unfinished], rows, width)
-        version = self._loaded_version()
-        return [
-            seq.generation(finish, version)
-            for (seq, _), finish in zip(entries, finishes, strict=True)
-            if finish is not None
-        ]
+        return self._answers([seq for seq, _ in entries], finishes)
+
+    def _answers(self, sequences: Sequence[RunningSequence], finishes: Sequence[Finish | None]) -> list[Generation]:
+        version = self._require_weights()
+        pairs = zip(sequences, finishes, strict=True)
+        return [seq.generation(finish, version) for seq, finish in pairs if finish is not None]
 
     def _sample(self, sequences: Sequence[RunningSequence], logits: Tensor) -> list[Finish | None]:
-        """Give each sequence its next token, from `[n, vocabulary]` logits. The one wait for the device in a step."""
+        """Give each sequence its next token, from `[n, vocabulary]` logits. The only wait for the device in a step."""
         tokens, logprobs = sample(
             _mask_tokens(logits, [seq.masked_tokens for seq in sequences]),
             [seq.next_uniform() for seq in sequences],
@@ -244,11 +227,11 @@ class NativeEngine:
         running = self._running()
         longest = max([longest, *(seq.length for seq in running)])
         self._cache.reserve(len(self._rows), longest, self._scheduler.longest_reservation(running))
-        if self._cache.num_bytes > self._stats.cache_bytes_peak:
-            self._stats = replace(self._stats, cache_bytes_peak=self._cache.num_bytes)
+        if self._cache.num_bytes > self.stats.cache_bytes_peak:
+            self.stats = replace(self.stats, cache_bytes_peak=self._cache.num_bytes)
 
     def _compact(self, *, spare: int) -> None:
-        """Leave at most `spare` empty rows: the last live ones move into the others."""
+        """Leave at most `spare` empty rows: the last running sequences move into the others."""
         empty = [row for row, seq in enumerate(self._rows) if seq is None]
         size = len(self._rows) - max(0, len(empty) - spare)
         movers = [row for row in range(size, len(self._rows)) if self._rows[row] is not None]
@@ -261,37 +244,19 @@ class NativeEngine:
         del self._rows[size:]
 
     def _tidy(self) -> None:
-        """Close the gaps, and keep nothing that nobody waits for."""
+        """Close the gaps, and free what no request needs."""
         self._compact(spare=0)
-        if self._cached_prefill is not None and self._cached_prefill.prompt_ids != self._scheduler.head_prompt():
+        if self._cached_prefill is not None and self._cached_prefill[0] != self._scheduler.head_prompt():
             self._cached_prefill = None
         if not self._rows:
             self._cache.release()
 
-    def _require_idle(self, what: str) -> None:
-        if in_flight := len(self._running()) + len(self._scheduler.waiting):
-            raise EngineError(
-                f"{what} while {in_flight} requests are in flight: poll until they have finished, or abort them"
-            )
-
-    def _open(self) -> Forward:
-        if self._forward is None:
-            raise EngineError("the engine is closed")
-        return self._forward
-
-    def _loaded_version(self) -> int:
-        if self._version is None:
-            raise EngineError(
-                "the weights are incomplete (dropped, or the last load_weights failed): load a complete set first"
-            )
-        return self._version
-
     def _count(self, **added: int) -> None:
-        self._stats = replace(self._stats, **{name: getattr(self._stats, name) + n for name, n in added.items()})
+        self.stats = replace(self.stats, **{name: getattr(self.stats, name) + n for name, n in added.items()})
 
 
 def _mask_tokens(logits: Tensor, masked_tokens: Sequence[Sequence[int]]) -> Tensor:
-    """`[n, vocabulary]` logits, changed in place: row i gives no probability to the tokens `forbidden[i]`."""
+    """`[n, vocabulary]` logits, changed in place: row i gives no probability to `masked_tokens[i]`."""
     indices = [(row, token) for row, tokens in enumerate(masked_tokens) for token in tokens]
     if indices:
         rows, tokens = torch.tensor(indices, device=logits.device).unbind(1)

@@ -1,4 +1,4 @@
-"""The transformers model, run in the two ways that the engine needs: prompts whole, then token by token."""
+"""The transformers model as the engine runs it: prefill of whole prompts, decode steps, and loading of weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from dapo.core.errors import EngineError
+from dapo.engines.engine import WeightSource
 from dapo.engines.native.cache import PromptCache, SlotCache
+from dapo.engines.native.prepacked_linear import PrepackedLinear, prepacked_weights
+from dapo.engines.request_checks import require_all_weights, require_shape
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class Prefilled:
 
 
 class Forward:
-    """Backbone and head of a causal language model; logits are computed where a token will be drawn, nowhere else."""
+    """Backbone and head of a causal language model; logits are computed only where a token will be sampled."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -34,7 +38,7 @@ class Forward:
         self.vocabulary = next(model.get_input_embeddings().parameters()).shape[0]
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Prefilled:
-        """Run prompts together: padded on the right, where causal attention never looks."""
+        """Run prompts together, padded on the right, where causal attention never looks."""
         lengths = [len(prompt) for prompt in prompts]
         width = max(lengths)
         ids = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=self.device)
@@ -53,3 +57,42 @@ class Forward:
         return self.backbone(
             input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True
         ).last_hidden_state
+
+
+@torch.no_grad()
+def copy_weights(source: WeightSource, model: nn.Module) -> None:
+    """Copy every tensor of `source` into the parameter of its name, converted to its dtype and device.
+
+    A tied weight may come under one of its names or under each. Raises EngineError if a name is unknown, a parameter
+    gets nothing, a shape differs, or the names of a tied weight disagree; the model is then partly overwritten.
+    """
+    targets = dict(model.named_parameters(remove_duplicate=False))
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    layers = prepacked_weights(model)
+    given: dict[int, str] = {}  # the name that each parameter was filled under, by the parameter's identity
+    unexpected = []
+    for name, tensor in source.named_tensors():
+        target = buffers.get(name, targets.get(name))
+        if target is None:
+            unexpected.append(name)
+        elif (first := given.get(id(target))) is not None:
+            if not torch.equal(tensor.to(target), target):
+                raise EngineError(
+                    f"{first} and {name} are one tied weight in the engine's model, but load_weights got different "
+                    "values for them"
+                )
+        else:
+            _copy(name, tensor, target, layers.get(id(target)))
+            if name in targets:
+                given[id(target)] = name
+    missing = [name for name, target in targets.items() if id(target) not in given]
+    require_all_weights(len(targets), missing=missing, unexpected=unexpected)
+
+
+def _copy(name: str, tensor: Tensor, target: Tensor, layer: PrepackedLinear | None) -> None:
+    """Copy into a parameter or buffer, or into the layer that keeps the parameter's values prepacked."""
+    require_shape(name, tensor.shape, target.shape)
+    if layer is None:
+        target.copy_(tensor)
+    else:
+        layer.load(tensor)

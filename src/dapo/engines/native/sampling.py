@@ -1,11 +1,12 @@
-"""Draws one token a row from the model's law with one uniform number each, by inverting its cumulative sum.
+"""Samples one token per row with one uniform number each, by inverting the cumulative distribution (CDF).
 
-The sum is taken in two levels: block sums over the vocabulary, then the tokens of the one block that the draw falls
-into. One pass over the probabilities is left where a plain cumulative sum needs several, and noise for every logit
-(Gumbel) needs many.
+The sum is taken in two levels: block sums over the vocabulary, then the tokens of the one block that the sample falls
+into. This takes one pass over the probabilities; a plain cumulative sum needs several, and noise for every logit
+(Gumbel) many.
 """
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,42 +20,50 @@ FIRST_CANDIDATES = 64
 CANDIDATE_GROWTH = 16
 
 CPU_CHUNK = 2**20
-"""Probabilities computed at a time on the CPU: they stay near the core, and the allocator reuses their memory, where
-fresh pages for a whole batch of them cost more than the arithmetic."""
+"""Probabilities computed at a time on the CPU: they stay in the processor's cache, and the allocator reuses their
+memory; fresh pages for a whole batch of them cost more than the arithmetic."""
+
+Settings: TypeAlias = Sequence[tuple[float, float, float]]
+"""(uniform number, temperature, top_p) of each row."""
 
 
 def sample(
     logits: Tensor, uniforms: Sequence[float], temperatures: Sequence[float], top_ps: Sequence[float]
 ) -> tuple[Tensor, Tensor]:
-    """Draw from softmax(logits / temperature), cut to the nucleus of mass `top_p`; temperature 0 is the argmax.
+    """Sample from softmax(logits / temperature), cut to the nucleus of mass `top_p`; temperature 0 is the argmax.
 
-    `logits` is `[n, vocabulary]`; the rest has one number a row: uniforms in [0, 1). Returns token ids and their
-    log-probabilities under the law sampled from, `[n]` each, computed in float32 (float64 if the logits are). So a
-    nucleus is renormalised and a greedy token has log-probability 0. A token of probability zero is never returned.
-    A row whose logits are not finite has a log-probability of nan.
+    A token of probability zero is never returned.
+
+    Args:
+        logits: `[n, vocabulary]`.
+        uniforms: one number in [0, 1) per row.
+        temperatures: one per row.
+        top_ps: one per row.
+
+    Returns:
+        Token ids and their log-probabilities under the distribution sampled from, `[n]` each, computed in float32
+        (float64 if the logits are). So a nucleus is renormalised and a greedy token has log-probability 0. A row whose
+        logits are not finite has a log-probability of nan.
     """
     n, size = logits.shape
+    settings = list(zip(uniforms, temperatures, top_ps, strict=True))
     rows = n if logits.is_cuda else max(1, CPU_CHUNK // size)
-    slices = [slice(start, start + rows) for start in range(0, n, rows)]
-    chunks = [_sample_rows(logits[at], uniforms[at], temperatures[at], top_ps[at]) for at in slices]
+    chunks = [_sample_rows(logits[i : i + rows], settings[i : i + rows]) for i in range(0, n, rows)]
     tokens, logprobs = zip(*chunks, strict=True)
     return torch.cat(tokens), torch.cat(logprobs)
 
 
-def _sample_rows(
-    logits: Tensor, uniforms: Sequence[float], temperatures: Sequence[float], top_ps: Sequence[float]
-) -> tuple[Tensor, Tensor]:
-    """Rows of one kind are drawn together."""
-    kinds = [_kind(t, p) for t, p in zip(temperatures, top_ps, strict=True)]
+def _sample_rows(logits: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
+    """Sample the rows of each kind together."""
+    kinds = [_kind(temperature, top_p) for _, temperature, top_p in settings]
     if len(set(kinds)) == 1:
-        return _SAMPLERS[kinds[0]](logits, uniforms, temperatures, top_ps)
+        return _SAMPLERS[kinds[0]](logits, settings)
     tokens = torch.empty(len(kinds), dtype=torch.long, device=logits.device)
     logprobs = torch.empty(len(kinds), dtype=_precision(logits), device=logits.device)
     for kind in sorted(set(kinds)):
         rows = [i for i, other in enumerate(kinds) if other == kind]
         at = torch.tensor(rows, device=logits.device)
-        parts = [[values[i] for i in rows] for values in (uniforms, temperatures, top_ps)]
-        tokens[at], logprobs[at] = _SAMPLERS[kind](logits[at], *parts)
+        tokens[at], logprobs[at] = _SAMPLERS[kind](logits[at], [settings[i] for i in rows])
     return tokens, logprobs
 
 
@@ -64,27 +73,22 @@ def _kind(temperature: float, top_p: float) -> str:
     return "nucleus" if top_p < 1 else "full"
 
 
-def _greedy(
-    logits: Tensor, uniforms: Sequence[float], temperatures: Sequence[float], top_ps: Sequence[float]
-) -> tuple[Tensor, Tensor]:
+def _greedy(logits: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
     # bfloat16 has a slow argmax on the CPU
     best, tokens = logits.to(_precision(logits)).max(-1)
     return tokens, best - best  # 0, or nan
 
 
-def _full(
-    logits: Tensor, uniforms: Sequence[float], temperatures: Sequence[float], top_ps: Sequence[float]
-) -> tuple[Tensor, Tensor]:
-    probabilities = _softmax(logits, temperatures)
-    tokens = invert_cdf(probabilities, _column(uniforms, logits))
+def _full(logits: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
+    probabilities = _softmax(logits, settings)
+    tokens = invert_cdf(probabilities, _column([uniform for uniform, _, _ in settings], logits))
     return tokens, probabilities.gather(1, tokens[:, None])[:, 0].log()
 
 
-def _nucleus(
-    logits: Tensor, uniforms: Sequence[float], temperatures: Sequence[float], top_ps: Sequence[float]
-) -> tuple[Tensor, Tensor]:
-    probabilities = _softmax(logits, temperatures)
-    return _sample_nucleus(probabilities, _column(uniforms, logits), _column(top_ps, logits), FIRST_CANDIDATES)
+def _nucleus(logits: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
+    probabilities = _softmax(logits, settings)
+    uniforms, top_ps = (_column([row[i] for row in settings], logits) for i in (0, 2))
+    return _sample_nucleus(probabilities, uniforms, top_ps, FIRST_CANDIDATES)
 
 
 _SAMPLERS = {"greedy": _greedy, "full": _full, "nucleus": _nucleus}
@@ -106,19 +110,19 @@ def invert_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     before = totals.gather(1, (block - 1).clamp(min=0)).masked_fill(block == 0, 0.0)
     ids = block * BLOCK + torch.arange(BLOCK, device=probabilities.device)  # [n, BLOCK]
     within = probabilities.gather(1, ids.clamp(max=size - 1)).double().masked_fill(ids >= size, 0.0).cumsum(1)
-    # a row of nan has no place anywhere: keep its id a valid one
+    # no cumulative sum of a row of nan exceeds anything: keep its id valid
     return (block * BLOCK + _first_above(within, target - before))[:, 0].clamp(max=size - 1)
 
 
 def _sample_nucleus(probabilities: Tensor, uniforms: Tensor, top_ps: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
-    """Draw from the smallest set of most probable tokens with mass `top_ps` or more; of equals, lower ids come first.
+    """Sample from the smallest set of most probable tokens with mass `top_ps` or more; of equals, lower ids come first.
 
-    Looks at the `candidates` most probable ones, and again at more of them in the rows where these do not settle it.
+    Considers the `candidates` most probable tokens, and more of them in the rows where these do not suffice.
     """
     size = probabilities.shape[1]
     candidates = min(candidates, size)
     values, ids = probabilities.topk(candidates, dim=1)
-    # topk leaves equals in no particular order, and which of them it took: settle that by id
+    # topk takes and orders equals arbitrarily: order them by id
     ids, order = ids.sort(1)
     values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
     ids = ids.gather(1, order)
@@ -148,8 +152,9 @@ def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, target, right=True).clamp(max=cumulative.shape[1] - 1)
 
 
-def _softmax(logits: Tensor, temperatures: Sequence[float]) -> Tensor:
+def _softmax(logits: Tensor, settings: Settings) -> Tensor:
     scores = logits.to(_precision(logits))
+    temperatures = [temperature for _, temperature, _ in settings]
     if any(temperature != 1 for temperature in temperatures):
         scores = scores / torch.tensor(temperatures, dtype=scores.dtype, device=scores.device)[:, None]
     return scores.softmax(-1)

@@ -1,54 +1,55 @@
-"""Who is served when: a first-come-first-served queue, and what may be live at a time. Knows nothing of tensors."""
+"""Decides which requests run: a first-come-first-served queue, bounded by slots and cache. Knows nothing of tensors."""
 
+from array import array
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dapo.core.errors import EngineError
 from dapo.core.rng import keyed_uniforms
-from dapo.engines.request_checks import PositionBound, new_requests
+from dapo.engines.engine import float_array
+from dapo.engines.request_checks import PositionBound, check_requests
 from dapo.types import Finish, Generation, GenerationRequest
 
 FIRST_UNIFORMS = 64
-"""Uniform numbers drawn at first; then twice as many each time, so that no limit of 20,480 is drawn up front."""
+"""Uniform numbers made at first; then twice as many each time, so that no limit of 20,480 tokens is paid up front."""
 
 
 @dataclass(eq=False)
 class RunningSequence:
-    """A request being answered."""
+    """A request and the response tokens sampled for it so far."""
 
     request: GenerationRequest
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    token_ids: "array[int]" = field(default_factory=lambda: array("i"))
+    logprobs: "array[float]" = field(default_factory=lambda: array("d"))
     uniforms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
     @property
     def reserved(self) -> int:
-        """Positions that it may come to hold."""
+        """The number of positions that it may come to hold."""
         return len(self.request.prompt_ids) + self.request.max_new_tokens
 
     @property
     def length(self) -> int:
-        """Prompt and response tokens so far."""
+        """The number of prompt and response tokens so far."""
         return len(self.request.prompt_ids) + len(self.token_ids)
 
     @property
     def masked_tokens(self) -> tuple[int, ...]:
-        """Tokens that the next one may not be: the end tokens, before the least length is reached."""
+        """Tokens that cannot be sampled next: the stop ids, before the minimum length is reached."""
         return self.request.stop_ids if len(self.token_ids) < self.request.min_new_tokens else ()
 
     def next_uniform(self) -> float:
-        """The uniform number that the next token is drawn with: a function of the seed and the token's place."""
+        """The uniform number that the next token is sampled with, a function of the seed and the token's index."""
         t = len(self.token_ids)
         if t >= len(self.uniforms):
             self.uniforms = keyed_uniforms(self.request.seed, max(FIRST_UNIFORMS, 2 * len(self.uniforms)))
         return float(self.uniforms[t])
 
     def append(self, token: int, logprob: float) -> Finish | None:
-        """Add a sampled token; returns how it ends the response, if it does: an end token at the limit is `stop`."""
+        """Add a sampled token; returns how it ends the response, if it does: a stop id at the limit is `stop`."""
         self.token_ids.append(token)
         self.logprobs.append(logprob)
         if token in self.request.stop_ids:
@@ -56,21 +57,19 @@ class RunningSequence:
         return "length" if len(self.token_ids) >= self.request.max_new_tokens else None
 
     def generation(self, finish: Finish, version: int) -> Generation:
-        """What is answered."""
-        return Generation(self.request.id, tuple(self.token_ids), tuple(self.logprobs), finish, version)
+        """The answer to the request."""
+        return Generation(self.request.id, self.token_ids, float_array(self.logprobs), finish, version)
 
 
 class Scheduler:
-    """The waiting requests, and the bound on the live ones: `slots` of them, holding `cache_tokens` positions.
+    """The waiting requests, and the bound on the running ones: `slots` of them, holding `cache_tokens` positions.
 
-    A slot is as long as the longest live one may become, so n live requests hold n times the longest reservation
-    (prompt + max_new_tokens).
+    All slots are as long as the longest running sequence may become, so n running requests hold n times the longest
+    reservation (prompt + max_new_tokens).
     """
 
     def __init__(self, slots: int, cache_tokens: int | None, max_positions: int | None, vocabulary: int) -> None:
-        for name, value in (("slots", slots), ("cache_tokens", cache_tokens)):
-            if value is not None and value < 1:
-                raise EngineError(f"{name} must be at least 1, got {value}")
+        """`max_positions` is the longest sequence that the model takes, `vocabulary` the number of tokens it knows."""
         self.slots = slots
         self.cache_tokens = cache_tokens
         self.vocabulary = vocabulary
@@ -81,17 +80,13 @@ class Scheduler:
         self._bounds = [PositionBound(bound, name, fix) for bound, name, fix in bounds if bound is not None]
         self.waiting: OrderedDict[str, GenerationRequest] = OrderedDict()
 
-    def submit(self, requests: Sequence[GenerationRequest], running: Collection[str]) -> None:
-        """Queue all of them, or none: raises EngineError for the first that could never be served.
-
-        `running` holds the ids that are being answered.
-        """
-        self.waiting.update(
-            new_requests(requests, (self.waiting, running), vocabulary=self.vocabulary, bounds=self._bounds)
-        )
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue all of them, or none: raises EngineError for the first that could never be served."""
+        check_requests(requests, vocabulary=self.vocabulary, bounds=self._bounds)
+        self.waiting.update((request.id, request) for request in requests)
 
     def admit(self, running: Sequence[RunningSequence]) -> list[RunningSequence]:
-        """Take from the head of the queue what fits beside `running`; nothing overtakes the head."""
+        """Take from the head of the queue what fits together with `running`; nothing overtakes the head."""
         started: list[RunningSequence] = []
         longest = self.longest_reservation(running)
         while self.waiting and len(running) + len(started) < self.slots:
@@ -104,7 +99,7 @@ class Scheduler:
         return started
 
     def head_prompt(self) -> tuple[int, ...] | None:
-        """The prompt that is due next."""
+        """The prompt of the next request to start."""
         return self._head().prompt_ids if self.waiting else None
 
     def _head(self) -> GenerationRequest:
@@ -112,5 +107,5 @@ class Scheduler:
 
     @staticmethod
     def longest_reservation(running: Sequence[RunningSequence]) -> int:
-        """Positions that the longest of them may come to hold."""
+        """The number of positions that the longest of them may come to hold."""
         return max((seq.reserved for seq in running), default=0)

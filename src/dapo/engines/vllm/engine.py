@@ -1,34 +1,41 @@
-"""`rollout.engine: vllm`: samples with vLLM, a step at a time. How vLLM is started is in vllm_start.py."""
+"""The engine of `rollout.engine: vllm`: samples with vLLM, one step per poll. `start.py` starts vLLM."""
 
 import math
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dapo.core.errors import EngineError
-from dapo.engines.engine import WeightSource
-from dapo.engines.request_checks import PositionBound, new_requests
+from dapo.engines.engine import WeightSource, float_array
+from dapo.engines.request_checks import (
+    EngineState,
+    PositionBound,
+    check_requests,
+    format_names,
+    require_all_weights,
+    require_shape,
+)
 from dapo.types import Finish, Generation, GenerationRequest
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
 LOAD = "dapo_load_weights"
-"""What each of vLLM's workers is taught: takes a WeightSource, returns the names of weights that got nothing."""
-_NAMES_SHOWN = 5
+"""Method that `start.WeightReader` adds to vLLM's workers: takes a WeightSource, returns names of unset weights."""
 
 
 @dataclass(eq=False)
 class _RunningSequence:
     request: GenerationRequest
     output: Any = None
-    """vLLM's last word on it, with all tokens so far: an aborted request gets no other."""
+    """vLLM's latest output for it, with all tokens so far: an aborted request gets no other."""
 
     def generation(self, finish: Finish, version: int) -> Generation:
-        """What is answered. Raises EngineError for what cannot be a log-probability."""
-        token_ids = tuple(self.output.token_ids) if self.output is not None else ()
-        if self.request.temperature == 0:
-            logprobs = (0.0,) * len(token_ids)  # the law that greedy sampling draws from has one token
+        """The answer to the request. Raises EngineError for log-probabilities that are not finite."""
+        token_ids = array("i", self.output.token_ids if self.output is not None else ())
+        if self.request.temperature == 0 or self.output is None:
+            logprobs = array("f", [0.0]) * len(token_ids)  # the distribution of greedy sampling has one token
         else:
-            logprobs = tuple(self.output.logprobs.logprobs) if self.output is not None else ()
+            logprobs = float_array(self.output.logprobs.logprobs)
         if not math.isfinite(sum(logprobs)):
             raise EngineError(
                 f"the model's logits are not finite (weights version {version}): the policy has diverged, or the dtype "
@@ -37,11 +44,11 @@ class _RunningSequence:
         return Generation(self.request.id, token_ids, logprobs, finish, version)
 
 
-class VllmEngine:
-    """A RolloutEngine on vLLM's synchronous engine. A request is a sequence of its own, with its own seed.
+class VllmEngine(EngineState):
+    """A RolloutEngine on vLLM's synchronous engine. Each request is a sequence of its own, with its own seed.
 
-    A token is drawn by vLLM's generator for the request's seed: equal seeds give equal responses, up to the rounding
-    that a batch's composition makes, but not the tokens that another engine would draw.
+    Tokens are sampled by vLLM's generator for the request's seed: equal seeds give equal responses, up to rounding that
+    depends on the composition of a batch, but not the tokens that another engine would sample.
     """
 
     def __init__(
@@ -52,7 +59,15 @@ class VllmEngine:
         weight_shapes: Mapping[str, tuple[int, ...]],
         max_sequences: int,
     ) -> None:
-        """Takes a `vllm.LLMEngine`, whose own weights are never sampled from, and what puts requests in its words."""
+        """Wrap a `vllm.LLMEngine`, whose own weights are never sampled from.
+
+        Args:
+            llm_engine: the engine, started.
+            sampling_params: converts a request to vLLM's `SamplingParams`.
+            weight_shapes: of all weights by their Hugging Face names, tied ones under each of them.
+            max_sequences: sequences that run at a time.
+        """
+        super().__init__(version=None)
         self._engine: Any = llm_engine
         self._sampling_params = sampling_params
         self._weight_shapes = weight_shapes
@@ -62,20 +77,23 @@ class VllmEngine:
         self._bound = PositionBound(
             config.max_model_len, "the length that this engine was started for", "raise data.max_prompt_tokens"
         )
-        self._version: int | None = None
         self._waiting: dict[str, GenerationRequest] = {}
         self._running: dict[str, _RunningSequence] = {}
 
+    @property
+    def in_flight(self) -> list[str]:
+        """Ids of the requests that are running or waiting."""
+        return [*self._running, *self._waiting]
+
     def load_weights(self, weights: WeightSource, version: int) -> None:
-        """Sample from these weights, all of them, from now on; what was computed with others is forgotten.
+        """Sample from these weights from now on; cached keys and values are dropped.
 
         Raises EngineError while requests are in flight and for an incomplete set, and changes nothing; and where vLLM
         fails or leaves a weight out: then the engine is closed.
         """
-        engine = self._open()
-        if in_flight := len(self._running) + len(self._waiting):
-            raise EngineError(f"load_weights while {in_flight} requests are in flight")
+        self._require_idle("load_weights")
         self._require_complete(weights)
+        engine = self._engine
         try:
             left_out = sorted({name for names in engine.collective_rpc(LOAD, args=(weights,)) for name in names})
             is_reset = engine.reset_prefix_cache()
@@ -84,107 +102,88 @@ class VllmEngine:
             raise EngineError(f"vLLM failed to load the weights of version {version}: {error}") from error
         if left_out or not is_reset:
             self.close()
-            old = f"the weights {_format_names(left_out)}" if left_out else "keys and values of its prefix cache"
+            old = f"the weights {format_names(left_out)}" if left_out else "keys and values of its prefix cache"
             raise EngineError(f"vLLM kept something older than the weights of version {version}: {old}")
         engine.set_weight_version(str(version))
         self._version = version
 
+    def drop_weights(self) -> None:
+        """Do nothing: vLLM keeps its weights until others are loaded."""
+        self._require_idle("drop_weights")
+
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests; prompts that begin alike share keys and values. Raises EngineError, queueing none."""
-        self._open()
-        self._loaded_version()
-        new = new_requests(requests, (self._waiting, self._running), vocabulary=self._vocabulary, bounds=[self._bound])
+        self._require_weights()
+        self._require_new(requests)
+        check_requests(requests, vocabulary=self._vocabulary, bounds=[self._bound])
         for request in requests:
             if request.temperature and not MIN_TEMPERATURE <= request.temperature <= MAX_TEMPERATURE:
                 raise EngineError(
                     f"request {request.id!r}: vLLM samples at temperatures of 0 (greedy) and from "
                     f"{MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}, got {request.temperature:g}"
                 )
-        self._waiting.update(new)
+        self._waiting.update((request.id, request) for request in requests)
 
     def poll(self) -> list[Generation]:
-        """One of vLLM's steps: mostly a token for every live sequence. Returns what has finished.
+        """Run one step of vLLM, mostly a token for every running sequence. Returns what has finished.
 
         Raises EngineError if log-probabilities are not finite; then the engine can only be closed.
         """
-        engine = self._open()
-        self._admit(engine)
+        self._require_open()
+        self._admit()
         if not self._running:
             return []
         finished = []
-        for answer in engine.step():
+        for answer in self._engine.step():
             seq = self._running[answer.request_id]
             seq.output = answer.outputs[0]
             if answer.finished:
                 del self._running[answer.request_id]
-                finished.append(seq.generation(_finish(seq), self._loaded_version()))
+                finished.append(seq.generation(_finish(seq), self._require_weights()))
         return finished
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
         """Stop these, and return what they have, in the order given. Raises EngineError for an id not in flight."""
-        engine = self._open()
-        if unknown := [name for name in request_ids if name not in self._running and name not in self._waiting]:
-            raise EngineError(f"abort: request {unknown[0]!r} is not in flight ({len(unknown)} unknown in all)")
-        names = list(dict.fromkeys(request_ids))
-        engine.abort_request([name for name in names if name in self._running])
+        names = self._require_in_flight(request_ids)
+        self._engine.abort_request([name for name in names if name in self._running])
         stopped = [
             self._running.pop(name) if name in self._running else _RunningSequence(self._waiting.pop(name))
             for name in names
         ]
-        return [seq.generation("aborted", self._loaded_version()) for seq in stopped]
+        return [seq.generation("aborted", self._require_weights()) for seq in stopped]
 
     def close(self) -> None:
         """Stop everything and let go of vLLM. Afterwards every other call raises EngineError."""
-        if self._engine is not None:
+        if not self._is_closed:
+            self._is_closed = True
             self._engine.abort_request(list(self._running))
             self._engine = None
             self._running.clear()
             self._waiting.clear()
 
-    def _admit(self, engine: Any) -> None:
-        """Hand vLLM the head of the queue, as far as there is room: so nothing overtakes it."""
+    def _admit(self) -> None:
+        """Hand vLLM the head of the queue while there is room, so that nothing overtakes it."""
         while self._waiting and len(self._running) < self._max_sequences:
             request = self._waiting.pop(next(iter(self._waiting)))
             self._running[request.id] = _RunningSequence(request)
             prompt = {"type": "token", "prompt_token_ids": list(request.prompt_ids)}
-            engine.add_request(request.id, prompt, self._sampling_params(request))
+            self._engine.add_request(request.id, prompt, self._sampling_params(request))
 
     def _require_complete(self, weights: WeightSource) -> None:
-        """vLLM itself says nothing where weights are missing: the old ones would stay."""
+        """vLLM itself reports no missing weights: the old ones would stay."""
         expected = self._weight_shapes
         given = {name: tuple(tensor.shape) for name, tensor in weights.named_tensors()}
         missing = [name for name in expected if name not in given]
         unexpected = [name for name in given if name not in expected]
-        if missing or unexpected:
-            raise EngineError(
-                f"load_weights needs exactly the model's {len(expected)} parameters by name; "
-                f"missing: {_format_names(missing)}; unexpected: {_format_names(unexpected)}"
-            )
+        require_all_weights(len(expected), missing=missing, unexpected=unexpected)
         for name, shape in given.items():
-            if shape != expected[name]:
-                raise EngineError(f"load_weights: {name} has shape {shape}, the engine's model needs {expected[name]}")
-
-    def _open(self) -> Any:
-        if self._engine is None:
-            raise EngineError("the engine is closed")
-        return self._engine
-
-    def _loaded_version(self) -> int:
-        if self._version is None:
-            raise EngineError("the engine has no weights yet: call load_weights first")
-        return self._version
+            require_shape(name, shape, expected[name])
 
 
 def _finish(seq: _RunningSequence) -> Finish:
-    """vLLM's reason, of those that a request of ours may end for."""
     reason = seq.output.finish_reason
     if reason == "stop":
         return "stop"
     if reason == "length":
         return "length"
     raise EngineError(f"vLLM ended request {seq.request.id!r} by {reason!r}; expected 'stop' or 'length'")
-
-
-def _format_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    return ", ".join(names[:_NAMES_SHOWN]) + more if names else "none"

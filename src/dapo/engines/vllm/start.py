@@ -1,7 +1,7 @@
-"""Starts vLLM in a process that is its alone: the only file that imports it.
+"""Starts vLLM in a process of its own: the only file that imports it.
 
 vLLM changes its process for good (threads, process groups, generators, torch itself), so `open_vllm_engine` is called
-in a worker: `dapo.distributed.engine_specs` says in what surroundings.
+in a worker, whose environment `dapo.distributed.engine_specs` sets.
 """
 
 import os
@@ -18,11 +18,11 @@ from dapo.engines.vllm.engine import VllmEngine
 from dapo.types import GenerationRequest
 
 INSTALL = (
-    "install it: pip install 'dapo-rl[vllm]' on a GPU; docs/vllm.md tells how on a CPU; or name another environment's "
-    "interpreter, rollout.vllm.python=PATH"
+    "install it: pip install 'dapo-rl[vllm]' on a GPU; docs/vllm.md has the steps for a CPU; or name the interpreter "
+    "of another environment, rollout.vllm.python=PATH"
 )
 _GIB = 2**30
-# the block of keys and values that is shared or not: vLLM's own choice for CPUs, 128, is longer than most prompts
+# prefix caching shares whole blocks only: vLLM's default for CPUs, 128, is longer than most prompts
 _CPU_BLOCK_TOKENS = 32
 _CPU_BATCH_TOKENS = 8192
 _CAUSE_CHARS = 600
@@ -30,19 +30,19 @@ _CAUSE_CHARS = 600
 
 @dataclass(frozen=True)
 class VllmOptions:
-    """What a vLLM engine is started with; picklable, and complete: no file is read but what vLLM itself needs."""
+    """All that a vLLM engine is started with; picklable. No other file of the run is read."""
 
     model: str
-    """For messages."""
+    """The name of the model, for messages."""
     model_config: str
     """The text of the model's config.json. Weights come with `load_weights`."""
     weight_shapes: Mapping[str, tuple[int, ...]]
-    """Of all weights by their Hugging Face names, tied ones under each of them."""
+    """Shapes of all weights by their Hugging Face names, tied ones under each of them."""
     dtype: str
     cache_gib: float
     max_sequences: int
     max_tokens: int
-    """Of a prompt and its response."""
+    """The longest prompt and response together."""
     tensor_parallel: int = 1
     eager: bool = True
     trust_remote_code: bool = False
@@ -53,7 +53,7 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
 
     Raises EngineError if the package is missing, or where vLLM refuses the model or the sizes.
     """
-    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # would be stronger than rollout.vllm.cache_gib
+    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override rollout.vllm.cache_gib
     try:
         from vllm import EngineArgs, LLMEngine
         from vllm.platforms import current_platform
@@ -85,23 +85,23 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
 
 
 def engine_arguments(options: VllmOptions, folder: str, *, on_cpu: bool) -> Mapping[str, Any]:
-    """For `vllm.EngineArgs`: what makes its log-probabilities those of the law that it samples from."""
+    """Arguments of `vllm.EngineArgs`, with log-probabilities of the distribution that tokens are sampled from."""
     arguments = {
         "model": folder,
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "trust_remote_code": options.trust_remote_code,
         "dtype": options.dtype,
-        "generation_config": "vllm",  # no end tokens, temperatures and the like but those of a request
+        "generation_config": "vllm",  # sampling parameters come from requests only
         "logprobs_mode": "processed_logprobs",
         "max_model_len": options.max_tokens,
         "max_num_seqs": options.max_sequences,
         "kv_cache_memory_bytes": int(options.cache_gib * _GIB),
-        "gpu_memory_utilization": 0.01,  # of no use beside the line above, but vLLM asks for so much free memory
+        "gpu_memory_utilization": 0.01,  # unused given the line above, but vLLM requires this much free memory
         "enable_prefix_caching": True,
         "enforce_eager": options.eager,
         "tensor_parallel_size": options.tensor_parallel,
-        "async_scheduling": False,  # a step that is under way could not be aborted with its tokens
+        "async_scheduling": False,  # requests in a running step could not be aborted with their tokens
         "worker_extension_cls": f"{WeightReader.__module__}.{WeightReader.__qualname__}",
         "disable_log_stats": True,
         "seed": 0,
@@ -116,7 +116,7 @@ def engine_arguments(options: VllmOptions, folder: str, *, on_cpu: bool) -> Mapp
 
 
 def sampling_params(request: GenerationRequest) -> Any:
-    """The request in vLLM's words; its seeds are 63 bits as ours are."""
+    """The request as `vllm.SamplingParams`, whose seeds have 63 bits as well."""
     from vllm import SamplingParams
 
     return SamplingParams(
@@ -127,7 +127,7 @@ def sampling_params(request: GenerationRequest) -> Any:
         min_tokens=request.min_new_tokens,
         stop_token_ids=list(request.stop_ids),
         ignore_eos=True,
-        logprobs=0,  # of the sampled token alone
+        logprobs=0,  # only of the sampled token
         flat_logprobs=True,
         detokenize=False,
         skip_clone=True,
@@ -135,12 +135,12 @@ def sampling_params(request: GenerationRequest) -> Any:
 
 
 class WeightReader:
-    """What vLLM's workers are taught: each, in whatever process it is, reads the weights from their source."""
+    """Extension of vLLM's worker class: each worker, in whatever process, reads the weights from their source."""
 
     model_runner: Any
 
     def dapo_load_weights(self, weights: WeightSource) -> list[str]:
-        """Replace all weights in place; returns vLLM's names of those that got nothing."""
+        """Replace all weights in place; returns vLLM's names of those that were not set."""
         model = self.model_runner.get_model()
         left_out = {name for name, _ in model.named_parameters()}
         load = model.load_weights
@@ -159,7 +159,7 @@ class WeightReader:
 
 
 def _require_heads(width: int, model: str) -> None:
-    """On a CPU vLLM would find out with the first request."""
+    """Fail now: on a CPU vLLM would fail with the first request."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     if width not in (served := CPUAttentionBackend.get_supported_head_sizes()):

@@ -1,4 +1,4 @@
-"""Which models the engine serves: refused by name where a feature is known to be missing, by numbers otherwise."""
+"""Checks that the engine can serve a model: by its configuration first, then by comparing logits."""
 
 from collections.abc import Iterator
 
@@ -11,8 +11,8 @@ from dapo.core.rng import keyed_uniforms
 from dapo.engines.native import attention
 from dapo.engines.native.cache import SlotCache
 from dapo.engines.native.forward import Forward
-from dapo.engines.native.fused import fuse_layers
-from dapo.engines.native.linear import prepack_linears
+from dapo.engines.native.fused_layers import fuse_layers
+from dapo.engines.native.prepacked_linear import prepack_linears
 
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
@@ -31,8 +31,8 @@ HALF_TOLERANCE = 0.1
 def patch_model(model: PreTrainedModel, *, rows: int) -> Forward:
     """Give the model the engine's attention and linear layers, for about `rows` rows; returns it ready to run.
 
-    Raises EngineError if the engine cannot reproduce the model's plain forward; the model attends as before then, but
-    its linear layers may stay packed.
+    Raises EngineError if the engine cannot reproduce the model's plain forward; then the model gets its own attention
+    back, but its linear layers may stay prepacked.
     """
     for problem in _known_problems(model):
         raise _unsupported_model_error(model, problem)
@@ -55,7 +55,7 @@ def patch_model(model: PreTrainedModel, *, rows: int) -> Forward:
 
 
 def _known_problems(model: PreTrainedModel) -> Iterator[str]:
-    """What the configuration says that the engine does not do."""
+    """Features of the model that the engine is known not to support."""
     config = model.config
     if getattr(config, "is_encoder_decoder", False):
         yield "it is an encoder-decoder"
@@ -71,7 +71,7 @@ def _known_problems(model: PreTrainedModel) -> Iterator[str]:
     if any(name.endswith("sinks") for name, _ in model.named_parameters()):
         yield "it has attention sinks"
     if found := LENGTH_DEPENDENT_ROPE & set(_rope_types(config)):
-        # a response would depend on how long its batch mates are
+        # a response would depend on how long the other sequences of its batch are
         yield f"its rotary embedding ({', '.join(sorted(found))}) depends on the longest sequence in the batch"
     if not getattr(model, "_supports_attention_backend", False):
         yield "its attention cannot be replaced through transformers' AttentionInterface"
@@ -80,7 +80,7 @@ def _known_problems(model: PreTrainedModel) -> Iterator[str]:
 
 
 def _rope_types(config: PretrainedConfig) -> Iterator[str]:
-    """The rotary embedding's kind, or one for each type of layer."""
+    """The type of the rotary embedding, or one for each type of layer."""
     parameters = getattr(config, "rope_parameters", None) or {}
     for entry in (parameters, *parameters.values()):
         if isinstance(entry, dict) and "rope_type" in entry:
@@ -88,7 +88,7 @@ def _rope_types(config: PretrainedConfig) -> Iterator[str]:
 
 
 def _test_sequences(model: PreTrainedModel) -> list[list[int]]:
-    """Keyed token ids: two prompts of different lengths, each with the tokens that will be fed after it."""
+    """Fixed pseudo-random token ids: two prompts of different lengths, each with the tokens to feed after it."""
     size = next(model.get_input_embeddings().parameters()).shape[0]
     return [
         [int(u * size) for u in keyed_uniforms(seed, length + DECODE_STEPS)]
@@ -105,7 +105,7 @@ def _plain_logits(model: PreTrainedModel, ids: list[int]) -> Tensor:
 
 @torch.inference_mode()
 def _engine_logits(model: PreTrainedModel, forward: Forward) -> list[Tensor]:
-    """The same by the engine's path: prompts together, then one token at a time."""
+    """The same logits as the engine computes them: prompts together, then one token at a time."""
     sequences = _test_sequences(model)
     n, longest = len(sequences), max(PROMPT_LENGTHS)
     prefilled = forward.prefill([ids[:length] for ids, length in zip(sequences, PROMPT_LENGTHS, strict=True)])
@@ -120,9 +120,9 @@ def _engine_logits(model: PreTrainedModel, forward: Forward) -> list[Tensor]:
 
 
 def _difference(engine: list[Tensor], plain: list[Tensor], tolerance: float) -> str | None:
-    """In words, if there is more than rounding between them."""
+    """A description of the difference, if it is more than rounding."""
     for ours, theirs in zip(engine, plain, strict=True):
-        # a constant added to all logits of a position changes no law
+        # a constant added to all logits of a position does not change the distribution
         expected = theirs.double() - theirs.double().mean(-1, keepdim=True)
         error = ours.double() - ours.double().mean(-1, keepdim=True) - expected
         spread, distance = (float(t.square().mean().sqrt()) for t in (expected, error))

@@ -1,11 +1,11 @@
-"""Decoder layers whose element-wise work rides on their matrix products.
+"""Decoder layers that compute element-wise operations together with their matrix products.
 
 At the few rows of a decode step a processor spends about a third of the time between the products: in norms, gates,
-rotations, residual sums and their calls. So a layer of a family known here computes queries, keys and values in one
-product, activation, gate and residual sums where a product ends, and norms and rotary embedding in half the passes.
+rotations, residual sums and their calls. So a layer of a known family computes queries, keys and values in one product,
+activation, gate and residual sums where a product ends, and norms and rotary embedding in half the passes.
 
-The arithmetic is the layer's own up to the order of roundings. `support.adopt` compares the logits with those of the
-plain model, as for everything that the engine changes.
+The arithmetic is the layer's own up to the order of roundings. `compatibility.patch_model` compares the logits with
+those of the plain model, as for everything that the engine changes.
 """
 
 from functools import partial
@@ -20,14 +20,14 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from dapo.engines.native.attention import native_attention
-from dapo.engines.native.linear import FusedQKVLinear, can_prepack, prepack_linears
+from dapo.engines.native.prepacked_linear import FusedQKVLinear, can_prepack, prepack_linears
 
 FAMILIES = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
-"""Layers of the same parts in the same order; those of the last also normalise queries and keys."""
+"""Layers with the same modules in the same order; those of the last family also normalize queries and keys."""
 
 
-def fuse_layers(model: PreTrainedModel, *, rows: int) -> int:
-    """Let the decoder layers of known families compute as said above, where weights can be packed; returns how many."""
+def fuse_layers(model: PreTrainedModel, *, rows: int) -> None:
+    """Replace the forward of decoder layers of known families whose weights can be prepacked."""
     layers: list[Any] = [layer for layer in model.modules() if type(layer) in FAMILIES and _is_suited(layer)]
     for layer in layers:
         attention = layer.self_attn
@@ -35,7 +35,6 @@ def fuse_layers(model: PreTrainedModel, *, rows: int) -> int:
         attention.q_proj, attention.k_proj, attention.v_proj = fused_qkv.layers
         prepack_linears(layer, rows=rows)
         layer.forward = partial(_layer, layer, fused_qkv)
-    return len(layers)
 
 
 def _is_suited(layer: Any) -> bool:
@@ -56,7 +55,7 @@ def _layer(
     position_embeddings: tuple[Tensor, Tensor] | None = None,
     **others: object,
 ) -> Tensor:
-    """`[n, length, hidden]` -> the same, as the layer's own forward with a cache."""
+    """The layer's forward with a cache, `[n, length, hidden]` to the same shape."""
     assert past_key_values is not None
     assert position_embeddings is not None
     attention, mlp = layer.self_attn, layer.mlp
@@ -82,7 +81,7 @@ def _layer(
 
 
 def _norm(norm: Any, inputs: Tensor) -> Tensor:
-    """RMSNorm over the last dimension: two passes over the inputs, where the module's own takes four."""
+    """RMSNorm over the last dimension in two passes over the inputs; the module's own forward takes four."""
     wide = inputs.float()
     length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     scale = length.square_().div_(inputs.shape[-1]).add_(norm.variance_epsilon).rsqrt_()

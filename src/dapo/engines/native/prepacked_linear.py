@@ -1,94 +1,84 @@
-"""Linear layers whose weights lie in the order in which the processor's matmul reads them.
+"""Linear layers whose weights are stored in the order in which the processor's matmul reads them.
 
-A decode step multiplies few rows by every weight of the model. An ordinary matmul first brings each weight into blocks,
-which at 64 rows takes about as long as the arithmetic. Weights change once a training step and are read at every token:
-so they are put into blocks when they are loaded. MKL's blocks are used for float32, oneDNN's where there is no MKL, and
-for bfloat16. Either takes any number of rows; the number given is the one that the blocks suit best.
+A decode step multiplies few rows by every weight of the model. An ordinary matmul first reorders each weight into
+blocks, which at 64 rows takes about as long as the arithmetic. Weights change once per training step and are read for
+every token: so they are reordered when they are loaded. MKL's blocks are used for float32, oneDNN's where there is no
+MKL, and for bfloat16. Either takes any number of rows; the blocks suit the given number best.
 """
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
 PROBE = (5, 24, 40)
-"""Rows, inputs and outputs of the product that tells whether this processor and this torch can do it."""
+"""Rows, inputs and outputs of the product that tests whether this processor and this torch support the operators."""
 
 
-class PrepackedWeight(Protocol):
+class PrepackedWeight:
     """A weight `[out, in]` in blocks; products are `[..., in]` -> `[..., out]`."""
 
-    def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor: ...
+    def __init__(self, weight: Tensor, rows: int) -> None:
+        raise NotImplementedError
+
+    def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        """The product."""
+        raise NotImplementedError
 
     def silu(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         """SiLU of the product."""
-
-    def plus(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
-        """The product and `other`, added."""
-
-    def times(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
-        """The product and `other`, multiplied."""
-
-
-class MklPrepackedWeight:
-    """Float32, in MKL's blocks."""
-
-    def __init__(self, weight: Tensor, rows: int) -> None:
-        self._prepacked = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows)
-        self._shape = weight.new_zeros(()).expand(weight.shape)  # asked for its sizes alone
-
-    def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """See PrepackedWeight."""
-        rows = inputs.numel() // inputs.shape[-1]  # torch would multiply by `_shape` if it were told another number
-        return torch.ops.mkl._mkl_linear(inputs, self._prepacked, self._shape, bias, rows)
-
-    def silu(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """See PrepackedWeight."""
         return silu(self.multiply(inputs, bias), inplace=True)
 
     def plus(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
-        """See PrepackedWeight."""
+        """The product and `other`, added."""
         return self.multiply(inputs, bias).add_(other)
 
     def times(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
-        """See PrepackedWeight."""
+        """The product and `other`, multiplied."""
         return self.multiply(inputs, bias).mul_(other)
 
 
-class OneDnnPrepackedWeight:
-    """Float32 or bfloat16, in oneDNN's blocks; what comes after the product is done before it leaves the registers."""
+class MklPrepackedWeight(PrepackedWeight):
+    """A float32 weight in MKL's blocks."""
+
+    def __init__(self, weight: Tensor, rows: int) -> None:
+        self._prepacked = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows)
+        self._shape = weight.new_zeros(()).expand(weight.shape)  # only its sizes are read
+
+    def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        rows = inputs.numel() // inputs.shape[-1]  # with another number torch would multiply by `_shape`
+        return torch.ops.mkl._mkl_linear(inputs, self._prepacked, self._shape, bias, rows)
+
+
+class OneDnnPrepackedWeight(PrepackedWeight):
+    """A float32 or bfloat16 weight in oneDNN's blocks; what follows the product is done before it leaves registers."""
 
     def __init__(self, weight: Tensor, rows: int) -> None:
         self._prepacked = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """See PrepackedWeight."""
         return torch.ops.mkldnn._linear_pointwise(inputs, self._prepacked, bias, "none", [], "")
 
     def silu(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """See PrepackedWeight."""
         return torch.ops.mkldnn._linear_pointwise(inputs, self._prepacked, bias, "swish", [], "")
 
     def plus(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
-        """See PrepackedWeight."""
         return torch.ops.mkldnn._linear_pointwise.binary(inputs, other, self._prepacked, bias, "add")
 
     def times(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
-        """See PrepackedWeight."""
         return torch.ops.mkldnn._linear_pointwise.binary(inputs, other, self._prepacked, bias, "mul")
 
 
 class PrepackedLinear(nn.Module):
-    """In place of an `nn.Linear`, for inference on a CPU. The plain weight is not kept, unless it is tied to another.
+    """Replaces an `nn.Linear` for inference on a CPU. The plain weight is kept only if it is tied to another.
 
-    `weight` has the shape, type and device of the weight, and no memory: `load` is how values come in.
+    `weight` has the shape, type and device of the weight, and no memory: values are set with `load`.
     """
 
     def __init__(self, linear: nn.Linear, *, rows: int, tied: bool, fused_qkv: "FusedQKVLinear | None" = None) -> None:
-        """`fused_qkv`: the product of several layers that this one is a part of; its own cannot be called then."""
+        """`fused_qkv`: the product of several layers that includes this one; then it cannot be called on its own."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
@@ -104,7 +94,7 @@ class PrepackedLinear(nn.Module):
         self._take(weight.to(self.weight))
 
     def drop(self) -> None:
-        """Free the packed values, until new ones are loaded."""
+        """Free the prepacked values, until new ones are loaded."""
         holder = self if self._fused_qkv is None else self._fused_qkv
         vars(holder).pop("_prepacked", None)
 
@@ -131,25 +121,24 @@ class PrepackedLinear(nn.Module):
         return self._prepacked.times(inputs, self.bias, other)
 
     def extra_repr(self) -> str:
-        """As of an `nn.Linear`."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
 class FusedQKVLinear:
-    """Layers that share their inputs, as one product: theirs, one after the other in the last dimension.
+    """Layers that share their inputs as one product, whose last dimension is theirs one after the other.
 
-    `layers` take the places of the given ones in the model, for their names: new values come in through them.
+    `layers` replace the given ones in the model: new values are loaded through them, by their names.
     """
 
     def __init__(self, linears: Sequence[nn.Linear], *, rows: int) -> None:
         self._rows = rows
         self._pending_weights: dict[PrepackedLinear, Tensor] = {}
-        self.layers: list[PrepackedLinear] = []
+        self.layers: list[PrepackedLinear] = []  # empty while they hand in their first values
         self.layers = [PrepackedLinear(linear, rows=rows, tied=False, fused_qkv=self) for linear in linears]
         self._prepack()
 
     def take(self, layer: PrepackedLinear, weight: Tensor) -> None:
-        """New values of one of the layers; they count when those of all have come."""
+        """Take new values of one layer; they are used once all layers have new ones."""
         self._pending_weights[layer] = weight
         if len(self._pending_weights) == len(self.layers):
             self._prepack()
@@ -164,9 +153,9 @@ class FusedQKVLinear:
 
 
 def prepack_linears(model: nn.Module, *, rows: int) -> int:
-    """Replace every plain linear layer, for products of about `rows` rows; returns how many: 0 where it cannot be done.
+    """Replace every plain linear layer, for products of about `rows` rows; returns how many were replaced.
 
-    Of a layer in float64, on another device, or of a class of its own nothing is changed.
+    Layers in float64, on another device than the CPU, or of a subclass stay as they are.
     """
     linears = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
     parameters = [p for module in model.modules() for p in module.parameters(recurse=False)]
@@ -180,39 +169,39 @@ def prepack_linears(model: nn.Module, *, rows: int) -> int:
 
 
 def prepacked_weights(model: nn.Module) -> dict[int, PrepackedLinear]:
-    """The layers that take a weight's values instead of its parameter, by that parameter's identity."""
+    """The layers that hold a weight's values in place of its parameter, by the identity of that parameter."""
     return {id(module.weight): module for module in model.modules() if isinstance(module, PrepackedLinear)}
 
 
 def drop_prepacked(model: nn.Module) -> None:
-    """Free what the packed layers hold, until new values are loaded."""
+    """Free the memory of all prepacked layers, until new values are loaded."""
     for layer in prepacked_weights(model).values():
         layer.drop()
 
 
 def can_prepack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Are the operators there, and do they multiply as they should?"""
+    """Whether the operators for these weights exist here and multiply correctly."""
     return device.type == "cpu" and _kind(dtype) is not None
 
 
 def prepack(weight: Tensor, rows: int) -> PrepackedWeight:
-    """A weight of a type that `can_prepack`."""
+    """Reorder a weight of a type that `can_prepack`."""
     kind = _kind(weight.dtype)
-    assert kind is not None, f"weights of {weight.dtype} cannot be packed here"
+    assert kind is not None, f"weights of {weight.dtype} cannot be prepacked here"
     return kind(weight.detach().contiguous(), rows)
 
 
 @cache
-def _kind(dtype: torch.dtype) -> type[MklPrepackedWeight] | type[OneDnnPrepackedWeight] | None:
-    """The blocks for a type; it depends on processor and torch alone, so that equal runs compute equal bits."""
+def _kind(dtype: torch.dtype) -> type[PrepackedWeight] | None:
+    """The blocks for a type, chosen by processor and torch alone, so that equal runs compute equal bits."""
     if dtype == torch.float32 and torch.backends.mkl.is_available() and _multiplies(MklPrepackedWeight, dtype):
         return MklPrepackedWeight
     is_known = dtype in (torch.float32, torch.bfloat16) and torch.backends.mkldnn.is_available()
     return OneDnnPrepackedWeight if is_known and _multiplies(OneDnnPrepackedWeight, dtype) else None
 
 
-def _multiplies(kind: type[MklPrepackedWeight] | type[OneDnnPrepackedWeight], dtype: torch.dtype) -> bool:
-    """Packed for one number of rows, are products of that number and of others right?"""
+def _multiplies(kind: type[PrepackedWeight], dtype: torch.dtype) -> bool:
+    """Whether a weight prepacked for one number of rows gives correct products for that number and for others."""
     rows, inputs, outputs = PROBE
     weight = torch.linspace(-1, 1, outputs * inputs).view(outputs, inputs).to(dtype)
     bias = torch.linspace(-1, 1, outputs).to(dtype)
