@@ -33,7 +33,7 @@ class ReusableEngineWorker:
 
 
 def native(model: bytes, slots: int) -> RolloutEngine:
-    from dapo.config.options import NativeConfig
+    from dapo.config.sampling import NativeConfig
     from dapo.engines.native.engine import NativeEngine
 
     return NativeEngine(pickle.loads(model), NativeConfig(slots=slots))

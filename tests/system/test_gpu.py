@@ -7,7 +7,7 @@ import torch
 
 from dapo.cli.train import start_run
 from dapo.config import load_config
-from dapo.config.options import NativeConfig
+from dapo.config.sampling import NativeConfig
 from dapo.engines.native.engine import NativeEngine
 from dapo.policy.model import load_model
 from dapo.types import Generation, GenerationRequest, Sample
