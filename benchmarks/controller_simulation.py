@@ -58,7 +58,7 @@ class StepRecorder:
 
     def phase(self, name: str, done: int = 0, total: int = 0) -> None:
         """Book the time from here on under this phase."""
-        self._clock.now(DESCRIBING if name == "generate" and 0 < total == done else PHASES[name])
+        self._clock.now(DESCRIBING if name == "generate" and 0 < total == done else PHASES.get(name, BETWEEN))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step is done."""
