@@ -8,7 +8,7 @@ PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check 
 # the extra dev is what `make test` and `make check` need
 PYTEST ?= $(VENV)/bin/python -m pytest
 
-.PHONY: install install-dev install-gym quickstart test test-vllm nightly soak check docs format golden bench bench-peers verifier-report simulate clean
+.PHONY: install install-dev install-gym quickstart test test-changed test-vllm nightly soak check docs format golden bench bench-peers verifier-report simulate clean
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -34,16 +34,22 @@ $(VENV)/.installed-gym: $(VENV)/.installed
 quickstart: install
 	$(VENV)/bin/dapo train configs/quickstart.yaml $(ARGS)
 
-# a file at a time in each of up to four processes: tests measure nothing, and half of them wait for processes
+# one file at a time in each of up to four processes: tests measure nothing, and half of them wait for processes
 test: install-dev
-	$(PYTEST) --numprocesses=auto --maxprocesses=4 --dist=loadfile $(ARGS)
+	$(PYTEST) --numprocesses=auto --maxprocesses=4 --dist=loadfile -m "not slow" $(ARGS)
+
+# the tests of files that differ from BASE (.ci/changed-tests lists them), and those of layers and names
+BASE ?= HEAD
+test-changed: install-dev
+	$(PYTEST) -m "not slow and not ray" tests/system/test_imports.py tests/system/test_words.py $$(.ci/changed-tests $(BASE)) $(ARGS)
 
 # vLLM's CPU wheel, in an environment of its own: it pins torch, transformers and much else
 test-vllm: .venv-vllm/.installed-dapo
 	.venv-vllm/bin/python -m pytest -m vllm tests/engines/test_vllm.py tests/contracts/test_engine_contract.py $(ARGS)
 
-# what takes too long for every change: 200 kills at random moments (about eight minutes), and the soak
+# what takes too long for every change: slow tests, 200 kills at random moments (about eight minutes), and the soak
 nightly: install-dev
+	$(PYTEST) -m slow
 	DAPO_KILLS=200 $(PYTEST) -s --timeout=3600 tests/system/test_kills.py
 	$(VENV)/bin/python -m benchmarks.soak $(ARGS)
 

@@ -275,7 +275,7 @@ def test_aborting_nothing_gives_nothing(name: str) -> None:
 
 
 @each_engine
-def test_aborting_an_unknown_id_is_an_error_and_stops_nobody(name: str) -> None:
+def test_aborting_an_unknown_id_is_an_error_and_stops_no_request(name: str) -> None:
     engine = ENGINES[name].make(2)
     engine.submit([request()])
     with pytest.raises(EngineError, match="'b' is not in flight"):

@@ -87,7 +87,7 @@ def test_every_part_of_a_key_matters_and_so_do_its_position_and_type():
 
 
 def test_a_hundred_thousand_keys_have_different_seeds():
-    seeds = {keyed_seed(0, "token", step, place, i) for step in range(10) for place in range(625) for i in range(16)}
+    seeds = {keyed_seed(0, "token", step, n, i) for step in range(10) for n in range(625) for i in range(16)}
     assert len(seeds) == 100_000
     assert min(seeds) >= 0
     assert max(seeds) < 2**63
@@ -106,6 +106,6 @@ def test_epochs_and_runs_are_ordered_differently():
 
 
 def test_a_permutation_favours_no_position():
-    places = np.array([keyed_permutation(5, "place", n) for n in range(5000)])
-    counts = np.array([np.bincount(places[:, place], minlength=5) for place in range(5)])
+    places = np.array([keyed_permutation(5, "position", n) for n in range(5000)])
+    counts = np.array([np.bincount(places[:, position], minlength=5) for position in range(5)])
     assert np.abs(counts - 1000).max() < 142  # 5 sigma of 28.3

@@ -170,12 +170,12 @@ def test_a_lost_node_takes_its_workers_and_a_new_node_starts_a_waiting_worker(
         WorkerDied, match=r"big \(process \d+ on node [\d.]+\) is (gone: its (node|worker)|out of reach)"
     ):
         future.result(60)
-    successor: Future[Any] = Future()
-    threading.Thread(target=lambda: successor.set_result(launcher.start(["big"], [needing(8)])[0])).start()
+    replacement: Future[Any] = Future()
+    threading.Thread(target=lambda: replacement.set_result(launcher.start(["big"], [needing(8)])[0])).start()
     time.sleep(0.5)
-    assert not successor.done()
+    assert not replacement.done()
     joining = cluster.add_node(num_cpus=8)
-    assert successor.result(60).call("add", 1).result(30) == 1
+    assert replacement.result(60).call("add", 1).result(30) == 1
     launcher.close()
     cluster.remove_node(joining)
 
@@ -267,9 +267,9 @@ def test_a_cluster_that_cannot_be_joined_is_an_error_that_names_the_address() ->
     result = subprocess.run(
         [sys.executable, "-c", program, *addresses], capture_output=True, text=True, env=PROGRAM_ENVIRONMENT, check=True
     )
-    nobody, client = result.stdout.splitlines()
-    assert "launcher=ray:127.0.0.1:1 could not be joined" in nobody
-    assert "refused" in nobody
+    unused, client = result.stdout.splitlines()
+    assert "launcher=ray:127.0.0.1:1 could not be joined" in unused
+    assert "refused" in unused
     assert "HOST:PORT" in client
 
 
@@ -342,6 +342,8 @@ def process_of(log: Path) -> int:
     raise LookupError(f"nobody prints into {log}")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_a_ray_run_with_killed_trainer_rank_and_driver_ends_like_a_local_one(cluster: Any, tmp_path: Path) -> None:
     spread = (*OPTIONS, "distributed.trainer_ranks=2", "train.threads=1")
     # an engine in this process: that another process makes no difference has its own test

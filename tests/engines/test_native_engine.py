@@ -421,9 +421,9 @@ def test_sums_that_round_apart_stay_inside_the_block() -> None:
     generator = torch.Generator().manual_seed(0)
     distribution = torch.rand(400, 5 * BLOCK + 3, generator=generator)
     distribution[:, -10:] = 0.0
-    drawn = invert_cdf(distribution, torch.full((400, 1), BELOW_ONE, dtype=torch.float64))
-    assert (distribution.gather(1, drawn[:, None]) > 0).all()
-    assert (drawn >= 4 * BLOCK).all()
+    sampled = invert_cdf(distribution, torch.full((400, 1), BELOW_ONE, dtype=torch.float64))
+    assert (distribution.gather(1, sampled[:, None]) > 0).all()
+    assert (sampled >= 4 * BLOCK).all()
 
 
 def test_the_temperature_divides_the_logits() -> None:

@@ -101,8 +101,8 @@ def test_an_interval_covers_the_true_value_about_as_often_as_it_claims():
     from dapo.core.rng import keyed_uniforms
 
     truth, covered = 0.3, 0
-    for trial in range(200):
-        sample = [float(u < truth) for u in keyed_uniforms(trial, 80)]
+    for repetition in range(200):
+        sample = [float(u < truth) for u in keyed_uniforms(repetition, 80)]
         low, high = mean_interval(sample)
         covered += low <= truth <= high
     assert 180 <= covered <= 199  # 95 % of 200 is 190, standard deviation 3.1

@@ -103,7 +103,7 @@ def test_a_failure_that_passes_costs_nothing_but_time(server: FaultyReplies, fau
 
 
 @pytest.mark.parametrize(
-    ("fault", "tries", "told"),
+    ("fault", "tries", "message"),
     [
         (500, 3, "server: status 500: come again"),
         (400, 1, "server: status 400: come again"),
@@ -112,11 +112,11 @@ def test_a_failure_that_passes_costs_nothing_but_time(server: FaultyReplies, fau
     ],
 )
 def test_what_stays_wrong_is_an_error_and_not_an_empty_response(
-    server: FaultyReplies, fault: int | str, tries: int, told: str
+    server: FaultyReplies, fault: int | str, tries: int, message: str
 ):
     server.faults = [fault] * 3
     (response,) = asked(server, retries=2)
-    assert (response.finish, response.error) == (None, told)
+    assert (response.finish, response.error) == (None, message)
     assert len(server.bodies) == tries
 
 
@@ -162,9 +162,9 @@ def test_dapo_eval_judges_a_served_model(
     data, output = problems_file(tmp_path / "p.jsonl"), tmp_path / "out.json"
     command = [MODEL, "--data", data, "--server", server.url, "data.instruction=Say it.", "data.system=Be brief."]
     assert evaluated(*command, "--output", str(output)) == 0
-    told = capsys.readouterr().out
-    assert "holds each problem 2 times: 2 samples for each of 4 problems" in told
-    assert "75.0% (25.0% to 100.0%)" in told
+    printed = capsys.readouterr().out
+    assert "holds each problem 2 times: 2 samples for each of 4 problems" in printed
+    assert "75.0% (25.0% to 100.0%)" in printed
     result = json.loads(output.read_text())
     assert (result["accuracy"], result["cons@2"], result["response_tokens_mean"]) == (0.75, 0.75, 7)
     assert [
@@ -180,8 +180,8 @@ def test_an_evaluation_with_over_one_percent_of_errors_says_so(
     server.faults = [400]
     data = problems_file(tmp_path / "p.jsonl")
     assert evaluated(MODEL, "--data", data, "--server", server.url, "--concurrency", "1") == 0
-    told = " ".join(capsys.readouterr().out.split())
-    title, _, rest = told.partition("avg@2")
+    printed = " ".join(capsys.readouterr().out.split())
+    title, _, rest = printed.partition("avg@2")
     assert "WARNING: 1 of 8 responses have no judgement (12.5%): figures of the others only" in title
     assert "1 of 8 responses have no judgement: server: status 400: come again" in rest
 
@@ -195,9 +195,9 @@ def test_two_results_are_compared_problem_by_problem(
     server.text = "Answer: 4"
     compare = ["--compare", str(first), MODEL, "--data", data, "--server", server.url]
     assert evaluated(*compare, "--output", str(both)) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert "paired over 4 problems: +0.5000" in told
-    assert "better on 3 problems, worse on 1, equal on 0" in told
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "paired over 4 problems: +0.5000" in printed
+    assert "better on 3 problems, worse on 1, equal on 0" in printed
     assert json.loads(both.read_text())["comparison"]["difference"] == 0.5
     assert evaluated(*compare, "train.seed=1") == 2
     assert "cannot be compared: seed is 0 in one and 1 in the other" in capsys.readouterr().err
@@ -265,16 +265,16 @@ def test_a_line_a_problem_is_printed_on_demand(
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("[]", "holds a list, not an evaluation"),
         ('{"table": []}', "is not what `dapo eval --output` or a run writes: it lacks accuracy, binary"),
     ],
 )
 def test_a_file_that_is_no_result_is_an_error_that_says_so(
-    content: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     path = tmp_path / "r.json"
     path.write_text(content)
     assert evaluated("--compare", str(path), str(path), "--data", "builtin:sums") == 2
-    assert told in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(capsys.readouterr().err.split())

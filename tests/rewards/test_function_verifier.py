@@ -60,7 +60,7 @@ def test_options_are_further_keywords():
     assert get_verifier("helpers.reward_functions:tolerant", tolerance=2)(Problem("1", "Q", "10"), "12").correct is True
 
 
-def test_a_bool_is_right_or_wrong():
+def test_a_bool_is_a_binary_verdict():
     assert judged("yes_or_no", ["A", "B"]) == [Verdict(True, 1.0), Verdict(False, -1.0)]
     assert judged("async_verifier", ["A", "B"]) == [Verdict(True, 1.0), Verdict(False, -1.0)]
 

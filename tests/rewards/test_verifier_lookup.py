@@ -26,7 +26,7 @@ def directory(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["exact", "gsm8k", "math", "math_dapo"])
-def test_every_registered_verifier_tells_right_from_wrong(name):
+def test_every_registered_verifier_distinguishes_right_from_wrong(name):
     verifier = get_verifier(name, **({"extract": "answer_line"} if name == "exact" else {}))
     right, wrong = verifier(PROBLEM, "So:\nAnswer: 42"), verifier(PROBLEM, "So:\nAnswer: 41")
     assert (right.correct, right.score, right.error) == (True, 1.0, None)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -24,7 +23,6 @@ def run_real(config: Config, path: Path) -> dict[str, torch.Tensor]:
     return load_file(weights)
 
 
-@pytest.mark.slow
 def test_five_steps_of_the_system_equal_a_naive_reimplementation(tmp_path: Path, float64_model: Path) -> None:
     naive = MinimalDapo(*minimal_inputs(float64_model))
     before = {name: tensor.clone() for name, tensor in naive.model.named_parameters()}

@@ -538,7 +538,7 @@ COMMANDS = {
     ),
     "responses beyond the model": (
         "train {tiny} rollout.max_response_tokens=5000",
-        "error: a prompt of 44 tokens and a response of 5000 exceed the 4096 positions of tiny-random; lower "
+        "error: a prompt of 44 tokens and a response of 5000 exceed the 4096 paths of tiny-random; lower "
         "rollout.max_response_tokens (or eval.max_response_tokens) or data.max_prompt_tokens",
     ),
     "a NUL in a path": ("train a\0b.yaml", "Error: Invalid value for 'CONFIG.yaml': Value error, embedded null byte"),
@@ -635,11 +635,11 @@ def test_a_bad_command_exits_with_2_and_one_message_and_writes_nothing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ):
     monkeypatch.chdir(tmp_path)
-    places = made(tmp_path) | {"tiny": TINY, "dir": tmp_path}
+    paths = made(tmp_path) | {"tiny": TINY, "dir": tmp_path}
 
     def filled(text: str) -> str:
-        for place, path in places.items():
-            text = text.replace(f"{{{place}}}", str(path))
+        for key, path in paths.items():
+            text = text.replace(f"{{{key}}}", str(path))
         return text
 
     before = sorted(tmp_path.rglob("*"))
@@ -656,17 +656,17 @@ def test_a_bad_command_exits_with_2_and_one_message_and_writes_nothing(
 
 def made(folder: Path) -> dict[str, Path]:
     """Things in the way."""
-    places = {name: folder / name for name in ("file", "full", "nomodel", "halfrun", "emptyrun")}
-    places["file"].write_text("x")
+    paths = {name: folder / name for name in ("file", "full", "nomodel", "halfrun", "emptyrun")}
+    paths["file"].write_text("x")
     for name in ("full", "nomodel", "halfrun", "emptyrun"):
-        places[name].mkdir()
-    (places["full"] / "a").write_text("x")
-    (places["nomodel"] / "config.json").write_text('{"model_type": "llama"}')
-    (places["halfrun"] / "manifest.json").write_text("{}")
-    (places["emptyrun"] / "manifest.json").write_text("{}")
-    (places["emptyrun"] / "config.yaml").write_text(Path(TINY).read_text())
-    (places["emptyrun"] / "lock").write_text("")
-    return places
+        paths[name].mkdir()
+    (paths["full"] / "a").write_text("x")
+    (paths["nomodel"] / "config.json").write_text('{"model_type": "llama"}')
+    (paths["halfrun"] / "manifest.json").write_text("{}")
+    (paths["emptyrun"] / "manifest.json").write_text("{}")
+    (paths["emptyrun"] / "config.yaml").write_text(Path(TINY).read_text())
+    (paths["emptyrun"] / "lock").write_text("")
+    return paths
 
 
 def test_there_are_well_over_sixty_cases():

@@ -273,15 +273,15 @@ class TestFullDisks:
 
     @pytest.fixture
     def small_disk(self, tmp_path: Path) -> Iterator[Path]:
-        place = tmp_path / "disk"
-        place.mkdir()
+        disk = tmp_path / "disk"
+        disk.mkdir()
         mounted = shutil.which("mount") and subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(place)], capture_output=True, check=False
+            ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(disk)], capture_output=True, check=False
         )
         if not mounted or mounted.returncode:
             pytest.skip("a small disk is made with mount, which takes root")
-        yield place
-        subprocess.run(["umount", str(place)], check=True)
+        yield disk
+        subprocess.run(["umount", str(disk)], check=True)
 
     def test_on_a_read_only_disk_the_run_says_so_and_its_checkpoint_stays(self, begun: Path, small_disk: Path):
         run = small_disk / "run"

@@ -376,7 +376,7 @@ def test_walker_reports_a_module_that_is_in_no_layer(tmp_path):
         ({"cli": "def f():\n    return __import__('ray')"}, 1),
     ],
 )
-def test_walker_finds_optional_packages_out_of_place(tmp_path, files, faults):
+def test_walker_finds_optional_packages_imported_elsewhere(tmp_path, files, faults):
     assert len(misplaced_optional_imports(tree(tmp_path, files))) == faults
 
 

@@ -214,7 +214,7 @@ class TestLiveProgress:
         raw = _on_a_terminal(_three_steps)
         assert raw.rindex("\x1b[?25h") > raw.rindex("\x1b[?25l")
 
-    def test_a_curve_is_drawn_from_zero_in_eight_heights(self):
+    def test_a_curve_starts_at_zero_and_has_eight_heights(self):
         assert sparkline([0.0, 0.5, 1.0], 10) == "▁▅█"
         assert sparkline([0.1, 0.1, 0.9, 0.9], 2) == "▁█"
         assert sparkline([0.0], 10) == "▁"
@@ -402,7 +402,7 @@ class TestCurves:
         plot_curves(self.metrics(tmp_path / "m", 20), tmp_path / "curves.png", title=r"model $\nonsense$")
         assert (tmp_path / "curves.png").stat().st_size > 0
 
-    def test_a_single_step_whose_interval_just_misses_its_mean_is_drawn_without_complaint(self, tmp_path):
+    def test_a_single_step_whose_interval_just_misses_its_mean_is_plotted(self, tmp_path):
         plot_curves(self.metrics(tmp_path / "m", 1, **{"eval/mix/low": 0.1000001}), tmp_path / "curves.png")
 
     def test_a_run_without_steps_has_no_curves(self, tmp_path):

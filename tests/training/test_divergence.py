@@ -282,7 +282,7 @@ def test_entropy_is_estimated_from_every_sampled_token_of_decided_groups():
     assert sampled_entropy(batch_with(())) is None
 
 
-def test_a_collapsed_policy_ends_the_run_saved_and_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_an_entropy_collapse_ends_the_run_saved_and_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """At temperature 0.000001 the model says one thing; without dynamic sampling nothing else ends the run."""
     run = tmp_path / "run"
     config = tiny("train.num_steps=20", "rollout.temperature=0.000001", "dynamic_sampling.enabled=false")

@@ -76,8 +76,8 @@ def test_the_batch_closes_at_exactly_the_number_of_informative_groups():
 def test_groups_are_accepted_in_the_order_of_submission_whichever_finishes_first():
     later_is_faster = ScriptedEngine(random_script, delay=lambda request: 500 - int(request.id.split("/")[1]))
     batch = run(in_order(50), later_is_faster, sampler())
-    places = [group.id for group in batch.groups]
-    assert places == sorted(places)
+    group_ids = [group.id for group in batch.groups]
+    assert group_ids == sorted(group_ids)
     slow_and_ordered = ScriptedEngine(random_script, slots=1)
     assert run(in_order(50), slow_and_ordered, sampler()).groups == batch.groups
 
@@ -303,7 +303,7 @@ def test_as_many_errors_as_allowed_do_not_end_the_run():
     assert len(run(in_order(100), ScriptedEngine(error_fraction(0.5)), chosen).groups) == 100
 
 
-def test_the_window_looks_at_the_last_responses_only_and_is_part_of_the_state():
+def test_the_window_holds_the_last_responses_only_and_is_part_of_the_state():
     def group(*verdicts: Verdict) -> Group:
         return Group(problems(1)[0], (0,), (), verdicts, texts=("a",) * len(verdicts))
 

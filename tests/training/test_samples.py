@@ -63,8 +63,8 @@ def test_minibatches_are_whole_groups_in_a_keyed_order():
     first = minibatches(samples, config(), step=1)
     assert [len(minibatch) for minibatch in first] == [4, 4, 4]  # two groups of two each
     for minibatch in first:
-        places = [sample.group_id for sample in minibatch]
-        assert places[0] == places[1] != places[2] == places[3]
+        ids = [sample.group_id for sample in minibatch]
+        assert ids[0] == ids[1] != ids[2] == ids[3]
     assert sorted(s.group_id for minibatch in first for s in minibatch) == sorted(list(range(6)) * 2)
     assert first == minibatches(samples, config(), step=1)
     orders = {tuple(s.group_id for m in minibatches(samples, config(), step=step) for s in m) for step in range(20)}

@@ -90,7 +90,6 @@ def test_every_judged_response_is_written_with_the_outcome_of_its_group(tmp_path
         assert all(len(s["response_ids"]) == len(s["engine_logprobs"]) == s["response_tokens"] for s in table)
 
 
-@pytest.mark.slow
 def test_the_golden_run_of_20_steps_stays_as_it_was(tmp_path: Path):
     """float64, so that only a change of the algorithm moves it. Made anew by `make golden`, with a reason."""
     golden = json.loads(GOLDEN.read_text())
