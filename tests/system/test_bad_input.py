@@ -516,7 +516,7 @@ COMMANDS = {
     ),
     "system message without a template": (
         "train {tiny} data.system=hello",
-        "error: data.system is set, but the model's tokenizer has no chat template; leave it out, or say it in "
+        "error: data.system is set, but the model's tokenizer has no chat template; leave it out, or put it into "
         "data.instruction",
     ),
     "filter without a function": (
