@@ -42,7 +42,7 @@ def load_callable(path: str, *, error: type[DapoError], option: str = "") -> Cal
             raise error(f"{option}{path!r}: there is no module {name!r} {where}")
         raise error(f"{option}{path!r}: importing {name} {module.reason}")
     try:
-        function = attrgetter(attribute)(module)
+        function: Callable[..., Any] = attrgetter(attribute)(module)
     except AttributeError:
         origin = getattr(module, "__file__", None)
         public = [name for name in dir(module) if not name.startswith("_")]

@@ -22,16 +22,8 @@ _FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.D
 _DISPLAY_LINES = 50
 """A bound, so that many answer lines before unclosed displays do not take long."""
 _WRAPPERS = (
-    ("$$", "$$"),
-    ("$", "$"),
-    ("\\(", "\\)"),
-    ("\\[", "\\]"),
-    ("**", "**"),
-    ("__", "__"),
-    ("*", "*"),
-    ("`", "`"),
-    ('"', '"'),
-    ("“", "”"),
+    *((mark, mark) for mark in ("$$", "$", "**", "__", "*", "`", '"')),
+    *(("\\(", "\\)"), ("\\[", "\\]"), ("“", "”")),
 )
 
 
@@ -149,26 +141,12 @@ def _value(number: str) -> Fraction:
     return Fraction(*Decimal(number.replace(",", "")).as_integer_ratio())
 
 
-_CHARACTERS = str.maketrans(
-    {
-        "−": "-",
-        "–": "-",
-        "×": "\\times ",
-        "·": "\\cdot ",
-        "÷": "\\div ",
-        "π": "\\pi ",
-        "∞": "\\infty ",
-        "≤": "\\le ",
-        "≥": "\\ge ",
-        "²": "^2",
-        "³": "^3",
-        "°": None,
-        "\xa0": " ",
-        "\u202f": " ",
-        "\u2009": " ",
-        **{chr(0xFF10 + digit): str(digit) for digit in range(10)},  # full width
-    }
-)
+_FULL_WIDTH_DIGITS = "".join(chr(0xFF10 + digit) for digit in range(10))
+_LATEX = ("\\times ", "\\cdot ", "\\div ", "\\pi ", "\\infty ", "\\le ", "\\ge ", "^2", "^3")
+_CHARACTERS = {
+    **str.maketrans("−–\xa0\u202f\u2009" + _FULL_WIDTH_DIGITS, "--   0123456789", "°"),
+    **{ord(sign): latex for sign, latex in zip("×·÷π∞≤≥²³", _LATEX, strict=True)},
+}
 _RULES = (
     (re.compile(r"\\(?:left|right|displaystyle|bigl|bigr|big)(?![A-Za-z])"), ""),
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),

@@ -283,10 +283,10 @@ def make_tasks(
         raise RewardError(f"problem {problem.id!r} holds what is not JSON: {error}") from None
     group = PendingGroup(spec, len(responses))
     everything = range(len(responses))
-    cuts: list[tuple[Scope, Sequence[int]]] = [("response", [i]) for i in everything]
+    cuts: list[tuple[Scope, Sequence[int]]] = [*(("response", [i]) for i in everything), ("group", everything)]
     tasks = []
-    for scope, indices in [*cuts, *([("group", everything)] if responses else [])]:
-        if not scopes[scope]:
+    for scope, indices in cuts:
+        if not scopes[scope] or not indices:
             continue
         own = {
             "scope": scope,
