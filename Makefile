@@ -62,9 +62,10 @@ check: install-dev
 	$(VENV)/bin/ruff check src tests benchmarks examples
 	$(VENV)/bin/mypy
 
-# the page of metrics, from the table that the code uses
+# the pages of metrics and of options, from what the code uses
 docs: install
 	$(VENV)/bin/python -m dapo.telemetry.metric_table > docs/metrics.md
+	$(VENV)/bin/python -m dapo.config.page > docs/options.md
 
 format: install-dev
 	$(VENV)/bin/ruff format src tests benchmarks examples

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dapo.cli.check.summary import ignored_options, value_of
 from dapo.config import (
     PRESETS,
     Config,
@@ -17,8 +18,11 @@ from dapo.config import (
     load_config,
     parse_overrides,
 )
-from dapo.config.options import options_of
+from dapo.config.load import resolve_auto
+from dapo.config.options import CONDITIONS, known_about, options_of, section_in
+from dapo.config.page import options_page
 from dapo.core.errors import ConfigError
+from helpers.paths import ROOT
 
 SMALL: dict[str, Any] = {"model": "tiny-random", "data": {"train": "builtin:sums"}}
 
@@ -440,3 +444,38 @@ def test_a_verifier_must_end_before_its_verdict_becomes_an_error(overrides: list
 def test_there_are_at_most_80_options():
     names = {name for name, _ in options_of()}
     assert len([name for name in names if not any(other.startswith(f"{name}.") for other in names)]) <= 80
+
+
+def test_the_page_of_options_is_what_the_options_give():
+    assert (ROOT / "docs" / "options.md").read_text(encoding="utf-8") == options_page(), "run `make docs`"
+
+
+def test_every_option_is_described_in_full_sentences():
+    for name, info in options_of():
+        if section_in(info.annotation) is None:
+            assert (info.description or "").endswith("."), name
+
+
+def test_every_condition_of_an_option_names_an_option_or_a_property():
+    for name, info in options_of():
+        condition = known_about(info).get("only_with", "").partition("=")[0]
+        if condition in CONDITIONS or not condition:
+            continue
+        assert isinstance(value_of(config(), condition), str | bool | None), name
+
+
+def test_every_option_of_the_other_engine_is_reported():
+    for engine, override in (("vllm", "rollout.native.slots=8"), ("native", "rollout.vllm.eager=false")):
+        other = override.split(".")[1]
+        lines = list(ignored_options(config(f"rollout.engine={engine}", override)))
+        assert lines == [f"rollout.{other}.*: rollout.engine is {engine}"]
+
+
+def test_auto_is_settled_by_machine_and_data():
+    settled = resolve_auto(config(), cuda=True)
+    assert (settled.train.device, settled.model.dtype, settled.reward.verifier) == ("cuda", "bfloat16", "exact")
+    assert resolve_auto(settled, cuda=False) == settled
+    asked = resolve_auto(config("train.device=cpu", "model.dtype=float64", "reward.verifier=math"), cuda=True)
+    assert (asked.train.device, asked.model.dtype, asked.reward.verifier) == ("cpu", "float64", "math")
+    on_ray = resolve_auto(config("launcher=ray", "data.train=gym:gcd"), cuda=False)
+    assert (on_ray.train.device, on_ray.reward.verifier) == ("auto", "gym")  # each machine has its own devices

@@ -161,6 +161,17 @@ class Config(Section):
         return self
 
 
+CONDITIONS = {
+    "engine_processes": "engine processes (rollout.engines, or rollout.engine=vllm)",
+    "has_tracker": "wandb or trackio among log.sinks",
+    "is_multiprocess": "more than one process",
+    "reuses_samples": "several updates per step (in the first the ratio is 1, and nothing is clipped)",
+    "uses_ray": "launcher=ray",
+    "uses_trainer_group": "a trainer in processes of its own (distributed.trainer_ranks, or launcher=ray)",
+}
+"""What the properties that are conditions of options stand for."""
+
+
 def section_in(annotation: Any) -> type[BaseModel] | None:
     """The section that an option is, or that may stand in its place."""
     kinds = (annotation, *get_args(annotation))

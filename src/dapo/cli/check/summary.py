@@ -1,4 +1,4 @@
-"""`dapo check`: what a configuration would run, in words."""
+"""`dapo check`: what a configuration would run, which options have no effect, where it differs from the paper."""
 
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -8,23 +8,10 @@ from typing import Any, Literal
 from dapo.config import Config
 from dapo.config.data_spec import Source
 from dapo.config.load import resolve_auto_verifier
-from dapo.config.options import known_about, options_of, section_in
+from dapo.config.options import CONDITIONS, known_about, options_of, section_in
 from dapo.data.problems import load_problems, remove_overlap
 from dapo.rewards.verifier import is_binary
 from dapo.types import Problem
-
-NO_EFFECT = {
-    "data.eval": "data.eval is not set",
-    "dynamic_sampling.enabled": "dynamic_sampling.enabled is false",
-    "engine_processes": "no process is started to sample (rollout.engines is 0)",
-    "has_tracker": "log.sinks names neither wandb nor trackio",
-    "is_multiprocess": "everything runs in one process",
-    "reuses_samples": "with one update per step the policy is still the one that the step began with, so the ratio is "
-    "1 and nothing is clipped",
-    "uses_ray": "launcher is local",
-    "uses_trainer_group": "the policy is in the process that runs the loop (distributed.trainer_ranks is 1)",
-}
-"""Why an option has no effect, by the condition that it has an effect with and that does not hold."""
 
 
 def explain(config: Config) -> Iterator[str]:
@@ -69,7 +56,8 @@ def ignored_options(config: Config) -> Iterator[str]:
         value = value_of(config, other)
         if not (value == wanted if wanted else value):
             shown = f"{name}.*" if section_in(info.annotation) and name != "dynamic_sampling.filter" else name
-            yield f"{shown}: {NO_EFFECT.get(condition) or f'{other} is {value}'}"
+            unmet = f"{other} is {'not set' if value is None else _show(value)}"
+            yield f"{shown}: {f'needs {CONDITIONS[condition]}' if condition in CONDITIONS else unmet}"
     verifier = config.reward.verifier
     if config.reward.threshold is not None and isinstance(verifier, str) and is_binary(verifier):
         yield "reward.threshold: the verifier says correct or wrong and gives no score"
@@ -169,4 +157,6 @@ def _run(config: Config) -> Iterator[str]:
 
 
 def _show(value: object) -> str:
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
