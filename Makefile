@@ -69,7 +69,7 @@ docs: install
 
 format: install-dev
 	$(VENV)/bin/ruff format src tests benchmarks examples
-	$(VENV)/bin/ruff check --fix src tests benchmarks
+	$(VENV)/bin/ruff check --fix src tests benchmarks examples
 
 # measures us and whichever opponents are installed: make bench ARGS="generation update --rounds 9"
 bench: install
