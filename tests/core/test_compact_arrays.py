@@ -131,7 +131,7 @@ def test_the_gap_between_sampler_and_trainer_counts_trained_tokens_only():
         engine_gap_metrics([sample((-1.0,), (-1.0, -1.0), (True,))])
 
 
-def test_work_beside_a_block_is_done_at_its_end_and_its_error_comes_there():
+def test_background_work_is_done_at_the_end_of_its_block_and_raises_there():
     def fail() -> None:
         raise OSError("no room")
 

@@ -106,6 +106,6 @@ def test_epochs_and_runs_are_ordered_differently():
 
 
 def test_a_permutation_favours_no_position():
-    places = np.array([keyed_permutation(5, "position", n) for n in range(5000)])
-    counts = np.array([np.bincount(places[:, position], minlength=5) for position in range(5)])
+    positions = np.array([keyed_permutation(5, "position", n) for n in range(5000)])
+    counts = np.array([np.bincount(positions[:, position], minlength=5) for position in range(5)])
     assert np.abs(counts - 1000).max() < 142  # 5 sigma of 28.3
