@@ -132,7 +132,7 @@ def _as_config_error(name: str) -> Iterator[None]:
         cause = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         if "trust_remote_code" in str(error):
             raise ConfigError(
-                f"model {name!r} comes with Python code, which is not run by default: read it, and set "
+                f"model {name!r} comes with Python code of its own, which is not run unasked: read it, and set "
                 "model.trust_remote_code=true if you trust it"
             ) from error
         raise ConfigError(
