@@ -298,7 +298,7 @@ class TestFinalReport:
 
     def test_a_terminal_that_knows_only_ascii_gets_ascii(self):
         text = self.report(encoding="ascii", samples=[{**self.SAMPLE, "before": "π"}])
-        assert "before wrong    \\u03c0" in text
+        assert re.search(r"before wrong +\\u03c0", text)
         assert "after correct" in text
 
 
