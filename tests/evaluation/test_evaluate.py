@@ -160,7 +160,7 @@ def test_more_than_one_percent_of_errors_is_noted_and_one_percent_is_not():
     one, two = judged(*"4" * 9, "!"), judged(*"4" * 8, "!", "!")
     assert Evaluation(plan, (*without_errors, one)).summary()["warning"] is None
     warning = Evaluation(plan, (*without_errors, two)).summary()["warning"]
-    assert warning == "2 of 100 responses have no judgement (2.0%): figures of the others only"
+    assert warning == "2 of 100 responses have no verdict (2.0%): metrics of the others only"
 
 
 def table(*accuracies: float | None) -> list[dict[str, Any]]:

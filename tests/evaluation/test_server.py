@@ -182,8 +182,8 @@ def test_an_evaluation_with_over_one_percent_of_errors_says_so(
     assert evaluated(MODEL, "--data", data, "--server", server.url, "--concurrency", "1") == 0
     printed = " ".join(capsys.readouterr().out.split())
     title, _, rest = printed.partition("avg@2")
-    assert "WARNING: 1 of 8 responses have no judgement (12.5%): figures of the others only" in title
-    assert "1 of 8 responses have no judgement: server: status 400: come again" in rest
+    assert "WARNING: 1 of 8 responses have no verdict (12.5%): metrics of the others only" in title
+    assert "1 of 8 responses have no verdict: server: status 400: come again" in rest
 
 
 def test_two_results_are_compared_problem_by_problem(

@@ -1,4 +1,4 @@
-"""What `dapo eval` prints: results side by side, what pairing tells, and a line a problem."""
+"""Prints the results of `dapo eval`: one or two side by side, the paired difference, and one line per problem."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from dapo.telemetry.console import printable
 def print_evaluation(
     summary: Mapping[str, Any], output: Path | None, table: Sequence[Mapping[str, Any]] | None = None
 ) -> None:
-    """The result as a small table; `table`: also a line a problem."""
+    """Print a result; with `table`, also one line per problem."""
     console = Console()
     console.print(_result_table([summary]))
     _print_errors(console, summary)
@@ -27,13 +27,13 @@ def print_evaluation(
 
 
 def print_comparison(results: Sequence[Mapping[str, Any]], difference: Mapping[str, Any], output: Path | None) -> None:
-    """Both results side by side, and what pairing tells."""
+    """Print both results side by side, and the paired difference."""
     console = Console()
     console.print(_result_table(results))
     for result in results:
         _print_errors(console, result)
     low, high = difference["low"], difference["high"]
-    verdict = "no difference can be told" if low <= 0 <= high else "higher" if low > 0 else "lower"
+    verdict = "no significant difference" if low <= 0 <= high else "higher" if low > 0 else "lower"
     console.print(
         f"second - first, paired over {difference['problems']} problems: {difference['difference']:+.4f} "
         f"(95 % interval {low:+.4f} to {high:+.4f}): {verdict}\n"
@@ -56,10 +56,7 @@ def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:
     for result in results:
         table.add_column("result" if len(results) == 1 else str(result["model"]), justify="right")
     k = first["samples_per_problem"]
-
-    def row(name: str, *cells: str) -> None:
-        table.add_row(name, *cells)
-
+    row = table.add_row
     row(f"avg@{k}", *(_format_fraction(r["accuracy"], (r["low"], r["high"]), binary=r["binary"]) for r in results))
     for name in (name for name in first if name.startswith(("pass@", "cons@"))):
         row(name, *(_format_fraction(r[name], r["intervals"][name]) if name in r else "" for r in results))
@@ -78,7 +75,7 @@ def _print_errors(console: Console, summary: Mapping[str, Any]) -> None:
     if summary["verifier_errors"]:
         total = summary["problems"] * summary["samples_per_problem"]
         console.print(
-            f"{summary['verifier_errors']} of {total} responses have no judgement: {summary['most_frequent_error']}",
+            f"{summary['verifier_errors']} of {total} responses have no verdict: {summary['most_frequent_error']}",
             soft_wrap=True,
             highlight=False,
             markup=False,
@@ -86,7 +83,7 @@ def _print_errors(console: Console, summary: Mapping[str, Any]) -> None:
 
 
 def _problem_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A line a problem, the hardest first."""
+    """One line per problem, the hardest first."""
     table = Table(title="by problem", title_style="bold", title_justify="left")
     for name in ("problem", "answer"):
         table.add_column(name, overflow="ellipsis", no_wrap=True, max_width=60 if name == "problem" else 12)

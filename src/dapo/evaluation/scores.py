@@ -1,4 +1,4 @@
-"""What k judged responses a problem say of a model: avg@k, pass@j, cons@k, each with its interval over problems."""
+"""Scores of a model from k judged responses per problem: avg@k, pass@j and cons@k, each with a 95 % interval."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,12 +15,12 @@ from dapo.types import Finish, Message, Problem, Verdict
 
 BOOTSTRAP_RESAMPLES = 2000
 WARN_ERROR_FRACTION = 0.01
-"""With a larger share of responses without a judgement, the headline of an evaluation says so."""
+"""Above this fraction of responses without a verdict, the headline of an evaluation warns."""
 
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """How evaluation samples; the paper: 32 samples, temperature 1.0, top_p 0.7."""
+    """How an evaluation samples. The paper: 32 samples per problem, temperature 1.0, top_p 0.7."""
 
     name: str
     samples_per_problem: int
@@ -39,45 +39,44 @@ class JudgedResponse:
     correct: bool | None
     score: float
     error: str | None
-    """Why it could not be had, or could not be judged."""
+    """Why it could not be sampled, or has no verdict."""
     answer: str | None
-    """As in `Verdict`: its vote."""
+    """The normalized answer, as in `Verdict`; it counts for cons@k."""
     tokens: int
     finish: Finish | None
 
     @classmethod
     def of(cls, text: str, verdict: Verdict, *, tokens: int, finish: Finish | None) -> "JudgedResponse":
-        """From its parts."""
         return cls(text, verdict.correct, verdict.score, verdict.error, verdict.answer, tokens, finish)
 
     @property
     def accuracy(self) -> float:
-        """1 or 0 for right and wrong, the score itself where the verifier only grades."""
+        """1 if correct, 0 if wrong; the score if the verifier does not decide."""
         return float(self.correct) if self.correct is not None else self.score
 
 
 @dataclass(frozen=True)
 class JudgedProblem:
-    """One problem's k responses."""
+    """A problem with its k responses."""
 
     problem: Problem
     responses: tuple[JudgedResponse, ...]
 
     @property
     def valid(self) -> list[JudgedResponse]:
-        """Those that were judged."""
+        """The responses with a verdict."""
         return [response for response in self.responses if response.error is None]
 
     @property
     def accuracies(self) -> list[float]:
-        """One a valid response."""
+        """The accuracy of each valid response."""
         return [response.accuracy for response in self.valid]
 
     @property
     def consensus(self) -> float:
-        """cons@k: is the most frequent answer right? Of answers that are equally frequent, the share that is right.
+        """cons@k: 1 if the most frequent answer is correct; with ties, the fraction of the tied answers that is.
 
-        Responses without an answer do not vote; without any vote it is 0.
+        Responses without an answer do not count; it is 0 if no response has one.
         """
         votes = Counter(response.answer for response in self.valid if response.answer)
         if not votes:
@@ -87,7 +86,7 @@ class JudgedProblem:
         return fmean(answer in right for answer, count in votes.items() if count == most)
 
     def row(self) -> dict[str, Any]:
-        """As JSON values, with every response."""
+        """The problem and every response as JSON values."""
         return {
             "id": self.problem.id,
             "source": self.problem.source,
@@ -100,7 +99,7 @@ class JudgedProblem:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result over all problems."""
+    """The result of an evaluation."""
 
     plan: EvaluationPlan
     problems: tuple[JudgedProblem, ...]
@@ -111,10 +110,10 @@ class Evaluation:
         return [problem for problem in self.problems if problem.accuracies]
 
     def summary(self) -> dict[str, Any]:
-        """Everything that is reported, as JSON values: `accuracy` is avg@k, with its 95 % interval.
+        """All reported figures as JSON values: `accuracy` is avg@k; `low` and `high` are its 95 % interval.
 
-        `intervals` holds those of `pass@j` and `cons@k`. `no_answer_fraction`, where the verifier looks for answers, is
-        the share of judged responses in which it found none.
+        `intervals` holds the intervals of `pass@j` and `cons@k`. `no_answer_fraction` is the fraction of judged
+        responses without an answer, None if the verifier does not extract answers.
         """
         k = self.plan.samples_per_problem
         means = [fmean(problem.accuracies) for problem in self.judged]
@@ -150,23 +149,21 @@ class Evaluation:
         }
 
     def metrics(self) -> dict[str, float]:
-        """For the metrics file: `eval/NAME/...`."""
-        summary = self.summary()
-        name = self.plan.name
-        metrics = {f"eval/{name}/{key}": summary[key] for key in ("accuracy", "low", "high")}
-        metrics[f"eval/{name}/avg@{self.plan.samples_per_problem}"] = summary["accuracy"]
-        metrics[f"eval/{name}/response_tokens_mean"] = summary["response_tokens_mean"]
-        metrics[f"eval/{name}/truncated_fraction"] = summary["truncated_fraction"]
+        """The metrics `eval/NAME/...`."""
+        summary, prefix = self.summary(), f"eval/{self.plan.name}"
+        metrics = {f"{prefix}/{key}": summary[key] for key in ("accuracy", "low", "high")}
+        metrics[f"{prefix}/avg@{self.plan.samples_per_problem}"] = summary["accuracy"]
+        metrics |= {f"{prefix}/{key}": summary[key] for key in ("response_tokens_mean", "truncated_fraction")}
         if len(summary["by_source"]) > 1:
             metrics.update({f"eval/{source}/accuracy": row["accuracy"] for source, row in summary["by_source"].items()})
         return metrics
 
     def table(self) -> list[dict[str, Any]]:
-        """One row a problem, with every response."""
+        """One row per problem, with every response."""
         return [problem.row() for problem in self.problems]
 
     def _estimates(self) -> dict[str, list[float]]:
-        """`pass@j` for the powers of two up to k, and `cons@k`: one value a problem that has enough valid responses."""
+        """`pass@j` for the powers of two up to k, and `cons@k`: a value per problem with enough valid responses."""
         k = self.plan.samples_per_problem
         found = {}
         for j in (2**i for i in range(k.bit_length())):
@@ -188,7 +185,7 @@ class Evaluation:
 
 
 def require_summary(found: Any, where: str) -> dict[str, Any]:
-    """A stored evaluation with all that its report needs. Raises DataError where something is missing."""
+    """Check that a stored evaluation is complete, and return it. Raises DataError if something is missing."""
     blank = EvaluationPlan("", 1, 1.0, 1.0, 1, (), 0)
     if not isinstance(found, dict):
         raise DataError(f"{where} holds a {type(found).__name__}, not an evaluation")
@@ -201,17 +198,16 @@ def require_summary(found: Any, where: str) -> dict[str, Any]:
 
 
 def _warning(errors: int, responses: int) -> str | None:
-    """What the headline of an evaluation says if more than 1 % of the responses were not judged."""
     if errors <= WARN_ERROR_FRACTION * responses:
         return None
-    return f"{errors} of {responses} responses have no judgement ({errors / responses:.1%}): figures of the others only"
+    return f"{errors} of {responses} responses have no verdict ({errors / responses:.1%}): metrics of the others only"
 
 
 def paired_difference(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The tables of two evaluations, problem by problem: mean of second minus first, with its 95 % interval.
+    """The mean difference (second minus first) of two evaluations, paired by problem, with its 95 % interval.
 
-    Pairing takes the difficulty of the problems out of the interval. Raises DataError where the tables do not hold the
-    same problems.
+    Pairing removes the difficulty of the problems from the interval. Raises DataError if the tables hold different
+    problems.
     """
     rows = {row["id"]: row for row in first}
     if set(rows) != {row["id"] for row in second}:
@@ -233,7 +229,7 @@ def paired_difference(first: Sequence[Mapping[str, Any]], second: Sequence[Mappi
 
 
 def question_text(prompt: str | Sequence[Message]) -> str:
-    """A problem's prompt as a person reads it: its text, or its last message."""
+    """The question of a prompt: its text, or the content of its last message."""
     return prompt if isinstance(prompt, str) else prompt[-1]["content"]
 
 
@@ -245,9 +241,9 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 
 
 def mean_interval(means: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
-    """95 % interval of the mean over problems, by a keyed bootstrap over problems.
+    """The 95 % interval of the mean over problems, by a reproducible bootstrap.
 
-    Where all problems score 0, or all score 1, a bootstrap has no width: there it is Wilson's interval.
+    If all problems score 0, or all score 1, a bootstrap has no width; then it is Wilson's interval.
     """
     if not means:
         return 0.0, 1.0
@@ -259,7 +255,7 @@ def mean_interval(means: Sequence[float], *, seed: int = 0) -> tuple[float, floa
 def bootstrap_interval(
     values: Sequence[float], statistic: Callable[[Any], Any], *, seed: int = 0
 ) -> tuple[float, float]:
-    """The middle 95 % of `statistic` over keyed resamples of `values`."""
+    """The central 95 % of `statistic` over resamples of `values`, which are a function of the seed."""
     array = np.asarray(values, dtype=np.float64)
     generator = np.random.Generator(np.random.Philox(key=keyed_seed(seed, "bootstrap")))
     resampled = [
