@@ -342,34 +342,59 @@ def process_of(log: Path) -> int:
     raise LookupError(f"nobody prints into {log}")
 
 
+TWO_RANKS = (*OPTIONS, "distributed.trainer_ranks=2", "train.threads=1")
+
+
+@pytest.fixture(scope="module")
+def local_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on two ranks without Ray."""
+    run = tmp_path_factory.mktemp("local") / "run"
+    start_run(tiny(*TWO_RANKS), run_dir=run, config_name="tiny")
+    return run
+
+
+def wait_for_first_checkpoint(run: Path, is_running: Callable[[], bool]) -> None:
+    while is_running() and not (run / "checkpoints" / "step_000001").exists():
+        time.sleep(0.01)
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
-def test_a_ray_run_with_killed_trainer_rank_and_driver_ends_like_a_local_one(cluster: Any, tmp_path: Path) -> None:
-    spread = (*OPTIONS, "distributed.trainer_ranks=2", "train.threads=1")
-    # an engine in this process: that another process makes no difference has its own test
-    start_run(tiny(*spread), run_dir=tmp_path / "local", config_name="tiny")
-    run = tmp_path / "ray"
-    overrides = [*spread, "rollout.engines=1", f"launcher=ray:{cluster.address}"]
+def test_a_ray_run_with_a_killed_trainer_rank_ends_like_a_local_one(
+    cluster: Any, local_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, is_done = tmp_path / "ray", threading.Event()
+
+    def kill_a_rank() -> None:
+        wait_for_first_checkpoint(run, lambda: not is_done.is_set())
+        os.kill(process_of(run / "logs" / "trainer-1.log"), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_a_rank)
+    killer.start()
+    try:
+        start_run(tiny(*TWO_RANKS, f"launcher=ray:{cluster.address}"), run_dir=run, config_name="tiny")
+    finally:
+        is_done.set()
+        killer.join()
+    assert "goes back to its last checkpoint by itself, time 1 of" in capsys.readouterr().err
+    assert differences(contents(run), contents(local_run)) == []
+    wait_for_free_cpus(HEAD_CPUS)
+
+
+@pytest.mark.slow
+def test_a_ray_run_whose_driver_is_killed_is_resumed_and_ends_like_a_local_one(
+    cluster: Any, local_run: Path, tmp_path: Path
+) -> None:
+    run, errors = tmp_path / "ray", tmp_path / "errors"
+    overrides = [*TWO_RANKS, f"launcher=ray:{cluster.address}"]
     command = ["train", str(CONFIGS / "tiny.yaml"), *overrides, "--run-dir", str(run)]
-    errors = tmp_path / "errors"
     with (
         open(errors, "w") as file,
         subprocess.Popen([sys.executable, "-m", "dapo", *command], env=PROGRAM_ENVIRONMENT, stderr=file) as driver,
     ):
-
-        def wait_for(step: int) -> None:
-            while not (run / "checkpoints" / f"step_{step:06d}").exists():
-                assert driver.poll() is None, errors.read_text()
-                time.sleep(0.02)
-
-        wait_for(1)
-        os.kill(process_of(run / "logs" / "trainer-1.log"), signal.SIGKILL)
-        while "goes back to its last checkpoint by itself, time 1 of" not in errors.read_text():
-            assert driver.poll() is None, errors.read_text()
-            time.sleep(0.02)
-        wait_for(2)
+        wait_for_first_checkpoint(run, lambda: driver.poll() is None)
+        assert driver.poll() is None, errors.read_text()
         driver.kill()
     wait_for_free_cpus(HEAD_CPUS)
-    resume_run(run, [])
-    assert differences(contents(run), contents(tmp_path / "local")) == []
+    resume_run(run, ["rollout.engines=1"])  # the ranks' weights reach an engine in another process
+    assert differences(contents(run), contents(local_run)) == []
     assert {path.name for path in (run / "logs").iterdir()} == {"engine-0.log", "trainer-0.log", "trainer-1.log"}
