@@ -1,13 +1,18 @@
-"""Opens the launcher that a configuration names; and what both launchers share: import path and log tail."""
+"""Opens the launcher that a configuration names; and what both launchers share: waiting, import path, log tail."""
 
 import os
+import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import dapo
 from dapo.config import Config
+from dapo.core.errors import LaunchError
 from dapo.distributed.protocol import Launcher
 
 LOG_TAIL_LINES = 5
@@ -37,6 +42,16 @@ def _make(config: Config, logs: Path) -> Launcher:
     from dapo.distributed.local import LocalLauncher
 
     return LocalLauncher(logs, timeout_s=timeout_s)
+
+
+def wait_until_ready(future: "Future[Any]", *, since: float, timeout_s: float, what: str, see: str) -> Any:
+    """The result of one stage of a start; the message of the LaunchError at the deadline names `what` and `see`."""
+    try:
+        return future.result(max(since + timeout_s - time.monotonic(), 0.0))
+    except FutureTimeoutError as error:
+        raise LaunchError(
+            f"{what} was not ready within {timeout_s:g} s (distributed.start_timeout_s); {see}"
+        ) from error
 
 
 def import_path(environment: Mapping[str, str]) -> str:

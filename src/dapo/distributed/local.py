@@ -18,9 +18,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from dapo.core.errors import LaunchError, WorkerDied
-from dapo.distributed.launch import import_path, log_tail
-from dapo.distributed.protocol import WorkerSpec, wait_for_result
+from dapo.core.errors import WorkerDied
+from dapo.distributed.launch import import_path, log_tail, wait_until_ready
+from dapo.distributed.protocol import WorkerSpec
 from dapo.distributed.weight_files import WeightsFile, WeightsFolder
 from dapo.engines.engine import WeightSource
 
@@ -131,12 +131,13 @@ class LocalLauncher:
 
     def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> list[LocalWorker]:
         self._logs.mkdir(parents=True, exist_ok=True)
-        deadline = time.monotonic() + self._timeout_s
+        since = time.monotonic()
         workers = [LocalWorker(name, spec, self._logs / f"{name}.log") for name, spec in zip(names, specs, strict=True)]
         self._workers += workers
         try:
             for worker in workers:
-                self._wait_until_ready(worker, deadline)
+                see = f"its output is in {worker.log}"
+                wait_until_ready(worker.ready, since=since, timeout_s=self._timeout_s, what=worker.name, see=see)
         except BaseException:
             for worker in workers:
                 worker.kill()
@@ -155,14 +156,3 @@ class LocalLauncher:
         if self._weights is not None:
             self._weights.close()
             self._weights = None
-
-    def _wait_until_ready(self, worker: LocalWorker, deadline: float) -> None:
-        try:
-            wait_for_result(worker.ready, timeout_s=max(deadline - time.monotonic(), 0.0), what=worker.name)
-        except WorkerDied as error:
-            if worker.ready.done():
-                raise
-            raise LaunchError(
-                f"{worker.name} was not ready within {self._timeout_s:g} s (distributed.start_timeout_s); its output "
-                f"is in {worker.log}"
-            ) from error

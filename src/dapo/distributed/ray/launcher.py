@@ -9,14 +9,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import dapo
 from dapo.core.errors import LaunchError, WorkerDied, WorkerFault
-from dapo.distributed.launch import import_path, log_tail
+from dapo.distributed.launch import import_path, log_tail, wait_until_ready
 from dapo.distributed.protocol import WorkerSpec
 from dapo.distributed.ray.actor import ActorInfo, WorkerActor
 from dapo.distributed.ray.placement import Reservation, reserve, total
@@ -193,7 +193,7 @@ class RayLauncher:
     def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> list[RayWorker]:
         self._connect()
         assert self._callbacks is not None
-        deadline = time.monotonic() + self._timeout_s
+        since = time.monotonic()
         self._logs.mkdir(parents=True, exist_ok=True)
         self._workers = [worker for worker in self._workers if not worker.is_dead]
         reservations = reserve(
@@ -210,7 +210,7 @@ class RayLauncher:
         ]
         self._workers += workers
         try:
-            self._wait_until_ready(workers, specs, deadline)
+            self._wait_until_ready(workers, specs, since)
         except BaseException:
             for worker in workers:
                 worker.kill()
@@ -238,12 +238,13 @@ class RayLauncher:
             self._weights.close()
             self._weights = None
 
-    def _wait_until_ready(self, workers: Sequence[RayWorker], specs: Sequence[WorkerSpec], deadline: float) -> None:
+    def _wait_until_ready(self, workers: Sequence[RayWorker], specs: Sequence[WorkerSpec], since: float) -> None:
         """Wait until all actors answer, then until all objects exist."""
+        wait = partial(wait_until_ready, since=since, timeout_s=self._timeout_s)
         folder = self._folder().path if self._use_shared_memory else None
         handshakes = [worker.send("handshake", worker.name, self._logs, folder) for worker in workers]
         for worker, handshake in zip(workers, handshakes, strict=True):
-            info = self._wait(handshake, deadline, f"{worker.name} is scheduled, but its process", "see Ray's logs")
+            info = wait(handshake, what=f"{worker.name} is scheduled, but its process", see="see Ray's logs")
             if info.version != dapo.__version__:
                 raise LaunchError(
                     f"node {info.node} has dapo {info.version}, this machine {dapo.__version__}; install the same "
@@ -254,15 +255,7 @@ class RayLauncher:
             worker.send("create", spec.factory, dict(spec.options)) for worker, spec in zip(workers, specs, strict=True)
         ]
         for worker, future in zip(workers, created, strict=True):
-            self._wait(future, deadline, worker.name, f"its output is in {worker.log}")
-
-    def _wait(self, future: "Future[Any]", deadline: float, what: str, see: str) -> Any:
-        try:
-            return future.result(max(deadline - time.monotonic(), 0.0))
-        except FutureTimeoutError as error:
-            raise LaunchError(
-                f"{what} was not ready within {self._timeout_s:g} s (distributed.start_timeout_s); {see}"
-            ) from error
+            wait(future, what=worker.name, see=f"its output is in {worker.log}")
 
     def _folder(self) -> WeightsFolder:
         if self._weights is None:
