@@ -73,6 +73,12 @@ def test_rows_of_different_distributions_share_a_batch() -> None:
         assert alone.logprobs == pytest.approx(together[r.id].logprobs, abs=1e-5)
 
 
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.float64, 8)])
+def test_answers_are_arrays_of_four_bytes_per_number_unless_that_would_round(dtype: torch.dtype, size: int) -> None:
+    answer = run(NativeEngine(tiny_model("llama", dtype=dtype), NativeConfig(slots=2)), [request("a")])["a"]
+    assert (answer.token_ids.itemsize, answer.logprobs.itemsize) == (4, size)  # type: ignore[attr-defined]
+
+
 def test_bfloat16_log_probabilities_stay_near_the_float32_ones() -> None:
     engine = NativeEngine(tiny_model("llama", dtype=torch.bfloat16), NativeConfig(slots=4))
     answer = run(engine, group("a", 4, max_new_tokens=12))

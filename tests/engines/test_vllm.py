@@ -99,7 +99,7 @@ def test_prompts_that_begin_alike_are_computed_once_but_never_with_older_weights
 
 
 def test_nothing_is_sampled_before_there_are_weights() -> None:
-    with pytest.raises(EngineError, match="no weights yet: call load_weights first"):
+    with pytest.raises(EngineError, match=r"never loaded.*load a complete set first"):
         vllm_engines.fresh("tied llama").submit([request("a")])
 
 

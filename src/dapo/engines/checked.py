@@ -47,11 +47,9 @@ class CheckedEngine:
         self._version = version
 
     def drop_weights(self) -> None:
-        """Free the memory of the weights if the engine can."""
         self._call("drop_weights", self._engine.drop_weights)
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Queue requests."""
         if not self._pending:
             self._answered.clear()
             self._idle_polls, self._last_answer = 0, time.monotonic()
@@ -80,7 +78,6 @@ class CheckedEngine:
         return found
 
     def close(self) -> None:
-        """Free everything."""
         self._engine.close()
 
     def _call(self, name: str, call: Callable[[], T]) -> T:

@@ -80,7 +80,6 @@ class ScriptedEngine(EngineState):
         self.loaded.append(version)
 
     def drop_weights(self) -> None:
-        """Do nothing: there are no weights."""
         self._require_idle("drop_weights")
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:

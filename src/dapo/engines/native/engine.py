@@ -82,7 +82,6 @@ class NativeEngine(EngineState):
 
     @property
     def in_flight(self) -> list[str]:
-        """Ids of the requests that are running or waiting."""
         return [*(seq.request.id for seq in self._running()), *self._scheduler.waiting]
 
     def load_weights(self, weights: WeightSource, version: int) -> None:

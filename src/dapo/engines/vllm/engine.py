@@ -82,7 +82,6 @@ class VllmEngine(EngineState):
 
     @property
     def in_flight(self) -> list[str]:
-        """Ids of the requests that are running or waiting."""
         return [*self._running, *self._waiting]
 
     def load_weights(self, weights: WeightSource, version: int) -> None:
