@@ -94,7 +94,7 @@ def test_groups_go_whole_to_the_engine_with_least_to_do(launcher: LightLauncher)
 
 def test_what_one_engine_refuses_is_queued_at_none(launcher: LightLauncher) -> None:
     engine = pool(launcher, *[engine_spec("scripted")] * 2)
-    with pytest.raises(EngineError, match="'bad' must have a prompt and ask for at least 1 token"):
+    with pytest.raises(EngineError, match="'bad': max_new_tokens must be at least 1, got 0"):
         engine.submit([*group(1), request("bad", prompt=2, max_new_tokens=0)])
     assert engine.poll() == []
     engine.load_weights(EmptyWeights(), 1)
@@ -317,6 +317,7 @@ class HookedEngine:
 
     def __init__(self, engine: EnginePool, inject_fault: Callable[[int], None]) -> None:
         self._engine, self._inject_fault, self._polls = engine, inject_fault, 0
+        self.drop_weights = engine.drop_weights
         self.load_weights, self.submit, self.abort, self.close = (
             engine.load_weights,
             engine.submit,

@@ -292,6 +292,7 @@ class HookedEngine:
 
     def __init__(self, engine: EnginePool, faults: dict[int, Callable[[], None]]) -> None:
         self._engine, self._faults, self._polls = engine, faults, 0
+        self.drop_weights = engine.drop_weights
         self.load_weights, self.submit = engine.load_weights, engine.submit
         self.abort, self.close = engine.abort, engine.close
 
