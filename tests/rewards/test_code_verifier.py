@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from dapo.config.options import RewardConfig
 from dapo.core.errors import RewardError
-from dapo.rewards import get_verifier
+from dapo.rewards import VerifierPool, get_verifier
 from dapo.rewards.sandbox import rpc
 from dapo.rewards.sandbox.sandbox import Sandbox
 from dapo.rewards.verifiers.code import program_in
@@ -249,9 +250,10 @@ def test_a_solution_without_end_is_wrong_in_the_pool_too_not_an_error():
     assert (right.correct, right.error) == (True, None)
 
 
-def test_a_pool_that_loses_patience_first_leaves_nothing_running_either():
+def test_a_pool_that_times_out_first_leaves_nothing_running_either():
     problem = Problem("1", "Q", "", fields={"tests": ["assert f() == 1"]})
-    with open_pool("code", options={"time_s": 60}, timeout_s=1.0, workers=1) as pool:
+    reward = RewardConfig(verifier="code", options={"time_s": 60}, timeout_s=61, workers=1)
+    with VerifierPool(reward.model_copy(update={"timeout_s": 1.0})) as pool:  # a section itself refuses this
         (verdict,) = pool.submit(problem, ["while True: pass"], [()]).result(30)
     assert verdict.error == "code: timed out after 1 s"
     assert sandbox_processes_left() == []

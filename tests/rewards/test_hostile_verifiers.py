@@ -1,4 +1,4 @@
-"""Verifiers that misbehave: each deed is an error verdict with its cause, in time, and the next verdict is sound."""
+"""Verifiers that misbehave: each action is an error verdict with its cause, in time, and the next verdict is right."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ NAME = "helpers.hostile_functions:does"
 PROBLEM = Problem("1", "Q", "A")
 TIMEOUT_S, SLACK_S = 2.0, 10.0
 LONG_TIMEOUT_S = 30.0
-"""For a deed that ends by itself or by another limit, on a machine busy with others."""
+"""For an action that ends by itself or by another limit, on a machine busy with others."""
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and orphans are those of Linux")
 
 
