@@ -54,7 +54,7 @@ def answer_line(text: str) -> str | None:
 
 
 def _first_block(lines: Sequence[str], after: int) -> str:
-    """The first line from `after` on that is not blank; if it opens a display (`$$`, `\\[`), the whole display."""
+    r"""The first line from `after` on that is not blank; if it opens a display (`$$`, `\[`), the whole display."""
     start = next((index for index in range(after, len(lines)) if lines[index].strip()), len(lines))
     filled = [line.strip() for line in lines[start : start + _DISPLAY_LINES] if line.strip()]
     closing = {"$$": "$$", "\\[": "\\]"}.get(filled[0]) if filled else None
@@ -65,7 +65,7 @@ def _first_block(lines: Sequence[str], after: int) -> str:
 
 @dataclass(frozen=True)
 class Box:
-    """A `\\boxed{content}` at `text[start:end]`."""
+    r"""A `\boxed{content}` at `text[start:end]`."""
 
     start: int
     end: int
@@ -73,7 +73,7 @@ class Box:
 
 
 def boxes(text: str) -> list[Box]:
-    """Every `\\boxed{...}` (or `\\fbox{...}`) whose braces balance, in the order in which they close."""
+    r"""Every `\boxed{...}` (or `\fbox{...}`) whose braces balance, in the order in which they close."""
     found: list[Box] = []
     open_braces: list[tuple[int, int] | None] = []  # where a box and its content start; None for a bare brace
     for match in _BRACE.finditer(text):
@@ -87,7 +87,7 @@ def boxes(text: str) -> list[Box]:
 
 
 def last_boxed(text: str) -> str | None:
-    """The content of the `\\boxed{...}` that starts last, of those whose braces balance; None if there is none."""
+    r"""The content of the `\boxed{...}` that starts last, of those whose braces balance; None if there is none."""
     found = boxes(text)
     return max(found, key=lambda box: box.start).content if found else None
 
@@ -99,9 +99,9 @@ def marked_answer(text: str) -> str | None:
 
 
 def strip_formatting(text: str, *, braces: bool = False) -> str:
-    """The text without bold, code, quotes, dollars, `\\( \\)` and boxes around all of it, and final full stops.
+    r"""The text without bold, code, quotes, dollars, `\( \)` and boxes around all of it, and final full stops.
 
-    With `braces` also without `{...}` and `\\text{...}` around all of it.
+    With `braces` also without `{...}` and `\text{...}` around all of it.
     """
     before = None
     while text != before:
@@ -219,7 +219,7 @@ def depths(text: str) -> list[int]:
 
 
 def split_unit(part: str) -> tuple[str, str]:
-    """Value and unit: `5 \\text{ cm}` -> (`5`, `cm`); a unit only counts after a number or a bracket."""
+    r"""Value and unit: `5 \text{ cm}` -> (`5`, `cm`); a unit only counts after a number or a bracket."""
     match = _UNIT.search(part)
     if match is None:
         return part, ""
@@ -228,16 +228,16 @@ def split_unit(part: str) -> tuple[str, str]:
 
 
 def plain_text(part: str) -> str:
-    """The words of `\\text{...}` and the like, in lower case, without brackets around them."""
+    r"""The words of `\text{...}` and the like, in lower case, without brackets around them."""
     words = " ".join(TEXT_COMMAND.sub(r" \1 ", part).casefold().split())
     return words[1:-1].strip() if words.startswith("(") and words.endswith(")") else words
 
 
 def without_text_commands(part: str) -> str:
-    """The text with `B` for `\\text{B}`."""
+    r"""The text with `B` for `\text{B}`."""
     return TEXT_COMMAND.sub(r"\1", part).strip()
 
 
 def has_text_command(part: str) -> bool:
-    """Whether the text contains `\\text{...}`, `\\mathrm{...}` and the like."""
+    r"""Whether the text contains `\text{...}`, `\mathrm{...}` and the like."""
     return TEXT_COMMAND.search(part) is not None

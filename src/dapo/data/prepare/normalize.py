@@ -106,9 +106,9 @@ def ngrams(tokens: Sequence[str], n: int) -> list[tuple[str, ...]]:
 
 
 def answer_type(answer: str) -> AnswerType:
-    """The form of an answer: `1,234` is an integer, `2.50` and `2.0` are numbers, `3/4` a fraction, `(B)` a letter.
+    r"""The form of an answer: `1,234` is an integer, `2.50` and `2.0` are numbers, `3/4` a fraction, `(B)` a letter.
 
-    Text is an answer with words; everything else, such as `\\sqrt{2}`, is an expression.
+    Text is an answer with words; everything else, such as `\sqrt{2}`, is an expression.
     """
     text = _without_formatting(answer)
     if INTEGER.fullmatch(text):

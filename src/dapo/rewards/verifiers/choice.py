@@ -27,7 +27,7 @@ _LAST_LINE = re.compile(
 
 @dataclass(frozen=True)
 class ChoiceVerifier:
-    """Right if the response marks the reference's letter: `B`, `(B)`, `B.`, `B) the text`, `\\boxed{\\text{B}}`.
+    r"""Right if the response marks the reference's letter: `B`, `(B)`, `B.`, `B) the text`, `\boxed{\text{B}}`.
 
     The answer is on lines `Answer:`, else in boxes, else in the last line, if that is only a letter or `The answer is
     B`. All lines `Answer:` (or all boxes) must name the same letter, and one letter each: `A or B`, and
@@ -83,7 +83,7 @@ class ChoiceVerifier:
 
 
 def _strip_formatting(text: str) -> str:
-    """The text without boxes, dollars, `\\text{}` and bold."""
+    r"""The text without boxes, dollars, `\text{}` and bold."""
     before = None
     while text != before:
         before, text = text, without_text_commands(strip_formatting(text)).replace("**", "").strip()

@@ -53,7 +53,7 @@ class Part:
 
     @property
     def is_text(self) -> bool:
-        """Whether it is words, not mathematics: `\\text{even}`, `Tuesday`."""
+        r"""Whether it is words, not mathematics: `\text{even}`, `Tuesday`."""
         return has_text_command(self.value) or _TEXT.fullmatch(self.value) is not None
 
 
@@ -109,7 +109,7 @@ class Reference:
 
 
 def _parts(answer: str) -> tuple[Part, ...]:
-    """The values of a list: `1, 2`, `1 and 2`, `\\{1, 2\\}`; brackets keep `(1, 2)` in one part."""
+    r"""The values of a list: `1, 2`, `1 and 2`, `\{1, 2\}`; brackets keep `(1, 2)` in one part."""
     text = normalize_math(answer)
     if text.startswith("\\{") and text.endswith("\\}"):
         text = text[2:-2].strip()

@@ -23,7 +23,7 @@ _DENIAL = re.compile(r"\bnot\b|\bcannot\b|n't\b|≠|\\neq?(?![A-Za-z])", re.IGNO
 
 @dataclass(frozen=True)
 class Gsm8kVerifier:
-    """Right if the number after the last `####`, else on a line `Answer:`, else in the last `\\boxed{}`, is equal.
+    r"""Right if the number after the last `####`, else on a line `Answer:`, else in the last `\boxed{}`, is equal.
 
     The marked text must hold exactly one number: `#### $1,200.00` and `Answer: 1200 dollars` are 1200, `#### 3 or 4`
     or `#### not 3` is wrong whatever the reference.

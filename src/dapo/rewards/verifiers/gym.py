@@ -45,9 +45,9 @@ class Task:
 
 
 class GymVerifier:
-    """Right if the task scores the answer 1: its partial credit (a substring, a bonus for trying) is no answer.
+    r"""Right if the task scores the answer 1: its partial credit (a substring, a bonus for trying) is no answer.
 
-    The answer is in the last `<answer>` tags, else on a line `Answer:`, else in the last `\\boxed{}`, else the response
+    The answer is in the last `<answer>` tags, else on a line `Answer:`, else in the last `\boxed{}`, else the response
     itself if it is one short line.
 
     Some scorers pass the answer to `eval`. They get only numbers, signs and one-letter or mathematical names; any other

@@ -38,7 +38,7 @@ class MathVerifier:
 
 
 def claimed_answer(response: str) -> str | None:
-    """The text of the response's last `Answer:` line, else of its last `\\boxed{}`, else None.
+    r"""The text of the response's last `Answer:` line, else of its last `\boxed{}`, else None.
 
     A single box on the line `Answer:` with only words around it is the answer; otherwise boxes are mere brackets.
     """
