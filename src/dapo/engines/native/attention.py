@@ -65,7 +65,7 @@ def native_attention(
     return attn_output.transpose(1, 2), None
 
 
-def native_mask(  # noqa: PLR0913, PLR0917: the signature is that of transformers
+def native_mask(  # noqa: PLR0913, PLR0917 - the signature is that of transformers
     batch_size: int,
     q_length: int,
     kv_length: int,
