@@ -80,10 +80,10 @@ def test_every_form_of_the_contract_is_read(spec, source):
         ),
         (
             {"builtin": "sums", "size": 0},
-            "data source builtin: size must be a whole number of at least 1, got 0",
+            "data source builtin: size must be an integer of at least 1, got 0",
         ),
-        ({"gym": "gcd", "seed": True}, "data source gym: seed must be a whole number of at least 0, got True"),
-        ({"gym": "gcd", "seed": "1"}, "data source gym: seed must be a whole number of at least 0, got '1'"),
+        ({"gym": "gcd", "seed": True}, "data source gym: seed must be an integer of at least 0, got True"),
+        ({"gym": "gcd", "seed": "1"}, "data source gym: seed must be an integer of at least 0, got '1'"),
         ("builtin:", "data source builtin: no task is named; write for example builtin:sums,products"),
         ({"gym": {}}, "data source gym: no task is named; write for example gym:chain_sum,gcd"),
         ("builtin:sums,sums", "data source builtin: task sums is named twice; each takes part once"),

@@ -220,11 +220,11 @@ SPECS: dict[str, tuple[Any, ...]] = {
     ),
     "size zero": (
         {"builtin": "sums", "size": 0},
-        "data source builtin: size must be a whole number of at least 1, got 0",
+        "data source builtin: size must be an integer of at least 1, got 0",
     ),
     "size text": (
         {"builtin": "sums", "size": "many"},
-        "data source builtin: size must be a whole number of at least 1, got 'many'",
+        "data source builtin: size must be an integer of at least 1, got 'many'",
     ),
     "size below the tasks": (
         {"builtin": "sums,gcd", "size": 1},
@@ -232,7 +232,7 @@ SPECS: dict[str, tuple[Any, ...]] = {
     ),
     "negative seed": (
         {"builtin": "sums", "seed": -1},
-        "data source builtin: seed must be a whole number of at least 0, got -1",
+        "data source builtin: seed must be an integer of at least 0, got -1",
     ),
     "missing file": ("{dir}/none.jsonl", "no data file {dir}/none.jsonl; the folder holds no .jsonl or .parquet file"),
     "missing folder": ("{dir}/no/none.jsonl", "no data file {dir}/no/none.jsonl; the folder {dir}/no does not exist"),

@@ -24,14 +24,20 @@ app = typer.Typer(
 
 app.add_typer(data_app, name="data", help="Import, inspect and clean problems.")
 
-ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="a file such as configs/quickstart.yaml")]
+ConfigPath = Annotated[
+    Path, typer.Argument(metavar="CONFIG.yaml", help="file with options, such as configs/quickstart.yaml")
+]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="options, for example loss.clip_high=0.3")
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="options over those of the file, for example loss.clip_high=0.3; all of them: docs/options.md",
+    ),
 ]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command (`arguments`: in place of the process's); errors meant for people come without a traceback."""
+    """Run the command with `arguments`, or the process's own; errors meant for users come without a traceback."""
     try:
         app(list(arguments) if arguments is not None else None)
     except DapoError as error:
@@ -43,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def train(
     config: ConfigPath,
     overrides: Overrides = None,
-    run_dir: Annotated[Path | None, typer.Option(help="where to write; must not hold a run yet")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="run directory to write; must not hold a run yet")] = None,
 ) -> None:
     """Train a model."""
     from dapo.config import load_config
@@ -75,7 +81,9 @@ def evaluate(
     ] = None,
     overrides: Overrides = None,
     data: Annotated[str, typer.Option(help="data source: problems.jsonl, builtin:sums, aime24")] = ...,  # type: ignore[assignment]
-    samples_per_problem: Annotated[int | None, typer.Option(min=1, help="k of avg@k")] = None,
+    samples_per_problem: Annotated[
+        int | None, typer.Option(min=1, help="responses per problem: the k of avg@k")
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -92,19 +100,18 @@ def evaluate(
     compare: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            metavar="A B", help="two models, runs or results: paired difference on the same problems and draws"
+            metavar="A B",
+            help="two models, runs or result files: their paired difference on the same problems and random seeds",
         ),
     ] = None,
-    by_problem: Annotated[bool, typer.Option("--by-problem", help="also print a line a problem")] = False,
+    by_problem: Annotated[bool, typer.Option("--by-problem", help="also print one line per problem")] = False,
 ) -> None:
     """Evaluate a model: avg@k, pass@j and cons@k with 95 % intervals."""
     from dapo.cli.eval import EvalRequest, compare_models, evaluate_model
 
     if compare is not None and model_or_run is not None and "=" in model_or_run:
-        overrides, model_or_run = (
-            [model_or_run, *(overrides or [])],
-            None,
-        )  # there is no model to stand in front of them
+        # with --compare no model stands before the options
+        overrides, model_or_run = [model_or_run, *(overrides or [])], None
     request = EvalRequest(
         data,
         samples_per_problem,
@@ -128,17 +135,19 @@ def check(
     overrides: Overrides = None,
     assume: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="of the estimates, for example memory_gib=96; may be repeated"),
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="change an assumption of the estimates, for example memory_gib=96; may be repeated",
+        ),
     ] = None,
 ) -> None:
-    """Say what would run: sizes, counts, ignored options, differences from the paper, and what of it runs where, with
-    estimates of memory and time. Trains nothing.
-    """
-    from dapo.cli.check.report import describe_estimate
-    from dapo.cli.check.summary import explain
+    """Describe what would run: sizes, options without effect, differences from the paper, memory and time."""
     from dapo.config import load_config
 
     loaded = load_config(config, overrides or [])
+    from dapo.cli.check.report import describe_estimate
+    from dapo.cli.check.summary import explain
+
     for line in explain(loaded):
         print(line)
     print()
@@ -152,21 +161,31 @@ def submit(
         Path, typer.Argument(metavar="CONFIG.yaml|RUN_DIR", help="as for dapo train; or a run, to continue it")
     ],
     overrides: Overrides = None,
-    nodes: Annotated[int, typer.Option(min=1)] = 1,
-    gpus_per_node: Annotated[int, typer.Option(min=0)] = 0,
-    cpus_per_node: Annotated[int | None, typer.Option(min=1, help="the whole node if not given")] = None,
-    time: Annotated[str | None, typer.Option(metavar="D-HH:MM:SS", help="limit; the partition's if not given")] = None,
-    partition: Annotated[str | None, typer.Option()] = None,
-    account: Annotated[str | None, typer.Option()] = None,
-    run_dir: Annotated[Path | None, typer.Option(help="where to write; must not hold a run yet")] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="number of nodes")] = 1,
+    gpus_per_node: Annotated[int, typer.Option(min=0, help="GPUs per node")] = 0,
+    cpus_per_node: Annotated[int | None, typer.Option(min=1, help="CPUs per node; the whole node if not given")] = None,
+    time: Annotated[
+        str | None, typer.Option(metavar="D-HH:MM:SS", help="time limit; the partition's if not given")
+    ] = None,
+    partition: Annotated[str | None, typer.Option(help="Slurm partition")] = None,
+    account: Annotated[str | None, typer.Option(help="Slurm account")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="run directory to write; must not hold a run yet")] = None,
     setup: Annotated[
-        list[str] | None, typer.Option(metavar="LINE", help='shell to run first: "module load cuda"; may be repeated')
+        list[str] | None,
+        typer.Option(metavar="LINE", help='shell command to run first: "module load cuda"; may be repeated'),
     ] = None,
     sbatch: Annotated[
-        list[str] | None, typer.Option(metavar="OPTION", help="any other of sbatch: --sbatch=--qos=high; repeatable")
+        list[str] | None,
+        typer.Option(metavar="OPTION", help="another option of sbatch, --sbatch=--qos=high; may be repeated"),
     ] = None,
     stop_before: Annotated[
-        int, typer.Option(metavar="SECONDS", min=1, max=65_535, help="before the limit: save, and queue again")
+        int,
+        typer.Option(
+            metavar="SECONDS",
+            min=1,
+            max=65_535,
+            help="seconds before the time limit at which the run saves and is queued again",
+        ),
     ] = 120,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the script, write and submit nothing")] = False,
 ) -> None:
@@ -195,7 +214,7 @@ def export(
     ],
     step: Annotated[int | None, typer.Option(help="checkpoint to export; the newest if not given")] = None,
     adapter: Annotated[
-        bool, typer.Option("--adapter", help="of a run with model.lora: the adapter alone, in peft's format")
+        bool, typer.Option("--adapter", help="write only the adapter of a run with model.lora, in peft's format")
     ] = False,
 ) -> None:
     """Write a run's model as a Hugging Face model directory."""
@@ -214,7 +233,7 @@ def reward_test(
     overrides: Overrides = None,
     data: Annotated[str | None, typer.Option(help="take the first problems of this source")] = None,
     answer: Annotated[str | None, typer.Option(help="the example problem's reference")] = None,
-    right: Annotated[str | None, typer.Option(help="a response that is right, if no usual form is")] = None,
+    right: Annotated[str | None, typer.Option(help="a correct response, if none of the usual forms is")] = None,
 ) -> None:
     """Audit a reward on empty, endless, hedging and hostile responses; exit 1 if it accepts one."""
     from dapo.cli.reward import report_on_reward
@@ -232,7 +251,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="and exit")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit")
     ] = False,
 ) -> None:
     """Reinforcement learning for language models with DAPO (arXiv 2503.14476)."""

@@ -21,7 +21,7 @@ JOBS = "jobs"
 
 @dataclass(frozen=True)
 class Submission:
-    """What the command line says beside the config."""
+    """What the command line asks for besides the configuration."""
 
     allocation: Allocation
     run_dir: Path | None = None
@@ -30,7 +30,7 @@ class Submission:
 
 
 def submit_run(config_or_run: Path, overrides: Sequence[str], submission: Submission) -> None:
-    """Check everything that can be checked here, write the script beside the run, submit it, tell where things are."""
+    """Check all that can be checked here, write the script next to the run, submit it, and print where things are."""
     is_run = (config_or_run / "config.yaml").is_file()
     if is_run and submission.run_dir is not None:
         raise ConfigError(f"{config_or_run} is a run, which continues where it is; leave --run-dir out")

@@ -215,5 +215,5 @@ def _string(spec: Mapping[str, Any], key: str, kind: str) -> str:
 
 def _integer(value: object, name: str, *, low: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise DataError(f"data source {name} must be a whole number of at least {low}, got {value!r}")
+        raise DataError(f"data source {name} must be an integer of at least {low}, got {value!r}")
     return value

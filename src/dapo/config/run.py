@@ -1,4 +1,4 @@
-"""Options of a run beside its training: `eval`, `distributed`, `log`, `profile`."""
+"""Options of a run besides its training: `eval`, `distributed`, `log`, `profile`."""
 
 from typing import Annotated, Literal
 

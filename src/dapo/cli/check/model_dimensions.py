@@ -1,4 +1,4 @@
-"""How large a model is, from its configuration alone: parameters, and bytes of cache a token. No weights are read."""
+"""How large a model is, from its configuration alone: parameters, and bytes of cache per token. No weights are read."""
 
 import json
 from collections.abc import Mapping, Sequence
