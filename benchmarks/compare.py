@@ -58,7 +58,8 @@ def open_ours(session: Session, updates: int) -> list[dict[str, Any]]:
         f"train.threads={settings.threads}",
     ]
     session.log("loading ours")
-    session.answers["ours"] = session.ask("ours", "open", config="configs/quickstart.yaml", overrides=overrides)
+    config = {"config": "configs/quickstart.yaml", "overrides": overrides, "forced_lengths": True}
+    session.answers["ours"] = session.ask("ours", "open", **config)
     rows: list[dict[str, Any]] = session.ask("ours", "rows", count=settings.prompts)["rows"]
     return rows
 
@@ -82,7 +83,6 @@ def forced_lengths(session: Session, prompts: int, group: int, tokens: int) -> l
         f"rollout.prompts_per_step={prompts}",
         f"rollout.group_size={group}",
         f"rollout.max_response_tokens={tokens}",
-        f"rollout.min_response_tokens={tokens}",
         "dynamic_sampling.max_groups_per_step=null",
         "overlong.mode=off",
         "reward.verifier=benchmarks.reward:every_second",

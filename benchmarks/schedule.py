@@ -51,7 +51,11 @@ def measure_schedule(session: Session) -> dict[str, dict[str, Any]]:
     for system, name in names.items():
         session.log(f"loading {system}")
         session.start(name, "ours")
-        config = {"config": "configs/quickstart.yaml", "overrides": [*overrides, *SYSTEMS[system]]}
+        config = {
+            "config": "configs/quickstart.yaml",
+            "overrides": [*overrides, *SYSTEMS[system]],
+            "forced_lengths": True,
+        }
         opened[system] = session.ask(name, "open", **config)
     # the first round is not counted: the keep rate is not known yet, and nothing has been sampled ahead
     rounds = [_round(session, names, i) for i in range(-1, settings.rounds)][1:]

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,8 @@ class Ours:
     def __init__(self) -> None:
         self._stack = ExitStack()
 
-    def open(self, config: str, overrides: list[str]) -> dict[str, Any]:
-        """Load everything that a run of this configuration would."""
+    def open(self, config: str, overrides: list[str], forced_lengths: bool = False) -> dict[str, Any]:
+        """Load what a run of this configuration would; `forced_lengths`: every response has the most tokens."""
         self.config = resolve_auto(load_config(config, overrides))
         self.inputs = read_inputs(self.config)
         parameters = sum(p.numel() for p in self.inputs.loaded.model.parameters())
@@ -94,6 +95,9 @@ class Ours:
         self.run = self._stack.enter_context(
             build_run(self.config, self.inputs, self.judge, run, display, first_step=1)
         )
+        if forced_lengths:
+            plan = self.run.sampling.plan
+            self.run.sampling.plan = replace(plan, min_response_tokens=plan.max_response_tokens)
         # the run's own loop takes the steps, one at a time: nothing is evaluated or saved, and it never ends
         endless = {"train": self.config.train.model_copy(update={"num_steps": 10**6, "save_every": 0, "eval_every": 0})}
         self.run.config = self.config.model_copy(update=endless)

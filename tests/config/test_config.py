@@ -263,8 +263,8 @@ def test_a_group_of_one_is_refused(size):
     )
 
 
-def test_top_p_is_an_option_of_evaluation_only():
-    assert "unknown option rollout.top_p; did you mean eval.top_p?" in message("rollout.top_p=0.7")
+def test_top_p_below_one_is_refused_in_training_and_free_in_evaluation():
+    assert "rollout.top_p must be 1 in training, got 0.7" in message("rollout.top_p=0.7")
     assert config("eval.top_p=0.5").eval.top_p == 0.5
 
 

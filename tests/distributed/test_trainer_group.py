@@ -107,12 +107,12 @@ def test_beyond_max_restarts_the_run_fails_and_another_number_of_ranks_can_resum
     runs: dict[int, Path], float64_model: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    config = config_of(float64_model, TWO, "distributed.max_restarts=0")
+    config = config_of(float64_model, TWO)
     with (
         after_step(3, run, lambda: os.kill(trainers()[0], signal.SIGKILL)),
-        pytest.raises(TrainerLost, match=r"SIGKILL.*0 times \(distributed.max_restarts\).*dapo resume") as caught,
+        pytest.raises(TrainerLost, match=r"SIGKILL.*0 times \(at most 0\).*dapo resume") as caught,
     ):
-        start_run(config, run_dir=run, config_name="t")
+        start_run(config, run_dir=run, config_name="t", max_restarts=0)
     assert caught.value.exit_code == 1
     assert f"step_{STEPS:06d}" not in saved_steps(run)
     assert trainers() == []

@@ -68,7 +68,10 @@ OVERRIDES: dict[str, tuple[Any, ...]] = {
     ),
     "top_p in training": (
         "rollout.top_p=0.9",
-        "unknown option rollout.top_p; did you mean eval.top_p?",
+        (
+            "rollout.top_p must be 1 in training, got 0.9: the sampler would use a renormalised distribution that "
+            "the trainer's log-probabilities do not describe (eval.top_p is free)"
+        ),
     ),
     "buffer beyond the response": (
         "overlong.buffer_tokens=9",
@@ -538,7 +541,7 @@ COMMANDS = {
     ),
     "responses beyond the model": (
         "train {tiny} rollout.max_response_tokens=5000",
-        "error: a prompt of 44 tokens and a response of 5000 exceed the 4096 paths of tiny-random; lower "
+        "error: a prompt of 44 tokens and a response of 5000 exceed the 4096 positions of tiny-random; lower "
         "rollout.max_response_tokens (or eval.max_response_tokens) or data.max_prompt_tokens",
     ),
     "a NUL in a path": ("train a\0b.yaml", "Error: Invalid value for 'CONFIG.yaml': Value error, embedded null byte"),

@@ -1,21 +1,20 @@
 """Dynamic sampling with a scripted engine: what is accepted, when the batch closes, and that the account adds up."""
 
 import json
-import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dapo.algo.sampling import ScoreThresholds
-from dapo.config import build_config
 from dapo.core.errors import EngineError, RewardError, ShortfallError, VerifierFailed
 from dapo.core.rng import keyed_uniforms
 from dapo.data.stream import ProblemStream
 from dapo.engines.scripted import ScriptedEngine
 from dapo.training.dynamic_sampling import DynamicSampler, RollingErrorRate
-from dapo.training.rollout import Batch, Sampling, collect, require_groups, sampling_plan
+from dapo.training.rollout import Batch, Sampling, collect, require_groups
 from dapo.types import Generation, GenerationRequest, Group, Verdict
 from helpers.fake_rollout import (
     BROKEN,
@@ -175,19 +174,21 @@ def test_an_impossible_data_set_reaches_the_bound_and_says_why():
     assert (batch.group_counts["all_wrong"] + batch.group_counts["all_correct"]) == 10
     assert len(engine.submitted) == 40
     assert_account_adds_up(batch, engine)
-    with pytest.raises(
-        ShortfallError, match=r"10 groups were judged .* 0 of the 4 wanted carry a signal: \d all wrong, \d all"
-    ):
-        require_groups(batch)
+    for mode in ("train", "stop"):
+        with pytest.raises(
+            ShortfallError, match=r"10 groups were judged .* 0 of the 4 wanted carry a signal: \d all wrong, \d all"
+        ):
+            require_groups(batch, on_shortfall=mode)
 
 
-def test_a_short_batch_trains_and_says_why_it_is_short():
+def test_a_short_batch_trains_or_stops_as_the_option_says():
     engine = ScriptedEngine(by_group(lambda problem: "rwrw" if problem % 4 == 0 else "wwww"))
     batch = run(in_order(40), engine, sampler(prompts=40, bound=40))
     assert len(batch.groups) == 10
     assert batch.shortfall == 30
-    require_groups(batch)
-    assert re.match(r"40 groups were judged .* and 10 of the 40 wanted", batch.reason)
+    require_groups(batch, on_shortfall="train")
+    with pytest.raises(ShortfallError, match=r"40 groups were judged .* and 10 of the 40 wanted"):
+        require_groups(batch, on_shortfall="stop")
 
 
 def test_verdicts_with_an_error_do_not_count_and_a_group_of_them_is_invalid():
@@ -265,19 +266,8 @@ def test_an_answer_to_an_unknown_request_is_an_engine_error():
 
 
 def test_a_least_response_length_reaches_every_request():
-    config = build_config(
-        {
-            "model": "m",
-            "data": {"train": "t.jsonl"},
-            "rollout": {"prompts_per_step": 4, "group_size": 4, "max_response_tokens": 9, "min_response_tokens": 7},
-            "train": {"minibatch_groups": 4},
-            "overlong": {"buffer_tokens": 2},
-        }
-    )
-    engine = ScriptedEngine(random_script)
-    stop_ids = (END,)
-    sampling = Sampling(in_order(50), engine, FakeJudge(), sampler(), FakeEncoder(), sampling_plan(config, stop_ids))
-    collect(sampling, step=1)
+    engine, least = ScriptedEngine(random_script), replace(plan(limit=9), min_response_tokens=7)
+    collect(Sampling(in_order(50), engine, FakeJudge(), sampler(), FakeEncoder(), least), step=1)
     assert {(r.min_new_tokens, r.max_new_tokens) for r in engine.submitted} == {(7, 9)}
 
 

@@ -35,12 +35,14 @@ from dapo.training.signals import Interrupted, signals_as_requests
 from dapo.training.state import Run
 from dapo.training.train import train
 
+MAX_RESTARTS = 3
+"""Times that a run goes back to its last checkpoint by itself when a trainer rank is lost."""
 SHOWN_SAMPLES = 3
 """Responses that the final report shows from before and after training."""
 SCHEDULES: Mapping[str, Callable[[Run], None]] = {"sync": train, "one_step_off": one_step_off.train}
 
 
-def start_run(config: Config, *, run_dir: Path | None, config_name: str) -> None:
+def start_run(config: Config, *, run_dir: Path | None, config_name: str, max_restarts: int = MAX_RESTARTS) -> None:
     """`dapo train`: read everything, then make the run directory, then train."""
     path = run_dir or default_run_path(config_name, datetime.now())
     refuse_existing_run(path)
@@ -51,7 +53,7 @@ def start_run(config: Config, *, run_dir: Path | None, config_name: str) -> None
         manifest = make_manifest(sys.argv, seed=config.train.seed, started=started, gpus=gpu_names())
         directory = RunDirectory.create(path, dump_config(config), manifest)
         with disk_errors_as_storage_error(), directory.lock():
-            run_training(config, inputs, judge, directory)
+            run_training(config, inputs, judge, directory, max_restarts=max_restarts)
 
 
 def resume_run(path: Path, overrides: Sequence[str]) -> None:
@@ -64,21 +66,27 @@ def resume_run(path: Path, overrides: Sequence[str]) -> None:
             run_training(config, inputs, judge, directory)
 
 
-def run_training(config: Config, inputs: Inputs, judge: VerifierPool, directory: RunDirectory) -> None:
+def run_training(
+    config: Config,
+    inputs: Inputs,
+    judge: VerifierPool,
+    directory: RunDirectory,
+    *,
+    max_restarts: int = MAX_RESTARTS,
+) -> None:
     """Train to the end and print what came of it; where a trainer rank is lost, go back to the newest checkpoint."""
-    limit = config.distributed.max_restarts
     for restarts in count():
         try:
             with open_run(config, inputs, judge, directory) as run:
                 SCHEDULES[config.schedule](run)
             break
         except TrainerLost as error:
-            if restarts == limit:
+            if restarts == max_restarts:
                 raise TrainerLost(
                     f"{error}; the run has gone back to its last checkpoint {restarts} times "
-                    f"(distributed.max_restarts); continue it with: dapo resume {shlex.quote(str(directory.path))}"
+                    f"(at most {max_restarts}); continue it with: dapo resume {shlex.quote(str(directory.path))}"
                 ) from error
-            warn(f"{error}; the run goes back to its last checkpoint by itself, time {restarts + 1} of {limit}")
+            warn(f"{error}; the run goes back to its last checkpoint by itself, time {restarts + 1} of {max_restarts}")
     report(config, directory)
 
 

@@ -108,10 +108,10 @@ class Config(Section):
             raise ValueError(
                 f"rollout.group_size must be at least 2 to compare responses with each other, got {rollout.group_size}"
             )
-        if rollout.min_response_tokens > length:
+        if rollout.top_p < 1:
             raise ValueError(
-                f"rollout.min_response_tokens={rollout.min_response_tokens} must not exceed "
-                f"rollout.max_response_tokens={length}"
+                f"rollout.top_p must be 1 in training, got {rollout.top_p:g}: the sampler would use a renormalised "
+                "distribution that the trainer's log-probabilities do not describe (eval.top_p is free)"
             )
         if rollout.prompts_per_step % train.minibatch_groups:
             raise ValueError(

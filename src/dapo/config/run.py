@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from dapo.config.section import Float, Int, Positive, Section, option
+from dapo.config.section import Float, Positive, Section, option
 
 
 class EvalConfig(Section):
@@ -18,12 +18,6 @@ class EvalConfig(Section):
 
 class DistributedConfig(Section):
     trainer_ranks: Positive = option(1, "Processes that the model is sharded over (FSDP2).")
-    max_restarts: Int = option(
-        3,
-        "Times that the run goes back to its last checkpoint by itself when a trainer rank is lost.",
-        only_with="uses_trainer_group",
-        ge=0,
-    )
     start_timeout_s: Float = option(
         300.0, "Seconds until all processes must be ready.", only_with="is_multiprocess", gt=0
     )

@@ -49,14 +49,15 @@ class RolloutConfig(Section):
     max_response_tokens: Positive = option(
         20480, "L_max: length of the longest response, in tokens, the sampled end token included.", paper=20480
     )
-    min_response_tokens: Int = option(
-        0,
-        "Tokens of a response before which no end token can be sampled; for measurements of equal work, not for "
-        "training.",
-        paper=0,
-        ge=0,
-    )
     temperature: Float = option(1.0, "Temperature at which responses are sampled and scored.", paper=1.0, gt=0)
+    top_p: Float = option(
+        1.0,
+        "Probability mass of the tokens that can be sampled. Training needs 1: its log-probabilities are those of the "
+        "whole distribution.",
+        paper=1.0,
+        gt=0,
+        le=1,
+    )
 
 
 class ScoreThresholdsConfig(Section):
@@ -80,8 +81,12 @@ class DynamicSamplingConfig(Section):
     enabled: bool = option(True, "Train only on groups whose responses differ in reward (Eq. 11).", paper=True)
     max_groups_per_step: Positive | None = option(
         None,
-        "Groups that may be judged per step; beyond, the step trains on those found. none: ten times "
-        "rollout.prompts_per_step.",
+        "Groups that may be judged per step; none: ten times rollout.prompts_per_step.",
+    )
+    on_shortfall: Literal["train", "stop"] = option(
+        "train",
+        "What a step does whose batch is not full at max_groups_per_step. train: update on the groups found; stop: end "
+        "the run, with its state saved.",
     )
     filter: str | ScoreThresholdsConfig | None = option(
         None,

@@ -29,7 +29,7 @@ def load_callable(path: str, *, error: type[DapoError], option: str = "") -> Cal
     """
     name, _, attribute = path.partition(":")
     if not name or not attribute:
-        raise error(f"{option}{path!r}: expected module:function")
+        raise error(f"{option}{path!r}: expected module:function, for example my_rewards:brevity")
     directory = os.getcwd()
     if directory not in sys.path:
         sys.path.insert(0, directory)  # as with `python -m`

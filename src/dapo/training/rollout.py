@@ -313,9 +313,9 @@ class _Collector:
         )
 
 
-def require_groups(batch: Batch) -> None:
-    """Raise ShortfallError where there is no group to train on; a short batch trains."""
-    if not batch.groups:
+def require_groups(batch: Batch, *, on_shortfall: str) -> None:
+    """Raise ShortfallError where a short batch must not (`on_shortfall: stop`) or cannot be trained on."""
+    if batch.shortfall and (on_shortfall == "stop" or not batch.groups):
         raise ShortfallError(
             f"{batch.reason}. Choose problems nearer to what the model can do, raise rollout.group_size or "
             "dynamic_sampling.max_groups_per_step, or look at the responses in rollouts/"
@@ -328,8 +328,7 @@ def sampling_plan(config: Config, stop_ids: Sequence[int]) -> SamplingPlan:
         group_size=config.rollout.group_size,
         max_response_tokens=config.rollout.max_response_tokens,
         temperature=config.rollout.temperature,
-        top_p=1.0,
+        top_p=config.rollout.top_p,
         stop_ids=tuple(stop_ids),
         seed=config.train.seed,
-        min_response_tokens=config.rollout.min_response_tokens,
     )

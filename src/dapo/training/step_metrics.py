@@ -34,7 +34,7 @@ def rollouts_in_background(run: Run, batch: Batch, samples: Sequence[Sample]) ->
             write_rollouts(run.directory.rollouts(step), _rollout_rows(run, batch, samples, step=step))
 
     with in_background(work, name="dapo-rollouts") as thread:
-        require_groups(batch)
+        require_groups(batch, on_shortfall=run.config.dynamic_sampling.on_shortfall)
         if batch.shortfall:
             run.tracker.message(f"step {step}: short batch: {batch.reason}")
         yield text_metrics
