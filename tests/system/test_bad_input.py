@@ -524,7 +524,7 @@ COMMANDS = {
     ),
     "filter without a function": (
         "train {tiny} dynamic_sampling.filter=json",
-        "error: dynamic_sampling.filter='json': expected module:function",
+        "error: dynamic_sampling.filter='json': expected module:function, for example my_rewards:brevity",
     ),
     "filter that is no function": (
         "train {tiny} dynamic_sampling.filter=math:pi",
