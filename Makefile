@@ -36,20 +36,19 @@ quickstart: install
 
 # one file at a time in each of up to four processes: tests measure nothing, and half of them wait for processes
 test: install-dev
-	$(PYTEST) --numprocesses=auto --maxprocesses=4 --dist=loadfile -m "not slow" $(ARGS)
+	$(PYTEST) --numprocesses=auto --maxprocesses=4 --dist=loadfile $(ARGS)
 
 # the tests of files that differ from BASE (.ci/changed-tests lists them), and those of layers and names
 BASE ?= HEAD
 test-changed: install-dev
-	$(PYTEST) -m "not slow and not ray" tests/system/test_imports.py tests/system/test_words.py $$(.ci/changed-tests $(BASE)) $(ARGS)
+	$(PYTEST) -m "not ray" tests/system/test_imports.py tests/system/test_words.py $$(.ci/changed-tests $(BASE)) $(ARGS)
 
 # vLLM's CPU wheel, in an environment of its own: it pins torch, transformers and much else
 test-vllm: .venv-vllm/.installed-dapo
 	.venv-vllm/bin/python -m pytest -m vllm tests/engines/test_vllm.py tests/contracts/test_engine_contract.py $(ARGS)
 
-# what takes too long for every change: slow tests, 200 kills at random moments (about eight minutes), and the soak
+# what takes too long for every change: 200 kills at random moments (about eight minutes), and the soak
 nightly: install-dev
-	$(PYTEST) -m slow
 	DAPO_KILLS=200 $(PYTEST) -s --timeout=3600 tests/system/test_kills.py
 	$(VENV)/bin/python -m benchmarks.soak $(ARGS)
 
@@ -60,6 +59,8 @@ soak: install
 check: install-dev
 	$(VENV)/bin/ruff format --check src tests benchmarks examples
 	$(VENV)/bin/ruff check src tests benchmarks examples
+	$(VENV)/bin/codespell src benchmarks examples docs configs README.md CONTRIBUTING.md CHANGELOG.md
+	$(PYTEST) -q tests/system/test_words.py
 	$(VENV)/bin/mypy
 
 # the pages of metrics and of options, from what the code uses

@@ -359,7 +359,6 @@ def wait_for_first_checkpoint(run: Path, is_running: Callable[[], bool]) -> None
         time.sleep(0.01)
 
 
-@pytest.mark.slow
 def test_a_ray_run_with_a_killed_trainer_rank_ends_like_a_local_one(
     cluster: Any, local_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -381,7 +380,6 @@ def test_a_ray_run_with_a_killed_trainer_rank_ends_like_a_local_one(
     wait_for_free_cpus(HEAD_CPUS)
 
 
-@pytest.mark.slow
 def test_a_ray_run_whose_driver_is_killed_is_resumed_and_ends_like_a_local_one(
     cluster: Any, local_run: Path, tmp_path: Path
 ) -> None:

@@ -1,0 +1,48 @@
+"""What a step writes down: the table of judged responses."""
+
+from pathlib import Path
+
+import pytest
+
+from dapo.config import load_config
+from dapo.data.stream import ProblemStream
+from dapo.telemetry.console import ProgressDisplay
+from dapo.telemetry.rollout_table import read_rollouts
+from dapo.telemetry.sinks import Tracker
+from dapo.training.dynamic_sampling import OUTCOMES
+from dapo.training.rollout import Batch, Sampling
+from dapo.training.run_directory import RunDirectory
+from dapo.training.samples import with_advantages
+from dapo.training.state import Run
+from dapo.training.step_metrics import rollouts_in_background
+from dapo.types import Generation, Group, Problem, Verdict
+from helpers.fake_rollout import FakeEncoder, problems
+from helpers.paths import TINY
+
+
+def judged(position: int, *scores: float | None) -> Group:
+    """A group with these scores; None is a verdict with an error."""
+    verdicts = tuple(Verdict(None, 0.0, "died") if s is None else Verdict(s > 0, s) for s in scores)
+    generations = tuple(Generation(str(i), (5, 9), (-1.0, -1.0), "stop", 0) for i, _ in enumerate(scores))
+    texts = tuple(f"text {i}" for i, _ in enumerate(scores))
+    return Group(
+        Problem(str(position), "?", ""), (1,), generations, verdicts, id=position, texts=texts, rewards=tuple(scores)
+    )
+
+
+def test_each_response_has_its_own_advantage_in_the_table_also_behind_one_without_a_verdict(tmp_path: Path):
+    trained, dropped = judged(0, None, 1.0, None, -1.0), judged(1, -1.0, -1.0)
+    counts = dict.fromkeys(OUTCOMES, 1)
+    batch = Batch((trained,), ((trained, "trained"), (dropped, "all_wrong")), counts, counts, shortfall=0)
+    config = load_config(TINY, [])
+    sampling = Sampling(ProblemStream(problems(4), seed=0), None, None, None, FakeEncoder(), None)  # type: ignore[arg-type]
+    tracker = Tracker([], ProgressDisplay(1))
+    run = Run(config, sampling, None, tracker, RunDirectory.create(tmp_path / "run", "", {}))  # type: ignore[arg-type]
+    with rollouts_in_background(run, batch, with_advantages(batch.groups, config)):
+        pass
+    tracker.close()
+    rows = read_rollouts(run.directory.rollouts(1)).to_pylist()
+    assert [row["reward"] for row in rows] == [None, 1.0, None, -1.0, -1.0, -1.0]
+    found = [row["advantage"] for row in rows]
+    assert (found[0], found[2], found[4], found[5]) == (None, None, None, None)
+    assert [found[1], found[3]] == pytest.approx([0.7071, -0.7071], abs=1e-4)
