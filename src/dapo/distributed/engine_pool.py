@@ -37,7 +37,6 @@ class EngineWorker:
         self.submit, self.poll, self.abort, self.close = engine.submit, engine.poll, engine.abort, engine.close
 
     def load_weights(self, handle: WeightsHandle) -> int:
-        """Load published weights; returns their version."""
         self._engine.load_weights(handle.open(), handle.version)
         return handle.version
 
@@ -78,11 +77,9 @@ class EngineHandle:
 
     @property
     def has_work(self) -> bool:
-        """Whether a poll could finish anything."""
         return len(self.in_flight) > len(self.undelivered)
 
     def send(self, call: Call) -> None:
-        """Call the process."""
         self.pending_call = self.worker.call(call.method, *call.arguments)
         self.sent_at = time.monotonic()
 
@@ -193,7 +190,6 @@ class EnginePool(EngineState):
 
     @property
     def in_flight(self) -> Collection[str]:
-        """Ids of the requests that are not answered yet."""
         return self._owner.keys()
 
     def load_weights(self, weights: WeightSource, version: int) -> None:
@@ -209,7 +205,6 @@ class EnginePool(EngineState):
         self._version = version
 
     def drop_weights(self) -> None:
-        """Do nothing: each process keeps its weights until others are loaded."""
         self._require_idle("drop_weights")
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
@@ -238,7 +233,6 @@ class EnginePool(EngineState):
         return [generation for engine in self._engines for generation in self._deliver(engine)]
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
-        """Stop these requests and return their partial responses, in the given order."""
         wanted_ids = self._require_in_flight(request_ids)
         names: dict[EngineHandle, list[str]] = {}
         for name in wanted_ids:
@@ -262,7 +256,6 @@ class EnginePool(EngineState):
         return [stopped[name] for name in wanted_ids if name in stopped]
 
     def close(self) -> None:
-        """End the processes."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -294,7 +287,6 @@ class EnginePool(EngineState):
         self._call({engine: Call("abort", ([request.id for request in assignments[engine]],)) for engine in accepted})
 
     def _receive_polls(self, engines: Sequence[EngineHandle]) -> None:
-        """Receive the pending polls of these engines. Raises the first error."""
         answers = self._receive(engines)
         for engine, found in answers.items():
             if not isinstance(found, DapoError):

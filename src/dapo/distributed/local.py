@@ -55,7 +55,6 @@ class LocalWorker:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self._process.pid
 
     def call(self, method: str, /, *arguments: Any, **options: Any) -> "Future[Any]":

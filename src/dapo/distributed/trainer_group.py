@@ -110,7 +110,6 @@ class TrainerGroup:
         self._skipped = self._all("load", directory.absolute())[0]
 
     def close(self) -> None:
-        """End the ranks."""
         for worker in self._workers:
             worker.close()
         self._folder.close()
@@ -136,7 +135,6 @@ class TrainerGroup:
             poll_interval_s = min(2 * poll_interval_s, MAX_POLL_INTERVAL_S)
 
     def _all(self, method: str, *arguments: Any, **options: Any) -> list[Any]:
-        """Every rank's answer to the same call."""
         return self._call(worker.call(method, *arguments, **options) for worker in self._workers)
 
     def _each(self, method: str, arguments: Sequence[Any], **options: Any) -> list[Any]:

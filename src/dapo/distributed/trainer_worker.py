@@ -99,11 +99,9 @@ class TrainerWorker:
         return sent
 
     def snapshot(self) -> None:
-        """Copy the state that a checkpoint holds."""
         self._policy.snapshot()
 
     def start_writing(self, directory: Path) -> None:
-        """Write the snapshot in a thread."""
 
         def write() -> None:
             try:

@@ -42,7 +42,6 @@ class WeightsFile:
         return self
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every weight by its Hugging Face name, tied ones under each of their names."""
         with safe_open(self.path, framework="pt") as file:
             for name, stored in stored_names(file).items():
                 yield name, file.get_tensor(stored)
@@ -92,7 +91,6 @@ class WeightsFolder:
         return WeightsFile(path, version)
 
     def close(self) -> None:
-        """Remove the folder."""
         self._folder.cleanup()
         os.close(self._lock)
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any, TypeVar
@@ -25,10 +25,9 @@ _LOGPROB_TOLERANCE = 1e-3
 class CheckedEngine:
     """An engine whose every answer is checked against its request; a wrong one is an EngineError.
 
-    The error names the request, what was expected and what came. An engine in process that hangs inside a call cannot
-    be ended from here. One whose polls return nothing counts as hung after `stall_s` seconds without a finished
-    response, provided that it was polled more often than any response has tokens: an engine that makes one token per
-    poll, however slowly, is never taken for a hung one.
+    The error names the request, what was expected and what came. An engine whose polls return nothing counts as hung
+    after `stall_s` seconds without a finished response, provided that it was polled more often than any response has
+    tokens. An engine in process that hangs inside a call cannot be ended from here.
     """
 
     def __init__(self, engine: RolloutEngine, *, vocabulary: int, stall_s: float = STALL_S) -> None:
@@ -42,7 +41,6 @@ class CheckedEngine:
         self._idle_polls, self._last_answer = 0, time.monotonic()
 
     def load_weights(self, weights: WeightSource, version: int) -> None:
-        """Load weights; from now on every answer must be of this version."""
         self._call("load_weights", lambda: self._engine.load_weights(weights, version))
         self._version = version
 
@@ -57,7 +55,6 @@ class CheckedEngine:
         self._pending.update((request.id, request) for request in requests)
 
     def poll(self) -> list[Generation]:
-        """Return what has finished, checked."""
         found = self._list_of_generations("poll", self._call("poll", self._engine.poll))
         for generation in found:
             self._check(generation, self._pop_pending(generation))
@@ -65,7 +62,6 @@ class CheckedEngine:
         return found
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
-        """Return one partial response for each id, checked."""
         found = self._list_of_generations("abort", self._call("abort", lambda: self._engine.abort(request_ids)))
         for generation in found:
             request = self._pop_pending(generation)
@@ -133,21 +129,13 @@ class CheckedEngine:
         tokens, scores = np.asarray(ids), np.asarray(logprobs)
         is_token = tokens.dtype.kind == "i" and tokens.min(initial=0) >= 0 and tokens.max(initial=0) < self._vocabulary
         if len(ids) and not is_token:
-            _raise_first_wrong(
-                generation,
-                ids,
-                lambda token: type(token) is int and 0 <= token < self._vocabulary,
-                expected=f"token ids from 0 to {self._vocabulary - 1}",
-            )
+            wrong = (at for at in enumerate(ids) if type(at[1]) is not int or not 0 <= at[1] < self._vocabulary)
+            _raise_first(generation, wrong, f"token ids from 0 to {self._vocabulary - 1}")
         if len(logprobs) != len(ids):
             raise _wrong(generation, f"{len(ids)} log-probabilities, one per token", str(len(logprobs)))
         if not (np.isfinite(scores).all() and (scores <= _LOGPROB_TOLERANCE).all()):
-            _raise_first_wrong(
-                generation,
-                logprobs,
-                lambda score: math.isfinite(score) and score <= _LOGPROB_TOLERANCE,
-                expected="finite log-probabilities of at most 0",
-            )
+            bad = (at for at in enumerate(logprobs) if not (math.isfinite(at[1]) and at[1] <= _LOGPROB_TOLERANCE))
+            _raise_first(generation, bad, "finite log-probabilities of at most 0")
         if self._version is not None and generation.version != self._version:
             raise _wrong(generation, f"weights of version {self._version}", f"version {generation.version}")
         return tokens
@@ -166,12 +154,9 @@ class CheckedEngine:
             )
 
 
-def _raise_first_wrong(
-    generation: Generation, values: Sequence[Any], is_right: Callable[[Any], bool], *, expected: str
-) -> None:
-    for position, value in enumerate(values):
-        if not is_right(value):
-            raise _wrong(generation, expected, f"{value!r} at token {position}")
+def _raise_first(generation: Generation, wrong: Iterable[tuple[int, Any]], expected: str) -> None:
+    for position, value in wrong:
+        raise _wrong(generation, expected, f"{value!r} at token {position}")
 
 
 def _wrong(generation: Generation, expected: str, got: str) -> EngineError:

@@ -1,7 +1,8 @@
 """Calls that every engine refuses with the same errors: repeated or impossible requests, incomplete weights."""
 
+import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dapo.core.errors import EngineError
 from dapo.types import GenerationRequest
@@ -19,7 +20,7 @@ class EngineState:
 
     @property
     def in_flight(self) -> Collection[str]:
-        """Ids of the requests that are not answered yet, first come first."""
+        """Ids of the requests that are not answered yet, where the order is known first come first."""
         raise NotImplementedError
 
     def _require_open(self) -> None:
@@ -28,10 +29,8 @@ class EngineState:
 
     def _require_idle(self, call: str) -> None:
         self._require_open()
-        if count := len(self.in_flight):
-            raise EngineError(
-                f"{call} while {count} requests are in flight: poll until they have finished, or abort them"
-            )
+        if n := len(self.in_flight):
+            raise EngineError(f"{call} while {n} requests are in flight: poll until they have finished, or abort them")
 
     def _require_weights(self) -> int:
         """The version of the weights. Raises EngineError unless a complete set is loaded."""
@@ -59,13 +58,11 @@ class EngineState:
         return list(dict.fromkeys(request_ids))
 
 
-@dataclass(frozen=True)
-class PositionBound:
-    """A bound on the tokens of a prompt and its response together."""
+class PositionBound(NamedTuple):
+    """A bound on the tokens of a prompt and its response together; `name` is what sets it, for the message."""
 
     positions: int
     name: str
-    """What sets the bound, for the message."""
     fix: str
 
 
@@ -99,12 +96,12 @@ def _check_numbers(request: GenerationRequest) -> None:
 
 def _check_size(request: GenerationRequest, bounds: Sequence[PositionBound]) -> None:
     size = len(request.prompt_ids) + request.max_new_tokens
-    for bound in bounds:
-        if size > bound.positions:
+    for positions, name, fix in bounds:
+        if size > positions:
             raise EngineError(
                 f"request {request.id!r} needs {size} positions ({len(request.prompt_ids)} prompt + "
-                f"{request.max_new_tokens} max_new_tokens), but {bound.name} is {bound.positions}; {bound.fix}, or "
-                "lower rollout.max_response_tokens"
+                f"{request.max_new_tokens} max_new_tokens), but {name} is {positions}; {fix}, or lower "
+                "rollout.max_response_tokens"
             )
 
 
@@ -130,6 +127,15 @@ def require_shape(name: str, given: Sequence[int], expected: Sequence[int]) -> N
     """Raise EngineError for a weight of another shape than the model's."""
     if tuple(given) != tuple(expected):
         raise EngineError(f"load_weights: {name} has shape {tuple(given)}, the engine's model needs {tuple(expected)}")
+
+
+def require_finite(logprobs_sum: float, version: int, dtype: object) -> None:
+    """Raise EngineError where a sum of log-probabilities is not finite, which means that logits were not."""
+    if not math.isfinite(logprobs_sum):
+        raise EngineError(
+            f"the model's logits are not finite (weights version {version}): the policy has diverged, or {dtype} is "
+            "too narrow for it"
+        )
 
 
 def format_names(names: Sequence[str]) -> str:

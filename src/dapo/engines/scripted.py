@@ -25,11 +25,6 @@ class _RunningSequence:
     delay: int
     polls: int = 0
 
-    @property
-    def partial(self) -> Sequence[int]:
-        """The tokens sampled so far: they come evenly over the delay."""
-        return self.token_ids[: len(self.token_ids) * self.polls // self.delay]
-
 
 class ScriptedEngine(EngineState):
     """A deterministic `RolloutEngine` that samples nothing.
@@ -58,10 +53,7 @@ class ScriptedEngine(EngineState):
         super().__init__(version=0)
         if slots is not None and slots < 1:
             raise EngineError(f"slots must be at least 1, got {slots}")
-        self._script = script
-        self._delay = delay
-        self._slots = slots
-        self._logprob = logprob
+        self._script, self._delay, self._slots, self._logprob = script, delay, slots, logprob
         self._sequences: dict[str, _RunningSequence] = {}
         self.submitted: list[GenerationRequest] = []
         self.aborted: list[str] = []
@@ -70,7 +62,6 @@ class ScriptedEngine(EngineState):
 
     @property
     def in_flight(self) -> tuple[str, ...]:
-        """Ids of the requests that are not answered yet, first come first."""
         return tuple(self._sequences)
 
     def load_weights(self, weights: WeightSource, version: int) -> None:
@@ -83,7 +74,6 @@ class ScriptedEngine(EngineState):
         self._require_idle("drop_weights")
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Queue requests. Raises EngineError, queueing none, for an id in flight or a request that cannot be served."""
         self._require_open()
         self._require_new(requests)
         check_requests(requests)
@@ -103,11 +93,12 @@ class ScriptedEngine(EngineState):
         return [self._generation(seq.request, seq.token_ids, seq.finish) for seq in finished]
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
-        """Stop these; returns the tokens that have come so far. Raises EngineError for an id not in flight."""
+        """Stop these, and return the tokens that have come so far: they come evenly over the delay."""
         names = self._require_in_flight(request_ids)
         self.aborted.extend(names)
         stopped = [self._sequences.pop(name) for name in names]
-        return [self._generation(seq.request, seq.partial, "aborted") for seq in stopped]
+        partial = [seq.token_ids[: len(seq.token_ids) * seq.polls // seq.delay] for seq in stopped]
+        return [self._generation(seq.request, ids, "aborted") for seq, ids in zip(stopped, partial, strict=True)]
 
     def close(self) -> None:
         """Afterwards every other call raises EngineError; the records stay."""

@@ -47,14 +47,12 @@ class WorkerActor:
         return True, ActorInfo(os.getpid(), ray.util.get_node_ip_address(), dapo.__version__, log, reads_files)
 
     def create(self, factory: str, options: Mapping[str, Any]) -> tuple[bool, Any]:
-        """Create the object."""
         is_ok, value = try_call(lambda: pkgutil.resolve_name(factory)(**options))
         if is_ok:
             self._target, value = value, None
         return is_ok, value
 
     def call(self, method: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> tuple[bool, Any]:
-        """Call a method of the object."""
         return try_call(methodcaller(method, *arguments, **options), self._target)
 
 

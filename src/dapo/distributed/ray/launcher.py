@@ -48,17 +48,14 @@ class RayWorker:
 
     @property
     def pid(self) -> int:
-        """Process id on the node of the worker."""
         return self._known_info.pid
 
     @property
     def log(self) -> Path:
-        """The file that holds the process's output."""
         return self._known_info.log
 
     @property
     def is_dead(self) -> bool:
-        """Whether the worker was killed or found dead."""
         return self._exit_message is not None
 
     def call(self, method: str, /, *arguments: Any, **options: Any) -> "Future[Any]":
@@ -99,7 +96,6 @@ class RayWorker:
         return value
 
     def _complete(self, future: "Future[Any]", done: "Future[Any]") -> None:
-        """Resolve a call with what Ray returned or raised."""
         from ray.exceptions import RayActorError, RayTaskError, RuntimeEnvSetupError
 
         error = done.exception()
@@ -239,7 +235,6 @@ class RayLauncher:
             self._weights = None
 
     def _wait_until_ready(self, workers: Sequence[RayWorker], specs: Sequence[WorkerSpec], since: float) -> None:
-        """Wait until all actors answer, then until all objects exist."""
         wait = partial(wait_until_ready, since=since, timeout_s=self._timeout_s)
         folder = self._folder().path if self._use_shared_memory else None
         handshakes = [worker.send("handshake", worker.name, self._logs, folder) for worker in workers]

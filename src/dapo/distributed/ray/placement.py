@@ -34,7 +34,6 @@ class Reservation:
         return True
 
     def release(self) -> None:
-        """Count a worker that is gone."""
         with self._lock:
             self._members -= 1
             if self._members:
@@ -42,7 +41,6 @@ class Reservation:
         self.cancel()
 
     def cancel(self) -> None:
-        """Remove the placement group."""
         from ray.util import remove_placement_group
 
         remove_placement_group(self.group)

@@ -22,11 +22,9 @@ class RayWeights:
 
     @property
     def version(self) -> int:
-        """The training step after which the policy had these weights."""
         return self._file.version
 
     def open(self) -> WeightsFile:
-        """The weights, on the controller's machine."""
         return self._file.open()
 
     def for_worker(self, *, reads_files: bool) -> "WeightsFile | WeightsObject":
@@ -38,7 +36,6 @@ class RayWeights:
         return self._object
 
     def forget(self) -> None:
-        """Let the object store drop the weights."""
         self._object = None
 
 
@@ -81,7 +78,6 @@ class StoredWeights:
     """Every weight's name -> the name in `tensors`; tied weights are stored once."""
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every weight by its Hugging Face name, tied ones under each of their names."""
         for name, stored in self.names.items():
             data, dtype, shape = self.tensors[stored]
             yield name, torch.from_numpy(data.copy()).view(dtype).reshape(shape)

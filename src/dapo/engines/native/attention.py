@@ -53,30 +53,24 @@ def native_attention(
         grouped = query.reshape(n, shared, heads // shared, width)
         attn_output = scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
         return attn_output.reshape(n, 1, heads, value.shape[-1]), None
+    causal, gqa = attention_mask is None, shared != heads
     attn_output = scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=attention_mask,
-        is_causal=attention_mask is None,
-        scale=scaling,
-        enable_gqa=shared != heads,
+        query, key, value, attn_mask=attention_mask, is_causal=causal, scale=scaling, enable_gqa=gqa
     )
     return attn_output.transpose(1, 2), None
 
 
-def native_mask(  # noqa: PLR0913, PLR0917 - the signature is that of transformers
-    batch_size: int,
+def native_mask(
+    *,
     q_length: int,
     kv_length: int,
     q_offset: int | Tensor = 0,
-    kv_offset: int = 0,
     mask_function: Callable[..., Tensor] | None = None,
     allow_is_causal_skip: bool = True,
     local_size: int | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-    **kwargs: object,
+    **others: object,
 ) -> Tensor | None:
     """The positions that queries may attend to, from the model's own `mask_function(batch, head, query, key)`.
 

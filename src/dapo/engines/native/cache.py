@@ -25,7 +25,6 @@ class _KeyValueCache(Cache):
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Keys and values of all layers."""
         return [*self.keys, *self.values]
 
 
@@ -68,15 +67,12 @@ class SlotCache(_KeyValueCache):
 
     def __init__(self) -> None:
         super().__init__()
-        self._positions = torch.empty(0, dtype=torch.long)
-        self._length = 0
+        self._positions, self._length = torch.empty(0, dtype=torch.long), 0
         self._flat_indices: dict[int, Tensor] = {}
-        self.rows = 0
-        self.capacity = 0
+        self.rows = self.capacity = 0
 
     @property
     def num_bytes(self) -> int:
-        """The memory that the slots take at present."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
     def reserve(self, rows: int, length: int, limit: int) -> None:
@@ -98,11 +94,16 @@ class SlotCache(_KeyValueCache):
         if not self.keys:
             self.keys = [_zeros_like(tensor, self.rows, self.capacity) for tensor in prompts.keys]
             self.values = [_zeros_like(tensor, self.rows, self.capacity) for tensor in prompts.values]
-        _copy_rows(prompts.tensors, self.tensors, sources, rows, length)
+        self._copy(prompts, sources, rows, length)
 
     def move(self, sources: Sequence[int], rows: Sequence[int], length: int) -> None:
         """Copy the first `length` positions of rows `sources` over rows `rows`."""
-        _copy_rows(self.tensors, self.tensors, sources, rows, length)
+        self._copy(self, sources, rows, length)
+
+    def _copy(self, cache: _KeyValueCache, sources: Sequence[int], rows: Sequence[int], length: int) -> None:
+        source_rows, target_rows = (torch.tensor(indices, device=self.keys[0].device) for indices in (sources, rows))
+        for source, target in zip(cache.tensors, self.tensors, strict=True):
+            target[:, :, :length].index_copy_(0, target_rows, source[:, :, :length].index_select(0, source_rows))
 
     def begin_step(self, positions: Tensor, longest: int) -> None:
         """The next forward writes row i at `positions[i]` `[n]` and attends to the first `longest` positions."""
@@ -116,17 +117,12 @@ class SlotCache(_KeyValueCache):
         """Write one position per row, `[n, kv_heads, 1, d]`; returns views `[n, kv_heads, length, d]` of the slots."""
         keys, values = self.keys[layer_idx], self.values[layer_idx]
         n, heads = key_states.shape[:2]
-        if heads not in self._flat_indices:
-            self._flat_indices[heads] = self._make_flat_indices(n, heads)
-        flat_indices = self._flat_indices[heads]
+        if heads not in self._flat_indices:  # [n * heads] positions in the storage as [rows * heads * capacity, d]
+            lines = torch.arange(n * heads, device=self._positions.device).view(n, heads)
+            self._flat_indices[heads] = (lines * self.capacity + self._positions[:, None]).flatten()
         for tensor, states in ((keys, key_states), (values, value_states)):
-            tensor.view(-1, tensor.shape[-1]).index_copy_(0, flat_indices, states.reshape(n * heads, -1))
+            tensor.view(-1, tensor.shape[-1]).index_copy_(0, self._flat_indices[heads], states.reshape(n * heads, -1))
         return keys[:n, :, : self._length], values[:n, :, : self._length]
-
-    def _make_flat_indices(self, n: int, heads: int) -> Tensor:
-        """`[n * heads]` indices of the positions to write, in the storage seen as `[rows * heads * capacity, d]`."""
-        lines = torch.arange(n * heads, device=self._positions.device).view(n, heads)
-        return (lines * self.capacity + self._positions[:, None]).flatten()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """The number of positions before this step, in the longest row."""
@@ -141,23 +137,9 @@ class SlotCache(_KeyValueCache):
         return self._length, 0
 
     def release(self) -> None:
-        """Free all memory."""
         self.keys, self.values = [], []
         self._flat_indices = {}
         self.rows = self.capacity = 0
-
-
-def _copy_rows(
-    from_tensors: Sequence[Tensor],
-    to_tensors: Sequence[Tensor],
-    sources: Sequence[int],
-    rows: Sequence[int],
-    length: int,
-) -> None:
-    device = to_tensors[0].device
-    source_rows, target_rows = torch.tensor(sources, device=device), torch.tensor(rows, device=device)
-    for source, target in zip(from_tensors, to_tensors, strict=True):
-        target[:, :, :length].index_copy_(0, target_rows, source[:, :, :length].index_select(0, source_rows))
 
 
 def _zeros_like(states: Tensor, rows: int, capacity: int) -> Tensor:

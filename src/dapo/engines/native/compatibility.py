@@ -55,7 +55,6 @@ def patch_model(model: PreTrainedModel, *, rows: int) -> Forward:
 
 
 def _known_problems(model: PreTrainedModel) -> Iterator[str]:
-    """Features of the model that the engine is known not to support."""
     config = model.config
     if getattr(config, "is_encoder_decoder", False):
         yield "it is an encoder-decoder"
@@ -90,10 +89,8 @@ def _rope_types(config: PretrainedConfig) -> Iterator[str]:
 def _test_sequences(model: PreTrainedModel) -> list[list[int]]:
     """Fixed pseudo-random token ids: two prompts of different lengths, each with the tokens to feed after it."""
     size = next(model.get_input_embeddings().parameters()).shape[0]
-    return [
-        [int(u * size) for u in keyed_uniforms(seed, length + DECODE_STEPS)]
-        for seed, length in enumerate(PROMPT_LENGTHS)
-    ]
+    lengths = enumerate(length + DECODE_STEPS for length in PROMPT_LENGTHS)
+    return [[int(u * size) for u in keyed_uniforms(seed, length)] for seed, length in lengths]
 
 
 @torch.inference_mode()
@@ -127,10 +124,8 @@ def _difference(engine: list[Tensor], plain: list[Tensor], tolerance: float) -> 
         error = ours.double() - ours.double().mean(-1, keepdim=True) - expected
         spread, distance = (float(t.square().mean().sqrt()) for t in (expected, error))
         if not distance <= tolerance * spread:
-            return (
-                f"the engine's logits differ from its plain forward by {distance:.2g} (at most {tolerance:g} of their "
-                f"spread, {spread:.2g}, would be rounding)"
-            )
+            rounding = f"at most {tolerance:g} of their spread, {spread:.2g}, would be rounding"
+            return f"the engine's logits differ from its plain forward by {distance:.2g} ({rounding})"
     return None
 
 

@@ -8,7 +8,6 @@ One prompt's keys and values are kept beyond its prefill: that of the group at t
 requests have started and others wait for slots. So memory is bounded by the slots, one prefill and one prompt.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -18,7 +17,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from dapo.config.sampling import NativeConfig
-from dapo.core.errors import EngineError
 from dapo.engines.engine import WeightSource
 from dapo.engines.native.cache import SlotCache
 from dapo.engines.native.compatibility import patch_model
@@ -26,7 +24,7 @@ from dapo.engines.native.forward import Prefilled, copy_weights
 from dapo.engines.native.prepacked_linear import drop_prepacked
 from dapo.engines.native.sampling import sample
 from dapo.engines.native.scheduler import RunningSequence, Scheduler
-from dapo.engines.request_checks import EngineState
+from dapo.engines.request_checks import EngineState, require_finite
 from dapo.types import Finish, Generation, GenerationRequest
 
 PREFILL_TOKENS = 4096
@@ -35,12 +33,12 @@ PREFILL_TOKENS = 4096
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Counts of the work that an engine has done since it was made."""
+    """Counts of the work that an engine has done since it was made; a prompt shared by a group counts once."""
 
     prefills: int = 0
     prefill_prompts: int = 0
     prefill_tokens: int = 0
-    """Prompt tokens, padding not counted; a prompt shared by a group counts once."""
+    """Padding is not counted."""
     decode_steps: int = 0
     decode_slot_steps: int = 0
     """Rows computed, over all decode steps; each of them is a running sequence."""
@@ -85,7 +83,6 @@ class NativeEngine(EngineState):
         return [*(seq.request.id for seq in self._running()), *self._scheduler.waiting]
 
     def load_weights(self, weights: WeightSource, version: int) -> None:
-        """Copy a complete set of weights, by name. If that fails the engine refuses work until one succeeds."""
         self._require_idle("load_weights")
         self._version = None
         copy_weights(weights, self._forward.model)
@@ -98,7 +95,6 @@ class NativeEngine(EngineState):
         drop_prepacked(self._forward.model)
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Queue requests; adjacent ones with the same prompt share its prefill. Raises EngineError, queueing none."""
         self._require_weights()
         self._require_new(requests)
         self._scheduler.submit(requests)
@@ -119,23 +115,20 @@ class NativeEngine(EngineState):
 
     @torch.inference_mode()
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
-        """Stop these, and return what they have, in the order given. Raises EngineError for an id not in flight."""
         names = self._require_in_flight(request_ids)
         rows = {seq.request.id: row for row, seq in enumerate(self._rows) if seq is not None}
-        waiting = self._scheduler.waiting
         stopped = [
-            RunningSequence(waiting.pop(name)) if name in waiting else self._vacate(rows[name]) for name in names
+            self._vacate(rows[name]) if name in rows else RunningSequence(self._scheduler.waiting.pop(name))
+            for name in names
         ]
         self._tidy()
         return [seq.generation("aborted", self._require_weights()) for seq in stopped]
 
     def close(self) -> None:
-        """Let go of the model and the cache. Afterwards every other call raises EngineError."""
         if not self._is_closed:
             self._is_closed = True
             del self._forward
-            self._rows = []
-            self._cached_prefill = None
+            self._rows, self._cached_prefill = [], None
             self._cache.release()
             self._scheduler.waiting.clear()
 
@@ -153,7 +146,6 @@ class NativeEngine(EngineState):
         return self._answers(running, finishes)
 
     def _start(self, started: Sequence[RunningSequence]) -> list[Generation]:
-        """Prefill the prompts of newly admitted requests, once each, and sample their first tokens."""
         groups = [list(group) for _, group in groupby(started, key=lambda seq: seq.request.prompt_ids)]
         finished = []
         cached = self._cached_prefill
@@ -197,11 +189,7 @@ class NativeEngine(EngineState):
         )
         # float64 holds every token id, so one transfer brings both
         sampled_ids, scored = torch.stack((tokens.double(), logprobs.double())).tolist()
-        if any(map(math.isnan, scored)):
-            raise EngineError(
-                f"the model's logits are not finite (weights version {self._version}): the policy has diverged, or "
-                f"{logits.dtype} is too narrow for it"
-            )
+        require_finite(sum(scored), self._require_weights(), logits.dtype)
         self._count(sampled_tokens=len(sequences))
         return [seq.append(int(t), p) for seq, t, p in zip(sequences, sampled_ids, scored, strict=True)]
 
@@ -209,7 +197,6 @@ class NativeEngine(EngineState):
         return [seq for seq in self._rows if seq is not None]
 
     def _occupy(self, seq: RunningSequence) -> int:
-        """Give a sequence the first empty row."""
         if None not in self._rows:
             self._rows.append(None)
         row = self._rows.index(None)

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from dapo.core.errors import EngineError
 from dapo.engines.engine import WeightSource
 from dapo.engines.native.cache import PromptCache, SlotCache
-from dapo.engines.native.prepacked_linear import PrepackedLinear, prepacked_weights
+from dapo.engines.native.prepacked_linear import prepacked_weights
 from dapo.engines.request_checks import require_all_weights, require_shape
 
 
@@ -39,7 +39,7 @@ class Forward:
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Prefilled:
         """Run prompts together, padded on the right, where causal attention never looks."""
-        lengths = [len(prompt) for prompt in prompts]
+        lengths = list(map(len, prompts))
         width = max(lengths)
         ids = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=self.device)
         cache = PromptCache()
@@ -54,9 +54,8 @@ class Forward:
         return self.head(self._hidden(ids[:, None], at[:, None], cache)[:, 0])
 
     def _hidden(self, ids: Tensor, positions: Tensor, cache: PromptCache | SlotCache) -> Tensor:
-        return self.backbone(
-            input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True
-        ).last_hidden_state
+        output = self.backbone(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)
+        return output.last_hidden_state
 
 
 @torch.no_grad()
@@ -82,17 +81,10 @@ def copy_weights(source: WeightSource, model: nn.Module) -> None:
                     "values for them"
                 )
         else:
-            _copy(name, tensor, target, layers.get(id(target)))
+            require_shape(name, tensor.shape, target.shape)
+            layer = layers.get(id(target))  # keeps the parameter's values prepacked
+            target.copy_(tensor) if layer is None else layer.load(tensor)
             if name in targets:
                 given[id(target)] = name
     missing = [name for name, target in targets.items() if id(target) not in given]
     require_all_weights(len(targets), missing=missing, unexpected=unexpected)
-
-
-def _copy(name: str, tensor: Tensor, target: Tensor, layer: PrepackedLinear | None) -> None:
-    """Copy into a parameter or buffer, or into the layer that keeps the parameter's values prepacked."""
-    require_shape(name, tensor.shape, target.shape)
-    if layer is None:
-        target.copy_(tensor)
-    else:
-        layer.load(tensor)

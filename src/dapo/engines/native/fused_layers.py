@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import Cache, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
@@ -41,9 +41,7 @@ def _is_suited(layer: Any) -> bool:
     attention, mlp = layer.self_attn, layer.mlp
     products = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
     products += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    return attention.config.hidden_act == "silu" and all(
-        type(product) is nn.Linear and can_prepack(product.weight.dtype, product.weight.device) for product in products
-    )
+    return attention.config.hidden_act == "silu" and all(map(can_prepack, products))
 
 
 def _layer(
@@ -55,7 +53,6 @@ def _layer(
     position_embeddings: tuple[Tensor, Tensor] | None = None,
     **others: object,
 ) -> Tensor:
-    """The layer's forward with a cache, `[n, length, hidden]` to the same shape."""
     assert past_key_values is not None
     assert position_embeddings is not None
     attention, mlp = layer.self_attn, layer.mlp
@@ -85,8 +82,7 @@ def _norm(norm: Any, inputs: Tensor) -> Tensor:
     wide = inputs.float()
     length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     scale = length.square_().div_(inputs.shape[-1]).add_(norm.variance_epsilon).rsqrt_()
-    normed = (wide * scale).to(inputs.dtype)
-    return normed.mul_(norm.weight)
+    return (wide * scale).to(inputs.dtype).mul_(norm.weight)
 
 
 def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

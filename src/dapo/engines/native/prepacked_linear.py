@@ -8,6 +8,7 @@ MKL, and for bfloat16. Either takes any number of rows; the blocks suit the give
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,6 @@ class PrepackedWeight:
         raise NotImplementedError
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """The product."""
         raise NotImplementedError
 
     def silu(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
@@ -157,14 +157,12 @@ def prepack_linears(model: nn.Module, *, rows: int) -> int:
 
     Layers in float64, on another device than the CPU, or of a subclass stay as they are.
     """
-    linears = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
     parameters = [p for module in model.modules() for p in module.parameters(recurse=False)]
-    uses = {id(p): sum(p is other for other in parameters) for p in (m.weight for m in linears.values())}
-    suited = {name: m for name, m in linears.items() if can_prepack(m.weight.dtype, m.weight.device)}
+    suited: dict[str, Any] = {name: module for name, module in model.named_modules() if can_prepack(module)}
     for name, linear in suited.items():
         parent, _, attribute = name.rpartition(".")
-        prepacked = PrepackedLinear(linear, rows=rows, tied=uses[id(linear.weight)] > 1)
-        setattr(model.get_submodule(parent), attribute, prepacked)
+        tied = sum(linear.weight is other for other in parameters) > 1
+        setattr(model.get_submodule(parent), attribute, PrepackedLinear(linear, rows=rows, tied=tied))
     return len(suited)
 
 
@@ -179,9 +177,9 @@ def drop_prepacked(model: nn.Module) -> None:
         layer.drop()
 
 
-def can_prepack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the operators for these weights exist here and multiply correctly."""
-    return device.type == "cpu" and _kind(dtype) is not None
+def can_prepack(layer: nn.Module) -> bool:
+    """Whether it is a plain linear layer, and the operators for its weights exist here and multiply correctly."""
+    return type(layer) is nn.Linear and layer.weight.device.type == "cpu" and _kind(layer.weight.dtype) is not None
 
 
 def prepack(weight: Tensor, rows: int) -> PrepackedWeight:

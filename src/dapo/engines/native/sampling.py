@@ -54,23 +54,16 @@ def sample(
 
 
 def _sample_rows(logits: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
-    """Sample the rows of each kind together."""
-    kinds = [_kind(temperature, top_p) for _, temperature, top_p in settings]
+    kinds = [_greedy if temperature == 0 else _nucleus if top_p < 1 else _full for _, temperature, top_p in settings]
     if len(set(kinds)) == 1:
-        return _SAMPLERS[kinds[0]](logits, settings)
+        return kinds[0](logits, settings)
     tokens = torch.empty(len(kinds), dtype=torch.long, device=logits.device)
     logprobs = torch.empty(len(kinds), dtype=_precision(logits), device=logits.device)
-    for kind in sorted(set(kinds)):
-        rows = [i for i, other in enumerate(kinds) if other == kind]
+    for sampler in dict.fromkeys(kinds):
+        rows = [i for i, other in enumerate(kinds) if other is sampler]
         at = torch.tensor(rows, device=logits.device)
-        tokens[at], logprobs[at] = _SAMPLERS[kind](logits[at], [settings[i] for i in rows])
+        tokens[at], logprobs[at] = sampler(logits[at], [settings[i] for i in rows])
     return tokens, logprobs
-
-
-def _kind(temperature: float, top_p: float) -> str:
-    if temperature == 0:
-        return "greedy"
-    return "nucleus" if top_p < 1 else "full"
 
 
 def _greedy(logits: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
@@ -89,9 +82,6 @@ def _nucleus(logits: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
     probabilities = _softmax(logits, settings)
     uniforms, top_ps = (_column([row[i] for row in settings], logits) for i in (0, 2))
     return _sample_nucleus(probabilities, uniforms, top_ps, FIRST_CANDIDATES)
-
-
-_SAMPLERS = {"greedy": _greedy, "full": _full, "nucleus": _nucleus}
 
 
 def invert_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
@@ -120,8 +110,7 @@ def _sample_nucleus(probabilities: Tensor, uniforms: Tensor, top_ps: Tensor, can
     Considers the `candidates` most probable tokens, and more of them in the rows where these do not suffice.
     """
     size = probabilities.shape[1]
-    candidates = min(candidates, size)
-    values, ids = probabilities.topk(candidates, dim=1)
+    values, ids = probabilities.topk(candidates := min(candidates, size), dim=1)
     # topk takes and orders equals arbitrarily: order them by id
     ids, order = ids.sort(1)
     values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)

@@ -1,9 +1,9 @@
 """Decides which requests run: a first-come-first-served queue, bounded by slots and cache. Knows nothing of tensors."""
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,6 @@ class RunningSequence:
         return "length" if len(self.token_ids) >= self.request.max_new_tokens else None
 
     def generation(self, finish: Finish, version: int) -> Generation:
-        """The answer to the request."""
         return Generation(self.request.id, self.token_ids, float_array(self.logprobs), finish, version)
 
 
@@ -70,15 +69,13 @@ class Scheduler:
 
     def __init__(self, slots: int, cache_tokens: int | None, max_positions: int | None, vocabulary: int) -> None:
         """`max_positions` is the longest sequence that the model takes, `vocabulary` the number of tokens it knows."""
-        self.slots = slots
-        self.cache_tokens = cache_tokens
-        self.vocabulary = vocabulary
+        self.slots, self.cache_tokens, self.vocabulary = slots, cache_tokens, vocabulary
         bounds = (
             (cache_tokens, "rollout.native.cache_tokens", "raise it"),
             (max_positions, "the model's max_position_embeddings", "use a model with a longer context"),
         )
         self._bounds = [PositionBound(bound, name, fix) for bound, name, fix in bounds if bound is not None]
-        self.waiting: OrderedDict[str, GenerationRequest] = OrderedDict()
+        self.waiting: dict[str, GenerationRequest] = {}
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue all of them, or none: raises EngineError for the first that could never be served."""
@@ -89,21 +86,19 @@ class Scheduler:
         """Take from the head of the queue what fits together with `running`; nothing overtakes the head."""
         started: list[RunningSequence] = []
         longest = self.longest_reservation(running)
-        while self.waiting and len(running) + len(started) < self.slots:
-            candidate = RunningSequence(self._head())
+        for request in islice(self.waiting.values(), self.slots - len(running)):
+            candidate = RunningSequence(request)
             longest = max(longest, candidate.reserved)
             if self.cache_tokens is not None and (len(running) + len(started) + 1) * longest > self.cache_tokens:
                 break
             started.append(candidate)
-            self.waiting.popitem(last=False)
+        for seq in started:
+            del self.waiting[seq.request.id]
         return started
 
     def head_prompt(self) -> tuple[int, ...] | None:
         """The prompt of the next request to start."""
-        return self._head().prompt_ids if self.waiting else None
-
-    def _head(self) -> GenerationRequest:
-        return next(iter(self.waiting.values()))
+        return next(iter(self.waiting.values())).prompt_ids if self.waiting else None
 
     @staticmethod
     def longest_reservation(running: Sequence[RunningSequence]) -> int:

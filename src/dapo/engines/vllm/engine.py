@@ -1,21 +1,13 @@
 """The engine of `rollout.engine: vllm`: samples with vLLM, one step per poll. `start.py` starts vLLM."""
 
-import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dapo.core.errors import EngineError
+from dapo.engines import request_checks as checks
 from dapo.engines.engine import WeightSource, float_array
-from dapo.engines.request_checks import (
-    EngineState,
-    PositionBound,
-    check_requests,
-    format_names,
-    require_all_weights,
-    require_shape,
-)
 from dapo.types import Finish, Generation, GenerationRequest
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
@@ -30,21 +22,16 @@ class _RunningSequence:
     """vLLM's latest output for it, with all tokens so far: an aborted request gets no other."""
 
     def generation(self, finish: Finish, version: int) -> Generation:
-        """The answer to the request. Raises EngineError for log-probabilities that are not finite."""
         token_ids = array("i", self.output.token_ids if self.output is not None else ())
         if self.request.temperature == 0 or self.output is None:
             logprobs = array("f", [0.0]) * len(token_ids)  # the distribution of greedy sampling has one token
         else:
             logprobs = float_array(self.output.logprobs.logprobs)
-        if not math.isfinite(sum(logprobs)):
-            raise EngineError(
-                f"the model's logits are not finite (weights version {version}): the policy has diverged, or the dtype "
-                "of model.dtype is too narrow for it"
-            )
+        checks.require_finite(sum(logprobs), version, "the dtype of model.dtype")
         return Generation(self.request.id, token_ids, logprobs, finish, version)
 
 
-class VllmEngine(EngineState):
+class VllmEngine(checks.EngineState):
     """A RolloutEngine on vLLM's synchronous engine. Each request is a sequence of its own, with its own seed.
 
     Tokens are sampled by vLLM's generator for the request's seed: equal seeds give equal responses, up to rounding that
@@ -69,14 +56,11 @@ class VllmEngine(EngineState):
         """
         super().__init__(version=None)
         self._engine: Any = llm_engine
-        self._sampling_params = sampling_params
-        self._weight_shapes = weight_shapes
-        self._max_sequences = max_sequences
+        self._sampling_params, self._weight_shapes, self._max_sequences = sampling_params, weight_shapes, max_sequences
         config = llm_engine.model_config
         self._vocabulary: int = config.get_vocab_size()
-        self._bound = PositionBound(
-            config.max_model_len, "the length that this engine was started for", "raise data.max_prompt_tokens"
-        )
+        bound, what = config.max_model_len, "the length that this engine was started for"
+        self._bound = checks.PositionBound(bound, what, "raise data.max_prompt_tokens")
         self._waiting: dict[str, GenerationRequest] = {}
         self._running: dict[str, _RunningSequence] = {}
 
@@ -101,20 +85,18 @@ class VllmEngine(EngineState):
             raise EngineError(f"vLLM failed to load the weights of version {version}: {error}") from error
         if left_out or not is_reset:
             self.close()
-            old = f"the weights {format_names(left_out)}" if left_out else "keys and values of its prefix cache"
+            old = f"the weights {checks.format_names(left_out)}" if left_out else "keys and values of its prefix cache"
             raise EngineError(f"vLLM kept something older than the weights of version {version}: {old}")
         engine.set_weight_version(str(version))
         self._version = version
 
     def drop_weights(self) -> None:
-        """Do nothing: vLLM keeps its weights until others are loaded."""
         self._require_idle("drop_weights")
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Queue requests; prompts that begin alike share keys and values. Raises EngineError, queueing none."""
         self._require_weights()
         self._require_new(requests)
-        check_requests(requests, vocabulary=self._vocabulary, bounds=[self._bound])
+        checks.check_requests(requests, vocabulary=self._vocabulary, bounds=[self._bound])
         for request in requests:
             if request.temperature and not MIN_TEMPERATURE <= request.temperature <= MAX_TEMPERATURE:
                 raise EngineError(
@@ -142,7 +124,6 @@ class VllmEngine(EngineState):
         return finished
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
-        """Stop these, and return what they have, in the order given. Raises EngineError for an id not in flight."""
         names = self._require_in_flight(request_ids)
         self._engine.abort_request([name for name in names if name in self._running])
         stopped = [
@@ -152,7 +133,6 @@ class VllmEngine(EngineState):
         return [seq.generation("aborted", self._require_weights()) for seq in stopped]
 
     def close(self) -> None:
-        """Stop everything and let go of vLLM. Afterwards every other call raises EngineError."""
         if not self._is_closed:
             self._is_closed = True
             self._engine.abort_request(list(self._running))
@@ -174,15 +154,13 @@ class VllmEngine(EngineState):
         given = {name: tuple(tensor.shape) for name, tensor in weights.named_tensors()}
         missing = [name for name in expected if name not in given]
         unexpected = [name for name in given if name not in expected]
-        require_all_weights(len(expected), missing=missing, unexpected=unexpected)
+        checks.require_all_weights(len(expected), missing=missing, unexpected=unexpected)
         for name, shape in given.items():
-            require_shape(name, shape, expected[name])
+            checks.require_shape(name, shape, expected[name])
 
 
 def _finish(seq: _RunningSequence) -> Finish:
-    reason = seq.output.finish_reason
-    if reason == "stop":
-        return "stop"
-    if reason == "length":
-        return "length"
-    raise EngineError(f"vLLM ended request {seq.request.id!r} by {reason!r}; expected 'stop' or 'length'")
+    finish: Finish = seq.output.finish_reason
+    if finish in ("stop", "length"):
+        return finish
+    raise EngineError(f"vLLM ended request {seq.request.id!r} by {finish!r}; expected 'stop' or 'length'")

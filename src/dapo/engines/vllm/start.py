@@ -76,12 +76,8 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
             f"vLLM does not start with model {options.model} (sequences of up to {options.max_tokens} tokens, "
             f"rollout.vllm.cache_gib={options.cache_gib:g}, {options.dtype}): {_cause(error)}"
         ) from None
-    return VllmEngine(
-        engine,
-        sampling_params=sampling_params,
-        weight_shapes=options.weight_shapes,
-        max_sequences=options.max_sequences,
-    )
+    shapes, sequences = options.weight_shapes, options.max_sequences
+    return VllmEngine(engine, sampling_params=sampling_params, weight_shapes=shapes, max_sequences=sequences)
 
 
 def engine_arguments(options: VllmOptions, folder: str, *, on_cpu: bool) -> Mapping[str, Any]:
@@ -159,7 +155,6 @@ class WeightReader:
 
 
 def _require_heads(width: int, model: str) -> None:
-    """Fail now: on a CPU vLLM would fail with the first request."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     if width not in (served := CPUAttentionBackend.get_supported_head_sizes()):
@@ -170,6 +165,5 @@ def _require_heads(width: int, model: str) -> None:
 
 
 def _cause(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines()]
-    text = " ".join(filter(None, lines)) or type(error).__name__
+    text = " ".join(filter(None, map(str.strip, str(error).splitlines()))) or type(error).__name__
     return text if len(text) <= _CAUSE_CHARS else text[:_CAUSE_CHARS] + "..."
