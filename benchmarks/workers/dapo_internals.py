@@ -13,8 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from benchmarks.memory import current_rss_bytes, peak_rss_bytes
 from benchmarks.op_categories import seconds_by_kind
 from benchmarks.protocol import serve
+from dapo.assemble import multiplies_bfloat16_fast
 from dapo.config import Config
-from dapo.config.load import multiplies_bfloat16_fast
 from dapo.config.sampling import NativeConfig
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.engines.native.engine import EngineStats, NativeEngine

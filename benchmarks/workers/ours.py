@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 import dapo
 from benchmarks.memory import peak_rss_bytes
 from benchmarks.protocol import serve
-from dapo.assemble import build_run, open_judge, read_inputs, resolve_auto
+from dapo.assemble import build_run, read_inputs, resolve_auto
 from dapo.config import dump_config, load_config
 from dapo.core.rng import keyed_seed
 from dapo.data.problems import load_problems
@@ -27,6 +27,7 @@ from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
 from dapo.policy.builtin_models import smollm2_directory
 from dapo.policy.model import export_model
+from dapo.rewards.workers.pool import VerifierPool
 from dapo.telemetry.console import ProgressDisplay
 from dapo.telemetry.sinks import Tracker
 from dapo.training import one_step_off
@@ -87,7 +88,7 @@ class Ours:
         self.config = resolve_auto(load_config(config, overrides))
         self.inputs = read_inputs(self.config)
         parameters = sum(p.numel() for p in self.inputs.loaded.model.parameters())
-        self.judge = self._stack.enter_context(open_judge(self.config))
+        self.judge = self._stack.enter_context(VerifierPool(self.config.reward))
         folder = self._stack.enter_context(tempfile.TemporaryDirectory())
         manifest = make_manifest([], seed=self.config.train.seed, started=datetime.now(UTC))
         run = RunDirectory.create(Path(folder) / "run", dump_config(self.config), manifest)

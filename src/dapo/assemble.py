@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from dapo.algo.sampling import ScoreThresholds
-from dapo.config import Config, ScoreThresholdsConfig, load
+from dapo.config import Config, ScoreThresholdsConfig
 from dapo.config.data_spec import Source
+from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.loading import load_callable
 from dapo.data.problems import load_problems, remove_overlap, unique_problems
@@ -37,8 +39,6 @@ from dapo.training.run_directory import RunDirectory
 from dapo.training.samples import shaped_reward
 from dapo.training.state import Run, TrainablePolicy
 from dapo.types import Group, Problem
-
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass
@@ -125,7 +125,7 @@ def read_inputs(config: Config, *, training: bool = True) -> Inputs:
     loaded = read_model(config)
     if training and config.model.lora is not None:
         check_adapters(loaded.model, config.model.lora)
-    encoder = build_encoder(config, loaded)
+    encoder = PromptEncoder(loaded.tokenizer, config.data)
     problems, dropped = encoder.split_by_length(problems) if training else ([], 0)
     if dropped:
         notes.append(f"{dropped} training prompts left out: longer than data.max_prompt_tokens")
@@ -144,7 +144,7 @@ def read_model(config: Config) -> LoadedModel:
         torch.set_num_threads(config.train.threads)
     return load_model(
         config.model.name,
-        dtype=DTYPES[config.model.dtype],
+        dtype=getattr(torch, config.model.dtype),
         device=device_of(config),
         trust_remote_code=config.model.trust_remote_code,
     )
@@ -156,9 +156,29 @@ def response_limit(config: Config, *, training: bool) -> int:
     return max(evaluation, config.rollout.max_response_tokens) if training else evaluation
 
 
-def resolve_auto(config: Config) -> Config:
-    """`auto` replaced by what it stands for on this machine and this data, so that a resumed run finds it settled."""
-    return load.resolve_auto(config, cuda=torch.cuda.is_available())
+def resolve_auto(config: Config, *, cuda: bool | None = None) -> Config:
+    """`auto` of device, number format and verifier replaced by what they stand for on this machine and this data.
+
+    On Ray the device stays `auto`: each process takes what its own machine has. `cuda` may say that there is a GPU
+    that is not here.
+    """
+    cuda = torch.cuda.is_available() if cuda is None else cuda
+    device = config.train.device if config.train.device != "auto" else "cuda" if cuda else "cpu"
+    if not config.uses_ray:
+        config = config.changed("train", device=device)
+    if config.model.dtype == "auto":
+        config = config.changed("model", dtype="bfloat16" if multiplies_bfloat16_fast(device) else "float32")
+    return resolve_auto_verifier(config)
+
+
+def multiplies_bfloat16_fast(device: str) -> bool:
+    """Whether the processor has instructions for it; without, bfloat16 is several times slower than float32."""
+    path = Path("/proc/cpuinfo")
+    if path.is_file():
+        flags = set(path.read_text(encoding="utf-8").split("\n\n")[0].split())
+    else:  # not Linux; torch tells since 2.12
+        flags = {name for name, has in getattr(torch.cpu, "get_capabilities", dict)().items() if has}
+    return device == "cuda" or bool({"avx512_bf16", "amx_bf16", "bf16", "arm_bf16"} & flags)
 
 
 def distinct(problems: Sequence[Problem], source: Source) -> tuple[list[Problem], int]:
@@ -177,11 +197,6 @@ def require_context(loaded: LoadedModel, prompt_tokens: int, response_tokens: in
             f"a prompt of {prompt_tokens} tokens and a response of {response_tokens} exceed the {limit} positions of "
             f"{loaded.name}; lower rollout.max_response_tokens (or eval.max_response_tokens) or data.max_prompt_tokens"
         )
-
-
-def build_encoder(config: Config, loaded: LoadedModel) -> PromptEncoder:
-    """Problems to prompts, as the config says."""
-    return PromptEncoder(loaded.tokenizer, config.data)
 
 
 def build_engine(
@@ -203,11 +218,6 @@ def build_engine(
         engine = NativeEngine(copy.deepcopy(loaded.model), config.rollout.native)
     vocabulary = next(loaded.model.get_input_embeddings().parameters()).shape[0]
     return CheckedEngine(engine, vocabulary=vocabulary)
-
-
-def open_judge(config: Config) -> VerifierPool:
-    """Verifier processes. Raises RewardError if the verifier cannot be had."""
-    return VerifierPool(config.reward)
 
 
 def build_sinks(config: Config, run: RunDirectory, *, first_step: int) -> list[Sink]:
@@ -259,8 +269,3 @@ def device_of(config: Config) -> str:
     if config.train.device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return config.train.device
-
-
-def gpu_names() -> list[str]:
-    """For the manifest."""
-    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

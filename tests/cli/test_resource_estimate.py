@@ -15,12 +15,12 @@ from transformers import (
     SmolLM3Config,
 )
 
+from dapo.assemble import resolve_auto
 from dapo.cli.check.estimate import ResourceEstimate
 from dapo.cli.check.hardware_profile import HardwareProfile, hardware_profile_for
 from dapo.cli.check.model_dimensions import KNOWN_DIMENSIONS, dimensions_from_config, find_dimensions
 from dapo.cli.check.report import describe_estimate, find_problems
 from dapo.config import Config, load_config
-from dapo.config.load import resolve_auto
 from dapo.core.errors import ConfigError
 from dapo.policy.builtin_models import tiny_random
 from dapo.policy.logprobs import hidden_states, use_packed_forward

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dapo.assemble import resolve_auto
 from dapo.cli.check.summary import ignored_options, value_of
 from dapo.config import (
     PRESETS,
@@ -18,7 +19,6 @@ from dapo.config import (
     load_config,
     parse_overrides,
 )
-from dapo.config.load import resolve_auto
 from dapo.config.options import CONDITIONS, known_about, options_of, section_in
 from dapo.config.page import options_page
 from dapo.core.errors import ConfigError

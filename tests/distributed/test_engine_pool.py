@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from dapo.assemble import build_run, open_judge, read_inputs, resolve_auto
+from dapo.assemble import build_run, read_inputs, resolve_auto
 from dapo.cli.check.summary import ignored_options
 from dapo.cli.eval import EvalRequest, evaluate_model
 from dapo.cli.train import start_run
@@ -28,6 +28,7 @@ from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.scripted import cut
 from dapo.policy.builtin_models import TINY_VOCABULARY
+from dapo.rewards.workers.pool import VerifierPool
 from dapo.telemetry.console import ProgressDisplay
 from dapo.training.run_directory import RunDirectory
 from dapo.training.state import Run
@@ -303,7 +304,7 @@ def test_beyond_the_limit_a_loss_is_an_error_with_the_exit_reason(launcher: Ligh
 def new_run(config: Config, path: Path) -> Iterator[Run]:
     config = resolve_auto(config)
     inputs = read_inputs(config)
-    with open_judge(config) as judge:
+    with VerifierPool(config.reward) as judge:
         run = RunDirectory.create(path, dump_config(config), {})
         with run.lock(), build_run(config, inputs, judge, run, ProgressDisplay(4), first_step=1) as training_run:
             try:

@@ -24,7 +24,7 @@ from contracts.launcher_contract import (
     read_weights,
     start,
 )
-from dapo.assemble import build_run, open_judge, read_inputs
+from dapo.assemble import build_run, read_inputs
 from dapo.cli.train import resume_run, start_run
 from dapo.config import dump_config
 from dapo.core.errors import LaunchError, WorkerDied
@@ -34,6 +34,7 @@ from dapo.distributed.protocol import WorkerSpec
 from dapo.distributed.ray.launcher import PRESTART, RayLauncher, RayWorker
 from dapo.engines.checked import CheckedEngine
 from dapo.policy.builtin_models import TINY_VOCABULARY
+from dapo.rewards.workers.pool import VerifierPool
 from dapo.telemetry.console import ProgressDisplay
 from dapo.training.run_directory import RunDirectory
 from dapo.training.train import train
@@ -318,7 +319,7 @@ def test_a_killed_engine_and_a_node_lost_in_mid_step_change_nothing_of_a_run(clu
 
     faults = {12: lambda: os.kill(launcher.running["engine-0"].pid, signal.SIGKILL), 30: leave}
     inputs = read_inputs(config)
-    with open_judge(config) as judge:
+    with VerifierPool(config.reward) as judge:
         run = RunDirectory.create(tmp_path / "ray", dump_config(config), {})
         plain = tiny(*OPTIONS)
         with run.lock(), build_run(plain, inputs, judge, run, ProgressDisplay(3), first_step=1) as training_run:

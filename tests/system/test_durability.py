@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from dapo.assemble import build_run, open_judge, read_inputs, resolve_auto
+from dapo.assemble import build_run, read_inputs, resolve_auto
 from dapo.cli.train import resume_run, start_run
 from dapo.config import Config, dump_config
 from dapo.core.errors import DapoError, NumericsError, RewardError
+from dapo.rewards.workers.pool import VerifierPool
 from dapo.telemetry.console import ProgressDisplay
 from dapo.telemetry.sinks import JsonlSink
 from dapo.training.checkpoint_writer import StorageError
@@ -131,7 +132,7 @@ class PartWithOverrides:
 def new_run(config: Config, path: Path) -> Iterator[Run]:
     config = resolve_auto(config)
     inputs = read_inputs(config)
-    with open_judge(config) as judge:
+    with VerifierPool(config.reward) as judge:
         run = RunDirectory.create(path, dump_config(config), {})
         with run.lock(), build_run(config, inputs, judge, run, ProgressDisplay(4), first_step=1) as training_run:
             yield training_run

@@ -55,17 +55,19 @@ def model_pass_rates(
     Returns:
         The length of every prompt, and the pass rate of each sampled problem, by problem id.
     """
-    from dapo.assemble import build_encoder, build_engine, evaluation_plan, open_judge, read_model, require_context
+    from dapo.assemble import build_engine, evaluation_plan, read_model, require_context
     from dapo.cli.eval import EvalRequest, evaluation_config, run_options
+    from dapo.data.prompts import PromptEncoder
     from dapo.evaluation.evaluate import evaluate
     from dapo.policy.lora import saved_weights
+    from dapo.rewards.workers.pool import VerifierPool
     from dapo.training.run_directory import step_of
 
     as_trained = [f"eval.samples_per_problem={max(1, samples)}", "eval.temperature=1.0", "eval.top_p=1.0"]
     request = EvalRequest(str(spec), overrides=(*as_trained, *overrides))
     config, checkpoint = evaluation_config(model, spec, request, run_options(model))
     loaded = read_model(config)
-    encoder = build_encoder(config, loaded)
+    encoder = PromptEncoder(loaded.tokenizer, config.data)
     unique = [problem for problem, _ in unique_problems(data)]
     tokens = {problem.id: encoder.length(problem) for problem in unique}
     if not samples:
@@ -75,7 +77,7 @@ def model_pass_rates(
     plan = evaluation_plan(config, loaded.stop_ids)
     require_context(loaded, max(tokens[problem.id] for problem in chosen), plan.max_response_tokens)
     with ExitStack() as stack:
-        judge = stack.enter_context(open_judge(config))
+        judge = stack.enter_context(VerifierPool(config.reward))
         engine = build_engine(config, loaded)
         stack.callback(engine.close)
         if checkpoint is not None:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dapo.assemble import Inputs, build_engine, distinct, evaluation_plan, open_judge, read_inputs, resolve_auto
+from dapo.assemble import Inputs, build_engine, distinct, evaluation_plan, read_inputs, resolve_auto
 from dapo.cli.eval_report import print_comparison, print_evaluation
 from dapo.cli.progress import progress
 from dapo.cli.train import warn
@@ -25,6 +25,7 @@ from dapo.evaluation.evaluate import EngineSampler, Sampler, evaluate_samples
 from dapo.evaluation.scores import Evaluation, EvaluationPlan, paired_difference, require_summary
 from dapo.evaluation.server import ServerSampler
 from dapo.policy.lora import saved_weights
+from dapo.rewards.workers.pool import VerifierPool
 from dapo.training.run_directory import RunDirectory, step_of
 from dapo.training.signals import signals_as_requests
 from dapo.types import Problem
@@ -164,7 +165,7 @@ def _evaluate(
                 f"{plan.name} holds each problem {copies} times: {copies} samples for each of {len(problems)} problems"
             )
             plan = replace(plan, samples_per_problem=copies)
-        judge = stack.enter_context(open_judge(config))
+        judge = stack.enter_context(VerifierPool(config.reward))
         sampler: Sampler
         if inputs is not None:
             sampler = _open_engine_sampler(config, inputs, checkpoint, plan, stack)

@@ -62,8 +62,7 @@ def train(
 
 @app.command()
 def resume(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="a run directory")],
-    overrides: Overrides = None,
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="a run directory")], overrides: Overrides = None
 ) -> None:
     """Continue a run from its last checkpoint."""
     from dapo.cli.train import resume_run

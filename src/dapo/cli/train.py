@@ -9,17 +9,10 @@ from itertools import count, zip_longest
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
-from dapo.assemble import (
-    Inputs,
-    build_run,
-    gpu_names,
-    open_judge,
-    read_inputs,
-    read_model,
-    resolve_auto,
-)
+from dapo.assemble import Inputs, build_run, read_inputs, read_model, resolve_auto
 from dapo.config import Config, dump_config, load_config
 from dapo.core.errors import CheckpointError, DapoError, TrainerLost
 from dapo.policy.lora import export_adapter, saved_weights
@@ -48,9 +41,10 @@ def start_run(config: Config, *, run_dir: Path | None, config_name: str, max_res
     refuse_existing_run(path)
     config = resolve_auto(config)
     inputs = read_inputs(config)
-    with open_judge(config) as judge:
+    with VerifierPool(config.reward) as judge:
         started = datetime.now(UTC)
-        manifest = make_manifest(sys.argv, seed=config.train.seed, started=started, gpus=gpu_names())
+        gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        manifest = make_manifest(sys.argv, seed=config.train.seed, started=started, gpus=gpus)
         directory = RunDirectory.create(path, dump_config(config), manifest)
         with disk_errors_as_storage_error(), directory.lock():
             run_training(config, inputs, judge, directory, max_restarts=max_restarts)
@@ -62,17 +56,12 @@ def resume_run(path: Path, overrides: Sequence[str]) -> None:
     config = resolve_auto(load_config(directory.config, overrides))
     with disk_errors_as_storage_error(), directory.lock():
         inputs = read_inputs(config)
-        with open_judge(config) as judge:
+        with VerifierPool(config.reward) as judge:
             run_training(config, inputs, judge, directory)
 
 
 def run_training(
-    config: Config,
-    inputs: Inputs,
-    judge: VerifierPool,
-    directory: RunDirectory,
-    *,
-    max_restarts: int = MAX_RESTARTS,
+    config: Config, inputs: Inputs, judge: VerifierPool, directory: RunDirectory, *, max_restarts: int = MAX_RESTARTS
 ) -> None:
     """Train to the end and print what came of it; where a trainer rank is lost, go back to the newest checkpoint."""
     for restarts in count():

@@ -1,13 +1,6 @@
 """Every option of a run, how a configuration is read, and what is said where it is wrong. Imports no torch."""
 
-from dapo.config.load import (
-    PRESETS,
-    build_config,
-    dump_config,
-    load_config,
-    parse_data_argument,
-    parse_overrides,
-)
+from dapo.config.load import PRESETS, build_config, dump_config, load_config, parse_data_argument, parse_overrides
 from dapo.config.messages import SECTIONS
 from dapo.config.model_data import DataConfig, DataSpec, LoraConfig, ModelConfig
 from dapo.config.options import Config

@@ -39,6 +39,9 @@ _OPTIONS: dict[Kind, tuple[str, ...]] = {
     "builtin": ("builtin", "size", "seed"),
     "gym": ("gym", "size", "seed"),
 }
+_TEXTS = ("path", "hub", "config", "split", "prompt", "answer")
+_LEAST = {"size": 1, "seed": 0}
+_EXAMPLES = {"builtin": "sums,products", "gym": "chain_sum,gcd"}
 
 
 @dataclass(frozen=True)
@@ -124,23 +127,24 @@ def parse_spec(spec: str | Mapping[str, Any] | Source) -> Source:
 def _from_string(spec: str) -> Source:
     if not spec.strip():
         raise DataError(f"the data source is empty; {EXPECTED}")
-    if spec.strip() in BENCHMARKS:
-        return replace(_hub(BENCHMARKS[spec.strip()]), benchmark=spec.strip())
-    prefix, colon, rest = spec.strip().partition(":")
+    spec = spec.strip()
+    if spec in BENCHMARKS:
+        return replace(_source("hub", BENCHMARKS[spec]), benchmark=spec)
+    prefix, colon, rest = spec.partition(":")
     if colon and prefix == "hub":
         name, _, split = rest.partition(":")
-        return _hub({"hub": name, "split": split} if split else {"hub": name})
+        return _source("hub", {"hub": name, "split": split} if split else {"hub": name})
     for kind in TASK_KINDS:
         if colon and prefix == kind:
-            return _tasks(kind, {kind: rest})
+            return _source(kind, {kind: rest})
     # one letter is a Windows drive
     if colon and len(prefix) > 1 and prefix.isidentifier() and not spec.endswith(FILE_TYPES):
         raise DataError(f"data source {spec!r}: unknown kind {prefix!r}, {did_you_mean(prefix, KINDS[1:])}; {EXPECTED}")
-    return _file({"path": spec.strip()})
+    return _source("path", {"path": spec})
 
 
 def _from_mapping(spec: dict[str, Any]) -> Source:
-    kinds: list[Kind] = [kind for kind in KINDS if kind in spec]
+    kinds = [kind for kind in KINDS if kind in spec]
     if len(kinds) != 1:
         got = f"both {' and '.join(kinds)}" if kinds else f"the keys {', '.join(spec) or '(none)'}"
         raise DataError(f"data source: {got}; {EXPECTED}")
@@ -148,27 +152,18 @@ def _from_mapping(spec: dict[str, Any]) -> Source:
     for key in spec:
         if key not in _OPTIONS[kind]:
             raise DataError(f"data source {kind}: unknown option {key!r}; {did_you_mean(key, _OPTIONS[kind])}")
-    spec = {key: value for key, value in spec.items() if value is not None or key == kind}
+    return _source(kind, {key: value for key, value in spec.items() if value is not None or key == kind})
+
+
+def _source(kind: Kind, spec: Mapping[str, Any]) -> Source:
+    texts = {key: _text(value, f"{kind}: {key}") for key, value in spec.items() if key in _TEXTS}
+    integers = {key: _integer(spec[key], f"{kind}: {key}", low) for key, low in _LEAST.items() if key in spec}
+    columns, size = Columns(texts.get("prompt"), texts.get("answer")), integers.get("size")
     if kind == "path":
-        return _file(spec)
+        return FileSource(Path(texts["path"]).expanduser(), columns, size)
     if kind == "hub":
-        return _hub(spec)
-    return _tasks(kind, spec)
-
-
-def _file(spec: Mapping[str, Any]) -> FileSource:
-    return FileSource(Path(_string(spec, "path", "path")).expanduser(), _columns(spec, "path"), _size(spec, "path"))
-
-
-def _hub(spec: Mapping[str, Any]) -> HubSource:
-    config = _string(spec, "config", "hub") if "config" in spec else None
-    split = _string(spec, "split", "hub") if "split" in spec else "train"
-    return HubSource(_string(spec, "hub", "hub"), split, config, _columns(spec, "hub"), _size(spec, "hub"))
-
-
-def _tasks(kind: TaskKind, spec: Mapping[str, Any]) -> TaskSource:
-    seed = _integer(spec["seed"], f"{kind}: seed", low=0) if "seed" in spec else None
-    return TaskSource(kind, _task_options(kind, spec[kind]), _size(spec, kind), seed)
+        return HubSource(texts["hub"], texts.get("split", "train"), texts.get("config"), columns, size)
+    return TaskSource(kind, _task_options(kind, spec[kind]), size, integers.get("seed"))
 
 
 def _task_options(kind: str, value: object) -> dict[str, dict[str, Any]]:
@@ -188,32 +183,19 @@ def _task_options(kind: str, value: object) -> dict[str, dict[str, Any]]:
         if name in found:
             raise DataError(f"data source {kind}: task {name} is named twice; each takes part once")
         if options is not None and not isinstance(options, Mapping):
-            raise DataError(
-                f"data source {kind}: the options of task {name} must be a mapping (option: value), got {options!r}"
-            )
+            expected = "must be a mapping (option: value)"
+            raise DataError(f"data source {kind}: the options of task {name} {expected}, got {options!r}")
         found[name] = {str(key): option for key, option in (options or {}).items()}
     return found
 
 
-_EXAMPLES = {"builtin": "sums,products", "gym": "chain_sum,gcd"}
-
-
-def _columns(spec: Mapping[str, Any], kind: str) -> Columns:
-    return Columns(*(_string(spec, key, kind) if key in spec else None for key in ("prompt", "answer")))
-
-
-def _size(spec: Mapping[str, Any], kind: str) -> int | None:
-    return _integer(spec["size"], f"{kind}: size", low=1) if "size" in spec else None
-
-
-def _string(spec: Mapping[str, Any], key: str, kind: str) -> str:
-    value = spec[key]
+def _text(value: object, name: str) -> str:
     if not isinstance(value, str | Path) or not str(value).strip():
-        raise DataError(f"data source {kind}: {key} must be text, got {value!r}")
+        raise DataError(f"data source {name} must be text, got {value!r}")
     return str(value)
 
 
-def _integer(value: object, name: str, *, low: int) -> int:
+def _integer(value: object, name: str, low: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise DataError(f"data source {name} must be an integer of at least {low}, got {value!r}")
     return value

@@ -142,34 +142,10 @@ def _with_model_section(raw: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def resolve_auto(config: Config, *, cuda: bool) -> Config:
-    """`auto` of device, number format and verifier replaced by what they stand for on this machine and this data.
-
-    On Ray the device stays `auto`: each process takes what its own machine has.
-    """
-    device = config.train.device if config.train.device != "auto" else "cuda" if cuda else "cpu"
-    if not config.uses_ray:
-        config = _with(config, "train", device=device)
-    if config.model.dtype == "auto":
-        config = _with(config, "model", dtype="bfloat16" if multiplies_bfloat16_fast(device) else "float32")
-    return resolve_auto_verifier(config)
-
-
 def resolve_auto_verifier(config: Config) -> Config:
     """`reward.verifier: auto` replaced by what suits the training data; its options stay the user's where given."""
     if config.reward.verifier != "auto":
         return config
     name = {"builtin": "exact", "gym": "gym"}.get(config.data.train_source.kind, "math")
     options = ({"extract": "final"} if name == "exact" else {}) | config.reward.options
-    return _with(config, "reward", verifier=name, options=options)
-
-
-def multiplies_bfloat16_fast(device: str) -> bool:
-    """Whether the processor has instructions for it; without, bfloat16 is several times slower than float32."""
-    path = Path("/proc/cpuinfo")
-    flags = path.read_text(encoding="utf-8").split("\n\n")[0].split() if path.is_file() else []
-    return device == "cuda" or bool({"avx512_bf16", "amx_bf16", "bf16"} & set(flags))
-
-
-def _with(config: Config, section: str, **values: Any) -> Config:
-    return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})
+    return config.changed("reward", verifier=name, options=options)

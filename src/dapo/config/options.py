@@ -1,7 +1,7 @@
 """A whole configuration: its sections, what they say together, and what they must not say together."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, model_validator
 from pydantic.fields import FieldInfo
@@ -42,13 +42,15 @@ class Config(Section):
         "running Ray cluster (`dapo submit` for Slurm).",
     )
     schedule: Literal["sync", "one_step_off"] = option(
-        "sync",
-        "sync: Algorithm 1; one_step_off: the next batch is sampled while the policy updates.",
-        paper="sync",
+        "sync", "sync: Algorithm 1; one_step_off: the next batch is sampled while the policy updates.", paper="sync"
     )
     distributed: DistributedConfig = DistributedConfig()
     log: LogConfig = LogConfig()
     profile: ProfileConfig = ProfileConfig()
+
+    def changed(self, section: str, **values: Any) -> Self:
+        """This configuration with some options of a section changed; nothing is validated again."""
+        return self.model_copy(update={section: getattr(self, section).model_copy(update=values)})
 
     @property
     def max_groups_per_step(self) -> int:

@@ -80,8 +80,7 @@ class ScoreThresholdsConfig(Section):
 class DynamicSamplingConfig(Section):
     enabled: bool = option(True, "Train only on groups whose responses differ in reward (Eq. 11).", paper=True)
     max_groups_per_step: Positive | None = option(
-        None,
-        "Groups that may be judged per step; none: ten times rollout.prompts_per_step.",
+        None, "Groups that may be judged per step; none: ten times rollout.prompts_per_step."
     )
     on_shortfall: Literal["train", "stop"] = option(
         "train",

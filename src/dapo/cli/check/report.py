@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from math import ceil
 
+from dapo.assemble import resolve_auto
 from dapo.cli.check.estimate import GB, ResourceEstimate
 from dapo.cli.check.hardware_profile import GIB, HardwareProfile, hardware_profile_for
 from dapo.cli.check.model_dimensions import KNOWN_DIMENSIONS, find_dimensions
 from dapo.config import Config
-from dapo.config.load import resolve_auto
 
 MAX_RANKS = 4096
 
