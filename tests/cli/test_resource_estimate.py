@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
     PretrainedConfig,
@@ -20,7 +21,7 @@ from dapo.cli.check.estimate import ResourceEstimate
 from dapo.cli.check.hardware_profile import HardwareProfile, hardware_profile_for
 from dapo.cli.check.model_dimensions import KNOWN_DIMENSIONS, dimensions_from_config, find_dimensions
 from dapo.cli.check.report import describe_estimate, find_problems
-from dapo.config import Config, load_config
+from dapo.config import Config, build_config, load_config
 from dapo.core.errors import ConfigError
 from dapo.policy.builtin_models import tiny_random
 from dapo.policy.logprobs import hidden_states, use_packed_forward
@@ -110,6 +111,22 @@ def test_adapters_are_counted_for_the_layers_they_adapt():
     assert dimensions.lora_parameters(4, ["q_proj", "v_proj"]) == 2 * 4 * (64 + 48)
     with pytest.raises(ConfigError, match=r"model\.lora\.targets: the model has no linear layer w_q"):
         dimensions.lora_parameters(4, ["w_q"])
+
+
+def test_adapters_of_another_family_are_counted_on_its_layers(tmp_path: Path):
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    GPTNeoXConfig(**sizes, vocab_size=100).save_pretrained(tmp_path)
+    for name in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / name).touch()
+    model = {"name": str(tmp_path), "lora": {"rank": 4}}
+    _, line = describe_estimate(build_config({"model": model, "data": {"train": "builtin:sums"}}))
+    products = (32 + 96) + (32 + 32) + (32 + 64) + (64 + 32)
+    assert f"on 8 linear layers: {2 * 4 * products:,} parameters" in line
+
+
+def test_adapters_are_compared_with_training_all_weights():
+    output = "\n".join(describe_estimate(paper("model.lora={rank: 16, alpha: 32}"), ["dimensions=qwen2.5-32b"]))
+    assert "(all weights: " in output
 
 
 def test_what_a_rank_holds_is_its_part_of_weights_gradients_and_moments():

@@ -26,8 +26,7 @@ class ResourceEstimate:
 
     def changed(self, section: str, **values: Any) -> Self:
         """The estimate for a configuration that differs in some options of a section."""
-        update = {section: getattr(self.config, section).model_copy(update=values)}
-        return replace(self, config=self.config.model_copy(update=update))
+        return replace(self, config=self.config.changed(section, **values))
 
     @property
     def element_bytes(self) -> int:

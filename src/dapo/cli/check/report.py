@@ -8,9 +8,10 @@ from dapo.assemble import resolve_auto
 from dapo.cli.check.estimate import GB, ResourceEstimate
 from dapo.cli.check.hardware_profile import GIB, HardwareProfile, hardware_profile_for
 from dapo.cli.check.model_dimensions import KNOWN_DIMENSIONS, find_dimensions
-from dapo.config import Config
-
-MAX_RANKS = 4096
+from dapo.config import Config, LoraConfig, ModelConfig
+from dapo.core.errors import ConfigError
+from dapo.policy.lora import adapted_layers
+from dapo.policy.model import load_meta_model
 
 
 def describe_estimate(config: Config, given: Sequence[str] = ()) -> Iterator[str]:
@@ -22,6 +23,8 @@ def describe_estimate(config: Config, given: Sequence[str] = ()) -> Iterator[str
             f"layout: the sizes of {config.model.name} are not known here: its config.json is not on this machine. "
             f"Name a model of the same sizes, --assume dimensions=NAME: {', '.join(KNOWN_DIMENSIONS)}"
         )
+        if config.model.lora is not None:
+            yield from _adapters_of_layers(config.model, config.model.lora)
         return
     estimate = ResourceEstimate(resolve_auto(config, cuda=profile.device == "gpu"), dimensions, profile)
     yield from _processes(estimate)
@@ -45,12 +48,11 @@ def _processes(estimate: ResourceEstimate) -> Iterator[str]:
     config, dimensions, lora = estimate.config, estimate.dimensions, estimate.config.model.lora
     yield f"layout (launcher {config.launcher}, {dimensions.parameters:,} parameters):"
     if lora is not None:
-        trained = estimate.trainable_parameters
-        yield (
-            f"  adapters     of rank {lora.rank}, scaled by {lora.alpha / lora.rank:g}, on "
-            f"{len(dimensions.adapted_linears(lora.targets))} linear layers: {trained:,} parameters, "
-            f"{trained / dimensions.parameters:.2%} of the model's"
-        )
+        yield _adapters(lora, dimensions.adapted_linears(lora.targets), dimensions.parameters)
+        whole = estimate.changed("model", lora=None)
+        memory = [_gib(sum(each.trainer_memory().values())) for each in (estimate, whole)]
+        copies = [_gib(each.checkpoint_copy_bytes()) for each in (estimate, whole)]
+        yield f"               {memory[0]} to train, {copies[0]} per checkpoint (all weights: {memory[1]}, {copies[1]})"
     own = ["the loop, data, rollout tables, checkpoints"]
     if not config.uses_trainer_group:
         own.append("the policy")
@@ -70,6 +72,24 @@ def _processes(estimate: ResourceEstimate) -> Iterator[str]:
         per_node = estimate.profile.devices_per_node
         nodes = ceil(estimate.devices / per_node)
         yield f"  GPUs         {estimate.devices} = {nodes} node{'s' * (nodes > 1)} of {per_node}"
+
+
+def _adapters(lora: LoraConfig, linears: Sequence[tuple[int, int]], parameters: int) -> str:
+    trained = lora.rank * sum(map(sum, linears))
+    return (
+        f"  adapters     of rank {lora.rank}, scaled by {lora.alpha / lora.rank:g}, on {len(linears)} linear layers: "
+        f"{trained:,} parameters, {trained / parameters:.2%} of the model's"
+    )
+
+
+def _adapters_of_layers(model: ModelConfig, lora: LoraConfig) -> Iterator[str]:
+    """The adapters of a model of another family, counted on its own layers where its configuration is here."""
+    try:
+        meta = load_meta_model(model.name, trust_remote_code=model.trust_remote_code, local_files_only=True)
+    except ConfigError:
+        return
+    linears = [meta.get_submodule(name) for name in adapted_layers(meta, lora.targets)]
+    yield _adapters(lora, [linear.weight.shape for linear in linears], meta.num_parameters())
 
 
 def _each(estimate: ResourceEstimate, devices: int) -> str:
@@ -180,7 +200,8 @@ def _too_large(
     if total <= available:
         return
     largest = max(breakdown, key=lambda name: breakdown[name])
-    fixes = list(_suggest_fixes(estimate, owner, available)) or [
+    fixes = [] if owner.startswith("all") else list(_suggest_fixes(estimate, available))
+    fixes = fixes or [
         "use a smaller model or more memory (--assume memory_gib=...), or lower rollout.max_response_tokens"
     ]
     yield (
@@ -189,33 +210,21 @@ def _too_large(
     )
 
 
-def _suggest_fixes(estimate: ResourceEstimate, owner: str, available: float) -> Iterator[str]:
+def _suggest_fixes(estimate: ResourceEstimate, available: float) -> Iterator[str]:
     """Single changes of the configuration with which it would fit."""
-
-    def fits(changed: ResourceEstimate) -> bool:
-        breakdown = changed.process_memory() if changed.is_colocated else changed.trainer_memory()
-        return sum(breakdown.values()) <= available
-
-    if owner.startswith("all"):
-        return
-    recomputing = estimate.changed("train", recompute=True)
-    if not estimate.config.train.recompute and fits(recomputing):
-        yield "train.recompute=true"
-    longest = estimate.config.rollout.max_response_tokens + round(estimate.profile.prompt_tokens)
-    tokens = estimate.config.train.microbatch_tokens // 2
-    while tokens > longest and not fits(estimate.changed("train", microbatch_tokens=tokens)):
-        tokens //= 2
-    if 2 * tokens > longest and fits(estimate.changed("train", microbatch_tokens=tokens)):
-        yield f"train.microbatch_tokens={max(tokens, 1)}"
-    if estimate.profile.device == "gpu":
-        bases = [(estimate, "")] if fits(recomputing) else [(estimate, ""), (recomputing, " with train.recompute=true")]
-        for base, also in bases:
-            ranks = estimate.ranks * 2
-            while ranks < MAX_RANKS and not fits(base.changed("distributed", trainer_ranks=ranks)):
-                ranks *= 2
-            if ranks < MAX_RANKS:
-                yield f"distributed.trainer_ranks={ranks}{also}"
-                return
+    halves = [estimate.config.train.microbatch_tokens // 2**k for k in range(1, 8)]
+    ranks = [estimate.ranks * 2**k for k in range(1, 12)] if estimate.profile.device == "gpu" else []
+    for section, option, values in (
+        ("train", "recompute", [True]),
+        ("train", "microbatch_tokens", halves),
+        ("distributed", "trainer_ranks", ranks),
+    ):
+        for value in values:
+            changed = estimate.changed(section, **{option: value})
+            breakdown = changed.process_memory() if changed.is_colocated else changed.trainer_memory()
+            if sum(breakdown.values()) <= available:
+                yield f"{section}.{option}={str(value).lower()}"
+                break
 
 
 def _engine_too_large(estimate: ResourceEstimate, breakdown: Mapping[str, float], available: float) -> Iterator[str]:
