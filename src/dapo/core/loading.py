@@ -22,10 +22,7 @@ _MESSAGE_CHARS = 300
 def load_callable(path: str, *, error: type[DapoError], option: str = "") -> Callable[..., Any]:
     """Import `module:function` (dots allowed on both sides), looking in the current directory first.
 
-    Args:
-        path: what the user wrote.
-        error: raised with the cause on one line.
-        option: `name=` of the option that holds the path, for the message.
+    Raises an `error` with the cause on one line; `option` is `name=` of the option that holds the path.
     """
     name, _, attribute = path.partition(":")
     if not name or not attribute:
@@ -38,8 +35,7 @@ def load_callable(path: str, *, error: type[DapoError], option: str = "") -> Cal
     if isinstance(module, Failure):
         found = try_call(lambda: importlib.util.find_spec(name))
         if found is None or isinstance(found, Failure):
-            where = f"in {directory} or among the installed packages"
-            raise error(f"{option}{path!r}: there is no module {name!r} {where}")
+            raise error(f"{option}{path!r}: there is no module {name!r} in {directory} or among the installed packages")
         raise error(f"{option}{path!r}: importing {name} {module.reason}")
     try:
         function: Callable[..., Any] = attrgetter(attribute)(module)
@@ -57,9 +53,8 @@ def load_callable(path: str, *, error: type[DapoError], option: str = "") -> Cal
 def require_package(package: str, *, extra: str, purpose: str) -> None:
     """Raise DataError with the command that installs `package` if it is not installed."""
     if importlib.util.find_spec(package) is None:
-        raise DataError(
-            f"{purpose} needs the package {package}, which is not installed: pip install 'dapo-rl[{extra}]'"
-        )
+        hint = f"pip install 'dapo-rl[{extra}]'"
+        raise DataError(f"{purpose} needs the package {package}, which is not installed: {hint}")
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,4 @@ from dapo.rewards.judge import InlineJudge, Judge
 from dapo.rewards.verifier import Verifier, get_verifier
 from dapo.rewards.workers.pool import VerifierPool
 
-__all__ = [
-    "CombinedVerifier",
-    "InlineJudge",
-    "Judge",
-    "Verifier",
-    "VerifierPool",
-    "build_verifier",
-    "get_verifier",
-]
+__all__ = ["CombinedVerifier", "InlineJudge", "Judge", "Verifier", "VerifierPool", "build_verifier", "get_verifier"]

@@ -7,7 +7,7 @@ that of a right answer; a wrong response that is accepted is a false positive.
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from dapo.rewards.judge import Judge
@@ -27,23 +27,16 @@ _RESPONSES_TO_BROKEN = {
     "prose": "I do not know.",
 }
 
+_TESTS = ["assert add(1, 2) == 3", "assert add(40, 2) == 42"]
+_SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+
 EXAMPLES: Mapping[str, tuple[Problem, str | None]] = {
     "choice": (Problem("example", "Which is even? A) 1 B) 2 C) 3", "B"), None),
     "code": (
-        Problem(
-            "example", "Write add(a, b).", "", fields={"tests": ["assert add(1, 2) == 3", "assert add(40, 2) == 42"]}
-        ),
+        Problem("example", "Write add(a, b).", "", fields={"tests": _TESTS}),
         "```python\ndef add(a, b):\n    return a + b\n```",
     ),
-    "json_schema": (
-        Problem(
-            "example",
-            "Give x as JSON.",
-            "",
-            fields={"schema": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}},
-        ),
-        '{"x": 42}',
-    ),
+    "json_schema": (Problem("example", "Give x as JSON.", "", fields={"schema": _SCHEMA}), '{"x": 42}'),
     "regex": (Problem("example", "Give a date.", r"\d{4}-\d\d-\d\d"), "2024-02-29"),
 }
 """Problems for verifiers whose reference is not a number, with a right response (None: the usual forms)."""
@@ -71,7 +64,7 @@ class Audit:
     problem: Problem
     right: CheckResult | None
     """The right response with the highest score; None if none is accepted."""
-    checks: Sequence[CheckResult] = field(default_factory=tuple)
+    checks: Sequence[CheckResult]
 
     @property
     def suspicious(self) -> list[CheckResult]:
@@ -119,13 +112,7 @@ def nonsense(problem: Problem) -> dict[str, str]:
 
 
 def audit_reward(judge: Judge, problem: Problem, right: str | None = None) -> Audit:
-    """Judge everything twice, in two orders.
-
-    Args:
-        judge: runs the reward.
-        problem: the example to audit it on.
-        right: a response that is known to be right; None: the usual forms of the reference are tried.
-    """
+    """Judge everything twice, in two orders; without a `right` response, try the usual forms of the reference."""
     forms = [right] if right is not None else [form.format(problem.answer.strip()) for form in _RIGHT_FORMS]
     judged = [_judge(judge, problem, "a right answer", text) for text in forms]
     accepted = [f for f in judged if f.verdict.error is None and f.verdict.correct is not False]
@@ -133,52 +120,43 @@ def audit_reward(judge: Judge, problem: Problem, right: str | None = None) -> Au
     tried: list[tuple[Problem, str, str, str | None]] = [
         (problem, name, text, None) for name, text in nonsense(problem).items() if text not in forms
     ]
-    for reference in _BROKEN_REFERENCES:
-        broken = replace(problem, answer=reference)
-        if not _has_own_tests(problem):
-            tried += [
-                (broken, name, text, reference) for name, text in _RESPONSES_TO_BROKEN.items() if text != reference
-            ]
-    first = [_judge(judge, asked, name, text) for asked, name, text, _ in tried]
-    again = [_judge(judge, asked, name, text) for asked, name, text, _ in reversed(tried)][::-1]
+    if problem.answer or not problem.fields:  # else a response is compared with the fields, not with the reference
+        tried += [
+            (replace(problem, answer=reference), name, text, reference)
+            for reference in _BROKEN_REFERENCES
+            for name, text in _RESPONSES_TO_BROKEN.items()
+            if text != reference
+        ]
+    first = [_judge(judge, *arguments) for arguments in tried]
+    again = [_judge(judge, *arguments) for arguments in reversed(tried)][::-1]
     false_positive_score = _acceptance_score(first, best)
     checks = [
-        replace(
-            result,
-            reference=reference,
-            issues=tuple(_issues(result.verdict, repeated.verdict, false_positive_score, reference)),
-        )
-        for result, repeated, (_, _, _, reference) in zip(first, again, tried, strict=True)
+        replace(result, issues=_issues(result, repeated.verdict, false_positive_score))
+        for result, repeated in zip(first, again, strict=True)
     ]
     return Audit(problem, best, checks)
 
 
-def _judge(judge: Judge, problem: Problem, name: str, response: str) -> CheckResult:
+def _judge(judge: Judge, problem: Problem, name: str, response: str, reference: str | None = None) -> CheckResult:
     began = time.perf_counter()
     (verdict,) = judge.submit(problem, [response], [()]).result()
-    return CheckResult(name, verdict, time.perf_counter() - began)
-
-
-def _has_own_tests(problem: Problem) -> bool:
-    """Whether a response is compared with the problem's fields, not with its reference."""
-    return not problem.answer and bool(problem.fields)
+    return CheckResult(name, verdict, time.perf_counter() - began, reference=reference)
 
 
 def _acceptance_score(checks: Sequence[CheckResult], best: CheckResult | None) -> float:
     """The score from which on a wrong response is a false positive."""
-    scores = [check.verdict.score for check in checks if check.verdict.error is None]
-    lowest = min(scores, default=0.0)
+    lowest = min((check.verdict.score for check in checks if check.verdict.error is None), default=0.0)
     return (lowest + best.verdict.score) / 2 if best is not None else lowest + 1e-9
 
 
-def _issues(verdict: Verdict, again: Verdict, false_positive_score: float, reference: str | None) -> list[Issue]:
-    issues: list[Issue] = []
+def _issues(check: CheckResult, again: Verdict, false_positive_score: float) -> tuple[Issue, ...]:
+    verdict, issues = check.verdict, list[Issue]()
     if verdict.error is not None:
         # on a broken reference an error is the right verdict
-        if reference is None and not verdict.error.endswith(NOT_APPLIED):
+        if check.reference is None and not verdict.error.endswith(NOT_APPLIED):
             issues.append("verifier error")
     elif verdict.correct or (verdict.correct is None and verdict.score >= false_positive_score):
         issues.append("false positive")
     if (verdict.correct, verdict.score, verdict.error is None) != (again.correct, again.score, again.error is None):
         issues.append("non-deterministic")
-    return issues
+    return tuple(issues)

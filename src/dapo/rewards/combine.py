@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from dapo.core.errors import RewardError
@@ -33,16 +34,13 @@ class RewardSpec:
         options: Mapping[str, Any] | None = None,
         threshold: float | None = None,
     ) -> "RewardSpec":
-        """The specification of a `reward` section. Raises RewardError for one that makes no sense.
+        """The specification of a `reward` section; `options` are those of the one verifier, or by verifier of several.
 
-        Args:
-            spec: one verifier, or several with their weights.
-            options: of the one verifier, or by verifier of several.
-            threshold: `correct` means at least this score, where no verifier decides it.
+        Raises RewardError for one that makes no sense.
         """
         options = options or {}
         if isinstance(spec, str):
-            return cls({spec: 1.0}, {spec: options}, threshold)
+            return cls({spec: 1.0}, {spec: dict(options)}, threshold)
         if not spec:
             raise RewardError("no verifier: expected a name, module:function, or a mapping of several to their weights")
         for name, weight in spec.items():
@@ -56,12 +54,7 @@ class RewardSpec:
                 )
             if not isinstance(values, Mapping):
                 raise RewardError(f"the options of verifier {name} must be a mapping, got {values!r}")
-        return cls(dict(spec), {name: options.get(name, {}) for name in spec}, threshold)
-
-    def as_json(self) -> dict[str, Any]:
-        """Arguments that rebuild this specification, as JSON values."""
-        options = {name: dict(values) for name, values in self.options.items()}
-        return {"weights": dict(self.weights), "options": options, "threshold": self.threshold}
+        return cls(dict(spec), {name: dict(options.get(name, {})) for name in spec}, threshold)
 
     def combine(self, verdicts: Sequence[Verdict | None]) -> Verdict:
         """One verdict from one per verifier, in the order of `weights`; None where a verifier does not apply.
@@ -115,13 +108,11 @@ class CombinedVerifier:
         self, scope: Scope, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
     ) -> list[list[Verdict | None]]:
         """The verdicts of the verifiers of one scope, as `[response][verifier]`."""
-        names, columns = list(self.spec.weights), []
-        for verifier_index in self.scopes[scope]:
-            verifier = self._verifiers[verifier_index]
-            if isinstance(verifier, GroupVerifier):
-                columns.append(_group_verdicts(names[verifier_index], verifier, problem, responses, token_ids))
-            else:
-                columns.append([_verdict(names[verifier_index], verifier, problem, response) for response in responses])
+        names = list(self.spec.weights)
+        columns = [
+            _verdicts(names[index], self._verifiers[index], problem, responses, token_ids)
+            for index in self.scopes[scope]
+        ]
         return [[column[i] for column in columns] for i in range(len(responses))]
 
 
@@ -132,18 +123,12 @@ def build_verifier(
     return CombinedVerifier(RewardSpec.of(spec, options=options, threshold=threshold))
 
 
-def _verdict(name: str, verifier: Verifier, problem: Problem, response: str) -> Verdict | None:
-    verify = verifier.judge if isinstance(verifier, FunctionVerifier) else verifier
-    result = try_call(lambda: verify(problem, response))
-    return error_verdict(f"{name} {result.reason}") if isinstance(result, Failure) else result
-
-
-def _group_verdicts(
-    name: str,
-    verifier: GroupVerifier,
-    problem: Problem,
-    responses: Sequence[str],
-    token_ids: Sequence[Sequence[int]],
+def _verdicts(
+    name: str, verifier: Verifier, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
 ) -> Sequence[Verdict | None]:
-    result = try_call(lambda: verifier.judge_group(problem, responses, token_ids))
-    return [error_verdict(f"{name} {result.reason}")] * len(responses) if isinstance(result, Failure) else result
+    if isinstance(verifier, GroupVerifier):
+        result = try_call(lambda: verifier.judge_group(problem, responses, token_ids))
+        return [error_verdict(f"{name} {result.reason}")] * len(responses) if isinstance(result, Failure) else result
+    verify = verifier.judge if isinstance(verifier, FunctionVerifier) else verifier
+    results = [try_call(partial(verify, problem, response)) for response in responses]
+    return [error_verdict(f"{name} {r.reason}") if isinstance(r, Failure) else r for r in results]

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from pkgutil import resolve_name
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, get_origin, runtime_checkable
 
 from dapo.core.errors import RewardError
 from dapo.core.suggest import did_you_mean
@@ -63,12 +63,16 @@ def get_verifier(name: str, /, **options: Any) -> Verifier:
             "or your own function as module:function"
         )
     factory = resolve_name(REGISTERED[name])
-    known = list(inspect.signature(factory).parameters)
-    for option in options:
+    known = inspect.signature(factory).parameters
+    for option, value in options.items():
         if option not in known:
             raise RewardError(f"verifier {name} has no option {option!r}; it has {', '.join(known) or 'none'}")
-    missing = [p.name for p in inspect.signature(factory).parameters.values() if p.default is p.empty]
-    for option in missing:
-        if option not in options:
+        kind = known[option].annotation
+        if kind is bool and not isinstance(value, bool):
+            raise RewardError(f"{name}: {option} must be true or false, got {value!r}")
+        if get_origin(kind) is Literal and value not in get_args(kind):
+            raise RewardError(f"{name}: {option} must be one of {', '.join(get_args(kind))}, got {value!r}")
+    for option, parameter in known.items():
+        if parameter.default is parameter.empty and option not in options:
             raise RewardError(f"verifier {name} needs the option {option}: reward.options.{option}=...")
     return factory(**options)

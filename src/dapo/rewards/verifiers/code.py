@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 from dapo.core.errors import RewardError
 from dapo.core.math_text import fences, final_part
@@ -19,7 +19,6 @@ Isolation = Literal["require", "best_effort"]
 
 _LANGUAGES = ("", "python", "py", "python3")
 _CHECK = re.compile(r"^def check\(", re.MULTILINE)
-_OUTPUT_FACTOR, _MIN_OUTPUT_BYTES = 4, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -76,8 +75,6 @@ class CodeVerifier:
         for name, value in (("time_s", time_s), ("memory_mib", memory_mib)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise RewardError(f"code: {name} must be a positive number, got {value!r}")
-        if isolation not in get_args(Isolation):
-            raise RewardError(f"code: isolation must be one of {', '.join(get_args(Isolation))}, got {isolation!r}")
         self._field, self._time_s = field, time_s
         self._sandbox = Sandbox(round(memory_mib * 2**20))
         try:
@@ -103,9 +100,7 @@ class CodeVerifier:
         try:
             return self._passes(source, tests, deadline)
         except SandboxError as error:
-            if time.monotonic() >= deadline:
-                return binary_verdict(False)
-            return error_verdict(f"code: {error}")
+            return binary_verdict(False) if time.monotonic() >= deadline else error_verdict(f"code: {error}")
 
     def _passes(self, source: str, tests: Tests, deadline: float) -> Verdict:
         if tests.statements:
@@ -116,8 +111,7 @@ class CodeVerifier:
         return binary_verdict(all(self._prints(source, *pair, deadline) for pair in tests.pairs))
 
     def _prints(self, source: str, stdin: str, expected: str, deadline: float) -> bool:
-        limit = max(_OUTPUT_FACTOR * len(expected), _MIN_OUTPUT_BYTES)
-        result = self._sandbox.run(source, stdin, deadline=deadline, max_output_bytes=limit)
+        result = self._sandbox.run(source, stdin, deadline=deadline, max_output_bytes=max(4 * len(expected), 1 << 16))
         return result.exit_code == 0 and _lines(result.output.decode(errors="replace")) == _lines(expected)
 
 
@@ -133,9 +127,7 @@ def program_in(response: str) -> str:
 
 def read_tests(problem: Problem, field: str) -> Tests:
     """The tests of a row, from its column `field` or the reference. Raises ValueError with what was expected."""
-    value = problem.fields.get(field)
-    if value is None:
-        value = problem.answer
+    value = problem.answer if problem.fields.get(field) is None else problem.fields[field]
     if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
         try:
             value = json.loads(value)
@@ -147,10 +139,16 @@ def read_tests(problem: Problem, field: str) -> Tests:
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         if not any("assert" in statement for statement in value):
             raise ValueError(f"its tests assert nothing: {value[0][:80]!r}")
-        return Tests(statements=_with_check(value, entry_point), entry_point=entry_point)
+        if entry_point and any(_CHECK.search(text) for text in value):
+            value = [*value, f"check({entry_point})"]
+        return Tests(statements=value, entry_point=entry_point)
     if isinstance(value, Mapping) and isinstance(value.get("inputs"), list) and isinstance(value.get("outputs"), list):
         value = [{"input": i, "output": o} for i, o in zip(value["inputs"], value["outputs"], strict=True)]
-    if isinstance(value, list) and value and all(_is_pair(item) for item in value):
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(item, Mapping) and {"input", "output"} <= item.keys() for item in value)
+    ):
         pairs = [(_text(item["input"]), _text(item["output"])) for item in value]
         if any(output.strip() for _, output in pairs):
             return Tests(pairs=pairs)
@@ -159,16 +157,6 @@ def read_tests(problem: Problem, field: str) -> Tests:
         f"no tests in field {field!r} or in the reference; expected pairs [{{'input': ..., 'output': ...}}], or "
         "statements such as 'assert add(1, 2) == 3'"
     )
-
-
-def _with_check(statements: Sequence[str], entry_point: Any) -> Sequence[str]:
-    if entry_point and any(_CHECK.search(text) for text in statements):
-        return [*statements, f"check({entry_point})"]
-    return statements
-
-
-def _is_pair(item: Any) -> bool:
-    return isinstance(item, Mapping) and {"input", "output"} <= item.keys()
 
 
 def _text(value: Any) -> str:

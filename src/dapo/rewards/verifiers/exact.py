@@ -1,17 +1,9 @@
 """`exact`: the response must be the answer itself, as the built-in problems ask (`Reply with only the answer.`)."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
-from dapo.core.errors import RewardError
-from dapo.core.math_text import (
-    answer_line,
-    final_part,
-    normalize_number,
-    numbers_in,
-    plain_number,
-    strip_formatting,
-)
+from dapo.core.math_text import answer_line, final_part, normalize_number, numbers_in, plain_number, strip_formatting
 from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.types import Problem, Verdict
 
@@ -28,12 +20,6 @@ class ExactVerifier:
     """What is compared: the whole response, its line `Answer:`, its last number (by value: 1,000.0 is 1000), or
     `final`: the last number where the reference is one, else the whole response."""
     ignore_case: bool = True
-
-    def __post_init__(self) -> None:
-        if self.extract not in get_args(Extract):
-            raise RewardError(f"exact: extract must be one of {', '.join(get_args(Extract))}, got {self.extract!r}")
-        if not isinstance(self.ignore_case, bool):
-            raise RewardError(f"exact: ignore_case must be true or false, got {self.ignore_case!r}")
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         text = final_part(response)

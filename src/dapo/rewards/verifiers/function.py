@@ -89,14 +89,10 @@ class FunctionVerifier:
 
     def judge(self, problem: Problem, response: str) -> Verdict | None:
         """The function's result as a verdict, None where it does not apply; what is wrong with it is its error."""
-        result = try_call(
-            lambda: self.loop.finish(self.function(problem=problem, response=response, **self.options)),
-        )
-        return (
-            error_verdict(f"{self.name} {result.reason}")
-            if isinstance(result, Failure)
-            else to_verdict(self.name, result)
-        )
+        result = try_call(lambda: self.loop.finish(self.function(problem=problem, response=response, **self.options)))
+        if isinstance(result, Failure):
+            return error_verdict(f"{self.name} {result.reason}")
+        return to_verdict(self.name, result)
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar
 
-from dapo.core.errors import RewardError
-from dapo.core.math_text import (
-    final_part,
-    marked_answer,
-    normalize_number,
-    numbers_in,
-    plain_number,
-    strip_formatting,
-)
+from dapo.core.math_text import final_part, marked_answer, normalize_number, numbers_in, plain_number, strip_formatting
 from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.types import Problem, Verdict
 
@@ -33,10 +25,6 @@ class Gsm8kVerifier:
 
     flexible: bool = False
     """Without any mark, take the last number of the response."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.flexible, bool):
-            raise RewardError(f"gsm8k: flexible must be true or false, got {self.flexible!r}")
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         reference = plain_number(_strip_currency(problem.answer.rpartition(_MARK)[2]))

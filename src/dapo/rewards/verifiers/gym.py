@@ -56,10 +56,14 @@ class GymVerifier:
 
     def __init__(self, partial_credit: bool = False) -> None:
         """`partial_credit`: give the task's own score, not right or wrong. Raises RewardError without reasoning-gym."""
-        if not isinstance(partial_credit, bool):
-            raise RewardError(f"gym: partial_credit must be true or false, got {partial_credit!r}")
         self._partial_credit = partial_credit
-        self._create = _reasoning_gym()
+        try:
+            import reasoning_gym
+        except ModuleNotFoundError as error:
+            if error.name != "reasoning_gym":
+                raise
+            raise RewardError("verifier gym needs reasoning-gym: pip install 'dapo-rl[gym]'") from None
+        self._create = reasoning_gym.create_dataset
         self._task = lru_cache(_TASK_CACHE_SIZE)(self._load)
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
@@ -118,13 +122,3 @@ def _best_score(task: Task, answer: str | None, entry: Mapping[str, Any]) -> flo
 def _runs_code(score_answer: Scorer) -> bool:
     source = try_call(lambda: inspect.getsource(score_answer))
     return isinstance(source, Failure) or _RUNS_CODE.search(source) is not None
-
-
-def _reasoning_gym() -> Callable[..., Any]:
-    try:
-        import reasoning_gym
-    except ModuleNotFoundError as error:
-        if error.name != "reasoning_gym":
-            raise
-        raise RewardError("verifier gym needs reasoning-gym: pip install 'dapo-rl[gym]'") from None
-    return reasoning_gym.create_dataset

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, try_call
@@ -38,10 +38,6 @@ class RegexVerifier:
     ignore_case: bool = False
 
     def __post_init__(self) -> None:
-        if self.match not in get_args(Match):
-            raise RewardError(f"regex: match must be one of {', '.join(get_args(Match))}, got {self.match!r}")
-        if not isinstance(self.ignore_case, bool):
-            raise RewardError(f"regex: ignore_case must be true or false, got {self.ignore_case!r}")
         if self.pattern is None:
             return
         if not isinstance(self.pattern, str) or not self.pattern:
@@ -51,8 +47,8 @@ class RegexVerifier:
             raise RewardError(f"regex: the pattern {self.pattern!r} {compiled.reason}")
         if compiled.groups > 1:
             raise RewardError(
-                f"regex: the pattern {self.pattern!r} has {compiled.groups} groups; one is compared with the "
-                "reference: write the others as (?:...)"
+                f"regex: the pattern {self.pattern!r} has {compiled.groups} groups; "
+                "one is compared with the reference: write the others as (?:...)"
             )
 
     def __call__(self, problem: Problem, response: str) -> Verdict:

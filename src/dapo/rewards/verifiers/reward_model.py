@@ -66,21 +66,17 @@ class RewardModelVerifier:
         self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
     ) -> list[Verdict | None]:
         """One score per response."""
-        verdicts: list[Verdict | None] = [None] * len(responses)
-        rows = {i: self._encode(problem, response) for i, response in enumerate(responses)}
-        short = [i for i in rows if self._limit is None or len(rows[i]) <= self._limit]
+        rows = [self._encode(problem, response) for response in responses]
+        verdicts: list[Verdict | None] = [
+            error_verdict(f"reward_model: {len(row)} tokens, and the model has {self._limit} positions") for row in rows
+        ]
+        short = [i for i, row in enumerate(rows) if self._limit is None or len(row) <= self._limit]
         for start in range(0, len(short), self._batch_size):
             batch = short[start : start + self._batch_size]
             for i, score in zip(batch, self._scores([rows[i] for i in batch]), strict=True):
-                verdicts[i] = (
-                    score_verdict(score)
-                    if abs(score) < float("inf")
-                    else error_verdict(f"reward_model: a logit {score}")
-                )
-        return [
-            verdict or error_verdict(f"reward_model: {len(rows[i])} tokens, and the model has {self._limit} positions")
-            for i, verdict in enumerate(verdicts)
-        ]
+                finite = abs(score) < float("inf")
+                verdicts[i] = score_verdict(score) if finite else error_verdict(f"reward_model: a logit {score}")
+        return verdicts
 
     def _encode(self, problem: Problem, response: str) -> list[int]:
         if self._tokenizer.chat_template:

@@ -36,7 +36,7 @@ def encode_init_message(spec: RewardSpec) -> bytes:
         if name.startswith("__main__:"):
             raise RewardError(f"{name!r}: what the running script or notebook defines stays there; put it in a module")
     try:
-        return encode({"spec": spec.as_json(), "path": [entry for entry in sys.path if entry]})
+        return encode({"spec": vars(spec), "path": [entry for entry in sys.path if entry]})
     except (TypeError, ValueError) as error:
         raise RewardError(f"a verifier's options must be JSON values to reach its processes: {error}") from None
 
