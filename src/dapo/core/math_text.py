@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from itertools import accumulate
+from typing import NamedTuple
 
 TEXT_COMMAND = re.compile(r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf)|mbox|operatorname)\s*\{([^{}]*)\}")
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
@@ -63,8 +64,7 @@ def _first_block(lines: Sequence[str], after: int) -> str:
     return " ".join(filled[: filled.index(closing, 1) + 1])
 
 
-@dataclass(frozen=True)
-class Box:
+class Box(NamedTuple):
     r"""A `\boxed{content}` at `text[start:end]`."""
 
     start: int
@@ -188,7 +188,9 @@ def normalize_math(text: str) -> str:
     text = strip_formatting(text).translate(_CHARACTERS)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
-    return join_thousands(strip_formatting(text))
+    text = strip_formatting(text)
+    depth_at = depths(text)  # in brackets a comma separates
+    return _THOUSANDS.sub(lambda found: found[0] if depth_at[found.start()] else re.sub("[, ]", "", found[0]), text)
 
 
 def normalize_answer(answer: str | None) -> str:
@@ -201,21 +203,9 @@ def normalize_answer(answer: str | None) -> str:
     return text if number is None else normalize_number(number)
 
 
-def join_thousands(text: str) -> str:
-    """The text with `1,234` and `1 234` as 1234, except in brackets, where a comma separates."""
-    depth_at = depths(text)
-    return _THOUSANDS.sub(
-        lambda match: match[0] if depth_at[match.start()] else match[0].replace(",", "").replace(" ", ""), text
-    )
-
-
 def depths(text: str) -> list[int]:
     """The number of open brackets before each character."""
-    depth, found = 0, []
-    for character in text:
-        found.append(depth)
-        depth += (character in "([{") - (character in ")]}")
-    return found
+    return list(accumulate(((c in "([{") - (c in ")]}") for c in text), initial=0))[:-1]
 
 
 def split_unit(part: str) -> tuple[str, str]:
@@ -236,8 +226,3 @@ def plain_text(part: str) -> str:
 def without_text_commands(part: str) -> str:
     r"""The text with `B` for `\text{B}`."""
     return TEXT_COMMAND.sub(r"\1", part).strip()
-
-
-def has_text_command(part: str) -> bool:
-    r"""Whether the text contains `\text{...}`, `\mathrm{...}` and the like."""
-    return TEXT_COMMAND.search(part) is not None

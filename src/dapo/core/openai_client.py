@@ -11,7 +11,6 @@ import urllib3
 from dapo.core.errors import DapoError, DataError
 
 RETRYABLE_STATUSES = (408, 409, 425, 429, 500, 502, 503, 504)
-_OK, _UNAUTHORIZED, _FORBIDDEN, _SERVER_ERROR = 200, 401, 403, 500
 _CONNECT_S, _MAX_BACKOFF_S = 10.0, 30.0
 _SHOWN_CHARS = 200
 
@@ -92,8 +91,8 @@ class ChatClient:
             response = self._pool.request("POST", f"{self.url}/chat/completions", json=body, headers=self._headers)
         except urllib3.exceptions.HTTPError as error:
             raise ServerFailed(f"{self.url}: {error_cause(error)}") from None
-        if response.status != _OK:
-            is_transient = response.status in RETRYABLE_STATUSES or response.status >= _SERVER_ERROR
+        if response.status != 200:
+            is_transient = response.status in RETRYABLE_STATUSES or response.status >= 500
             raise (ServerFailed if is_transient else ServerRefused)(
                 f"{self.url}: status {response.status}: {_error_message(response)}"
             )
@@ -115,7 +114,7 @@ class ChatClient:
             response = self._pool.request("GET", f"{self.url}/models", headers=self._headers, retries=False)
         except urllib3.exceptions.HTTPError as error:
             raise ServerFailed(f"{self.url} cannot be reached ({error_cause(error)})") from None
-        if response.status in (_UNAUTHORIZED, _FORBIDDEN):
+        if response.status in (401, 403):
             raise ServerRefused(f"{self.url} refuses us (status {response.status})")
         try:
             return [str(model["id"]) for model in response.json()["data"]] or None
@@ -128,7 +127,6 @@ class ChatClient:
 
 
 def _error_message(response: urllib3.BaseHTTPResponse) -> str:
-    """The message in the body of an error."""
     try:
         values: Any = response.json()
         error = values.get("error", values)

@@ -4,7 +4,6 @@ A response is accepted if its verdict is right, or if its score is at least half
 that of a right answer; a wrong response that is accepted is a false positive.
 """
 
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -71,11 +70,6 @@ class Audit:
         """The checks with an issue."""
         return [check for check in self.checks if check.issues]
 
-    @property
-    def median_s(self) -> float:
-        """The median of the seconds per verdict."""
-        return statistics.median(check.seconds for check in self.checks)
-
 
 def nonsense(problem: Problem) -> dict[str, str]:
     """Responses, by name, that answer no problem or hide the right answer among others."""
@@ -129,7 +123,8 @@ def audit_reward(judge: Judge, problem: Problem, right: str | None = None) -> Au
         ]
     first = [_judge(judge, *arguments) for arguments in tried]
     again = [_judge(judge, *arguments) for arguments in reversed(tried)][::-1]
-    false_positive_score = _acceptance_score(first, best)
+    lowest = min((check.verdict.score for check in first if check.verdict.error is None), default=0.0)
+    false_positive_score = lowest + 1e-9 if best is None else (lowest + best.verdict.score) / 2
     checks = [
         replace(result, issues=_issues(result, repeated.verdict, false_positive_score))
         for result, repeated in zip(first, again, strict=True)
@@ -141,12 +136,6 @@ def _judge(judge: Judge, problem: Problem, name: str, response: str, reference: 
     began = time.perf_counter()
     (verdict,) = judge.submit(problem, [response], [()]).result()
     return CheckResult(name, verdict, time.perf_counter() - began, reference=reference)
-
-
-def _acceptance_score(checks: Sequence[CheckResult], best: CheckResult | None) -> float:
-    """The score from which on a wrong response is a false positive."""
-    lowest = min((check.verdict.score for check in checks if check.verdict.error is None), default=0.0)
-    return (lowest + best.verdict.score) / 2 if best is not None else lowest + 1e-9
 
 
 def _issues(check: CheckResult, again: Verdict, false_positive_score: float) -> tuple[Issue, ...]:

@@ -8,8 +8,8 @@ from typing import Any, Literal, TypeAlias
 
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, try_call
-from dapo.rewards.verdicts import error_verdict
-from dapo.rewards.verifier import GroupVerifier, Verifier, get_verifier
+from dapo.rewards.verdicts import TokenIds, error_verdict
+from dapo.rewards.verifier import GroupVerifier, get_verifier
 from dapo.rewards.verifiers.function import NOT_APPLIED, FunctionVerifier
 from dapo.types import Problem, Verdict
 
@@ -63,20 +63,19 @@ class RewardSpec:
         all binary verdicts are right; without any, whether the score reaches the threshold (None if there is none). An
         error of one is the error of the sum: a reward with a part missing is another reward.
         """
-        by_name = {name: o for name, o in zip(self.weights, verdicts, strict=True) if o is not None}
-        applied = [(self.weights[name], verdict) for name, verdict in by_name.items()]
-        errors = [verdict.error for _, verdict in applied if verdict.error is not None]
+        applied = {name: o for name, o in zip(self.weights, verdicts, strict=True) if o is not None}
+        errors = [verdict.error for verdict in applied.values() if verdict.error is not None]
         if errors:
             return error_verdict("; ".join(errors))
         if not applied:
             return error_verdict(f"{', '.join(self.weights)}: {NOT_APPLIED}")
-        score = sum(weight * verdict.score for weight, verdict in applied)
+        score = sum(self.weights[name] * verdict.score for name, verdict in applied.items())
         if not math.isfinite(score):
             return error_verdict(f"{', '.join(self.weights)}: the weighted sum of the scores is {score}")
-        decided = [verdict.correct for _, verdict in applied if verdict.correct is not None]
+        decided = [verdict.correct for verdict in applied.values() if verdict.correct is not None]
         reaches_threshold = None if self.threshold is None else score >= self.threshold
-        answer = next((verdict.answer for _, verdict in applied if verdict.answer is not None), None)
-        components = {name: o.score for name, o in by_name.items()} if len(self.weights) > 1 else {}
+        answer = next((verdict.answer for verdict in applied.values() if verdict.answer is not None), None)
+        components = {name: o.score for name, o in applied.items()} if len(self.weights) > 1 else {}
         return Verdict(all(decided) if decided else reaches_threshold, score, answer=answer, components=components)
 
 
@@ -93,27 +92,30 @@ class CombinedVerifier:
         }
         """Positions in `spec.weights` of the verifiers that see one response, and of those that see the group."""
 
-    def judge_group(
-        self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
-    ) -> list[Verdict]:
+    def judge_group(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> list[Verdict]:
         """One verdict per response, in order."""
-        table: list[list[Verdict | None]] = [[None] * len(self._verifiers) for _ in responses]
-        for scope, verifier_indices in self.scopes.items():
-            for row, verdicts in zip(table, self.verdicts(scope, problem, responses, token_ids), strict=True):
-                for verifier_index, verdict in zip(verifier_indices, verdicts, strict=True):
-                    row[verifier_index] = verdict
-        return [self.spec.combine(row) for row in table]
+        columns = [self._column(index, problem, responses, token_ids) for index in range(len(self._verifiers))]
+        return [self.spec.combine(row) for row in zip(*columns, strict=True)]
 
     def verdicts(
-        self, scope: Scope, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
+        self, scope: Scope, problem: Problem, responses: Sequence[str], token_ids: TokenIds
     ) -> list[list[Verdict | None]]:
         """The verdicts of the verifiers of one scope, as `[response][verifier]`."""
-        names = list(self.spec.weights)
-        columns = [
-            _verdicts(names[index], self._verifiers[index], problem, responses, token_ids)
-            for index in self.scopes[scope]
-        ]
+        columns = [self._column(index, problem, responses, token_ids) for index in self.scopes[scope]]
         return [[column[i] for column in columns] for i in range(len(responses))]
+
+    def _column(
+        self, index: int, problem: Problem, responses: Sequence[str], token_ids: TokenIds
+    ) -> Sequence[Verdict | None]:
+        name, verifier = list(self.spec.weights)[index], self._verifiers[index]
+        if isinstance(verifier, GroupVerifier):
+            result = try_call(lambda: verifier.judge_group(problem, responses, token_ids))
+            return (
+                [error_verdict(f"{name} {result.reason}")] * len(responses) if isinstance(result, Failure) else result
+            )
+        verify = verifier.judge if isinstance(verifier, FunctionVerifier) else verifier
+        results = [try_call(partial(verify, problem, response)) for response in responses]
+        return [error_verdict(f"{name} {r.reason}") if isinstance(r, Failure) else r for r in results]
 
 
 def build_verifier(
@@ -121,14 +123,3 @@ def build_verifier(
 ) -> CombinedVerifier:
     """The verifiers of a `reward` section, ready to judge in this process. Raises RewardError."""
     return CombinedVerifier(RewardSpec.of(spec, options=options, threshold=threshold))
-
-
-def _verdicts(
-    name: str, verifier: Verifier, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
-) -> Sequence[Verdict | None]:
-    if isinstance(verifier, GroupVerifier):
-        result = try_call(lambda: verifier.judge_group(problem, responses, token_ids))
-        return [error_verdict(f"{name} {result.reason}")] * len(responses) if isinstance(result, Failure) else result
-    verify = verifier.judge if isinstance(verifier, FunctionVerifier) else verifier
-    results = [try_call(partial(verify, problem, response)) for response in responses]
-    return [error_verdict(f"{name} {r.reason}") if isinstance(r, Failure) else r for r in results]

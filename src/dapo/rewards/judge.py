@@ -6,15 +6,14 @@ from typing import Any, Protocol
 
 from dapo.core.errors import RewardError
 from dapo.rewards.combine import build_verifier
+from dapo.rewards.verdicts import TokenIds
 from dapo.types import Problem, Verdict
 
 
 class Judge(Protocol):
     """Judges groups of responses, possibly in the background."""
 
-    def submit(
-        self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
-    ) -> "Future[tuple[Verdict, ...]]":
+    def submit(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> "Future[tuple[Verdict, ...]]":
         """One verdict per response, in order; `token_ids[i]` are the tokens of `responses[i]`."""
 
     def close(self) -> None:
@@ -35,9 +34,7 @@ class InlineJudge:
         self._verifier = build_verifier(spec, options=options, threshold=threshold)
         self._closed = False
 
-    def submit(
-        self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
-    ) -> "Future[tuple[Verdict, ...]]":
+    def submit(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> "Future[tuple[Verdict, ...]]":
         if self._closed:
             raise RewardError("the judge is closed")
         future: Future[tuple[Verdict, ...]] = Future()

@@ -1,18 +1,17 @@
 """Makes the kinds of verdict that verifiers give; one that may not apply to a response gives `Verdict | None`."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 from dapo.types import Problem, Verdict
+
+TokenIds: TypeAlias = Sequence[Sequence[int]]
+"""The tokens of each of several responses."""
 
 
 def binary_verdict(correct: bool, answer: str | None = None) -> Verdict:
     """The verdict right or wrong with the score of Eq. 7, +1 or -1; `answer` as in `Verdict`."""
     return Verdict(correct=correct, score=1.0 if correct else -1.0, answer=answer)
-
-
-def score_verdict(score: float) -> Verdict:
-    """A verdict with a score that does not say right or wrong."""
-    return Verdict(correct=None, score=score)
 
 
 def error_verdict(reason: str) -> Verdict:

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol, get_args, get_origin, runtime_checkab
 
 from dapo.core.errors import RewardError
 from dapo.core.suggest import did_you_mean
+from dapo.rewards.verdicts import TokenIds
 from dapo.rewards.verifiers.function import load_function
 from dapo.types import Problem, Verdict
 
@@ -37,9 +38,7 @@ class Verifier(Protocol):
 class GroupVerifier(Protocol):
     """A verifier that takes all responses of a group in one call."""
 
-    def judge_group(
-        self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
-    ) -> list[Verdict | None]:
+    def judge_group(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> Sequence[Verdict | None]:
         """One verdict per response, None where it does not apply; `token_ids[i]` are the tokens of `responses[i]`."""
 
 

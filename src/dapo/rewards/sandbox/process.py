@@ -56,11 +56,7 @@ def main() -> None:
 
 def _wait_for(child: int) -> None:
     """Wait for the child, which a SIGTERM to this process kills, and exit with its code."""
-
-    def end(number: int, frame: object) -> None:
-        os.kill(child, signal.SIGKILL)
-
-    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGTERM, lambda number, frame: os.kill(child, signal.SIGKILL))
     os.closerange(0, 1 << 16)  # a reader of the child's output waits until the last writer has closed it
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
@@ -88,7 +84,7 @@ def _confine(libc: ctypes.CDLL, init_message: Mapping[str, Any]) -> None:
         os.setgid(_NOBODY)
         os.setuid(_NOBODY)
     if _LINUX:
-        _drop_capabilities(libc)
+        libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())  # version 3: no capability
         libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         _landlock(libc, init_message["readable"])
     for limit, value in (
@@ -113,11 +109,6 @@ def _open_to_others(path: str) -> bool:
             return False
         path = os.path.dirname(path)
     return True
-
-
-def _drop_capabilities(libc: ctypes.CDLL) -> None:
-    version_3 = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    libc.capset(version_3, (ctypes.c_uint32 * 6)())
 
 
 def _landlock(libc: ctypes.CDLL, readable: Sequence[str]) -> None:
@@ -147,15 +138,10 @@ def _seccomp() -> Callable[[], None] | None:
         library = ctypes.CDLL("libseccomp.so.2")
     except OSError:
         return None
-    library.seccomp_init.restype = ctypes.c_void_p
-    library.seccomp_load.argtypes = [ctypes.c_void_p]
-    library.seccomp_rule_add_array.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_uint32,
-        ctypes.c_int,
-        ctypes.c_uint,
-        ctypes.c_void_p,
-    ]
+    pointer, uint32 = ctypes.c_void_p, ctypes.c_uint32
+    library.seccomp_init.restype = pointer
+    library.seccomp_load.argtypes = [pointer]
+    library.seccomp_rule_add_array.argtypes = [pointer, uint32, ctypes.c_int, ctypes.c_uint, pointer]
     rules = library.seccomp_init(_SECCOMP_ALLOW)
     for name in _REFUSED_CALLS.split():
         number = library.seccomp_syscall_resolve_name(name.encode())

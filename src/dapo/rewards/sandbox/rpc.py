@@ -118,6 +118,7 @@ class Connection:
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self._lines = channel.makefile("rb")
+        self._remote: Callable[[int], Remote] = lambda handle: Remote(self, handle)
 
     def public_names(self) -> Iterator[tuple[str, Any]]:
         """The submission's public names and their values."""
@@ -140,9 +141,6 @@ class Connection:
         if not line.endswith(b"\n"):
             raise EOFError("the submission has exited, or its answer is too long")
         return json.loads(line)
-
-    def _remote(self, handle: int) -> Remote:
-        return Remote(self, handle)
 
 
 class Remote:

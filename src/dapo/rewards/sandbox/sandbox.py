@@ -23,7 +23,6 @@ import contextlib
 import json
 import math
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -34,6 +33,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from dapo.rewards.workers.process import readable
 
 Role = Literal["program", "submission", "test_runner"]
 
@@ -57,18 +58,6 @@ class ProcessResult:
 
 class SandboxError(Exception):
     """The process could not be confined; none of the model's code has run."""
-
-
-@dataclass(frozen=True)
-class _SandboxProcess:
-    process: "subprocess.Popen[bytes]"
-    ready: int
-    """A pipe that becomes readable when the process is confined."""
-
-    def await_confined(self, deadline: float) -> None:
-        """Wait until the process is confined. Raises SandboxError if it is not by the deadline."""
-        if not _wait(self.ready, deadline) or not os.read(self.ready, 16):
-            raise SandboxError("the sandbox's process did not start")
 
 
 @dataclass(frozen=True)
@@ -96,9 +85,9 @@ class Sandbox:
         with tempfile.TemporaryFile() as file:
             file.write(stdin.encode(errors="surrogatepass"))
             file.seek(0)
-            with self._sandbox_process("program", [source], deadline, stdin=file.fileno()) as sandboxed:
-                sandboxed.await_confined(deadline)
-                return _read(sandboxed.process, deadline, max_output_bytes)
+            with self._sandbox_process("program", [source], deadline, stdin=file.fileno()) as (process, ready):
+                _await_confined(ready, deadline)
+                return _read(process, deadline, max_output_bytes)
 
     def run_tests(self, source: str, tests: Sequence[str], entry_point: str | None, *, deadline: float) -> str:
         """Run tests on a module.
@@ -119,17 +108,18 @@ class Sandbox:
         with (
             ours,
             theirs,
-            self._sandbox_process("submission", [source], deadline, channel=theirs.fileno()) as submission,
-            self._sandbox_process(
-                "test_runner", [list(tests), entry_point], deadline, channel=ours.fileno()
-            ) as test_runner,
+            self._sandbox_process("submission", [source], deadline, channel=theirs.fileno()) as (_, submission_ready),
+            self._sandbox_process("test_runner", [list(tests), entry_point], deadline, channel=ours.fileno()) as (
+                runner,
+                ready,
+            ),
         ):
             # each process sees the exit of the other only if this one holds no copies
             ours.close()
             theirs.close()
-            submission.await_confined(deadline)
-            test_runner.await_confined(deadline)
-            return _read(test_runner.process, deadline, _MAX_RESULT_BYTES).output.decode(errors="replace") or "failed"
+            _await_confined(submission_ready, deadline)
+            _await_confined(ready, deadline)
+            return _read(runner, deadline, _MAX_RESULT_BYTES).output.decode(errors="replace") or "failed"
 
     def gaps(self) -> list[str]:
         """Descriptions of what a program could do on this machine; empty if it is confined. Raises SandboxError."""
@@ -143,16 +133,10 @@ class Sandbox:
 
     @contextlib.contextmanager
     def _sandbox_process(
-        self,
-        role: Role,
-        sources: Sequence[Any],
-        deadline: float,
-        *,
-        stdin: int | None = None,
-        channel: int | None = None,
-    ) -> Iterator["_SandboxProcess"]:
-        """A process that confines itself before it runs anything; it is killed on leaving the context."""
-        readable, writable = os.pipe()
+        self, role: Role, sources: Sequence[Any], deadline: float, *, stdin: int = subprocess.DEVNULL, channel: int = -1
+    ) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
+        """A process, killed on leaving the context, and a pipe that is readable once the process is confined."""
+        ready, writable = os.pipe()
         with tempfile.TemporaryFile() as file:
             file.write(json.dumps(sources).encode())
             file.seek(0)
@@ -160,7 +144,7 @@ class Sandbox:
                 "role": role,
                 "sources_fd": file.fileno(),
                 "ready_fd": writable,
-                "channel_fd": -1 if channel is None else channel,
+                "channel_fd": channel,
                 "cpu_s": max(1, math.ceil(deadline - time.monotonic())),
                 "memory_bytes": self.memory_bytes,
                 "readable": [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *_LIBRARIES],
@@ -168,31 +152,36 @@ class Sandbox:
             try:
                 process = subprocess.Popen(
                     [sys.executable, *["-s", "-S", "-B", "-X", "utf8"], str(_SANDBOX_SCRIPT), json.dumps(init_message)],
-                    stdin=subprocess.DEVNULL if stdin is None else stdin,
+                    stdin=stdin,
                     stdout=subprocess.DEVNULL if role == "submission" else subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
-                    pass_fds=[file.fileno(), writable, *([] if channel is None else [channel])],
+                    pass_fds=[file.fileno(), writable, *([channel] if channel >= 0 else [])],
                     env=_ENVIRONMENT,
                     cwd="/",
                     start_new_session=True,
                 )
             except OSError:
-                os.close(readable)
+                os.close(ready)
                 raise
             finally:
                 os.close(writable)
             try:
-                yield _SandboxProcess(process, readable)
+                yield process, ready
             finally:
-                os.close(readable)
+                os.close(ready)
                 _end(process)
+
+
+def _await_confined(ready: int, deadline: float) -> None:
+    if not readable(ready, max(0, deadline - time.monotonic())) or not os.read(ready, 16):
+        raise SandboxError("the sandbox's process did not start")
 
 
 def _read(process: "subprocess.Popen[bytes]", deadline: float, max_bytes: int) -> ProcessResult:
     """The process's output up to `max_bytes` and, if it ended in time, its exit code."""
     assert process.stdout is not None
     output = b""
-    while len(output) <= max_bytes and _wait(process.stdout.fileno(), deadline):
+    while len(output) <= max_bytes and readable(process.stdout.fileno(), max(0, deadline - time.monotonic())):
         part = os.read(process.stdout.fileno(), _CHUNK)
         if not part:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -200,13 +189,6 @@ def _read(process: "subprocess.Popen[bytes]", deadline: float, max_bytes: int) -
             break
         output += part
     return ProcessResult(output[:max_bytes], None)
-
-
-def _wait(descriptor: int, deadline: float) -> bool:
-    """Whether there is something to read, or the end of the stream, before the deadline."""
-    waiting = select.poll()
-    waiting.register(descriptor, select.POLLIN)
-    return bool(waiting.poll(max(0, math.ceil(1000 * (deadline - time.monotonic())))))
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

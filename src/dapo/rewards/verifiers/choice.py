@@ -3,7 +3,6 @@
 import re
 import string
 import unicodedata
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,6 +22,8 @@ _LAST_LINE = re.compile(
     r"(?:answer|option|choice)(?:\s+is)?\s*:?\s*\**[\(\[]?(?P<stated>[A-Za-z])[\)\]]?)\s*[.]?",
     re.IGNORECASE,
 )
+_CAPITAL = re.compile(r"(?<![A-Za-z'’])(?!A [a-z])[A-Z](?![A-Za-z'’])")
+"""Isolated capitals, which may name a second choice; an `A` before a lower-case letter is an article."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,11 @@ class ChoiceVerifier:
         text = unicodedata.normalize("NFKC", final_part(response))
         for marked in (answer_lines(text), [box.content for box in boxes(text)]):
             if marked:
-                return self._agreed(marked)
+                letters = {self._letter(content) for content in marked}
+                return letters.pop() if len(letters) == 1 else None
         lines = [line for line in text.splitlines() if line.strip()]
         match = _LAST_LINE.fullmatch(_strip_formatting(lines[-1])) if lines else None
         return self._known(match["letter"] or match["stated"]) if match else None
-
-    def _agreed(self, marked: Sequence[str]) -> str | None:
-        letters = {self._letter(text) for text in marked}
-        return letters.pop() if len(letters) == 1 else None
 
     def _letter(self, text: str) -> str | None:
         stripped = _strip_formatting(text)
@@ -75,7 +73,7 @@ class ChoiceVerifier:
         if match is None:
             return None
         letter = self._known(match["bracketed"] or match["bare"])
-        others = {self._known(other) for other in _letters_in(match["text"])} - {None, letter}
+        others = {self._known(other) for other in _CAPITAL.findall(match["text"])} - {None, letter}
         return None if others else letter
 
     def _known(self, letter: str) -> str | None:
@@ -83,13 +81,7 @@ class ChoiceVerifier:
 
 
 def _strip_formatting(text: str) -> str:
-    r"""The text without boxes, dollars, `\text{}` and bold."""
     before = None
     while text != before:
         before, text = text, without_text_commands(strip_formatting(text)).replace("**", "").strip()
     return text
-
-
-def _letters_in(text: str) -> Iterable[str]:
-    """Isolated capitals, which may name a second choice; an `A` before a lower-case letter is an article."""
-    return re.findall(r"(?<![A-Za-z'’])(?!A [a-z])[A-Z](?![A-Za-z'’])", text)

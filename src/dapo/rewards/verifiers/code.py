@@ -144,12 +144,9 @@ def read_tests(problem: Problem, field: str) -> Tests:
         return Tests(statements=value, entry_point=entry_point)
     if isinstance(value, Mapping) and isinstance(value.get("inputs"), list) and isinstance(value.get("outputs"), list):
         value = [{"input": i, "output": o} for i, o in zip(value["inputs"], value["outputs"], strict=True)]
-    if (
-        isinstance(value, list)
-        and value
-        and all(isinstance(item, Mapping) and {"input", "output"} <= item.keys() for item in value)
-    ):
-        pairs = [(_text(item["input"]), _text(item["output"])) for item in value]
+    items = value if isinstance(value, list) else []
+    if items and all(isinstance(item, Mapping) and {"input", "output"} <= item.keys() for item in items):
+        pairs = [(_text(item["input"]), _text(item["output"])) for item in items]
         if any(output.strip() for _, output in pairs):
             return Tests(pairs=pairs)
         raise ValueError("its tests expect no output at all")

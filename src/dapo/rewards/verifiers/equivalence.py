@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from dapo.core.math_text import (
+    TEXT_COMMAND,
     depths,
-    has_text_command,
     normalize_math,
     plain_number,
     plain_text,
@@ -54,7 +54,7 @@ class Part:
     @property
     def is_text(self) -> bool:
         r"""Whether it is words, not mathematics: `\text{even}`, `Tuesday`."""
-        return has_text_command(self.value) or _TEXT.fullmatch(self.value) is not None
+        return bool(TEXT_COMMAND.search(self.value) or _TEXT.fullmatch(self.value))
 
 
 @dataclass(frozen=True)
@@ -141,11 +141,9 @@ def _values_of_equation(value: str) -> Sequence[str]:
 
 def _is_one_expression(value: str, reference: str) -> bool:
     """Whether it is not prose, adjacent numbers, symbols that math-verify skips, or an unevaluated sum or integral."""
-    if _prose(value, reference) or (has_text_command(value) and not has_text_command(reference)):
+    if _prose(value, reference) or (TEXT_COMMAND.search(value) and not TEXT_COMMAND.search(reference)):
         return False
-    if _COSTLY.search(value) and not _COSTLY.search(reference):
-        return False
-    if _JUXTAPOSED.search(value) and not _JUXTAPOSED.search(reference):
+    if any(pattern.search(value) and not pattern.search(reference) for pattern in (_COSTLY, _JUXTAPOSED)):
         return False
     return not any(sign in value and sign not in reference for sign in _SKIPPED + _UNFINISHED)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, load_callable, try_call
-from dapo.rewards.verdicts import error_verdict
+from dapo.rewards.verdicts import TokenIds, error_verdict
 from dapo.rewards.verifiers.results import to_verdict, to_verdicts
 from dapo.types import Problem, Verdict
 
@@ -59,7 +59,10 @@ def load_function(path: str, options: Mapping[str, Any]) -> "FunctionVerifier | 
     """
     function = load_callable(path, error=RewardError)
     if inspect.isclass(function):
-        function, options = _instance(path, function, options), {}
+        made, given = try_call(lambda: function(**options)), ", ".join(options) or "no options"
+        if isinstance(made, Failure):
+            raise RewardError(f"{path!r}: making one with {given} {made.reason}")
+        function, options = made, {}
     parameters = _keyword_parameters(path, function)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     named = {name: p for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
@@ -116,13 +119,10 @@ class RewardFunction:
     def __call__(self, problem: Problem, response: str) -> Verdict:
         return self.judge_group(problem, [response], [()])[0] or error_verdict(f"{self.name}: {NOT_APPLIED}")
 
-    def judge_group(
-        self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
-    ) -> list[Verdict | None]:
+    def judge_group(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> list[Verdict | None]:
         """One call for the group. If it raises, one call per response, so that only the offender has an error."""
         columns = self._columns(problem, responses, token_ids)
-        missing = sorted(self.required - columns.keys())
-        if missing:
+        if missing := sorted(self.required - columns.keys()):
             has = ", ".join(sorted({"answer", "source", *problem.fields}))
             reason = f"{self.name} needs {', '.join(missing)}, which the problem does not have; it has {has}"
             return [error_verdict(reason) for _ in responses]
@@ -131,12 +131,9 @@ class RewardFunction:
             return to_verdicts(self.name, result, len(responses))
         if len(responses) == 1:
             return [error_verdict(f"{self.name} {result.reason}")]
-        alone = [self.judge_group(problem, [text], [ids]) for text, ids in zip(responses, token_ids, strict=True)]
-        return [verdicts[0] for verdicts in alone]
+        return [self.judge_group(problem, [text], [ids])[0] for text, ids in zip(responses, token_ids, strict=True)]
 
-    def _columns(
-        self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
-    ) -> dict[str, Any]:
+    def _columns(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> dict[str, Any]:
         same = {"source": problem.source, **problem.fields, "answer": problem.answer}
         columns: dict[str, Any] = {name: [value] * len(responses) for name, value in same.items()}
         columns["completion_ids"] = [list(ids) for ids in token_ids]
@@ -149,14 +146,6 @@ class RewardFunction:
             columns["completions"] = [[{"role": "assistant", "content": text}] for text in responses]
         columns.update(self.options)
         return {name: value for name, value in columns.items() if self.accepted is None or name in self.accepted}
-
-
-def _instance(path: str, kind: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    made = try_call(lambda: kind(**options))
-    if isinstance(made, Failure):
-        given = ", ".join(options) or "no options"
-        raise RewardError(f"{path!r}: making one with {given} {made.reason}")
-    return made
 
 
 def _keyword_parameters(path: str, function: Callable[..., Any]) -> dict[str, inspect.Parameter]:

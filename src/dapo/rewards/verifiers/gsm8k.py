@@ -34,19 +34,13 @@ class Gsm8kVerifier:
         return binary_verdict(number == reference, "" if number is None else normalize_number(number))
 
     def _number(self, text: str) -> Fraction | None:
-        marked = _marked(text)
+        _, mark, tail = text.rpartition(_MARK)
+        marked = tail.strip().partition("\n")[0] if mark else marked_answer(text)
         if marked is not None:
             found = [] if _DENIAL.search(marked) else numbers_in(_strip_currency(marked))
             return found[0] if len(found) == 1 else None
         found = numbers_in(_strip_currency(text)) if self.flexible else []
         return found[-1] if found else None
-
-
-def _marked(text: str) -> str | None:
-    _, mark, tail = text.rpartition(_MARK)
-    if mark:
-        return tail.strip().partition("\n")[0]
-    return marked_answer(text)
 
 
 def _strip_currency(text: str) -> str:

@@ -26,14 +26,12 @@ _RUNS_CODE = re.compile(r"\b(?:eval|exec|parse_expr|sympify)\(")
 _NAME = re.compile(r"[^\W\d]\w+")
 _FUNCTIONS = re.compile("a?(?:sin|cos|tan)h?|log|ln|exp|sqrt|[Aa]bs|pi|oo")
 
-Scorer = Callable[[str, Mapping[str, Any]], float]
-
 
 @dataclass(frozen=True)
 class Task:
     """The scorer of one task."""
 
-    score_answer: Scorer
+    score_answer: Callable[[str, Mapping[str, Any]], float]
     runs_code: bool
     """Whether the scorer evaluates the answer as Python."""
 
@@ -75,18 +73,21 @@ class GymVerifier:
         if isinstance(task, Failure):
             return error_verdict(f"gym: task {name!r} {task.reason}")
         answer = extract(response)
-        score = try_call(lambda: _best_score(task, answer, entry))
+        # the answer as written and without bold, dollars and full stops, which few scorers accept
+        texts = () if answer is None else (answer, strip_formatting(answer))
+        score = try_call(lambda: max((task.score(text, entry) for text in dict.fromkeys(texts)), default=0.0))
         if isinstance(score, Failure):
             return error_verdict(f"gym: the scorer of task {name!r} {score.reason}")
         if not math.isfinite(score):
             return error_verdict(f"gym: the scorer of task {name!r} returned {score}")
         if self._partial_credit:
-            return Verdict(correct=None, score=score)
+            return Verdict(None, score)
         return binary_verdict(score >= 1.0, " ".join(strip_formatting(answer or "").casefold().split()))
 
     def _load(self, name: str, config: str) -> "Task":
         dataset = self._create(name, **json.loads(config))
-        return Task(dataset.score_answer, _runs_code(dataset.score_answer))
+        source = try_call(lambda: inspect.getsource(dataset.score_answer))
+        return Task(dataset.score_answer, isinstance(source, Failure) or _RUNS_CODE.search(source) is not None)
 
 
 def extract(response: str) -> str | None:
@@ -110,15 +111,3 @@ def _last_tagged(text: str) -> str | None:
         elif start is not None:
             tagged, start = text[start : tag.start()], None
     return tagged
-
-
-def _best_score(task: Task, answer: str | None, entry: Mapping[str, Any]) -> float:
-    """The better score of the answer as written and without bold, dollars and full stops, which few scorers accept."""
-    if answer is None:
-        return 0.0
-    return max(task.score(text, entry) for text in dict.fromkeys((answer, strip_formatting(answer))))
-
-
-def _runs_code(score_answer: Scorer) -> bool:
-    source = try_call(lambda: inspect.getsource(score_answer))
-    return isinstance(source, Failure) or _RUNS_CODE.search(source) is not None

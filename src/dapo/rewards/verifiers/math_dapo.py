@@ -15,39 +15,18 @@ _NO_ANSWER = "[INVALID]"
 
 # in this order: articles go while the space after them is still there
 _REPLACED = (
-    ("an ", ""),
-    ("a ", ""),
-    (".$", "$"),
-    (r"\$", ""),
-    ("\\ ", ""),
-    (" ", ""),
-    ("mbox", "text"),
-    (r",\text{and}", ","),
-    (r"\text{and}", ","),
-    (r"\text{m}", r"\text{}"),
-)
+    ("an ", ""), ("a ", ""), (".$", "$"), (r"\$", ""), ("\\ ", ""), (" ", ""), ("mbox", "text"),
+    (r",\text{and}", ","), (r"\text{and}", ","), (r"\text{m}", r"\text{}"),
+)  # fmt: skip
 _UNITS = (
     "square ways integers dollars mph inches hours km units \\ldots sue points feet minutes digits cents degrees cm gm "
     "pounds meters meals edges students childrentickets multiples"
 )
 _LEFTOVERS = (
-    r"\text{s}",
-    r"\text{.}",
-    "\\text{\ns}",
-    r"\text{}^2",
-    r"\text{}^3",
-    "\\text{\n}",
-    r"\text{}",
-    r"\mathrm{th}",
-    r"^\circ",
-    r"^{\circ}",
-    r"\;",
-    r",\!",
-    "{,}",
-    '"',
-    r"\dots",
+    "\\text{s} \\text{.} \\text{\ns} \\text{}^2 \\text{}^3 \\text{\n} \\text{} "
+    '\\mathrm{th} ^\\circ ^{\\circ} \\; ,\\! {,} " \\dots'
 )
-_REMOVED = (*_UNITS.split(" "), *_LEFTOVERS)
+_REMOVED = f"{_UNITS} {_LEFTOVERS}".split(" ")
 
 # pattern -> replacement, in this order: what stands in $ $, then the contents of commands, then TeX's shorthand
 _REWRITTEN = (

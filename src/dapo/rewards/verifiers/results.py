@@ -5,7 +5,7 @@ from numbers import Real
 from typing import Any
 
 from dapo.core.loading import try_call
-from dapo.rewards.verdicts import binary_verdict, error_verdict, score_verdict
+from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.types import Verdict
 
 _SHOWN_CHARS = 80
@@ -26,7 +26,7 @@ def to_verdict(name: str, value: Any) -> Verdict | None:
     score = _finite(value)
     if score is None:
         return error_verdict(f"{name} returned {_shown(value)}, expected a finite number, a bool or None")
-    return score_verdict(score)
+    return Verdict(None, score)
 
 
 def to_verdicts(name: str, results: Any, count: int) -> list[Verdict | None]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, try_call
-from dapo.rewards.verdicts import error_verdict, score_verdict
+from dapo.rewards.verdicts import TokenIds, error_verdict
 from dapo.types import Problem, Verdict
 
 
@@ -55,19 +55,17 @@ class RewardModelVerifier:
         self._label = label
         self._limit = getattr(config, "max_position_embeddings", None)
         # the model finds a row's last token by the padding behind it, so padding must differ from text
-        self._batch_size = batch_size if _can_pad(self._model, self._tokenizer) else 1
+        pad = config.pad_token_id
+        can_pad = pad is not None and pad == self._tokenizer.pad_token_id and pad != self._tokenizer.eos_token_id
+        self._batch_size = batch_size if can_pad else 1
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
-        verdict = self.judge_group(problem, [response], [()])[0]
-        assert verdict is not None
-        return verdict
+        return self.judge_group(problem, [response], [()])[0]
 
-    def judge_group(
-        self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
-    ) -> list[Verdict | None]:
+    def judge_group(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> list[Verdict]:
         """One score per response."""
         rows = [self._encode(problem, response) for response in responses]
-        verdicts: list[Verdict | None] = [
+        verdicts = [
             error_verdict(f"reward_model: {len(row)} tokens, and the model has {self._limit} positions") for row in rows
         ]
         short = [i for i, row in enumerate(rows) if self._limit is None or len(row) <= self._limit]
@@ -75,7 +73,7 @@ class RewardModelVerifier:
             batch = short[start : start + self._batch_size]
             for i, score in zip(batch, self._scores([rows[i] for i in batch]), strict=True):
                 finite = abs(score) < float("inf")
-                verdicts[i] = score_verdict(score) if finite else error_verdict(f"reward_model: a logit {score}")
+                verdicts[i] = Verdict(None, score) if finite else error_verdict(f"reward_model: a logit {score}")
         return verdicts
 
     def _encode(self, problem: Problem, response: str) -> list[int]:
@@ -112,8 +110,3 @@ def _load(name: str, device: str, dtype: str, trust_remote_code: bool) -> tuple[
     if report["missing_keys"]:
         raise ValueError(f"it has no {', '.join(sorted(report['missing_keys']))}: it is not a reward model")
     return model.to(device).eval(), tokenizer
-
-
-def _can_pad(model: Any, tokenizer: Any) -> bool:
-    pad = model.config.pad_token_id
-    return pad is not None and pad == tokenizer.pad_token_id and pad != tokenizer.eos_token_id

@@ -19,7 +19,7 @@ import urllib3
 from dapo.core.errors import RewardError
 from dapo.core.openai_client import RETRYABLE_STATUSES, ServerFailed, error_cause
 from dapo.core.verifier_limits import SERVER_TOTAL_S
-from dapo.rewards.verdicts import error_verdict, problem_to_json
+from dapo.rewards.verdicts import TokenIds, error_verdict, problem_to_json
 from dapo.rewards.verifiers.function import NOT_APPLIED
 from dapo.rewards.verifiers.results import to_verdict
 from dapo.types import Problem, Verdict
@@ -82,9 +82,7 @@ class ServerVerifier:
     def __call__(self, problem: Problem, response: str) -> Verdict:
         return self.judge_group(problem, [response], [()])[0] or error_verdict(f"server: {NOT_APPLIED}")
 
-    def judge_group(
-        self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
-    ) -> list[Verdict | None]:
+    def judge_group(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> list[Verdict | None]:
         """One verdict per response. A request that fails is an error for its responses only."""
         deadline = time.monotonic() + self._total_s
         described = problem_to_json(problem)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dapo.core.errors import RewardError
 from dapo.rewards.combine import RewardSpec, Scope
-from dapo.rewards.verdicts import error_verdict, problem_to_json
+from dapo.rewards.verdicts import TokenIds, error_verdict, problem_to_json
 from dapo.rewards.workers.process import WorkerLost, WorkerProcess, encode_init_message, frame
 from dapo.types import Problem, Verdict
 
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 STARTUP_S = 60.0
 """The time in which a worker must have imported what its verifier needs."""
-
-Row = Sequence[Verdict | None]
-"""One verdict per verifier on one response."""
 
 
 class VerifierPool:
@@ -73,9 +70,7 @@ class VerifierPool:
         with self._lock:
             return sorted(worker.pid for worker in self._live_workers)
 
-    def submit(
-        self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
-    ) -> "Future[tuple[Verdict, ...]]":
+    def submit(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> "Future[tuple[Verdict, ...]]":
         """Queue a group. The future holds one verdict per response, in order, or RewardError once the pool is closed.
 
         `token_ids[i]` are the tokens of `responses[i]`. Raises RewardError for a problem whose fields are not JSON.
@@ -214,22 +209,18 @@ class VerifierTask:
 class PendingGroup:
     """The verdicts received so far on one group's responses; `future` is done when none is missing."""
 
-    def __init__(self, spec: RewardSpec, size: int) -> None:
+    def __init__(self, spec: RewardSpec, size: int, num_tasks: int) -> None:
         self.future: Future[tuple[Verdict, ...]] = Future()
         self.future.set_running_or_notify_cancel()
         self._spec = spec
         self._lock = threading.Lock()
         self._table: list[list[Verdict | None]] = [[None] * len(spec.weights) for _ in range(size)]
         """`[response][verifier]`"""
-        self._tasks_left = 0
-
-    def expect(self, num_tasks: int) -> None:
-        """Be done after so many tasks; at once if there are none."""
         self._tasks_left = num_tasks
         if num_tasks == 0:
             self._finish()
 
-    def add_verdicts(self, task: VerifierTask, rows: Sequence[Row]) -> None:
+    def add_verdicts(self, task: VerifierTask, rows: Sequence[Sequence[Verdict | None]]) -> None:
         """Enter one task's verdicts, `[response][verifier]`."""
         with self._lock:
             for index, row in zip(task.response_indices, rows, strict=True):
@@ -261,7 +252,7 @@ def make_tasks(
     scopes: Mapping[Scope, Sequence[int]],
     problem: Problem,
     responses: Sequence[str],
-    token_ids: Sequence[Sequence[int]],
+    token_ids: TokenIds,
 ) -> tuple[PendingGroup, list[VerifierTask]]:
     """Cut a group into one task per response and one for the group, as far as there are verifiers of either scope.
 
@@ -281,13 +272,11 @@ def make_tasks(
         problem_json = json.dumps(problem_to_json(problem))  # once per group: its tests may be large
     except (TypeError, ValueError) as error:
         raise RewardError(f"problem {problem.id!r} holds what is not JSON: {error}") from None
-    group = PendingGroup(spec, len(responses))
     everything = range(len(responses))
     cuts: list[tuple[Scope, Sequence[int]]] = [*(("response", [i]) for i in everything), ("group", everything)]
-    tasks = []
+    cuts = [(scope, indices) for scope, indices in cuts if scopes[scope] and indices]
+    group, tasks = PendingGroup(spec, len(responses), len(cuts)), []
     for scope, indices in cuts:
-        if not scopes[scope] or not indices:
-            continue
         own = {
             "scope": scope,
             "responses": [responses[i] for i in indices],
@@ -296,18 +285,14 @@ def make_tasks(
         }
         request = frame(f'{{"problem": {problem_json}, {json.dumps(own)[1:]}')
         tasks.append(VerifierTask(group, indices, scopes[scope], request))
-    group.expect(len(tasks))
     return group, tasks
 
 
-def _rows_of(answer: Mapping[str, Any], num_responses: int, num_verifiers: int) -> list[Row]:
+def _rows_of(answer: Mapping[str, Any], num_responses: int, num_verifiers: int) -> list[list[Verdict | None]]:
     """The verdicts of a worker's answer, `[response][verifier]`. Raises ValueError if it is something else."""
     rows = answer.get("verdicts")
-    if (
-        not isinstance(rows, list)
-        or not all(isinstance(row, list) for row in rows)
-        or [len(row) for row in rows] != [num_verifiers] * num_responses
-    ):
+    is_table = isinstance(rows, list) and all(isinstance(row, list) for row in rows)
+    if not is_table or [len(row) for row in rows] != [num_verifiers] * num_responses:
         raise ValueError("the worker process answered something else than verdicts")
     return [[_verdict_of(values) for values in row] for row in rows]
 
@@ -316,8 +301,7 @@ def _verdict_of(values: Any) -> Verdict | None:
     match values:
         case None:
             return None
-        case [bool() | None as correct, int() | float() as score, str() | None as error, str() | None as answer] if (
-            math.isfinite(score)
-        ):
-            return Verdict(correct, score, error, answer)
+        case [bool() | None as correct, int() | float() as score, str() | None as error, str() | None as answer]:
+            if math.isfinite(score):
+                return Verdict(correct, score, error, answer)
     raise ValueError("the worker process answered something else than a verdict")

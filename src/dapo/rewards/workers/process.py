@@ -64,7 +64,8 @@ class WorkerProcess:
                 stdout=_STDERR,
                 pass_fds=given,
                 start_new_session=True,
-                env=_environment(),
+                # a fixed hash seed: what iterates over sets gives the same verdict in every worker and every run
+                env={"PYTHONHASHSEED": "0", **os.environ, **dict.fromkeys(_ONE_THREAD, "1")},
             )
         except OSError:
             self._connection.close()
@@ -76,7 +77,7 @@ class WorkerProcess:
             os.close(their_keepalive_pipe)
             os.close(their_report)
         self._init_message = init_message
-        self._begun = self._stopped = False
+        self._stopped = False
         self._answers = 0
         self.pid = self._process.pid
         """The worker's process id once it is ready, its supervisor's until then."""
@@ -87,15 +88,12 @@ class WorkerProcess:
 
     def begin(self) -> None:
         """Let the worker import what its verifier needs. A failure shows in `wait_ready`."""
-        if not self._begun:
-            self._begun = True
-            with contextlib.suppress(OSError):
-                self._connection.settimeout(_SEND_S)
-                self._connection.sendall(self._init_message)
+        with contextlib.suppress(OSError):
+            self._connection.settimeout(_SEND_S)
+            self._connection.sendall(self._init_message)
 
     def wait_ready(self, timeout_s: float) -> None:
         """Wait until it can judge. Raises RewardError if it cannot build its verifier, WorkerLost if it exits."""
-        self.begin()
         reply = self._exchange(b"", timeout_s, "the worker process was not ready after")
         if "scopes" not in reply:
             raise RewardError(reply.get("error", "the worker process started with nonsense"))
@@ -138,7 +136,7 @@ class WorkerProcess:
         try:
             self._connection.settimeout(timeout_s)
             self._connection.sendall(request)
-            if slow_s is not None and not _readable(self._connection.fileno(), slow_s):
+            if slow_s is not None and not readable(self._connection.fileno(), slow_s):
                 when_slow()
             answer = receive(self._connection, deadline)
             if answer is not None:
@@ -158,8 +156,7 @@ class WorkerProcess:
         raise WorkerLost(reason)
 
     def _exit_reason(self) -> str:
-        """The reason that the supervisor reports."""
-        if not _readable(self._report, _EXIT_S):
+        if not readable(self._report, _EXIT_S):
             return "the worker process closed its connection"
         return os.read(self._report, _MAX_REPORT_BYTES).decode() or "the worker process was ended from outside"
 
@@ -174,7 +171,7 @@ class WorkerProcess:
         """End the worker and free everything, in its own thread; `graceful`: exit handlers get a moment to run."""
         self._connection.close()
         if graceful:
-            _readable(self._report, _EXIT_S)
+            readable(self._report, _EXIT_S)
         self.interrupt()
         try:
             self._process.wait(_SUPERVISOR_EXIT_S)
@@ -234,13 +231,8 @@ def _read(connection: socket.socket, size: int, deadline: float | None) -> bytes
     return b"".join(parts)
 
 
-def _readable(descriptor: int, timeout_s: float) -> bool:
+def readable(descriptor: int, timeout_s: float) -> bool:
     """Whether there is something to read, or the end of the stream, within this time."""
     waiting = select.poll()  # select() refuses descriptors above 1023
     waiting.register(descriptor, select.POLLIN)
     return bool(waiting.poll(math.ceil(timeout_s * 1000)))
-
-
-def _environment() -> dict[str, str]:
-    # a fixed hash seed, so that what iterates over sets gives the same verdict in every worker and every run
-    return {"PYTHONHASHSEED": "0", **os.environ, **dict.fromkeys(_ONE_THREAD, "1")}

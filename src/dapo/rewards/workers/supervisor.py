@@ -88,10 +88,8 @@ class Console:
             self._hidden = 0
 
     def _try_write(self, data: bytes) -> bool:
-        waiting = select.poll()
-        waiting.register(self._descriptor, select.POLLOUT)
         with contextlib.suppress(OSError):
-            if any(event & select.POLLOUT for _, event in waiting.poll(0)):
+            if select.select([], [self._descriptor], [], 0)[1]:
                 os.write(self._descriptor, data.translate(_HARMLESS))
                 self._left -= len(data)
                 return True
@@ -132,7 +130,6 @@ def _wakeup() -> int:
 
 
 def _exited_children() -> Iterator[tuple[int, int]]:
-    """Process id and status of every child that has exited."""
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
             yield found
@@ -152,10 +149,8 @@ def _limit_exceeded(memory_bytes: int) -> str | None:
     if len(processes) > MAX_PROCESSES:
         return f"the worker process had more than {MAX_PROCESSES} processes running, itself included"
     if len(processes) > 1 and sum(map(_memory_of, processes)) > memory_bytes:
-        return (
-            f"the worker process and what it had started used more than {memory_bytes / 2**30:g} GiB "
-            "(reward.memory_gib)"
-        )
+        limit = f"{memory_bytes / 2**30:g} GiB (reward.memory_gib)"
+        return f"the worker process and what it had started used more than {limit}"
     return None
 
 
@@ -202,7 +197,6 @@ def _kill_all(worker: int) -> None:
 
 
 def _remaining_output(output: int) -> bytes:
-    """What the worker wrote just before it exited."""
     os.set_blocking(output, False)
     with contextlib.suppress(BlockingIOError):
         return os.read(output, 1 << 16)

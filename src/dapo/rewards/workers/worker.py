@@ -3,6 +3,7 @@
 `python -m dapo.rewards.workers.worker SOCKET KEEPALIVE_PIPE REPORT_PIPE MEMORY_BYTES`, descriptors by number.
 """
 
+import contextlib
 import faulthandler
 import os
 import resource
@@ -68,22 +69,20 @@ def _serve(connection: socket.socket) -> None:
     number = 0
     while (task := receive(connection)) is not None:
         number += 1
-        verdicts = _judge(verifier, task)
+        rows = verifier.verdicts(task["scope"], Problem(**task["problem"]), task["responses"], task["token_ids"])
+        verdicts = [[_verdict_to_json(verdict) for verdict in row] for row in rows]
         if os.getpid() != own_pid:
             os._exit(0)  # the verifier has forked, and this is the child: there must not be two answers
         signal.setitimer(signal.ITIMER_REAL, 0)  # a pending alarm would go off in the next verdict
+        state = _process_state(connection)
         answer = {
             "number": number,
             "verdicts": verdicts,
-            "damage": _changes(initial_state, _process_state(connection)),
-            "needs_restart": _ran_out_of_memory(verdicts),  # what fills it may still be there
+            "damage": " and ".join(text for text, value in initial_state.items() if state[text] != value),
+            # what fills the memory may still be there
+            "needs_restart": any(OUT_OF_MEMORY in (v[2] or "") for row in verdicts for v in row if v is not None),
         }
         connection.sendall(encode(answer))
-
-
-def _judge(verifier: CombinedVerifier, task: dict[str, Any]) -> list[list[list[Any] | None]]:
-    rows = verifier.verdicts(task["scope"], Problem(**task["problem"]), task["responses"], task["token_ids"])
-    return [[_verdict_to_json(verdict) for verdict in row] for row in rows]
 
 
 def _verdict_to_json(verdict: Verdict | None) -> list[Any] | None:
@@ -94,37 +93,18 @@ def _verdict_to_json(verdict: Verdict | None) -> list[Any] | None:
 
 
 def _process_state(connection: socket.socket) -> dict[str, Any]:
-    """What must be the same before every verdict, by the text that says what is wrong if it is not."""
-
-    def descriptor(number: int) -> tuple[int, int] | None:
+    """What must be the same before every verdict, or this process must not judge again, by what is wrong if not."""
+    state: dict[str, Any] = {"left the working directory changed": None}
+    with contextlib.suppress(OSError):  # it was removed
+        state["left the working directory changed"] = os.getcwd()
+    names = ("standard input", "standard output", "standard error", "the connection to the pool")
+    for name, number in zip(names, (0, 1, 2, connection.fileno()), strict=True):
         try:
             found = os.fstat(number)
+            state[f"left {name} closed or replaced"] = found.st_dev, found.st_ino
         except OSError:
-            return None
-        return found.st_dev, found.st_ino
-
-    try:
-        directory: str | None = os.getcwd()
-    except OSError:  # it was removed
-        directory = None
-    return {
-        "left the working directory changed": directory,
-        **{
-            f"left {name} closed or replaced": descriptor(number)
-            for name, number in (("standard input", 0), ("standard output", 1), ("standard error", 2))
-        },
-        "left the connection to the pool closed or replaced": descriptor(connection.fileno()),
-    }
-
-
-def _changes(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """Why this process must not judge again, nor its last verdict count; empty if nothing is wrong."""
-    return " and ".join(text for text, value in before.items() if after[text] != value)
-
-
-def _ran_out_of_memory(verdicts: list[list[list[Any] | None]]) -> bool:
-    errors = [verdict[2] for row in verdicts for verdict in row if verdict is not None]
-    return any(error is not None and OUT_OF_MEMORY in error for error in errors)
+            state[f"left {name} closed or replaced"] = None
+    return state
 
 
 if __name__ == "__main__":
