@@ -108,18 +108,15 @@ class Sandbox:
         with (
             ours,
             theirs,
-            self._sandbox_process("submission", [source], deadline, channel=theirs.fileno()) as (_, submission_ready),
-            self._sandbox_process("test_runner", [list(tests), entry_point], deadline, channel=ours.fileno()) as (
-                runner,
-                ready,
-            ),
+            self._sandbox_process("submission", [source], deadline, channel=theirs.fileno()) as submission,
+            self._sandbox_process("test_runner", [list(tests), entry_point], deadline, channel=ours.fileno()) as runner,
         ):
             # each process sees the exit of the other only if this one holds no copies
             ours.close()
             theirs.close()
-            _await_confined(submission_ready, deadline)
-            _await_confined(ready, deadline)
-            return _read(runner, deadline, _MAX_RESULT_BYTES).output.decode(errors="replace") or "failed"
+            for _, ready in (submission, runner):
+                _await_confined(ready, deadline)
+            return _read(runner[0], deadline, _MAX_RESULT_BYTES).output.decode(errors="replace") or "failed"
 
     def gaps(self) -> list[str]:
         """Descriptions of what a program could do on this machine; empty if it is confined. Raises SandboxError."""

@@ -290,7 +290,7 @@ def make_tasks(
 
 def _rows_of(answer: Mapping[str, Any], num_responses: int, num_verifiers: int) -> list[list[Verdict | None]]:
     """The verdicts of a worker's answer, `[response][verifier]`. Raises ValueError if it is something else."""
-    rows = answer.get("verdicts")
+    rows: Any = answer.get("verdicts")
     is_table = isinstance(rows, list) and all(isinstance(row, list) for row in rows)
     if not is_table or [len(row) for row in rows] != [num_verifiers] * num_responses:
         raise ValueError("the worker process answered something else than verdicts")
