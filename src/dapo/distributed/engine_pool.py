@@ -168,11 +168,10 @@ class EnginePool(EngineState):
             max_restarts: Replacements in all; the loss after that is an EngineError.
         """
         super().__init__(version=0)
-        self._launcher = launcher
-        self._log = log
-        self._reproducible = reproducible
-        self._max_restarts = max_restarts
-        self._restarts = 0
+        self._launcher, self._log = launcher, log
+        self._reproducible, self._max_restarts = reproducible, max_restarts
+        self.restarts = 0
+        """The number of processes replaced so far."""
         self._owner: dict[str, EngineHandle] = {}
         names = [f"engine-{i}" for i in range(len(specs))]
         factory = f"{EngineWorker.__module__}:{EngineWorker.__qualname__}"
@@ -182,11 +181,6 @@ class EnginePool(EngineState):
         ]
         workers = launcher.start(names, wrapped)
         self._engines = [EngineHandle(*parts, call_timeout_s) for parts in zip(names, wrapped, workers, strict=True)]
-
-    @property
-    def restarts(self) -> int:
-        """The number of processes replaced so far."""
-        return self._restarts
 
     @property
     def in_flight(self) -> Collection[str]:
@@ -245,12 +239,8 @@ class EnginePool(EngineState):
         stopped = {generation.request_id: generation for found in self._call(calls).values() for generation in found}
         for engine, wanted in names.items():
             # what had finished but was not delivered, before or while its process was replaced
-            stopped |= {
-                generation.request_id: replace(generation, finish="aborted") for generation in engine.undelivered
-            }
-            engine.undelivered = [
-                generation for generation in engine.undelivered if generation.request_id not in wanted
-            ]
+            stopped |= {found.request_id: replace(found, finish="aborted") for found in engine.undelivered}
+            engine.undelivered = [found for found in engine.undelivered if found.request_id not in wanted]
             for name in wanted:
                 del self._owner[name], engine.in_flight[name]
         return [stopped[name] for name in wanted_ids if name in stopped]
@@ -259,10 +249,8 @@ class EnginePool(EngineState):
         if self._is_closed:
             return
         self._is_closed = True
-        wait(
-            [engine.worker.call("close") for engine in self._engines if engine.pending_call is None],
-            timeout=CLOSE_TIMEOUT_S,
-        )
+        idle = [engine.worker for engine in self._engines if engine.pending_call is None]
+        wait([worker.call("close") for worker in idle], timeout=CLOSE_TIMEOUT_S)
         for engine in self._engines:
             engine.worker.close()
 
@@ -276,15 +264,14 @@ class EnginePool(EngineState):
 
     def _roll_back(self, assignments: Mapping[EngineHandle, Sequence[GenerationRequest]]) -> None:
         """Undo a submit that one of several engines has refused."""
+        undo = {}
         for engine, assigned in assignments.items():
-            for request in assigned:
-                del engine.in_flight[request.id], self._owner[request.id]
-        accepted = [
-            engine
-            for engine, assigned in assignments.items()
-            if engine.call_log and engine.call_log[-1].arguments == (assigned,)
-        ]
-        self._call({engine: Call("abort", ([request.id for request in assignments[engine]],)) for engine in accepted})
+            names = [request.id for request in assigned]
+            for name in names:
+                del engine.in_flight[name], self._owner[name]
+            if engine.call_log and engine.call_log[-1].arguments == (assigned,):  # a refused call is not logged
+                undo[engine] = Call("abort", (names,))
+        self._call(undo)
 
     def _receive_polls(self, engines: Sequence[EngineHandle]) -> None:
         answers = self._receive(engines)
@@ -345,13 +332,12 @@ class EnginePool(EngineState):
 
     def _count_restart(self, engine: EngineHandle, error: WorkerDied) -> None:
         engine.worker.kill()
-        if self._restarts >= self._max_restarts:
-            raise EngineError(
-                f"{error}. It is not replaced: {self._restarts} engines have been replaced in this run, of at most "
-                f"{self._max_restarts}"
-            ) from error
-        self._restarts += 1
-        self._log(f"{error}; {engine.name} is replaced ({self._restarts} of at most {self._max_restarts} times)")
+        most = self._max_restarts
+        if self.restarts >= most:
+            done = f"{self.restarts} engines have been replaced in this run, of at most {most}"
+            raise EngineError(f"{error}. It is not replaced: {done}") from error
+        self.restarts += 1
+        self._log(f"{error}; {engine.name} is replaced ({self.restarts} of at most {most} times)")
 
     def _replay(self, engines: Sequence[EngineHandle]) -> dict[EngineHandle, WorkerDied]:
         """Replay the calls on several engines concurrently, up to the pending one; returns those lost meanwhile."""

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle, islice
 from pathlib import Path
 
 import torch
@@ -175,10 +176,8 @@ def gpu_assignments(visible: Sequence[str], *, trainers: int, engines: int, gpus
     if len(visible) < 2:
         return [None] * engines
     own = visible[trainers:] if len(visible) >= trainers + engines * gpus_per_engine else visible
-    return [
-        ",".join(own[(engine * gpus_per_engine + i) % len(own)] for i in range(gpus_per_engine))
-        for engine in range(engines)
-    ]
+    endless = cycle(own)
+    return [",".join(islice(endless, gpus_per_engine)) for _ in range(engines)]
 
 
 def visible_gpus() -> list[str]:

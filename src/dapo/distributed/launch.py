@@ -30,18 +30,17 @@ def open_launcher(config: Config, logs: Path | None = None) -> Iterator[Launcher
         return
     with ExitStack() as stack:
         folder = logs or Path(stack.enter_context(TemporaryDirectory(prefix="dapo-logs-")))
-        yield stack.enter_context(closing(_make(config, folder)))
+        timeout_s = config.distributed.start_timeout_s
+        launcher: Launcher
+        if config.uses_ray:
+            from dapo.distributed.ray.launcher import RayLauncher
 
+            launcher = RayLauncher(folder, timeout_s=timeout_s, address=config.ray_address)
+        else:
+            from dapo.distributed.local import LocalLauncher
 
-def _make(config: Config, logs: Path) -> Launcher:
-    timeout_s = config.distributed.start_timeout_s
-    if config.uses_ray:
-        from dapo.distributed.ray.launcher import RayLauncher
-
-        return RayLauncher(logs, timeout_s=timeout_s, address=config.ray_address)
-    from dapo.distributed.local import LocalLauncher
-
-    return LocalLauncher(logs, timeout_s=timeout_s)
+            launcher = LocalLauncher(folder, timeout_s=timeout_s)
+        yield stack.enter_context(closing(launcher))
 
 
 def wait_until_ready(future: "Future[Any]", *, since: float, timeout_s: float, what: str, see: str) -> Any:

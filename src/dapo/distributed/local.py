@@ -108,7 +108,6 @@ class LocalWorker:
                 future.set_exception(WorkerDied(cause))
 
     def _exit_reason(self) -> str:
-        """`engine-0 was ended by SIGKILL; log tail of LOG: ...`."""
         try:
             code = self._process.wait(CLOSE_TIMEOUT_S)
             ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
@@ -123,8 +122,7 @@ class LocalLauncher:
     gpus = 0.0
 
     def __init__(self, logs: Path, *, timeout_s: float) -> None:
-        self._logs = logs
-        self._timeout_s = timeout_s
+        self._logs, self._timeout_s = logs, timeout_s
         self._workers: list[LocalWorker] = []
         self._weights: WeightsFolder | None = None
 

@@ -69,14 +69,9 @@ class Launcher(Protocol):
     def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> Sequence[Worker]:
         """Start one worker for each spec and wait until every object exists.
 
-        Args:
-            names: The workers' names.
-            specs: What each of them creates.
-            together: Place all of them or none, on as few nodes as possible.
-
-        Raises:
-            LaunchError: After the timeout, with the requested and the available resources.
-            WorkerDied: A process ended during the start. What a factory raised is raised as well.
+        With `together` all of them are placed or none, on as few nodes as possible. Raises LaunchError after the
+        timeout, with the requested and the available resources; WorkerDied where a process ended during the start; and
+        what a factory raised.
         """
 
     def publish_weights(self, weights: "WeightSource", version: int) -> WeightsHandle:

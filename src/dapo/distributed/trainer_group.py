@@ -45,7 +45,8 @@ class TrainerGroup:
         self._timeout_s = call_timeout_s
         self._lock = threading.Lock()
         self._lost: str | None = None
-        self._skipped = 0
+        self.skipped_in_a_row = 0
+        """The number of updates skipped since the last one that was made."""
         self._folder = WeightsFolder()
         specs = trainer_specs(config, cluster_gpus=launcher.gpus)
         names = [f"trainer-{rank}" for rank in range(len(specs))]
@@ -60,8 +61,7 @@ class TrainerGroup:
     def update(self, minibatch: Sequence[Sample], *, step: int) -> dict[str, float]:
         """One update as `Policy.update`, on the same rows with the same loss weights."""
         partitions = partition_minibatch(minibatch, self._config, ranks=len(self._workers))
-        metrics: dict[str, float]
-        metrics, self._skipped = self._each("update", partitions, step=step)[0]
+        metrics, self.skipped_in_a_row = self._each("update", partitions, step=step)[0]
         return metrics
 
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
@@ -88,11 +88,6 @@ class TrainerGroup:
             path.write_bytes(self._all("send_weights", version)[0])
         return self._folder.keep(path, version)
 
-    @property
-    def skipped_in_a_row(self) -> int:
-        """The number of updates skipped since the last one that was made."""
-        return self._skipped
-
     def save(self, directory: Path) -> None:
         """Write weights, AdamW moments and counters into `directory`, which exists and which all ranks see.
 
@@ -107,7 +102,7 @@ class TrainerGroup:
 
     def load(self, directory: Path) -> None:
         """Load a checkpoint of any number of ranks, or of a `Policy`. Raises CheckpointError."""
-        self._skipped = self._all("load", directory.absolute())[0]
+        self.skipped_in_a_row = self._all("load", directory.absolute())[0]
 
     def close(self) -> None:
         for worker in self._workers:

@@ -1,11 +1,11 @@
 """One rank of the trainer group: the object in its process, whose methods the group calls on all ranks at once."""
 
 import socket
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -38,8 +38,8 @@ class TrainerWorker:
         )
         self._store: Any = None
         self._policy: Any = None
-        self._writer: threading.Thread | None = None
-        self._write_error: BaseException | None = None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="dapo-checkpoint")
+        self._written: Any = None
 
     def rendezvous_address(self, host: str | None) -> tuple[str, int]:
         """Open the store through which the ranks meet, on rank 0; returns its host (None: found here) and port."""
@@ -49,12 +49,9 @@ class TrainerWorker:
         return host, self._store.port
 
     def init_process_group(self, host: str, port: int, *, timeout_s: float) -> None:
-        """Connect to the other ranks, which call this at the same time, and shard the model.
+        """Connect to the other ranks, which call this at the same time, through rank 0's store; shard the model.
 
-        Args:
-            host: The rendezvous address of rank 0.
-            port: Its port.
-            timeout_s: For every collective operation after this one.
+        `timeout_s` is for every collective operation after this one.
         """
         limits = self._config.distributed
         if self._store is None:
@@ -81,8 +78,7 @@ class TrainerWorker:
 
     def logprobs(self, rank_microbatches: Sequence[RankMicrobatch]) -> list[list[tuple[float, ...]]]:
         """The log-probabilities of each sample's response tokens, by microbatch."""
-        logprobs: list[list[tuple[float, ...]]] = self._policy.logprobs(rank_microbatches)
-        return logprobs
+        return self._policy.logprobs(rank_microbatches)
 
     def export_weights(self, path: Path, version: int) -> None:
         """Gather all weights and write them to `path` on rank 0."""
@@ -95,32 +91,23 @@ class TrainerWorker:
             tensors, metadata = dense_weights(weights, version)
             return save(tensors, metadata=metadata)
 
-        sent: bytes | None = self._gather(contents)
-        return sent
+        return self._gather(contents)
 
     def snapshot(self) -> None:
         self._policy.snapshot()
 
     def start_writing(self, directory: Path) -> None:
-
-        def write() -> None:
-            try:
-                self._policy.write(directory)
-            except BaseException as error:  # raised by has_written
-                self._write_error = error
-
-        self._write_error = None
-        self._writer = threading.Thread(target=write, name="dapo-checkpoint")
-        self._writer.start()
+        self._written = self._writer.submit(self._policy.write, directory)
 
     def has_written(self) -> tuple[bool, str | None]:
         """Whether the snapshot is written, and the message of an OSError if the disk refused it."""
-        assert self._writer is not None
-        if self._writer.is_alive():
+        if not self._written.done():
             return False, None
-        if self._write_error is None or isinstance(self._write_error, OSError):
-            return True, None if self._write_error is None else str(self._write_error)
-        raise self._write_error
+        try:
+            self._written.result()
+        except OSError as error:
+            return True, str(error)
+        return True, None
 
     def load(self, directory: Path) -> int:
         """Load a checkpoint; returns the number of updates skipped in a row."""
@@ -129,19 +116,12 @@ class TrainerWorker:
 
     def _gather(self, use: Callable[[WeightSource], Any]) -> Any:
         """Gather the full weights, one at a time, which every rank must do; rank 0 uses them."""
-        source = _FullWeights(self._policy.full_weights)
+        source: Any = SimpleNamespace(named_tensors=self._policy.full_weights)
         if self._rank == 0:
             return use(source)
         for _ in source.named_tensors():
             pass
         return None
-
-
-@dataclass(frozen=True)
-class _FullWeights:
-    """A WeightSource over a function that gathers the weights one at a time."""
-
-    named_tensors: Callable[[], Any]
 
 
 def _device(wanted: str, rank: int) -> torch.device:

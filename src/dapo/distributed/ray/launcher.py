@@ -35,13 +35,10 @@ class RayWorker:
     def __init__(
         self, name: str, actor: Any, reservation: Reservation, gpus: float, callbacks: ThreadPoolExecutor
     ) -> None:
-        self.name = name
-        self.gpus = gpus
+        self.name, self.gpus = name, gpus
         self.info: ActorInfo | None = None
         """Known once the actor is scheduled and its process has answered the handshake."""
-        self._actor = actor
-        self._reservation = reservation
-        self._callbacks = callbacks
+        self._actor, self._reservation, self._callbacks = actor, reservation, callbacks
         self._lock = threading.Lock()
         self._pending: set[Future[Any]] = set()
         self._exit_message: str | None = None
@@ -138,7 +135,6 @@ class RayWorker:
                 future.set_exception(kind(cause))
 
     def _exit_reason(self, error: BaseException) -> str:
-        """How the worker ended according to Ray, with the tail of its log."""
         from ray.exceptions import ActorUnavailableError
 
         where = f" (process {self.info.pid} on node {self.info.node})" if self.info else ""
@@ -170,10 +166,8 @@ class RayLauncher:
         use_shared_memory: Give weights through shared memory to workers that see it; to all others, and if this is
             off to all, through Ray's object store.
         """
-        self._logs = logs.resolve()
-        self._timeout_s = timeout_s
-        self._address = address
-        self._use_shared_memory = use_shared_memory
+        self._logs, self._timeout_s = logs.resolve(), timeout_s
+        self._address, self._use_shared_memory = address, use_shared_memory
         self._callbacks: ThreadPoolExecutor | None = None
         self._owns_connection = self._owns_cluster = False
         self._workers: list[RayWorker] = []
@@ -241,14 +235,11 @@ class RayLauncher:
         for worker, handshake in zip(workers, handshakes, strict=True):
             info = wait(handshake, what=f"{worker.name} is scheduled, but its process", see="see Ray's logs")
             if info.version != dapo.__version__:
-                raise LaunchError(
-                    f"node {info.node} has dapo {info.version}, this machine {dapo.__version__}; install the same "
-                    "version on all nodes"
-                )
+                versions = f"node {info.node} has dapo {info.version}, this machine {dapo.__version__}"
+                raise LaunchError(f"{versions}; install the same version on all nodes")
             worker.info = info
-        created = [
-            worker.send("create", spec.factory, dict(spec.options)) for worker, spec in zip(workers, specs, strict=True)
-        ]
+        pairs = zip(workers, specs, strict=True)
+        created = [worker.send("create", spec.factory, dict(spec.options)) for worker, spec in pairs]
         for worker, future in zip(workers, created, strict=True):
             wait(future, what=worker.name, see=f"its output is in {worker.log}")
 
@@ -335,7 +326,6 @@ def _preserve_signal_handlers() -> Iterator[None]:
 
 
 def _actor(spec: WorkerSpec, reservation: Reservation, index: int) -> Any:
-    """Request the actor's process; returns the actor's handle at once."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -346,15 +336,12 @@ def _actor(spec: WorkerSpec, reservation: Reservation, index: int) -> Any:
     if spec.python is not None:
         runtime_env["py_executable"] = spec.python
     bundle = reservation.bundles[index]
-    return (
-        ray.remote(WorkerActor)
-        .options(
-            num_cpus=bundle["CPU"],
-            num_gpus=bundle["GPU"],
-            max_restarts=0,
-            max_task_retries=0,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(reservation.group, placement_group_bundle_index=index),
-            runtime_env=runtime_env,
-        )
-        .remote()
-    )
+    options = {
+        "num_cpus": bundle["CPU"],
+        "num_gpus": bundle["GPU"],
+        "max_restarts": 0,
+        "max_task_retries": 0,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(reservation.group, placement_group_bundle_index=index),
+        "runtime_env": runtime_env,
+    }
+    return ray.remote(WorkerActor).options(**options).remote()

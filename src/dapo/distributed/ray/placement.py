@@ -74,7 +74,10 @@ def reserve(
     deadline = time.monotonic() + timeout_s
     if gpus_left is not None and sum(spec.gpus for spec in specs) > gpus_left:
         raise LaunchError(f"not enough resources for {describe_demand(names, specs)}; {describe_cluster()}")
-    bundles = [{"CPU": _cpus(spec, counts_cpus), "GPU": spec.gpus} for spec in specs]
+    bundles = [
+        {"CPU": spec.cpus if counts_cpus and (spec.cpus or spec.gpus) else UNCOUNTED_CPUS, "GPU": spec.gpus}
+        for spec in specs
+    ]
     reservations = [Reservation(part) for part in ([bundles] if together else [[bundle] for bundle in bundles])]
     placed = [(reservation, index) for reservation in reservations for index in range(len(reservation.bundles))]
     try:
@@ -127,12 +130,6 @@ def describe_cluster() -> str:
         for kind in ("CPU", "GPU")
     ]
     return f"the cluster has {len(alive)} node{'s' * (len(alive) != 1)} with {' and '.join(descriptions)}"
-
-
-def _cpus(spec: WorkerSpec, counts_cpus: bool) -> float:
-    if counts_cpus and (spec.cpus or spec.gpus):
-        return spec.cpus
-    return UNCOUNTED_CPUS
 
 
 def _amounts(cpus: float, gpus: float) -> str:

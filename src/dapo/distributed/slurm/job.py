@@ -93,15 +93,10 @@ def directives(job: Job, allocation: Allocation) -> list[str]:
             "(--stop-before) could stop the run; give it more time"
         )
     output = str(job.folder).replace("%", "%%") + "/%j.log"
-    lines = [
-        f"--job-name={re.sub(r'[^A-Za-z0-9._-]', '-', f'dapo-{job.run_dir.name}')}",
-        f"--nodes={allocation.nodes}",
-        "--ntasks-per-node=1",
-    ]
-    if allocation.cpus_per_node is None:
-        lines += ["--exclusive", "--mem=0"]
-    else:
-        lines.append(f"--cpus-per-task={allocation.cpus_per_node}")
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", f"dapo-{job.run_dir.name}")
+    lines = [f"--job-name={name}", f"--nodes={allocation.nodes}", "--ntasks-per-node=1"]
+    cpus = allocation.cpus_per_node
+    lines += ["--exclusive", "--mem=0"] if cpus is None else [f"--cpus-per-task={cpus}"]
     if allocation.gpus_per_node:
         lines.append(f"--gpus-per-node={allocation.gpus_per_node}")
     for option in ("time", "partition", "account"):

@@ -27,10 +27,8 @@ def wait_for_nodes(address: str, count: int, timeout_s: float) -> None:
             if len(names) >= count:
                 return
             if time.monotonic() > deadline:
-                raise LaunchError(
-                    f"{len(names)} of {count} nodes joined the Ray cluster at {address} within {timeout_s:g} s "
-                    f"(distributed.start_timeout_s): {', '.join(names)}"
-                )
+                joined = f"{len(names)} of {count} nodes joined the Ray cluster at {address} within {timeout_s:g} s"
+                raise LaunchError(f"{joined} (distributed.start_timeout_s): {', '.join(names)}")
             time.sleep(POLL_INTERVAL_S)
     finally:
         ray.shutdown()

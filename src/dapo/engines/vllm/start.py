@@ -158,10 +158,8 @@ def _require_heads(width: int, model: str) -> None:
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     if width not in (served := CPUAttentionBackend.get_supported_head_sizes()):
-        raise EngineError(
-            f"model {model} has attention heads of {width}; vLLM on a CPU takes {', '.join(map(str, served))}; use "
-            "rollout.engine=native"
-        )
+        taken = f"vLLM on a CPU takes {', '.join(map(str, served))}"
+        raise EngineError(f"model {model} has attention heads of {width}; {taken}; use rollout.engine=native")
 
 
 def _cause(error: Exception) -> str:
