@@ -10,7 +10,7 @@ from dapo.core.errors import EngineError
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.scripted import ScriptedEngine
-from dapo.evaluation.evaluate import evaluate
+from dapo.evaluation.evaluate import EngineSampler, evaluate
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.training.rollout import Batch, Sampling, collect
 from dapo.types import Generation, GenerationRequest, Problem
@@ -152,8 +152,9 @@ def test_evaluation_reports_faults_as_well(fault: str):
     corrupt, start, _ = FAULTS[fault]
     engine = CheckedEngine(FaultyEngine(full_length, corrupt), vocabulary=VOCABULARY)
     problems = [Problem(str(i), "?", "!") for i in range(4)]
+    sampler = EngineSampler(engine, FakeEncoder(), EvaluationPlan("toy", 4, 1.0, 1.0, LIMIT, (END,), 0))
     with pytest.raises(EngineError) as caught:
-        evaluate(engine, FakeJudge(), FakeEncoder(), problems, EvaluationPlan("toy", 4, 1.0, 1.0, LIMIT, (END,), 0))
+        evaluate(sampler, FakeJudge(), problems)
     assert str(caught.value).startswith(start.replace("'1/", "'eval/"))
 
 

@@ -14,7 +14,7 @@ from dapo.core.errors import DataError
 from dapo.core.journal import Journal, open_journal
 from dapo.data.problems import load_problems
 from dapo.engines.scripted import ScriptedEngine
-from dapo.evaluation.evaluate import EngineSampler, evaluate, evaluate_samples
+from dapo.evaluation.evaluate import EngineSampler, evaluate
 from dapo.evaluation.scores import (
     Evaluation,
     EvaluationPlan,
@@ -49,7 +49,7 @@ def evaluated(marks: dict[int, str], *, length: int = 1, **engine: int) -> Evalu
 
     plan = EvaluationPlan("toy", k, 1.0, 0.7, 20, (9,), 0)
     problems = [Problem(str(number), "?", "!", source="even" if number % 2 == 0 else "odd") for number in marks]
-    return evaluate(ScriptedEngine(script, **engine), FakeJudge(VERDICTS), FakeEncoder(), problems, plan)
+    return evaluate(EngineSampler(ScriptedEngine(script, **engine), FakeEncoder(), plan), FakeJudge(VERDICTS), problems)
 
 
 def test_avg_at_k_is_the_mean_over_problems_of_the_share_correct():
@@ -205,7 +205,7 @@ def test_an_evaluation_that_was_killed_continues_where_it_was(tmp_path: Path):
                 raise EvaluationKilled
 
         sampler = EngineSampler(ScriptedEngine(script, slots=2), FakeEncoder(), plan)
-        return evaluate_samples(sampler, FakeJudge(VERDICTS), problems, plan, journal=journal, on_progress=stop_at)
+        return evaluate(sampler, FakeJudge(VERDICTS), problems, journal=journal, on_progress=stop_at)
 
     uninterrupted = run(None).summary()
     path = tmp_path / "out.json.partial"
@@ -258,7 +258,7 @@ def test_what_check_raises_at_a_poll_ends_the_evaluation():
             raise EvaluationKilled
 
     engine = ScriptedEngine(lambda request: ([1, 7, 7], "stop"), slots=1)
-    plan = EvaluationPlan("toy", 1, 1.0, 0.7, 20, (9,), 0)
+    sampler = EngineSampler(engine, FakeEncoder(), EvaluationPlan("toy", 1, 1.0, 0.7, 20, (9,), 0))
     with pytest.raises(EvaluationKilled):
-        evaluate(engine, FakeJudge(), FakeEncoder(), [Problem("1", "?", "!")] * 3, plan, check=check)
+        evaluate(sampler, FakeJudge(), [Problem("1", "?", "!")] * 3, check=check)
     assert polls == 2

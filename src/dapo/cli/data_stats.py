@@ -55,13 +55,11 @@ def model_pass_rates(
     Returns:
         The length of every prompt, and the pass rate of each sampled problem, by problem id.
     """
-    from dapo.assemble import build_engine, evaluation_plan, read_model, require_context
-    from dapo.cli.eval import EvalRequest, evaluation_config, run_options
+    from dapo.assemble import evaluation_plan, read_model, require_context
+    from dapo.cli.eval import EvalRequest, evaluation_config, open_engine_sampler, run_options
     from dapo.data.prompts import PromptEncoder
     from dapo.evaluation.evaluate import evaluate
-    from dapo.policy.lora import saved_weights
     from dapo.rewards.workers.pool import VerifierPool
-    from dapo.training.run_directory import step_of
 
     as_trained = [f"eval.samples_per_problem={max(1, samples)}", "eval.temperature=1.0", "eval.top_p=1.0"]
     request = EvalRequest(str(spec), overrides=(*as_trained, *overrides))
@@ -78,12 +76,9 @@ def model_pass_rates(
     require_context(loaded, max(tokens[problem.id] for problem in chosen), plan.max_response_tokens)
     with ExitStack() as stack:
         judge = stack.enter_context(VerifierPool(config.reward))
-        engine = build_engine(config, loaded)
-        stack.callback(engine.close)
-        if checkpoint is not None:
-            engine.load_weights(saved_weights(checkpoint, loaded.model), version=step_of(checkpoint))
+        sampler = open_engine_sampler(config, loaded, encoder, checkpoint, plan, stack)
         update_progress = stack.enter_context(progress("sample and verify"))
-        result = evaluate(engine, judge, encoder, chosen, plan, on_progress=update_progress)
+        result = evaluate(sampler, judge, chosen, on_progress=update_progress)
     rates = {}
     for judged in result.problems:
         if verdicts := [response.correct for response in judged.valid if response.correct is not None]:

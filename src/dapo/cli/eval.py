@@ -2,14 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dapo.assemble import Inputs, build_engine, distinct, evaluation_plan, read_inputs, resolve_auto
+from dapo.assemble import build_engine, distinct, evaluation_plan, read_inputs, resolve_auto
 from dapo.cli.eval_report import print_comparison, print_evaluation
 from dapo.cli.progress import progress
 from dapo.cli.train import warn
@@ -19,19 +19,19 @@ from dapo.core.errors import CheckpointError, ConfigError, DataError
 from dapo.core.files import atomic_write_json
 from dapo.core.journal import open_journal
 from dapo.data.problems import load_problems
-from dapo.data.prompts import chat_messages
+from dapo.data.prompts import PromptEncoder, chat_messages
 from dapo.distributed.launch import open_launcher
-from dapo.evaluation.evaluate import EngineSampler, Sampler, evaluate_samples
+from dapo.evaluation.evaluate import EngineSampler, Sampler, evaluate
 from dapo.evaluation.scores import Evaluation, EvaluationPlan, paired_difference, require_summary
 from dapo.evaluation.server import ServerSampler
 from dapo.policy.lora import saved_weights
+from dapo.policy.model import LoadedModel
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.training.run_directory import RunDirectory, step_of
 from dapo.training.signals import signals_as_requests
 from dapo.types import Problem
 
-DEFAULT_TOKENS = 1024
-"""The response limit for a model that no run made; eval.max_response_tokens overrides it."""
+DEFAULT_TOKENS = 1024  # the response limit for a model that no run made; eval.max_response_tokens overrides it
 _SETTINGS_THAT_MUST_MATCH = ("samples_per_problem", "temperature", "top_p", "max_response_tokens", "seed", "binary")
 
 
@@ -45,18 +45,15 @@ class EvalRequest:
     server: str | None = None
     output: Path | None = None
     overrides: tuple[str, ...] = ()
-    concurrency: int = 16
-    """The number of requests in flight at `server`."""
-    by_problem: bool = False
-    """Print one line per problem as well."""
+    concurrency: int = 16  # the number of requests in flight at `server`
+    by_problem: bool = False  # print one line per problem as well
 
     @property
     def sets_samples_per_problem(self) -> bool:
         """Whether the command line gives the number of samples per problem."""
         overridden = parse_overrides(self.overrides).get("eval")
-        return self.samples_per_problem is not None or (
-            isinstance(overridden, dict) and "samples_per_problem" in overridden
-        )
+        is_overridden = isinstance(overridden, dict) and "samples_per_problem" in overridden
+        return self.samples_per_problem is not None or is_overridden
 
 
 def evaluate_model(model: str, request: EvalRequest) -> None:
@@ -64,8 +61,7 @@ def evaluate_model(model: str, request: EvalRequest) -> None:
     _require_folder(request.output)
     summary, result = _evaluate(model, request, base=run_options(model), journal=_journal_path(request.output))
     if request.output is not None:
-        atomic_write_json(request.output, {**summary, "table": result.table()})
-        _delete_journals(request.output)
+        _write_result(request.output, {**summary, "table": result.table()})
     print_evaluation(summary, request.output, result.table() if request.by_problem else None)
 
 
@@ -81,18 +77,15 @@ def compare_models(first: str, second: str, request: EvalRequest) -> None:
         if model.endswith(".json"):
             results.append(_read_result(Path(model)))
         else:
-            summary, result = _evaluate(model, request, base=base, journal=_journal_path(request.output, index))
+            summary, result = _evaluate(model, request, base=base, journal=_journal_path(request.output, f".{index}"))
             results.append({**summary, "table": result.table()})
     for name in _SETTINGS_THAT_MUST_MATCH:
         if results[0].get(name) != results[1].get(name):
-            raise DataError(
-                f"{first} and {second} cannot be compared: {name} is {results[0].get(name)} in one and "
-                f"{results[1].get(name)} in the other"
-            )
+            differ = f"{name} is {results[0].get(name)} in one and {results[1].get(name)} in the other"
+            raise DataError(f"{first} and {second} cannot be compared: {differ}")
     difference = paired_difference(results[0]["table"], results[1]["table"])
     if request.output is not None:
-        atomic_write_json(request.output, {"first": results[0], "second": results[1], "comparison": difference})
-        _delete_journals(request.output)
+        _write_result(request.output, {"first": results[0], "second": results[1], "comparison": difference})
     print_comparison(results, difference, request.output)
 
 
@@ -118,12 +111,8 @@ def evaluation_config(
         CheckpointError: The run has no checkpoint yet.
     """
     checkpoint = None
-    raw: dict[str, Any] = {
-        "model": model,
-        "data": {},
-        "rollout": {"max_response_tokens": DEFAULT_TOKENS},
-        "overlong": {"mode": "off"},
-    }
+    raw: dict[str, Any] = {"model": model, "data": {}, "overlong": {"mode": "off"}}
+    raw["rollout"] = {"max_response_tokens": DEFAULT_TOKENS}
     if base is not None:
         raw = json.loads(json.dumps(base))
         if parse_spec(data).kind != parse_spec(raw["data"]["train"]).kind:
@@ -153,13 +142,12 @@ def _evaluate(
         if request.server is None:
             inputs = read_inputs(config, training=False)
             problems, copies = inputs.held_out, inputs.copies
-            plan = evaluation_plan(config, inputs.loaded.stop_ids)
         else:  # nothing is loaded here
             inputs = None
             source = config.data.eval_source
             assert source is not None
             problems, copies = distinct(load_problems(source, split="eval"), source)
-            plan = evaluation_plan(config, ())
+        plan = evaluation_plan(config, inputs.loaded.stop_ids if inputs is not None else ())
         if copies > 1 and not request.sets_samples_per_problem:
             print(
                 f"{plan.name} holds each problem {copies} times: {copies} samples for each of {len(problems)} problems"
@@ -168,61 +156,59 @@ def _evaluate(
         judge = stack.enter_context(VerifierPool(config.reward))
         sampler: Sampler
         if inputs is not None:
-            sampler = _open_engine_sampler(config, inputs, checkpoint, plan, stack)
+            sampler = open_engine_sampler(config, inputs.loaded, inputs.encoder, checkpoint, plan, stack)
         else:
             assert request.server is not None
             to_messages = partial(chat_messages, instruction=config.data.instruction, system=config.data.system)
-            sampler = stack.enter_context(
-                closing(ServerSampler(request.server, model, plan, to_messages, concurrency=request.concurrency))
-            )
+            server = ServerSampler(request.server, model, plan, to_messages, concurrency=request.concurrency)
+            sampler = stack.enter_context(closing(server))
         records = None
         if journal is not None:
-            identity = _identity(model, checkpoint, request, config, plan, problems)
+            identity = _identity(model, checkpoint, request.server, config, plan, problems)
             records = stack.enter_context(open_journal(journal, identity))
             if records.records:
                 print(f"continuing: {len(records.records)} of {len(problems)} problems are judged already ({journal})")
         stop = stack.enter_context(signals_as_requests("stopping; Ctrl-C ends at once"))
         advice = "; the same command continues" if journal is not None else "; with --output it could be continued"
-        result = evaluate_samples(
-            sampler,
-            judge,
-            problems,
-            plan,
-            journal=records,
-            on_progress=stack.enter_context(progress(f"evaluate {model}")),
-            check=partial(stop.check, advice),
-        )
+        show = stack.enter_context(progress(f"evaluate {model}"))
+        check = partial(stop.check, advice)
+        result = evaluate(sampler, judge, problems, journal=records, on_progress=show, check=check)
     return {"model": model, "data": request.data, **result.summary()}, result
 
 
-def _open_engine_sampler(
-    config: Config, inputs: Inputs, checkpoint: Path | None, plan: EvaluationPlan, stack: ExitStack
+def open_engine_sampler(
+    config: Config,
+    loaded: LoadedModel,
+    encoder: PromptEncoder,
+    checkpoint: Path | None,
+    plan: EvaluationPlan,
+    stack: ExitStack,
 ) -> EngineSampler:
     """An engine with the weights of the checkpoint, or of the model; closed with `stack`."""
     launcher = stack.enter_context(open_launcher(config))
-    engine = build_engine(config, inputs.loaded, launcher, log=warn)
+    engine = build_engine(config, loaded, launcher, log=warn)
     stack.callback(engine.close)
     if checkpoint is not None:
-        engine.load_weights(saved_weights(checkpoint, inputs.loaded.model), version=step_of(checkpoint))
+        engine.load_weights(saved_weights(checkpoint, loaded.model), version=step_of(checkpoint))
     elif launcher is not None:  # engines in other processes may have started without weights
-        engine.load_weights(inputs.loaded, version=0)
-    return EngineSampler(engine, inputs.encoder, plan)
+        engine.load_weights(loaded, version=0)
+    return EngineSampler(engine, encoder, plan)
 
 
 def _identity(
     model: str,
     checkpoint: Path | None,
-    request: EvalRequest,
+    server: str | None,
     config: Config,
     plan: EvaluationPlan,
-    problems: Sequence[Problem],
+    problems: list[Problem],
 ) -> dict[str, Any]:
     """What two evaluations must have in common for one to continue the other."""
     ids = hashlib.blake2b("\n".join(problem.id for problem in problems).encode(), digest_size=8).hexdigest()
     return {
         "model": model,
         "checkpoint": str(checkpoint) if checkpoint is not None else None,
-        "server": request.server,
+        "server": server,
         "problems": ids,
         **{f"plan.{name}": value for name, value in asdict(plan).items()},
         "prompt": config.data.model_dump(mode="json", include={"instruction", "system", "chat_template"}),
@@ -237,17 +223,16 @@ def _require_folder(output: Path | None) -> None:
         raise ConfigError(f"--output {output}: there is no directory {output.parent}")
 
 
-def _journal_path(output: Path | None, index: int | None = None) -> Path | None:
+def _journal_path(output: Path | None, infix: str = "") -> Path | None:
     """The file of judged problems from which an interrupted evaluation continues; None without an output."""
-    if output is None:
-        return None
-    return output.with_name(f"{output.name}{f'.{index}' if index else ''}.partial")
+    return None if output is None else output.with_name(f"{output.name}{infix}.partial")
 
 
-def _delete_journals(output: Path) -> None:
-    for index in (None, 1, 2):
-        if path := _journal_path(output, index):
-            path.unlink(missing_ok=True)
+def _write_result(output: Path, result: Mapping[str, Any]) -> None:
+    """Write an evaluation or a comparison, and delete the journals, which are complete."""
+    atomic_write_json(output, result)
+    for infix in ("", ".1", ".2"):
+        output.with_name(f"{output.name}{infix}.partial").unlink(missing_ok=True)
 
 
 def _read_result(path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from dapo.telemetry.console import printable
 
@@ -51,10 +51,9 @@ def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:
         if warning := result.get("warning"):
             of = "" if len(results) == 1 else f"{result['model']}: "
             title += f"\n[red]WARNING: {escape(f'{of}{warning}')}[/red]"
-    table = Table(title=title, title_style="bold", title_justify="left")
-    table.add_column("")
-    for result in results:
-        table.add_column("result" if len(results) == 1 else str(result["model"]), justify="right")
+    names = ["result"] if len(results) == 1 else [str(result["model"]) for result in results]
+    columns = [Column(name, justify="right") for name in names]
+    table = Table("", *columns, title=title, title_style="bold", title_justify="left")
     k = first["samples_per_problem"]
     row = table.add_row
     row(f"avg@{k}", *(_format_fraction(r["accuracy"], (r["low"], r["high"]), binary=r["binary"]) for r in results))
@@ -62,24 +61,23 @@ def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:
         row(name, *(_format_fraction(r[name], r["intervals"][name]) if name in r else "" for r in results))
     for source in first["by_source"] if len(first["by_source"]) > 1 else ():
         count = first["by_source"][source]["problems"]
-        row(f"  {source} ({count} problems)", *(_source(r, source) for r in results))
+        row(
+            f"  {source} ({count} problems)",
+            *(_format_optional(r["by_source"].get(source, {}).get("accuracy"), ".3f") for r in results),
+        )
     row("problems", *(f"{r['problems']:,}" for r in results))
     row("mean response, tokens", *(f"{r['response_tokens_mean']:.1f}" for r in results))
     row("truncated", *(f"{r['truncated_fraction']:.1%}" for r in results))
     if any(r["no_answer_fraction"] is not None for r in results):
-        row("without an answer", *(_format_optional_fraction(r["no_answer_fraction"]) for r in results))
+        row("without an answer", *(_format_optional(r["no_answer_fraction"], ".1%") for r in results))
     return table
 
 
 def _print_errors(console: Console, summary: Mapping[str, Any]) -> None:
     if summary["verifier_errors"]:
-        total = summary["problems"] * summary["samples_per_problem"]
-        console.print(
-            f"{summary['verifier_errors']} of {total} responses have no verdict: {summary['most_frequent_error']}",
-            soft_wrap=True,
-            highlight=False,
-            markup=False,
-        )
+        errors, total = summary["verifier_errors"], summary["problems"] * summary["samples_per_problem"]
+        line = f"{errors} of {total} responses have no verdict: {summary['most_frequent_error']}"
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def _problem_table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -96,7 +94,7 @@ def _problem_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         table.add_row(
             _one_line(row["question"]),
             _one_line(str(row["answer"])),
-            "" if row["accuracy"] is None else f"{row['accuracy']:.3f}",
+            _format_optional(row["accuracy"], ".3f"),
             f"{sum(bool(response['correct']) for response in judged)}/{len(judged)}",
             f"{fmean(response['tokens'] for response in responses):.0f}",
             _one_line(votes.most_common(1)[0][0]) if votes else "",
@@ -109,16 +107,9 @@ def _one_line(text: str) -> str:
 
 
 def _format_fraction(value: float, interval: Sequence[float], *, binary: bool = True) -> str:
-    low, high = interval
-    if not binary:
-        return f"{value:.4f} ({low:.4f} to {high:.4f})"
-    return f"{value:.1%} ({low:.1%} to {high:.1%})"
+    style = ".1%" if binary else ".4f"
+    return f"{value:{style}} ({interval[0]:{style}} to {interval[1]:{style}})"
 
 
-def _format_optional_fraction(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
-
-
-def _source(result: Mapping[str, Any], source: str) -> str:
-    found = result["by_source"].get(source)
-    return "" if found is None else f"{found['accuracy']:.3f}"
+def _format_optional(value: float | None, style: str) -> str:
+    return "" if value is None else f"{value:{style}}"

@@ -20,17 +20,17 @@ class Response:
     """One sampled response that has no verdict yet."""
 
     text: str
-    token_ids: Sequence[int]
-    """Empty where a server returns text only."""
+    token_ids: Sequence[int]  # empty where a server returns text only
     tokens: int
-    finish: Finish | None
-    """None if the response could not be sampled."""
-    error: str | None = None
-    """Why the response could not be sampled."""
+    finish: Finish | None  # None if the response could not be sampled
+    error: str | None = None  # why the response could not be sampled
 
 
 class Sampler(Protocol):
-    """The source of an evaluation's responses."""
+    """The source of an evaluation's responses, which samples as `plan` says."""
+
+    @property
+    def plan(self) -> EvaluationPlan: ...
 
     def submit(self, index: int, problem: Problem) -> None:
         """Request the k responses to `problem`; each comes back with `index`."""
@@ -43,11 +43,12 @@ class EngineSampler:
     """Samples responses from a rollout engine; the seed of each is a function of (run seed, problem, sample)."""
 
     def __init__(self, engine: RolloutEngine, encoder: Encoder, plan: EvaluationPlan) -> None:
-        self._engine, self._encoder, self._plan = engine, encoder, plan
+        self.plan = plan
+        self._engine, self._encoder = engine, encoder
         self._pending: dict[str, tuple[int, int]] = {}
 
     def submit(self, index: int, problem: Problem) -> None:
-        prompt_ids, plan = self._encoder.encode(problem), self._plan
+        prompt_ids, plan = self._encoder.encode(problem), self.plan
         requests = [
             GenerationRequest(
                 id=f"eval/{index}/{i}",
@@ -76,43 +77,24 @@ class EngineSampler:
 
 
 def evaluate(
-    engine: RolloutEngine,
-    judge: Judge,
-    encoder: Encoder,
-    problems: Sequence[Problem],
-    plan: EvaluationPlan,
-    *,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
-    check: Callable[[], None] = lambda: None,
-) -> Evaluation:
-    """Sample k responses per problem with the weights that the engine holds, and score them.
-
-    All evaluations of a run use the same random numbers. The overlong penalty is not applied.
-
-    Args:
-        engine: Samples the responses; nothing else may be in flight in it.
-        judge: Gives the verdicts.
-        encoder: Turns problems into prompts and tokens into text.
-        problems: What to ask.
-        plan: How to sample: k, temperature, top_p, length, seed.
-        on_progress: Called with the number of scored problems and of all.
-        check: Called before each poll of the engine; what it raises ends the evaluation.
-    """
-    sampler = EngineSampler(engine, encoder, plan)
-    return evaluate_samples(sampler, judge, problems, plan, on_progress=on_progress, check=check)
-
-
-def evaluate_samples(
     sampler: Sampler,
     judge: Judge,
     problems: Sequence[Problem],
-    plan: EvaluationPlan,
     *,
     journal: Journal | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     check: Callable[[], None] = lambda: None,
 ) -> Evaluation:
-    """Like `evaluate`, with responses from any `sampler`; problems that are in `journal` are not sampled again."""
+    """Sample k responses per problem and score them, without the overlong penalty.
+
+    Args:
+        sampler: Gives the responses; nothing else may be in flight in its engine.
+        judge: Gives the verdicts.
+        problems: What to ask.
+        journal: Takes each judged problem; problems that it holds already are not sampled again.
+        on_progress: Called with the number of scored problems and of all.
+        check: Called before each poll of the sampler; what it raises ends the evaluation.
+    """
     records = journal.records if journal is not None else {}
     finished = {
         int(index): JudgedProblem(problems[int(index)], tuple(JudgedResponse(**r) for r in record["responses"]))
@@ -130,7 +112,7 @@ def evaluate_samples(
             check()
             for index, i, response in sampler.poll():
                 sampling[index][i] = response
-                if len(sampling[index]) == plan.samples_per_problem:
+                if len(sampling[index]) == sampler.plan.samples_per_problem:
                     responses = [response for _, response in sorted(sampling.pop(index).items())]
                     judging[index] = responses, _submit_to_judge(judge, problems[index], responses)
         for index in [index for index, (_, future) in judging.items() if future.done() or not sampling]:
@@ -139,11 +121,10 @@ def evaluate_samples(
             if journal is not None:
                 journal.add({"id": str(index), "responses": [asdict(r) for r in finished[index].responses]})
             on_progress(len(finished), len(problems))
-    return Evaluation(plan, tuple(finished[index] for index in range(len(problems))))
+    return Evaluation(sampler.plan, tuple(finished[index] for index in range(len(problems))))
 
 
 def _submit_to_judge(judge: Judge, problem: Problem, responses: Sequence[Response]) -> "Future[tuple[Verdict, ...]]":
-    """Request verdicts on the responses that could be sampled."""
     sampled = [response for response in responses if response.error is None]
     if sampled:
         return judge.submit(problem, [r.text for r in sampled], [r.token_ids for r in sampled])
@@ -153,10 +134,10 @@ def _submit_to_judge(judge: Judge, problem: Problem, responses: Sequence[Respons
 
 
 def _with_verdicts(responses: Sequence[Response], verdicts: Sequence[Verdict]) -> tuple[JudgedResponse, ...]:
-    """Each response with its verdict; one that could not be sampled keeps its error."""
     remaining = iter(verdicts)
     found = []
     for response in responses:
         verdict = next(remaining) if response.error is None else Verdict(None, 0.0, response.error)
-        found.append(JudgedResponse.of(response.text, verdict, tokens=response.tokens, finish=response.finish))
+        judged = verdict.correct, verdict.score, verdict.error, verdict.answer
+        found.append(JudgedResponse(response.text, *judged, response.tokens, response.finish))
     return tuple(found)

@@ -11,11 +11,10 @@ import numpy as np
 
 from dapo.core.errors import DataError
 from dapo.core.rng import keyed_seed
-from dapo.types import Finish, Message, Problem, Verdict
+from dapo.types import Finish, Message, Problem
 
 BOOTSTRAP_RESAMPLES = 2000
-WARN_ERROR_FRACTION = 0.01
-"""Above this fraction of responses without a verdict, the headline of an evaluation warns."""
+WARN_ERROR_FRACTION = 0.01  # above this fraction of responses without a verdict, the headline of an evaluation warns
 
 
 @dataclass(frozen=True)
@@ -38,16 +37,10 @@ class JudgedResponse:
     text: str
     correct: bool | None
     score: float
-    error: str | None
-    """Why it could not be sampled, or has no verdict."""
-    answer: str | None
-    """The normalized answer, as in `Verdict`; it counts for cons@k."""
+    error: str | None  # why it could not be sampled, or has no verdict
+    answer: str | None  # the normalized answer, as in `Verdict`; it counts for cons@k
     tokens: int
     finish: Finish | None
-
-    @classmethod
-    def of(cls, text: str, verdict: Verdict, *, tokens: int, finish: Finish | None) -> "JudgedResponse":
-        return cls(text, verdict.correct, verdict.score, verdict.error, verdict.answer, tokens, finish)
 
     @property
     def accuracy(self) -> float:

@@ -12,12 +12,9 @@ from dapo.evaluation.evaluate import Response
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.types import Finish, Problem
 
-API_KEY_VARIABLE = "OPENAI_API_KEY"
-"""The environment variable that holds the server's key."""
-TIMEOUT_S = 600.0
-"""The time limit of one response."""
-RETRIES = 4
-"""How often a request is repeated after a lost connection, a timeout, status 429 or 5xx."""
+API_KEY_VARIABLE = "OPENAI_API_KEY"  # the environment variable that holds the server's key
+TIMEOUT_S = 600.0  # the time limit of one response
+RETRIES = 4  # how often a request is repeated after a lost connection, a timeout, status 429 or 5xx
 _FINISHES: Mapping[str, Finish] = {"stop": "stop", "length": "length"}
 _POLL_S = 0.2
 _SEED_BITS = 31
@@ -38,7 +35,7 @@ class ServerSampler:
         retries: int = RETRIES,
         backoff_s: float = 0.5,
     ) -> None:
-        """Connect to the server.
+        """Connect to the server. Raises ConfigError if it cannot be reached, or does not have the model.
 
         Args:
             url: The server's address up to and including the version: `http://localhost:8000/v1`.
@@ -48,13 +45,10 @@ class ServerSampler:
             concurrency: The number of requests in flight.
             timeout_s: The time limit of one response.
             retries: How often a request is repeated after a failure that may pass.
-            backoff_s: The pause before the second retry (the first follows at once); it doubles, unless the server
-                asks for another.
-
-        Raises:
-            ConfigError: The server cannot be reached, or does not have the model.
+            backoff_s: The pause before the second retry (the first comes at once), which doubles.
         """
-        self._plan, self._to_messages, self._concurrency = plan, to_messages, concurrency
+        self.plan = plan
+        self._to_messages, self._concurrency = to_messages, concurrency
         try:
             self._chat = ChatClient(
                 url,
@@ -77,8 +71,8 @@ class ServerSampler:
 
     def submit(self, index: int, problem: Problem) -> None:
         messages = [dict(message) for message in self._to_messages(problem)]
-        for i in range(self._plan.samples_per_problem):
-            seed = keyed_seed(self._plan.seed, "eval", problem.id, i) % (1 << _SEED_BITS)
+        for i in range(self.plan.samples_per_problem):
+            seed = keyed_seed(self.plan.seed, "eval", problem.id, i) % (1 << _SEED_BITS)
             self._tasks.put((index, i, messages, seed))
 
     def poll(self) -> list[tuple[int, int, Response]]:
@@ -104,20 +98,14 @@ class ServerSampler:
             try:
                 response = self._request(messages, seed)
             except Exception as error:  # a thread's exception would be lost, and the evaluation would wait for ever
-                reason = str(error).removeprefix(f"{self._chat.url}: ")
-                response = _failed_response(
-                    reason if isinstance(error, DapoError) else f"{type(error).__name__}: {reason}"
-                )
+                kind = "" if isinstance(error, DapoError) else f"{type(error).__name__}: "
+                response = _failed_response(kind + str(error).removeprefix(f"{self._chat.url}: "))
             self._results.put((index, i, response))
 
     def _request(self, messages: list[dict[str, str]], seed: int) -> Response:
-        plan = self._plan
+        plan = self.plan
         found = self._chat.complete(
-            messages,
-            temperature=plan.temperature,
-            top_p=plan.top_p,
-            max_tokens=plan.max_response_tokens,
-            seed=seed,
+            messages, temperature=plan.temperature, top_p=plan.top_p, max_tokens=plan.max_response_tokens, seed=seed
         )
         if found.finish not in _FINISHES:
             return _failed_response(f"the response ended by {found.finish!r}")
@@ -127,13 +115,11 @@ class ServerSampler:
         try:
             served = self._chat.models()
         except ServerFailed as error:
-            raise ConfigError(
-                f"--server {error}; expected a URL such as http://localhost:8000/v1 of a server that runs"
-            ) from None
+            advice = "expected a URL such as http://localhost:8000/v1 of a server that runs"
+            raise ConfigError(f"--server {error}; {advice}") from None
         except ServerRefused as error:
-            raise ConfigError(
-                f"--server {error}; put its key into the environment variable {API_KEY_VARIABLE}"
-            ) from None
+            advice = f"put its key into the environment variable {API_KEY_VARIABLE}"
+            raise ConfigError(f"--server {error}; {advice}") from None
         # not every server lists its models; an unknown one shows with the first answer
         if served is not None and model not in served:
             raise ConfigError(f"--server {url} has no model {model!r}; it has {', '.join(served)}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from dapo.core.background import in_background
 from dapo.core.files import atomic_write_json
-from dapo.evaluation.evaluate import evaluate
+from dapo.evaluation.evaluate import EngineSampler, evaluate
 from dapo.evaluation.scores import Evaluation
 from dapo.telemetry.metrics import engine_gap_metrics, mean_of_updates, reflection_metrics, rollout_metrics
 from dapo.telemetry.rollout_table import write_rollouts
@@ -91,15 +91,8 @@ def _evaluate(run: Run, step: int) -> Evaluation | None:
         return None
     sampling = run.sampling
     with run.phase("evaluate", total=len(run.held_out)) as on_progress:
-        evaluation = evaluate(
-            sampling.engine,
-            sampling.judge,
-            sampling.encoder,
-            run.held_out,
-            run.eval_plan,
-            on_progress=on_progress,
-            check=run.stop.check,
-        )
+        sampler = EngineSampler(sampling.engine, sampling.encoder, run.eval_plan)
+        evaluation = evaluate(sampler, sampling.judge, run.held_out, on_progress=on_progress, check=run.stop.check)
     atomic_write_json(run.directory.eval(step), {"step": step, **evaluation.summary(), "table": evaluation.table()})
     return evaluation
 
