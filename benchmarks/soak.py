@@ -15,9 +15,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pyarrow.parquet import read_table
+
 from benchmarks.memory import rss_bytes
 from benchmarks.worker_session import ROOT
-from dapo.telemetry.rollout_table import read_rollouts
 from dapo.telemetry.sinks import read_metrics
 
 OPTIONS = (
@@ -97,9 +98,7 @@ def snapshot(run: Path, process: int) -> Snapshot | None:
         memory, handles = rss_bytes(process), len(list(Path(f"/proc/{process}/fd").iterdir()))
     except OSError:
         return None  # it has ended, and is for us to reap
-    return Snapshot(
-        read_metrics(run / "metrics.jsonl")[-1]["step"], memory, handles, read_rollouts(tables[-1]).num_rows
-    )
+    return Snapshot(read_metrics(run / "metrics.jsonl")[-1]["step"], memory, handles, read_table(tables[-1]).num_rows)
 
 
 def growth(snapshots: Sequence[Snapshot], *, from_step: int) -> dict[str, Any]:

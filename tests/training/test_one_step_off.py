@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from pyarrow.parquet import read_table
 from safetensors.torch import load_file
 
 from dapo.cli.check.summary import explain
@@ -27,7 +28,6 @@ from dapo.engines.scripted import ScriptedEngine
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.telemetry.console import ProgressDisplay
 from dapo.telemetry.metrics import staleness_metrics
-from dapo.telemetry.rollout_table import read_rollouts
 from dapo.telemetry.sinks import JsonlSink, Tracker
 from dapo.training import one_step_off
 from dapo.training.checkpointing import restore
@@ -183,12 +183,12 @@ def scripted_run(
 
 def versions(run: Path) -> list[set[int]]:
     """Of the weights that sampled each step's responses."""
-    return [set(read_rollouts(path)["version"].to_pylist()) for path in sorted((run / "rollouts").iterdir())]
+    return [set(read_table(path)["version"].to_pylist()) for path in sorted((run / "rollouts").iterdir())]
 
 
 def decided_positions(run: Path) -> list[int]:
     """Places in the stream of all decided groups, step after step."""
-    tables = [read_rollouts(path).to_pylist() for path in sorted((run / "rollouts").iterdir())]
+    tables = [read_table(path).to_pylist() for path in sorted((run / "rollouts").iterdir())]
     return [row["group_id"] for rows in tables for row in rows if row["outcome"] != "excess" and row["sample"] == 0]
 
 
@@ -598,7 +598,7 @@ class TestFailures:
             ):
                 scripted_run(run, engine=ScriptedEngine(hopeless))
             assert prefetched_steps(run) == {"step_000002": None}
-            assert len(read_rollouts(run / "rollouts/step_000003.parquet")) == 160
+            assert len(read_table(run / "rollouts/step_000003.parquet")) == 160
         scripted_run(run)
         assert [row["rollout/staleness_max"] for row in metrics(run)] == [0, 1, 0, 1]
         assert decided_positions(run) == list(range(len(decided_positions(run))))

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from pyarrow.parquet import read_table
 
 from dapo.cli.main import main
-from dapo.telemetry.rollout_table import read_rollouts
 from dapo.training.problem_stats import ProblemStats
 from dapo.types import Group, Problem, Verdict
 from helpers import paths
@@ -47,7 +47,7 @@ def test_problem_stats_agree_with_the_rollouts_also_after_a_resume(tmp_path: Pat
     train("resume", str(run), "train.num_steps=4")
     found = json.loads((run / "problems.json").read_text())
     assert found == json.loads((run / "checkpoints" / "step_000004" / "problems.json").read_text())
-    rows = [row for path in sorted((run / "rollouts").glob("*.parquet")) for row in read_rollouts(path).to_pylist()]
+    rows = [row for path in sorted((run / "rollouts").glob("*.parquet")) for row in read_table(path).to_pylist()]
     decided = [row for row in rows if row["outcome"] != "excess"]
     assert sum(entry["responses"] for entry in found.values()) == len(decided)
     assert sum(entry["correct"] for entry in found.values()) == sum(row["correct"] for row in decided)

@@ -9,10 +9,10 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from pyarrow.parquet import read_table
 
 import dapo
 from dapo.cli.train import resume_run, start_run
-from dapo.telemetry.rollout_table import read_rollouts
 from helpers.paths import TESTS
 from helpers.tiny_runs import contents, metrics, tiny
 
@@ -79,7 +79,7 @@ def test_the_grpo_baseline_trains_every_group_with_a_reference(tmp_path: Path):
 def test_every_judged_response_is_written_with_the_outcome_of_its_group(tmp_path: Path):
     start_run(tiny("train.num_steps=2"), run_dir=tmp_path / "r", config_name="t")
     for row in metrics(tmp_path / "r")[1:]:
-        table = read_rollouts(tmp_path / "r" / "rollouts" / f"step_{row['step']:06d}.parquet").to_pylist()
+        table = read_table(tmp_path / "r" / "rollouts" / f"step_{row['step']:06d}.parquet").to_pylist()
         trained = [sample for sample in table if sample["outcome"] == "trained"]
         assert len(trained) == 4 * row["rollout/groups_trained"]
         assert sum(sample["response_tokens"] for sample in trained) == row["rollout/tokens_trained"]

@@ -14,7 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from dapo.telemetry.metric_table import PHASES, metric_of
@@ -125,9 +125,8 @@ class ProgressDisplay:
         print(printable(text, self._stream.encoding or "utf-8"), file=self._stream, flush=True)
 
     def _seconds_left(self) -> float | None:
-        if not self._step_seconds:
-            return None
-        return median(self._step_seconds) * (self._num_steps - self._finished_steps)
+        left = self._num_steps - self._finished_steps
+        return median(self._step_seconds) * left if self._step_seconds else None
 
     def _render(self) -> RenderableType:
         rows = Table.grid(padding=(0, 2))
@@ -155,14 +154,10 @@ class ProgressDisplay:
         return name, bar, f"{done}/{total} {PHASES[name].counts}, {seconds}"
 
     def _metrics_row(self) -> Text:
-        shown = [
-            column
-            for column in METRIC_COLUMNS
-            if column.metric in self._metrics and column.metric not in ("reward/accuracy", "time/step_s")
-        ]
-        return Text("  ").join(
-            Text.assemble((f"{column.label} ".lstrip(), "dim"), column.show(self._metrics).lstrip()) for column in shown
-        )
+        elsewhere = ("reward/accuracy", "time/step_s")
+        shown = [c for c in METRIC_COLUMNS if c.metric in self._metrics and c.metric not in elsewhere]
+        cells = [Text.assemble((f"{c.label} ".lstrip(), "dim"), c.show(self._metrics).lstrip()) for c in shown]
+        return Text("  ").join(cells)
 
 
 def step_line(step: int, num_steps: int, metrics: Mapping[str, float], seconds_left: float | None) -> str:
@@ -270,22 +265,19 @@ def _escape(character: str) -> str:
 
 
 def _comparison(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
-    table = Table(title="Held-out problems", title_style="bold", title_justify="left")
-    table.add_column("")
-    for column in ("before training", "after training"):
-        table.add_column(column, justify="right")
-    table.add_row("accuracy", *(Text(f"{result['accuracy']:.1%}", style="bold") for result in (before, after)))
-    table.add_row("95 % interval", *(f"{result['low']:.1%} to {result['high']:.1%}" for result in (before, after)))
-    table.add_row("problems", *(f"{result['problems']:,}" for result in (before, after)))
-    table.add_row("mean response, tokens", *(f"{result['response_tokens_mean']:,.1f}" for result in (before, after)))
-    table.add_row("truncated", *(f"{result['truncated_fraction']:.1%}" for result in (before, after)))
+    columns = [Column(name, justify="right") for name in ("before training", "after training")]
+    table = Table("", *columns, title="Held-out problems", title_style="bold", title_justify="left")
+    results = before, after
+    table.add_row("accuracy", *(Text(f"{result['accuracy']:.1%}", style="bold") for result in results))
+    table.add_row("95 % interval", *(f"{result['low']:.1%} to {result['high']:.1%}" for result in results))
+    table.add_row("problems", *(f"{result['problems']:,}" for result in results))
+    table.add_row("mean response, tokens", *(f"{result['response_tokens_mean']:,.1f}" for result in results))
+    table.add_row("truncated", *(f"{result['truncated_fraction']:.1%}" for result in results))
     return table
 
 
 def _sample(sample: Mapping[str, Any], console: Console) -> RenderableType:
-    rows = Table.grid(padding=(0, 2))
-    rows.add_column(no_wrap=True)
-    rows.add_column(overflow="fold")
+    rows = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
     for label, text in (("question", sample["question"]), ("reference", sample["answer"])):
         rows.add_row(Text(label, style="dim"), Text(printable(excerpt(str(text)), console.encoding)))
     for label in ("before", "after"):
@@ -295,9 +287,6 @@ def _sample(sample: Mapping[str, Any], console: Console) -> RenderableType:
 
 
 def _mark(correct: bool | None, console: Console) -> Text:
-    symbol, word, style = {
-        True: ("✓", "correct", "green"),
-        False: ("✗", "wrong", "red"),
-        None: ("?", "no verdict", "yellow"),
-    }[correct]
+    marks = {True: ("✓", "correct", "green"), False: ("✗", "wrong", "red"), None: ("?", "no verdict", "yellow")}
+    symbol, word, style = marks[correct]
     return Text(symbol if printable(symbol, console.encoding) == symbol else word, style=style)

@@ -108,24 +108,17 @@ def _frame(axes: "Axes", *, title: str, unit: str) -> None:
 
 
 def _curve(
-    axes: "Axes",
-    records: Sequence[Record],
-    metric: str,
-    *,
-    colour: str,
-    label: str | None = None,
-    width: float = 2.0,
+    axes: "Axes", records: Sequence[Record], metric: str, *, colour: str, label: str | None = None, width: float = 2.0
 ) -> None:
     """Plot the values; if there are enough steps, as a thin line under their running mean."""
     steps, values = _series(records, metric)
     if not steps:
         return
-    if len(steps) < SMOOTHED_FROM_STEPS:
-        marker = "o" if len(steps) == 1 else None
-        axes.plot(steps, values, color=colour, linewidth=width, marker=marker, label=label)
-        return
-    axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3)
-    axes.plot(steps, _running_mean(values, _window(len(steps))), color=colour, linewidth=width, label=label)
+    marker = "o" if len(steps) == 1 else None
+    if len(steps) >= SMOOTHED_FROM_STEPS:
+        axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3)
+        values = _running_mean(values, _window(len(steps)))
+    axes.plot(steps, values, color=colour, linewidth=width, marker=marker, label=label)
 
 
 def _caption(figure: "Figure", steps: Sequence[int], title: str) -> None:

@@ -37,10 +37,8 @@ class Phase:
     """A part of a step: shown while it goes on, and timed as `time/NAME_s`."""
 
     meaning: str
-    counts: str = ""
-    """What its progress counts."""
-    when: str = ""
-    """Where not every step has the phase: which ones do."""
+    counts: str = ""  # what its progress counts
+    when: str = ""  # where not every step has the phase: which ones do
     is_logged: bool = True
 
 
@@ -65,14 +63,11 @@ class Metric:
 
     name: str
     unit: str
-    meaning: str
-    """A full sentence."""
-    paper: str = ""
-    """The figure, table or equation of the paper that it belongs to."""
+    meaning: str  # a full sentence
+    paper: str = ""  # the figure, table or equation of the paper that it belongs to
     over_updates: Literal["", "mean", "sum", "max"] = ""
     """How a step's optimizer updates are combined into one value; empty for a metric of the whole step."""
-    when: str = ""
-    """The condition under which it is logged; empty if every run logs it."""
+    when: str = ""  # the condition under which it is logged; empty if every run logs it
 
     @property
     def scale(self) -> float:

@@ -52,9 +52,7 @@ def rollout_metrics(
     lengths = [len(generation.token_ids) for generation in generations]
     outcomes = [outcome for _, outcome in decided]
     shaped = [reward for group in groups for reward in group.rewards if reward is not None]
-    trained = [
-        reward for group, outcome in decided if outcome == "trained" for reward in group.rewards if reward is not None
-    ]
+    trained = [r for group, outcome in decided if outcome == "trained" for r in group.rewards if r is not None]
     metrics: dict[str, float] = {
         "reward/mean": _mean(shaped),
         "reward/trained_mean": _mean(trained),
@@ -118,11 +116,10 @@ def staleness_metrics(groups: Sequence[Group], *, version: int) -> dict[str, flo
 def mean_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The metrics of a step's optimizer updates: their mean, sum or maximum, as the table of metrics says."""
     combine: Mapping[str, Callable[[list[float]], float]] = {"mean": fmean, "sum": sum, "max": max}
-    names = dict.fromkeys(name for update in updates for name in update)
-    return {
-        name: combine[metric_of(name).over_updates]([update[name] for update in updates if name in update])
-        for name in names
-    }
+    values: dict[str, list[float]] = {}
+    for name, value in (item for update in updates for item in update.items()):
+        values.setdefault(name, []).append(value)
+    return {name: combine[metric_of(name).over_updates](of_updates) for name, of_updates in values.items()}
 
 
 class StepTimer:
@@ -151,14 +148,10 @@ class StepTimer:
         metrics = {f"time/{name}_s": round(seconds, 4) for name, seconds in self._seconds.items()}
         metrics["time/step_s"] = round(total, 4)
         metrics["time/tokens_per_s"] = round(tokens_generated / total, 2)
-        metrics["time/peak_memory_gib"] = round(peak_memory_gib(), 3)
+        unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kibibytes
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        metrics["time/peak_memory_gib"] = round(peak / 2**30, 3)
         return metrics
-
-
-def peak_memory_gib() -> float:
-    """The largest resident memory of this process so far, in GiB."""
-    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kibibytes
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
 
 def _gaps(sample: Sample) -> NDArray[Any]:

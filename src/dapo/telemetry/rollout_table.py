@@ -1,6 +1,6 @@
 """The judged responses of a step as a Parquet table, to query with DuckDB, pandas or pyarrow."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -9,13 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dapo.core.errors import DataError
 from dapo.core.files import atomic_file
 
 ROWS_PER_CHUNK = 1024  # bounds memory: at the paper's lengths a whole step is gigabytes of ids
-
-UNIQUE_COLUMNS = ("response", "response_ids", "engine_logprobs")
-"""Columns without dictionary encoding: their values are distinct, so building a dictionary would be wasted time."""
 
 
 def _required(name: str, kind: pa.DataType) -> pa.Field:
@@ -48,7 +44,8 @@ ROLLOUT_SCHEMA = pa.schema(
 )
 """One row per response."""
 
-_DICTIONARIES = [name for name in ROLLOUT_SCHEMA.names if name not in UNIQUE_COLUMNS]
+# the values of the others are distinct: building a dictionary would be wasted time
+_DICTIONARIES = [n for n in ROLLOUT_SCHEMA.names if n not in ("response", "response_ids", "engine_logprobs")]
 
 
 def write_rollouts(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -61,33 +58,15 @@ def write_rollouts(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
         atomic_file(Path(path)) as temporary,
         pq.ParquetWriter(temporary, ROLLOUT_SCHEMA, compression="zstd", use_dictionary=_DICTIONARIES) as writer,
     ):
-        for chunk in _chunks(rows):
+        remaining = iter(rows)
+        while chunk := list(islice(remaining, ROWS_PER_CHUNK)):
             writer.write_table(_table(chunk))
-
-
-def read_rollouts(path: str | Path) -> pa.Table:
-    """Read a table. Raises DataError if the file is missing or not Parquet."""
-    path = Path(path)
-    if not path.is_file():
-        raise DataError(f"no rollout table {path}; expected RUN_DIR/rollouts/step_NNNNNN.parquet (log.rollouts=true)")
-    try:
-        with pq.ParquetFile(path) as file:
-            return file.read()
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{path} is not readable as Parquet: {error}") from None
-
-
-def _chunks(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
-    remaining = iter(rows)
-    while chunk := list(islice(remaining, ROWS_PER_CHUNK)):
-        yield chunk
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     for row in rows:
         # pyarrow would silently drop unknown columns and fill missing ones with nulls
-        if row.keys() != set(ROLLOUT_SCHEMA.names):
-            odd = sorted(row.keys() ^ set(ROLLOUT_SCHEMA.names))
+        if odd := sorted(row.keys() ^ set(ROLLOUT_SCHEMA.names)):
             raise ValueError(f"a rollout row must have exactly the columns of ROLLOUT_SCHEMA; these differ: {odd}")
     columns = [_column([row[field.name] for row in rows], field) for field in ROLLOUT_SCHEMA]
     return pa.Table.from_arrays(columns, schema=ROLLOUT_SCHEMA)
@@ -96,15 +75,11 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 def _column(values: list[Any], field: pa.Field) -> pa.Array:
     if field.type == pa.string():
         values = [None if value is None else storable(value) for value in values]
-    if pa.types.is_list(field.type):
-        return _rows(values, field.type)
-    return pa.array(values, field.type)
-
-
-def _rows(values: Sequence[Sequence[float]], kind: pa.ListType) -> pa.Array:
-    numbers = np.concatenate([np.asarray(row, kind.value_type.to_pandas_dtype()) for row in values])
+    if not pa.types.is_list(field.type):
+        return pa.array(values, field.type)
+    numbers = np.concatenate([np.asarray(row, field.type.value_type.to_pandas_dtype()) for row in values])
     ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
-    return pa.ListArray.from_arrays(pa.array(ends), pa.array(numbers), type=kind)
+    return pa.ListArray.from_arrays(pa.array(ends), pa.array(numbers), type=field.type)
 
 
 def storable(text: str) -> str:

@@ -77,9 +77,8 @@ class WandbSink:
         wandb = _tracker("wandb", package="wandb")
         id_file = Path(directory) / "wandb-run-id"
         run_id = id_file.read_text().strip() if id_file.exists() else None
-        self._run = wandb.init(
-            project=project, name=name, config=mask_options(config), dir=str(directory), id=run_id, resume="allow"
-        )
+        where = {"project": project, "name": name, "dir": str(directory), "id": run_id}
+        self._run = wandb.init(**where, config=mask_options(config), resume="allow")
         id_file.write_text(f"{self._run.id}\n")
 
     def log(self, step: int, metrics: Metrics) -> None:
