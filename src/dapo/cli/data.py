@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,9 +69,7 @@ def stats(
         run = Path(spec)
         source = load_config(RunDirectory.open(run).config).data.train
     data = _read(source)
-    rates: dict[str, dict[str, PassRate]] = {}
-    if run is not None:
-        rates["run"] = data_stats.run_pass_rates(run)
+    rates: dict[str, dict[str, PassRate]] = {} if run is None else {"run": data_stats.run_pass_rates(run)}
     tokens: dict[str, int] | None = None
     if model is not None:
         tokens, model_rates = data_stats.model_pass_rates(
@@ -82,9 +81,9 @@ def stats(
     if output is not None:
         atomic_write_json(output, {**result, "table": data_stats.problem_rows(data, rates, tokens)})
     data_stats.print_description(result)
-    for name, title in (("run", f"pass rates in {run}"), ("model", f"{samples} responses per problem of {model}")):
-        if name in result:
-            data_stats.print_difficulty(result[name], title)
+    titles = {"run": f"pass rates in {run}", "model": f"{samples} responses per problem of {model}"}
+    for name in rates:
+        data_stats.print_difficulty(result[name], titles[name])
     if "run" in rates:
         data_stats.print_most_visited(data, rates["run"])
     if output is not None:
@@ -198,17 +197,11 @@ def integerize(
         if journal.records:
             print(f"{len(journal.records):,} problems were decided before the interruption")
         with progress("integerize") as update_progress:
-            kept, decisions = rewriting.integerize(
-                problems,
-                ask,
-                journal,
-                num_solutions=num_solutions,
-                concurrency=concurrency,
-                on_progress=update_progress,
-            )
+            how = {"num_solutions": num_solutions, "concurrency": concurrency}
+            kept, decisions = rewriting.integerize(problems, ask, journal, **how, on_progress=update_progress)
         reason = f"see {journal_path}" if journal.records else "they are letters or text"
         if_empty = f"no answer is an integer or can be made one; {reason}"
-        write_data(out, kept, report, map(rewriting.Decision.as_json, decisions.values()), if_empty=if_empty)
+        write_data(out, kept, report, map(asdict, decisions.values()), if_empty=if_empty)
         journal.records.clear()  # so that the journal is deleted
     actions = [decisions[problem.id].action for problem in problems]
     counts = {"rows": len(problems)} | {str(action): actions.count(action) for action in rewriting.ACTIONS}
@@ -216,7 +209,6 @@ def integerize(
 
 
 def _read(spec: "DataSpec", *, name: str = "SPEC", split: "Split" = "train") -> "list[Problem]":
-    """Load the problems of a source named on the command line (a string), or in a configuration."""
     from dapo.config import parse_data_argument
     from dapo.data.problems import load_problems
 

@@ -113,17 +113,15 @@ def print_description(result: Mapping[str, Any]) -> None:
     table.add_row("copies", f"{result['copies']:,} (at most {result['max_copies']:,} rows per problem)")
     for name in ("prompt_characters", "prompt_tokens"):
         if (summary := result[name]) is not None:
-            joined = ", ".join(f"{key} {value:,.0f}" for key, value in summary.items())
-            table.add_row(name.replace("_", ", "), joined)
+            table.add_row(name.replace("_", ", "), ", ".join(f"{key} {value:,.0f}" for key, value in summary.items()))
     for name in ("instruction_before", "instruction_after"):
         if result[name]:
             table.add_row(name.replace("_", " "), escape(shortened(result[name])))
-    kinds = [(kind, count) for kind, count in result["answer_types"].items() if count]
-    table.add_row("answer types", ", ".join(f"{kind} {count:,}" for kind, count in kinds))
-    sources = list(result["sources"].items())
+    kinds = [f"{kind} {count:,}" for kind, count in result["answer_types"].items() if count]
+    table.add_row("answer types", ", ".join(kinds))
+    sources = [f"{escape(name)} {count:,}" for name, count in result["sources"].items()]
     more = [f"and {len(sources) - SHOWN_SOURCES} more"] if len(sources) > SHOWN_SOURCES else []
-    shown = [f"{escape(name)} {count:,}" for name, count in sources[:SHOWN_SOURCES]]
-    table.add_row("sources", ", ".join([*shown, *more]))
+    table.add_row("sources", ", ".join([*sources[:SHOWN_SOURCES], *more]))
     Console().print(table)
 
 

@@ -218,7 +218,6 @@ def _identity(
 
 
 def _require_folder(output: Path | None) -> None:
-    """Raise ConfigError, before anything is sampled, if the result could not be written."""
     if output is not None and not output.parent.is_dir():
         raise ConfigError(f"--output {output}: there is no directory {output.parent}")
 
@@ -236,7 +235,6 @@ def _write_result(output: Path, result: Mapping[str, Any]) -> None:
 
 
 def _read_result(path: Path) -> dict[str, Any]:
-    """An evaluation that `dapo eval --output` or a run has written. Raises DataError."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

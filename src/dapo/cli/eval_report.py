@@ -81,7 +81,6 @@ def _print_errors(console: Console, summary: Mapping[str, Any]) -> None:
 
 
 def _problem_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """One line per problem, the hardest first."""
     table = Table(title="by problem", title_style="bold", title_justify="left")
     for name in ("problem", "answer"):
         table.add_column(name, overflow="ellipsis", no_wrap=True, max_width=60 if name == "problem" else 12)

@@ -17,17 +17,9 @@ def progress(title: str, *, unit: str = "problems") -> Iterator[Callable[[int, i
     """Yield a function `(done, total)` that shows progress on stderr: a bar on a terminal, else ten lines."""
     console = Console(stderr=True)
     is_terminal = console.is_terminal
-    bar = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not is_terminal,
-    )
+    name = TextColumn("{task.description}", markup=False)
+    columns = name, BarColumn(), MofNCompleteColumn(), unit, TimeElapsedColumn(), "left", TimeRemainingColumn()
+    bar = Progress(*columns, console=console, disable=not is_terminal)
     task = bar.add_task(title)
     printed_lines = 0
 

@@ -46,12 +46,10 @@ class ByteDecoder:
                 known = all(character in alphabet for character in token)
                 pieces[token_id] = bytes(alphabet[character] for character in token) if known else token.encode()
         table = cls(pieces)
+        options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
         samples = (keyed_uniforms(keyed_seed("detokenize"), _NUM_CHECKS * _CHECK_TOKENS) * len(pieces)).astype(np.int32)
         for ids in np.split(samples, _NUM_CHECKS):
-            expected = tokenizer.decode(
-                ids.tolist(), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-            )
-            if table.decode(ids.tolist()) != expected:
+            if table.decode(ids.tolist()) != tokenizer.decode(ids.tolist(), **options):
                 return None
         return table
 

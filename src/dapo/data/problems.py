@@ -1,5 +1,6 @@
 """Load the problems that a data spec names."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice, zip_longest
 from typing import Any
@@ -43,10 +44,9 @@ def load_problems(spec: str | dict[str, Any] | Source, *, split: Split = "train"
 
 def unique_problems(problems: Sequence[Problem]) -> list[tuple[Problem, int]]:
     """The distinct problems (by id) with the number of copies of each, in the order of first appearance."""
-    found: dict[str, list[Problem]] = {}
-    for problem in problems:
-        found.setdefault(problem.id, []).append(problem)
-    return [(copies[0], len(copies)) for copies in found.values()]
+    counts = Counter(problem.id for problem in problems)
+    first = {problem.id: problem for problem in reversed(problems)}
+    return [(first[key], count) for key, count in counts.items()]
 
 
 def remove_overlap(train: Sequence[Problem], held_out: Sequence[Problem]) -> tuple[list[Problem], int]:
@@ -79,10 +79,9 @@ def _generated(source: TaskSource, split: Split) -> list[Problem]:
     # round-robin: problem i is of task i mod n
     sizes = [len(range(index, size, len(source.tasks))) for index in range(len(source.tasks))]
     if source.kind == "builtin":
-        by_task = [
-            builtin_problems(name, options, size=task_size, seed=source.seed or 0, split=split)
-            for (name, options), task_size in zip(source.tasks.items(), sizes, strict=True)
-        ]
+        each = zip(source.tasks.items(), sizes, strict=True)
+        seed = source.seed or 0
+        by_task = [builtin_problems(name, options, size=n, seed=seed, split=split) for (name, options), n in each]
     else:
         seed = source.seed if source.seed is not None else DEFAULT_GYM_SEED[split]
         by_task = gym_problems(source.tasks, sizes, seed=seed, distinct=split == "eval")

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
     from dapo.config import DataConfig
 
-MAX_CACHED_PROMPTS = 2**17
-"""The number of prompts whose token ids are cached, about one kilobyte each."""
+MAX_CACHED_PROMPTS = 2**17  # the number of prompts whose token ids are cached, about one kilobyte each
 
 
 class PromptEncoder:
@@ -102,9 +101,8 @@ class PromptEncoder:
             text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
-            raise DataError(
-                f"problem {problem.id}: the model's chat template rejects messages of {roles}: {error}"
-            ) from None
+            reason = f"the model's chat template rejects messages of {roles}: {error}"
+            raise DataError(f"problem {problem.id}: {reason}") from None
         assert isinstance(text, str)
         return text
 
@@ -139,9 +137,8 @@ def with_instruction(problem: Problem, instruction: str) -> Prompt:
     messages = list(problem.prompt)
     last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
     if last is None:
-        raise DataError(
-            f"problem {problem.id}: data.instruction is appended to the last user message, and there is none"
-        )
+        reason = "data.instruction is appended to the last user message, and there is none"
+        raise DataError(f"problem {problem.id}: {reason}")
     messages[last] = {**messages[last], "content": f"{messages[last]['content']}\n{instruction}"}
     return messages
 

@@ -135,10 +135,7 @@ class Evaluation:
             "verifier_errors": len(errors),
             "most_frequent_error": max(sorted(set(errors)), key=errors.count) if errors else None,
             "by_source": self._by_source(),
-            "temperature": self.plan.temperature,
-            "top_p": self.plan.top_p,
-            "max_response_tokens": self.plan.max_response_tokens,
-            "seed": self.plan.seed,
+            **{name: getattr(self.plan, name) for name in ("temperature", "top_p", "max_response_tokens", "seed")},
         }
 
     def metrics(self) -> dict[str, float]:
@@ -158,13 +155,10 @@ class Evaluation:
     def _estimates(self) -> dict[str, list[float]]:
         """`pass@j` for the powers of two up to k, and `cons@k`: a value per problem with enough valid responses."""
         k = self.plan.samples_per_problem
+        counts = [(len(problem.accuracies), round(sum(problem.accuracies))) for problem in self.judged]
         found = {}
         for j in (2**i for i in range(k.bit_length())):
-            if values := [
-                pass_at_k(len(p.accuracies), round(sum(p.accuracies)), j)
-                for p in self.judged
-                if len(p.accuracies) >= j <= k
-            ]:
+            if values := [pass_at_k(samples, correct, j) for samples, correct in counts if samples >= j]:
                 found[f"pass@{j}"] = values
         if k > 1 and any(response.answer is not None for problem in self.judged for response in problem.valid):
             found[f"cons@{k}"] = [problem.consensus for problem in self.judged]
@@ -217,7 +211,7 @@ def paired_difference(first: Sequence[Mapping[str, Any]], second: Sequence[Mappi
         "problems": len(judged),
         "better": sum(difference > 0 for difference in differences),
         "worse": sum(difference < 0 for difference in differences),
-        "equal": sum(difference == 0 for difference in differences),
+        "equal": differences.count(0),
     }
 
 
@@ -251,9 +245,8 @@ def bootstrap_interval(
     """The central 95 % of `statistic` over resamples of `values`, which are a function of the seed."""
     array = np.asarray(values, dtype=np.float64)
     generator = np.random.Generator(np.random.Philox(key=keyed_seed(seed, "bootstrap")))
-    resampled = [
-        float(statistic(array[generator.integers(0, len(array), len(array))])) for _ in range(BOOTSTRAP_RESAMPLES)
-    ]
+    size = len(array)
+    resampled = [float(statistic(array[generator.integers(0, size, size)])) for _ in range(BOOTSTRAP_RESAMPLES)]
     low, high = np.quantile(resampled, [0.025, 0.975])
     return float(low), float(high)
 

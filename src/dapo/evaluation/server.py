@@ -13,8 +13,6 @@ from dapo.evaluation.scores import EvaluationPlan
 from dapo.types import Finish, Problem
 
 API_KEY_VARIABLE = "OPENAI_API_KEY"  # the environment variable that holds the server's key
-TIMEOUT_S = 600.0  # the time limit of one response
-RETRIES = 4  # how often a request is repeated after a lost connection, a timeout, status 429 or 5xx
 _FINISHES: Mapping[str, Finish] = {"stop": "stop", "length": "length"}
 _POLL_S = 0.2
 _SEED_BITS = 31
@@ -31,8 +29,8 @@ class ServerSampler:
         to_messages: Callable[[Problem], Sequence[Mapping[str, str]]],
         *,
         concurrency: int = 16,
-        timeout_s: float = TIMEOUT_S,
-        retries: int = RETRIES,
+        timeout_s: float = 600.0,
+        retries: int = 4,
         backoff_s: float = 0.5,
     ) -> None:
         """Connect to the server. Raises ConfigError if it cannot be reached, or does not have the model.
@@ -44,21 +42,15 @@ class ServerSampler:
             to_messages: Turns a problem into chat messages.
             concurrency: The number of requests in flight.
             timeout_s: The time limit of one response.
-            retries: How often a request is repeated after a failure that may pass.
+            retries: How often a request is repeated after a lost connection, a timeout, status 429 or 5xx.
             backoff_s: The pause before the second retry (the first comes at once), which doubles.
         """
         self.plan = plan
         self._to_messages, self._concurrency = to_messages, concurrency
         try:
-            self._chat = ChatClient(
-                url,
-                model,
-                api_key=os.environ.get(API_KEY_VARIABLE),
-                timeout_s=timeout_s,
-                retries=retries,
-                backoff_s=backoff_s,
-                connections=concurrency,
-            )
+            key = os.environ.get(API_KEY_VARIABLE)
+            times = {"timeout_s": timeout_s, "backoff_s": backoff_s}
+            self._chat = ChatClient(url, model, api_key=key, retries=retries, connections=concurrency, **times)
         except DataError as error:
             raise ConfigError(f"--server: {error}") from None
         self._require_model(url, model)

@@ -110,7 +110,6 @@ def _frame(axes: "Axes", *, title: str, unit: str) -> None:
 def _curve(
     axes: "Axes", records: Sequence[Record], metric: str, *, colour: str, label: str | None = None, width: float = 2.0
 ) -> None:
-    """Plot the values; if there are enough steps, as a thin line under their running mean."""
     steps, values = _series(records, metric)
     if not steps:
         return
@@ -152,12 +151,10 @@ def _evaluation_names(records: Sequence[Record]) -> list[str]:
 
 
 def _window(steps: int) -> int:
-    """The width of the running mean: a tenth of the run, and odd."""
     return max(3, steps // 10) | 1
 
 
 def _running_mean(values: Sequence[float], window: int) -> list[float]:
-    """The centred running mean; at the ends, over the values within the window."""
     half = window // 2
     around = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
     return [sum(near) / len(near) for near in around]

@@ -4,8 +4,8 @@ The console, the curves, `mean_of_updates` and docs/metrics.md read it. Run as a
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 SECTIONS = {
@@ -156,21 +156,13 @@ METRICS = (
 )
 # fmt: on
 
-_BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
-_PLACEHOLDER = re.compile(r"\\\{(\w+)\\\}")
-_FAMILIES = tuple(
-    (re.compile(_PLACEHOLDER.sub(lambda m: f"({'|'.join(OUTCOMES)})" if m[1] == "outcome" else "(.+)", pattern)), row)
-    for row in METRICS
-    if "{" in (pattern := re.escape(row.name))
-)
 
-
+@cache
 def metric_of(name: str) -> Metric:
     """The row of the table that describes a logged name. Raises KeyError for a name that no row describes."""
-    if name in _BY_NAME:
-        return _BY_NAME[name]
-    for pattern, metric in _FAMILIES:
-        if pattern.fullmatch(name):
+    for metric in METRICS:
+        outcomes = metric.name.replace("{outcome}", f"({'|'.join(OUTCOMES)})")
+        if re.fullmatch(re.sub(r"\{\w+\}", "(.+)", outcomes), name):
             return metric
     raise KeyError(f"{name} is not in the table of metrics (dapo.telemetry.metric_table)")
 

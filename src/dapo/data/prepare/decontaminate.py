@@ -14,17 +14,13 @@ from dapo.types import Problem
 class Contaminated:
     """A training row that is removed, and the evaluation problem that it contains."""
 
-    row: int
-    """The row number in the source, from 1."""
+    row: int  # the row number in the source, from 1
     problem: Problem
-    question: str
-    """The text without the instruction around it."""
+    question: str  # the text without the instruction around it
     against: Problem
     against_question: str
-    overlap: float
-    """The fraction of the evaluation problem's n-grams that the row contains."""
-    passage: str
-    """The longest passage that both contain, as normalized words."""
+    overlap: float  # the fraction of the evaluation problem's n-grams that the row contains
+    passage: str  # the longest passage that both contain, as normalized words
 
     def as_json(self) -> dict[str, Any]:
         """One line of the report."""
@@ -46,12 +42,9 @@ class Contaminated:
 class Match:
     """The indexed text that overlaps most with another text."""
 
-    index: int
-    """The position of the text in the index."""
-    overlap: float
-    """The fraction of the indexed text's n-grams that the other text contains."""
-    passage: str
-    """The longest passage that both contain."""
+    index: int  # the position of the text in the index
+    overlap: float  # the fraction of the indexed text's n-grams that the other text contains
+    passage: str  # the longest passage that both contain
 
 
 def find_contaminated(
@@ -76,10 +69,9 @@ def find_contaminated(
         if match is None or match.overlap < min_overlap:
             kept.append(problem)
         else:
-            question, reference = template.strip_instruction(text), references[match.index]
-            removed.append(
-                Contaminated(row, problem, question, originals[match.index], reference, match.overlap, match.passage)
-            )
+            question = template.strip_instruction(text)
+            found = originals[match.index], references[match.index], match.overlap, match.passage
+            removed.append(Contaminated(row, problem, question, *found))
     return kept, removed
 
 

@@ -24,12 +24,10 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 class Removed:
     """A row that is left out, and the rule that removed it."""
 
-    row: int
-    """The row number in the source, from 1."""
+    row: int  # the row number in the source, from 1
     problem: Problem
     rule: Rule
-    kept_row: int | None
-    """The row that it is a copy of; None if the answers of the copies conflict and none is kept."""
+    kept_row: int | None  # the row that it is a copy of; None if the answers of the copies conflict and none is kept
     kept: Problem | None
     similarity: float = 1.0
 
@@ -58,8 +56,7 @@ class Deduplicated:
 
     kept: tuple[Problem, ...]
     removed: tuple[Removed, ...]
-    conflicts: int
-    """Number of texts whose copies have different answers."""
+    conflicts: int  # number of texts whose copies have different answers
     near_duplicates_kept: int
     """Number of problems kept despite similarity to an earlier one, because numbers or answer differ."""
 

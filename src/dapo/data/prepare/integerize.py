@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 from dapo.core.journal import Journal
 from dapo.core.math_text import final_part, marked_answer, strip_formatting
@@ -22,17 +22,14 @@ from dapo.data.problems import unique_problems
 from dapo.data.sources.rows import problem_id
 from dapo.types import Message, Problem
 
-Ask: TypeAlias = Callable[[str, int], str]
-"""Maps a request and a seed to the model's response."""
+Ask: TypeAlias = Callable[[str, int], str]  # maps a request and a seed to the model's response
 Action: TypeAlias = Literal["unchanged", "rewritten", "rejected"]
 ACTIONS: tuple[Action, ...] = ("unchanged", "rewritten", "rejected")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-TEMPERATURE = 0.7
-"""For rewriting and solving: identical solutions would confirm nothing."""
+TEMPERATURE = 0.7  # for rewriting and solving: identical solutions would confirm nothing
 REWRITE_ATTEMPTS = 2
-MAX_CONSECUTIVE_FAILURES = 8
-"""After this many failed requests in a row the server is taken to be down."""
+MAX_CONSECUTIVE_FAILURES = 8  # after this many failed requests in a row the server is taken to be down
 _MAX_DIGITS = 18
 _PART = r"<{0}>\s*(.*?)\s*</{0}>"
 
@@ -69,22 +66,10 @@ class Decision:
     id: str
     action: Action
     reason: str
-    question: str | None = None
-    """The accepted rewriting, or the last rejected one."""
-    answer: str | None = None
-    """The integer answer that the rewriting gives, or that an unchanged answer is equal to."""
-    votes: tuple[str | None, ...] = ()
-    """The answers of the solutions; None where a solution gives no integer."""
+    question: str | None = None  # the accepted rewriting, or the last rejected one
+    answer: str | None = None  # the integer answer that the rewriting gives, or that an unchanged answer is equal to
+    votes: Sequence[str | None] = ()  # the answers of the solutions; None where a solution gives no integer
     attempts: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        """The decision as a record of the journal and the report."""
-        return {**asdict(self), "votes": list(self.votes)}
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> "Decision":
-        """The decision of a journal record."""
-        return cls(**{**record, "votes": tuple(record["votes"])})
 
 
 def integerize(
@@ -124,7 +109,7 @@ def integerize(
         return decide(problem, template, checked_ask, num_solutions=num_solutions)
 
     def keep(decision: Decision) -> None:
-        journal.add(decision.as_json())
+        journal.add(asdict(decision))
         on_progress(len(journal.records), len(to_ask))
 
     on_progress(len(journal.records), len(to_ask))
@@ -135,7 +120,7 @@ def integerize(
             f"{num_undecided:,} of {len(to_ask):,} problems are not decided, because the server failed {len(failures)} "
             f"times ({failures[-1]}); the other decisions are kept: repeat the command to continue"
         )
-    complete = {key: decision or Decision.from_json(journal.records[key]) for key, decision in decisions.items()}
+    complete = {key: decision or Decision(**journal.records[key]) for key, decision in decisions.items()}
     return [new for p in problems if (new := apply(p, complete[p.id], template)) is not None], complete
 
 
@@ -212,16 +197,10 @@ def decide(problem: Problem, template: InstructionTemplate, ask: Ask, *, num_sol
         votes = _solve(problem, text, answer, ask, num_solutions=num_solutions, attempt=attempt)
         agreeing = votes.count(answer)
         accepted = 2 * agreeing > num_solutions
-        decision = Decision(
-            problem.id,
-            "rewritten" if accepted else "rejected",
-            f"{agreeing} of {len(votes)} solutions give {answer}"
-            + ("" if accepted else f", of {num_solutions} at most"),
-            question=text,
-            answer=answer,
-            votes=tuple(votes),
-            attempts=attempt,
-        )
+        action: Action = "rewritten" if accepted else "rejected"
+        reason = f"{agreeing} of {len(votes)} solutions give {answer}"
+        reason += "" if accepted else f", of {num_solutions} at most"
+        decision = Decision(problem.id, action, reason, text, answer, tuple(votes), attempt)
         if accepted:
             break
     return decision
@@ -244,12 +223,9 @@ def apply(problem: Problem, decision: Decision, template: InstructionTemplate) -
         prompt = [dict(message) for message in problem.prompt]
         prompt[_question_message_index(problem.prompt)]["content"] = after
     original = {"original_id": problem.id, "original_question": before[start:end], "original_answer": problem.answer}
+    fields = {**problem.fields, **original}
     return replace(
-        problem,
-        id=problem_id(prompt, decision.answer),
-        prompt=prompt,
-        answer=decision.answer,
-        fields={**problem.fields, **original},
+        problem, id=problem_id(prompt, decision.answer), prompt=prompt, answer=decision.answer, fields=fields
     )
 
 

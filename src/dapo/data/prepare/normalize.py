@@ -12,12 +12,9 @@ from dapo.core.math_text import INTEGER, plain_number, strip_formatting
 
 AnswerType: TypeAlias = Literal["integer", "number", "fraction", "expression", "letter", "text"]
 ANSWER_TYPES: tuple[AnswerType, ...] = ("integer", "number", "fraction", "expression", "letter", "text")
-MIN_TEXTS = 8
-"""With fewer distinct texts, what they share may be a coincidence."""
-MIN_INSTRUCTION_WORDS = 4
-"""Shorter shared beginnings and ends, such as `What is the`, belong to the problem."""
-MIN_AGREEMENT = 0.9
-"""The fraction of rows with a shared beginning that must share the next word."""
+MIN_TEXTS = 8  # with fewer distinct texts, what they share may be a coincidence
+MIN_INSTRUCTION_WORDS = 4  # shorter shared beginnings and ends, such as `What is the`, belong to the problem
+MIN_AGREEMENT = 0.9  # the fraction of rows with a shared beginning that must share the next word
 _TOKEN = re.compile(r"\S+")
 _WORD = re.compile(r"[^\W_]+")
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")

@@ -19,13 +19,10 @@ class PassRate:
     """How often the responses to one problem were correct."""
 
     id: str
-    responses: int
-    """Responses with a correct or incorrect verdict; errors and mere scores are not counted."""
+    responses: int  # responses with a correct or incorrect verdict; errors and mere scores are not counted
     correct: int
-    visits: int = 1
-    """Number of groups sampled for the problem."""
-    last_seen: int | None = None
-    """Training step of the newest group."""
+    visits: int = 1  # number of groups sampled for the problem
+    last_seen: int | None = None  # training step of the newest group
 
     @property
     def rate(self) -> float:

@@ -36,9 +36,8 @@ def builtin_problems(
     if split == "train":
         return list(islice(items, size))
     # coupon collector: n distinct questions take about n * log(n) samples; after these there is nothing new
-    num_samples = 4 * min(size, TASKS[name].distinct(resolved)) + 200
     found: dict[str, Problem] = {}
-    for problem in islice(items, num_samples):
+    for problem in islice(items, 4 * min(size, TASKS[name].distinct(resolved)) + 200):
         if len(found) == size:
             break
         found.setdefault(problem.id, problem)
@@ -58,8 +57,7 @@ def resolve_options(name: str, given: Mapping[str, Any]) -> Options:
         given |= {"low": 10 ** (digits - 1) if digits > 1 else known["low"].low, "high": 10**digits - 1}
     for option in given:
         if option not in known:
-            digits_too = ["digits"] if "low" in known else []
-            names = [*known, *digits_too]
+            names = [*known, *(["digits"] if "low" in known else [])]
             advice = did_you_mean(option, names) if names else "it has no options"
             raise DataError(f"builtin task {name}: unknown option {option!r}; {advice}")
     options = {key: _checked(name, key, given.get(key, option.default), option) for key, option in known.items()}
@@ -75,9 +73,8 @@ def is_held_out(name: str, question: str) -> bool:
 
 def _checked(task: str, name: str, value: object, option: Option) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not option.low <= value <= option.high:
-        raise DataError(
-            f"builtin task {task}: {name} must be an integer from {option.low} to {option.high}, got {value!r}"
-        )
+        expected = f"an integer from {option.low} to {option.high}"
+        raise DataError(f"builtin task {task}: {name} must be {expected}, got {value!r}")
     return value
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from dapo.core.rng import keyed_seed, keyed_uniforms
@@ -34,15 +33,12 @@ class Option(NamedTuple):
     high: int
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """How one kind of question is made."""
 
-    make: Callable[[ItemRng, Options], tuple[str, str]]
-    """The question and the answer of one item."""
+    make: Callable[[ItemRng, Options], tuple[str, str]]  # the question and the answer of one item
     options: Mapping[str, Option]
-    distinct: Callable[[Options], int]
-    """The number of distinct questions with these options, held-out ones included."""
+    distinct: Callable[[Options], int]  # the number of distinct questions with these options, held-out ones included
 
 
 def sums(rng: ItemRng, options: Options) -> tuple[str, str]:
@@ -84,10 +80,8 @@ def largest(rng: ItemRng, options: Options) -> tuple[str, str]:
 def sort_digits(rng: ItemRng, options: Options) -> tuple[str, str]:
     """Sort these digits from smallest to largest: 7 2 9."""
     digits = rng.integers(options["count"], 0, 9)
-    return (
-        f"Sort these digits from smallest to largest: {' '.join(map(str, digits))}.",
-        " ".join(map(str, sorted(digits))),
-    )
+    given, answer = (" ".join(map(str, shown)) for shown in (digits, sorted(digits)))
+    return f"Sort these digits from smallest to largest: {given}.", answer
 
 
 def letter_counts(rng: ItemRng, options: Options) -> tuple[str, str]:

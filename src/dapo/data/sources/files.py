@@ -82,9 +82,8 @@ def _decoded(line: bytes, where: str, *, first: bool) -> str:
         # editors on Windows begin a file with a byte-order mark
         return line.decode("utf-8-sig" if first else "utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{where}: not UTF-8 (byte {line[error.start]:#04x} at column {error.start + 1}); save the file as UTF-8"
-        ) from None
+        byte = f"byte {line[error.start]:#04x} at column {error.start + 1}"
+        raise DataError(f"{where}: not UTF-8 ({byte}); save the file as UTF-8") from None
 
 
 def _object(text: str, where: str) -> dict[str, Any]:
@@ -92,10 +91,8 @@ def _object(text: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(text)
     except json.JSONDecodeError as error:
-        raise DataError(
-            f"{where}: not valid JSON ({error.msg} at column {error.colno}); expected one object per line, "
-            f"like {example}"
-        ) from None
+        reason = f"not valid JSON ({error.msg} at column {error.colno})"
+        raise DataError(f"{where}: {reason}; expected one object per line, like {example}") from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, very deep nesting
         raise DataError(f"{where}: JSON that cannot be read ({error}); expected one object like {example}") from None
     if not isinstance(row, dict):

@@ -42,25 +42,20 @@ def gym_problems(
     for name, options in tasks.items():
         for option in ("seed", "size"):
             if option in options:
-                raise DataError(
-                    f"gym task {name}: {option} belongs next to gym, as in {{gym: {{{name}: ...}}, {option}: 1}}"
-                )
+                example = f"{{gym: {{{name}: ...}}, {option}: 1}}"
+                raise DataError(f"gym task {name}: {option} belongs next to gym, as in {example}")
     entries = _entries(requests)
     return [_problems(name, tasks[name], seed, entries[name]) for name in tasks]
 
 
 def _problems(name: str, options: Mapping[str, Any], seed: int, entries: list[dict[str, Any]]) -> list[Problem]:
     config = {**options, "seed": seed}
-    return [
-        Problem(
-            id=problem_id(entry["question"], entry["answer"]),
-            prompt=entry["question"],
-            answer=entry["answer"],
-            source=name,
-            fields={"gym_task": name, "gym_config": config, "gym_entry": json_value(entry, f"gym task {name}")},
-        )
-        for entry in entries
-    ]
+    problems = []
+    for entry in entries:
+        question, answer = entry["question"], entry["answer"]
+        fields = {"gym_task": name, "gym_config": config, "gym_entry": json_value(entry, f"gym task {name}")}
+        problems.append(Problem(problem_id(question, answer), question, answer, name, fields))
+    return problems
 
 
 def _entries(requests: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -69,14 +64,9 @@ def _entries(requests: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     except TypeError as error:
         raise DataError(f"gym: options must be numbers, strings, lists or mappings ({error})") from None
     # -P: modules in the script's folder must not shadow installed ones of the same name
-    done = subprocess.run(
-        [sys.executable, "-P", str(_SCRIPT)],
-        input=request,
-        capture_output=True,
-        encoding="utf-8",
-        env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONIOENCODING": "utf-8"},
-        check=False,
-    )
+    command = [sys.executable, "-P", str(_SCRIPT)]
+    env = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(command, input=request, capture_output=True, encoding="utf-8", env=env, check=False)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
         raise DataError(f"gym: the process that generates the problems ended with code {done.returncode}: {last[0]}")

@@ -52,19 +52,16 @@ def entries(task: dict[str, Any]) -> list[dict[str, Any]]:
         sampled = (entry_at(data, seed, index) for index in range(len(data)))
         found = list(islice(without_copies(sampled) if distinct else sampled, count))
         if any(not isinstance(entry["answer"], str) for entry in found):
-            raise InvalidRequest(
-                f"gym task {name}: it gives no reference answer, which every problem needs; choose another task"
-            )
+            reason = "it gives no reference answer, which every problem needs"
+            raise InvalidRequest(f"gym task {name}: {reason}; choose another task")
         score = data.score_answer(found[0]["answer"], found[0])
     except InvalidRequest:
         raise
     except Exception as error:  # the library checks options by assertions and lets generators raise anything
         raise InvalidRequest(" ".join(f"gym task {name}: {type(error).__name__}: {error}".split())) from None
     if score < 1.0:
-        raise InvalidRequest(
-            f"gym task {name}: its own answer scores {score:g} from an entry stored as JSON, so responses could not be "
-            "scored; choose another task"
-        )
+        reason = f"its own answer scores {score:g} from an entry stored as JSON, so responses could not be scored"
+        raise InvalidRequest(f"gym task {name}: {reason}; choose another task")
     return found
 
 

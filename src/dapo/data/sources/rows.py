@@ -49,13 +49,7 @@ def problem_from_row(row: Mapping[str, Any], *, where: str, source: str, columns
     if answer != text:
         fields.setdefault("solution", text)
     sources = [fields[name] for name in SOURCE_COLUMNS if isinstance(fields.get(name), str) and fields[name]]
-    return Problem(
-        id=problem_id(prompt, answer),
-        prompt=prompt,
-        answer=answer,
-        source=sources[0] if sources else source,
-        fields=fields,
-    )
+    return Problem(problem_id(prompt, answer), prompt, answer, sources[0] if sources else source, fields)
 
 
 def problem_id(prompt: Prompt, answer: str) -> str:
@@ -130,7 +124,6 @@ def _prompt(value: object, where: str) -> Prompt:
 
 
 def _message(value: object, where: str) -> Message:
-    """The role and content of a message; its other keys are ignored."""
     if not isinstance(value, Mapping) or not {"role", "content"} <= value.keys():
         keys = f"the keys {', '.join(map(str, value)) or '(none)'}" if isinstance(value, Mapping) else _shown(value)
         raise DataError(f"{where}: expected a mapping with role and content, got {keys}")
@@ -149,9 +142,8 @@ def _answer(value: object, where: str) -> str:
         return str(int(value)) if value.is_integer() else repr(value)
     if isinstance(value, int | Decimal) and not isinstance(value, bool):
         return str(value)
-    raise DataError(
-        f"{where} must be a string or a number, got {_shown(value)}; write the reference answer as a string"
-    )
+    advice = "write the reference answer as a string"
+    raise DataError(f"{where} must be a string or a number, got {_shown(value)}; {advice}")
 
 
 def _after_mark(text: str) -> str:
