@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
+from pyarrow.parquet import read_table
 
 from dapo.config import load_config
 from dapo.data.stream import ProblemStream
 from dapo.telemetry.console import ProgressDisplay
-from dapo.telemetry.rollout_table import read_rollouts
 from dapo.telemetry.sinks import Tracker
 from dapo.training.dynamic_sampling import OUTCOMES
 from dapo.training.rollout import Batch, Sampling
@@ -41,7 +41,7 @@ def test_each_response_has_its_own_advantage_in_the_table_also_behind_one_withou
     with rollouts_in_background(run, batch, with_advantages(batch.groups, config)):
         pass
     tracker.close()
-    rows = read_rollouts(run.directory.rollouts(1)).to_pylist()
+    rows = read_table(run.directory.rollouts(1)).to_pylist()
     assert [row["reward"] for row in rows] == [None, 1.0, None, -1.0, -1.0, -1.0]
     found = [row["advantage"] for row in rows]
     assert (found[0], found[2], found[4], found[5]) == (None, None, None, None)
