@@ -105,7 +105,8 @@ class Ours:
         self.run.state.unlogged = None
         self._steps = StepSink()
         self._schedule: threading.Thread | None = None
-        self.run.tracker = Tracker([self._steps], display)
+        self.run.tracker.close()
+        self.run.tracker = Tracker([self._steps], ProgressDisplay(1, stream=io.StringIO()))
         return {
             "config": self.config.model_dump(mode="json"),
             "directory": str(model_directory(self.config.model.name)),

@@ -39,14 +39,14 @@ class LauncherContract:
         futures = [worker.call("add", n) for n in (1, 2, 3)]
         assert [wait_for_result(f, timeout_s=30, what="one") for f in futures] == [6, 8, 11]
         with pytest.raises(ConfigError, match="no such thing"):
-            worker.call("refuse").result(30)
+            worker.call("refuse").result(120)
         with pytest.raises(WorkerFault, match="ZeroDivisionError: by zero"):
-            worker.call("break_down").result(30)
+            worker.call("break_down").result(120)
         with pytest.raises(WorkerFault, match="cannot be sent"):
-            worker.call("unsendable").result(30)
+            worker.call("unsendable").result(120)
         with pytest.raises(WorkerFault, match=r"AttributeError.*nonsense"):
-            worker.call("nonsense").result(30)
-        assert worker.call("add", 1).result(30) == 12
+            worker.call("nonsense").result(120)
+        assert worker.call("add", 1).result(120) == 12
         log = worker.log.read_text()
         assert "before the fall" in log
         assert "Traceback" in log
@@ -56,9 +56,9 @@ class LauncherContract:
         futures = [worker.call("end", 7), worker.call("add", 1)]
         for future in futures:
             with pytest.raises(WorkerDied, match=r"one .*; log tail of .*last words"):
-                future.result(30)
+                future.result(120)
         with pytest.raises(WorkerDied, match="last words"):
-            worker.call("add", 1).result(30)
+            worker.call("add", 1).result(120)
 
     def test_a_worker_that_is_ended_fails_its_calls_and_its_process_is_gone(self, launcher: Launcher) -> None:
         worker = start(launcher)
@@ -67,7 +67,7 @@ class LauncherContract:
             wait_for_result(future, timeout_s=0.1, what="one")
         worker.kill()
         with pytest.raises(WorkerDied, match="one "):
-            future.result(30)
+            future.result(120)
         wait_until_ended(worker.pid, timeout_s=30)
         worker.kill()
 
@@ -84,7 +84,7 @@ class LauncherContract:
     def test_weights_and_variables_reach_a_worker(self, launcher: Launcher) -> None:
         spec = WorkerSpec(COUNTING_WORKER.factory, {}, {**WORKER_ENVIRONMENT, "OMP_NUM_THREADS": "3"})
         worker = launcher.start(["x"], [spec])[0]
-        assert worker.call("variable", "OMP_NUM_THREADS").result(30) == "3"
+        assert worker.call("variable", "OMP_NUM_THREADS").result(120) == "3"
         read_weights(launcher, worker)
 
 
@@ -94,7 +94,7 @@ def read_weights(launcher: Launcher, worker) -> None:
     tensors = {"embed": shared, "head": shared, "other": torch.tensor([[3.0]], dtype=torch.bfloat16)}
     gone, *handles = [launcher.publish_weights(Weights(tensors | {"v": torch.tensor(float(v))}), v) for v in (1, 2, 3)]
     assert [handle.version for handle in handles] == [2, 3]
-    assert [worker.call("read", handles[1], name).result(30) for name in tensors] == [[1, 2], [1, 2], [[3]]]
-    assert [worker.call("read", handle, "v").result(30) for handle in handles] == [2, 3]
+    assert [worker.call("read", handles[1], name).result(120) for name in tensors] == [[1, 2], [1, 2], [[3]]]
+    assert [worker.call("read", handle, "v").result(120) for handle in handles] == [2, 3]
     with pytest.raises(EngineError, match="version 1"):
-        worker.call("read", gone, "v").result(30)
+        worker.call("read", gone, "v").result(120)

@@ -42,12 +42,12 @@ class TestLocalLauncherContract(LauncherContract):
 def test_the_exit_reason_of_a_process_names_its_code_or_signal(launcher: LocalLauncher) -> None:
     worker = start(launcher)
     with pytest.raises(WorkerDied, match="one exited with code 7"):
-        worker.call("end", 7).result(30)
+        worker.call("end", 7).result(120)
     worker = start(launcher)
     future = worker.call("sleep", 60)
     os.kill(worker.pid, signal.SIGKILL)
     with pytest.raises(WorkerDied, match="ended by SIGKILL"):
-        future.result(30)
+        future.result(120)
 
 
 def test_close_leaves_no_process_and_no_weights(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_a_worker_group_gets_all_of_its_bundles_or_none(start_in: Callable[..., 
         launcher.start(["r0", "r1", "r2"], [needing(2)] * 3, together=True)
     wait_for_free_cpus(HEAD_CPUS)
     trainer_group = start_in(60).start(["r0", "r1"], [needing(2)] * 2, together=True)
-    assert [worker.call("add", 1).result(30) for worker in trainer_group] == [1, 1]
+    assert [worker.call("add", 1).result(120) for worker in trainer_group] == [1, 1]
     wait_for_free_cpus(0)
 
 
@@ -127,14 +127,14 @@ def test_a_worker_groups_placement_group_is_removed_with_its_last_worker(launche
     with pytest.raises(
         WorkerDied, match=rf"r0 \(process {trainer_group[0].pid} on node [\d.]+\) is gone: its worker process"
     ):
-        trainer_group[0].call("add", 1).result(30)
+        trainer_group[0].call("add", 1).result(120)
     trainer_group[1].kill()
     again = launcher.start(["r0", "r1"], [needing(2)] * 2, together=True)
-    assert [worker.call("add", 2).result(30) for worker in again] == [2, 2]
+    assert [worker.call("add", 2).result(120) for worker in again] == [2, 2]
 
 
 def test_a_worker_without_gpus_sees_none(launcher: RayLauncher) -> None:
-    assert start(launcher).call("variable", "CUDA_VISIBLE_DEVICES").result(30) == ""
+    assert start(launcher).call("variable", "CUDA_VISIBLE_DEVICES").result(120) == ""
 
 
 def test_another_interpreter_is_used(launcher: RayLauncher, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_another_interpreter_is_used(launcher: RayLauncher, tmp_path: Path) -> N
     other.write_text(f'#!/bin/sh\nOTHER=yes exec {sys.executable} "$@"\n')
     other.chmod(0o755)
     spec = WorkerSpec(COUNTING_WORKER.factory, {}, WORKER_ENVIRONMENT, python=str(other))
-    assert launcher.start(["one"], [spec])[0].call("variable", "OTHER").result(30) == "yes"
+    assert launcher.start(["one"], [spec])[0].call("variable", "OTHER").result(120) == "yes"
 
 
 # --- weights
@@ -153,7 +153,7 @@ def test_weights_reach_a_worker_that_reads_no_files_of_this_machine(start_in: Ca
     worker = start(launcher)
     read_weights(launcher, worker)
     assert (
-        worker.call("source", launcher.publish_weights(Weights({"a": torch.ones(2)}), 4)).result(30) == "StoredWeights"
+        worker.call("source", launcher.publish_weights(Weights({"a": torch.ones(2)}), 4)).result(120) == "StoredWeights"
     )
 
 
@@ -176,7 +176,7 @@ def test_a_lost_node_takes_its_workers_and_a_new_node_starts_a_waiting_worker(
     time.sleep(0.5)
     assert not replacement.done()
     joining = cluster.add_node(num_cpus=8)
-    assert replacement.result(60).call("add", 1).result(30) == 1
+    assert replacement.result(60).call("add", 1).result(120) == 1
     launcher.close()
     cluster.remove_node(joining)
 
@@ -189,7 +189,7 @@ answer = signal.signal(signal.SIGTERM, lambda *_: None)
 mine = signal.getsignal(signal.SIGTERM)
 launcher = RayLauncher(pathlib.Path(sys.argv[1]), timeout_s=60, address=sys.argv[2] or None)
 worker = start(launcher)
-assert worker.call("add", 1).result(30) == 1
+assert worker.call("add", 1).result(120) == 1
 assert signal.getsignal(signal.SIGTERM) is mine, "SIGTERM was taken"
 busy = worker.call("sleep", 60)
 print(json.dumps({"worker": worker.pid, "session": ray_session()}), flush=True)

@@ -648,7 +648,7 @@ class TestOptions:
         summary = "\n".join(explain(Config.model_validate(tiny(*ONE_STEP_OFF).model_dump())))
         assert "times min(pi_old / pi_sampler, 2)" in summary
         assert "schedule: one_step_off (paper: sync)" in summary
-        assert "loss.engine_correction: tis (paper: none)" in summary
+        assert "loss.engine_correction: 2 (paper: none)" in summary
 
 
 def test_an_engine_in_its_own_process_trains_as_one_in_a_thread(server: ForkServer, tmp_path: Path):

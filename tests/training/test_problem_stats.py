@@ -62,7 +62,7 @@ def test_data_stats_of_a_run_shows_its_problem_stats(tmp_path: Path, capsys: pyt
     train("data", "stats", str(run), "--output", str(out))
     output = capsys.readouterr().out
     # a long path is broken over several lines of the table
-    assert f"judgedby{run}" in "".join(output.replace("│", "").split())
+    assert f"passratesin{run}" in "".join(output.replace("│", "").split())
     assert "most visited" in output
     rows = {row["id"]: row["run"] for row in json.loads(out.read_text())["table"] if row["run"]}
     assert rows.keys() == {problem for problem, entry in problem_stats.items() if entry["decided"]}
