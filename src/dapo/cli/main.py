@@ -189,7 +189,7 @@ def submit(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the script, write and submit nothing")] = False,
 ) -> None:
     """Train on a Slurm cluster: a batch job that starts Ray on its nodes, and continues the run when requeued."""
-    from dapo.cli.submit import Submission, submit_run
+    from dapo.cli.submit import submit_run
     from dapo.distributed.slurm.job import Allocation
 
     allocation = Allocation(
@@ -202,7 +202,8 @@ def submit(
         stop_before_s=stop_before,
         options=tuple(sbatch or ()),
     )
-    submit_run(config_or_run, overrides or [], Submission(allocation, run_dir, tuple(setup or ()), dry_run))
+    lines = tuple(setup or ())
+    submit_run(config_or_run, overrides or [], allocation, run_dir=run_dir, setup=lines, dry_run=dry_run)
 
 
 @app.command()

@@ -4,7 +4,6 @@ import importlib.util
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -19,37 +18,35 @@ JOBS = "jobs"
 """The ids of the jobs that a script was submitted as, a line each."""
 
 
-@dataclass(frozen=True)
-class Submission:
-    """What the command line asks for besides the configuration."""
-
-    allocation: Allocation
-    run_dir: Path | None = None
-    setup: tuple[str, ...] = ()
-    dry_run: bool = False
-
-
-def submit_run(config_or_run: Path, overrides: Sequence[str], submission: Submission) -> None:
+def submit_run(
+    config_or_run: Path,
+    overrides: Sequence[str],
+    allocation: Allocation,
+    *,
+    run_dir: Path | None,
+    setup: tuple[str, ...],
+    dry_run: bool,
+) -> None:
     """Check all that can be checked here, write the script next to the run, submit it, and print where things are."""
     is_run = (config_or_run / "config.yaml").is_file()
-    if is_run and submission.run_dir is not None:
+    if is_run and run_dir is not None:
         raise ConfigError(f"{config_or_run} is a run, which continues where it is; leave --run-dir out")
     config = load_config(RunDirectory.open(config_or_run).config if is_run else config_or_run, overrides)
     list(explain(config))  # reads the data that is at hand
-    new = submission.run_dir or default_run_path(config_or_run, datetime.now())
+    new = run_dir or default_run_path(config_or_run, datetime.now())
     run_dir = (config_or_run if is_run else new).absolute()
     job = Job(
         run_dir=run_dir,
         config=folder_of(run_dir) / "config.yaml",
         work_dir=Path.cwd(),
         python=Path(sys.executable),
-        use_ray=needs_ray(config, submission.allocation),
+        use_ray=needs_ray(config, allocation),
         overrides=tuple(overrides) if is_run else (),  # a new run's are in its config
-        setup=submission.setup,
+        setup=setup,
         start_timeout_s=config.distributed.start_timeout_s,
     )
-    script = batch_script(job, submission.allocation)
-    if submission.dry_run:
+    script = batch_script(job, allocation)
+    if dry_run:
         print(script, end="")
         return
     require_sbatch()
@@ -61,7 +58,7 @@ def submit_run(config_or_run: Path, overrides: Sequence[str], submission: Submis
     with open(job.folder / JOBS, "a", encoding="ascii") as jobs:
         jobs.write(f"{number}\n")
     print(
-        f"job {number}: {submission.allocation.nodes} node{'s' if submission.allocation.nodes > 1 else ''}, "
+        f"job {number}: {allocation.nodes} node{'s' if allocation.nodes > 1 else ''}, "
         f"run {run_dir}\n"
         f"  log              {job.folder}/{number}.log\n"
         f"  script           {path}\n"

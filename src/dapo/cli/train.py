@@ -120,8 +120,7 @@ def open_run(config: Config, inputs: Inputs, judge: VerifierPool, directory: Run
 def close_run(run: Run, reason: str) -> None:
     """Close the trackers and write summary.json; a full disk must not hide why the run ended."""
     evaluations = [
-        {name: value for name, value in evaluation.items() if name != "table"}
-        for evaluation in run.directory.evaluations()
+        {name: value for name, value in each.items() if name != "table"} for each in run.directory.evaluations()
     ]
     try:
         run.tracker.close()
@@ -180,16 +179,12 @@ def compared_responses(evaluations: Sequence[dict[str, Any]], count: int) -> lis
     for i, row in enumerate(before):
         by_source.setdefault(row["source"], []).append(i)
     picked = [row for rank in zip_longest(*by_source.values()) for row in rank if row is not None][:count]
+    pairs = [(before[i], before[i]["responses"][0], after[i]["responses"][0]) for i in picked]
     return [
-        {
-            "question": before[i]["question"],
-            "answer": before[i]["answer"],
-            "before": before[i]["responses"][0]["text"],
-            "before_correct": before[i]["responses"][0]["correct"],
-            "after": after[i]["responses"][0]["text"],
-            "after_correct": after[i]["responses"][0]["correct"],
-        }
-        for i in picked
+        {"question": problem["question"], "answer": problem["answer"]}
+        | {"before": old["text"], "before_correct": old["correct"]}
+        | {"after": new["text"], "after_correct": new["correct"]}
+        for problem, old, new in pairs
     ]
 
 

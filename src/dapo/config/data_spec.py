@@ -1,7 +1,7 @@
 """Data specs: what `data.train` and `data.eval` may say, read into one typed form."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -129,7 +129,7 @@ def _from_string(spec: str) -> Source:
         raise DataError(f"the data source is empty; {EXPECTED}")
     spec = spec.strip()
     if spec in BENCHMARKS:
-        return replace(_source("hub", BENCHMARKS[spec]), benchmark=spec)
+        return _source("hub", BENCHMARKS[spec], benchmark=spec)
     prefix, colon, rest = spec.partition(":")
     if colon and prefix == "hub":
         name, _, split = rest.partition(":")
@@ -155,14 +155,14 @@ def _from_mapping(spec: dict[str, Any]) -> Source:
     return _source(kind, {key: value for key, value in spec.items() if value is not None or key == kind})
 
 
-def _source(kind: Kind, spec: Mapping[str, Any]) -> Source:
+def _source(kind: Kind, spec: Mapping[str, Any], *, benchmark: str | None = None) -> Source:
     texts = {key: _text(value, f"{kind}: {key}") for key, value in spec.items() if key in _TEXTS}
     integers = {key: _integer(spec[key], f"{kind}: {key}", low) for key, low in _LEAST.items() if key in spec}
     columns, size = Columns(texts.get("prompt"), texts.get("answer")), integers.get("size")
     if kind == "path":
         return FileSource(Path(texts["path"]).expanduser(), columns, size)
     if kind == "hub":
-        return HubSource(texts["hub"], texts.get("split", "train"), texts.get("config"), columns, size)
+        return HubSource(texts["hub"], texts.get("split", "train"), texts.get("config"), columns, size, benchmark)
     return TaskSource(kind, _task_options(kind, spec[kind]), size, integers.get("seed"))
 
 

@@ -31,14 +31,8 @@ def options_page() -> str:
         of_sections[name.partition(".")[0] if parent else "A run"].append(row)
     for heading, rows in of_sections.items():
         title = heading if heading == "A run" else f"`{heading}`"
-        lines += [
-            "",
-            f"## {title}",
-            "",
-            "| option | default | paper | meaning | only with |",
-            "|---|---|---|---|---|",
-            *rows,
-        ]
+        lines += ["", f"## {title}", "", "| option | default | paper | meaning | only with |", "|---|---|---|---|---|"]
+        lines += rows
     return "\n".join(lines) + "\n"
 
 

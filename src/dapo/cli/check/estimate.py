@@ -87,18 +87,15 @@ class ResourceEstimate:
         if self.config.loss.kl_coef > 0 and lora is None:
             breakdown["reference for the KL term"] = e * dimensions.parameters / n
         if n > 1:
+            layer, ends = dimensions.layer_parameters, dimensions.embedding_parameters
             # two layers at a time, since the next is on its way; embedding and head stay to the end of the backward
-            breakdown["gathered layers, embedding and head"] = e * (
-                2 * dimensions.layer_parameters + dimensions.embedding_parameters
-            )
-            unsharded = max(dimensions.layer_parameters, dimensions.embedding_parameters)
+            breakdown["gathered layers, embedding and head"] = e * (2 * layer + ends)
+            unsharded = max(layer, ends)
             breakdown["whole gradients, before each rank has its part"] = (e + master) * unsharded
         breakdown["activations"] = self.activation_bytes() * self.microbatch_tokens
         positions = min(self.microbatch_tokens, max(1, CHUNK_LOGITS // dimensions.vocabulary))
-        logits = positions * dimensions.vocabulary
-        breakdown["a chunk of logits"] = (
-            logits * (e if e >= 4 else 4 + e) + dimensions.vocabulary * dimensions.hidden * e
-        )
+        logit_bytes = positions * (e if e >= 4 else 4 + e)
+        breakdown["a chunk of logits"] = dimensions.vocabulary * (logit_bytes + dimensions.hidden * e)
         return breakdown
 
     def activation_bytes(self) -> float:
@@ -170,9 +167,8 @@ class ResourceEstimate:
 
         They come from one process as its optimiser has them, from a trainer group in the type that it computes in.
         """
-        return (
-            self.element_bytes if self.config.uses_trainer_group else self.master_bytes
-        ) * self.dimensions.parameters
+        each = self.element_bytes if self.config.uses_trainer_group else self.master_bytes
+        return each * self.dimensions.parameters
 
     @property
     def sync_copies(self) -> int:

@@ -37,19 +37,6 @@ class HardwareProfile:
     engine_overhead_gib: float = _assumed(4.0, "GiB that vLLM takes for itself on each GPU")
 
 
-CPU = HardwareProfile(
-    device="cpu",
-    tflops=0.085,
-    bandwidth_gb_s=10.0,
-    link_gb_s=2.0,
-    devices_per_node=1,
-    train_utilisation=0.5,
-    generate_utilisation=0.35,
-    engine_overhead_gib=1.0,
-)
-"""One CPU core, measured as docs/performance.md describes."""
-
-
 def hardware_profile_for(config: Config, given: Sequence[str] = ()) -> HardwareProfile:
     """The defaults for a configuration's devices, and `name=value` over them. Raises ConfigError."""
     changed = dict(_parse(text) for text in given)
@@ -90,8 +77,16 @@ def _parse(text: str) -> tuple[str, Any]:
 def _this_machine() -> HardwareProfile:
     cores = os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return replace(
-        CPU, memory_gib=round(memory / GIB, 1), tflops=CPU.tflops * cores, bandwidth_gb_s=CPU.bandwidth_gb_s * cores
+    return HardwareProfile(
+        device="cpu",
+        memory_gib=round(memory / GIB, 1),
+        tflops=0.085 * cores,  # this and the rates below as measured in docs/performance.md
+        bandwidth_gb_s=10.0 * cores,
+        link_gb_s=2.0,
+        devices_per_node=1,
+        train_utilisation=0.5,
+        generate_utilisation=0.35,
+        engine_overhead_gib=1.0,
     )
 
 

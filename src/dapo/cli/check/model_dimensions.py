@@ -9,7 +9,7 @@ from typing import Any
 from dapo.core.errors import ConfigError
 
 ALL_LINEAR = "all-linear"
-MLP = ("gate_proj", "up_proj", "down_proj")
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ModelDimensions:
     @property
     def layer_parameters(self) -> int:
         """Of one layer."""
-        bias = {"q_proj": self.qkv_bias, "k_proj": self.qkv_bias, "v_proj": self.qkv_bias, "o_proj": self.output_bias}
+        bias = dict.fromkeys(ATTENTION, self.qkv_bias) | {"o_proj": self.output_bias}
         products = sum(
             inputs * outputs + outputs * bias.get(name, self.mlp_bias)
             for name, (inputs, outputs) in self.linears.items()
@@ -72,20 +72,20 @@ class ModelDimensions:
     def adapted_linears(self, targets: str | Sequence[str]) -> list[tuple[int, int]]:
         """(inputs, outputs) of each product of the model that gets an adapter. Raises ConfigError for unknown names."""
         names = {
-            f"model.layers.{i}.{'mlp' if name in MLP else 'self_attn'}.{name}": size
+            f".model.layers.{i}.{'self_attn' if name in ATTENTION else 'mlp'}.{name}": size
             for i in range(self.layers)
             for name, size in self.linears.items()
         }
         if targets == ALL_LINEAR:
             return list(names.values())
-        wanted = [targets] if isinstance(targets, str) else targets
-        for target in wanted:
-            if not any(f".{name}".endswith(f".{target}") for name in names):
+        ends = tuple(f".{target}" for target in ([targets] if isinstance(targets, str) else targets))
+        for end in ends:
+            if not any(name.endswith(end) for name in names):
                 raise ConfigError(
-                    f"model.lora.targets: the model has no linear layer {target}; there are {', '.join(self.linears)}, "
-                    f"and {ALL_LINEAR} for every one"
+                    f"model.lora.targets: the model has no linear layer {end[1:]}; there are "
+                    f"{', '.join(self.linears)}, and {ALL_LINEAR} for every one"
                 )
-        return [size for name, size in names.items() if any(f".{name}".endswith(f".{target}") for target in wanted)]
+        return [size for name, size in names.items() if name.endswith(ends)]
 
     def lora_parameters(self, rank: int, targets: str | Sequence[str]) -> int:
         """Parameters of the adapters: `rank` times inputs plus outputs of each adapted product."""
@@ -138,10 +138,14 @@ def find_dimensions(name: str) -> ModelDimensions | None:
     A configuration that lies on this machine counts first: in a directory, or in the cache of the hub. Nothing is
     fetched.
     """
-    path = _config_file(name)
-    if path is not None:
+    path: Any = Path(name).expanduser() / "config.json"
+    if not path.is_file() and name.count("/") == 1:
+        from huggingface_hub import try_to_load_from_cache  # not at import: it takes a while
+
+        path = try_to_load_from_cache(name, "config.json")
+    if isinstance(path, str) or (isinstance(path, Path) and path.is_file()):
         try:
-            return dimensions_from_config(json.loads(path.read_text(encoding="utf-8")))
+            return dimensions_from_config(json.loads(Path(path).read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError):
             return None
     plain = name.rstrip("/").rsplit("/", 1)[-1].lower()
@@ -172,15 +176,3 @@ def dimensions_from_config(config: Mapping[str, Any]) -> ModelDimensions | None:
         qk_norm=family == "qwen3",
         max_positions=config.get("max_position_embeddings"),
     )
-
-
-def _config_file(name: str) -> Path | None:
-    path = Path(name).expanduser() / "config.json"
-    if path.is_file():
-        return path
-    if name.count("/") != 1:
-        return None
-    from huggingface_hub import try_to_load_from_cache  # not at import: it takes a while
-
-    found = try_to_load_from_cache(name, "config.json")
-    return Path(found) if isinstance(found, str) else None

@@ -35,8 +35,7 @@ def describe_estimate(config: Config, given: Sequence[str] = ()) -> Iterator[str
     yield ""
     yield "assumed (change it with --assume NAME=VALUE):"
     for entry in fields(HardwareProfile):
-        value = getattr(profile, entry.name)
-        if value:
+        if value := getattr(profile, entry.name):
             shown = value if isinstance(value, str) else f"{value:g}"
             yield f"  {entry.name}={shown}  {entry.metadata['meaning']}".rstrip()
     for problem in find_problems(estimate):
@@ -74,7 +73,7 @@ def _processes(estimate: ResourceEstimate) -> Iterator[str]:
         yield f"  GPUs         {estimate.devices} = {nodes} node{'s' * (nodes > 1)} of {per_node}"
 
 
-def _adapters(lora: LoraConfig, linears: Sequence[tuple[int, int]], parameters: int) -> str:
+def _adapters(lora: LoraConfig, linears: Sequence[Sequence[int]], parameters: int) -> str:
     trained = lora.rank * sum(map(sum, linears))
     return (
         f"  adapters     of rank {lora.rank}, scaled by {lora.alpha / lora.rank:g}, on {len(linears)} linear layers: "
@@ -88,8 +87,8 @@ def _adapters_of_layers(model: ModelConfig, lora: LoraConfig) -> Iterator[str]:
         meta = load_meta_model(model.name, trust_remote_code=model.trust_remote_code, local_files_only=True)
     except ConfigError:
         return
-    linears = [meta.get_submodule(name) for name in adapted_layers(meta, lora.targets)]
-    yield _adapters(lora, [linear.weight.shape for linear in linears], meta.num_parameters())
+    linears = [meta.get_parameter(f"{name}.weight").shape for name in adapted_layers(meta, lora.targets)]
+    yield _adapters(lora, linears, meta.num_parameters())
 
 
 def _each(estimate: ResourceEstimate, devices: int) -> str:
@@ -130,11 +129,8 @@ def _table(title: str, breakdown: Mapping[str, float], available: float) -> Iter
 def _step(estimate: ResourceEstimate) -> Iterator[str]:
     config, profile = estimate.config, estimate.profile
     phases = estimate.step_seconds()
-    copies = (
-        ""
-        if estimate.is_colocated
-        else f", {estimate.sync_copies} time{'s' * (estimate.sync_copies > 1)} (one per node)"
-    )
+    times = f", {estimate.sync_copies} time{'s' * (estimate.sync_copies > 1)} (one per node)"
+    copies = "" if estimate.is_colocated else times
     yield f"weights to the engines, each step: {estimate.sync_bytes / GB:,.2f} GB{copies}"
     tokens = estimate.generated_responses * profile.mean_response_tokens
     yield (
@@ -166,9 +162,8 @@ def find_problems(estimate: ResourceEstimate) -> Iterator[str]:
         return
     trainer, engine = estimate.trainer_memory(), estimate.engine_memory()
     if estimate.profile.device == "cpu" and not config.uses_ray:
-        copies = {
-            f"{config.engine_processes} x {name}": config.engine_processes * value for name, value in engine.items()
-        }
+        number = config.engine_processes
+        copies = {f"{number} x {name}": number * value for name, value in engine.items()}
         all_processes = {name: estimate.ranks * value for name, value in trainer.items()} | copies
         yield from _too_large(estimate, "all processes of this machine", all_processes, available)
     else:
