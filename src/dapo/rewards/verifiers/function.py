@@ -1,6 +1,7 @@
 """A user's own function as a verifier: `(problem, response)`, or TRL's calling convention for a group."""
 
 import asyncio
+import contextlib
 import inspect
 import threading
 import weakref
@@ -41,10 +42,8 @@ async def _awaited(result: Awaitable[Any]) -> Any:
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
-    try:
+    with contextlib.closing(loop):
         loop.run_forever()
-    finally:
-        loop.close()
 
 
 NOT_APPLIED = "no reward function applied"

@@ -11,7 +11,6 @@ WINDOW_CHARS = 300
 """Only the last so many characters of a response are read."""
 
 _ANSWER = re.compile(r"Answer\s*:\s*([^\n]+)", re.IGNORECASE)
-_NO_ANSWER = "[INVALID]"
 
 # in this order: articles go while the space after them is still there
 _REPLACED = (
@@ -51,8 +50,7 @@ class MathDapoVerifier:
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         answers = _ANSWER.findall(response[-WINDOW_CHARS:])
-        prediction = answers[-1] if answers else _NO_ANSWER
-        found = normalize(prediction)
+        found = normalize(answers[-1] if answers else "[INVALID]")
         return binary_verdict(found == normalize(problem.answer), found if answers else "")
 
 

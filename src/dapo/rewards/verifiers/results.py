@@ -48,7 +48,6 @@ def _unboxed(value: Any) -> Any:
 
 
 def _finite(value: Any) -> float | None:
-    """A finite number as a float; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
     try:

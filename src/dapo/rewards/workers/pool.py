@@ -126,7 +126,9 @@ class VerifierPool:
             if worker is None:
                 self._fail(task, f"no worker process: {reason}")
                 continue
-            if not self._claim(worker):
+            with self._lock:
+                worker.busy = not self._closed
+            if not worker.busy:
                 task.group.abandon()
                 continue
             try:
@@ -143,9 +145,8 @@ class VerifierPool:
                 if answer["needs_restart"]:
                     self._stop(worker, graceful=False)
                     worker, reason = self._spawn(standby)
-        for last in [worker, *standby]:
-            if last is not None:
-                self._stop(last, graceful=last is worker)
+        for last in filter(None, [worker, *standby]):
+            self._stop(last, graceful=last is worker)
 
     def _spawn(self, standby: list[WorkerProcess]) -> tuple[WorkerProcess | None, str]:
         """A worker that is ready, or None and why there is none."""
@@ -175,12 +176,6 @@ class VerifierPool:
         worker.begin()
         standby.append(worker)
         return ""
-
-    def _claim(self, worker: WorkerProcess) -> bool:
-        """Mark the worker as busy, so that closing interrupts it; False if the pool has been closed already."""
-        with self._lock:
-            worker.busy = not self._closed
-            return worker.busy
 
     def _stop(self, worker: WorkerProcess, *, graceful: bool) -> None:
         worker.stop(graceful=graceful)

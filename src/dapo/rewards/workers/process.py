@@ -1,6 +1,7 @@
 """One worker process as the pool sees it, and the messages between them: JSON after its length in 4 bytes."""
 
 import contextlib
+import io
 import json
 import math
 import os
@@ -9,7 +10,6 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -50,11 +50,10 @@ class WorkerProcess:
 
     def __init__(self, init_message: bytes, *, memory_bytes: int) -> None:
         """Start the process; `begin` sends it the `init_message`, `wait_ready` says whether it works."""
-        self._lock = threading.Lock()
         self._connection, theirs = socket.socketpair()
         their_keepalive_pipe, keepalive_pipe = os.pipe()
-        self._report, their_report = os.pipe()
-        self._keepalive_pipe: int | None = keepalive_pipe
+        report, their_report = os.pipe()
+        self._keepalive_pipe, self._report = io.FileIO(keepalive_pipe, "wb"), io.FileIO(report)
         given = (theirs.fileno(), their_keepalive_pipe, their_report)
         try:
             self._process = subprocess.Popen(
@@ -69,15 +68,14 @@ class WorkerProcess:
             )
         except OSError:
             self._connection.close()
-            os.close(keepalive_pipe)
-            os.close(self._report)
+            self._keepalive_pipe.close()
+            self._report.close()
             raise
         finally:
             theirs.close()
             os.close(their_keepalive_pipe)
             os.close(their_report)
         self._init_message = init_message
-        self._stopped = False
         self._answers = 0
         self.pid = self._process.pid
         """The worker's process id once it is ready, its supervisor's until then."""
@@ -156,31 +154,26 @@ class WorkerProcess:
         raise WorkerLost(reason)
 
     def _exit_reason(self) -> str:
-        if not readable(self._report, _EXIT_S):
+        if not readable(self._report.fileno(), _EXIT_S):
             return "the worker process closed its connection"
-        return os.read(self._report, _MAX_REPORT_BYTES).decode() or "the worker process was ended from outside"
+        return os.read(self._report.fileno(), _MAX_REPORT_BYTES).decode() or "the worker process was ended from outside"
 
     def interrupt(self) -> None:
         """Have the worker killed with all that it has started; a pending `call` raises WorkerLost."""
-        with self._lock:
-            if self._keepalive_pipe is not None:
-                os.close(self._keepalive_pipe)
-                self._keepalive_pipe = None
+        self._keepalive_pipe.close()
 
     def stop(self, *, graceful: bool = True) -> None:
         """End the worker and free everything, in its own thread; `graceful`: exit handlers get a moment to run."""
         self._connection.close()
         if graceful:
-            readable(self._report, _EXIT_S)
+            readable(self._report.fileno(), _EXIT_S)
         self.interrupt()
         try:
             self._process.wait(_SUPERVISOR_EXIT_S)
         except subprocess.TimeoutExpired:  # it was stopped, or hangs in a write: the kernel ends the worker with it
             self._process.kill()
             self._process.wait()
-        if not self._stopped:
-            self._stopped = True
-            os.close(self._report)
+        self._report.close()
 
 
 def frame(body: str) -> bytes:
