@@ -5,12 +5,10 @@ ranks, before it is cut up; so the losses of any microbatches on any ranks add u
 gradients (reduce them with SUM, never with a mean).
 """
 
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import torch
 from torch import Tensor
-
-Aggregate: TypeAlias = Literal["token", "group", "sequence", "constant"]
 
 LOG_RATIO_BOUND = 20.0
 
@@ -26,53 +24,11 @@ def policy_loss(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Eq. 8 and 10, negated: the scalar to minimise, and the sums of `token_surrogate`.
+    """Eq. 8 and 10, negated: the scalar to minimise, and sums that describe the trained tokens.
 
-    The loss has the type of `logprobs`, or float32 if that is narrower. Only `logprobs` gets a gradient.
-
-    Args:
-        logprobs: `[N, T]`; masked tokens may hold anything, NaN included.
-        old_logprobs: `[N, T]` likewise; may be `logprobs` itself.
-        advantages: `[N]`.
-        mask: `[N, T]`, true (non-zero) for tokens that train.
-        weights: `[N]` from `aggregation_weights`.
-        clip_low: as for `token_surrogate`.
-        clip_high: as for `token_surrogate`.
-        dual_clip: as for `token_surrogate`.
-
-    Raises:
-        ValueError: the shapes do not fit, or `dual_clip` is not above 1.
-    """
-    _check_shapes(
-        logprobs, {"old_logprobs": old_logprobs, "mask": mask}, {"advantages": advantages, "weights": weights}
-    )
-    surrogate, sums = token_surrogate(
-        logprobs,
-        old_logprobs,
-        advantages.unsqueeze(1),
-        mask,
-        clip_low=clip_low,
-        clip_high=clip_high,
-        dual_clip=dual_clip,
-    )
-    return -(surrogate.sum(dim=1) * weights.to(surrogate.dtype)).sum(), sums
-
-
-def token_surrogate(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Each token's term of Eq. 8 and 10, `min(r A, clip(r) A)`, before its weight and sign: 0 where nothing trains.
-
-    Elementwise, so that packed tokens `[T]` need no padding; the log-ratio is clamped to +-20, beyond which a token has
-    no gradient. The sums describe the trained tokens, unweighted; they are 0-dim float64 tensors without gradient and
-    add up over microbatches and ranks:
+    The loss has the type of `logprobs`, or float32 if that is narrower. Packed tokens `[T]` need no padding. The
+    log-ratio is clamped to +-20, beyond which a token has no gradient. The sums are unweighted 0-dim float64 tensors
+    without gradient that add up over microbatches and ranks:
 
     - `tokens`: how many there are, zero advantages included;
     - `clipped_high` (A > 0, r > 1 + clip_high), `clipped_low` (A < 0, r < 1 - clip_low), `clipped_dual` (A < 0,
@@ -83,23 +39,25 @@ def token_surrogate(
     - `clipped_high_prob_sum`: the same, over the `clipped_high` tokens only (Fig. 3a is their mean).
 
     Args:
-        logprobs: of any shape, such as `[T]`; only they get a gradient.
-        old_logprobs: of the same shape.
-        advantages: A, of the same shape or broadcast to it.
-        mask: of the same shape, true (non-zero) for tokens that train.
+        logprobs: `[N, T]`, or packed `[T]`; only they get a gradient; masked ones may hold anything, NaN included.
+        old_logprobs: of the same shape; may be `logprobs` itself.
+        advantages: A, `[N]` or one for each token.
+        mask: of the shape of `logprobs`, true (non-zero) for tokens that train.
+        weights: `[N]` from `aggregation_weights`, or one for each token.
         clip_low: the ratio r is clipped to at least 1 - clip_low.
         clip_high: the ratio r is clipped to at most 1 + clip_high.
         dual_clip: a bound on r where A < 0 (released scripts: 10; not in the paper).
 
     Raises:
-        ValueError: `dual_clip` is not above 1.
+        ValueError: the shapes do not fit, or `dual_clip` is not above 1.
     """
     if dual_clip is not None and dual_clip <= 1:
         raise ValueError(f"dual_clip must be above 1 (it bounds the ratio where A < 0), got {dual_clip}")
+    _check_shapes(logprobs, old_logprobs=old_logprobs, mask=mask)
     trained = mask.bool()
     log_ratio = _masked_log_ratio(logprobs, old_logprobs.detach(), trained)
     ratio = log_ratio.exp()  # r_it, Eq. 6
-    advantage = advantages.to(ratio.dtype)
+    advantage = _per_token("advantages", advantages, ratio)
     surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip_low, 1 + clip_high) * advantage)
     if dual_clip is not None:
         surrogate = torch.where(advantage < 0, torch.maximum(surrogate, dual_clip * advantage), surrogate)
@@ -117,27 +75,19 @@ def token_surrogate(
             "prob_sum": _total(prob),
             "clipped_high_prob_sum": _total(torch.where(clipped_high, prob, 0.0)),
         }
-    return torch.where(trained, surrogate, 0.0), sums
+    return -(torch.where(trained, surrogate, 0.0) * _per_token("weights", weights, ratio)).sum(), sums
 
 
 def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
     """Eq. 5's `D_KL(policy || reference)`, weighted like the loss: times beta, add it to the loss.
 
-    Shapes, masking and types as in `policy_loss`; only `logprobs` gets a gradient. DAPO itself has no such term.
+    The k3 estimator q - 1 - log q at each trained token, with q = reference / policy and log q clamped to +-20. Shapes,
+    masking and types as in `policy_loss`; only `logprobs` gets a gradient. DAPO itself has no such term.
     """
-    _check_shapes(logprobs, {"reference_logprobs": reference_logprobs, "mask": mask}, {"weights": weights})
-    penalty = token_kl(logprobs, reference_logprobs, mask)
-    return (penalty.sum(dim=1) * weights.to(penalty.dtype)).sum()
-
-
-def token_kl(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """The k3 estimator q - 1 - log q at each sampled token, 0 where nothing trains; q = reference / policy.
-
-    Elementwise, such as on packed tokens `[T]`; log q is clamped to +-20.
-    """
+    _check_shapes(logprobs, reference_logprobs=reference_logprobs, mask=mask)
     log_q = -_masked_log_ratio(logprobs, reference_logprobs.detach(), mask.bool())
     # expm1: near q = 1 the estimate is about (log q)^2 / 2, which exp() - 1 would round away
-    return torch.expm1(log_q) - log_q
+    return ((torch.expm1(log_q) - log_q) * _per_token("weights", weights, log_q)).sum()
 
 
 def engine_weights(old_logprobs: Tensor, engine_logprobs: Tensor, mask: Tensor, *, cap: float) -> Tensor:
@@ -156,14 +106,18 @@ def engine_weights(old_logprobs: Tensor, engine_logprobs: Tensor, mask: Tensor, 
     Raises:
         ValueError: the shapes do not fit, or `cap` is not positive.
     """
-    _check_each("shaped like old_logprobs", old_logprobs.shape, {"engine_logprobs": engine_logprobs, "mask": mask})
+    _check_shapes(old_logprobs, engine_logprobs=engine_logprobs, mask=mask)
     if not cap > 0:
         raise ValueError(f"cap must be above 0 (it bounds pi_old / pi_engine), got {cap}")
     return _masked_log_ratio(old_logprobs.detach(), engine_logprobs.detach(), mask.bool()).exp().clamp(max=cap)
 
 
 def aggregation_weights(
-    lengths: Tensor, group_ids: Tensor, *, aggregate: Aggregate, max_length: int | None = None
+    lengths: Tensor,
+    group_ids: Tensor,
+    *,
+    aggregate: Literal["token", "group", "sequence", "constant"],
+    max_length: int | None = None,
 ) -> Tensor:
     """Eq. 12 and its alternatives: `[N]` float64, the weight of every trained token of each response of a minibatch.
 
@@ -218,15 +172,17 @@ def _total(values: Tensor) -> Tensor:
     return values.sum(dtype=torch.float64)
 
 
-def _check_shapes(logprobs: Tensor, per_token: dict[str, Tensor], per_response: dict[str, Tensor]) -> None:
-    if logprobs.ndim != 2:
-        raise ValueError(f"logprobs must be [N, T], got shape {list(logprobs.shape)}")
-    _check_each("[N, T]", logprobs.shape, per_token)
-    _check_each("[N]", logprobs.shape[:1], per_response)
-
-
-def _check_each(meaning: str, expected: torch.Size, tensors: dict[str, Tensor]) -> None:
+def _check_shapes(like: Tensor, **tensors: Tensor) -> None:
     """Broadcasting would silently turn a wrong shape into a wrong loss."""
     for name, tensor in tensors.items():
-        if tensor.shape != expected:
-            raise ValueError(f"{name} must be {meaning} = {list(expected)}, got {list(tensor.shape)}")
+        if tensor.shape != like.shape:
+            raise ValueError(f"{name} must have a value for each token: {list(like.shape)}, got {list(tensor.shape)}")
+
+
+def _per_token(name: str, values: Tensor, like: Tensor) -> Tensor:
+    """Values of each token, or of each row, in the type of `like`, whose shape they broadcast to."""
+    if values.shape == like.shape[:1]:
+        values = values.reshape(-1, *[1] * (like.ndim - 1))
+    else:
+        _check_shapes(like, **{name: values})
+    return values.to(like.dtype)

@@ -1,8 +1,6 @@
 """Eq. 13 and overlong filtering: what becomes of responses that are too long."""
 
-from typing import Literal, TypeAlias
-
-OverlongMode: TypeAlias = Literal["soft", "filter", "off"]
+from typing import Literal
 
 
 def overlong_penalty(length: int, *, max_length: int, buffer: int, factor: float = 1.0) -> float:
@@ -16,13 +14,11 @@ def overlong_penalty(length: int, *, max_length: int, buffer: int, factor: float
         raise ValueError(f"buffer must lie in 1 .. max_length={max_length} tokens, got {buffer}")
     if factor < 0:
         raise ValueError(f"factor must not be negative, got {factor}: the penalty is -factor at max_length")
-    excess = length - (max_length - buffer)
-    if excess <= 0:
-        return 0.0
-    return -factor * min(excess / buffer, 1.0)
+    excess = max(0, length - (max_length - buffer))
+    return -factor * min(excess / buffer, 1.0) if excess else 0.0
 
 
-def trains(finish: str, *, mode: OverlongMode) -> bool:
+def trains(finish: str, *, mode: Literal["soft", "filter", "off"]) -> bool:
     """Overlong filtering: whether a response's tokens train; in `filter` mode those of truncated ones do not.
 
     Truncated is what the engine says (`finish == "length"`): an end token sampled exactly at the limit is "stop".

@@ -121,9 +121,7 @@ def _convert_smollm2(gguf: Path, directory: Path) -> None:
     settings["rms_norm_eps"] = float(f"{settings['rms_norm_eps']:.6g}")  # the file holds float32's nearest to 1e-5
     read.config = LlamaConfig(**settings)
     read.generation_config = GenerationConfig(
-        bos_token_id=read.config.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=read.config.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
     try:
         write_model_directory(dict(read.named_parameters()), read, tokenizer, directory)

@@ -41,12 +41,7 @@ def hidden_states(model: PreTrainedModel, microbatch: Microbatch) -> Tensor:
 
 
 def score_tokens(
-    hidden: Tensor,
-    head: torch.nn.Module,
-    targets: Tensor,
-    *,
-    temperature: float,
-    differentiable_entropy: bool = False,
+    hidden: Tensor, head: torch.nn.Module, targets: Tensor, *, temperature: float, differentiable_entropy: bool = False
 ) -> tuple[Tensor, Tensor]:
     """`[n]` log pi(target) and `[n]` entropy in nats, both of `softmax(logits / temperature)`, for one chunk.
 
@@ -179,19 +174,16 @@ class _Score(torch.autograd.Function):
 
 
 def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
-    """`[n, V]` log-probabilities in float32 or better."""
     scaled = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return (scaled if temperature == 1 else scaled / temperature).log_softmax(dim=1)
 
 
 def _blocks(logits: Tensor) -> Iterator[slice]:
-    """Slices of rows of `[n, V]` logits."""
     return _slices(len(logits), max(1, BLOCK_LOGITS // logits.shape[1]))
 
 
 def _slices(length: int, size: int) -> Iterator[slice]:
-    for start in range(0, length, size):
-        yield slice(start, min(start + size, length))
+    return (slice(start, min(start + size, length)) for start in range(0, length, size))
 
 
 def _plain_logprobs(model: PreTrainedModel, sample: Sample) -> list[float]:

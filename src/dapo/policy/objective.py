@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from dapo.algo.loss import engine_weights, token_kl, token_surrogate
+from dapo.algo.loss import engine_weights, kl_penalty, policy_loss
 from dapo.config import LossConfig
 
 MEANS = {
@@ -35,29 +35,21 @@ def token_objective(
     """
     mask, weights = tokens["mask"], tokens["weights"]
     old = tokens.get("old", logprobs.detach())
-    surrogate, sums = token_surrogate(
-        logprobs,
-        old,
-        tokens["advantages"],
-        mask,
-        clip_low=config.clip_low,
-        clip_high=config.clip_high,
-        dual_clip=config.dual_clip,
-    )
-    correction: Tensor | float = 1.0
+    corrected, about_correction = weights, {}
     if (cap := config.engine_correction) is not None:
         correction = engine_weights(old, tokens["engine"], mask, cap=cap)
-        sums["engine_weight"] = correction[mask].sum(dtype=torch.float64)
-        sums["engine_truncated"] = (correction[mask] >= cap).sum()
-    loss = -(surrogate * (weights * correction)).sum()
-    sums["loss"] = loss.detach()
-    sums["entropy"] = entropies.detach()[mask].sum()
+        corrected = weights * correction
+        about_correction["engine_weight"] = correction[mask].sum(dtype=torch.float64)
+        about_correction["engine_truncated"] = (correction[mask] >= cap).sum()
+    clip = {"clip_low": config.clip_low, "clip_high": config.clip_high}
+    loss, sums = policy_loss(logprobs, old, tokens["advantages"], mask, corrected, dual_clip=config.dual_clip, **clip)
+    sums |= about_correction | {"loss": loss.detach(), "entropy": entropies.detach()[mask].sum()}
     if "engine" in tokens:
         gaps = (tokens["engine"] - old).abs()[mask]
         sums["gap"], sums["gap_tokens"] = gaps.sum(), mask.sum()
         sums["gap_max"] = gaps.max() if len(gaps) else gaps.sum()
     if "reference" in tokens:
-        kl = (token_kl(logprobs, tokens["reference"], mask) * weights).sum()
+        kl = kl_penalty(logprobs, tokens["reference"], mask, weights)
         sums["kl"] = kl.detach()
         loss = loss + config.kl_coef * kl
     if config.entropy_coef > 0:

@@ -4,7 +4,8 @@ A bfloat16 model holds rounded copies of float32 master weights: its gradients a
 are synced from the masters after each update. In float32 and float64 the model's own weights are the masters.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -38,24 +39,17 @@ class MasterAdamW:
             for name, p in self._working.items()
         }
         self.tied = {name: stored for name, stored in tied_names(model).items() if stored in self._working}
-        self._copies = [
-            (p, self.master_weights[n]) for n, p in self._working.items() if p is not self.master_weights[n]
-        ]
+        pairs = zip(self._working.values(), self.master_weights.values(), strict=True)
+        self._copies = [(working, master) for working, master in pairs if working is not master]
         for working, master in self._copies:
-            working.register_post_accumulate_grad_hook(_gradient_mover(master))
-        self._adamw = torch.optim.AdamW(
-            list(self.master_weights.values()),
-            lr=config.lr,
-            betas=config.betas,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
+            working.register_post_accumulate_grad_hook(partial(_move_gradient, master))
+        masters, decay = list(self.master_weights.values()), config.weight_decay
+        self._adamw = torch.optim.AdamW(masters, lr=config.lr, betas=config.betas, weight_decay=decay, fused=True)
         self.num_updates = 0
         """The number of updates made, without skipped ones."""
         self.skipped_in_a_row = 0
 
     def _trained(self, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-        """The trained parameters by name, tied ones once."""
         return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
     def zero_grad(self) -> None:
@@ -98,8 +92,7 @@ class MasterAdamW:
         if lost := self._not_finite():
             raise NumericsError(
                 f"the weights are not finite after {self.num_updates} valid updates ({lost[0]} first): they are "
-                "neither saved nor sampled from; lower optim.lr, or look at loss/* and optim/grad_norm before it "
-                "happened"
+                "neither saved nor sampled from; lower optim.lr, or look at loss/* and optim/grad_norm before it happened"
             )
 
     @torch.no_grad()
@@ -141,22 +134,17 @@ class MasterAdamW:
         state = {}
         if num_updates:
             for i, name in enumerate(self.master_weights):
-                # AdamW counts its steps per parameter, in a tensor
-                step = torch.tensor(float(num_updates))
-                state[i] = {"step": step} | {kind: values[name].clone() for kind, values in moments.items()}
+                state[i] = {kind: values[name].clone() for kind, values in moments.items()}
+                state[i]["step"] = torch.tensor(float(num_updates))  # AdamW counts per parameter, in a tensor
         self._adamw.load_state_dict({"state": state, "param_groups": self._adamw.state_dict()["param_groups"]})
         self.num_updates, self.skipped_in_a_row = num_updates, skipped_in_a_row
 
 
-def _gradient_mover(master: torch.nn.Parameter) -> Callable[[Tensor], None]:
-    """A hook that adds a weight's new gradient to its master's, in the master's type, and frees it."""
-
-    def move(working: Tensor) -> None:
-        assert working.grad is not None
-        if master.grad is None:
-            master.grad = working.grad.to(master.dtype)
-        else:
-            master.grad += working.grad
-        working.grad = None
-
-    return move
+def _move_gradient(master: torch.nn.Parameter, working: Tensor) -> None:
+    """Add a weight's new gradient to its master's, in the master's type, and free it."""
+    assert working.grad is not None
+    if master.grad is None:
+        master.grad = working.grad.to(master.dtype)
+    else:
+        master.grad += working.grad
+    working.grad = None

@@ -8,7 +8,7 @@ their group's prompt and their own past, and nothing else. A prompt's keys and v
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,8 +40,7 @@ UNSUPPORTED_ROPE = ("dynamic", "longrope")
 """RoPE types whose angles depend on the longest sequence of a batch, so on what else is in the stream."""
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """Consecutive tokens of the stream with the context before them: a response and its prompt, or a prompt alone."""
 
     context_start: int
@@ -103,10 +102,7 @@ def build_attention_plan(
     outputs = torch.empty(num_tokens, dtype=torch.long)  # [T]
     offset = 0
     for bucket in _bucket_by_length(segments):
-        table = torch.tensor(
-            [[segment.context_start, segment.context_length, segment.start, segment.length] for segment in bucket]
-        )
-        context_start, context, start, length = table.unsqueeze(2).unbind(1)  # each [N, 1]
+        context_start, context, start, length = torch.tensor(bucket).unsqueeze(2).unbind(1)  # each [N, 1]
         key_index = torch.arange(int((context + length).max()))
         keys = torch.where(key_index < context, context_start + key_index, start + key_index - context)
         keys = torch.where(key_index < context + length, keys, 0)  # [N, K]
@@ -120,11 +116,8 @@ def build_attention_plan(
         offset += queries.numel()
         if (first == first[0]).all():
             first = first[:1]
-        blocks.append(
-            SegmentBatch(
-                queries.flatten().to(device), keys.flatten().to(device), len(bucket), first.flatten().to(device)
-            )
-        )
+        queries, keys, first = (indices.flatten().to(device) for indices in (queries, keys, first))
+        blocks.append(SegmentBatch(queries, keys, len(bucket), first))
     return PackedAttentionPlan(tuple(blocks), outputs.to(device))
 
 
@@ -178,19 +171,8 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """The attention function of every layer, in the interface of transformers; returns `[1, T, heads, d]` and None.
 
-    Args:
-        module: the attention layer.
-        query: `[1, heads, T, d]`.
-        key: `[1, kv_heads, T, d]`.
-        value: `[1, kv_heads, T, d]`.
-        attention_mask: not used.
-        scaling: of the scores; None: 1 / sqrt(d).
-        sliding_window: how many keys a query sees, itself included; None: all before it.
-        packed_attention_plan: of the stream.
-        others: further arguments of transformers; not used, and some are refused.
-
-    Raises:
-        ConfigError: an argument asks for more than causal attention.
+    `query` is `[1, heads, T, d]`, `key` and `value` are `[1, kv_heads, T, d]`; `sliding_window` is how many keys a
+    query sees, itself included. Raises ConfigError where one of `others` asks for more than causal attention.
     """
     for name in UNSUPPORTED_ARGUMENTS:
         if others.get(name) is not None:

@@ -16,10 +16,10 @@ from torch import Tensor
 from dapo.policy.packed_attention import PackedAttentionPlan, Segment, build_attention_plan
 from dapo.types import Sample
 
+# for balance, several ranks cut a group that has more than a quarter of one rank's tokens, but not into chunks of less
+# than eight times its prompt, which each chunk computes anew
 MIN_CHUNKS_PER_RANK = 4
-"""For balance, several ranks cut a group that has more than a quarter of one rank's tokens,"""
 MIN_CHUNK_PROMPTS = 8
-"""but not into chunks of less than eight times its prompt, which each chunk computes anew."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,6 @@ class Microbatch:
 
     @property
     def num_tokens(self) -> int:
-        """T."""
         return len(self.input_ids)
 
 
@@ -189,8 +188,8 @@ def pack_microbatch(rank_microbatch: RankMicrobatch, device: str | torch.device)
     """One stream of all samples: the prompt of each group, followed by its responses."""
     stream: list[int] = []
     positions: list[int] = []
-    segments: list[Segment] = []
     predictors: list[int] = []
+    segments: list[Segment] = []
     for _, group in groupby(rank_microbatch.samples, key=lambda sample: sample.group_id):
         members = list(group)
         prompt_start, prompt_length = len(stream), len(members[0].prompt_ids)
