@@ -65,16 +65,17 @@ def policy_loss(
         negative, positive = trained & (advantage < 0), trained & (advantage > 0)
         clipped_high = positive & (ratio > 1 + clip_high)
         prob = torch.where(trained, logprobs, -torch.inf).to(ratio.dtype).exp()
-        sums = {
-            "tokens": _total(trained),
-            "clipped_low": _total(negative & (ratio < 1 - clip_low)),
-            "clipped_high": _total(clipped_high),
-            "clipped_dual": _total(negative & (ratio > (torch.inf if dual_clip is None else dual_clip))),
-            "ratio_sum": _total(torch.where(trained, ratio, 0.0)),
-            "approx_kl_sum": _total(torch.expm1(log_ratio) - log_ratio),
-            "prob_sum": _total(prob),
-            "clipped_high_prob_sum": _total(torch.where(clipped_high, prob, 0.0)),
+        each = {
+            "tokens": trained,
+            "clipped_low": negative & (ratio < 1 - clip_low),
+            "clipped_high": clipped_high,
+            "clipped_dual": negative & (ratio > (torch.inf if dual_clip is None else dual_clip)),
+            "ratio_sum": torch.where(trained, ratio, 0.0),
+            "approx_kl_sum": torch.expm1(log_ratio) - log_ratio,
+            "prob_sum": prob,
+            "clipped_high_prob_sum": torch.where(clipped_high, prob, 0.0),
         }
+        sums = {name: values.sum(dtype=torch.float64) for name, values in each.items()}
     return -(torch.where(trained, surrogate, 0.0) * _per_token("weights", weights, ratio)).sum(), sums
 
 
@@ -166,10 +167,6 @@ def _masked_log_ratio(logprobs: Tensor, base: Tensor, trained: Tensor) -> Tensor
     difference = logprobs.to(dtype) - base.to(dtype)
     # inf * 0 is nan, so mask before exp(): then neither values nor gradients of padding get through
     return torch.where(trained, difference, 0.0).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-
-
-def _total(values: Tensor) -> Tensor:
-    return values.sum(dtype=torch.float64)
 
 
 def _check_shapes(like: Tensor, **tensors: Tensor) -> None:

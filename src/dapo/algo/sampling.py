@@ -1,21 +1,13 @@
 """Eq. 11: which groups enter the batch."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-
-class Judged(Protocol):
-    """What Eq. 11 reads of a verdict (`dapo.types.Verdict` has more)."""
-
-    @property
-    def correct(self) -> bool | None: ...
-
-    @property
-    def score(self) -> float: ...
-
-    @property
-    def error(self) -> str | None: ...
+if TYPE_CHECKING:
+    from dapo.types import Verdict
 
 
 @dataclass(frozen=True)
@@ -27,7 +19,7 @@ class ScoreThresholds:
     mean_above: float | None = None
     mean_below: float | None = None
 
-    def is_met_by(self, verdicts: Sequence[Judged]) -> bool:
+    def is_met_by(self, verdicts: Sequence[Verdict]) -> bool:
         """Are the spread and the mean of the scores within the thresholds? Of an informative group."""
         scores = [verdict.score for verdict in verdicts if verdict.error is None]
         mean = sum(scores) / len(scores)
@@ -38,7 +30,7 @@ class ScoreThresholds:
         )
 
 
-def is_informative(verdicts: Sequence[Judged]) -> bool:
+def is_informative(verdicts: Sequence[Verdict]) -> bool:
     """Eq. 11: does a group of verdicts carry a signal, 0 < number correct < G?
 
     Looks at raw verdicts, never at shaped rewards: an all-wrong group of different lengths has spread in its reward

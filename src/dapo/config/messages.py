@@ -1,11 +1,11 @@
 """Messages for a faulty configuration: the option, what was expected, what came, the nearest known name."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 
 from pydantic import BaseModel, ValidationError
 
 from dapo.config.options import Config, options_of, section_in
-from dapo.core.suggest import nearest
 
 SECTIONS = frozenset(name for name, info in Config.model_fields.items() if section_in(info.annotation))
 """The names of the sections."""
@@ -55,14 +55,14 @@ def _nearest(parts: Sequence[str], *, is_section: bool) -> str:
     known_here = f"known here: {', '.join(section.model_fields)}"
     prefix = "".join(f"{part}." for part in parts[:-1])
     siblings = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
-    if close := nearest(parts[-1], [name for name in siblings if "." not in name], cutoff=0.6):
+    if close := get_close_matches(parts[-1], [name for name in siblings if "." not in name], n=1):
         return f"did you mean {prefix}{close[0]}?"
     if same_leaf := [name for name in names if name.split(".")[-1] == parts[-1]]:
         return f"did you mean {same_leaf[0]}?"
     if section is not Config:
         return known_here  # a similar name of another section would be a guess
     by_leaf = {name.split(".")[-1]: name for name in names}
-    close = nearest(parts[-1], by_leaf, cutoff=0.75)
+    close = get_close_matches(parts[-1], by_leaf, n=1, cutoff=0.75)
     return f"did you mean {by_leaf[close[0]]}?" if close else known_here
 
 

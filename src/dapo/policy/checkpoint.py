@@ -17,11 +17,10 @@ from torch import Tensor
 
 from dapo.core.errors import CheckpointError
 from dapo.policy.hf_io import with_tied, write_tensors
-from dapo.policy.optim import MasterAdamW
+from dapo.policy.optim import MOMENTS, MasterAdamW
 
 WEIGHTS = "weights"
 COUNTERS_FILE = "policy.json"
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class State(NamedTuple):
@@ -108,12 +107,10 @@ def load_optimizer(
             f"{_format_lora(optimizer.lora)}; resume with what it was saved with"
         )
     weights = read(directory, WEIGHTS, optimizer.master_weights)
+    num_updates, skipped = counters["num_updates"], counters["skipped_in_a_row"]
     # a policy that was never updated has no moments
-    kinds = MOMENTS if counters["num_updates"] else ()
-    moments = {kind: read(directory, kind, optimizer.master_weights) for kind in kinds}
-    optimizer.restore(
-        weights, moments, num_updates=counters["num_updates"], skipped_in_a_row=counters["skipped_in_a_row"]
-    )
+    moments = {kind: read(directory, kind, optimizer.master_weights) for kind in MOMENTS if num_updates}
+    optimizer.restore(weights, moments, num_updates=num_updates, skipped_in_a_row=skipped)
 
 
 class SavedWeights:
@@ -135,10 +132,9 @@ class SavedWeights:
         with as_checkpoint_error(path):
             if path.is_dir():
                 yield from _read_folder(path).items()
-                return
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118  (it is no mapping)
-                    yield name, file.get_tensor(name)
+            else:
+                with safe_open(path, framework="pt") as file:
+                    yield from ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118  (no mapping)
 
 
 def stored_at(directory: Path, kind: str) -> Path:

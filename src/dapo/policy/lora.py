@@ -86,7 +86,7 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> Ad
         peft.inject_adapter_in_model(_peft_config(model, names, settings), model, adapter_name=ADAPTER)
     layers: list[Any] = [model.get_submodule(name) for name in names]
     for name, layer in zip(names, layers, strict=True):
-        weight = frozen[f"{name}.weight"]  # [out, in]
+        weight = frozen[f"{name}.weight"]
         rows, columns = weight.shape
         layer.lora_A[ADAPTER].weight = nn.Parameter(_uniform(config.rank, columns, seed, name).to(weight))
         layer.lora_B[ADAPTER].weight = nn.Parameter(weight.new_zeros(rows, config.rank))
@@ -182,11 +182,13 @@ def _peft() -> Any:
 def _peft_config(
     model: PreTrainedModel, layers: Sequence[str], settings: Mapping[str, float], name: str | None = None
 ) -> Any:
-    alpha = settings["alpha"]
+    kinds, alpha = _kinds(layers), settings["alpha"]
+    matched = {found for found, _ in model.named_modules() if found.rpartition(".")[2] in kinds}
     return _peft().LoraConfig(
         r=settings["rank"],
         lora_alpha=int(alpha) if alpha == int(alpha) else alpha,
-        target_modules=_as_targets(model, layers),
+        # full names where the last parts would match other modules too
+        target_modules=sorted(kinds if matched == set(layers) else layers),
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",
@@ -194,15 +196,7 @@ def _peft_config(
     )
 
 
-def _as_targets(model: PreTrainedModel, layers: Sequence[str]) -> list[str]:
-    """The last parts of the layers' names, or their full names where the last parts would match other modules too."""
-    kinds = _kinds(layers)
-    matched = {name for name, _ in model.named_modules() if name.rpartition(".")[2] in kinds}
-    return sorted(kinds) if matched == set(layers) else sorted(layers)
-
-
 def _kinds(names: Sequence[str]) -> list[str]:
-    """The distinct last parts of names, in their order."""
     return list(dict.fromkeys(name.rpartition(".")[2] for name in names))
 
 
@@ -215,8 +209,7 @@ def _uniform(rows: int, columns: int, seed: int, layer: str) -> Tensor:
 def _saved_factors(saved: SavedWeights, directory: str | Path, frozen: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """All factors of a checkpoint. Raises CheckpointError unless they fit the model whose weights are `frozen`."""
     assert saved.lora is not None
-    rank = int(saved.lora["rank"])
-    factors = dict(saved.named_tensors())
+    rank, factors = int(saved.lora["rank"]), dict(saved.named_tensors())
     shapes: dict[str, tuple[int, ...]] = {}
     for layer in sorted({name.partition(".lora_")[0] for name in factors}):
         weight = frozen.get(f"{layer}.weight")
@@ -225,8 +218,8 @@ def _saved_factors(saved: SavedWeights, directory: str | Path, frozen: Mapping[s
         down, up = factor_names(layer)
         shapes |= {down: (rank, weight.shape[1]), up: (weight.shape[0], rank)}
     found = {name: tuple(factor.shape) for name, factor in factors.items()}
-    if differing := sorted(name for name in found.keys() | shapes.keys() if found.get(name) != shapes.get(name)):
-        name = differing[0]
-        there, here = found.get(name), shapes.get(name)
-        raise CheckpointError(f"{directory} holds adapters of another model: {name} is {there} there and {here} here")
+    for name in sorted(found.keys() | shapes.keys()):
+        if (there := found.get(name)) != (here := shapes.get(name)):
+            message = f"{directory} holds adapters of another model: {name} is {there} there and {here} here"
+            raise CheckpointError(message)
     return factors

@@ -41,17 +41,10 @@ class LoadedModel:
 def load_model(
     name: str, *, dtype: torch.dtype, device: str | torch.device = "cpu", trust_remote_code: bool = False
 ) -> LoadedModel:
-    """A model by alias, directory or Hugging Face id, with its weights in `dtype` on `device`.
+    """A model by alias (one of ALIASES), directory or Hugging Face id, with its weights in `dtype` on `device`.
 
-    Args:
-        name: one of ALIASES, a directory, or a Hugging Face id.
-        dtype: of the weights.
-        device: of the weights.
-        trust_remote_code: whether to run Python code that comes with the model.
-
-    Raises:
-        ConfigError: there is no such model; a directory lacks configuration, weights or tokenizer; some weights would
-            stay at random values; or nothing ends a response.
+    `trust_remote_code` runs Python code that comes with the model. Raises ConfigError if there is no such model, a
+    directory lacks configuration, weights or tokenizer, some weights would stay random, or nothing ends a response.
     """
     model: Any
     with quiet_transformers():
@@ -130,15 +123,11 @@ def _as_config_error(name: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError, UnpicklingError) as error:
         cause = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        problem = f"cannot be loaded as an alias ({', '.join(ALIASES)}), a directory or a Hugging Face id: {cause}"
         if "trust_remote_code" in str(error):
-            raise ConfigError(
-                f"model {name!r} comes with Python code of its own, which is not run unasked: read it, and set "
-                "model.trust_remote_code=true if you trust it"
-            ) from error
-        raise ConfigError(
-            f"model {name!r} cannot be loaded as an alias ({', '.join(ALIASES)}), a directory or a Hugging Face id: "
-            f"{cause}"
-        ) from error
+            problem = "comes with Python code of its own, which is not run unasked: read it, and set "
+            problem += "model.trust_remote_code=true if you trust it"
+        raise ConfigError(f"model {name!r} {problem}") from error
 
 
 def _resolve(name: str) -> str | Path:
@@ -146,9 +135,9 @@ def _resolve(name: str) -> str | Path:
     if name == "smollm2-135m-instruct":
         name = str(smollm2_directory())
     path = Path(name).expanduser()
-    if not path.exists() and (path.is_absolute() or name.startswith(".") or name.count("/") > 1):
-        raise ConfigError(f"model {name!r}: there is no such directory")
     if not path.exists():
+        if path.is_absolute() or name.startswith(".") or name.count("/") > 1:
+            raise ConfigError(f"model {name!r}: there is no such directory")
         return name
     if not (path / "config.json").is_file():
         raise ConfigError(f"model {name!r} is not a Hugging Face model directory: it has no config.json")

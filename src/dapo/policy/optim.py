@@ -15,6 +15,8 @@ from dapo.config import OptimConfig
 from dapo.core.errors import NumericsError
 from dapo.policy.hf_io import tied_names
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
 
 def learning_rate(step: int, *, lr: float, warmup_steps: int) -> float:
     """Linear warm-up over training steps, then constant: `lr * min(1, step / warmup_steps)`.
@@ -92,7 +94,8 @@ class MasterAdamW:
         if lost := self._not_finite():
             raise NumericsError(
                 f"the weights are not finite after {self.num_updates} valid updates ({lost[0]} first): they are "
-                "neither saved nor sampled from; lower optim.lr, or look at loss/* and optim/grad_norm before it happened"
+                "neither saved nor sampled from; lower optim.lr, or look at loss/* and optim/grad_norm before it "
+                "happened"
             )
 
     @torch.no_grad()
@@ -114,7 +117,7 @@ class MasterAdamW:
         state = self._adamw.state
         return {
             kind: {name: state[master][kind] for name, master in self.master_weights.items() if master in state}
-            for kind in ("exp_avg", "exp_avg_sq")
+            for kind in MOMENTS
         }
 
     @torch.no_grad()

@@ -114,7 +114,7 @@ def prompt_chunks(samples: Sequence[Sample], limit: Callable[[int], int]) -> lis
     groups = [list(members) for _, members in groupby(range(len(samples)), key=lambda i: samples[i].group_id)]
     if len({samples[members[0]].group_id for members in groups}) < len(groups):
         raise ValueError("the samples of a group must be adjacent to share its prompt")
-    chunks = []
+    chunks: list[PromptChunk] = []
     for members in groups:
         first = samples[members[0]]
         if not first.prompt_ids:
@@ -122,18 +122,15 @@ def prompt_chunks(samples: Sequence[Sample], limit: Callable[[int], int]) -> lis
         if any(samples[i].prompt_ids != first.prompt_ids for i in members):
             raise ValueError(f"the samples of group {first.group_id} have different prompts")
         prompt_length = len(first.prompt_ids)
-        chosen: list[int] = []
-        num_tokens = prompt_length
+        own: list[PromptChunk] = []
         for i in sorted(members, key=lambda i: (-len(samples[i].response_ids), i)):
             if not (length := len(samples[i].response_ids)):
                 break
-            if chosen and num_tokens + length > limit(prompt_length):
-                chunks.append(PromptChunk(tuple(chosen), num_tokens))
-                chosen, num_tokens = [], prompt_length
-            chosen.append(i)
-            num_tokens += length
-        if chosen:
-            chunks.append(PromptChunk(tuple(chosen), num_tokens))
+            if own and own[-1].num_tokens + length <= limit(prompt_length):
+                own[-1] = PromptChunk((*own[-1].indices, i), own[-1].num_tokens + length)
+            else:
+                own.append(PromptChunk((i,), prompt_length + length))
+        chunks += own
     return chunks
 
 

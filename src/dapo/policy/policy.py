@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,8 +41,7 @@ def recompute_layers(model: PreTrainedModel) -> int:
         raise ConfigError(f"train.recompute: no layers to compute again were found in a {type(model).__name__}")
     for layer in layers:
         # the packed forward uses no random numbers
-        recomputed = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
-        layer.forward = recomputed
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
     return len(layers)
 
 
@@ -55,24 +54,12 @@ def partition_minibatch(minibatch: Sequence[Sample], config: Config, *, ranks: i
     if len({sample.old_logprobs is None for sample in minibatch}) > 1:
         raise ValueError("old_logprobs must be there for all samples of a minibatch or for none of them")
     lengths = torch.tensor([sample.num_trained_tokens for sample in minibatch])
-    weights = aggregation_weights(
-        lengths,
-        torch.tensor([sample.group_id for sample in minibatch]),
-        aggregate=config.loss.aggregate,
-        max_length=config.rollout.max_response_tokens,
-    )
+    group_ids, max_length = torch.tensor([s.group_id for s in minibatch]), config.rollout.max_response_tokens
+    weights = aggregation_weights(lengths, group_ids, aggregate=config.loss.aggregate, max_length=max_length)
     every_sample = config.loss.kl_coef > 0 or config.loss.entropy_coef > 0
-    chosen = [
-        (sample, weight)
-        for sample, length, weight in zip(minibatch, lengths.tolist(), weights.tolist(), strict=True)
-        if length and (every_sample or sample.advantage != 0)
-    ]
-    return partition(
-        [sample for sample, _ in chosen],
-        [weight for _, weight in chosen],
-        ranks=ranks,
-        max_tokens=config.train.microbatch_tokens,
-    )
+    chosen = [i for i, sample in enumerate(minibatch) if lengths[i] and (every_sample or sample.advantage != 0)]
+    samples, max_tokens = [minibatch[i] for i in chosen], config.train.microbatch_tokens
+    return partition(samples, weights[chosen].tolist(), ranks=ranks, max_tokens=max_tokens)
 
 
 class PolicyCore:
@@ -90,7 +77,9 @@ class PolicyCore:
         lora = config.model.lora
         self._adapters = None if lora is None else add_adapters(self._model, lora, seed=config.train.seed)
         use_packed_forward(self._model)
-        self._reference = self._frozen_reference() if config.loss.kl_coef > 0 else None
+        self._frozen: Any = None
+        if config.loss.kl_coef > 0 and self._adapters is None:
+            self._frozen = self._distribute(copy.deepcopy(self._model).requires_grad_(False))
         if config.train.recompute:
             recompute_layers(self._model)
         self._optimizer = self._make_optimizer()
@@ -105,16 +94,12 @@ class PolicyCore:
         lora = None if self._adapters is None else self._adapters.settings
         return MasterAdamW(self._model, self._config.optim, lora=lora)
 
-    def _frozen_reference(self) -> Callable[[Microbatch], Tensor]:
-        """The function that gives the initial model's log-probabilities `[S]`; with adapters it needs no copy."""
-        adapters = self._adapters
-        frozen = None if adapters is not None else self._distribute(copy.deepcopy(self._model).requires_grad_(False))
-
-        def score(microbatch: Microbatch) -> Tensor:
-            with nullcontext() if adapters is None else adapters.disabled():
-                return self._score(microbatch, self._model if frozen is None else frozen)
-
-        return score
+    def _reference_logprobs(self, microbatch: Microbatch) -> Tensor:
+        """`[S]` log-probabilities of the initial model, of which adapters need no copy."""
+        if self._adapters is None:
+            return self._score(microbatch, self._frozen)
+        with self._adapters.disabled():
+            return self._score(microbatch, self._model)
 
     def _distribute(self, model: Any) -> Any:
         return model
@@ -134,6 +119,11 @@ class PolicyCore:
     def _head(self) -> Iterator[Any]:
         """The layer that scores chunks of a microbatch; its weights have their whole gradient when the block ends."""
         yield self._model.get_output_embeddings()
+
+    def _accumulate(self, rank_microbatches: Sequence[RankMicrobatch]) -> dict[str, float]:
+        """Compute the gradient of all these; returns their sums over trained tokens."""
+        self._optimizer.zero_grad()
+        return add_sums(sums for rank_microbatch in rank_microbatches for sums in self._backward(rank_microbatch))
 
     def _backward(self, rank_microbatch: RankMicrobatch) -> list[dict[str, Tensor]]:
         """Add the gradient of a microbatch's loss to what is there; returns each chunk's sums over its trained tokens.
@@ -188,8 +178,8 @@ class PolicyCore:
             tokens["engine"] = of_tokens([sample.engine_logprobs for sample in samples])
         elif self._config.loss.engine_correction is not None:
             raise ValueError("loss.engine_correction=tis needs engine_logprobs for all samples")
-        if self._reference is not None:
-            tokens["reference"] = self._reference(microbatch)
+        if self._config.loss.kl_coef > 0:
+            tokens["reference"] = self._reference_logprobs(microbatch)
         if any(len(values) != sum(microbatch.lengths) for values in tokens.values()):
             raise ValueError("mask, old_logprobs and engine_logprobs must have one value for each response token")
         return tokens
@@ -208,14 +198,11 @@ class Policy(PolicyCore):
         master_weights = self._optimizer.master_weights
         if self._adapters is not None:
             return self._adapters.merged(master_weights)
-        return NamedWeights(
-            lambda: ((name, master.detach()) for name, master in master_weights.items()), self._optimizer.tied
-        )
+        return NamedWeights(lambda: ((n, w.detach()) for n, w in master_weights.items()), self._optimizer.tied)
 
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
         """The same samples in the same order with `old_logprobs`: pi_old of a step with several updates (Eq. 6)."""
-        max_tokens = self._config.train.microbatch_tokens
-        microbatches = pack(samples, max_tokens=max_tokens, device=self._model.device)
+        microbatches = pack(samples, max_tokens=self._config.train.microbatch_tokens, device=self._model.device)
         scores = [self._score(microbatch, self._model) for microbatch in microbatches]
         rows = in_callers_order(microbatches, scores, len(samples))
         return [replace(sample, old_logprobs=row) for sample, row in zip(samples, rows, strict=True)]
@@ -231,11 +218,7 @@ class Policy(PolicyCore):
         Raises NumericsError where the update made a weight infinite or NaN.
         """
         (passes,) = partition_minibatch(minibatch, self._config, ranks=1)
-        self._optimizer.zero_grad()
-        sums = []
-        for rank_microbatch in passes:
-            sums += self._backward(rank_microbatch)
-        return self._apply_gradient(add_sums(sums), step=step)
+        return self._apply_gradient(self._accumulate(passes), step=step)
 
     def save(self, directory: str | Path) -> None:
         """Write the trained weights, AdamW's moments and counters into `directory`, which exists.

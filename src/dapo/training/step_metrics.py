@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,13 +34,13 @@ def rollouts_in_background(run: Run, batch: Batch, samples: Sequence[Sample]) ->
         if run.config.log.rollouts:
             write_rollouts(run.directory.rollouts(step), _rollout_rows(run, batch, samples, step=step))
 
-    with in_background(work, name="dapo-rollouts") as thread:
+    with in_background(work, name="dapo-rollouts") as pending:
         require_groups(batch, on_shortfall=run.config.dynamic_sampling.on_shortfall)
         if batch.shortfall:
             run.tracker.message(f"step {step}: short batch: {batch.reason}")
         yield text_metrics
         with run.phase("write_rollouts"):  # what is left to wait for
-            thread.join()
+            wait([pending])
 
 
 def report_step(run: Run, batch: Batch, samples: Sequence[Sample], more: Mapping[str, float]) -> None:

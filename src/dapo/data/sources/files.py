@@ -3,13 +3,13 @@
 import json
 import os
 from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from dapo.config.data_spec import FILE_TYPES, HubSource
 from dapo.core.errors import DataError
 from dapo.core.loading import require_package
-from dapo.core.suggest import nearest
 
 Rows: TypeAlias = Iterator[tuple[str, dict[str, Any]]]
 _ROWS_AT_ONCE = 1024
@@ -55,7 +55,7 @@ def _check(path: Path) -> None:
         raise DataError(f"no data file {path}; the folder {path.parent} does not exist")
     if not path.exists():
         names, contents = _contents(path.parent)
-        near = [str(path.parent / name) for name in nearest(path.name, names)]
+        near = [str(path.parent / name) for name in get_close_matches(path.name, names, n=1, cutoff=0.5)]
         raise DataError(f"no data file {path}; " + (f"did you mean {near[0]}?" if near else f"the folder {contents}"))
     if not os.access(path, os.R_OK):
         raise DataError(f"{path} may not be read by this user; change its permissions")

@@ -23,11 +23,8 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path, group: ProcessGrou
     Raises OSError, on every rank, where one of them cannot write.
     """
     with _as_os_error(folder):
-        dcp.save(
-            dict(tensors),
-            storage_writer=dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True),
-            process_group=group,
-        )
+        writer = dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True)
+        dcp.save(dict(tensors), storage_writer=writer, process_group=group)
 
 
 def read_shards(path: Path, into: Mapping[str, Tensor], group: ProcessGroup | None = None) -> None:
@@ -43,9 +40,7 @@ def read_shards(path: Path, into: Mapping[str, Tensor], group: ProcessGroup | No
 def stored_like(path: Path) -> dict[str, Tensor]:
     """The names, shapes and types stored in a file or a folder, as tensors on the `meta` device."""
     found: Any = _reader(path).read_metadata().state_dict_metadata
-    return {
-        name: torch.empty(stored.size, dtype=stored.properties.dtype, device="meta") for name, stored in found.items()
-    }
+    return {name: torch.empty(m.size, dtype=m.properties.dtype, device="meta") for name, m in found.items()}
 
 
 class _OneFile(FileSystem):

@@ -88,12 +88,10 @@ class ShardedModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The device of the shards."""
         return next(self.model.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the shards, which are the master weights."""
         return next(self.model.parameters()).dtype
 
 
@@ -210,11 +208,7 @@ class ShardedPolicy(PolicyCore):
 
         Every rank calls it, with as many rank microbatches.
         """
-        self._optimizer.zero_grad()
-        sums = []
-        for rank_microbatch in rank_microbatches:
-            sums += self._backward(rank_microbatch)
-        return self._apply_gradient(add_sums(self._ranks.gather(dict(add_sums(sums)))), step=step)
+        return self._apply_gradient(add_sums(self._ranks.gather(self._accumulate(rank_microbatches))), step=step)
 
     def logprobs(self, rank_microbatches: Sequence[RankMicrobatch]) -> list[list[Sequence[float]]]:
         """The log-probabilities of each sample of each rank microbatch. Every rank calls it, with as many of them."""
@@ -282,17 +276,12 @@ class ShardedPolicy(PolicyCore):
     def _to_dtensors(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """This rank's shards in main memory as DTensors, in the shapes and layouts of the weights of their names."""
         mesh, weights = self._ranks.host_mesh, self._optimizer.shards
-        return {
-            name: DTensor.from_local(
-                tensor,
-                mesh,
-                weights[name].placements,
-                run_check=False,
-                shape=weights[name].shape,
-                stride=weights[name].stride(),
-            )
-            for name, tensor in shards.items()
-        }
+        found: dict[str, Tensor] = {}
+        for name, tensor in shards.items():
+            weight = weights[name]
+            layout = {"run_check": False, "shape": weight.shape, "stride": weight.stride()}
+            found[name] = DTensor.from_local(tensor, mesh, weight.placements, **layout)
+        return found
 
     def _read(self, directory: Path, kind: str, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         path = stored_at(directory, kind)
@@ -311,7 +300,6 @@ def _full_tensor(weight: Any) -> Tensor:
 
 @torch.no_grad()
 def _local(weight: Any) -> Tensor:
-    """This rank's shard, in the same memory."""
     return weight.detach().to_local()
 
 
