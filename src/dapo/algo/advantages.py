@@ -1,14 +1,16 @@
 """Eq. 4 and 9: the advantage of a response is its reward relative to its group."""
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
+Scale: TypeAlias = Literal["std", "none"]
+
 STD_EPS = 1e-6
 
 
-def group_advantages(rewards: Tensor, *, scale: Literal["std", "none"] = "std") -> Tensor:
+def group_advantages(rewards: Tensor, *, scale: Scale = "std") -> Tensor:
     """Eq. 9: `A_i = (R_i - mean) / (std + 1e-6)` over one group; the same number for every token of response i.
 
     `rewards`: `[G]`, shaped rewards of any float type. Returns `[G]` in the same type, computed in float64. `std` is
