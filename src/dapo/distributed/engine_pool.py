@@ -175,10 +175,8 @@ class EnginePool(EngineState):
         self._owner: dict[str, EngineHandle] = {}
         names = [f"engine-{i}" for i in range(len(specs))]
         factory = f"{EngineWorker.__module__}:{EngineWorker.__qualname__}"
-        wrapped = [
-            replace(spec, factory=factory, options={"factory": spec.factory, "options": dict(spec.options)})
-            for spec in specs
-        ]
+        options = [{"factory": spec.factory, "options": dict(spec.options)} for spec in specs]
+        wrapped = [replace(spec, factory=factory, options=own) for spec, own in zip(specs, options, strict=True)]
         workers = launcher.start(names, wrapped)
         self._engines = [EngineHandle(*parts, call_timeout_s) for parts in zip(names, wrapped, workers, strict=True)]
 

@@ -45,12 +45,8 @@ def engine_specs(config: Config, *, cluster_gpus: float = 0.0) -> list[WorkerSpe
 
 def native_engine_spec(config: Config, *, threads: int) -> WorkerSpec:
     """A native engine, which loads the model by its name; the policy's weights are loaded later."""
-    return WorkerSpec(
-        "dapo.distributed.engine_specs:native_engine",
-        {"config": config, "threads": threads},
-        environment={"OMP_NUM_THREADS": str(threads)},
-        cpus=threads,
-    )
+    factory, options = "dapo.distributed.engine_specs:native_engine", {"config": config, "threads": threads}
+    return WorkerSpec(factory, options, environment={"OMP_NUM_THREADS": str(threads)}, cpus=threads)
 
 
 def native_engine(*, config: Config, threads: int) -> NativeEngine:

@@ -189,13 +189,6 @@ def trainer_specs(config: Config, *, cluster_gpus: float) -> list[WorkerSpec]:
     interfaces = [name for _, name in socket.if_nameindex()]
     if not config.uses_ray and "GLOO_SOCKET_IFNAME" not in os.environ and "lo" in interfaces:
         environment["GLOO_SOCKET_IFNAME"] = "lo"  # the machine's name need not resolve to an address that works
-    return [
-        WorkerSpec(
-            "dapo.distributed.trainer_worker:TrainerWorker",
-            {"config": config, "rank": rank, "threads": threads},
-            environment,
-            cpus=threads,
-            gpus=gpus,
-        )
-        for rank in range(ranks)
-    ]
+    factory = "dapo.distributed.trainer_worker:TrainerWorker"
+    options = [{"config": config, "rank": rank, "threads": threads} for rank in range(ranks)]
+    return [WorkerSpec(factory, own, environment, cpus=threads, gpus=gpus) for own in options]

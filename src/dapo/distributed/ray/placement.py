@@ -82,13 +82,10 @@ def reserve(
     placed = [(reservation, index) for reservation in reservations for index in range(len(reservation.bundles))]
     try:
         granted = {r: r.wait_until_ready(max(deadline - time.monotonic(), 0.0)) for r in reservations}
-        lacking = [i for i, (reservation, _) in enumerate(placed) if not granted[reservation]]
-        if lacking:
+        if lacking := [i for i, (reservation, _) in enumerate(placed) if not granted[reservation]]:
             demand = describe_demand([names[i] for i in lacking], [specs[i] for i in lacking])
-            raise LaunchError(
-                f"not enough resources within {timeout_s:g} s (distributed.start_timeout_s) for {demand}; "
-                f"{describe_cluster()}"
-            )
+            within = f"within {timeout_s:g} s (distributed.start_timeout_s)"
+            raise LaunchError(f"not enough resources {within} for {demand}; {describe_cluster()}")
     except BaseException:
         for reservation in reservations:
             reservation.cancel()
@@ -108,10 +105,8 @@ def describe_demand(names: Sequence[str], specs: Sequence[WorkerSpec]) -> str:
     by_demand: dict[tuple[float, float], list[str]] = {}
     for name, spec in zip(names, specs, strict=True):
         by_demand.setdefault((spec.cpus, spec.gpus), []).append(name)
-    each = [
-        f"{', '.join(same)} ({_amounts(*demand)}{' each' if len(same) > 1 else ''})"
-        for demand, same in by_demand.items()
-    ]
+    groups = by_demand.items()
+    each = [f"{', '.join(same)} ({_amounts(*demand)}{' each' if len(same) > 1 else ''})" for demand, same in groups]
     if len(names) == 1:
         return each[0]
     in_all = _amounts(sum(b.cpus for b in specs), sum(b.gpus for b in specs))

@@ -16,8 +16,7 @@ class RayWeights:
     """A version as the controller holds it; each worker is sent the form that it can read, made when first needed."""
 
     def __init__(self, file: WeightsFile, *, timeout_s: float) -> None:
-        self._file = file
-        self._timeout_s = timeout_s
+        self._file, self._timeout_s = file, timeout_s
         self._object: WeightsObject | None = None
 
     @property
@@ -55,9 +54,8 @@ class WeightsObject:
         try:
             stored: StoredWeights = ray.get(self.reference, timeout=self.timeout_s)
         except ray.exceptions.RayError as error:
-            raise EngineError(
-                f"the weights of version {self.version} did not come within {self.timeout_s:g} s: {error}"
-            ) from error
+            late = f"the weights of version {self.version} did not come within {self.timeout_s:g} s"
+            raise EngineError(f"{late}: {error}") from error
         return stored
 
 

@@ -140,14 +140,12 @@ def require_sbatch() -> None:
 
 def submit(script: Path) -> str:
     """Submit a script with sbatch; returns the job's id. Raises LaunchError with sbatch's error message."""
-    require_sbatch()
     command = ["sbatch", "--parsable", str(script)]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=SBATCH_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        raise LaunchError(
-            f"sbatch gave no answer within {SBATCH_TIMEOUT_S:g} s; squeue shows whether it has a job"
-        ) from None
+        late = f"sbatch gave no answer within {SBATCH_TIMEOUT_S:g} s"
+        raise LaunchError(f"{late}; squeue shows whether it has a job") from None
     if answer.returncode:
         reason = " ".join(answer.stderr.split()) or f"exit code {answer.returncode}"
         raise LaunchError(f"sbatch refused the job: {reason}; the script is {script}")

@@ -117,10 +117,8 @@ class NativeEngine(EngineState):
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
         names = self._require_in_flight(request_ids)
         rows = {seq.request.id: row for row, seq in enumerate(self._rows) if seq is not None}
-        stopped = [
-            self._vacate(rows[name]) if name in rows else RunningSequence(self._scheduler.waiting.pop(name))
-            for name in names
-        ]
+        waiting = self._scheduler.waiting
+        stopped = [self._vacate(rows[n]) if n in rows else RunningSequence(waiting.pop(n)) for n in names]
         self._tidy()
         return [seq.generation("aborted", self._require_weights()) for seq in stopped]
 

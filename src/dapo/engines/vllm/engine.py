@@ -126,10 +126,8 @@ class VllmEngine(checks.EngineState):
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
         names = self._require_in_flight(request_ids)
         self._engine.abort_request([name for name in names if name in self._running])
-        stopped = [
-            self._running.pop(name) if name in self._running else _RunningSequence(self._waiting.pop(name))
-            for name in names
-        ]
+        running, waiting = self._running, self._waiting
+        stopped = [running.pop(n) if n in running else _RunningSequence(waiting.pop(n)) for n in names]
         return [seq.generation("aborted", self._require_weights()) for seq in stopped]
 
     def close(self) -> None:
