@@ -65,7 +65,10 @@ def build_run(
     first_step: int,
 ) -> Iterator[Run]:
     """A run with everything that it needs, before its first step; engines and policy are closed at the end."""
-    stop_ids = inputs.loaded.stop_ids
+    stop_ids, keep = inputs.loaded.stop_ids, config.dynamic_sampling.filter
+    thresholds = (
+        ScoreThresholds(keep.min_spread, *keep.mean_between) if isinstance(keep, ScoreThresholdsConfig) else None
+    )
     with ExitStack() as stack:
         launcher = stack.enter_context(open_launcher(config, directory.logs))
         engine = build_engine(config, inputs.loaded, launcher, log=display.message)
@@ -81,7 +84,7 @@ def build_run(
                     max_groups_per_step=config.max_groups_per_step,
                     enabled=config.dynamic_sampling.enabled,
                     keep=load_filter(config.dynamic_sampling.filter),
-                    thresholds=score_thresholds_of(config),
+                    thresholds=thresholds,
                     max_error_rate=MAX_ERROR_RATE,
                 ),
                 encoder=inputs.encoder,
@@ -202,18 +205,12 @@ def require_context(loaded: LoadedModel, prompt_tokens: int, response_tokens: in
 def build_engine(
     config: Config, loaded: LoadedModel, launcher: Launcher | None = None, *, log: Callable[[str], None] = print
 ) -> RolloutEngine:
-    """In this process with its own copy of the model, in the compute dtype, or in others, which `launcher` starts and
-    whose losses go to `log`. Whatever it answers is inspected.
-    """
+    """The rollout engine: in this process, or in processes that `launcher` starts. All that it answers is checked."""
     engine: RolloutEngine
     if config.engine_processes:
         assert launcher is not None, "engine processes need a launcher"
-        engine = EnginePool(
-            launcher,
-            engine_specs(config, cluster_gpus=launcher.gpus),
-            log=log,
-            reproducible=config.rollout.reproducible,
-        )
+        specs = engine_specs(config, cluster_gpus=launcher.gpus)
+        engine = EnginePool(launcher, specs, log=log, reproducible=config.rollout.reproducible)
     else:
         engine = NativeEngine(copy.deepcopy(loaded.model), config.rollout.native)
     vocabulary = next(loaded.model.get_input_embeddings().parameters()).shape[0]
@@ -244,15 +241,6 @@ def evaluation_plan(config: Config, stop_ids: tuple[int, ...]) -> EvaluationPlan
         stop_ids=stop_ids,
         seed=config.train.seed,
     )
-
-
-def score_thresholds_of(config: Config) -> ScoreThresholds | None:
-    """The thresholds of `dynamic_sampling.filter`, if that is what it holds."""
-    thresholds = config.dynamic_sampling.filter
-    if not isinstance(thresholds, ScoreThresholdsConfig):
-        return None
-    above, below = thresholds.mean_between
-    return ScoreThresholds(min_spread=thresholds.min_spread, mean_above=above, mean_below=below)
 
 
 def load_filter(name: str | ScoreThresholdsConfig | None) -> Callable[[Group], bool] | None:

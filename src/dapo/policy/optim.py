@@ -1,7 +1,7 @@
 """AdamW on full-precision master weights, with the learning rate's schedule and the check for invalid gradients.
 
 A bfloat16 model holds rounded copies of float32 master weights: its gradients are added up in float32, and the copies
-are synced from the masters after each update. In float32 and float64 the model's own weights are the masters.
+are synced from them after each update. In float32 and float64 the model's own weights are the master weights.
 """
 
 from collections.abc import Mapping
@@ -45,8 +45,8 @@ class MasterAdamW:
         self._copies = [(working, master) for working, master in pairs if working is not master]
         for working, master in self._copies:
             working.register_post_accumulate_grad_hook(partial(_move_gradient, master))
-        masters, decay = list(self.master_weights.values()), config.weight_decay
-        self._adamw = torch.optim.AdamW(masters, lr=config.lr, betas=config.betas, weight_decay=decay, fused=True)
+        trained, decay = list(self.master_weights.values()), config.weight_decay
+        self._adamw = torch.optim.AdamW(trained, lr=config.lr, betas=config.betas, weight_decay=decay, fused=True)
         self.num_updates = 0
         """The number of updates made, without skipped ones."""
         self.skipped_in_a_row = 0

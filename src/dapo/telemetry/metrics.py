@@ -31,8 +31,8 @@ _TEXTS_PER_SEARCH = 256
 
 def rollout_metrics(
     decided: Sequence[tuple[Group, str]],
-    group_counts: Mapping[str, int],
-    token_counts: Mapping[str, int],
+    group_counts: Mapping[Any, int],
+    token_counts: Mapping[Any, int],
     *,
     shortfall: int,
 ) -> dict[str, float]:

@@ -93,7 +93,7 @@ def read_prefetched_batch(directory: Path, stream: ProblemStream) -> PrefetchedB
 
 def _rows(group: Group, outcome: Outcome) -> Iterator[dict[str, Any]]:
     responses = zip(group.generations, group.verdicts, group.texts, group.rewards, strict=True)
-    for i, (generation, verdict, text, reward) in enumerate(responses):
+    for i, (generation, v, text, reward) in enumerate(responses):
         yield {
             "group_id": group.id,
             "problem_id": group.problem.id,
@@ -105,12 +105,8 @@ def _rows(group: Group, outcome: Outcome) -> Iterator[dict[str, Any]]:
             "finish": generation.finish,
             "version": generation.version,
             "reward": reward,
-            "judged": json.dumps([text, *_verdict_as_json(verdict)]),
+            "judged": json.dumps([text, v.correct, v.score, v.error, v.answer, dict(v.components)]),
         }
-
-
-def _verdict_as_json(verdict: Verdict) -> list[Any]:
-    return [verdict.correct, verdict.score, verdict.error, verdict.answer, dict(verdict.components)]
 
 
 def _groups(rows: Sequence[Mapping[str, Any]], stream: ProblemStream) -> Iterator[tuple[Group, Outcome]]:
@@ -126,7 +122,12 @@ def _groups(rows: Sequence[Mapping[str, Any]], stream: ProblemStream) -> Iterato
         group = Group(
             problem=problem,
             prompt_ids=tuple(members[0]["prompt_ids"]),
-            generations=tuple(_generation(row) for row in members),
+            generations=tuple(
+                Generation(
+                    row["request_id"], tuple(row["token_ids"]), tuple(row["logprobs"]), row["finish"], row["version"]
+                )
+                for row in members
+            ),
             verdicts=tuple(
                 Verdict(correct, score, error, answer=answer, components=components)
                 for _, correct, score, error, answer, components in judged
@@ -136,13 +137,3 @@ def _groups(rows: Sequence[Mapping[str, Any]], stream: ProblemStream) -> Iterato
             rewards=tuple(row["reward"] for row in members),
         )
         yield group, members[0]["outcome"]
-
-
-def _generation(row: Mapping[str, Any]) -> Generation:
-    return Generation(
-        request_id=row["request_id"],
-        token_ids=tuple(row["token_ids"]),
-        logprobs=tuple(row["logprobs"]),
-        finish=row["finish"],
-        version=row["version"],
-    )

@@ -18,12 +18,7 @@ from typing import Any
 import dapo
 from dapo.config.secrets import mask_secrets
 from dapo.core.errors import CheckpointError
-from dapo.core.files import (
-    atomic_write_json,
-    atomic_write_text,
-    crc32_of,
-    fsync,
-)
+from dapo.core.files import atomic_write_json, atomic_write_text, crc32_of, fsync
 from dapo.telemetry.sinks import truncate_after
 
 _STEP_NAME = re.compile(r"step_(\d{6,})(\.parquet|\.json)?")

@@ -62,7 +62,9 @@ def signals_as_requests(
         if request.signum is None:
             request.signum = signum
             # not print: a signal may come while a line is being printed
-            os.write(2, _signal_message(signum, message).encode())
+            # the live display hides the cursor, and may not get to show it again
+            cursor = SHOW_CURSOR if sys.stderr.isatty() else ""
+            os.write(2, f"{cursor}\n{signal.Signals(signum).name}: {message}\n".encode())
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # the system's own: works in the middle of a matmul too
 
     if threading.current_thread() is not threading.main_thread():
@@ -74,8 +76,3 @@ def signals_as_requests(
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
-
-
-def _signal_message(signum: int, message: str) -> str:
-    show_cursor = SHOW_CURSOR if sys.stderr.isatty() else ""  # the live display hides it, and may not get to show it
-    return f"{show_cursor}\n{signal.Signals(signum).name}: {message}\n"

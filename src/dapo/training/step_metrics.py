@@ -46,7 +46,10 @@ def rollouts_in_background(run: Run, batch: Batch, samples: Sequence[Sample]) ->
 def report_step(run: Run, batch: Batch, samples: Sequence[Sample], more: Mapping[str, float]) -> None:
     """Count the step as done, and keep its metrics until its evaluation is done too. `more`: metrics known already."""
     state, step = run.state, run.state.step + 1
-    metrics = _batch_metrics(batch, samples) | engine_gap_metrics(samples) | dict(more)
+    tokens_trained = sum(sample.num_trained_tokens for sample in samples)
+    metrics = rollout_metrics(batch.decided, batch.group_counts, batch.token_counts, shortfall=batch.shortfall)
+    metrics |= {"rollout/epoch": batch.epoch, "rollout/tokens_in_minibatches": tokens_trained}
+    metrics |= engine_gap_metrics(samples) | dict(more)
     metrics |= {name: value for name, value in mean_of_updates(state.updates).items() if name not in metrics}
     errors = [v.error for group, _ in batch.judged for v in group.verdicts if v.error is not None]
     if errors:
@@ -55,7 +58,6 @@ def report_step(run: Run, batch: Batch, samples: Sequence[Sample], more: Mapping
     warn_divergence(run, metrics, step=step)
     state.entropy_collapse_steps = entropy_collapse_steps(batch, state.entropy_collapse_steps)
     run.problem_stats.record((group for group, _ in batch.decided), step=step)
-    tokens_trained = sum(sample.num_trained_tokens for sample in samples)
     state.advance(metrics, tokens_generated=batch.num_generated_tokens, tokens_trained=tokens_trained)
 
 
@@ -65,7 +67,8 @@ def evaluate_and_log(run: Run) -> None:
     if state.unlogged is None:
         return
     metrics = dict(state.unlogged)
-    if _evaluation_is_due(run, step):
+    every = run.config.train.eval_every
+    if step in (0, run.config.train.num_steps) or (every and step % every == 0):
         run.sync_engine()
         evaluation = _evaluate(run, step)
         if evaluation is not None:
@@ -80,12 +83,6 @@ def evaluate_and_log(run: Run) -> None:
     state.unlogged, state.is_saved = None, False
 
 
-def _evaluation_is_due(run: Run, step: int) -> bool:
-    """Before the first step, after every `train.eval_every`-th and after the last."""
-    every = run.config.train.eval_every
-    return step in (0, run.config.train.num_steps) or bool(every and step % every == 0)
-
-
 def _evaluate(run: Run, step: int) -> Evaluation | None:
     """Evaluate the policy after `step` steps, which the engine holds, and write eval/step_*.json."""
     if run.eval_plan is None or not run.held_out:
@@ -96,19 +93,6 @@ def _evaluate(run: Run, step: int) -> Evaluation | None:
         evaluation = evaluate(sampler, sampling.judge, run.held_out, on_progress=on_progress, check=run.stop.check)
     atomic_write_json(run.directory.eval(step), {"step": step, **evaluation.summary(), "table": evaluation.table()})
     return evaluation
-
-
-def _batch_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
-    """The step's rollout metrics, but for those of the texts."""
-    return rollout_metrics(
-        batch.decided,
-        {str(outcome): count for outcome, count in batch.group_counts.items()},
-        {str(outcome): count for outcome, count in batch.token_counts.items()},
-        shortfall=batch.shortfall,
-    ) | {
-        "rollout/epoch": batch.epoch,
-        "rollout/tokens_in_minibatches": sum(s.num_trained_tokens for s in samples),
-    }
 
 
 def _rollout_rows(run: Run, batch: Batch, samples: Sequence[Sample], *, step: int) -> Iterator[dict[str, Any]]:
