@@ -339,7 +339,7 @@ class TestTargets:
             torch.testing.assert_close(adapted(input_ids=ids).logits, merged(input_ids=ids).logits, rtol=0, atol=1e-4)
 
 
-STATE = ("frozen weights", "weights to compute with", "master weights", "gradients", "AdamW's moments")
+STATE = ("frozen weights", "compute weights", "master weights", "gradients", "AdamW's moments")
 
 
 def estimate(lora: dict[str, Any] | None = None, dtype: str = "float32") -> ResourceEstimate:

@@ -80,7 +80,7 @@ class ResourceEstimate:
         if lora is not None:
             breakdown["frozen weights"] = e * dimensions.parameters / n
         if n == 1 and e < master:
-            breakdown["weights to compute with"] = e * trained
+            breakdown["compute weights"] = e * trained
         breakdown["master weights"] = master * trained / n
         breakdown["gradients"] = master * trained / n
         breakdown["AdamW's moments"] = 2 * master * trained / n
@@ -89,13 +89,13 @@ class ResourceEstimate:
         if n > 1:
             layer, ends = dimensions.layer_parameters, dimensions.embedding_parameters
             # two layers at a time, since the next is on its way; embedding and head stay to the end of the backward
-            breakdown["gathered layers, embedding and head"] = e * (2 * layer + ends)
+            breakdown["all-gathered layers, embedding and head"] = e * (2 * layer + ends)
             unsharded = max(layer, ends)
-            breakdown["whole gradients, before each rank has its part"] = (e + master) * unsharded
+            breakdown["unsharded gradients, before the reduce-scatter"] = (e + master) * unsharded
         breakdown["activations"] = self.activation_bytes() * self.microbatch_tokens
         positions = min(self.microbatch_tokens, max(1, CHUNK_LOGITS // dimensions.vocabulary))
         logit_bytes = positions * (e if e >= 4 else 4 + e)
-        breakdown["a chunk of logits"] = dimensions.vocabulary * (logit_bytes + dimensions.hidden * e)
+        breakdown["logits (one chunk)"] = dimensions.vocabulary * (logit_bytes + dimensions.hidden * e)
         return breakdown
 
     def activation_bytes(self) -> float:
@@ -124,10 +124,10 @@ class ResourceEstimate:
         breakdown = {"weights": e * dimensions.parameters / tp}
         if self.config.rollout.engine == "vllm":
             breakdown["cache"] = self.config.rollout.vllm.cache_gib * GIB
-            breakdown["vLLM's own"] = self.profile.engine_overhead_gib * GIB
+            breakdown["vLLM overhead"] = self.profile.engine_overhead_gib * GIB
             return breakdown
         if self.profile.device == "cpu" and dimensions.tied:
-            breakdown["the head once more, in blocks"] = e * dimensions.embedding_parameters
+            breakdown["prepacked head"] = e * dimensions.embedding_parameters
         native = self.config.rollout.native
         # slots grow to the longest sequence that lives: a typical prompt's
         longest = self.profile.prompt_tokens + self.config.rollout.max_response_tokens
@@ -148,7 +148,7 @@ class ResourceEstimate:
     def process_memory(self) -> dict[str, float]:
         """Bytes of the one process that samples and trains, by part; the larger of the two phases counts."""
         trainer, engine = self.trainer_memory(), self.engine_memory()
-        training = {name: trainer.pop(name) for name in ("activations", "a chunk of logits")}
+        training = {name: trainer.pop(name) for name in ("activations", "logits (one chunk)")}
         sampling = {name: engine.pop(name) for name in ("cache", "logits")}
         breakdown = trainer | {f"engine: {name}": value for name, value in engine.items()}
         breakdown |= training if sum(training.values()) > sum(sampling.values()) else sampling
@@ -208,12 +208,12 @@ class ResourceEstimate:
         rounds = self.generated_responses * profile.mean_response_tokens / (engines * running)
         last = rollout.max_response_tokens - profile.mean_response_tokens
         phases = {
-            "weights to the engines": self.sync_bytes * self.sync_copies / (profile.link_gb_s * GB),
+            "weight sync": self.sync_bytes * self.sync_copies / (profile.link_gb_s * GB),
             "generation": rounds * self.decode_seconds(running),
-            "the last responses, the engines nearly empty": last * self.decode_seconds(1),
+            "long-tail responses": last * self.decode_seconds(1),
         }
         if self.is_colocated:
-            phases["weights to the engines"] = self.sync_bytes / (profile.bandwidth_gb_s * GB)
+            phases["weight sync"] = self.sync_bytes / (profile.bandwidth_gb_s * GB)
         passes = {"update": 4 if self.config.train.recompute else 3}
         if self.config.updates_per_step > 1:
             passes = {"old log-probabilities": 1} | passes

@@ -20,7 +20,7 @@ def describe_estimate(config: Config, given: Sequence[str] = ()) -> Iterator[str
     dimensions = KNOWN_DIMENSIONS[profile.dimensions] if profile.dimensions else find_dimensions(config.model.name)
     if dimensions is None:
         yield (
-            f"layout: the sizes of {config.model.name} are not known here: its config.json is not on this machine. "
+            f"resources: the sizes of {config.model.name} are not known here: its config.json is not on this machine. "
             f"Name a model of the same sizes, --assume dimensions=NAME: {', '.join(KNOWN_DIMENSIONS)}"
         )
         if config.model.lora is not None:
@@ -40,12 +40,12 @@ def describe_estimate(config: Config, given: Sequence[str] = ()) -> Iterator[str
             yield f"  {entry.name}={shown}  {entry.metadata['meaning']}".rstrip()
     for problem in find_problems(estimate):
         yield ""
-        yield f"DOES NOT WORK: {problem}"
+        yield f"problem: {problem}"
 
 
 def _processes(estimate: ResourceEstimate) -> Iterator[str]:
     config, dimensions, lora = estimate.config, estimate.dimensions, estimate.config.model.lora
-    yield f"layout (launcher {config.launcher}, {dimensions.parameters:,} parameters):"
+    yield f"resources (launcher {config.launcher}, {dimensions.parameters:,} parameters):"
     if lora is not None:
         yield _adapters(lora, dimensions.adapted_linears(lora.targets), dimensions.parameters)
         whole = estimate.changed("model", lora=None)
@@ -94,7 +94,7 @@ def _adapters_of_layers(model: ModelConfig, lora: LoraConfig) -> Iterator[str]:
 def _each(estimate: ResourceEstimate, devices: int) -> str:
     if estimate.profile.device == "cpu":
         return "on the cluster's cores" if estimate.config.uses_ray else "on this machine's cores"
-    return "a GPU each" if devices == 1 else f"{devices} GPUs each (tensor parallel)"
+    return "one GPU each" if devices == 1 else f"{devices} GPUs each (tensor parallel)"
 
 
 def _memory(estimate: ResourceEstimate) -> Iterator[str]:
@@ -123,7 +123,7 @@ def _table(title: str, breakdown: Mapping[str, float], available: float) -> Iter
     yield f"{title}:"
     for name, size in breakdown.items():
         yield f"  {_gib(size):>10}  {name}"
-    yield f"  {_gib(sum(breakdown.values())):>10}  in all, of {_gib(available)}"
+    yield f"  {_gib(sum(breakdown.values())):>10}  total, of {_gib(available)}"
 
 
 def _step(estimate: ResourceEstimate) -> Iterator[str]:
@@ -131,7 +131,7 @@ def _step(estimate: ResourceEstimate) -> Iterator[str]:
     phases = estimate.step_seconds()
     times = f", {estimate.sync_copies} time{'s' * (estimate.sync_copies > 1)} (one per node)"
     copies = "" if estimate.is_colocated else times
-    yield f"weights to the engines, each step: {estimate.sync_bytes / GB:,.2f} GB{copies}"
+    yield f"weight sync, each step: {estimate.sync_bytes / GB:,.2f} GB{copies}"
     tokens = estimate.generated_responses * profile.mean_response_tokens
     yield (
         f"one step, estimated: {estimate.generated_responses:,.0f} responses, {tokens:,.0f} tokens; "
@@ -142,11 +142,11 @@ def _step(estimate: ResourceEstimate) -> Iterator[str]:
     total = sum(phases.values())
     if config.schedule == "one_step_off":
         training = sum(phases[name] for name in phases if name in ("update", "old log-probabilities"))
-        total = phases["weights to the engines"] + max(training, total - training - phases["weights to the engines"])
+        total = phases["weight sync"] + max(training, total - training - phases["weight sync"])
     days = total * config.train.num_steps / 86400
     duration = f"{days:,.1f} days" if days >= 1 else f"{days * 24:,.1f} hours"
     steps = f"{config.train.num_steps} steps: {duration}, evaluations not counted"
-    yield f"  {total:>10,.1f} s  in all ({config.schedule}); {steps}"
+    yield f"  {total:>10,.1f} s  total ({config.schedule}); {steps}"
 
 
 def find_problems(estimate: ResourceEstimate) -> Iterator[str]:
