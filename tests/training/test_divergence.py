@@ -86,7 +86,7 @@ def test_ratios_beyond_all_bounds_stay_finite():
 def test_a_cap_of_nothing_and_shapes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="cap must be above 0"):
         engine_weights(torch.zeros(1, 2), torch.zeros(1, 2), torch.ones(1, 2), cap=0.0)
-    with pytest.raises(ValueError, match="engine_logprobs must be"):
+    with pytest.raises(ValueError, match="engine_logprobs must have a value for each token"):
         engine_weights(torch.zeros(1, 2), torch.zeros(2, 1), torch.ones(1, 2), cap=2.0)
 
 

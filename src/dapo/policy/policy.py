@@ -120,11 +120,6 @@ class PolicyCore:
         """The layer that scores chunks of a microbatch; its weights have their whole gradient when the block ends."""
         yield self._model.get_output_embeddings()
 
-    def _accumulate(self, rank_microbatches: Sequence[RankMicrobatch]) -> dict[str, float]:
-        """Compute the gradient of all these; returns their sums over trained tokens."""
-        self._optimizer.zero_grad()
-        return add_sums(sums for rank_microbatch in rank_microbatches for sums in self._backward(rank_microbatch))
-
     def _backward(self, rank_microbatch: RankMicrobatch) -> list[dict[str, Tensor]]:
         """Add the gradient of a microbatch's loss to what is there; returns each chunk's sums over its trained tokens.
 
@@ -218,7 +213,11 @@ class Policy(PolicyCore):
         Raises NumericsError where the update made a weight infinite or NaN.
         """
         (passes,) = partition_minibatch(minibatch, self._config, ranks=1)
-        return self._apply_gradient(self._accumulate(passes), step=step)
+        self._optimizer.zero_grad()
+        sums = []
+        for rank_microbatch in passes:
+            sums += self._backward(rank_microbatch)
+        return self._apply_gradient(add_sums(sums), step=step)
 
     def save(self, directory: str | Path) -> None:
         """Write the trained weights, AdamW's moments and counters into `directory`, which exists.

@@ -208,7 +208,11 @@ class ShardedPolicy(PolicyCore):
 
         Every rank calls it, with as many rank microbatches.
         """
-        return self._apply_gradient(add_sums(self._ranks.gather(self._accumulate(rank_microbatches))), step=step)
+        self._optimizer.zero_grad()
+        sums = []
+        for rank_microbatch in rank_microbatches:
+            sums += self._backward(rank_microbatch)
+        return self._apply_gradient(add_sums(self._ranks.gather(add_sums(sums))), step=step)
 
     def logprobs(self, rank_microbatches: Sequence[RankMicrobatch]) -> list[list[Sequence[float]]]:
         """The log-probabilities of each sample of each rank microbatch. Every rank calls it, with as many of them."""
