@@ -50,8 +50,7 @@ class Inputs:
     train: list[Problem]
     held_out: list[Problem]
     notes: list[str]
-    copies: int = 1
-    """How often the file of held-out problems has each of them, where it is the same for all."""
+    copies: int = 1  # how often the file of held-out problems has each of them, where it is the same for all
 
 
 @contextmanager

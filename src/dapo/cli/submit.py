@@ -14,8 +14,7 @@ from dapo.core.files import atomic_write_text
 from dapo.distributed.slurm.job import Allocation, Job, batch_script, folder_of, require_sbatch, submit
 from dapo.training.run_directory import RunDirectory, default_run_path, refuse_existing_run
 
-JOBS = "jobs"
-"""The ids of the jobs that a script was submitted as, a line each."""
+JOBS = "jobs"  # the ids of the jobs that a script was submitted as, a line each
 
 
 def submit_run(

@@ -28,10 +28,8 @@ from dapo.training.signals import Interrupted, signals_as_requests
 from dapo.training.state import Run
 from dapo.training.train import train
 
-MAX_RESTARTS = 3
-"""Times that a run goes back to its last checkpoint by itself when a trainer rank is lost."""
-SHOWN_SAMPLES = 3
-"""Responses that the final report shows from before and after training."""
+MAX_RESTARTS = 3  # times that a run goes back to its last checkpoint by itself when a trainer rank is lost
+SHOWN_SAMPLES = 3  # responses that the final report shows from before and after training
 SCHEDULES: Mapping[str, Callable[[Run], None]] = {"sync": train, "one_step_off": one_step_off.train}
 
 

@@ -61,8 +61,7 @@ class FileSource:
 
     path: Path
     columns: Columns = ANY_COLUMNS
-    size: int | None = None
-    """The first so many rows; None: all."""
+    size: int | None = None  # the first so many rows; None: all
     kind: ClassVar[Kind] = "path"
 
     @property
@@ -76,14 +75,11 @@ class HubSource:
     """A data set of the Hugging Face hub."""
 
     name: str
-    split: str = "train"
-    """Of the data set; also an evaluation reads `train` unless another is named."""
-    config: str | None = None
-    """The data set's configuration (`main` of openai/gsm8k)."""
+    split: str = "train"  # of the data set; also an evaluation reads `train` unless another is named
+    config: str | None = None  # the data set's configuration (`main` of openai/gsm8k)
     columns: Columns = ANY_COLUMNS
     size: int | None = None
-    benchmark: str | None = None
-    """The name it was asked for by, if it is one of the benchmarks."""
+    benchmark: str | None = None  # the name it was asked for by, if it is one of the benchmarks
     kind: ClassVar[Kind] = "hub"
 
     @property
@@ -97,10 +93,8 @@ class TaskSource:
     """Generated problems: several tasks, taking turns."""
 
     kind: TaskKind
-    tasks: Mapping[str, Mapping[str, Any]]
-    """Task -> its options."""
-    size: int | None = None
-    """Over all tasks together; None: the default for training or evaluation."""
+    tasks: Mapping[str, Mapping[str, Any]]  # task -> its options
+    size: int | None = None  # over all tasks together; None: the default for training or evaluation
     seed: int | None = None
 
     @property

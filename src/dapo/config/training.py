@@ -6,8 +6,7 @@ from pydantic import BeforeValidator, Field
 
 from dapo.config.section import Float, Int, Positive, Section, option, reject_bool
 
-TIS_CAP = 2.0
-"""The usual cap of truncated importance sampling, which `loss.engine_correction: tis` stands for."""
+TIS_CAP = 2.0  # the usual cap of truncated importance sampling, which `loss.engine_correction: tis` stands for
 
 
 def _weight_cap(value: object) -> object:

@@ -61,8 +61,7 @@ def require_package(package: str, *, extra: str, purpose: str) -> None:
 class Failure:
     """A call that raised instead of returning."""
 
-    reason: str
-    """`raised ValueError: its first line (file.py, line 12)`."""
+    reason: str  # `raised ValueError: its first line (file.py, line 12)`
 
 
 def try_call(call: Callable[[], T]) -> T | Failure:

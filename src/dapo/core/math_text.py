@@ -20,8 +20,7 @@ _ANSWER_LINE = re.compile(
 )
 _BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)  # \{ and \} are text
 _FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
-_DISPLAY_LINES = 50
-"""A bound, so that many answer lines before unclosed displays do not take long."""
+_DISPLAY_LINES = 50  # A bound, so that many answer lines before unclosed displays do not take long
 _WRAPPERS = (
     *((mark, mark) for mark in ("$$", "$", "**", "__", "*", "`", '"')),
     *(("\\(", "\\)"), ("\\[", "\\]"), ("“", "”")),

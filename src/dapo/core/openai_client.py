@@ -27,12 +27,9 @@ class ServerRefused(DataError):
 class Completion:
     """The first choice of a chat completion."""
 
-    text: str
-    """The message's content, empty where all of it was hidden reasoning."""
-    tokens: int
-    """The number of generated tokens, 0 where the server does not count them."""
-    finish: str
-    """The server's finish reason: `stop`, `length`, `content_filter`, ..."""
+    text: str  # the message's content, empty where all of it was hidden reasoning
+    tokens: int  # the number of generated tokens, 0 where the server does not count them
+    finish: str  # the server's finish reason: `stop`, `length`, `content_filter`, ...
 
 
 class ChatClient:

@@ -58,16 +58,13 @@ class EngineHandle:
     name: str
     spec: WorkerSpec
     worker: Worker
-    timeout_s: float
-    """For the answer to a call; then the process is lost."""
+    timeout_s: float  # for the answer to a call; then the process is lost
     in_flight: dict[str, GenerationRequest] = field(default_factory=dict)
     """The requests that the pool has not delivered, by id."""
-    undelivered: list[Generation] = field(default_factory=list)
-    """Finished generations that the pool has not delivered."""
+    undelivered: list[Generation] = field(default_factory=list)  # finished generations that the pool has not delivered
     call_log: list[Call] = field(default_factory=list)
     """Every call since the last load_weights, that one included; refused calls changed nothing and are left out."""
-    pending_call: "Future[Any] | None" = None
-    """The last call, until its answer is received."""
+    pending_call: "Future[Any] | None" = None  # the last call, until its answer is received
     sent_at: float = 0.0
 
     @property

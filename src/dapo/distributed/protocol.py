@@ -12,22 +12,18 @@ from dapo.core.errors import WorkerDied
 if TYPE_CHECKING:
     from dapo.engines.engine import WeightSource
 
-CALL_TIMEOUT_S = 1800.0
-"""Seconds without an answer to a call after which a worker counts as lost."""
+CALL_TIMEOUT_S = 1800.0  # seconds without an answer to a call after which a worker counts as lost
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
     """The object that a worker process creates, `factory(**options)`, and the environment and resources it needs."""
 
-    factory: str
-    """`module:function`, imported in the worker."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Picklable."""
+    factory: str  # `module:function`, imported in the worker
+    options: Mapping[str, Any] = field(default_factory=dict)  # picklable
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that are set before the worker's interpreter starts."""
-    python: str | None = None
-    """Another interpreter, which can import this package; None: the controller's own."""
+    python: str | None = None  # another interpreter, which can import this package; None: the controller's own
     cpus: float = 1.0
     gpus: float = 0.0
 

@@ -20,8 +20,7 @@ from dapo.policy.packing import partition
 from dapo.policy.policy import partition_minibatch
 from dapo.types import Sample
 
-GRACE_S = 10.0
-"""How long to wait, when one rank has failed, for the others to fail too; then they wait for it in vain."""
+GRACE_S = 10.0  # how long to wait, when one rank has failed, for the others to fail too; then they wait for it in vain
 
 MIN_POLL_INTERVAL_S, MAX_POLL_INTERVAL_S = 0.02, 1.0
 """While a checkpoint is written, it is polled for; the interval doubles from the first to the last."""

@@ -28,8 +28,7 @@ class State(NamedTuple):
 
     tensors: Mapping[str, Mapping[str, Tensor]]
     """By kind and name: the master weights, and AdamW's moments once there was an update."""
-    counters: Mapping[str, Any]
-    """The rest of the state."""
+    counters: Mapping[str, Any]  # the rest of the state
 
 
 def state_of(optimizer: MasterAdamW) -> State:

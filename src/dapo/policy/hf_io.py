@@ -45,10 +45,8 @@ def tied_names(model: torch.nn.Module) -> dict[str, str]:
 class NamedWeights:
     """A `WeightSource`: weights by their Hugging Face names, read anew at each iteration."""
 
-    read: Callable[[], Iterable[tuple[str, Tensor]]]
-    """Every stored weight by name."""
-    tied: Mapping[str, str]
-    """As of `tied_names`."""
+    read: Callable[[], Iterable[tuple[str, Tensor]]]  # every stored weight by name
+    tied: Mapping[str, str]  # as of `tied_names`
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight by its Hugging Face name, tied ones under each of their names."""

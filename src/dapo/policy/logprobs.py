@@ -19,8 +19,7 @@ from dapo.policy.packed_attention import IMPLEMENTATION, unsupported_model_error
 from dapo.policy.packing import Microbatch, in_callers_order, pack
 from dapo.types import Sample
 
-CHUNK_LOGITS = 2**26
-"""Logits that exist at a time: 256 MB in float32, 1,365 positions of a vocabulary of 49,152."""
+CHUNK_LOGITS = 2**26  # logits that exist at a time: 256 MB in float32, 1,365 positions of a vocabulary of 49,152
 
 BLOCK_LOGITS = 2**21
 """Logits that elementwise work takes at a time: its temporaries stay in the cache and their memory is reused."""

@@ -23,8 +23,7 @@ from dapo.policy.hf_io import NamedWeights, appearing_directory, require_new, ti
 from dapo.policy.model import LoadedModel
 
 INSTALL = 'pip install "dapo-rl[lora]"'
-ADAPTER = "default"
-"""peft's name of the adapter, a part of its parameters' names."""
+ADAPTER = "default"  # peft's name of the adapter, a part of its parameters' names
 ADAPTER_FILE = "adapter_model.safetensors"
 
 
@@ -32,14 +31,10 @@ ADAPTER_FILE = "adapter_model.safetensors"
 class Adapters:
     """The adapters that `add_adapters` put into a model."""
 
-    settings: Mapping[str, float]
-    """Rank and alpha, which a checkpoint of the factors must agree with."""
-    frozen: Mapping[str, Tensor]
-    """The model's own weights by their Hugging Face names, tied ones once."""
-    tied: Mapping[str, str]
-    """As of `tied_names`."""
-    layers: Sequence[Any]
-    """peft's layers, each around a linear layer."""
+    settings: Mapping[str, float]  # rank and alpha, which a checkpoint of the factors must agree with
+    frozen: Mapping[str, Tensor]  # the model's own weights by their Hugging Face names, tied ones once
+    tied: Mapping[str, str]  # as of `tied_names`
+    layers: Sequence[Any]  # peft's layers, each around a linear layer
 
     def merged(self, factors: Mapping[str, Tensor]) -> NamedWeights:
         """The model's weights with these factors, by their names in the model, merged into them."""

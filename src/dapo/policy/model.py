@@ -26,11 +26,9 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 class LoadedModel:
     """A model with its tokenizer and end tokens."""
 
-    model: PreTrainedModel
-    """In evaluation mode (no dropout): a log-probability is a function of the weights."""
+    model: PreTrainedModel  # in evaluation mode (no dropout): a log-probability is a function of the weights
     tokenizer: PreTrainedTokenizerBase
-    stop_ids: tuple[int, ...]
-    """All tokens that end a response, ascending; base models often have two."""
+    stop_ids: tuple[int, ...]  # all tokens that end a response, ascending; base models often have two
     name: str
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:

@@ -53,10 +53,8 @@ class Segment(NamedTuple):
 class SegmentBatch:
     """N segments that attend in one call: Q queries and K keys each, with padding at the end."""
 
-    queries: Tensor
-    """`[N * Q]` stream indices; padding repeats an index."""
-    keys: Tensor
-    """`[N * K]` likewise."""
+    queries: Tensor  # `[N * Q]` stream indices; padding repeats an index
+    keys: Tensor  # `[N * K]` likewise
     size: int
     first_query: Tensor
     """`[N or 1]` the position of a segment's first query among its keys; a single one if all are equal."""
@@ -90,8 +88,7 @@ class PackedAttentionPlan:
     """The batches in which a stream attends."""
 
     blocks: tuple[SegmentBatch, ...]
-    outputs: Tensor
-    """`[T]` the index of each stream token's output in the concatenated outputs of all batches."""
+    outputs: Tensor  # `[T]` the index of each stream token's output in the concatenated outputs of all batches
 
 
 def build_attention_plan(

@@ -34,11 +34,9 @@ class PromptChunk:
 class RankMicrobatch:
     """What one rank computes in one forward and backward: samples, those of a group adjacent."""
 
-    indices: tuple[int, ...]
-    """The samples' positions in the list that was partitioned; empty for a dummy microbatch."""
+    indices: tuple[int, ...]  # the samples' positions in the list that was partitioned; empty for a dummy microbatch
     samples: tuple[Sample, ...]
-    weights: tuple[float, ...]
-    """The loss weight of each sample's tokens."""
+    weights: tuple[float, ...]  # the loss weight of each sample's tokens
 
 
 DUMMY_MICROBATCH = RankMicrobatch((), (Sample(0, (0,), (0,), 0.0, 0.0, (0.0,), (0.0,), (False,)),), (0.0,))
@@ -53,19 +51,14 @@ class Microbatch:
     (0, 1, 2, 3, 2), predictors (1, 2, 3, 1, 4) and targets (20, 21, 22, 30, 31).
     """
 
-    indices: tuple[int, ...]
-    """The rank microbatch's indices, in the order of the scored tokens."""
-    lengths: tuple[int, ...]
-    """The response lengths; they add up to S."""
-    input_ids: Tensor
-    """`[T]`. A response's last token is left out: it predicts nothing."""
-    positions: Tensor
-    """`[T]` from 0 in each sequence; a response continues where its prompt ends."""
+    indices: tuple[int, ...]  # the rank microbatch's indices, in the order of the scored tokens
+    lengths: tuple[int, ...]  # the response lengths; they add up to S
+    input_ids: Tensor  # `[T]`. A response's last token is left out: it predicts nothing.
+    positions: Tensor  # `[T]` from 0 in each sequence; a response continues where its prompt ends
     attention_plan: PackedAttentionPlan
     predictors: Tensor
     """`[S]` the stream index whose hidden state predicts each response token: that of the token before it."""
-    targets: Tensor
-    """`[S]` the response tokens."""
+    targets: Tensor  # `[S]` the response tokens
 
     @property
     def num_tokens(self) -> int:

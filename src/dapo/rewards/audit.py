@@ -47,13 +47,11 @@ SUM = Problem("example", "What is 6 * 7? Put your answer on its own line after `
 class CheckResult:
     """The verdict on one response."""
 
-    name: str
-    """A description of the response."""
+    name: str  # A description of the response
     verdict: Verdict
     seconds: float
     issues: tuple[Issue, ...] = ()
-    reference: str | None = None
-    """The reference, where it is not the problem's own."""
+    reference: str | None = None  # the reference, where it is not the problem's own
 
 
 @dataclass(frozen=True)
@@ -61,8 +59,7 @@ class Audit:
     """All check results on one problem."""
 
     problem: Problem
-    right: CheckResult | None
-    """The right response with the highest score; None if none is accepted."""
+    right: CheckResult | None  # the right response with the highest score; None if none is accepted
     checks: Sequence[CheckResult]
 
     @property

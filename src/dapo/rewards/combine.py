@@ -13,8 +13,7 @@ from dapo.rewards.verifier import GroupVerifier, get_verifier
 from dapo.rewards.verifiers.function import NOT_APPLIED, FunctionVerifier
 from dapo.types import Problem, Verdict
 
-Scope: TypeAlias = Literal["response", "group"]
-"""What a verifier sees in one call."""
+Scope: TypeAlias = Literal["response", "group"]  # what a verifier sees in one call
 
 
 @dataclass(frozen=True)
@@ -22,8 +21,7 @@ class RewardSpec:
     """The verifiers of a reward with their weights and options, as JSON values, so that a worker can rebuild it."""
 
     weights: Mapping[str, float]
-    options: Mapping[str, Mapping[str, Any]]
-    """Options by verifier."""
+    options: Mapping[str, Mapping[str, Any]]  # options by verifier
     threshold: float | None = None
 
     @classmethod

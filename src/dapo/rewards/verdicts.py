@@ -5,8 +5,7 @@ from typing import Any, TypeAlias
 
 from dapo.types import Problem, Verdict
 
-TokenIds: TypeAlias = Sequence[Sequence[int]]
-"""The tokens of each of several responses."""
+TokenIds: TypeAlias = Sequence[Sequence[int]]  # the tokens of each of several responses
 
 
 def binary_verdict(correct: bool, answer: str | None = None) -> Verdict:

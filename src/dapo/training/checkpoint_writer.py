@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from dapo.core.errors import DapoError
 from dapo.training.run_directory import RunDirectory
 
-MAX_FAILED_SAVES = 5
-"""Attempts in a row, one per step, after which a run that cannot save stops."""
+MAX_FAILED_SAVES = 5  # attempts in a row, one per step, after which a run that cannot save stops
 
 WRITER_NICENESS = 19
 """Scheduling priority of the thread that writes: it takes the processor time that training leaves idle."""

@@ -13,8 +13,7 @@ from dapo.training.state import Run
 MAX_SKIPPED_UPDATES = 10
 """Updates skipped in a row (loss or gradient not finite, or loss.max_approx_kl exceeded) that end a run."""
 
-MAX_LOGPROB_GAP = 0.1
-"""Nats per token between sampler and trainer, mean over a step's tokens, above which a run warns."""
+MAX_LOGPROB_GAP = 0.1  # nats per token between sampler and trainer, mean over a step's tokens, above which a run warns
 
 MIN_ENTROPY = 1.0e-4
 """Nats per token, the mean of -logprob over a step's responses, below which the policy is all but deterministic."""

@@ -89,10 +89,8 @@ class DynamicSampler:
         return answer
 
 
-WINDOW = 256
-"""Responses over which the rate of verifier errors is taken."""
-MAX_ERROR_RATE = 0.5
-"""Fraction of error verdicts among the last WINDOW responses above which a run stops."""
+WINDOW = 256  # responses over which the rate of verifier errors is taken
+MAX_ERROR_RATE = 0.5  # fraction of error verdicts among the last WINDOW responses above which a run stops
 _CAUSES = 3
 _SHOWN_CHARS = 200
 # what differs between errors of one cause: quoted texts and numbers

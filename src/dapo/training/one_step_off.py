@@ -47,8 +47,7 @@ from dapo.training.state import Run
 from dapo.training.step_metrics import evaluate_and_log, report_step, rollouts_in_background
 from dapo.training.train import saved_on_failure
 
-MAX_STALENESS = 1
-"""Steps."""
+MAX_STALENESS = 1  # steps
 
 _POLL_INTERVAL_S = 0.5
 
@@ -164,8 +163,7 @@ class SamplingCancelled(Exception):
 class PendingBatch:
     """A batch that a thread samples: until the thread has ended, stream, engine, judge and sampler belong to it."""
 
-    seconds = 0.0
-    """How long the sampling took."""
+    seconds = 0.0  # how long the sampling took
 
     def __init__(self, run: Run, *, step: int) -> None:
         self._is_cancelled = threading.Event()

@@ -19,8 +19,7 @@ from dapo.training.rollout import Batch, SamplingStart
 from dapo.types import Generation, Group, Verdict
 
 PREFETCHED_BATCH_FILE = "prefetched_batch.json"
-RESPONSES_FILE = "prefetched_batch.parquet"
-"""One row per judged response, groups in the order of the stream."""
+RESPONSES_FILE = "prefetched_batch.parquet"  # one row per judged response, groups in the order of the stream
 
 _GROUPS_PER_CHUNK = 64  # bounds memory: at the paper's lengths a batch is gigabytes of ids
 

@@ -23,8 +23,7 @@ class ModelDimensions:
     kv_heads: int
     head_dim: int
     vocabulary: int
-    tied: bool
-    """The head is the embedding."""
+    tied: bool  # the head is the embedding
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
@@ -125,8 +124,7 @@ KNOWN_DIMENSIONS: Mapping[str, ModelDimensions] = (
     | {name: ModelDimensions(*row[:8], qk_norm=True, max_positions=row[8]) for name, row in _QWEN3.items()}
     | {name: ModelDimensions(*row[:8], max_positions=row[8]) for name, row in _LLAMA.items()}
 )
-_VARIANTS = ("-instruct", "-base", "-math", "-coder")
-"""Of one shape with the plain model."""
+_VARIANTS = ("-instruct", "-base", "-math", "-coder")  # of one shape with the plain model
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 """Values of `model_type` whose parameters are counted exactly."""

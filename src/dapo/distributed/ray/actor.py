@@ -18,14 +18,10 @@ class ActorInfo:
     """Where an actor runs."""
 
     pid: int
-    node: str
-    """The node's IP address."""
-    version: str
-    """The version of this package on the node."""
-    log: Path
-    """The process's output: in the run's `logs` if the node sees them, otherwise Ray's own file on the node."""
-    reads_files: bool
-    """Whether the process sees the folder to which the controller writes weights."""
+    node: str  # the node's IP address
+    version: str  # the version of this package on the node
+    log: Path  # the process's output: in the run's `logs` if the node sees them, otherwise Ray's own file on the node
+    reads_files: bool  # whether the process sees the folder to which the controller writes weights
 
 
 class WorkerActor:

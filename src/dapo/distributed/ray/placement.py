@@ -8,8 +8,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dapo.core.errors import LaunchError
 from dapo.distributed.protocol import WorkerSpec
 
-UNCOUNTED_CPUS = 0.001
-"""A placement group cannot be empty: this much is requested where processes share the CPUs."""
+UNCOUNTED_CPUS = 0.001  # A placement group cannot be empty: this much is requested where processes share the CPUs
 
 
 class Reservation:

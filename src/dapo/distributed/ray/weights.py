@@ -42,8 +42,7 @@ class RayWeights:
 class WeightsObject:
     """A version's weights in the object store."""
 
-    reference: Any
-    """The ObjectRef of a StoredWeights."""
+    reference: Any  # the ObjectRef of a StoredWeights
     version: int
     timeout_s: float
 
@@ -72,8 +71,7 @@ class StoredWeights:
     """Weights whose arrays lie in the node's object store, read-only: one tensor at a time is copied out of it."""
 
     tensors: Mapping[str, StoredTensor]
-    names: Mapping[str, str]
-    """Every weight's name -> the name in `tensors`; tied weights are stored once."""
+    names: Mapping[str, str]  # every weight's name -> the name in `tensors`; tied weights are stored once
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, stored in self.names.items():

@@ -10,8 +10,7 @@ from pathlib import Path
 import dapo
 from dapo.core.errors import ConfigError, LaunchError
 
-JOB = Path(__file__).with_name("job.sh")
-"""The body of every script, after the variables of the job."""
+JOB = Path(__file__).with_name("job.sh")  # the body of every script, after the variables of the job
 SBATCH_TIMEOUT_S = 60.0
 _NAME = re.compile(r"[\w.,:@+=/\[\]-]+", re.ASCII)
 _TIME = re.compile(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", re.ASCII)
@@ -23,16 +22,12 @@ class Allocation:
 
     nodes: int = 1
     gpus_per_node: int = 0
-    cpus_per_node: int | None = None
-    """None: whole nodes, with all their memory."""
-    time: str | None = None
-    """The time limit in sbatch's format, `2-12:00:00`; None: the partition's."""
+    cpus_per_node: int | None = None  # none: whole nodes, with all their memory
+    time: str | None = None  # the time limit in sbatch's format, `2-12:00:00`; None: the partition's
     partition: str | None = None
     account: str | None = None
-    stop_before_s: int = 120
-    """How long before the time limit Slurm sends the signal on which the run saves."""
-    options: tuple[str, ...] = ()
-    """Further options of sbatch, `--qos=high`."""
+    stop_before_s: int = 120  # how long before the time limit Slurm sends the signal on which the run saves
+    options: tuple[str, ...] = ()  # further options of sbatch, `--qos=high`
 
 
 @dataclass(frozen=True)
@@ -40,14 +35,12 @@ class Job:
     """What runs on the allocation. All paths are absolute and the same on every node."""
 
     run_dir: Path
-    config: Path
-    """The configuration of a run that does not exist yet."""
+    config: Path  # the configuration of a run that does not exist yet
     work_dir: Path
     python: Path
     use_ray: bool
     overrides: tuple[str, ...] = ()
-    setup: tuple[str, ...] = ()
-    """Shell lines that run first: `module load cuda`."""
+    setup: tuple[str, ...] = ()  # shell lines that run first: `module load cuda`
     start_timeout_s: float = 300.0
 
     @property

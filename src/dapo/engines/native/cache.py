@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-BLOCK = 64
-"""Capacity grows by at least half, in whole blocks of this many positions, so that copying stays rare."""
+BLOCK = 64  # capacity grows by at least half, in whole blocks of this many positions, so that copying stays rare
 
-ALIGN = 16
-"""Attention runs over a multiple of this many positions: uneven ends are slow, and the mask hides the others."""
+ALIGN = 16  # attention runs over a multiple of this many positions: uneven ends are slow, and the mask hides the others
 
 
 class _KeyValueCache(Cache):

@@ -27,8 +27,7 @@ from dapo.engines.native.scheduler import RunningSequence, Scheduler
 from dapo.engines.request_checks import EngineState, require_finite
 from dapo.types import Finish, Generation, GenerationRequest
 
-PREFILL_TOKENS = 4096
-"""Positions in one prefill, padding included (a longer prompt goes alone): bounds its activations."""
+PREFILL_TOKENS = 4096  # positions in one prefill, padding included (a longer prompt goes alone): bounds its activations
 
 
 @dataclass(frozen=True)
@@ -37,11 +36,9 @@ class EngineStats:
 
     prefills: int = 0
     prefill_prompts: int = 0
-    prefill_tokens: int = 0
-    """Padding is not counted."""
+    prefill_tokens: int = 0  # padding is not counted
     decode_steps: int = 0
-    decode_slot_steps: int = 0
-    """Rows computed, over all decode steps; each of them is a running sequence."""
+    decode_slot_steps: int = 0  # rows computed, over all decode steps; each of them is a running sequence
     sampled_tokens: int = 0
     cache_bytes_peak: int = 0
 

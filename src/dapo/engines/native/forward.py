@@ -19,8 +19,7 @@ class Prefilled:
     """Prompts that have been through the model: all that is needed to start responses to them."""
 
     cache: PromptCache
-    logits: Tensor
-    """`[prompts, vocabulary]` of each prompt's first response token."""
+    logits: Tensor  # `[prompts, vocabulary]` of each prompt's first response token
 
     def select(self, index: int, length: int) -> "Prefilled":
         """A copy of one prompt, `length` tokens long, without the others."""

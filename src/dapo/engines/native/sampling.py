@@ -11,8 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-BLOCK = 256
-"""Tokens in a block; near the square root of common vocabularies."""
+BLOCK = 256  # tokens in a block; near the square root of common vocabularies
 
 FIRST_CANDIDATES = 64
 """Most probable tokens looked at first for a nucleus; grows by `CANDIDATE_GROWTH` where they do not suffice."""
@@ -23,8 +22,7 @@ CPU_CHUNK = 2**20
 """Probabilities computed at a time on the CPU: they stay in the processor's cache, and the allocator reuses their
 memory; fresh pages for a whole batch of them cost more than the arithmetic."""
 
-Settings: TypeAlias = Sequence[tuple[float, float, float]]
-"""(uniform number, temperature, top_p) of each row."""
+Settings: TypeAlias = Sequence[tuple[float, float, float]]  # (uniform number, temperature, top_p) of each row
 
 
 def sample(

@@ -18,8 +18,7 @@ LOAD = "dapo_load_weights"
 @dataclass(eq=False)
 class _RunningSequence:
     request: GenerationRequest
-    output: Any = None
-    """vLLM's latest output for it, with all tokens so far: an aborted request gets no other."""
+    output: Any = None  # vLLM's latest output for it, with all tokens so far: an aborted request gets no other
 
     def generation(self, finish: Finish, version: int) -> Generation:
         token_ids = array("i", self.output.token_ids if self.output is not None else ())

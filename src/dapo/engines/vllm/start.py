@@ -32,17 +32,14 @@ _CAUSE_CHARS = 600
 class VllmOptions:
     """All that a vLLM engine is started with; picklable. No other file of the run is read."""
 
-    model: str
-    """The name of the model, for messages."""
-    model_config: str
-    """The text of the model's config.json. Weights come with `load_weights`."""
+    model: str  # the name of the model, for messages
+    model_config: str  # the text of the model's config.json. Weights come with `load_weights`.
     weight_shapes: Mapping[str, tuple[int, ...]]
     """Shapes of all weights by their Hugging Face names, tied ones under each of them."""
     dtype: str
     cache_gib: float
     max_sequences: int
-    max_tokens: int
-    """The longest prompt and response together."""
+    max_tokens: int  # the longest prompt and response together
     tensor_parallel: int = 1
     eager: bool = True
     trust_remote_code: bool = False

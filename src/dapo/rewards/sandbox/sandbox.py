@@ -52,8 +52,7 @@ class ProcessResult:
     """Output and exit code of a sandboxed process."""
 
     output: bytes
-    exit_code: int | None
-    """None: it was killed because its time was over or its output too long."""
+    exit_code: int | None  # none: it was killed because its time was over or its output too long
 
 
 class SandboxError(Exception):
@@ -64,8 +63,7 @@ class SandboxError(Exception):
 class Sandbox:
     """Limits under which programs run: one thread, no children, no files to write."""
 
-    memory_bytes: int
-    """Bound on the address space of each process."""
+    memory_bytes: int  # bound on the address space of each process
 
     def run(self, source: str, stdin: str, *, deadline: float, max_output_bytes: int = 1 << 16) -> ProcessResult:
         """Run a program.

@@ -37,8 +37,7 @@ class ChoiceVerifier:
 
     binary: ClassVar[bool] = True
 
-    letters: str = "ABCDE"
-    """The available choices."""
+    letters: str = "ABCDE"  # the available choices
 
     def __post_init__(self) -> None:
         valid = isinstance(self.letters, str) and set(self.letters) <= set(string.ascii_uppercase)

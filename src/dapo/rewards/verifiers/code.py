@@ -27,8 +27,7 @@ class Tests:
 
     pairs: Sequence[tuple[str, str]] = ()
     statements: Sequence[str] = ()
-    entry_point: str | None = None
-    """The only name of the program that the statements may use; None: any public one."""
+    entry_point: str | None = None  # the only name of the program that the statements may use; None: any public one
 
 
 class CodeVerifier:

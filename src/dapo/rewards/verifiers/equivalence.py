@@ -42,8 +42,7 @@ class Part:
 
     value: str
     unit: str = ""
-    number: Fraction | None = None
-    """The value of a plain number, which is compared exactly."""
+    number: Fraction | None = None  # the value of a plain number, which is compared exactly
 
     @classmethod
     def read(cls, text: str) -> "Part":
@@ -63,8 +62,7 @@ class Reference:
 
     parts: tuple[Part, ...]
     symbolic: Symbolic
-    length: int
-    """The number of characters of the reference."""
+    length: int  # the number of characters of the reference
 
     @classmethod
     def read(cls, answer: str, symbolic: Symbolic) -> "Reference | None":

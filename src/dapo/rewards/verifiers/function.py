@@ -110,10 +110,8 @@ class RewardFunction:
     function: Callable[..., Any]
     options: Mapping[str, Any]
     loop: EventLoop
-    required: frozenset[str]
-    """Parameters without a default."""
-    accepted: frozenset[str] | None
-    """The names of its parameters; None: it takes `**kwargs`."""
+    required: frozenset[str]  # parameters without a default
+    accepted: frozenset[str] | None  # the names of its parameters; None: it takes `**kwargs`
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         return self.judge_group(problem, [response], [()])[0] or error_verdict(f"{self.name}: {NOT_APPLIED}")

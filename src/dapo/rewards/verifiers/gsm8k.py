@@ -23,8 +23,7 @@ class Gsm8kVerifier:
 
     binary: ClassVar[bool] = True
 
-    flexible: bool = False
-    """Without any mark, take the last number of the response."""
+    flexible: bool = False  # without any mark, take the last number of the response
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         reference = plain_number(_strip_currency(problem.answer.rpartition(_MARK)[2]))

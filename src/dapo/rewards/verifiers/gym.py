@@ -32,8 +32,7 @@ class Task:
     """The scorer of one task."""
 
     score_answer: Callable[[str, Mapping[str, Any]], float]
-    runs_code: bool
-    """Whether the scorer evaluates the answer as Python."""
+    runs_code: bool  # whether the scorer evaluates the answer as Python
 
     def score(self, answer: str, entry: Mapping[str, Any]) -> float:
         """The task's score, without running a program that a model wrote."""

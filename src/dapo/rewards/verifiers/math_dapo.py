@@ -7,8 +7,7 @@ from typing import ClassVar
 from dapo.rewards.verdicts import binary_verdict
 from dapo.types import Problem, Verdict
 
-WINDOW_CHARS = 300
-"""Only the last so many characters of a response are read."""
+WINDOW_CHARS = 300  # only the last so many characters of a response are read
 
 _ANSWER = re.compile(r"Answer\s*:\s*([^\n]+)", re.IGNORECASE)
 

@@ -20,8 +20,7 @@ from dapo.types import Problem, Verdict
 if TYPE_CHECKING:
     from dapo.config.reward import RewardConfig
 
-STARTUP_S = 60.0
-"""The time in which a worker must have imported what its verifier needs."""
+STARTUP_S = 60.0  # the time in which a worker must have imported what its verifier needs
 
 
 class VerifierPool:
@@ -195,10 +194,8 @@ class VerifierTask:
 
     group: "PendingGroup"
     response_indices: Sequence[int]
-    verifier_indices: Sequence[int]
-    """Positions of the verifiers in the specification's weights."""
-    request: bytes
-    """The message that a worker reads."""
+    verifier_indices: Sequence[int]  # positions of the verifiers in the specification's weights
+    request: bytes  # the message that a worker reads
 
 
 class PendingGroup:

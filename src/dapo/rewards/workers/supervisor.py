@@ -16,10 +16,8 @@ from collections.abc import Iterator
 from glob import glob
 from pathlib import Path
 
-MAX_PROCESSES = 256
-"""A worker with more live processes has leaked them, or is a fork bomb."""
-SHOWN_BYTES = 8192
-"""How much of a worker's output is shown at once, and then per minute."""
+MAX_PROCESSES = 256  # A worker with more live processes has leaked them, or is a fork bomb
+SHOWN_BYTES = 8192  # how much of a worker's output is shown at once, and then per minute
 _POLL_INTERVAL_MS = 250
 _STOP_TIMEOUT_S = 3.0
 _LINUX = sys.platform == "linux"
