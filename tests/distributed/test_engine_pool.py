@@ -6,18 +6,16 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from dapo.assemble import build_run, read_inputs, resolve_auto
 from dapo.cli.check.summary import ignored_options
 from dapo.cli.eval import EvalRequest, evaluate_model
 from dapo.cli.train import start_run
-from dapo.config import Config, dump_config
+from dapo.config import Config
 from dapo.core.errors import EngineError, WorkerDied
 from dapo.core.rng import keyed_seed
 from dapo.distributed.engine_pool import EnginePool
@@ -28,16 +26,12 @@ from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.scripted import cut
 from dapo.policy.builtin_models import TINY_VOCABULARY
-from dapo.rewards.workers.pool import VerifierPool
-from dapo.telemetry.console import ProgressDisplay
-from dapo.training.run_directory import RunDirectory
-from dapo.training.state import Run
 from dapo.training.train import train
 from dapo.types import Generation, GenerationRequest
 from helpers.fake_engines import VOCABULARY, keyed_script
 from helpers.launchers import SHARED_WORKERS, LightLauncher, SharedWorkerLauncher, engine_spec
 from helpers.processes import is_alive
-from helpers.tiny_runs import contents, differences, tiny
+from helpers.tiny_runs import contents, differences, new_run, tiny
 
 
 class EmptyWeights:
@@ -300,19 +294,6 @@ def test_beyond_the_limit_a_loss_is_an_error_with_the_exit_reason(launcher: Ligh
 # --- whole runs
 
 
-@contextmanager
-def new_run(config: Config, path: Path) -> Iterator[Run]:
-    config = resolve_auto(config)
-    inputs = read_inputs(config)
-    with VerifierPool(config.reward) as judge:
-        run = RunDirectory.create(path, dump_config(config), {})
-        with run.lock(), build_run(config, inputs, judge, run, ProgressDisplay(4), first_step=1) as training_run:
-            try:
-                yield training_run
-            finally:
-                training_run.tracker.close()
-
-
 class HookedEngine:
     """An engine with something that happens before each poll."""
 
@@ -347,7 +328,7 @@ def trained(
     return path
 
 
-# dynamic sampling with surplus, aborted groups, two updates a step, an evaluation between
+# dynamic sampling with excess, aborted groups, two updates a step, an evaluation between
 OPTIONS = (
     "train.num_steps=3",
     "train.save_every=0",

@@ -1,11 +1,47 @@
 """Whole runs of the tiny model for tests, and what of them must not depend on the machine or the moment."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dapo.config import Config, load_config
+from dapo.assemble import build_run, read_inputs, resolve_auto
+from dapo.config import Config, dump_config, load_config
+from dapo.rewards.workers.pool import VerifierPool
+from dapo.telemetry.console import ProgressDisplay
+from dapo.training.run_directory import RunDirectory
+from dapo.training.state import Run
 from helpers.paths import CONFIGS
+
+# dynamic sampling with excess, aborted groups and short batches, several updates a step, an epoch of eleven problems,
+# evaluations between
+EVENTFUL = (
+    "train.minibatch_groups=1",
+    "train.eval_every=3",
+    "data.train={builtin: {sums: {}}, size: 11, seed: 1}",
+    "rollout.native.slots=8",
+    "rollout.max_response_tokens=6",
+    "overlong.buffer_tokens=2",
+    "rollout.prompts_per_step=5",
+    "dynamic_sampling.max_groups_per_step=7",
+    "optim.lr=0.0005",
+)
+
+
+@contextmanager
+def new_run(config: Config, path: Path) -> Iterator[Run]:
+    """A new run in `path`, parts of which a test may replace before it trains."""
+    config = resolve_auto(config)
+    inputs = read_inputs(config)
+    with VerifierPool(config.reward) as judge:
+        directory = RunDirectory.create(path, dump_config(config), {})
+        display = ProgressDisplay(config.train.num_steps)
+        with directory.lock(), build_run(config, inputs, judge, directory, display, first_step=1) as run:
+            try:
+                yield run
+            finally:
+                run.tracker.close()
 
 
 def tiny(*overrides: str) -> Config:

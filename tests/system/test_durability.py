@@ -7,28 +7,24 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dapo.assemble import build_run, read_inputs, resolve_auto
 from dapo.cli.train import resume_run, start_run
-from dapo.config import Config, dump_config
+from dapo.config import Config
 from dapo.core.errors import DapoError, NumericsError, RewardError
-from dapo.rewards.workers.pool import VerifierPool
-from dapo.telemetry.console import ProgressDisplay
 from dapo.telemetry.sinks import JsonlSink
 from dapo.training.checkpoint_writer import StorageError
 from dapo.training.run_directory import RunDirectory
 from dapo.training.signals import Interrupted, StopRequest
-from dapo.training.state import Run, TrainState
+from dapo.training.state import TrainState
 from dapo.training.train import train
 from dapo.types import GenerationRequest
 from helpers.fork_server import ForkServer
-from helpers.tiny_runs import CONFIGS, contents, differences, metrics, saved_steps, tiny
+from helpers.tiny_runs import CONFIGS, contents, differences, metrics, new_run, saved_steps, tiny
 
 STEPS = ("train.num_steps=4", "train.save_every=2", "train.eval_every=3", "dynamic_sampling.max_groups_per_step=40")
 LAST = "step_000004"
@@ -126,17 +122,6 @@ class PartWithOverrides:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
-
-
-@contextmanager
-def new_run(config: Config, path: Path) -> Iterator[Run]:
-    config = resolve_auto(config)
-    inputs = read_inputs(config)
-    with VerifierPool(config.reward) as judge:
-        run = RunDirectory.create(path, dump_config(config), {})
-        with run.lock(), build_run(config, inputs, judge, run, ProgressDisplay(4), first_step=1) as training_run:
-            yield training_run
-            training_run.tracker.close()
 
 
 class TestStepsThatFail:

@@ -11,28 +11,13 @@ from pathlib import Path
 import pytest
 
 from helpers.fork_server import AREAS, ForkServer
-from helpers.tiny_runs import CONFIGS, contents, differences, metrics
+from helpers.tiny_runs import CONFIGS, EVENTFUL, contents, differences, metrics
 
 KILLS = int(os.environ.get("DAPO_KILLS", "20"))
 """`make nightly` sets 200."""
 
-# dynamic sampling with surplus, aborted groups and partly filled batches, several updates a step, an epoch of eleven
-# problems, evaluations between; a checkpoint every second step, so that a kill loses finished steps as well
-OPTIONS = (
-    "train.threads=1",
-    "train.num_steps=6",
-    "train.minibatch_groups=1",
-    "train.save_every=2",
-    "train.keep_checkpoints=2",
-    "train.eval_every=3",
-    "data.train={builtin: {sums: {}}, size: 11, seed: 1}",
-    "rollout.native.slots=8",
-    "rollout.max_response_tokens=6",
-    "overlong.buffer_tokens=2",
-    "rollout.prompts_per_step=5",
-    "dynamic_sampling.max_groups_per_step=7",
-    "optim.lr=0.0005",
-)
+# a checkpoint every second step, so that a kill loses finished steps as well
+OPTIONS = (*EVENTFUL, "train.threads=1", "train.num_steps=6", "train.save_every=2", "train.keep_checkpoints=2")
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ from helpers.fake_rollout import END, FILL, WRONG, FakeEncoder, FakeJudge, probl
 from helpers.fork_server import AREAS, ForkServer
 from helpers.minimal_runs import STEPS, minimal_config, minimal_inputs
 from helpers.tiny_policies import loaded, make_policy
-from helpers.tiny_runs import CONFIGS, contents, differences, metrics, tiny
+from helpers.tiny_runs import CONFIGS, EVENTFUL, contents, differences, metrics, tiny
 
 # --- runs without a model: a scripted engine, and a policy that only counts -----------------------------------------
 
@@ -355,29 +355,15 @@ def test_each_tokens_loss_is_weighted_by_the_truncated_trainer_to_sampler_ratio(
 
 # --- resuming -------------------------------------------------------------------------------------------------------
 
-# dynamic sampling with surplus, aborted groups and short batches, several updates a step, short epochs, evaluations
-EVENTFUL = (
-    "train.num_steps=5",
-    "train.minibatch_groups=1",
-    "train.save_every=1",
-    "train.keep_checkpoints=9",
-    "train.eval_every=3",
-    "data.train={builtin: {sums: {}}, size: 11, seed: 1}",
-    "rollout.native.slots=8",
-    "rollout.max_response_tokens=6",
-    "overlong.buffer_tokens=2",
-    "rollout.prompts_per_step=5",
-    "dynamic_sampling.max_groups_per_step=7",
-    "optim.lr=0.0005",
-)
-
-
+STEPS_AND_SAVES = ("train.num_steps=5", "train.save_every=1", "train.keep_checkpoints=9")
 LAST = "step_000005"
 
 
 def start_or_resume(server: ForkServer, run: Path, *overrides: str, **moment: Any) -> tuple[int, dict[str, int]]:
     log = run.with_name(f"{run.name}.log")
-    return server.run(str(run), *EVENTFUL, *overrides, output=log, program="helpers.async_runs:main", **moment)
+    return server.run(
+        str(run), *EVENTFUL, *STEPS_AND_SAVES, *overrides, output=log, program="helpers.async_runs:main", **moment
+    )
 
 
 @pytest.fixture(scope="module")
