@@ -42,7 +42,7 @@ def run_or_resume(
             run.cut_after(-1)
         else:
             run.cut_after(step_of(checkpoint), is_logged=is_logged(checkpoint))
-            run.drop_old_checkpoints(step_of(checkpoint), config.train.keep_checkpoints, keep_best=True)
+            run.drop_old_checkpoints(step_of(checkpoint), config.train.keep_checkpoints)
         with (
             signals_as_requests() as request,
             build_run(in_process, inputs, judge, run, display, first_step=1) as training_run,  # type: ignore[arg-type]

@@ -100,10 +100,10 @@ def test_what_is_no_fault_of_the_disk_is_raised_as_it_is(run: RunDirectory):
 
 def test_the_best_checkpoint_outlives_the_newest(run: RunDirectory):
     for step, accuracy in enumerate([0.5, 0.75, None, 0.75, 0.25, 0.5, None], start=1):
-        run.save_checkpoint(step, lambda d: (d / "w").touch(), 2, accuracy=accuracy, keep_best=True)
+        run.save_checkpoint(step, lambda d: (d / "w").touch(), 2, accuracy=accuracy)
     assert saved_steps(run.path) == ["step_000004", "step_000006", "step_000007"]
     run.save_checkpoint(8, lambda d: (d / "w").touch(), 2)
-    assert saved_steps(run.path) == ["step_000007", "step_000008"]
+    assert saved_steps(run.path) == ["step_000004", "step_000007", "step_000008"]
 
 
 def test_a_run_keeps_the_checkpoint_of_its_best_evaluation(tmp_path: Path):

@@ -4,11 +4,19 @@ from typing import Literal
 
 
 def overlong_penalty(length: int, *, max_length: int, buffer: int, factor: float = 1.0) -> float:
-    """Eq. 13: what a response of `length` tokens adds to its training reward, a number from `-factor` to 0.
+    """Eq. 13: what a response adds to its training reward for its length, a number from `-factor` to 0.
 
-    0 up to `max_length - buffer` (L_max - L_cache), then linear down to `-factor` at `max_length`, and `-factor`
-    beyond. All lengths are in tokens and count the sampled end token. It shapes the training reward only: never the
-    verdict, never an evaluation. Raises ValueError for a buffer outside 1 .. max_length or a negative factor.
+    0 up to `max_length - buffer`, then linear down to `-factor` at `max_length`, and `-factor` beyond. It shapes the
+    training reward only: never the verdict, never an evaluation.
+
+    Args:
+        length: tokens of the response, the sampled end token included.
+        max_length: L_max, in tokens.
+        buffer: L_cache, the tokens over which the penalty grows.
+        factor: the largest penalty.
+
+    Raises:
+        ValueError: `buffer` is not in 1 .. `max_length`, or `factor` is negative.
     """
     if not 1 <= buffer <= max_length:
         raise ValueError(f"buffer must lie in 1 .. max_length={max_length} tokens, got {buffer}")

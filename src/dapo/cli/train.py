@@ -86,7 +86,7 @@ def open_run(config: Config, inputs: Inputs, judge: VerifierPool, directory: Run
     if checkpoint:
         directory.cut_after(step, is_logged=is_logged(checkpoint))
         # a kill may have come before the old ones were dropped
-        directory.drop_old_checkpoints(step, config.train.keep_checkpoints, keep_best=True)
+        directory.drop_old_checkpoints(step, config.train.keep_checkpoints)
     else:
         directory.cut_after(-1)
     display = ProgressDisplay(config.train.num_steps, first_step=step + 1)

@@ -61,7 +61,7 @@ def checkpoint_of(run: Run, write_policy: Callable[[Path], None]) -> Callable[[]
             write_prefetched_batch(folder, prefetched_batch)
 
     def save() -> Path:
-        path = directory.save_checkpoint(step, write, config.train.keep_checkpoints, accuracy=accuracy, keep_best=True)
+        path = directory.save_checkpoint(step, write, config.train.keep_checkpoints, accuracy=accuracy)
         atomic_write_json(directory.path / PROBLEM_STATS_FILE, problem_stats)
         return path
 

@@ -67,11 +67,6 @@ class Batch:
         return [(group, outcome) for group, outcome in self.judged if outcome != "excess"]
 
     @property
-    def num_generated_groups(self) -> int:
-        """Groups of which at least one token was generated."""
-        return sum(self.group_counts.values())
-
-    @property
     def num_generated_tokens(self) -> int:
         """Response tokens of every outcome."""
         return sum(self.token_counts.values())

@@ -142,11 +142,10 @@ class RunDirectory:
         keep: int,
         *,
         accuracy: float | None = None,
-        keep_best: bool = False,
     ) -> Path:
-        """Have `write(directory)` fill a checkpoint; then drop all but the newest `keep` up to this step.
+        """Have `write(directory)` fill a checkpoint; then drop all but the newest `keep` up to this step and the best.
 
-        `keep_best` spares the one with the highest `accuracy` as well, which is this step's evaluation if it has one.
+        `accuracy` is that of this step's evaluation, if it has one; the checkpoint with the highest is the best.
         A checkpoint gets its name only when everything, checksums included, is on disk: after a crash at any moment
         those that have a name are whole. Raises OSError if it cannot be written; the others then stay as they were.
         """
@@ -165,13 +164,13 @@ class RunDirectory:
             fsync(self.checkpoints)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)  # a failed save must not fill the disk
-        self.drop_old_checkpoints(step, keep, keep_best=keep_best)
+        self.drop_old_checkpoints(step, keep)
         return final
 
-    def drop_old_checkpoints(self, step: int, keep: int, *, keep_best: bool = False) -> None:
-        """Of the checkpoints up to a step leave the newest `keep`, and with `keep_best` the best evaluated one."""
+    def drop_old_checkpoints(self, step: int, keep: int) -> None:
+        """Of the checkpoints up to a step leave the newest `keep` and the best evaluated one."""
         up_to_step = [path for path in _numbered(self.checkpoints) if step_of(path) <= step]
-        best = best_checkpoint(up_to_step) if keep_best else None
+        best = best_checkpoint(up_to_step)
         for old in up_to_step[:-keep]:
             if old != best:
                 _mark_for_removal(old)
