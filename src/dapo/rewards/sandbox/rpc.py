@@ -17,9 +17,8 @@ import types
 
 TYPE_CHECKING = False  # as in typing, whose import every response would wait for
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Iterator
-    from typing import Any
+    from typing import Any, BinaryIO
 
 _MAX_LINE = 1 << 24
 _SMALL = 1 << 62
@@ -37,10 +36,7 @@ def program(channel_fd: int, source: str) -> None:
 
 def submission(channel_fd: int, source: str) -> None:
     """Run the source as a module, send its public names, then answer calls until the connection ends."""
-    import socket
-
-    channel = socket.socket(fileno=channel_fd)
-    lines = channel.makefile("rb")
+    lines, channel = _open_channel(channel_fd)
     objects: list[Any] = []
 
     def keep(value: Any) -> int:
@@ -48,7 +44,7 @@ def submission(channel_fd: int, source: str) -> None:
         return len(objects) - 1
 
     def send(answer: Any) -> None:
-        channel.sendall(json.dumps(answer).encode() + b"\n")
+        _send(channel, answer)
 
     module = types.ModuleType("solution")
     sys.modules["solution"] = module
@@ -72,14 +68,22 @@ def submission(channel_fd: int, source: str) -> None:
 
 def test_runner(channel_fd: int, tests: list[str], entry_point: str | None) -> None:
     """Run the tests, one after the other, until one fails. Writes `passed`, `failed` or `broken: why`."""
-    import socket
-
     sys.stdout = io.StringIO()  # what the tests print is no result
-    os.write(1, _run_tests(socket.socket(fileno=channel_fd), tests, entry_point).encode(errors="replace"))
+    os.write(1, _run_tests(channel_fd, tests, entry_point).encode(errors="replace"))
     os._exit(0)
 
 
-def _run_tests(channel: socket.socket, tests: list[str], entry_point: str | None) -> str:
+def _open_channel(fd: int) -> tuple[BinaryIO, BinaryIO]:
+    """The channel as a file to read and one to write: a sandboxed process may make no system call of sockets."""
+    return open(fd, "rb", closefd=False), open(fd, "wb", closefd=False)
+
+
+def _send(channel: BinaryIO, message: Any) -> None:
+    channel.write(json.dumps(message).encode() + b"\n")
+    channel.flush()
+
+
+def _run_tests(channel_fd: int, tests: list[str], entry_point: str | None) -> str:
     import ast
     import importlib
 
@@ -91,7 +95,7 @@ def _run_tests(channel: socket.socket, tests: list[str], entry_point: str | None
     used = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
     names: dict[str, Any] = {"__name__": "tests"}
     try:
-        connection = Connection(channel)
+        connection = Connection(channel_fd)
         wanted = used if entry_point is None else {entry_point}
         names.update((name, value) for name, value in connection.public_names() if name in wanted)
         # a model's own `abs`, `sorted` or `math` is not what a test means
@@ -115,9 +119,8 @@ class Unsendable(Exception):
 class Connection:
     """The test runner's end of the channel."""
 
-    def __init__(self, channel: socket.socket) -> None:
-        self._channel = channel
-        self._lines = channel.makefile("rb")
+    def __init__(self, channel_fd: int) -> None:
+        self._lines, self._channel = _open_channel(channel_fd)
         self._remote: Callable[[int], Remote] = lambda handle: Remote(self, handle)
 
     def public_names(self) -> Iterator[tuple[str, Any]]:
@@ -130,7 +133,7 @@ class Connection:
         """The value of an attribute or a call; raises what the submission raised, if that is a built-in Exception."""
         given = [encode(arg, _handle) for arg in args]
         named = {name: encode(arg, _handle) for name, arg in (kwargs or {}).items()}
-        self._channel.sendall(json.dumps([action, target, given, named]).encode() + b"\n")
+        _send(self._channel, [action, target, given, named])
         kind, *content = self._next()
         if kind == "ok":
             return decode(content[0], self._remote)
