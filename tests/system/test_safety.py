@@ -13,9 +13,11 @@ import torch
 
 from dapo.cli.train import start_run
 from dapo.config import Config, load_config
-from dapo.core.errors import ConfigError
+from dapo.core.errors import CheckpointError, ConfigError
 from dapo.policy.model import export_model, load_model
 from dapo.rewards import get_verifier
+from dapo.telemetry.sinks import JsonlSink
+from dapo.training.run_directory import RunDirectory
 from dapo.types import Problem
 from helpers.paths import CONFIGS
 
@@ -191,3 +193,66 @@ def test_no_verifier_opens_a_file_that_a_reference_or_a_response_names(trap: Pat
         assert not any("bait" in path for path in opened)
         (trap / "bait.txt").read_text()
     assert any("bait" in path for path in opened)
+
+
+@pytest.fixture
+def strangers_run(tmp_path: Path) -> RunDirectory:
+    """A run directory with a checkpoint, into which links will be put."""
+    run = RunDirectory.create(tmp_path / "run", "seed: 0\n", {})
+    run.save_checkpoint(4, lambda folder: (folder / "w").write_text("weights"), keep=1)
+    run.metrics.write_text('{"step": 4, "x": "$(touch ran)"}\n')
+    return run
+
+
+@pytest.mark.parametrize(
+    "name", ["lock", "metrics.jsonl", "config.yaml", "problems.json", "rollouts", "checkpoints", "eval", "logs"]
+)
+def test_a_run_directory_with_a_link_in_it_is_refused(tmp_path: Path, strangers_run: RunDirectory, name: str):
+    path = strangers_run.path / name
+    target = path.rename(tmp_path / "elsewhere") if path.exists() else tmp_path / "elsewhere"
+    path.symlink_to(target)
+    with pytest.raises(CheckpointError, match=rf"holds links \({name}\), through which a run would change files"):
+        RunDirectory.open(strangers_run.path)
+
+
+def test_a_run_directory_may_itself_be_reached_through_a_link(tmp_path: Path, strangers_run: RunDirectory):
+    (tmp_path / "link").symlink_to(strangers_run.path)
+    with RunDirectory.open(tmp_path / "link").lock():
+        pass
+
+
+def test_neither_the_lock_nor_the_metrics_are_written_through_a_link(tmp_path: Path, strangers_run: RunDirectory):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    for path in (strangers_run.path / "lock", strangers_run.metrics):
+        path.unlink()
+        path.symlink_to(victim)
+    with pytest.raises(OSError, match="it is a link"), strangers_run.lock():
+        pass
+    with pytest.raises(OSError, match="it is a link"):
+        JsonlSink(strangers_run.metrics)
+    strangers_run.cut_after(4)
+    assert victim.read_text() == "mine"
+
+
+def test_leftovers_that_are_links_or_files_are_removed_and_their_targets_stay(
+    tmp_path: Path, strangers_run: RunDirectory
+):
+    checkpoints, victims = strangers_run.checkpoints, [tmp_path / "folder", tmp_path / "file"]
+    victims[0].mkdir()
+    victims[1].write_text("mine")
+    for number, victim in enumerate(victims):
+        (checkpoints / f".step_00001{number}.tmp").symlink_to(victim)
+        (checkpoints / f".step_00002{number}.gone.tmp").symlink_to(victim)
+        (checkpoints / f".step_000004.{number}.replaced.tmp").symlink_to(victim)
+    (checkpoints / ".step_000008.tmp").write_text("a file")
+    (strangers_run.path / ".metrics.jsonl.tmp").symlink_to(victims[1])
+    (strangers_run.path / ".summary.json.0a1b2c3d.tmp").write_text("half")
+    run = strangers_run
+    run.clear_leftovers()
+    run.cut_after(4)
+    run.save_checkpoint(8, lambda folder: (folder / "w").write_text("weights"), keep=2)
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["step_000004", "step_000008"]
+    assert sorted(path.name for path in run.path.iterdir() if path.name.startswith(".")) == []
+    assert victims[0].is_dir()
+    assert victims[1].read_text() == "mine"

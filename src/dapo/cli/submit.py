@@ -10,7 +10,7 @@ from pathlib import Path
 from dapo.cli.check.summary import explain
 from dapo.config import Config, dump_config, load_config
 from dapo.core.errors import CheckpointError, ConfigError
-from dapo.core.files import atomic_write_text
+from dapo.core.files import atomic_write_text, open_no_link
 from dapo.distributed.slurm.job import Allocation, Job, batch_script, folder_of, require_sbatch, submit
 from dapo.training.run_directory import RunDirectory, default_run_path, refuse_existing_run
 
@@ -54,7 +54,7 @@ def submit_run(
         _refuse_submitted(job.folder)
     path = _write(job, script, None if is_run else config)
     number = submit(path)
-    with open(job.folder / JOBS, "a", encoding="ascii") as jobs:
+    with open_no_link(job.folder / JOBS, "a", encoding="ascii") as jobs:
         jobs.write(f"{number}\n")
     print(
         f"job {number}: {allocation.nodes} node{'s' if allocation.nodes > 1 else ''}, "

@@ -1,13 +1,16 @@
-"""Files written whole: on disk under their name or not at all; checksums; JSON that every reader takes."""
+"""Files written whole: on disk under their name or not at all; never through a link; checksums; standard JSON."""
 
+import errno
 import json
 import math
 import os
+import secrets
+import shutil
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 CHUNK_BYTES = 2**25
 """Large, because between two chunks a thread of low priority holds the interpreter, and training waits for it."""
@@ -26,10 +29,12 @@ def crc32_of(path: Path) -> str:
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path whose content gets the name `path` when the block ends, once it is on disk.
 
-    Missing directories are made. If the block raises, `path` stays as it was.
+    Missing directories are made. If the block raises, `path` stays as it was. The temporary file is new, whatever
+    links or files another has put beside `path`; where `path` is a link, the link is replaced.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
     try:
         yield temporary
         fsync(temporary)
@@ -41,6 +46,28 @@ def atomic_file(path: Path) -> Iterator[Path]:
         raise OSError(error.errno, error.strerror, str(path)) from error  # a failed write does not name its file
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def open_no_link(path: str | Path, mode: str, *, buffering: int = -1, encoding: str | None = None) -> IO[Any]:
+    """Open a file as `open` does, but not through a link: OSError says that it is one."""
+    try:
+        return open(path, mode, buffering=buffering, encoding=encoding, opener=_open_no_link)
+    except OSError as error:
+        if error.errno == errno.ELOOP and Path(path).is_symlink():
+            raise OSError(errno.ELOOP, "it is a link, and nothing is written through links", str(path)) from None
+        raise
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def remove(path: Path) -> None:
+    """Remove a directory with its content, a file, or a link, whose target stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def fsync(path: Path) -> None:
@@ -68,9 +95,13 @@ def _finite(value: Any) -> Any:
 
 
 def atomic_write_text(path: str | Path, text: str) -> None:
-    """Write a whole UTF-8 file, on disk when this returns; a crash leaves the old file or the new one."""
+    """Write a whole UTF-8 file, on disk when this returns; a crash leaves the old file or the new one.
+
+    What UTF-8 cannot hold is written as its escape.
+    """
     with atomic_file(Path(path)) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        # half of a surrogate pair, which a tokenizer may decode to, is text that UTF-8 cannot hold
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def atomic_write_json(path: str | Path, value: Any) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from dapo.core.errors import DataError
+from dapo.core.files import open_no_link
 
 
 class Journal:
@@ -32,7 +33,7 @@ def open_journal(path: Path, settings: Mapping[str, Any]) -> Iterator[Journal]:
     """
     settings = json.loads(json.dumps(settings))  # tuples become lists, as in the file
     # unbuffered: a record is passed to the kernel by add()
-    with open(path, "a+b", buffering=0) as file:
+    with open_no_link(path, "a+b", buffering=0) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -56,7 +57,7 @@ def open_journal(path: Path, settings: Mapping[str, Any]) -> Iterator[Journal]:
 
 
 def _line(value: Mapping[str, Any]) -> bytes:
-    return (json.dumps(value, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(value, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
 
 
 def _read(content: bytes, path: Path) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.core.errors import WorkerDied
+from dapo.core.files import open_no_link
 from dapo.distributed.launch import import_path, log_tail, wait_until_ready
 from dapo.distributed.protocol import WorkerSpec
 from dapo.distributed.weight_files import WeightsFile, WeightsFolder
@@ -39,9 +40,10 @@ class LocalWorker:
         self._pending: deque[Future[Any]] = deque([self.ready])
         self._is_dead = False
         ours, theirs = socket.socketpair()
-        with theirs, open(log, "ab") as output:
+        with theirs, open_no_link(log, "ab") as output:
             self._process = subprocess.Popen(
-                [spec.python or sys.executable, "-m", "dapo.distributed.worker_main", str(theirs.fileno())],
+                # -P: a file of the current directory called queue.py must not run
+                [spec.python or sys.executable, "-P", "-m", "dapo.distributed.worker_main", str(theirs.fileno())],
                 env=os.environ | spec.environment | {"PYTHONPATH": import_path(spec.environment)},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

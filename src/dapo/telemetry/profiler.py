@@ -34,6 +34,7 @@ def profiled_step(step: int, steps: Collection[int], folder: Path, log: Callable
         yield timer
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step_{step:06d}.json.gz"
+    path.unlink(missing_ok=True)  # it would be written through a link
     started = time.perf_counter()
     profiler.export_chrome_trace(str(path))
     for line in phase_table(profiler.events()):

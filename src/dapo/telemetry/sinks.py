@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 
 from dapo.config.secrets import mask_options
 from dapo.core.errors import ConfigError, DataError
-from dapo.core.files import atomic_file, to_json
+from dapo.core.files import atomic_file, atomic_write_text, open_no_link, to_json
 
 Metrics: TypeAlias = Mapping[str, float | int]
 
@@ -30,11 +30,11 @@ class JsonlSink:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
+        self._file = open_no_link(path, "ab", buffering=0)
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Append one line, completely or not at all. Raises OSError, for example if the disk is full."""
-        line = (to_json({"step": step, **metrics}) + "\n").encode()
+        line = (to_json({"step": step, **metrics}) + "\n").encode(errors="backslashreplace")
         before = os.fstat(self._file.fileno()).st_size
         try:
             while line:
@@ -79,7 +79,7 @@ class WandbSink:
         run_id = id_file.read_text().strip() if id_file.exists() else None
         where = {"project": project, "name": name, "dir": str(directory), "id": run_id}
         self._run = wandb.init(**where, config=mask_options(config), resume="allow")
-        id_file.write_text(f"{self._run.id}\n")
+        atomic_write_text(id_file, f"{self._run.id}\n")
 
     def log(self, step: int, metrics: Metrics) -> None:
         self._run.log(dict(metrics), step=step)

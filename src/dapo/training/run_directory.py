@@ -18,7 +18,7 @@ from typing import Any
 import dapo
 from dapo.config.secrets import mask_secrets
 from dapo.core.errors import CheckpointError
-from dapo.core.files import atomic_write_json, atomic_write_text, crc32_of, fsync
+from dapo.core.files import atomic_write_json, atomic_write_text, crc32_of, fsync, open_no_link, remove
 from dapo.telemetry.sinks import truncate_after
 
 _STEP_NAME = re.compile(r"step_(\d{6,})(\.parquet|\.json)?")
@@ -57,6 +57,11 @@ class RunDirectory:
         run = cls(Path(path))
         if not run.path.is_dir():
             raise CheckpointError(f"no run directory {path}; expected one that `dapo train` made")
+        if links := sorted(entry.name for entry in os.scandir(path) if entry.is_symlink()):
+            raise CheckpointError(
+                f"{path} holds links ({', '.join(links[:3])}), through which a run would change files elsewhere; put "
+                "what they point to in their place. The run directory itself may be a link to another disk"
+            )
         missing = [file.name for file in (run.config, run.manifest) if not file.is_file()]
         if missing:
             raise CheckpointError(f"{path} is not a run directory: it has no {' and no '.join(missing)}")
@@ -121,7 +126,7 @@ class RunDirectory:
         Raises CheckpointError naming the holder. Child processes must be spawned, not forked: a forked child that
         outlives its parent would hold the lock on.
         """
-        with open(self.path / "lock", "a+", encoding="ascii") as file:
+        with open_no_link(self.path / "lock", "a+", encoding="ascii") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -183,13 +188,13 @@ class RunDirectory:
         """
         for replaced in self.checkpoints.glob(f".step_*{_REPLACED}"):
             name = replaced.with_name(replaced.name.removeprefix(".").removesuffix(_REPLACED))
-            if not name.exists():
+            if not name.exists() and not replaced.is_symlink():
                 os.rename(replaced, name)
         for leftover in self.checkpoints.glob(f".step_*{_REMOVED}"):
-            shutil.rmtree(leftover)
+            remove(leftover)
         for leftover in self.checkpoints.glob(".step_*.tmp"):
             # under another name a writer that was ended, and is not dead yet, makes no new files in it
-            shutil.rmtree(leftover.rename(leftover.with_suffix(_REMOVED)))
+            remove(leftover.rename(leftover.with_suffix(_REMOVED)))
 
     def latest_checkpoint(self, warn: Callable[[str], None]) -> Path | None:
         """The newest checkpoint whose checksums hold; None if none was ever saved.
@@ -225,9 +230,12 @@ class RunDirectory:
     def cut_after(self, step: int, *, is_logged: bool = True) -> None:
         """Forget what lies after a step, before resuming from it: metrics, rollouts, evaluations, checkpoints, summary.
 
-        With `is_logged=False` the step's own line in the metrics goes as well: it will be written again. A checkpoint
-        after the step one resumes from is a damaged one: it would only be in the way of its successor.
+        Files that a killed process left half written go as well. With `is_logged=False` the step's own line in the
+        metrics goes, too: it will be written again. A checkpoint after the step one resumes from is a damaged one: it
+        would only be in the way of its successor.
         """
+        for leftover in (entry for name in ("", "rollouts", "eval") for entry in (self.path / name).glob(".*.tmp")):
+            remove(leftover)
         truncate_after(self.metrics, step if is_logged else step - 1)
         self.summary.unlink(missing_ok=True)
         for folder in ("rollouts", "eval"):
@@ -250,8 +258,8 @@ class RunDirectory:
         atomic_write_json(self.summary, summary)
 
     def _require_empty(self) -> None:
-        startup_files = {"lock", self.manifest.name, f".{self.manifest.name}.tmp", f".{self.config.name}.tmp"}
-        found = sorted(entry.name for entry in self.path.iterdir())
+        startup_files = {"lock", self.manifest.name}
+        found = sorted(entry.name for entry in self.path.iterdir() if not _is_temporary(entry.name))
         if self.config.name in found:
             raise _already_a_run(self.path)
         if unexpected := [name for name in found if name not in startup_files]:
@@ -259,6 +267,11 @@ class RunDirectory:
                 f"{self.path} is not empty and holds no run (found {', '.join(unexpected[:3])}); "
                 "choose a new or empty --run-dir"
             )
+
+
+def _is_temporary(name: str) -> bool:
+    """Whether a killed process left this while it wrote a file."""
+    return name.startswith(".") and name.endswith(".tmp")
 
 
 def default_run_path(config_path: str | Path, now: datetime) -> Path:

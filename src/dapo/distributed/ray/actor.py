@@ -56,7 +56,7 @@ def _redirect_output(log: Path) -> None:
     """Redirect both streams, also for libraries written in C."""
     sys.stdout.flush()
     sys.stderr.flush()
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)
