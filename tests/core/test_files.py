@@ -14,7 +14,7 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_file_is_written_beside_links_and_not_through_them(tmp_path: Path):
+def test_a_file_replaces_a_link_and_is_not_written_through_it(tmp_path: Path):
     victim, path = tmp_path / "victim", tmp_path / "metrics.jsonl"
     victim.write_text("mine")
     path.symlink_to(victim)
