@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from dapo.core.errors import DataError
 from dapo.core.files import open_no_link
@@ -14,7 +14,7 @@ from dapo.core.files import open_no_link
 class Journal:
     """Records by `id`, in memory and in the file."""
 
-    def __init__(self, file: BinaryIO, records: dict[str, dict[str, Any]]) -> None:
+    def __init__(self, file: IO[bytes], records: dict[str, dict[str, Any]]) -> None:
         self._file = file
         self.records = records
 
