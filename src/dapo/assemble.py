@@ -30,6 +30,7 @@ from dapo.evaluation.scores import EvaluationPlan
 from dapo.policy.lora import check_adapters
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.policy import Policy
+from dapo.rewards.data_check import warnings_about_rows
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.telemetry.console import ProgressDisplay
 from dapo.telemetry.sinks import JsonlSink, Sink, TensorBoardSink, Tracker, TrackioSink, WandbSink
@@ -110,13 +111,16 @@ def open_policy(config: Config, loaded: LoadedModel, launcher: Launcher | None) 
 
 def read_inputs(config: Config, *, training: bool = True) -> Inputs:
     """Load data (for `dapo eval` only the held-out problems) and model, check that they fit; writes nothing."""
-    notes = []
+    notes: list[str] = []
     load_filter(config.dynamic_sampling.filter)
     problems = load_problems(config.data.train_source, split="train") if training else []
+    notes += warnings_about_rows(problems, config.reward.verifier, config.reward.options, where="data.train")
     held_out: list[Problem] = []
     copies = 1
     if (source := config.data.eval_source) is not None:
-        held_out, copies = distinct(load_problems(source, split="eval"), source)
+        rows = load_problems(source, split="eval")
+        notes += warnings_about_rows(rows, config.reward.verifier, config.reward.options, where="data.eval")
+        held_out, copies = distinct(rows, source)
     problems, removed = remove_overlap(problems, held_out)
     if removed:
         notes.append(f"{removed} training problems left out: their text is in the evaluation set")

@@ -39,7 +39,7 @@ def stats(
     spec: Annotated[str, typer.Argument(metavar="SPEC", help="data source or run directory")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="with --model: options for sampling and verification"),
+        typer.Argument(metavar="[KEY=VALUE]...", help="options of reward; with --model also for sampling"),
     ] = None,
     run: Annotated[Path | None, typer.Option(metavar="RUN_DIR", help="show the pass rates of this run")] = None,
     model: Annotated[
@@ -60,8 +60,8 @@ def stats(
     from dapo.data.prepare.write import require_new
     from dapo.training.run_directory import RunDirectory
 
-    if overrides and model is None:
-        raise ConfigError(f"{overrides[0]}: options configure how a model is sampled; add --model")
+    if sampling_options := [item for item in overrides or [] if model is None and not item.startswith("reward.")]:
+        raise ConfigError(f"{sampling_options[0]}: options configure how a model is sampled; add --model")
     if output is not None:
         require_new(output, force=force)
     source: DataSpec = spec
@@ -81,6 +81,7 @@ def stats(
     if output is not None:
         atomic_write_json(output, {**result, "table": data_stats.problem_rows(data, rates, tokens)})
     data_stats.print_description(result)
+    data_stats.print_unusable_rows(spec, data, overrides or [])
     titles = {"run": f"pass rates in {run}", "model": f"{samples} responses per problem of {model}"}
     for name in rates:
         data_stats.print_difficulty(result[name], titles[name])

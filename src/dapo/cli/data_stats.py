@@ -11,17 +11,22 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from dapo.cli.progress import progress
-from dapo.config import DataSpec
+from dapo.config import DataSpec, build_config, load_config, parse_data_argument
+from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import DataError
 from dapo.core.rng import keyed_permutation
 from dapo.data.prepare.stats import PassRate
 from dapo.data.problems import unique_problems
 from dapo.data.sources.rows import prompt_text
+from dapo.rewards.data_check import unusable_rows
 from dapo.types import Problem
 
 BAR_WIDTH = 40
 SHOWN_PROBLEMS = 10
 SHOWN_SOURCES = 10
+CODE_FIELD = "tests"
+CODE_STARTS = ("assert ", "def check(", "def test_")
+"""Where the rows of a source with no reward of its own have this column, or such answers, `code` judges them."""
 
 
 def run_pass_rates(path: Path) -> dict[str, PassRate]:
@@ -123,6 +128,30 @@ def print_description(result: Mapping[str, Any]) -> None:
     more = [f"and {len(sources) - SHOWN_SOURCES} more"] if len(sources) > SHOWN_SOURCES else []
     table.add_row("sources", ", ".join([*sources[:SHOWN_SOURCES], *more]))
     Console().print(table)
+
+
+def print_unusable_rows(spec: str, data: Sequence[Problem], overrides: Sequence[str]) -> None:
+    """Print a warning about rows that a reward can judge no response to.
+
+    Args:
+        spec: a run directory, whose reward it is; or a data source with its default, `code` where rows hold Python.
+        data: its problems.
+        overrides: options (`KEY=VALUE`), of which those of the reward count.
+    """
+    from dapo.training.run_directory import RunDirectory
+
+    raw: dict[str, Any] = {"model": "none"}
+    if (Path(spec) / "manifest.json").is_file():
+        config = load_config(RunDirectory.open(Path(spec)).config).model_dump(mode="json")
+        raw |= {"data": {"train": config["data"]["train"]}, "reward": config["reward"]}
+    else:
+        raw["data"] = {"train": parse_data_argument(spec)}
+        if any(CODE_FIELD in problem.fields or problem.answer.startswith(CODE_STARTS) for problem in data):
+            raw["reward"] = {"verifier": "code"}
+    chosen = [item for item in overrides if item.startswith("reward.")]
+    reward = resolve_auto_verifier(build_config(raw, chosen, where="dapo data stats")).reward
+    for rows in unusable_rows(data, reward.verifier, reward.options):
+        print(f"warning: {rows}")
 
 
 def print_difficulty(result: Mapping[str, Any], title: str) -> None:

@@ -1,7 +1,8 @@
 """The interface of verifiers, and how one is found by its name."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pkgutil import resolve_name
 from typing import Any, Literal, Protocol, get_args, get_origin, runtime_checkable
 
@@ -45,6 +46,32 @@ class GroupVerifier(Protocol):
 def is_binary(name: str) -> bool:
     """Whether the registered verifier `name` gives only right or wrong, so that reward.threshold has no effect."""
     return name in REGISTERED and getattr(resolve_name(REGISTERED[name]), "binary", False)
+
+
+def problem_check(name: str, options: Mapping[str, Any]) -> Callable[[Problem], str | None] | None:
+    """What finds, before a run begins, the rows that the verifier `name` can judge no response to.
+
+    A verifier's class offers it in one of two ways: a static method `check_problem(problem, options)`, or, where a
+    verdict on an empty response costs little and is an error exactly for such rows, `checks_reference = True`.
+
+    Args:
+        name: one of REGISTERED, or `module:function`.
+        options: the verifier's options.
+
+    Returns:
+        A function of a problem that gives the reason, None for a row that can be judged; None: there is no such check.
+
+    Raises:
+        RewardError: the verifier cannot be built with these options.
+    """
+    if name not in REGISTERED:
+        return None
+    factory = resolve_name(REGISTERED[name])
+    if getattr(factory, "checks_reference", False):
+        verifier = get_verifier(name, **options)
+        return lambda problem: verifier(problem, "").error
+    check = getattr(factory, "check_problem", None)
+    return None if check is None else partial(check, options=options)
 
 
 def get_verifier(name: str, /, **options: Any) -> Verifier:

@@ -10,6 +10,7 @@ from dapo.config.data_spec import Source
 from dapo.config.load import resolve_auto_verifier
 from dapo.config.options import CONDITIONS, known_about, options_of, section_in
 from dapo.data.problems import load_problems, remove_overlap
+from dapo.rewards.data_check import warnings_about_rows
 from dapo.rewards.verifier import is_binary
 from dapo.types import Problem
 
@@ -74,18 +75,18 @@ def _is_set(config: Config, name: str) -> bool:
 
 
 def _data(config: Config) -> Iterator[str]:
-    train = yield from _source("train", config.data.train_source)
+    train = yield from _source("train", config.data.train_source, config)
     if config.data.eval_source is None:
         yield "eval      none: data.eval is not set, so nothing measures progress on held-out problems"
         return
-    held_out = yield from _source("eval", config.data.eval_source)
+    held_out = yield from _source("eval", config.data.eval_source, config)
     if train and held_out:
         _, removed = remove_overlap(train, held_out)
         if removed:
             yield f"          {removed} training problems are left out because their text is in the evaluation set"
 
 
-def _source(role: Literal["train", "eval"], source: Source) -> "Generator[str, None, list[Problem]]":
+def _source(role: Literal["train", "eval"], source: Source, config: Config) -> "Generator[str, None, list[Problem]]":
     label = f"{role:9} {source.label}"
     if source.kind == "hub":
         yield f"{label}: not counted here, it lies on the hub"
@@ -95,6 +96,8 @@ def _source(role: Literal["train", "eval"], source: Source) -> "Generator[str, N
     sources = Counter(problem.source for problem in problems)
     counts = ", ".join(f"{count} {source}" for source, count in sources.most_common(6))
     yield f"{label}: {len(problems):,} problems, {distinct:,} distinct ({counts})"
+    for line in warnings_about_rows(problems, config.reward.verifier, config.reward.options, where=f"data.{role}"):
+        yield f"          warning: {line}"
     return problems
 
 

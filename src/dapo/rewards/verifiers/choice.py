@@ -36,6 +36,7 @@ class ChoiceVerifier:
     """
 
     binary: ClassVar[bool] = True
+    checks_reference: ClassVar[bool] = True
 
     letters: str = "ABCDE"  # the available choices
 

@@ -17,6 +17,8 @@ from dapo.types import Problem, Verdict
 
 Isolation = Literal["require", "best_effort"]
 
+FIELD = "tests"
+
 _LANGUAGES = ("", "python", "py", "python3")
 _CHECK = re.compile(r"^def check\(", re.MULTILINE)
 
@@ -53,7 +55,7 @@ class CodeVerifier:
 
     def __init__(
         self,
-        field: str = "tests",
+        field: str = FIELD,
         time_s: float = CODE_TIME_S,
         memory_mib: int = 1024,
         isolation: Isolation = "require",
@@ -86,6 +88,15 @@ class CodeVerifier:
                 "kernel since 5.13) and with libseccomp, or the right to make namespaces, confines it; "
                 "reward.options.isolation=best_effort runs it anyway"
             )
+
+    @staticmethod
+    def check_problem(problem: Problem, options: Mapping[str, Any]) -> str | None:
+        """Why no program can be judged by the tests of this row."""
+        try:
+            read_tests(problem, options.get("field", FIELD))
+        except ValueError as error:
+            return str(error)
+        return None
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         try:

@@ -15,6 +15,7 @@ class ExactVerifier:
     """Right if the texts are equal: `12`, `12.`, `**12**` and `$12$` answer 12; `3 + 9 = 12` and `12 or 13` do not."""
 
     binary: ClassVar[bool] = True
+    checks_reference: ClassVar[bool] = True
 
     extract: Extract = "none"
     """What is compared: the whole response, its line `Answer:`, its last number (by value: 1,000.0 is 1000), or

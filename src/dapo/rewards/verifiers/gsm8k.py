@@ -22,6 +22,7 @@ class Gsm8kVerifier:
     """
 
     binary: ClassVar[bool] = True
+    checks_reference: ClassVar[bool] = True
 
     flexible: bool = False  # without any mark, take the last number of the response
 

@@ -25,6 +25,7 @@ class JsonSchemaVerifier:
     """
 
     binary: ClassVar[bool] = True
+    checks_reference: ClassVar[bool] = True
 
     def __init__(self, schema: Mapping[str, Any] | bool | None = None) -> None:
         """`schema`: used for all problems instead of the row's. Raises RewardError without jsonschema."""

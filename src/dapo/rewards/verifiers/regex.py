@@ -30,6 +30,7 @@ class RegexVerifier:
     """
 
     binary: ClassVar[bool] = True
+    checks_reference: ClassVar[bool] = True
 
     pattern: str | None = None
     match: Match = "full"
