@@ -1,12 +1,14 @@
 """The process that runs a model's program: `python process.py INIT_MESSAGE`. It gives up its rights first.
 
 Standard library only, and little of it, since every response waits for its imports. What it is confined to:
-`sandbox.py`.
+`sandbox.py`. A layer that this kernel does not have is left out, which `Sandbox.gaps` finds; a layer that it has and
+that does not take effect ends the process before the program starts.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import resource
@@ -17,21 +19,16 @@ import rpc  # from this script's own folder
 
 TYPE_CHECKING = False  # as in typing, whose import takes a tenth of the start
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
 _LINUX = sys.platform == "linux"
 _NOBODY = 65534
 _NEW_USER, _NEW_NETWORK_PROCESSES_IPC = 0x10000000, 0x40000000 | 0x20000000 | 0x08000000
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
+_SECCOMP_MODE_FILTER = 2
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _READ_FILE, _READ_DIRECTORY = 1 << 2, 1 << 3
-_SECCOMP_ALLOW, _SECCOMP_EPERM = 0x7FFF0000, 0x00050000 | 1
-_REFUSED_CALLS = (
-    "socket connect bind fork vfork clone clone3 execve execveat kill tkill tgkill pidfd_open pidfd_send_signal "
-    "pidfd_getfd ptrace process_vm_readv process_vm_writev unshare setns mount umount2 pivot_root chroot bpf "
-    "perf_event_open add_key request_key keyctl io_uring_setup userfaultfd shmget msgget semget"
-)
 _MAX_FILES = 32
 
 
@@ -42,12 +39,13 @@ def main() -> None:
         sources = json.load(file)
     del sys.path[0], sys.modules["rpc"]  # the program imports from the standard library only
     libc = ctypes.CDLL(None, use_errno=True)
-    _separate(libc)
+    if "namespaces" in init_message["layers"]:
+        _separate(libc)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until this process can pass it on
     child = os.fork()
     if child:
         _wait_for(child)
-    if _LINUX:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     _confine(libc, init_message)
     os.write(init_message["ready_fd"], b"ready")
     os.close(init_message["ready_fd"])
@@ -57,6 +55,7 @@ def main() -> None:
 def _wait_for(child: int) -> None:
     """Wait for the child, which a SIGTERM to this process kills, and exit with its code."""
     signal.signal(signal.SIGTERM, lambda number, frame: os.kill(child, signal.SIGKILL))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     os.closerange(0, 1 << 16)  # a reader of the child's output waits until the last writer has closed it
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
@@ -77,16 +76,32 @@ def _separate(libc: ctypes.CDLL) -> None:
 
 
 def _confine(libc: ctypes.CDLL, init_message: Mapping[str, Any]) -> None:
-    """Give up rights for good; the resource limits come last because they would stop this function."""
-    seccomp = _seccomp() if _LINUX else None
-    if os.getuid() == 0 and all(_open_to_others(path) for path in init_message["readable"]):
-        os.setgroups([])
-        os.setgid(_NOBODY)
-        os.setuid(_NOBODY)
-    if _LINUX:
-        libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())  # version 3: no capability
-        libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        _landlock(libc, init_message["readable"])
+    """Give up rights for good; the filter of system calls comes last because it would stop this function."""
+    layers = init_message["layers"]
+    if "user" in layers:
+        if os.getuid() == 0 and all(_open_to_others(path) for path in init_message["readable"]):
+            os.setgroups([])
+            os.setgid(_NOBODY)
+            os.setuid(_NOBODY)
+        if _LINUX:  # version 3 of the call: no capability
+            _require(libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()))
+    if _LINUX:  # after the change of user, which clears the first
+        _require(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
+        _require(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    if _LINUX and "landlock" in layers:
+        _landlock(libc, init_message["readable"], init_message["landlock_abi"])
+    if "limits" in layers:
+        _limit(init_message)
+    if _LINUX and "system_calls" in layers:
+        _filter_system_calls(libc, bytes.fromhex(init_message["filter_program"]))
+
+
+def _require(result: int) -> None:
+    if result != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _limit(init_message: Mapping[str, Any]) -> None:
     for limit, value in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),
@@ -98,8 +113,6 @@ def _confine(libc: ctypes.CDLL, init_message: Mapping[str, Any]) -> None:
         _, hard_limit = resource.getrlimit(limit)
         bound = value if hard_limit == resource.RLIM_INFINITY else min(value, hard_limit)
         resource.setrlimit(limit, (bound, bound))
-    if seccomp is not None:
-        seccomp()
 
 
 def _open_to_others(path: str) -> bool:
@@ -111,43 +124,38 @@ def _open_to_others(path: str) -> bool:
     return True
 
 
-def _landlock(libc: ctypes.CDLL, readable: Sequence[str]) -> None:
+def _landlock(libc: ctypes.CDLL, readable: Sequence[str], max_abi: int) -> None:
     """Allow reading these paths and no other file access, TCP or signal, as far as this kernel knows these rights."""
-    abi = libc.syscall(_LANDLOCK_CREATE, None, 0, 1)
+    abi = min(libc.syscall(_LANDLOCK_CREATE, None, 0, 1), max_abi)
     if abi < 1:
         return
     rights = (1 << (13 + (abi >= 2) + (abi >= 3) + (abi >= 5))) - 1
     handled = (ctypes.c_uint64 * 3)(rights, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
     size = 8 * (1 + (abi >= 4) + (abi >= 6))
     ruleset = libc.syscall(_LANDLOCK_CREATE, ctypes.byref(handled), ctypes.c_size_t(size), 0)
+    _require(min(ruleset, 0))
     for path in readable:
         if not os.path.exists(path):
             continue
         allowed = _READ_FILE | (_READ_DIRECTORY if os.path.isdir(path) else 0)
         opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
         rule = allowed.to_bytes(8, sys.byteorder) + opened.to_bytes(4, sys.byteorder)
-        libc.syscall(_LANDLOCK_ADD, ruleset, 1, rule, 0)
+        _require(libc.syscall(_LANDLOCK_ADD, ruleset, 1, rule, 0))
         os.close(opened)
-    libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0)
+    _require(libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0))
     os.close(ruleset)
 
 
-def _seccomp() -> Callable[[], None] | None:
-    """A function that refuses the system calls for good; None without libseccomp."""
-    try:
-        library = ctypes.CDLL("libseccomp.so.2")
-    except OSError:
-        return None
-    pointer, uint32 = ctypes.c_void_p, ctypes.c_uint32
-    library.seccomp_init.restype = pointer
-    library.seccomp_load.argtypes = [pointer]
-    library.seccomp_rule_add_array.argtypes = [pointer, uint32, ctypes.c_int, ctypes.c_uint, pointer]
-    rules = library.seccomp_init(_SECCOMP_ALLOW)
-    for name in _REFUSED_CALLS.split():
-        number = library.seccomp_syscall_resolve_name(name.encode())
-        if number >= 0:
-            library.seccomp_rule_add_array(rules, _SECCOMP_EPERM, number, 0, None)
-    return lambda: library.seccomp_load(rules)
+def _filter_system_calls(libc: ctypes.CDLL, program: bytes) -> None:
+    """Load the program that `system_calls.py` made, unless the kernel has no such filters or it is for no machine."""
+    if not program:
+        return
+    instructions = ctypes.create_string_buffer(program, len(program))
+    # a struct sock_fprog: the count in the first 16 bits, and the address
+    description = (ctypes.c_uint64 * 2)(len(program) // 8, ctypes.addressof(instructions))
+    result = libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(description), 0, 0)
+    if ctypes.get_errno() != errno.EINVAL:
+        _require(result)
 
 
 if __name__ == "__main__":

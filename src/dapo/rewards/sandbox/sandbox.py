@@ -1,28 +1,38 @@
 """Runs the programs that a model wrote, in processes that give up their rights before they run anything.
 
-Covered, on Linux as far as the system has each part:
+Covered, by independent layers, each as far as the system has it:
 
-- Landlock (5.13 and newer): only Python's own libraries can be read, nothing written, no program started; from 6.7 on
-  no TCP, from 6.12 on no signals to other processes.
-- Namespaces (as root, or where users may create them): no network, other processes are invisible.
-- libseccomp (a package of Debian, Ubuntu and Fedora): no sockets, processes, threads, signals, namespaces.
-- Any Unix: limits of CPU time, open files, processes and threads (not for root), and no bytes to any file. Memory where
-  the system enforces RLIMIT_AS. As root the process becomes user 65534 if that user can read Python's library.
+- A filter of system calls (Linux on x86_64 and aarch64, every kernel since 3.19, no library) allows a list of calls
+  with their arguments (`system_calls`): no sockets, processes, threads, signals, no limits or priorities of others, no
+  watches; files are opened for reading only, and modes, owners, times, attributes and locks are not changed.
+- Landlock (Linux 5.13 and newer): only Python's own libraries can be read and listed, nothing is written, no program
+  started; from 6.2 on nothing truncated, from 6.7 on no TCP, from 6.12 on no signals to other processes.
+- Namespaces (Linux as root, or where users may create them): no network, no abstract sockets, and other processes are
+  invisible.
+- Another user: as root the process becomes user 65534, if that user can read Python's library, and keeps no capability.
+- Limits (any Unix): CPU time, open files, processes and threads (not for root), no bytes to any file, no core dumps.
+  Memory where the system enforces RLIMIT_AS.
 - Tests run in another process than the program, and only plain values pass between the two (`rpc`).
+
+A program is confined where the filter and Landlock are in force: the others stand behind these two. Only limits bound
+time and memory.
 
 Not covered:
 
-- macOS and Linux without Landlock: files can be read; macOS does not enforce RLIMIT_AS either.
-- Linux without both libseccomp and namespaces: the network and other processes can be reached.
+- Which names exist: `stat` and `readlink` work on every path that the user may reach, since imports need them.
+- Linux without Landlock, and macOS: files can be read. macOS, and Linux on other processors, have no filter; macOS does
+  not enforce RLIMIT_AS either.
 - Faults of the kernel or the interpreter, and side channels (time, caches): there is no virtual machine.
 
-`Sandbox.gaps` runs probes on this machine and names those that succeed.
+`Sandbox.gaps` runs probes on this machine (`probes.py`) and names what those that succeed show.
 """
 
 import contextlib
+import ctypes
 import json
 import math
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -32,13 +42,16 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from dapo.rewards.sandbox.system_calls import filter_program
 from dapo.rewards.workers.process import readable
 
 Role = Literal["program", "submission", "test_runner"]
+Layer = Literal["system_calls", "landlock", "namespaces", "user", "limits"]
 
 _SANDBOX_SCRIPT = Path(__file__).with_name("process.py")
+_PROBES = Path(__file__).with_name("probes.py")
 _STOP_TIMEOUT_S = 2.0
 _CHUNK = 1 << 16
 _MAX_RESULT_BYTES = 1000
@@ -64,6 +77,10 @@ class Sandbox:
     """Limits under which programs run: one thread, no children, no files to write."""
 
     memory_bytes: int  # bound on the address space of each process
+    layers: Sequence[Layer] = get_args(Layer)
+    """What confines the processes; tests leave some out to see what the others hold alone."""
+    landlock_abi: int = 1 << 16
+    """The newest version of Landlock that is used; tests lower it to see what an older kernel holds."""
 
     def run(self, source: str, stdin: str, *, deadline: float, max_output_bytes: int = 1 << 16) -> ProcessResult:
         """Run a program.
@@ -118,12 +135,16 @@ class Sandbox:
 
     def gaps(self) -> list[str]:
         """Descriptions of what a program could do on this machine; empty if it is confined. Raises SandboxError."""
-        with tempfile.TemporaryDirectory() as folder:
-            arguments = f"FOLDER, MEMORY = {folder!r}, {self.memory_bytes}\n"
-            done = self.run(arguments + _PROBES, "", deadline=time.monotonic() + 30)
+        return list(dict.fromkeys(self.successful_probes().values()))
+
+    def successful_probes(self) -> dict[str, str]:
+        """The probes of `probes.py` that succeed in the sandbox, each with what it shows. Raises SandboxError."""
+        with _targets() as given:
+            stdin = json.dumps({**given, "memory_bytes": self.memory_bytes})
+            done = self.run(_PROBES.read_text("utf-8"), stdin, deadline=time.monotonic() + 30)
         try:
-            return [str(probe) for probe in json.loads(done.output)]
-        except ValueError:
+            return {str(name): str(description) for name, description in json.loads(done.output).items()}
+        except (ValueError, AttributeError):
             raise SandboxError("the program that probes the sandbox did not finish") from None
 
     @contextlib.contextmanager
@@ -142,6 +163,9 @@ class Sandbox:
                 "channel_fd": channel,
                 "cpu_s": max(1, math.ceil(deadline - time.monotonic())),
                 "memory_bytes": self.memory_bytes,
+                "layers": self.layers,
+                "landlock_abi": self.landlock_abi,
+                "filter_program": (filter_program(platform.machine()) or b"").hex(),
                 "readable": [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *_LIBRARIES],
             }
             try:
@@ -198,30 +222,27 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         process.stdout.close()
 
 
-_PROBES = """
-import json, os, socket, tempfile
-gaps = []
-def succeeds(description, probe):
-    try:
-        probe()
-    except (OSError, MemoryError):
-        return
-    gaps.append(description)
-def fork():
-    if os.fork() == 0:
-        os._exit(0)
-def signal_parent():
-    if os.getppid() == 0:
-        raise ProcessLookupError
-    os.kill(os.getppid(), 0)
-def write():
-    open(os.path.join(FOLDER, "written"), "w").close()
-succeeds("use the network", lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(("127.0.0.1", 9)))
-succeeds("start processes", fork)
-succeeds("send signals to other processes", signal_parent)
-succeeds("read files", lambda: os.listdir(os.path.dirname(FOLDER)))
-succeeds("see other processes", lambda: os.listdir("/proc"))
-succeeds("write files", write)
-succeeds("use more memory than the limit", lambda: bytearray(2 * MEMORY))
-print(json.dumps(gaps))
-"""
+@contextlib.contextmanager
+def _targets() -> Iterator[dict[str, Any]]:
+    """What the probes reach for, as far as this system has it."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        (folder / "file").write_bytes(bytes(1000))
+        (folder / "old").touch()
+        (folder / "folder").mkdir()
+        with contextlib.suppress(OSError, AttributeError):
+            os.setxattr(folder / "file", "user.given", b"1")
+        abstract = f"\0{folder}"
+        stream, datagram = socket.SOCK_STREAM, socket.SOCK_DGRAM
+        for kind, address in ((stream, f"{folder}/stream"), (datagram, f"{folder}/datagram"), (datagram, abstract)):
+            unix = stack.enter_context(socket.socket(socket.AF_UNIX, kind))
+            with contextlib.suppress(OSError):  # a folder whose path is too long for a name
+                unix.bind(address)
+                unix.listen() if kind == stream else None
+        memory = ctypes.create_string_buffer(8)
+        yield {
+            "folder": str(folder),
+            "abstract": abstract,
+            "process": os.getpid(),
+            "address": ctypes.addressof(memory),
+        }

@@ -84,8 +84,8 @@ class CodeVerifier:
             raise RewardError(f"code: {error}; memory_mib={memory_mib} may be too little") from None
         if gaps and isolation == "require":
             raise RewardError(
-                f"code: on this machine a response's program could {', '.join(gaps)}. Linux with Landlock (in the "
-                "kernel since 5.13) and with libseccomp, or the right to make namespaces, confines it; "
+                f"code: on this machine a response's program could {', '.join(gaps)}. Linux since 5.13 with "
+                "Landlock, on x86_64 or aarch64, confines it; "
                 "reward.options.isolation=best_effort runs it anyway"
             )
 

@@ -1,0 +1,53 @@
+"""Runs a script as an ordinary user where the tests themselves run as root."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import dapo
+
+USER = 4242
+
+_NEEDED = (sys.base_prefix, sys.prefix, str(Path(dapo.__file__).parents[1]))
+
+# A folder on the way to Python that only root may enter is covered, in a mount namespace of this process alone, by an
+# empty one in which nothing but the needed folder stands.
+_BECOME_USER = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+def mount(source, target, kind, flags, data=None):
+    if libc.mount(source.encode(), target.encode(), kind, flags, data) != 0:
+        raise OSError(ctypes.get_errno(), "mount")
+assert libc.unshare(0x20000) == 0
+mount("none", "/", None, 0x4000 | 0x40000)
+for needed in {needed}:
+    parts = os.path.realpath(needed).split("/")
+    above = ["/".join(parts[:n]) for n in range(2, len(parts))]
+    closed = next((folder for folder in above if not os.stat(folder).st_mode & 1), None)
+    if closed is not None:
+        opened = os.open(needed, os.O_PATH)
+        mount("none", closed, b"tmpfs", 0, b"mode=755")
+        os.makedirs(os.path.realpath(needed))
+        mount(f"/proc/self/fd/{{opened}}", os.path.realpath(needed), None, 0x1000 | 0x4000)
+        os.close(opened)
+os.setgroups([])
+os.setresgid({user}, {user}, {user})
+os.setresuid({user}, {user}, {user})
+libc.prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: other processes of the user may trace this one, as is usual
+os.environ["HOME"] = "/"
+"""
+
+
+def run_as_ordinary_user(script: str) -> str:
+    """What the script prints; it runs as user USER if this process is root's, else as this user.
+
+    Raises:
+        PermissionError: a container that does not let its root mount.
+    """
+    become_user = _BECOME_USER.format(needed=_NEEDED, user=USER) if os.getuid() == 0 else ""
+    done = subprocess.run([sys.executable, "-c", become_user + script], cwd="/", capture_output=True, text=True)
+    if "OSError: [Errno 1] mount" in done.stderr or "assert libc.unshare" in done.stderr:
+        raise PermissionError(done.stderr)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
