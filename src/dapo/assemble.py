@@ -1,7 +1,7 @@
 """Puts a run together: the only file that names concrete classes."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +17,7 @@ from dapo.core.errors import ConfigError, DataError
 from dapo.core.loading import load_callable
 from dapo.data.problems import load_problems, remove_overlap, unique_problems
 from dapo.data.prompts import PromptEncoder
+from dapo.data.sources.builtin import Split
 from dapo.data.stream import ProblemStream
 from dapo.distributed.engine_pool import EnginePool
 from dapo.distributed.engine_specs import engine_specs, require_vllm
@@ -30,6 +31,8 @@ from dapo.evaluation.scores import EvaluationPlan
 from dapo.policy.lora import check_adapters
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.policy import Policy
+from dapo.rewards.columns import require_columns
+from dapo.rewards.combine import RewardSpec
 from dapo.rewards.data_check import warnings_about_rows
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.telemetry.console import ProgressDisplay
@@ -40,6 +43,8 @@ from dapo.training.run_directory import RunDirectory
 from dapo.training.samples import shaped_reward
 from dapo.training.state import Run, TrainablePolicy
 from dapo.types import Group, Problem
+
+NO_COLUMNS: Mapping[str, Collection[str]] = {}
 
 
 @dataclass
@@ -109,18 +114,41 @@ def open_policy(config: Config, loaded: LoadedModel, launcher: Launcher | None) 
         yield trainer_group
 
 
-def read_inputs(config: Config, *, training: bool = True) -> Inputs:
+def load_rows(
+    config: Config, split: Split, needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS
+) -> tuple[list[Problem], list[str]]:
+    """The rows of `data.train` or `data.eval`, and warnings about those that the reward cannot judge.
+
+    Args:
+        config: the configuration, its verifier settled.
+        split: which of the two.
+        needed_columns: the columns that each function of the reward cannot be called without (`VerifierPool`).
+
+    Raises:
+        DataError: rows lack what the reward reads.
+        RewardError: the reward can judge none of them.
+    """
+    source = config.data.train_source if split == "train" else config.data.eval_source
+    assert source is not None
+    reward = RewardSpec.of(config.reward.verifier, options=config.reward.options)
+    rows = load_problems(source, split=split, require_answer=reward.reads_answer)
+    where = f"data.{split}"
+    require_columns(rows, needed_columns, where=where)
+    return rows, warnings_about_rows(rows, config.reward.verifier, config.reward.options, where=where)
+
+
+def read_inputs(
+    config: Config, needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS, *, training: bool = True
+) -> Inputs:
     """Load data (for `dapo eval` only the held-out problems) and model, check that they fit; writes nothing."""
-    notes: list[str] = []
     load_filter(config.dynamic_sampling.filter)
-    problems = load_problems(config.data.train_source, split="train") if training else []
-    notes += warnings_about_rows(problems, config.reward.verifier, config.reward.options, where="data.train")
+    problems, notes = load_rows(config, "train", needed_columns) if training else ([], [])
     held_out: list[Problem] = []
     copies = 1
     if (source := config.data.eval_source) is not None:
-        rows = load_problems(source, split="eval")
-        notes += warnings_about_rows(rows, config.reward.verifier, config.reward.options, where="data.eval")
+        rows, warnings = load_rows(config, "eval", needed_columns)
         held_out, copies = distinct(rows, source)
+        notes += warnings
     problems, removed = remove_overlap(problems, held_out)
     if removed:
         notes.append(f"{removed} training problems left out: their text is in the evaluation set")

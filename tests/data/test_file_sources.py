@@ -56,7 +56,7 @@ def test_size_takes_the_first_rows_and_reads_no_further(tmp_path):
 def test_columns_are_named_in_a_mapping(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"frage": "q", "antwort": "a", "prompt": "p"}\n')
     (problem,) = load_problems({"path": str(tmp_path / "a.jsonl"), "prompt": "frage", "answer": "antwort"})
-    assert (problem.prompt, problem.answer, problem.fields) == ("q", "a", {"prompt": "p"})
+    assert (problem.prompt, problem.answer, problem.fields) == ("q", "a", {"frage": "q", "antwort": "a", "prompt": "p"})
 
 
 def test_equal_copies_are_one_object_and_stay_rows(tmp_path):

@@ -28,7 +28,9 @@ def error_message(row, **columns):
 def test_trl_layout_with_each_answer_column(column):
     problem = read({"prompt": "1+1?", column: "2", "level": 4})
     assert (problem.prompt, problem.answer, problem.source) == ("1+1?", "2", "f")
-    assert problem.fields == {"level": 4}
+    # a reward finds it under its own name, too, without a second copy
+    assert problem.fields == ({"level": 4} if column == "answer" else {"level": 4, column: "2"})
+    assert problem.fields.get(column, problem.answer) is problem.answer
 
 
 def test_trl_layout_with_messages_keeps_role_and_content():
@@ -58,7 +60,7 @@ def test_verl_layout_reads_the_ground_truth_and_keeps_the_other_columns():
 def test_gsm8k_answer_is_the_number_after_the_mark_and_the_solution_is_kept():
     problem = read({"question": "How many?", "answer": "1000 + 80 = 1080\n#### 1,080"})
     assert problem.answer == "1080"
-    assert problem.fields == {"solution": "1000 + 80 = 1080\n#### 1,080"}
+    assert problem.fields == {"question": "How many?", "solution": "1000 + 80 = 1080\n#### 1,080"}
 
 
 @pytest.mark.parametrize("text", ["#### 1\nand more", "see #### 1", "5\n####", "1,2"])
@@ -76,7 +78,26 @@ def test_copies_share_an_id_whatever_their_other_columns_say():
     first, second = read({"prompt": "q", "answer": 1, "id": 5}), read({"question": "q", "target": "1", "id": 6})
     assert first.id == second.id == problem_id("q", "1")
     assert len(first.id) == 16
-    assert first.fields == {"id": 5}
+    assert (first.fields, second.fields) == ({"id": 5}, {"question": "q", "target": "1", "id": 6})
+
+
+def test_a_column_reaches_rewards_as_it_is_in_the_data():
+    problem = read({"q": [{**USER, "name": None}], "label": 7, "solution": None}, prompt="q", answer="label")
+    assert (problem.answer, problem.fields) == ("7", {"q": [USER], "label": 7, "solution": None})
+    assert problem.fields["q"] is problem.prompt
+
+
+@pytest.mark.parametrize("answer", [{}, {"answer": None}, {"answer": " "}, {"answer": ["1", "2"]}, {"target": True}])
+def test_without_a_need_for_it_an_answer_may_be_missing_or_of_any_type(answer):
+    problem = problem_from_row({"prompt": "q", **answer}, where="f, line 3", source="f", require_answer=False)
+    assert (problem.answer, problem.fields) == ("", answer)
+    with pytest.raises(DataError, match=r"f\.jsonl, line 3: (no )?(answer|target)"):
+        read({"prompt": "q", **answer})
+
+
+def test_a_named_answer_column_must_be_there_also_where_no_answer_is_needed():
+    with pytest.raises(DataError, match="no column label, which is named as answer; columns here: prompt"):
+        problem_from_row({"prompt": "q"}, where="f", source="f", columns=Columns(answer="label"), require_answer=False)
 
 
 def test_another_answer_or_role_is_another_problem():

@@ -62,6 +62,43 @@ def needs_solution(completions, solution):
     return [1.0 for _ in completions]
 
 
+def accuracy_reward(completions, solution, **kwargs):
+    """As in TRL: the completions are lists of messages where the prompt is one."""
+    contents = [completion[0]["content"] for completion in completions]
+    return [float(content == right) for content, right in zip(contents, solution, strict=True)]
+
+
+def names_columns(completions, **kwargs):
+    return [Verdict(None, 0.0, f"{' '.join(sorted(kwargs))!r}") for _ in completions]
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, format_score=0.0):
+    """As in verl."""
+    assert data_source in ("openai/gsm8k", "s", "d")
+    assert extra_info in (None, {"index": 3})
+    return 1.0 if solution_str == str(ground_truth) else format_score
+
+
+def compute_score_of_any(solution_str, **kwargs):
+    return 1 + len(kwargs)
+
+
+def compute_score_with_details(data_source, solution_str, ground_truth, extra_info):
+    right = solution_str == str(ground_truth)
+    return {"score": 1.0 if right else -1.0, "acc": right, "pred": solution_str, "other": [object()]}
+
+
+def compute_score_gone_wrong(data_source, solution_str, ground_truth, extra_info=None):
+    if solution_str == "raise":
+        raise ValueError("as asked")
+    details = {"no score": {"acc": True, "pred": "7"}, "nested nan": {"score": float("nan")}}
+    return details.get(solution_str) or {"text": "high", "list": [1.0], "nan": float("nan")}[solution_str]
+
+
+def within(problem, response, limit):
+    return len(response) <= limit
+
+
 def not_applicable_to_short(completions, **kwargs):
     return [None if len(text) < 3 else 1.0 for text in completions]
 

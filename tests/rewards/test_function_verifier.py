@@ -2,8 +2,9 @@
 
 import pytest
 
-from dapo.core.errors import RewardError
+from dapo.core.errors import DataError, RewardError
 from dapo.rewards import InlineJudge, build_verifier, get_verifier
+from dapo.rewards.columns import require_columns
 from dapo.types import Problem, Verdict
 
 PROBLEM = Problem("1", "Q", "A", "s", {"level": 3})
@@ -16,9 +17,9 @@ def judged(name, responses, *, problem=PROBLEM, **options):
     return build_verifier(f"helpers.reward_functions:{name}", options=options).judge_group(problem, responses, ids)
 
 
-def errors(name, responses, **options):
+def errors(name, responses, **arguments):
     """The reasons, None where there is a verdict."""
-    return [verdict.error for verdict in judged(name, responses, **options)]
+    return [verdict.error for verdict in judged(name, responses, **arguments)]
 
 
 @pytest.mark.parametrize("name", ["length", "async_length"])
@@ -203,3 +204,92 @@ def test_the_inline_judge_answers_at_once():
         assert judge.submit(PROBLEM, [], []).result() == ()
     with pytest.raises(RewardError, match="closed"):
         judge.submit(PROBLEM, ["A"], [[1]])
+
+
+# verl's compute_score
+
+VERL = Problem(
+    "1",
+    [{"role": "user", "content": "Q"}],
+    "7",
+    "openai/gsm8k",
+    {"data_source": "openai/gsm8k", "reward_model": {"ground_truth": 7, "style": "rule"}, "extra_info": {"index": 3}},
+)
+
+
+def test_verls_compute_score_gets_its_arguments_for_each_response():
+    assert judged("compute_score", ["7", "8"], problem=VERL) == [Verdict(None, 1.0), Verdict(None, 0.0)]
+    assert judged("compute_score_of_any", ["7"], problem=VERL) == [Verdict(None, 4.0)]  # all four, and nothing else
+
+
+def test_verls_arguments_come_from_other_data_as_well():
+    assert judged("compute_score", ["A"], problem=PROBLEM) == [Verdict(None, 1.0)]
+    with_columns = Problem("1", "Q", "no", "s", {"ground_truth": "yes", "data_source": "d"})
+    assert judged("compute_score", ["yes"], problem=with_columns) == [Verdict(None, 1.0)]
+
+
+def test_options_of_compute_score_are_further_keywords():
+    assert judged("compute_score", ["8"], problem=VERL, format_score=0.1) == [Verdict(None, 0.1)]
+
+
+def test_a_dict_with_score_is_a_verdict_with_verls_accuracy_and_prediction():
+    right, wrong = judged("compute_score_with_details", ["7", "8"], problem=VERL)
+    assert (right, wrong) == (Verdict(True, 1.0), Verdict(False, -1.0))
+    assert (right.answer, wrong.answer) == ("7", "8")
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        ("no score", "returned a dict without score; its keys: acc, pred"),
+        ("text", "returned 'high', expected a finite number, a bool or None"),
+        ("list", "returned [1.0], expected a finite number, a bool or None"),
+        ("nan", "returned nan, expected a finite number"),
+        ("nested nan", "returned nan, expected a finite number"),
+        ("raise", "raised ValueError: as asked"),
+    ],
+)
+def test_what_compute_score_must_not_return_is_an_error_that_quotes_it(response, expected):
+    (error,) = errors("compute_score_gone_wrong", [response], problem=VERL)
+    assert error.startswith(f"helpers.reward_functions:compute_score_gone_wrong {expected}")
+
+
+def test_compute_score_without_a_ground_truth_names_the_columns_there_are():
+    (error,) = errors("compute_score", ["7"], problem=Problem("1", "Q", "", "s", {"level": 3}))
+    assert error.endswith("needs ground_truth, which the problem does not have; it has level, prompt, source")
+
+
+def test_a_needed_column_is_found_for_all_rows_before_anything_is_sampled():
+    needed = build_verifier({f"{F}needs_solution": 1.0, f"{F}compute_score": 1.0, f"{F}length": 1.0, "exact": 1.0})
+    assert needed.needed_columns == {
+        f"{F}needs_solution": ["solution"],
+        f"{F}compute_score": ["data_source", "ground_truth"],
+        f"{F}length": [],
+    }
+    rows = [Problem("1", "Q", "A", "s", {"solution": None}), PROBLEM, PROBLEM]
+    require_columns(rows[:1], needed.needed_columns, where="data.train")
+    with pytest.raises(DataError) as caught:
+        require_columns(rows, needed.needed_columns, where="data.train")
+    assert str(caught.value) == (
+        "helpers.reward_functions:needs_solution needs solution, which 2 rows (the first: 2) of the 3 of data.train do "
+        "not have; columns there: answer, level, prompt, source. Rename a column, give the parameter a default value, "
+        "or set it in reward.options"
+    )
+
+
+def test_a_parameter_of_a_verifier_that_nobody_gives_is_found_when_it_is_loaded():
+    with pytest.raises(RewardError, match=r"needs limit: set reward\.options\.limit"):
+        build_verifier("helpers.reward_functions:within")
+    assert build_verifier(f"{F}within", options={"limit": 2}).judge_group(PROBLEM, ["abc"], [()])[0].correct is False
+
+
+def test_a_column_reaches_a_function_of_trl_under_its_own_name():
+    verifier = build_verifier(f"{F}accuracy_reward")
+    problem = Problem("1", [{"role": "user", "content": "3+4?"}], "7", "f", {"solution": "7"})
+    assert [v.score for v in verifier.judge_group(problem, ["7", "8"], [(), ()])] == [1.0, 0.0]
+
+
+def test_a_function_gets_no_answer_where_the_data_has_none():
+    with_answer, without = (judged("names_columns", ["a"], problem=Problem("1", "Q", a, "s")) for a in ("7", ""))
+    assert with_answer[0].error.endswith("'answer completion_ids data_source ground_truth prompt prompts source'")
+    assert without[0].error.endswith("'completion_ids data_source prompt prompts source'")

@@ -186,7 +186,7 @@ def integerize(
         raise ConfigError(f"--api-key-env {api_key_env}: that environment variable is not set")
     api_key = os.environ[api_key_env] if api_key_env else None
     client = ChatClient(server, model, api_key=api_key, timeout_s=timeout_s, retries=retries, connections=concurrency)
-    problems = _read(spec)
+    problems = _read(spec, require_answer=True)
 
     def ask(request: str, seed: int) -> str:
         messages = [{"role": "user", "content": request}]
@@ -209,11 +209,14 @@ def integerize(
     _print_result(f"{spec} with integer answers", counts, out, report)
 
 
-def _read(spec: "DataSpec", *, name: str = "SPEC", split: "Split" = "train") -> "list[Problem]":
+def _read(
+    spec: "DataSpec", *, name: str = "SPEC", split: "Split" = "train", require_answer: bool = False
+) -> "list[Problem]":
     from dapo.config import parse_data_argument
     from dapo.data.problems import load_problems
 
-    return load_problems(parse_data_argument(spec, name=name) if isinstance(spec, str) else spec, split=split)
+    source = parse_data_argument(spec, name=name) if isinstance(spec, str) else spec
+    return load_problems(source, split=split, require_answer=require_answer)
 
 
 def _print_result(title: str, counts: Mapping[str, int], *paths: Path) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dapo.assemble import build_engine, distinct, evaluation_plan, read_inputs, resolve_auto
+from dapo.assemble import build_engine, distinct, evaluation_plan, load_rows, read_inputs, resolve_auto
 from dapo.cli.eval_report import print_comparison, print_evaluation
 from dapo.cli.progress import progress
 from dapo.cli.train import warn
@@ -18,7 +18,6 @@ from dapo.config.data_spec import BENCHMARKS, INSTRUCTION, parse_spec
 from dapo.core.errors import CheckpointError, ConfigError, DataError
 from dapo.core.files import atomic_write_json
 from dapo.core.journal import open_journal
-from dapo.data.problems import load_problems
 from dapo.data.prompts import PromptEncoder, chat_messages
 from dapo.distributed.launch import open_launcher
 from dapo.evaluation.evaluate import EngineSampler, Sampler, evaluate
@@ -139,21 +138,21 @@ def _evaluate(
     """The summary and the result of one evaluation; problems that are in the journal are not sampled again."""
     config, checkpoint = evaluation_config(model, parse_data_argument(request.data), request, base)
     with ExitStack() as stack:
+        judge = stack.enter_context(VerifierPool(config.reward))
         if request.server is None:
-            inputs = read_inputs(config, training=False)
+            inputs = read_inputs(config, judge.needed_columns, training=False)
             problems, copies = inputs.held_out, inputs.copies
         else:  # nothing is loaded here
             inputs = None
             source = config.data.eval_source
             assert source is not None
-            problems, copies = distinct(load_problems(source, split="eval"), source)
+            problems, copies = distinct(load_rows(config, "eval", judge.needed_columns)[0], source)
         plan = evaluation_plan(config, inputs.loaded.stop_ids if inputs is not None else ())
         if copies > 1 and not request.sets_samples_per_problem:
             print(
                 f"{plan.name} holds each problem {copies} times: {copies} samples for each of {len(problems)} problems"
             )
             plan = replace(plan, samples_per_problem=copies)
-        judge = stack.enter_context(VerifierPool(config.reward))
         sampler: Sampler
         if inputs is not None:
             sampler = open_engine_sampler(config, inputs.loaded, inputs.encoder, checkpoint, plan, stack)

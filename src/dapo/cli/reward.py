@@ -3,16 +3,17 @@
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from itertools import islice
 
 from rich.console import Console
 from rich.table import Table
 
 from dapo.config import DataSpec, build_config
 from dapo.config.load import resolve_auto_verifier
-from dapo.core.errors import ConfigError
+from dapo.core.errors import ConfigError, DataError
 from dapo.data.problems import load_problems
 from dapo.rewards.audit import EXAMPLES, SUM, Audit, CheckResult, audit_reward
+from dapo.rewards.columns import missing_columns, require_columns
+from dapo.rewards.combine import RewardSpec
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.types import Problem
 
@@ -41,14 +42,16 @@ def report_on_reward(
         raise ConfigError("dapo reward test takes options of reward only, for example reward.options.extract=final")
     if data is not None and (answer is not None or right is not None):
         raise ConfigError("--answer and --right belong to the example problem; with --data the problems have their own")
+    reward = RewardSpec.of(config.reward.verifier, options=config.reward.options)
     if data is not None:
-        problems = list(islice(load_problems(data), PROBLEMS))
+        problems = load_problems(config.data.train_source, require_answer=reward.reads_answer)[:PROBLEMS]
     elif answer is not None:
         problems = [Problem("example", SUM.prompt, answer)]
     else:
         problem, known_right = EXAMPLES.get(verifier, (SUM, None))
         problems, right = [problem], right or known_right
     with VerifierPool(config.reward) as pool:
+        _require_columns(pool, problems, data)
         audits = [audit_reward(pool, problem, right or None) for problem in problems]
     console = Console()
     for audit in audits:
@@ -56,6 +59,17 @@ def report_on_reward(
         for line in audit_summary(audit):
             console.print(line, highlight=False, soft_wrap=True)
     return not any(audit.suspicious for audit in audits)
+
+
+def _require_columns(pool: VerifierPool, problems: Sequence[Problem], data: DataSpec | None) -> None:
+    """Raise DataError where the problems have no columns that a function needs; an example has none of its own."""
+    if data is not None:
+        require_columns(problems, pool.needed_columns, where="--data")
+        return
+    for name, columns in pool.needed_columns.items():
+        if missing := missing_columns(columns, problems[0]):
+            have = "audit it on problems of your data that have it: --data train.jsonl"
+            raise DataError(f"{name} needs {missing}, which the example problem does not have; {have}")
 
 
 def table_of(audit: Audit) -> Table:

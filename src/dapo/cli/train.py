@@ -38,8 +38,8 @@ def start_run(config: Config, *, run_dir: Path | None, config_name: str, max_res
     path = run_dir or default_run_path(config_name, datetime.now())
     refuse_existing_run(path)
     config = resolve_auto(config)
-    inputs = read_inputs(config)
     with VerifierPool(config.reward) as judge:
+        inputs = read_inputs(config, judge.needed_columns)
         started = datetime.now(UTC)
         gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         manifest = make_manifest(sys.argv, seed=config.train.seed, started=started, gpus=gpus)
@@ -52,10 +52,9 @@ def resume_run(path: Path, overrides: Sequence[str]) -> None:
     """`dapo resume`: continue from the newest complete checkpoint, with the options of the run."""
     directory = RunDirectory.open(path)
     config = resolve_auto(load_config(directory.config, overrides))
-    with disk_errors_as_storage_error(), directory.lock():
-        inputs = read_inputs(config)
-        with VerifierPool(config.reward) as judge:
-            run_training(config, inputs, judge, directory)
+    with disk_errors_as_storage_error(), directory.lock(), VerifierPool(config.reward) as judge:
+        inputs = read_inputs(config, judge.needed_columns)
+        run_training(config, inputs, judge, directory)
 
 
 def run_training(

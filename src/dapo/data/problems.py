@@ -18,7 +18,9 @@ DEFAULT_SIZE: dict[Split, int] = {"train": 1000, "eval": 200}
 DEFAULT_GYM_SEED: dict[Split, int] = {"train": 0, "eval": 1_000_000}
 
 
-def load_problems(spec: str | dict[str, Any] | Source, *, split: Split = "train") -> list[Problem]:
+def load_problems(
+    spec: str | dict[str, Any] | Source, *, split: Split = "train", require_answer: bool = True
+) -> list[Problem]:
     """All problems that `spec` names, in order; at least one.
 
     A spec is a path (`.jsonl`, `.parquet`), `hub:NAME[:SPLIT]`, `builtin:TASK,...`, `gym:TASK,...` or a mapping:
@@ -28,14 +30,16 @@ def load_problems(spec: str | dict[str, Any] | Source, *, split: Split = "train"
 
     Files and hub data sets give the same rows for both values of `split`, copies included. Built-in tasks have disjoint
     questions for training and evaluation. Generated evaluation sets contain no copies, so they may be smaller than
-    `size`. Raises DataError, which names file and line.
+    `size`. Without `require_answer`, rows without a reference answer are read too; theirs is "".
+
+    Raises DataError, which names file and line.
     """
     if split not in ("train", "eval"):
         raise ValueError(f"split must be train or eval, got {split!r}")
     source = parse_spec(spec)
     if isinstance(source, TaskSource):
         return _generated(source, split)
-    problems = list(islice(_read(source), source.size))
+    problems = list(islice(_read(source, require_answer=require_answer), source.size))
     if not problems:
         name = source.path if isinstance(source, FileSource) else f"hub:{source.name}:{source.split}"
         raise DataError(f"{name} is empty; expected at least one problem with prompt and answer")
@@ -59,7 +63,7 @@ def remove_overlap(train: Sequence[Problem], held_out: Sequence[Problem]) -> tup
     return kept, len(train) - len(kept)
 
 
-def _read(source: FileSource | HubSource) -> Iterator[Problem]:
+def _read(source: FileSource | HubSource, *, require_answer: bool) -> Iterator[Problem]:
     if isinstance(source, FileSource):
         rows, name = read_rows(source.path), source.path.stem
     else:
@@ -67,7 +71,7 @@ def _read(source: FileSource | HubSource) -> Iterator[Problem]:
     # the released DAPO file repeats each problem a hundred times: equal copies share one object
     known: dict[str, Problem] = {}
     for where, row in rows:
-        problem = problem_from_row(row, where=where, source=name, columns=source.columns)
+        problem = problem_from_row(row, where=where, source=name, columns=source.columns, require_answer=require_answer)
         first = known.setdefault(problem.id, problem)
         yield first if first == problem else problem
 

@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeAlias
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, try_call
 from dapo.rewards.verdicts import TokenIds, error_verdict
-from dapo.rewards.verifier import GroupVerifier, get_verifier
-from dapo.rewards.verifiers.function import NOT_APPLIED, FunctionVerifier
+from dapo.rewards.verifier import GroupVerifier, get_verifier, reads_answer
+from dapo.rewards.verifiers.function import NOT_APPLIED, FunctionVerifier, RewardFunction, ScoreFunction
 from dapo.types import Problem, Verdict
 
 Scope: TypeAlias = Literal["response", "group"]  # what a verifier sees in one call
@@ -54,6 +54,11 @@ class RewardSpec:
                 raise RewardError(f"the options of verifier {name} must be a mapping, got {values!r}")
         return cls(dict(spec), {name: dict(options.get(name, {})) for name in spec}, threshold)
 
+    @property
+    def reads_answer(self) -> bool:
+        """Whether a registered verifier compares with the reference answer; functions name the columns they need."""
+        return any(reads_answer(name, self.options[name]) for name in self.weights)
+
     def combine(self, verdicts: Sequence[Verdict | None]) -> Verdict:
         """One verdict from one per verifier, in the order of `weights`; None where a verifier does not apply.
 
@@ -89,6 +94,12 @@ class CombinedVerifier:
             "group": tuple(i for i, v in enumerate(self._verifiers) if isinstance(v, GroupVerifier)),
         }
         """Positions in `spec.weights` of the verifiers that see one response, and of those that see the group."""
+        self.needed_columns: Mapping[str, Sequence[str]] = {
+            name: sorted(verifier.needed_columns)
+            for name, verifier in zip(spec.weights, self._verifiers, strict=True)
+            if isinstance(verifier, ScoreFunction | RewardFunction)
+        }
+        """The data columns that each of the user's functions cannot be called without."""
 
     def judge_group(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> list[Verdict]:
         """One verdict per response, in order."""

@@ -1,6 +1,7 @@
 """The interface of verifiers, and how one is found by its name."""
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pkgutil import resolve_name
@@ -26,6 +27,7 @@ REGISTERED: Mapping[str, str] = {
     "server": "dapo.rewards.verifiers.server:ServerVerifier",
 }
 """The class behind each name. Its constructor's parameters are the verifier's options."""
+_COMPARE_WITH_ANSWER = frozenset({"choice", "exact", "gsm8k", "math", "math_dapo"})
 
 
 class Verifier(Protocol):
@@ -72,6 +74,17 @@ def problem_check(name: str, options: Mapping[str, Any]) -> Callable[[Problem], 
         return lambda problem: verifier(problem, "").error
     check = getattr(factory, "check_problem", None)
     return None if check is None else partial(check, options=options)
+
+
+def reads_answer(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether the registered verifier `name` compares responses with the reference answer; functions say it themselves.
+
+    `code` and `json_schema` read it where a row has no tests or schema of its own.
+    """
+    if name == "regex":
+        pattern = options.get("pattern")
+        return pattern is None or re.compile(pattern).groups > 0  # the group is compared with it
+    return name in _COMPARE_WITH_ANSWER
 
 
 def get_verifier(name: str, /, **options: Any) -> Verifier:

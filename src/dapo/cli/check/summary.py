@@ -5,12 +5,12 @@ from collections.abc import Generator, Iterator
 from functools import reduce
 from typing import Any, Literal
 
+from dapo.assemble import load_rows
 from dapo.config import Config
 from dapo.config.data_spec import Source
 from dapo.config.load import resolve_auto_verifier
 from dapo.config.options import CONDITIONS, known_about, options_of, section_in
-from dapo.data.problems import load_problems, remove_overlap
-from dapo.rewards.data_check import warnings_about_rows
+from dapo.data.problems import remove_overlap
 from dapo.rewards.verifier import is_binary
 from dapo.types import Problem
 
@@ -91,12 +91,12 @@ def _source(role: Literal["train", "eval"], source: Source, config: Config) -> "
     if source.kind == "hub":
         yield f"{label}: not counted here, it lies on the hub"
         return []
-    problems = load_problems(source, split=role)
+    problems, warnings = load_rows(config, role)
     distinct = len({problem.id for problem in problems})
     sources = Counter(problem.source for problem in problems)
     counts = ", ".join(f"{count} {source}" for source, count in sources.most_common(6))
     yield f"{label}: {len(problems):,} problems, {distinct:,} distinct ({counts})"
-    for line in warnings_about_rows(problems, config.reward.verifier, config.reward.options, where=f"data.{role}"):
+    for line in warnings:
         yield f"          warning: {line}"
     return problems
 

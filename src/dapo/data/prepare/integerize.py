@@ -19,7 +19,7 @@ from dapo.data.prepare.normalize import (
     normalize_text,
 )
 from dapo.data.problems import unique_problems
-from dapo.data.sources.rows import problem_id
+from dapo.data.sources.rows import ANSWER_COLUMNS, PROMPT_COLUMNS, problem_id
 from dapo.types import Message, Problem
 
 Ask: TypeAlias = Callable[[str, int], str]  # maps a request and a seed to the model's response
@@ -223,7 +223,13 @@ def apply(problem: Problem, decision: Decision, template: InstructionTemplate) -
         prompt = [dict(message) for message in problem.prompt]
         prompt[_question_message_index(problem.prompt)]["content"] = after
     original = {"original_id": problem.id, "original_question": before[start:end], "original_answer": problem.answer}
-    fields = {**problem.fields, **original}
+    # columns with the old question or answer would contradict the new ones
+    read_as_either = {*PROMPT_COLUMNS, *ANSWER_COLUMNS}
+    fields = {
+        name: value
+        for name, value in problem.fields.items()
+        if name not in read_as_either and value != problem.prompt and str(value) != problem.answer
+    } | original
     return replace(
         problem, id=problem_id(prompt, decision.answer), prompt=prompt, answer=decision.answer, fields=fields
     )

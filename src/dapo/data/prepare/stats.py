@@ -37,15 +37,15 @@ class PassRate:
 def describe_problems(problems: Sequence[Problem], *, tokens: Mapping[str, int] | None = None) -> dict[str, Any]:
     """Summarize a data set as JSON values.
 
-    Lengths are of distinct problems, answer types and sources of all rows. `tokens` maps problem ids to prompt lengths
-    in tokens; without it `prompt_tokens` is None.
+    Lengths are of distinct problems, answer types and sources of all rows (the type of no answer is `none`). `tokens`
+    maps problem ids to prompt lengths in tokens; without it `prompt_tokens` is None.
     """
     unique = unique_problems(problems)
     texts = [prompt_text(problem.prompt) for problem, _ in unique]
     template = find_instruction_template(texts)
     types: Counter[str] = Counter()
     for problem, copies in unique:
-        types[answer_type(problem.answer)] += copies
+        types[answer_type(problem.answer) if problem.answer else "none"] += copies
     return {
         "rows": len(problems),
         "distinct": len(unique),
@@ -55,7 +55,7 @@ def describe_problems(problems: Sequence[Problem], *, tokens: Mapping[str, int] 
         "prompt_tokens": None if tokens is None else summarize([tokens[problem.id] for problem, _ in unique]),
         "instruction_before": " ".join(template.prefixes[0]) if template.prefixes else None,
         "instruction_after": " ".join(template.suffixes[0]) if template.suffixes else None,
-        "answer_types": {kind: types[kind] for kind in ANSWER_TYPES},
+        "answer_types": {kind: types[kind] for kind in (*ANSWER_TYPES, "none")},
         "sources": dict(Counter(problem.source for problem in problems).most_common()),
     }
 

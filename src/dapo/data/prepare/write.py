@@ -14,7 +14,6 @@ from dapo.data.sources.files import read_rows, require_file_type
 from dapo.data.sources.rows import problem_from_row
 from dapo.types import Problem
 
-_OWN = ("prompt", "answer", "source")
 _CHUNK_ROWS = 4096
 
 
@@ -81,7 +80,8 @@ def write_problems(path: Path, problems: Sequence[Problem]) -> None:
     else:
         _write_parquet(path, problems)
     for number, (problem, (_, row)) in enumerate(zip(problems, read_rows(path), strict=True), start=1):
-        back = problem_from_row(row, where=f"row {number} of what was written", source=problem.source)
+        where = f"row {number} of what was written"
+        back = problem_from_row(row, where=where, source=problem.source, require_answer=False)
         if (back.id, back.source) != (problem.id, problem.source):
             raise DataError(
                 f"problem {number} (answer {problem.answer!r}) would not read back the same: its answer came back as "
@@ -92,16 +92,18 @@ def write_problems(path: Path, problems: Sequence[Problem]) -> None:
 def row_of(problem: Problem) -> dict[str, Any]:
     """The row of a problem; fields that would be read as its prompt, answer or source are renamed `original_NAME`."""
     prompt = problem.prompt if isinstance(problem.prompt, str) else [dict(message) for message in problem.prompt]
-    row: dict[str, Any] = {"prompt": prompt, "answer": problem.answer, "source": problem.source}
+    row: dict[str, Any] = {"prompt": prompt, "source": problem.source}
+    if problem.answer:
+        row = {"prompt": prompt, "answer": problem.answer, "source": problem.source}
     for name, value in problem.fields.items():
         if name == "reward_model" and isinstance(value, Mapping):
             # its ground truth is our answer, and two answers in one row could conflict
             value = {key: item for key, item in value.items() if key != "ground_truth"}
             if not value:
                 continue
-        if name == "source" and value == problem.source:
+        if (name == "source" and value == problem.source) or value == problem.prompt:
             continue
-        collides = name in _OWN or name == "reward_model.ground_truth"
+        collides = name in row or name == "reward_model.ground_truth"
         row[f"original_{name.replace('.', '_')}" if collides else name] = value
     return row
 

@@ -23,28 +23,42 @@ _MISSING = object()
 _THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
 
 
-def problem_from_row(row: Mapping[str, Any], *, where: str, source: str, columns: Columns = ANY_COLUMNS) -> Problem:
+def problem_from_row(
+    row: Mapping[str, Any],
+    *,
+    where: str,
+    source: str,
+    columns: Columns = ANY_COLUMNS,
+    require_answer: bool = True,
+) -> Problem:
     """Convert one row to a problem. Raises DataError.
 
     A nested column is named with a dot (`reward_model.ground_truth`). An answer in GSM8K's format becomes the number
-    after `####`, and the worked solution `fields["solution"]`. All other columns become `fields`.
+    after `####`, and the worked solution `fields["solution"]`. All columns but `prompt` and `answer` become `fields`,
+    so that a reward finds the column that was read as prompt or answer under its own name.
 
     Args:
         row: the values by column.
         where: the location of the row, for error messages.
         source: the problem's source, unless a column `data_source` or `source` names it.
         columns: the columns of prompt and answer.
+        require_answer: whether a row must have a reference answer as text or number; without one, `answer` is "".
     """
     prompt_column = _column(row, columns.prompt, PROMPT_COLUMNS, what="prompt", where=where)
-    answer_column = _column(row, columns.answer, ANSWER_COLUMNS, what="answer", where=where)
+    assert prompt_column is not None
+    answer_column = _column(row, columns.answer, ANSWER_COLUMNS, what="answer", where=where, required=require_answer)
     prompt = _prompt(_lookup(row, prompt_column), f"{where}: {prompt_column}")
-    text = _answer(_lookup(row, answer_column), f"{where}: {answer_column}")
-    used = (prompt_column, answer_column)
+    given = None if answer_column is None else _lookup(row, answer_column)
+    is_read = require_answer or _is_text_or_number(given)
+    text = _answer(given, f"{where}: {answer_column}") if is_read else ""
+    own = {"prompt"} & {prompt_column} | {"answer"} & {answer_column if is_read else None}
     fields = {
         _name(name, where): json_value(value, f"{where}: {name}")
         for name, value in row.items()
-        if name not in used and not _PANDAS_INDEX.fullmatch(str(name))
+        if name not in own and not _PANDAS_INDEX.fullmatch(str(name))
     }
+    if prompt_column in fields:
+        fields[prompt_column] = prompt  # one object, not two
     answer = _after_mark(text)
     if answer != text:
         fields.setdefault("solution", text)
@@ -88,13 +102,17 @@ def json_value(value: object, where: str) -> Any:
     )
 
 
-def _column(row: Mapping[str, Any], named: str | None, known: Sequence[str], *, what: str, where: str) -> str:
+def _column(
+    row: Mapping[str, Any], named: str | None, known: Sequence[str], *, what: str, where: str, required: bool = True
+) -> str | None:
     for name in (named,) if named else known:
         if _lookup(row, name) is not _MISSING:
             return name
     present = ", ".join(map(str, row)) or "(none)"
     if named:
         raise DataError(f"{where}: no column {named}, which is named as {what}; columns here: {present}")
+    if not required:
+        return None
     raise DataError(
         f"{where}: no {what}; expected a column {', '.join(known[:-1])} or {known[-1]}, columns here: {present}; "
         f"name yours with {{path: FILE, {what}: COLUMN}}"
@@ -131,6 +149,16 @@ def _message(value: object, where: str) -> Message:
         if not isinstance(value[key], str) or (key == "role" and not value[key].strip()):
             raise DataError(f"{where}: {key} must be a string, got {_shown(value[key])}")
     return {"role": _encodable(value["role"], f"{where}: role"), "content": _encodable(value["content"], where)}
+
+
+def _is_text_or_number(value: object) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return (
+        bool(value.strip())
+        if isinstance(value, str)
+        else isinstance(value, int | Decimal) and not isinstance(value, bool)
+    )
 
 
 def _answer(value: object, where: str) -> str:

@@ -1,4 +1,4 @@
-"""A user's own function as a verifier: `(problem, response)`, or TRL's calling convention for a group."""
+"""A user's own function as a verifier: `(problem, response)`, verl's `compute_score`, or TRL's reward function."""
 
 import asyncio
 import contextlib
@@ -6,11 +6,12 @@ import inspect
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, load_callable, try_call
+from dapo.rewards.columns import columns_of, missing_columns, missing_columns_error
 from dapo.rewards.verdicts import TokenIds, error_verdict
 from dapo.rewards.verifiers.results import to_verdict, to_verdicts
 from dapo.types import Problem, Verdict
@@ -48,13 +49,15 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 NOT_APPLIED = "no reward function applied"
 _GIVEN = ("prompts", "completions", "completion_ids")
+_OF_VERL = frozenset({"data_source", "solution_str", "ground_truth", "extra_info"})
 
 
 def load_function(path: str, options: Mapping[str, Any]) -> "FunctionVerifier | RewardFunction":
     """The callable at `module:name` as a verifier; a class is instantiated with the options, a function gets them.
 
-    Parameters named `problem` and `response` make it a verifier of our own protocol, anything else is called as TRL
-    calls reward functions. `def` and `async def` both work. Raises RewardError if it cannot be either.
+    Parameters named `problem` and `response` make it a verifier of our own protocol, `solution_str` one that is called
+    as verl calls `compute_score`, anything else is called as TRL calls reward functions. `def` and `async def` both
+    work. Raises RewardError if it cannot be any of them.
     """
     function = load_callable(path, error=RewardError)
     if inspect.isclass(function):
@@ -66,15 +69,21 @@ def load_function(path: str, options: Mapping[str, Any]) -> "FunctionVerifier | 
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     named = {name: p for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
     _check_options(path, options, None if takes_any else named)
+    required = frozenset(name for name, p in named.items() if p.default is p.empty) - options.keys()
     if {"problem", "response"} <= named.keys():
+        if others := sorted(required - {"problem", "response"}):
+            raise RewardError(f"{path!r} needs {', '.join(others)}: set reward.options.{others[0]}")
         return FunctionVerifier(path, function, options, EventLoop())
+    accepted = None if takes_any else frozenset(named)
+    if "solution_str" in named:
+        return ScoreFunction(path, function, options, EventLoop(), required, accepted)
     if not takes_any and "completions" not in named:
         raise RewardError(
             f"{path!r} takes ({', '.join(named)}): expected (problem, response), or keywords as in TRL: completions, "
-            "and of prompts, completion_ids, answer and other data columns those it uses"
+            "and of prompts, completion_ids, answer and other data columns those it uses; or as in verl: solution_str, "
+            "and of data_source, ground_truth, extra_info those it uses"
         )
-    required = frozenset(name for name, p in named.items() if p.default is p.empty)
-    return RewardFunction(path, function, options, EventLoop(), required, None if takes_any else frozenset(named))
+    return RewardFunction(path, function, options, EventLoop(), required, accepted)
 
 
 @dataclass(frozen=True)
@@ -91,10 +100,56 @@ class FunctionVerifier:
 
     def judge(self, problem: Problem, response: str) -> Verdict | None:
         """The function's result as a verdict, None where it does not apply; what is wrong with it is its error."""
-        result = try_call(lambda: self.loop.finish(self.function(problem=problem, response=response, **self.options)))
+        result = self._call(problem=problem, response=response)
+        return (
+            error_verdict(f"{self.name} {result.reason}")
+            if isinstance(result, Failure)
+            else to_verdict(self.name, result)
+        )
+
+    def _call(self, **arguments: Any) -> Any:
+        return try_call(lambda: self.loop.finish(self.function(**arguments, **self.options)))
+
+
+@dataclass(frozen=True)
+class ScoreFunction(FunctionVerifier):
+    """A function as verl calls it, once per response: `compute_score(data_source, solution_str, ground_truth, ...)`.
+
+    It gets the data columns that its signature names; one with `**kwargs` gets verl's four, `extra_info` among them. It
+    returns a number, a bool, None, or a dict whose `score` is one of these; of a dict, a bool `acc` is whether the
+    response is correct and a string `pred` its answer, as in verl's metrics and votes.
+    """
+
+    required: frozenset[str]  # parameters without a default that are no options
+    accepted: frozenset[str] | None  # the names of its parameters; None: it takes `**kwargs`
+
+    @property
+    def needed_columns(self) -> frozenset[str]:
+        """The data columns without which it cannot be called."""
+        return self.required - {"solution_str", "extra_info"}
+
+    def judge(self, problem: Problem, response: str) -> Verdict | None:
+        if missing := missing_columns(self.needed_columns, problem):
+            return error_verdict(f"{self.name} {missing_columns_error(missing, problem)}")
+        columns = {"extra_info": None, **columns_of(problem), "solution_str": response}
+        accepted = (_OF_VERL if self.accepted is None else self.accepted) - self.options.keys()
+        result = self._call(**{name: value for name, value in columns.items() if name in accepted})
         if isinstance(result, Failure):
             return error_verdict(f"{self.name} {result.reason}")
-        return to_verdict(self.name, result)
+        if not isinstance(result, Mapping):
+            return to_verdict(self.name, result)
+        if "score" not in result:
+            keys = ", ".join(map(str, result)) or "(none)"
+            return error_verdict(f"{self.name} returned a dict without score; its keys: {keys[:80]}")
+        verdict = to_verdict(self.name, result["score"])
+        if verdict is None or verdict.error is not None:
+            return verdict
+        correct, answer = result.get("acc"), result.get("pred")
+        return replace(
+            verdict,
+            correct=correct if isinstance(correct, bool) else verdict.correct,
+            answer=answer if isinstance(answer, str) else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -102,37 +157,39 @@ class RewardFunction:
     """A reward function as TRL calls it: keywords, each a list over the responses of one group.
 
     `prompts`, `completions` (texts, or `[{"role": "assistant", "content": text}]` where the prompt is a list of
-    messages), `completion_ids`, `answer`, `source`, and every field of the problem; what its signature does not accept
-    is left out. It returns a list with a number, a bool or None for each response.
+    messages), `completion_ids`, and every column of the problem by its name; what its signature does not accept is left
+    out. It returns a list with a number, a bool or None for each response.
     """
 
     name: str
     function: Callable[..., Any]
     options: Mapping[str, Any]
     loop: EventLoop
-    required: frozenset[str]  # parameters without a default
+    required: frozenset[str]  # parameters without a default that are no options
     accepted: frozenset[str] | None  # the names of its parameters; None: it takes `**kwargs`
+
+    @property
+    def needed_columns(self) -> frozenset[str]:
+        """The data columns without which it cannot be called."""
+        return self.required.difference(_GIVEN)
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         return self.judge_group(problem, [response], [()])[0] or error_verdict(f"{self.name}: {NOT_APPLIED}")
 
     def judge_group(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> list[Verdict | None]:
         """One call for the group. If it raises, one call per response, so that only the offender has an error."""
-        columns = self._columns(problem, responses, token_ids)
-        if missing := sorted(self.required - columns.keys()):
-            has = ", ".join(sorted({"answer", "source", *problem.fields}))
-            reason = f"{self.name} needs {', '.join(missing)}, which the problem does not have; it has {has}"
-            return [error_verdict(reason) for _ in responses]
-        result = try_call(lambda: self.loop.finish(self.function(**columns)))
+        if missing := missing_columns(self.needed_columns, problem):
+            return [error_verdict(f"{self.name} {missing_columns_error(missing, problem)}") for _ in responses]
+        arguments = self._arguments(problem, responses, token_ids)
+        result = try_call(lambda: self.loop.finish(self.function(**arguments)))
         if not isinstance(result, Failure):
             return to_verdicts(self.name, result, len(responses))
         if len(responses) == 1:
             return [error_verdict(f"{self.name} {result.reason}")]
         return [self.judge_group(problem, [text], [ids])[0] for text, ids in zip(responses, token_ids, strict=True)]
 
-    def _columns(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> dict[str, Any]:
-        same = {"source": problem.source, **problem.fields, "answer": problem.answer}
-        columns: dict[str, Any] = {name: [value] * len(responses) for name, value in same.items()}
+    def _arguments(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> dict[str, Any]:
+        columns = {name: [value] * len(responses) for name, value in columns_of(problem).items()}
         columns["completion_ids"] = [list(ids) for ids in token_ids]
         if isinstance(problem.prompt, str):
             columns["prompts"] = [problem.prompt] * len(responses)
@@ -157,7 +214,7 @@ def _keyword_parameters(path: str, function: Callable[..., Any]) -> dict[str, in
 
 
 def _check_options(path: str, options: Mapping[str, Any], named: Mapping[str, Any] | None) -> None:
-    reserved = {"problem", "response", *_GIVEN}
+    reserved = {"problem", "response", "solution_str", *_GIVEN}
     for option in options:
         if option in reserved:
             raise RewardError(f"{path!r}: {option!r} is an argument of every call and cannot be an option")

@@ -50,7 +50,7 @@ class VerifierPool:
         self._lock = threading.Lock()
         self._closed = False
         self._live_workers: set[WorkerProcess] = set()
-        started: Future[Mapping[Scope, Sequence[int]]] = Future()
+        started: Future[WorkerProcess] = Future()
         self._threads = [
             threading.Thread(target=self._serve, args=(started,), daemon=True, name=f"dapo-verifier-{i}")
             for i in range(reward.workers)
@@ -58,10 +58,13 @@ class VerifierPool:
         for thread in self._threads:
             thread.start()
         try:
-            self._scopes = started.result()
+            first = started.result()
         except BaseException:
             self.close()
             raise
+        self._scopes = first.scopes
+        self.needed_columns = first.needed_columns
+        """The data columns that each of the user's functions cannot be called without."""
 
     @property
     def worker_pids(self) -> list[int]:
@@ -106,7 +109,7 @@ class VerifierPool:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _serve(self, started: "Future[Mapping[Scope, Sequence[int]]]") -> None:
+    def _serve(self, started: "Future[WorkerProcess]") -> None:
         """The thread of one worker: call it, hand on its verdicts, replace it."""
         began = time.monotonic()
         standby: list[WorkerProcess] = []  # none or one: started, not yet waited for
@@ -118,7 +121,7 @@ class VerifierPool:
                 if worker is None:
                     started.set_exception(RewardError(reason))
                 else:
-                    started.set_result(worker.scopes)
+                    started.set_result(worker)
         while (task := self._tasks.get()) is not None:
             if worker is None:
                 worker, reason = self._spawn(standby)

@@ -81,6 +81,8 @@ class WorkerProcess:
         """The worker's process id once it is ready, its supervisor's until then."""
         self.busy = True
         """Whether it is starting or judging."""
+        self.needed_columns: Mapping[str, Sequence[str]] = {}
+        """The data columns that each of the user's functions cannot be called without; known once it is ready."""
         self.scopes: Mapping[Scope, Sequence[int]] = {}
         """Positions of the verifiers that see a response and of those that see a group; known once it is ready."""
 
@@ -95,7 +97,7 @@ class WorkerProcess:
         reply = self._exchange(b"", timeout_s, "the worker process was not ready after")
         if "scopes" not in reply:
             raise RewardError(reply.get("error", "the worker process started with nonsense"))
-        self.scopes, self.pid = reply["scopes"], reply["pid"]
+        self.scopes, self.needed_columns, self.pid = reply["scopes"], reply["columns"], reply["pid"]
 
     def call(
         self, request: bytes, timeout_s: float, *, slow_s: float, when_slow: Callable[[], object]

@@ -64,7 +64,7 @@ def _serve(connection: socket.socket) -> None:
     except RewardError as error:
         connection.sendall(encode({"error": str(error)}))
         return
-    connection.sendall(encode({"scopes": verifier.scopes, "pid": os.getpid()}))
+    connection.sendall(encode({"scopes": verifier.scopes, "columns": verifier.needed_columns, "pid": os.getpid()}))
     own_pid, initial_state = os.getpid(), _process_state(connection)
     number = 0
     while (task := receive(connection)) is not None:
