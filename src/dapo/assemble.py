@@ -15,9 +15,8 @@ from dapo.config.data_spec import Source
 from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.loading import load_callable
-from dapo.data.problems import load_problems, remove_overlap, unique_problems
+from dapo.data.problems import remove_overlap, unique_problems
 from dapo.data.prompts import PromptEncoder
-from dapo.data.sources.builtin import Split
 from dapo.data.stream import ProblemStream
 from dapo.distributed.engine_pool import EnginePool
 from dapo.distributed.engine_specs import engine_specs, require_vllm
@@ -31,20 +30,16 @@ from dapo.evaluation.scores import EvaluationPlan
 from dapo.policy.lora import check_adapters
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.policy import Policy
-from dapo.rewards.columns import require_columns
-from dapo.rewards.combine import RewardSpec
-from dapo.rewards.data_check import warnings_about_rows
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.telemetry.console import ProgressDisplay
 from dapo.telemetry.sinks import JsonlSink, Sink, TensorBoardSink, Tracker, TrackioSink, WandbSink
 from dapo.training.dynamic_sampling import MAX_ERROR_RATE, DynamicSampler
 from dapo.training.rollout import Sampling, sampling_plan
+from dapo.training.rows import NO_COLUMNS, load_rows
 from dapo.training.run_directory import RunDirectory
 from dapo.training.samples import shaped_reward
 from dapo.training.state import Run, TrainablePolicy
 from dapo.types import Group, Problem
-
-NO_COLUMNS: Mapping[str, Collection[str]] = {}
 
 
 @dataclass
@@ -112,29 +107,6 @@ def open_policy(config: Config, loaded: LoadedModel, launcher: Launcher | None) 
         return
     with closing(TrainerGroup(config, launcher)) as trainer_group:
         yield trainer_group
-
-
-def load_rows(
-    config: Config, split: Split, needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS
-) -> tuple[list[Problem], list[str]]:
-    """The rows of `data.train` or `data.eval`, and warnings about those that the reward cannot judge.
-
-    Args:
-        config: the configuration, its verifier settled.
-        split: which of the two.
-        needed_columns: the columns that each function of the reward cannot be called without (`VerifierPool`).
-
-    Raises:
-        DataError: rows lack what the reward reads.
-        RewardError: the reward can judge none of them.
-    """
-    source = config.data.train_source if split == "train" else config.data.eval_source
-    assert source is not None
-    reward = RewardSpec.of(config.reward.verifier, options=config.reward.options)
-    rows = load_problems(source, split=split, require_answer=reward.reads_answer)
-    where = f"data.{split}"
-    require_columns(rows, needed_columns, where=where)
-    return rows, warnings_about_rows(rows, config.reward.verifier, config.reward.options, where=where)
 
 
 def read_inputs(

@@ -87,7 +87,9 @@ def test_bad_data_exits_2_and_names_file_and_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str, expected: str
 ):
     data = write(tmp_path / "bad.jsonl", content)
-    code, _, err = run(capsys, "train", TINY, f"data.train={data}", "--run-dir", str(tmp_path / "run"))
+    code, _, err = run(
+        capsys, "train", TINY, f"data.train={data}", "reward.verifier=exact", "--run-dir", str(tmp_path / "run")
+    )
     assert (code, "Traceback" in err) == (2, False)
     assert data in err
     assert expected in err

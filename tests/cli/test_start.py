@@ -15,7 +15,7 @@ def accuracy_reward(completions, solution, **kwargs):
     return [float(completion == right) + completion.count("1") for completion, right in zip(completions, solution)]
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    return {"score": solution_str.count("1") - 0.5, "acc": solution_str == ground_truth}
+    return {"score": solution_str.count("1") - 0.5, "acc": "1" in solution_str and ground_truth == "7"}
 
 def brevity(completions, **kwargs):
     return [completion.count("1") for completion in completions]
@@ -93,6 +93,8 @@ def test_what_is_wrong_is_found_at_the_start_and_by_check(
     capsys: pytest.CaptureFixture[str], folder: Path, name: str, command: str
 ):
     options, message = REFUSED[name]
-    code, _, err = run(capsys, command, TINY, *ONE_STEP, *options, *(["--run-dir", "run"] if command == "train" else []))
+    code, _, err = run(
+        capsys, command, TINY, *ONE_STEP, *options, *(["--run-dir", "run"] if command == "train" else [])
+    )
     assert (code, err) == (2, message)
     assert not Path("run").exists()

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dapo.assemble import build_engine, distinct, evaluation_plan, load_rows, read_inputs, resolve_auto
+from dapo.assemble import build_engine, distinct, evaluation_plan, read_inputs, resolve_auto
 from dapo.cli.eval_report import print_comparison, print_evaluation
 from dapo.cli.progress import progress
 from dapo.cli.train import warn
@@ -26,6 +26,7 @@ from dapo.evaluation.server import ServerSampler
 from dapo.policy.lora import saved_weights
 from dapo.policy.model import LoadedModel
 from dapo.rewards.workers.pool import VerifierPool
+from dapo.training.rows import load_rows
 from dapo.training.run_directory import RunDirectory, step_of
 from dapo.training.signals import signals_as_requests
 from dapo.types import Problem

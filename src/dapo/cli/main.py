@@ -146,8 +146,12 @@ def check(
     loaded = load_config(config, overrides or [])
     from dapo.cli.check.report import describe_estimate
     from dapo.cli.check.summary import explain
+    from dapo.config.load import resolve_auto_verifier
+    from dapo.rewards.workers.pool import VerifierPool
 
-    for line in explain(loaded):
+    with VerifierPool(resolve_auto_verifier(loaded).reward) as judge:
+        needed_columns = judge.needed_columns
+    for line in explain(loaded, needed_columns):
         print(line)
     print()
     for line in describe_estimate(loaded, assume or []):

@@ -1,26 +1,35 @@
 """`dapo check`: what a configuration would run, which options have no effect, where it differs from the paper."""
 
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator, Mapping
 from functools import reduce
 from typing import Any, Literal
 
-from dapo.assemble import load_rows
 from dapo.config import Config
 from dapo.config.data_spec import Source
 from dapo.config.load import resolve_auto_verifier
 from dapo.config.options import CONDITIONS, known_about, options_of, section_in
 from dapo.data.problems import remove_overlap
 from dapo.rewards.verifier import is_binary
+from dapo.training.rows import NO_COLUMNS, load_rows
 from dapo.types import Problem
 
 
-def explain(config: Config) -> Iterator[str]:
-    """Lines for a person. Raises DataError where a data source that is at hand cannot be read."""
+def explain(config: Config, needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS) -> Iterator[str]:
+    """Lines for a person.
+
+    Args:
+        config: the configuration.
+        needed_columns: the columns that each function of the reward cannot be called without (`VerifierPool`).
+
+    Raises:
+        DataError: a data source that is at hand cannot be read, or lacks what the reward reads.
+        RewardError: the reward can judge none of its rows.
+    """
     config = resolve_auto_verifier(config)
     dtype = "bfloat16 where the processor is fast at it, else float32" if config.model.dtype == "auto" else None
     yield f"model     {config.model.name} (computed in {dtype or config.model.dtype})"
-    yield from _data(config)
+    yield from _data(config, needed_columns)
     yield ""
     yield from _step(config)
     yield ""
@@ -74,24 +83,26 @@ def _is_set(config: Config, name: str) -> bool:
     return True
 
 
-def _data(config: Config) -> Iterator[str]:
-    train = yield from _source("train", config.data.train_source, config)
+def _data(config: Config, needed_columns: Mapping[str, Collection[str]]) -> Iterator[str]:
+    train = yield from _source("train", config.data.train_source, config, needed_columns)
     if config.data.eval_source is None:
         yield "eval      none: data.eval is not set, so nothing measures progress on held-out problems"
         return
-    held_out = yield from _source("eval", config.data.eval_source, config)
+    held_out = yield from _source("eval", config.data.eval_source, config, needed_columns)
     if train and held_out:
         _, removed = remove_overlap(train, held_out)
         if removed:
             yield f"          {removed} training problems are left out because their text is in the evaluation set"
 
 
-def _source(role: Literal["train", "eval"], source: Source, config: Config) -> "Generator[str, None, list[Problem]]":
+def _source(
+    role: Literal["train", "eval"], source: Source, config: Config, needed_columns: Mapping[str, Collection[str]]
+) -> "Generator[str, None, list[Problem]]":
     label = f"{role:9} {source.label}"
     if source.kind == "hub":
         yield f"{label}: not counted here, it lies on the hub"
         return []
-    problems, warnings = load_rows(config, role)
+    problems, warnings = load_rows(config, role, needed_columns)
     distinct = len({problem.id for problem in problems})
     sources = Counter(problem.source for problem in problems)
     counts = ", ".join(f"{count} {source}" for source, count in sources.most_common(6))
