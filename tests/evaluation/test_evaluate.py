@@ -1,10 +1,14 @@
-"""Evaluation: estimates, intervals, and what does not count."""
+"""Evaluation: estimates, and what does not count."""
 
+import json
+from collections.abc import Collection
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dapo.assemble import distinct
 from dapo.cli.eval import EvalRequest, evaluation_config
@@ -20,7 +24,6 @@ from dapo.evaluation.scores import (
     EvaluationPlan,
     JudgedProblem,
     JudgedResponse,
-    mean_interval,
     paired_difference,
     pass_at_k,
 )
@@ -78,11 +81,21 @@ def test_pass_at_powers_of_two_are_reported_up_to_k():
     assert [summary[f"pass@{j}"] for j in (1, 2, 4)] == pytest.approx([0.125, 0.25, 0.5])
 
 
-def test_the_overlong_penalty_and_errors_play_no_part_in_the_accuracy():
-    longest = evaluated({0: "11", 1: "13"}, length=20).summary()
-    assert longest["accuracy"] == 1.0
-    assert longest["verifier_errors"] == 1
-    assert longest["most_frequent_error"] == "timed out after 1 s"
+@pytest.mark.parametrize("length", [1, 15, 20])
+def test_scores_are_the_verifiers_own_whatever_the_length_of_the_response(length: int):
+    """The overlong penalty would take up to 1 from the longest: at the limit of 20 tokens, and before it."""
+    binary, graded = evaluated({0: "1100"}, length=length), evaluated({0: "55"}, length=length)
+    assert [response.score for response in binary.problems[0].responses] == [1.0, 1.0, -1.0, -1.0]
+    assert [response.score for response in graded.problems[0].responses] == [0.5, 0.5]
+    assert (binary.summary()["accuracy"], graded.summary()["accuracy"]) == (0.5, 0.5)
+    assert {response.tokens for response in binary.problems[0].responses} == {length}
+
+
+def test_errors_play_no_part_in_the_accuracy():
+    summary = evaluated({0: "11", 1: "13"}).summary()
+    assert summary["accuracy"] == 1.0
+    assert summary["verifier_errors"] == 1
+    assert summary["most_frequent_error"] == "timed out after 1 s"
 
 
 def test_graded_verdicts_average_their_scores_and_have_no_pass_at_k():
@@ -92,37 +105,50 @@ def test_graded_verdicts_average_their_scores_and_have_no_pass_at_k():
     assert "pass@1" not in summary
 
 
+def test_graded_scores_that_do_not_vary_have_no_interval_and_say_so():
+    one, equal = evaluated({0: "55"}), evaluated({0: "55", 1: "55", 2: "55"})
+    for evaluation in (one, equal):
+        summary = evaluation.summary()
+        assert (summary["low"], summary["high"]) == (None, None)
+        assert summary["interval_note"].startswith("no interval: fewer than two problems, or all of them with the same")
+        assert not {"eval/toy/low", "eval/toy/high"} & evaluation.metrics().keys()
+        json.dumps(summary, allow_nan=False)
+    assert evaluated({0: "11"}).summary()["interval_note"] is None
+
+
+def test_every_pass_at_j_is_a_mean_over_the_same_problems_those_with_k_verdicts():
+    summary = evaluated({0: "0000", 1: "1113", 2: "1000"}).summary()  # "3" is an error
+    assert [summary[f"pass@{j}"] for j in (1, 2, 4)] == pytest.approx([0.125, 0.25, 0.5])
+    assert (summary["problems"], summary["complete_problems"]) == (3, 2)
+    assert summary["accuracy"] == pytest.approx((0 + 1 + 0.25) / 3)
+    nothing_complete = evaluated({0: "0003", 1: "1113"}).summary()
+    assert not [name for name in nothing_complete if name.startswith("pass@")]
+    assert nothing_complete["complete_problems"] == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(marks=st.lists(st.text("013", min_size=4, max_size=4), min_size=1, max_size=6))
+def test_pass_at_j_grows_with_j_whatever_is_right_wrong_or_an_error(marks: list[str]):
+    summary = evaluated(dict(enumerate(marks))).summary()
+    found = [summary[f"pass@{j}"] for j in (1, 2, 4) if f"pass@{j}" in summary]
+    assert found == sorted(found)
+    assert len(found) in (0, 3)
+
+
 def test_the_result_does_not_depend_on_the_engines_order():
     marks = {number: f"{number % 2}{(number + 1) % 2}0" for number in range(20)}
     assert evaluated(marks, slots=1).summary() == evaluated(marks, slots=64).summary()
 
 
-def test_an_interval_covers_the_true_value_about_as_often_as_it_claims():
-    from dapo.core.rng import keyed_uniforms
-
-    truth, covered = 0.3, 0
-    for repetition in range(200):
-        sample = [float(u < truth) for u in keyed_uniforms(repetition, 80)]
-        low, high = mean_interval(sample)
-        covered += low <= truth <= high
-    assert 180 <= covered <= 199  # 95 % of 200 is 190, standard deviation 3.1
-
-
-def test_an_interval_of_equal_marks_has_a_width_and_none_of_nothing():
-    assert mean_interval([1.0] * 20) == pytest.approx((0.8389, 1.0), abs=1e-3)  # Wilson
-    assert mean_interval([0.0] * 20) == pytest.approx((0.0, 0.1611), abs=1e-3)
-    assert mean_interval([]) == (0.0, 1.0)
-
-
-def judged(*answers: str, right: str = "4") -> JudgedProblem:
-    """A response for each answer; the one called `right` is; "!" is an error."""
+def judged(*answers: str, right: Collection[str] = ("4",)) -> JudgedProblem:
+    """A response for each answer; those called `right` are; "!" is an error."""
     responses = [
         JudgedResponse("", None, 0.0, "timed out", None, 1, "stop")
         if answer == "!"
-        else JudgedResponse("", answer == right, 1.0 if answer == right else -1.0, None, answer, 1, "stop")
+        else JudgedResponse("", answer in right, 1.0 if answer in right else -1.0, None, answer, 1, "stop")
         for answer in answers
     ]
-    return JudgedProblem(Problem("p", "?", right), tuple(responses))
+    return JudgedProblem(Problem("p", "?", "4"), tuple(responses))
 
 
 @pytest.mark.parametrize(
@@ -139,6 +165,27 @@ def judged(*answers: str, right: str = "4") -> JudgedProblem:
 )
 def test_consensus_is_whether_the_most_frequent_answer_is_right(answers: tuple[str, ...], expected: float):
     assert judged(*answers).consensus == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        (("36", "36 km", "x=36", r"36\%", "35", "35"), 1.0),  # four right ones against two equal wrong ones
+        (("36", "36 km", "35", "35"), 0.5),
+        (("36", "36 km", "35", "35", "35"), 0.0),
+        (("36", "36 km", "35", "35", "34", "34"), 1 / 3),
+        (("36", "1", "2", "3", "36 km"), 1.0),  # wrong answers do not add up
+    ],
+)
+def test_right_answers_are_one_vote_however_they_are_written(answers: tuple[str, ...], expected: float):
+    right = {"36", "36 km", "x=36", r"36\%"}
+    assert judged(*answers, right=right).consensus == pytest.approx(expected)
+
+
+def test_a_right_response_votes_even_where_no_answer_was_extracted_and_a_wrong_one_does_not():
+    right = [JudgedResponse("", True, 1.0, None, answer, 1, "stop") for answer in ("", None)]
+    wrong = [JudgedResponse("", False, -1.0, None, answer, 1, "stop") for answer in ("", None, "", "7")]
+    assert JudgedProblem(Problem("p", "?", "4"), (*right, *wrong)).consensus == 1.0
 
 
 def test_consensus_and_pass_at_j_have_intervals_over_problems():
@@ -170,17 +217,28 @@ def table(*accuracies: float | None) -> list[dict[str, Any]]:
 def test_a_paired_difference_is_narrower_than_the_spread_of_the_problems():
     hard_and_easy = [i % 2 for i in range(40)]
     first = table(*(0.8 * easy for easy in hard_and_easy))
-    second = table(*(0.8 * easy + 0.1 for easy in hard_and_easy))
+    second = table(*(0.8 * easy + 0.05 * (1 + i % 3) for i, easy in enumerate(hard_and_easy)))
     found = paired_difference(first, list(reversed(second)))
-    assert found["difference"] == pytest.approx(0.1)
-    assert found["low"] == pytest.approx(0.1)
-    assert found["high"] == pytest.approx(0.1)
+    assert found["difference"] == pytest.approx(0.09875)
+    # the differences deviate by 0.041, the accuracies by 0.4
+    assert 0.02 < found["high"] - found["low"] < 0.03
+    assert found["low"] < 0.09875 < found["high"]
     assert (found["better"], found["worse"], found["equal"]) == (40, 0, 0)
+
+
+def test_a_difference_that_does_not_vary_has_a_wide_interval_or_none():
+    third = paired_difference(table(0.5, 0.5, 0.5), table(0.53125, 0.53125, 0.53125))
+    assert third["difference"] == 0.03125
+    assert third["low"] < -0.5 < 0.5 < third["high"]
+    scores = paired_difference(table(2.5, 7.0), table(3.0, 7.5), binary=False)
+    assert (scores["difference"], scores["low"], scores["high"]) == (0.5, None, None)
 
 
 def test_a_problem_without_a_judgement_on_either_side_is_no_pair():
     found = paired_difference(table(1.0, None, 0.0), table(0.0, 1.0, 1.0))
     assert (found["problems"], found["difference"]) == (2, 0.0)
+    nothing = paired_difference(table(None, 1.0), table(0.0, None))
+    assert (nothing["problems"], nothing["difference"], nothing["low"], nothing["high"]) == (0, None, None, None)
     with pytest.raises(DataError, match="not of the same problems: 1 are in one of them only"):
         paired_difference(table(1.0), table(1.0, 0.0))
 

@@ -83,10 +83,10 @@ def compare_models(first: str, second: str, request: EvalRequest) -> None:
         if results[0].get(name) != results[1].get(name):
             differ = f"{name} is {results[0].get(name)} in one and {results[1].get(name)} in the other"
             raise DataError(f"{first} and {second} cannot be compared: {differ}")
-    difference = paired_difference(results[0]["table"], results[1]["table"])
+    difference = paired_difference(results[0]["table"], results[1]["table"], binary=results[0]["binary"])
     if request.output is not None:
         _write_result(request.output, {"first": results[0], "second": results[1], "comparison": difference})
-    print_comparison(results, difference, request.output)
+    print_comparison(results, difference, request.output, by_problem=request.by_problem)
 
 
 def run_options(model: str) -> dict[str, Any] | None:

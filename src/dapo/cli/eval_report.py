@@ -1,6 +1,5 @@
 """Prints the results of `dapo eval`: one or two side by side, the paired difference, and one line per problem."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -10,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from dapo.evaluation.scores import CORRECT, count_votes
 from dapo.telemetry.console import printable
 
 
@@ -19,29 +19,40 @@ def print_evaluation(
     """Print a result; with `table`, also one line per problem."""
     console = Console()
     console.print(_result_table([summary]))
-    _print_errors(console, summary)
+    _print_notes(console, summary)
     if table is not None:
         console.print(_problem_table(table))
     if output is not None:
         console.print(f"written to {output}", soft_wrap=True)
 
 
-def print_comparison(results: Sequence[Mapping[str, Any]], difference: Mapping[str, Any], output: Path | None) -> None:
-    """Print both results side by side, and the paired difference."""
+def print_comparison(
+    results: Sequence[Mapping[str, Any]], difference: Mapping[str, Any], output: Path | None, *, by_problem: bool
+) -> None:
+    """Print both results side by side, and the paired difference; with `by_problem`, also one line per problem."""
     console = Console()
     console.print(_result_table(results))
     for result in results:
-        _print_errors(console, result)
-    low, high = difference["low"], difference["high"]
-    verdict = "no significant difference" if low <= 0 <= high else "higher" if low > 0 else "lower"
-    console.print(
-        f"second - first, paired over {difference['problems']} problems: {difference['difference']:+.4f} "
-        f"(95 % interval {low:+.4f} to {high:+.4f}): {verdict}\n"
-        f"better on {difference['better']} problems, worse on {difference['worse']}, equal on {difference['equal']}",
-        soft_wrap=True,
-    )
+        _print_notes(console, result)
+    console.print(_describe_difference(difference), soft_wrap=True)
+    if by_problem:
+        console.print(_paired_problem_table(*(result["table"] for result in results)))
     if output is not None:
         console.print(f"written to {output}", soft_wrap=True)
+
+
+def _describe_difference(difference: Mapping[str, Any]) -> str:
+    if difference["difference"] is None:
+        return "second - first: no problem has a verdict in both"
+    low, high = difference["low"], difference["high"]
+    conclusion = "(no interval: fewer than two problems, or the same difference on all)"
+    if low is not None:
+        verdict = "no significant difference" if low <= 0 <= high else "higher" if low > 0 else "lower"
+        conclusion = f"(95 % interval {low:+.4f} to {high:+.4f}): {verdict}"
+    return (
+        f"second - first, paired over {difference['problems']} problems: {difference['difference']:+.4f} {conclusion}\n"
+        f"better on {difference['better']} problems, worse on {difference['worse']}, equal on {difference['equal']}"
+    )
 
 
 def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:
@@ -52,13 +63,21 @@ def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:
             of = "" if len(results) == 1 else f"{result['model']}: "
             title += f"\n[red]WARNING: {escape(f'{of}{warning}')}[/red]"
     names = ["result"] if len(results) == 1 else [str(result["model"]) for result in results]
-    columns = [Column(name, justify="right") for name in names]
+    # folded: two files of one folder differ at the end of their names
+    columns = [Column(escape(name), justify="right", overflow="fold") for name in names]
     table = Table("", *columns, title=title, title_style="bold", title_justify="left")
     k = first["samples_per_problem"]
     row = table.add_row
-    row(f"avg@{k}", *(_format_fraction(r["accuracy"], (r["low"], r["high"]), binary=r["binary"]) for r in results))
+    row(
+        f"avg@{k}" if first["binary"] else f"mean score, avg@{k}",
+        *(_format_fraction(r["accuracy"], (r["low"], r["high"]), binary=r["binary"]) for r in results),
+    )
     for name in (name for name in first if name.startswith(("pass@", "cons@"))):
+        if name == "pass@1" and all(r.get(name) == r["accuracy"] for r in results):
+            continue  # it is avg@k, unless some problems lack a verdict
         row(name, *(_format_fraction(r[name], r["intervals"][name]) if name in r else "" for r in results))
+    if any(r.get("complete_problems", r["problems"]) < r["problems"] for r in results):
+        row("  pass@j over problems", *(f"{r.get('complete_problems', r['problems']):,}" for r in results))
     for source in first["by_source"] if len(first["by_source"]) > 1 else ():
         count = first["by_source"][source]["problems"]
         row(
@@ -73,7 +92,11 @@ def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _print_errors(console: Console, summary: Mapping[str, Any]) -> None:
+def _print_notes(console: Console, summary: Mapping[str, Any]) -> None:
+    if not summary["binary"]:
+        console.print("the verifier gives scores, not correct or wrong (reward.threshold decides)", soft_wrap=True)
+    if note := summary.get("interval_note"):
+        console.print(note, soft_wrap=True)
     if summary["verifier_errors"]:
         errors, total = summary["verifier_errors"], summary["problems"] * summary["samples_per_problem"]
         line = f"{errors} of {total} responses have no verdict: {summary['most_frequent_error']}"
@@ -89,14 +112,46 @@ def _problem_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     for row in sorted(rows, key=lambda row: (row["accuracy"] is None, row["accuracy"])):
         responses = row["responses"]
         judged = [response for response in responses if response["error"] is None]
-        votes = Counter(response["answer"] for response in judged if response["answer"])
+        binary = all(response["correct"] is not None for response in judged)
         table.add_row(
             _one_line(row["question"]),
             _one_line(str(row["answer"])),
             _format_optional(row["accuracy"], ".3f"),
-            f"{sum(bool(response['correct']) for response in judged)}/{len(judged)}",
+            f"{sum(bool(response['correct']) for response in judged)}/{len(judged)}" if binary else "-",
             f"{fmean(response['tokens'] for response in responses):.0f}",
-            _one_line(votes.most_common(1)[0][0]) if votes else "",
+            _one_line(_most_frequent_answer(judged)),
+        )
+    return table
+
+
+def _most_frequent_answer(judged: Sequence[Mapping[str, Any]]) -> str:
+    """As written in the first response that votes for it; empty if none does."""
+    votes = count_votes((response["correct"], response["answer"]) for response in judged)
+    if not votes:
+        return ""
+    winner = votes.most_common(1)[0][0]
+    if winner is not CORRECT:
+        return winner or ""
+    return next((r["answer"] for r in judged if r["correct"] and r["answer"]), "")
+
+
+def _paired_problem_table(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]) -> Table:
+    """One line per problem, from the most worsened to the most improved; problems without a pair come last."""
+    table = Table(title="by problem", title_style="bold", title_justify="left")
+    for name in ("problem", "answer"):
+        table.add_column(name, overflow="ellipsis", no_wrap=True, max_width=60 if name == "problem" else 12)
+    for name in ("first", "second", "difference"):
+        table.add_column(name, justify="right", no_wrap=True)
+    others = {row["id"]: row["accuracy"] for row in second}
+    pairs = [(row, row["accuracy"], others[row["id"]]) for row in first]
+    differences = [(row, a, b, None if a is None or b is None else b - a) for row, a, b in pairs]
+    for row, a, b, difference in sorted(differences, key=lambda line: (line[3] is None, line[3])):
+        table.add_row(
+            _one_line(str(row.get("question", row["id"]))),
+            _one_line(str(row.get("answer", ""))),
+            _format_optional(a, ".3f"),
+            _format_optional(b, ".3f"),
+            _format_optional(difference, "+.3f"),
         )
     return table
 
@@ -105,9 +160,12 @@ def _one_line(text: str) -> str:
     return escape(printable(" ".join(text.split())))
 
 
-def _format_fraction(value: float, interval: Sequence[float], *, binary: bool = True) -> str:
+def _format_fraction(value: float, interval: Sequence[float | None], *, binary: bool = True) -> str:
     style = ".1%" if binary else ".4f"
-    return f"{value:{style}} ({interval[0]:{style}} to {interval[1]:{style}})"
+    low, high = interval
+    if low is None or high is None:
+        return f"{value:{style}} (no interval)"
+    return f"{value:{style}} ({low:{style}} to {high:{style}})"
 
 
 def _format_optional(value: float | None, style: str) -> str:

@@ -1,19 +1,21 @@
 """Scores of a model from k judged responses per problem: avg@k, pass@j and cons@k, each with a 95 % interval."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import comb, sqrt
+from math import comb
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from dapo.core.errors import DataError
-from dapo.core.rng import keyed_seed
+from dapo.evaluation.intervals import difference_interval, mean_interval
 from dapo.types import Finish, Message, Problem
 
-BOOTSTRAP_RESAMPLES = 2000
+CORRECT = None
+"""What every correct response votes for; the answer of a wrong one is a text."""
+
+NO_INTERVAL = "no interval: fewer than two problems, or all of them with the same score"
+_OPTIONAL = {"warning", "interval_note", "complete_problems"}  # files of before these were there can be read
 WARN_ERROR_FRACTION = 0.01  # above this fraction of responses without a verdict, the headline of an evaluation warns
 
 
@@ -67,16 +69,14 @@ class JudgedProblem:
 
     @property
     def consensus(self) -> float:
-        """cons@k: 1 if the most frequent answer is correct; with ties, the fraction of the tied answers that is.
+        """cons@k: 1 if the correct answer is the most frequent; where n answers are, 1/n if it is one of them.
 
-        Responses without an answer do not count; it is 0 if no response has one.
+        All correct responses vote for one answer, however it is written. Wrong responses vote for their normalized
+        answer, and not at all without one. It is 0 if no response votes.
         """
-        votes = Counter(response.answer for response in self.valid if response.answer)
-        if not votes:
-            return 0.0
-        most = max(votes.values())
-        right = {response.answer for response in self.valid if response.correct}
-        return fmean(answer in right for answer, count in votes.items() if count == most)
+        votes = count_votes((response.correct, response.answer) for response in self.valid)
+        most_frequent = [vote for vote, count in votes.items() if count == max(votes.values())]
+        return 1 / len(most_frequent) if CORRECT in most_frequent else 0.0
 
     def row(self) -> dict[str, Any]:
         """The problem and every response as JSON values."""
@@ -102,32 +102,41 @@ class Evaluation:
         """Problems with at least one valid verdict."""
         return [problem for problem in self.problems if problem.accuracies]
 
+    @property
+    def complete(self) -> list[JudgedProblem]:
+        """Problems all of whose k responses have a verdict."""
+        return [problem for problem in self.problems if len(problem.valid) == self.plan.samples_per_problem]
+
     def summary(self) -> dict[str, Any]:
         """All reported figures as JSON values: `accuracy` is avg@k; `low` and `high` are its 95 % interval.
 
-        `intervals` holds the intervals of `pass@j` and `cons@k`. `no_answer_fraction` is the fraction of judged
-        responses without an answer, None if the verifier does not extract answers.
+        Where there is no interval, `low` and `high` are None and `interval_note` says why. `intervals` holds the
+        intervals of `pass@j` and `cons@k`, and `complete_problems` the number of problems that `pass@j` is the mean of.
+        `no_answer_fraction` is the fraction of judged responses without an answer, None if the verifier does not
+        extract answers.
         """
         k = self.plan.samples_per_problem
         means = [fmean(problem.accuracies) for problem in self.judged]
-        low, high = mean_interval(means, seed=self.plan.seed)
         responses = [response for problem in self.problems for response in problem.responses]
         sampled = [response for response in responses if response.finish is not None]
         valid = [response for response in responses if response.error is None]
         errors = [response.error for response in responses if response.error is not None]
         binary = all(response.correct is not None for response in valid)
         estimates = self._estimates() if binary else {}
+        interval = mean_interval(means, proportions=binary)
         with_extraction = [response for response in valid if response.answer is not None]
         return {
             "name": self.plan.name,
             "accuracy": fmean(means) if means else 0.0,
-            "low": low,
-            "high": high,
+            "low": None if interval is None else interval[0],
+            "high": None if interval is None else interval[1],
+            "interval_note": NO_INTERVAL if interval is None else None,
             "problems": len(self.problems),
+            "complete_problems": len(self.complete),
             "samples_per_problem": k,
             "binary": binary,
             **{name: fmean(values) for name, values in estimates.items()},
-            "intervals": {name: mean_interval(values, seed=self.plan.seed) for name, values in estimates.items()},
+            "intervals": {name: mean_interval(values) for name, values in estimates.items()},
             "response_tokens_mean": fmean([r.tokens for r in sampled]) if sampled else 0.0,
             "truncated_fraction": fmean([r.finish == "length" for r in sampled]) if sampled else 0.0,
             "no_answer_fraction": fmean([r.answer == "" for r in with_extraction]) if with_extraction else None,
@@ -141,7 +150,8 @@ class Evaluation:
     def metrics(self) -> dict[str, float]:
         """The metrics `eval/NAME/...`."""
         summary, prefix = self.summary(), f"eval/{self.plan.name}"
-        metrics = {f"{prefix}/{key}": summary[key] for key in ("accuracy", "low", "high")}
+        reported = [key for key in ("accuracy", "low", "high") if summary[key] is not None]
+        metrics = {f"{prefix}/{key}": summary[key] for key in reported}
         metrics[f"{prefix}/avg@{self.plan.samples_per_problem}"] = summary["accuracy"]
         metrics |= {f"{prefix}/{key}": summary[key] for key in ("response_tokens_mean", "truncated_fraction")}
         if len(summary["by_source"]) > 1:
@@ -153,13 +163,12 @@ class Evaluation:
         return [problem.row() for problem in self.problems]
 
     def _estimates(self) -> dict[str, list[float]]:
-        """`pass@j` for the powers of two up to k, and `cons@k`: a value per problem with enough valid responses."""
+        """`pass@j` for the powers of two up to k, for each complete problem; `cons@k` for each judged problem."""
         k = self.plan.samples_per_problem
-        counts = [(len(problem.accuracies), round(sum(problem.accuracies))) for problem in self.judged]
+        correct = [round(sum(problem.accuracies)) for problem in self.complete]
         found = {}
-        for j in (2**i for i in range(k.bit_length())):
-            if values := [pass_at_k(samples, correct, j) for samples, correct in counts if samples >= j]:
-                found[f"pass@{j}"] = values
+        if correct:
+            found = {f"pass@{j}": [pass_at_k(k, c, j) for c in correct] for j in (2**i for i in range(k.bit_length()))}
         if k > 1 and any(response.answer is not None for problem in self.judged for response in problem.valid):
             found[f"cons@{k}"] = [problem.consensus for problem in self.judged]
         return found
@@ -176,7 +185,8 @@ def require_summary(found: Any, where: str) -> dict[str, Any]:
     blank = EvaluationPlan("", 1, 1.0, 1.0, 1, (), 0)
     if not isinstance(found, dict):
         raise DataError(f"{where} holds a {type(found).__name__}, not an evaluation")
-    if missing := sorted((Evaluation(blank, ()).summary().keys() | {"table"}) - {"warning"} - found.keys()):
+    required = (Evaluation(blank, ()).summary().keys() | {"table"}) - _OPTIONAL
+    if missing := sorted(required - found.keys()):
         raise DataError(f"{where} is not what `dapo eval --output` or a run writes: it lacks {', '.join(missing[:3])}")
     rows = found["table"]
     if not isinstance(rows, list) or any(not isinstance(r, dict) or {"id", "accuracy"} - r.keys() for r in rows):
@@ -190,11 +200,21 @@ def _warning(errors: int, responses: int) -> str | None:
     return f"{errors} of {responses} responses have no verdict ({errors / responses:.1%}): metrics of the others only"
 
 
-def paired_difference(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def paired_difference(
+    first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]], *, binary: bool = True
+) -> dict[str, Any]:
     """The mean difference (second minus first) of two evaluations, paired by problem, with its 95 % interval.
 
-    Pairing removes the difficulty of the problems from the interval. Raises DataError if the tables hold different
-    problems.
+    Pairing removes the difficulty of the problems from the interval. Without a pair the difference is None; without an
+    interval `low` and `high` are.
+
+    Args:
+        first: The rows of an evaluation's table, with `id` and `accuracy`.
+        second: The rows of the other evaluation, of the same problems in any order.
+        binary: Whether the accuracies are fractions of correct responses, and not scores.
+
+    Raises:
+        DataError: The tables hold different problems.
     """
     rows = {row["id"]: row for row in first}
     if set(rows) != {row["id"] for row in second}:
@@ -203,16 +223,21 @@ def paired_difference(first: Sequence[Mapping[str, Any]], second: Sequence[Mappi
     pairs = [(rows[row["id"]]["accuracy"], row["accuracy"]) for row in second]
     judged = [(a, b) for a, b in pairs if a is not None and b is not None]
     differences = [b - a for a, b in judged]
-    low, high = bootstrap_interval(differences, fmean) if differences else (float("nan"), float("nan"))
+    interval = difference_interval(differences, proportions=binary)
     return {
-        "difference": fmean(differences) if differences else float("nan"),
-        "low": low,
-        "high": high,
+        "difference": fmean(differences) if differences else None,
+        "low": None if interval is None else interval[0],
+        "high": None if interval is None else interval[1],
         "problems": len(judged),
         "better": sum(difference > 0 for difference in differences),
         "worse": sum(difference < 0 for difference in differences),
         "equal": differences.count(0),
     }
+
+
+def count_votes(answers: Iterable[tuple[bool | None, str | None]]) -> "Counter[str | None]":
+    """The votes of responses, given whether each is correct and its normalized answer: see `JudgedProblem.consensus`."""
+    return Counter(CORRECT if correct else answer for correct, answer in answers if correct or answer)
 
 
 def question_text(prompt: str | Sequence[Message]) -> str:
@@ -225,34 +250,3 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     if not 0 <= correct <= samples or not 0 < k <= samples:
         raise ValueError(f"pass@k needs 0 <= correct <= samples and 0 < k <= samples, got {correct}, {samples}, {k}")
     return 1.0 - comb(samples - correct, k) / comb(samples, k)
-
-
-def mean_interval(means: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
-    """The 95 % interval of the mean over problems, by a reproducible bootstrap.
-
-    If all problems score 0, or all score 1, a bootstrap has no width; then it is Wilson's interval.
-    """
-    if not means:
-        return 0.0, 1.0
-    if min(means) == max(means) and means[0] in (0.0, 1.0):
-        return _wilson(float(means[0]), len(means))
-    return bootstrap_interval(means, np.mean, seed=seed)
-
-
-def bootstrap_interval(
-    values: Sequence[float], statistic: Callable[[Any], Any], *, seed: int = 0
-) -> tuple[float, float]:
-    """The central 95 % of `statistic` over resamples of `values`, which are a function of the seed."""
-    array = np.asarray(values, dtype=np.float64)
-    generator = np.random.Generator(np.random.Philox(key=keyed_seed(seed, "bootstrap")))
-    size = len(array)
-    resampled = [float(statistic(array[generator.integers(0, size, size)])) for _ in range(BOOTSTRAP_RESAMPLES)]
-    low, high = np.quantile(resampled, [0.025, 0.975])
-    return float(low), float(high)
-
-
-def _wilson(fraction: float, count: int) -> tuple[float, float]:
-    z = 1.959964
-    centre = (fraction + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * sqrt(fraction * (1 - fraction) / count + z * z / (4 * count * count))
-    return max(0.0, centre - half), min(1.0, centre + half)

@@ -269,7 +269,8 @@ def _comparison(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
     table = Table("", *columns, title="Held-out problems", title_style="bold", title_justify="left")
     results = before, after
     table.add_row("accuracy", *(Text(f"{result['accuracy']:.1%}", style="bold") for result in results))
-    table.add_row("95 % interval", *(f"{result['low']:.1%} to {result['high']:.1%}" for result in results))
+    intervals = [(result["low"], result["high"]) for result in results]
+    table.add_row("95 % interval", *("none" if low is None else f"{low:.1%} to {high:.1%}" for low, high in intervals))
     table.add_row("problems", *(f"{result['problems']:,}" for result in results))
     table.add_row("mean response, tokens", *(f"{result['response_tokens_mean']:,.1f}" for result in results))
     table.add_row("truncated", *(f"{result['truncated_fraction']:.1%}" for result in results))

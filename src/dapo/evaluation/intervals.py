@@ -1,0 +1,103 @@
+"""95 % intervals of a mean over problems, chosen by their measured coverage (docs/evaluation.md, Intervals).
+
+The problems are the sample: their values are independent, the k responses to one of them are not.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from math import atan, cos, pi, sin, sqrt
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Interval: TypeAlias = tuple[float, float]
+
+CONFIDENCE = 0.95
+_NORMAL_QUANTILE = 1.959964  # of CONFIDENCE
+_MAX_FREEDOM = 2000  # above it Student's quantile is the normal one to three digits
+_ROUNDING = 1.0e-9  # values that differ by less are equal: 0.9 - 0.8 is not 0.1
+
+
+def mean_interval(values: Sequence[float], *, proportions: bool = True) -> Interval | None:
+    """The 95 % interval of the mean over problems.
+
+    Args:
+        values: One value per problem.
+        proportions: Whether each value is a proportion, from 0 to 1. If so, the interval is Wilson's, with as many
+            trials as would give a proportion the variance of this mean. If not, it is Student's.
+
+    Returns:
+        The interval: (0, 1) of no proportions. None for scores that do not vary, or of fewer than two problems: nothing
+        bounds how far another problem's score could be.
+    """
+    if not len(values):
+        return (0.0, 1.0) if proportions else None
+    array = np.asarray(values, dtype=np.float64)
+    size, mean, deviation = len(array), float(array.mean()), float(array.std())
+    if not proportions:
+        return _student(mean, deviation, size) if _varies(array) else None
+    if not _varies(array) or set(array.tolist()) == {0.0, 1.0}:
+        # values that do not vary count as if each problem were solved always or never, which is the widest
+        return _wilson(mean, size, _NORMAL_QUANTILE)
+    return _wilson(mean, size * mean * (1 - mean) / deviation**2, student_quantile(size - 1))
+
+
+def difference_interval(differences: Sequence[float], *, proportions: bool = True) -> Interval | None:
+    """The 95 % interval of the mean of paired differences: Student's.
+
+    Differences that do not vary have none: of proportions, the interval is then that of Bonett and Price, which counts
+    one more problem with the difference +1 and one more with -1. Of scores it is None.
+    """
+    if not differences:
+        return None
+    array = np.asarray(differences, dtype=np.float64)
+    if _varies(array):
+        return _student(float(array.mean()), float(array.std()), len(array))
+    if not proportions:
+        return None
+    array = np.append(array, [1.0, -1.0])
+    half = _NORMAL_QUANTILE * float(array.std()) / sqrt(len(array))
+    return float(array.mean()) - half, float(array.mean()) + half
+
+
+@cache
+def student_quantile(freedom: int) -> float:
+    """How many standard errors an interval of CONFIDENCE extends to each side, with these degrees of freedom."""
+    if freedom > _MAX_FREEDOM:
+        return _NORMAL_QUANTILE
+    low, high = 0.0, 20.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _student_probability(middle, freedom) < CONFIDENCE else (low, middle)
+    return high
+
+
+def _student_probability(t: float, freedom: int) -> float:
+    """P(|T| < t) of Student's distribution, by its finite series for integer degrees of freedom."""
+    angle = atan(t / sqrt(freedom))
+    is_odd = freedom % 2
+    steps = np.arange(1, (freedom - is_odd) // 2)
+    terms = np.cumprod((2 * steps - 1 + is_odd) / (2 * steps + is_odd) * cos(angle) ** 2)
+    series = sin(angle) * (1 + float(terms.sum()))
+    if not is_odd:
+        return series
+    return 2 / pi * (angle + (series * cos(angle) if freedom > 1 else 0.0))
+
+
+def _varies(array: NDArray[np.float64]) -> bool:
+    return bool(array.max() - array.min() > _ROUNDING)
+
+
+def _student(mean: float, deviation: float, size: int) -> Interval:
+    """Of a mean; `deviation` is the standard deviation with divisor `size`."""
+    half = student_quantile(size - 1) * deviation / sqrt(size - 1)
+    return mean - half, mean + half
+
+
+def _wilson(fraction: float, trials: float, quantile: float) -> Interval:
+    square = quantile * quantile
+    centre = (fraction + square / (2 * trials)) / (1 + square / trials)
+    variance = fraction * (1 - fraction) / trials + square / (4 * trials * trials)
+    half = quantile / (1 + square / trials) * sqrt(variance)
+    return max(0.0, centre - half), min(1.0, centre + half)

@@ -1,0 +1,96 @@
+"""What `dapo eval` prints: no figure twice, no name cut to that of another, intervals or why there is none."""
+
+from typing import Any
+
+import pytest
+
+from dapo.cli.eval_report import print_comparison, print_evaluation
+from dapo.evaluation.scores import Evaluation, EvaluationPlan, JudgedProblem, JudgedResponse, paired_difference
+from dapo.types import Problem
+
+
+def response(mark: str) -> JudgedResponse:
+    """`r`: right, `w`: wrong, `e`: no verdict, a digit: a score of so many tenths."""
+    if mark == "e":
+        return JudgedResponse("", None, 0.0, "timed out", None, 3, "stop")
+    correct = {"r": True, "w": False}.get(mark)
+    score = int(mark) / 10 if correct is None else float(2 * correct - 1)
+    return JudgedResponse("", correct, score, None, {"r": "4 km", "w": "5"}.get(mark), 3, "stop")
+
+
+def result(model: str, *marks: str) -> dict[str, Any]:
+    """An evaluation as in a file: a string of marks for each problem."""
+    problems = tuple(
+        JudgedProblem(Problem(str(i), f"question {i}", "4"), tuple(map(response, row))) for i, row in enumerate(marks)
+    )
+    evaluation = Evaluation(EvaluationPlan("toy", len(marks[0]), 1.0, 0.7, 20, (9,), 0), problems)
+    return {"model": model, **evaluation.summary(), "table": evaluation.table()}
+
+
+def printed(capsys: pytest.CaptureFixture[str], found: dict[str, Any], *, by_problem: bool = False) -> str:
+    print_evaluation(found, None, found["table"] if by_problem else None)
+    return capsys.readouterr().out
+
+
+def compared(
+    capsys: pytest.CaptureFixture[str], first: dict[str, Any], second: dict[str, Any], *, by_problem: bool = False
+) -> str:
+    difference = paired_difference(first["table"], second["table"], binary=first["binary"])
+    print_comparison([first, second], difference, None, by_problem=by_problem)
+    return capsys.readouterr().out
+
+
+def test_pass_at_1_is_printed_only_where_it_is_not_avg_at_k(capsys: pytest.CaptureFixture[str]):
+    one = printed(capsys, result("m", "r", "w"))
+    assert "avg@1" in one
+    assert "pass@" not in one
+    two = printed(capsys, result("m", "rw", "ww"))
+    assert [name in two for name in ("avg@2", "pass@1", "pass@2", "cons@2")] == [True, False, True, True]
+    incomplete = printed(capsys, result("m", "rw", "re"))
+    assert [name in incomplete for name in ("avg@2", "pass@1", "pass@2")] == [True, True, True]
+    assert [line.split()[-2] for line in incomplete.splitlines() if "pass@j over problems" in line] == ["1"]
+
+
+def test_scores_without_an_interval_say_so_and_are_no_percentages(capsys: pytest.CaptureFixture[str]):
+    text = printed(capsys, result("m", "55", "55"), by_problem=True)
+    assert "mean score, avg@2" in text
+    assert "0.5000 (no interval)" in text
+    assert "no interval: fewer than two problems" in text
+    assert "(reward.threshold decides)" in text
+    (row,) = [line for line in text.splitlines() if "question 0" in line]
+    assert row.split("│")[4].strip() == "-"
+
+
+def test_right_answers_are_shown_as_the_most_frequent_one(capsys: pytest.CaptureFixture[str]):
+    text = printed(capsys, result("m", "rrw", "wwr"), by_problem=True)
+    rows = {line.split("│")[1].strip(): line.split("│")[6].strip() for line in text.splitlines() if "question" in line}
+    assert rows == {"question 0": "4 km", "question 1": "5"}
+
+
+def test_two_files_of_one_folder_keep_the_end_of_their_names(capsys: pytest.CaptureFixture[str]):
+    folder = "runs/a_long_name_of_a_run_with_all_its_options_in_it/eval"
+    first, second = (result(f"{folder}/step_0000{step}.json", "rw", "ww") for step in ("00", "20"))
+    text = compared(capsys, first, second)
+    heading = text[: text.index("avg@2")]
+    columns = ["".join(line.split("┃")[i].strip() for line in heading.splitlines() if "┃" in line) for i in (2, 3)]
+    assert columns == [first["model"], second["model"]]
+
+
+def test_a_comparison_by_problem_has_a_line_for_each_from_worse_to_better(capsys: pytest.CaptureFixture[str]):
+    first, second = result("a", "rw", "ww", "rr", "rr"), result("b", "rr", "ww", "rw", "ee")
+    text = compared(capsys, first, second, by_problem=True)
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if "question" in line]
+    assert rows == [
+        ["question 2", "4", "1.000", "0.500", "-0.500"],
+        ["question 1", "4", "0.000", "0.000", "+0.000"],
+        ["question 0", "4", "0.500", "1.000", "+0.500"],
+        ["question 3", "4", "1.000", "", ""],
+    ]
+    assert "question" not in compared(capsys, first, second)
+
+
+def test_a_comparison_without_an_interval_or_without_pairs_says_so(capsys: pytest.CaptureFixture[str]):
+    equal = compared(capsys, result("a", "22", "44"), result("b", "33", "55"))
+    assert "+0.1000 (no interval: fewer than two problems, or the same difference on all)" in equal
+    assert "no problem has a verdict in both" in compared(capsys, result("a", "e"), result("b", "r"))
+    assert "95 % interval" in compared(capsys, result("a", "rw", "ww"), result("b", "rr", "ww"))

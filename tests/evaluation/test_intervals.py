@@ -1,0 +1,161 @@
+"""Intervals: by hand, where values do not vary, and how often they cover what they estimate."""
+
+from collections.abc import Callable, Iterator
+from math import sqrt
+from typing import TypeAlias
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dapo.evaluation.intervals import Interval, difference_interval, mean_interval, student_quantile
+
+TRIALS = 10_000
+"""The standard error of a coverage of 95 % is then 0.22 %."""
+
+Values: TypeAlias = NDArray[np.float64]
+Trials: TypeAlias = Iterator[tuple[Values, float]]
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"),
+    [(1, 12.7062), (2, 4.3027), (3, 3.1824), (9, 2.2622), (10, 2.2281), (29, 2.0452), (120, 1.9799), (10_000, 1.9600)],
+)
+def test_students_quantiles_are_those_of_the_printed_table(freedom: int, quantile: float):
+    assert student_quantile(freedom) == pytest.approx(quantile, abs=1e-4)
+
+
+def wilson(fraction: float, trials: float, z: float) -> Interval:
+    """The two p that solve (fraction - p)^2 = z^2 p (1 - p) / trials."""
+    roots = np.roots([1 + z * z / trials, -2 * fraction - z * z / trials, fraction**2])
+    return float(roots.min()), float(roots.max())
+
+
+def test_zeros_and_ones_have_wilsons_interval():
+    assert mean_interval([1.0] * 20) == pytest.approx((0.8389, 1.0), abs=1e-4)
+    assert mean_interval([0.0] * 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
+    assert mean_interval([1.0] * 3 + [0.0] * 7) == pytest.approx(wilson(0.3, 10, 1.959964), abs=1e-9)
+    assert mean_interval([1.0] * 3 + [0.0] * 7) == pytest.approx((0.1078, 0.6032), abs=1e-4)
+
+
+def test_proportions_have_wilsons_interval_with_the_trials_that_explain_their_variance():
+    # mean 1/2, variance of the values 1/16: a mean of 4 of them varies like a fraction of 16 trials
+    assert mean_interval([0.25, 0.75, 0.25, 0.75]) == pytest.approx(wilson(0.5, 16, 3.18245), abs=1e-4)
+
+
+@pytest.mark.parametrize("value", [0.0, 1 / 3, 0.5, 1.0])
+@pytest.mark.parametrize("problems", [1, 2, 30])
+def test_equal_proportions_are_as_uncertain_as_problems_that_are_solved_always_or_never(value: float, problems: int):
+    low, high = mean_interval([value] * problems) or (0, 0)
+    assert (low, high) == pytest.approx(wilson(value, problems, 1.959964), abs=1e-6)
+    assert high - low > 0.1
+
+
+def test_values_that_differ_by_rounding_alone_are_equal():
+    assert mean_interval([0.1 + 0.2, 0.3] * 15) == pytest.approx(mean_interval([0.3] * 30))
+    assert difference_interval([0.9 - 0.8, 0.1] * 20) == pytest.approx(difference_interval([0.1] * 40))
+
+
+def test_nothing_has_the_widest_interval_and_scores_of_nothing_none():
+    assert mean_interval([]) == (0.0, 1.0)
+    assert mean_interval([], proportions=False) is None
+    assert difference_interval([]) is None
+
+
+def test_scores_have_students_interval_and_none_where_they_do_not_vary():
+    half = 4.30265 / sqrt(3)  # standard deviation 1, three problems
+    assert mean_interval([4.0, 5.0, 6.0], proportions=False) == pytest.approx((5 - half, 5 + half), abs=1e-4)
+    assert mean_interval([0.0] * 30, proportions=False) is None
+    assert mean_interval([7.5], proportions=False) is None
+
+
+def test_differences_have_students_interval_and_a_wide_one_where_they_do_not_vary():
+    half = 12.7062 * 0.25 / sqrt(1)
+    assert difference_interval([0.0, 0.5]) == pytest.approx((0.25 - half, 0.25 + half), abs=1e-4)
+    # with one more problem at +1 and one at -1: mean 0, variance 2/32
+    assert difference_interval([0.0] * 30) == pytest.approx((-0.0866, 0.0866), abs=1e-4)
+    low, high = difference_interval([1 / 32] * 3) or (0, 0)
+    assert low < -0.5 < 0.5 < high
+    assert difference_interval([0.25] * 9, proportions=False) is None
+
+
+# --- coverage: evaluations are simulated, each of new problems
+
+
+def solved_or_not(rng: np.random.Generator, problems: int) -> Trials:
+    """One response to each problem; each evaluation is of another model."""
+    for rate in rng.uniform(0.05, 0.95, TRIALS):
+        yield rng.binomial(1, rate, problems).astype(float), rate
+
+
+def clustered(rng: np.random.Generator, problems: int, k: int, a: float, b: float) -> Trials:
+    """k responses to each problem, whose chance to be solved has a beta distribution."""
+    for rates in rng.beta(a, b, (TRIALS, problems)):
+        yield rng.binomial(k, rates) / k, a / (a + b)
+
+
+def equally_hard(rng: np.random.Generator, problems: int, k: int) -> Trials:
+    """k responses to each problem, all problems with the same chance."""
+    for rate in rng.uniform(0.05, 0.95, TRIALS):
+        yield rng.binomial(k, rate, problems) / k, rate
+
+
+def normal_scores(rng: np.random.Generator, problems: int) -> Trials:
+    for row in rng.normal(3.0, 2.0, (TRIALS, problems)):
+        yield row, 3.0
+
+
+def improved(rng: np.random.Generator, problems: int, k: int) -> Trials:
+    """Differences of two models: the second closes 30 % of the gap on a random three problems in ten."""
+    first = rng.beta(1.0, 1.0, (TRIALS, problems))
+    second = np.where(rng.random(first.shape) < 0.3, first + 0.3 * (1 - first), first)
+    for before, after in zip(first, second, strict=True):
+        yield rng.binomial(k, after) / k - rng.binomial(k, before) / k, 0.3 * 0.3 * 0.5
+
+
+SIMULATIONS: dict[str, tuple[Callable[..., Trials], tuple[float, ...]]] = {
+    "k=1, 10 problems": (solved_or_not, (10,)),
+    "k=1, 30 problems": (solved_or_not, (30,)),
+    "k=1, 500 problems": (solved_or_not, (500,)),
+    "k=4, 30 problems, any difficulty": (clustered, (30, 4, 1.0, 1.0)),
+    "k=32, 10 problems, any difficulty": (clustered, (10, 32, 1.0, 1.0)),
+    "k=32, 10 problems, medium": (clustered, (10, 32, 2.0, 2.0)),
+    "k=32, 30 problems, any difficulty": (clustered, (30, 32, 1.0, 1.0)),
+    "k=32, 30 problems, most hard, some easy": (clustered, (30, 32, 0.3, 0.5)),
+    "k=32, 30 problems, always or never": (clustered, (30, 32, 0.1, 0.1)),
+    "k=32, 100 problems, most easy": (clustered, (100, 32, 3.0, 0.4)),
+    "k=32, 30 problems, equally hard": (equally_hard, (30, 32)),
+    "scores of 10 problems": (normal_scores, (10,)),
+    "difference, k=1, 30 problems": (improved, (30, 1)),
+    "difference, k=1, 500 problems": (improved, (500, 1)),
+    "difference, k=32, 10 problems": (improved, (10, 32)),
+    "difference, k=32, 30 problems": (improved, (30, 32)),
+}
+
+
+def interval_for(name: str, values: Values) -> Interval:
+    if name.startswith("difference"):
+        found = difference_interval(values.tolist())
+    else:
+        found = mean_interval(values.tolist(), proportions=not name.startswith("scores"))
+    assert found is not None
+    return found
+
+
+def coverages(name: str) -> tuple[float, float]:
+    """How often the interval covers the truth, and how often it does when it is made as narrow as one of 90 %."""
+    simulate, sizes = SIMULATIONS[name]
+    covered = narrow = 0
+    for values, truth in simulate(np.random.default_rng(list(name.encode())), *sizes):
+        low, high = interval_for(name, values)
+        covered += low <= truth <= high
+        centre, half = (low + high) / 2, (high - low) / 2 * 1.644854 / 1.959964
+        narrow += centre - half <= truth <= centre + half
+    return covered / TRIALS, narrow / TRIALS
+
+
+@pytest.mark.parametrize("name", SIMULATIONS)
+def test_intervals_cover_95_percent_within_one_and_a_half_and_those_of_90_percent_do_not(name: str):
+    covered, narrow = coverages(name)
+    assert 0.935 <= covered <= 0.965
+    assert narrow < 0.935
