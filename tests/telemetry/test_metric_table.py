@@ -59,12 +59,38 @@ def test_every_phase_that_is_timed_or_shown_is_in_the_table():
 
 def test_updates_are_combined_as_the_table_says():
     updates = [
-        {"loss/entropy": 1.0, "rollout/engine_logprob_gap_max": 3.0, "optim/skipped": 1.0, "loss/kl": 5.0},
-        {"loss/entropy": 2.0, "rollout/engine_logprob_gap_max": 1.0, "optim/skipped": 1.0},
+        {"loss/policy": 1.0, "rollout/engine_logprob_gap_max": 3.0, "optim/skipped": 1.0, "loss/kl": 5.0},
+        {"loss/policy": 2.0, "rollout/engine_logprob_gap_max": 1.0, "optim/skipped": 1.0},
     ]
     assert mean_of_updates(updates) == {
-        "loss/entropy": 1.5,
+        "loss/policy": 1.5,
         "rollout/engine_logprob_gap_max": 3.0,
         "optim/skipped": 2.0,
         "loss/kl": 5.0,
     }
+
+
+PER_TOKEN = (
+    *("loss/entropy", "loss/ratio_mean", "loss/approx_kl", "loss/token_prob_mean", "loss/clip_low_fraction"),
+    *("loss/clip_high_fraction", "loss/clip_dual_fraction", "loss/engine_weight_mean"),
+    *("loss/engine_weight_truncated_fraction", "rollout/engine_logprob_gap_mean"),
+)
+
+
+@pytest.mark.parametrize("name", PER_TOKEN)
+def test_means_over_tokens_weigh_each_update_by_its_tokens(name: str):
+    updates = [{name: 0.0, "optim/update_tokens": 2000.0}, {name: 0.4, "optim/update_tokens": 20.0}]
+    assert mean_of_updates(updates)[name] == pytest.approx(8 / 2020)
+    assert mean_of_updates([*updates, {"optim/update_tokens": 0.0}])[name] == pytest.approx(8 / 2020)
+
+
+def test_the_probability_at_the_upper_clip_is_a_mean_over_the_tokens_clipped_there():
+    updates = [
+        {"optim/update_tokens": 1000.0, "loss/clip_high_fraction": 0.03, "loss/clipped_high_prob_mean": 0.2},
+        {"optim/update_tokens": 100.0, "loss/clip_high_fraction": 0.1, "loss/clipped_high_prob_mean": 0.6},
+        {"optim/update_tokens": 500.0, "loss/clip_high_fraction": 0.0},
+    ]
+    found = mean_of_updates(updates)
+    assert found["loss/clipped_high_prob_mean"] == pytest.approx((30 * 0.2 + 10 * 0.6) / 40)
+    assert found["loss/clip_high_fraction"] == pytest.approx(40 / 1600)
+    assert found["optim/update_tokens"] == 1600

@@ -236,7 +236,7 @@ def paired_difference(
 
 
 def count_votes(answers: Iterable[tuple[bool | None, str | None]]) -> "Counter[str | None]":
-    """The votes of responses, given whether each is correct and its normalized answer: see `JudgedProblem.consensus`."""
+    """The votes of responses, each given as (correct, normalized answer): see `JudgedProblem.consensus`."""
     return Counter(CORRECT if correct else answer for correct, answer in answers if correct or answer)
 
 

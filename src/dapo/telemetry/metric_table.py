@@ -65,7 +65,7 @@ class Metric:
     unit: str
     meaning: str  # a full sentence
     paper: str = ""  # the figure, table or equation of the paper that it belongs to
-    over_updates: Literal["", "mean", "sum", "max"] = ""
+    over_updates: Literal["", "mean", "mean over tokens", "mean over tokens at the upper clip", "sum", "max"] = ""
     """How a step's optimizer updates are combined into one value; empty for a metric of the whole step."""
     when: str = ""  # the condition under which it is logged; empty if every run logs it
 
@@ -103,7 +103,7 @@ METRICS = (
     Metric("rollout/tokens_in_minibatches", "tokens", "The number of response tokens that train.", "Eq. 12"),
     Metric("rollout/epoch", "epochs", "The number of finished passes over the training problems."),
     Metric("rollout/engine_logprob_gap_mean", "nats per token", "The mean absolute difference between the "
-           "log-probabilities of the engine and of the trainer.", over_updates="mean"),
+           "log-probabilities of the engine and of the trainer.", over_updates="mean over tokens"),
     Metric("rollout/engine_logprob_gap_max", "nats", "The largest absolute difference between a token's "
            "log-probabilities in the engine and in the trainer.", over_updates="max"),
     Metric("rollout/staleness_mean", "steps", "How many steps older than the policy the weights were that sampled the "
@@ -114,25 +114,25 @@ METRICS = (
     Metric("loss/kl", "nats per token", "The estimate of the KL divergence from the policy to the reference, before "
            "its coefficient, weighted like the loss.", "Eq. 5", "mean", "with `loss.kl_coef` above 0"),
     Metric("loss/entropy", "nats per token", "The mean entropy of the policy at the sampled positions.", "Fig. 2b, 7c",
-           "mean"),
+           "mean over tokens"),
     Metric("loss/ratio_mean", "ratio", "The mean ratio of the policy's probability to the old policy's.", "Eq. 6",
-           "mean"),
+           "mean over tokens"),
     Metric("loss/approx_kl", "nats per token", "The estimate of the KL divergence from the old policy to the policy.",
-           "", "mean"),
+           "", "mean over tokens"),
     Metric("loss/token_prob_mean", "probability", "The mean probability of the sampled tokens under the policy.",
-           "Fig. 7d", "mean"),
+           "Fig. 7d", "mean over tokens"),
     Metric("loss/clip_low_fraction", "fraction", "The fraction of tokens that lose their gradient to the lower clip.",
-           "Eq. 10", "mean"),
+           "Eq. 10", "mean over tokens"),
     Metric("loss/clip_high_fraction", "fraction", "The fraction of tokens that lose their gradient to the upper clip.",
-           "Eq. 10", "mean"),
+           "Eq. 10", "mean over tokens"),
     Metric("loss/clip_dual_fraction", "fraction", "The fraction of tokens that lose their gradient to the dual clip.",
-           "", "mean", "with `loss.dual_clip`"),
+           "", "mean over tokens", "with `loss.dual_clip`"),
     Metric("loss/clipped_high_prob_mean", "probability", "The mean probability, under the policy, of the tokens at the "
-           "upper clip.", "Fig. 3a", "mean", "in steps with a token at the upper clip"),
+           "upper clip.", "Fig. 3a", "mean over tokens at the upper clip", "in steps with a token at the upper clip"),
     Metric("loss/engine_weight_mean", "ratio", "The mean importance weight that corrects for the engine's "
-           "probabilities.", "", "mean", "with `loss.engine_correction`"),
+           "probabilities.", "", "mean over tokens", "with `loss.engine_correction`"),
     Metric("loss/engine_weight_truncated_fraction", "fraction", "The fraction of tokens whose importance weight is "
-           "truncated at the cap.", "", "mean", "with `loss.engine_correction`"),
+           "truncated at the cap.", "", "mean over tokens", "with `loss.engine_correction`"),
     Metric("optim/lr", "1", "The learning rate of the step.", "Section 4.1", "mean"),
     Metric("optim/grad_norm", "1", "The norm of the gradient before it is clipped.", "", "mean"),
     Metric("optim/skipped", "updates", "The number of updates that were not made, because the loss or the gradient was "

@@ -6,7 +6,7 @@
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import fsum
 from statistics import fmean
@@ -114,12 +114,31 @@ def staleness_metrics(groups: Sequence[Group], *, version: int) -> dict[str, flo
 
 
 def mean_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of a step's optimizer updates: their mean, sum or maximum, as the table of metrics says."""
-    combine: Mapping[str, Callable[[list[float]], float]] = {"mean": fmean, "sum": sum, "max": max}
+    """The metrics of a step's optimizer updates as the table of metrics says: their mean, sum or maximum.
+
+    A mean over tokens is the one over all tokens of the step: updates of more tokens weigh more.
+    """
     values: dict[str, list[float]] = {}
-    for name, value in (item for update in updates for item in update.items()):
-        values.setdefault(name, []).append(value)
-    return {name: combine[metric_of(name).over_updates](of_updates) for name, of_updates in values.items()}
+    weights: dict[str, list[float]] = {}
+    for update in updates:
+        for name, value in update.items():
+            values.setdefault(name, []).append(value)
+            weights.setdefault(name, []).append(_weight(metric_of(name).over_updates, update))
+    return {name: _combine(metric_of(name).over_updates, found, weights[name]) for name, found in values.items()}
+
+
+def _weight(over_updates: str, update: Mapping[str, float]) -> float:
+    """The number of tokens that a mean of an update is taken over; 1 for what is no mean over tokens."""
+    if not over_updates.startswith("mean over tokens"):
+        return 1.0
+    at_upper_clip = over_updates.endswith("at the upper clip")
+    return update["optim/update_tokens"] * (update["loss/clip_high_fraction"] if at_upper_clip else 1.0)
+
+
+def _combine(over_updates: str, values: Sequence[float], weights: Sequence[float]) -> float:
+    if over_updates in ("sum", "max"):
+        return fsum(values) if over_updates == "sum" else max(values)
+    return fmean(values, weights)
 
 
 class StepTimer:
