@@ -13,7 +13,7 @@ import pytest
 from dapo.rewards.sandbox.probes import KINDS
 from dapo.rewards.sandbox.sandbox import Layer, Sandbox, get_args
 from dapo.rewards.sandbox.system_calls import allowed_numbers, filter_program
-from helpers.ordinary_user import run_as_ordinary_user
+from helpers.other_users import run_as
 
 MEMORY_BYTES = 2**28
 ALL = get_args(Layer)
@@ -78,7 +78,7 @@ def successes(request):
         f"    for name, layers in {CONFIGURATIONS!r}.items()}}))"
     )
     try:
-        return {name: set(found) for name, found in json.loads(run_as_ordinary_user(script)).items()}
+        return {name: set(found) for name, found in json.loads(run_as(script)).items()}
     except PermissionError:
         pytest.skip("this root may not mount, so Python cannot be made readable for another user")
 
@@ -99,6 +99,39 @@ def test_no_probe_succeeds_where_filter_and_any_landlock_are_in_force(successes,
 @needs_landlock
 def test_filter_and_landlock_need_neither_limits_nor_another_user_for_anything_but_memory(successes):
     assert successes["neither change of user nor limits"] == {"allocate"}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="the tests do not run as root")
+def test_as_root_a_program_becomes_nobody_and_dies_with_the_process_that_waits_for_it():
+    script = """
+import contextlib, os, signal, threading, time
+from pathlib import Path
+from dapo.rewards.sandbox.sandbox import Sandbox
+def child_of(process):
+    text = ""
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):  # it has ended
+            text = status.read_text()
+        if f"PPid:\\t{process}\\n" in text:
+            return int(status.parent.name), text
+    return 0, ""
+def kill_what_waits():
+    text = ""
+    while "Seccomp:\\t2" not in text:  # what confines it last
+        time.sleep(0.01)
+        waiting, _ = child_of(os.getpid())
+        _, text = child_of(waiting) if waiting else (0, "")
+    print([line for line in text.splitlines() if line.startswith("Uid")])
+    os.kill(waiting, signal.SIGKILL)
+threading.Thread(target=kill_what_waits, daemon=True).start()
+print(Sandbox(2**30).run("import time; time.sleep(60)", "", deadline=time.monotonic() + 30))
+"""
+    try:
+        printed = run_as(script, user=0)
+        assert "65534" in printed
+        assert "ProcessResult(output=b'', exit_code=-9)" in printed
+    except PermissionError:
+        pytest.skip("this root may not mount, so Python cannot be made readable for another user")
 
 
 @needs_filter
@@ -150,6 +183,25 @@ def error_of(number, *arguments):
     return ctypes.get_errno()
 assert libc.prctl(21, 0, 0, 0, 0) == -1, "no filter: the calls below would be made"
 """
+
+
+@needs_landlock
+def test_packages_that_are_installed_among_the_libraries_cannot_be_read():
+    source = """
+import os, sysconfig
+library, opened = sysconfig.get_path("stdlib"), 0
+for folder in (f"{library}/site-packages", f"{library}/dist-packages", "/usr/lib/python3/dist-packages"):
+    for parent, _, files in os.walk(folder):
+        for name in files[:20]:
+            try:
+                opened += bool(open(f"{parent}/{name}"))
+            except OSError:
+                pass
+print(opened)
+"""
+    if run(source, []).output == b"0\n":
+        pytest.skip("nothing is installed there")
+    assert run(source).output == b"0\n"
 
 
 @needs_filter

@@ -19,7 +19,7 @@ import rpc  # from this script's own folder
 
 TYPE_CHECKING = False  # as in typing, whose import takes a tenth of the start
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
 _LINUX = sys.platform == "linux"
@@ -29,6 +29,7 @@ _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _SECCOMP_MODE_FILTER = 2
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _READ_FILE, _READ_DIRECTORY = 1 << 2, 1 << 3
+_INSTALLED_PACKAGES = ("site-packages", "dist-packages")
 _MAX_FILES = 32
 
 
@@ -71,8 +72,11 @@ def _separate(libc: ctypes.CDLL) -> None:
         return
     if libc.unshare(_NEW_USER | _NEW_NETWORK_PROCESSES_IPC) == 0:
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-            with open(f"/proc/self/{name}", "w") as file:
-                file.write(text)
+            try:
+                with open(f"/proc/self/{name}", "w") as file:
+                    file.write(text)
+            except OSError:  # without its names the user has the same rights
+                return
 
 
 def _confine(libc: ctypes.CDLL, init_message: Mapping[str, Any]) -> None:
@@ -134,16 +138,27 @@ def _landlock(libc: ctypes.CDLL, readable: Sequence[str], max_abi: int) -> None:
     size = 8 * (1 + (abi >= 4) + (abi >= 6))
     ruleset = libc.syscall(_LANDLOCK_CREATE, ctypes.byref(handled), ctypes.c_size_t(size), 0)
     _require(min(ruleset, 0))
-    for path in readable:
-        if not os.path.exists(path):
-            continue
-        allowed = _READ_FILE | (_READ_DIRECTORY if os.path.isdir(path) else 0)
+    for path, allowed in _readable_files(readable):
         opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
         rule = allowed.to_bytes(8, sys.byteorder) + opened.to_bytes(4, sys.byteorder)
         _require(libc.syscall(_LANDLOCK_ADD, ruleset, 1, rule, 0))
         os.close(opened)
     _require(libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0))
     os.close(ruleset)
+
+
+def _readable_files(readable: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Paths with their rights, which hold below them, too; files of packages installed among them get none."""
+    for path in filter(os.path.exists, readable):
+        if not os.path.isdir(path):
+            yield path, _READ_FILE
+        elif any(os.path.exists(f"{path}/{name}") for name in _INSTALLED_PACKAGES):
+            yield path, _READ_DIRECTORY  # for imports, although it holds for the packages' folders as well
+            for entry in os.scandir(path):
+                if entry.name not in _INSTALLED_PACKAGES and os.path.exists(entry.path):
+                    yield entry.path, _READ_FILE
+        else:
+            yield path, _READ_FILE | _READ_DIRECTORY
 
 
 def _filter_system_calls(libc: ctypes.CDLL, program: bytes) -> None:

@@ -5,8 +5,9 @@ Covered, by independent layers, each as far as the system has it:
 - A filter of system calls (Linux on x86_64 and aarch64, every kernel since 3.19, no library) allows a list of calls
   with their arguments (`system_calls`): no sockets, processes, threads, signals, no limits or priorities of others, no
   watches; files are opened for reading only, and modes, owners, times, attributes and locks are not changed.
-- Landlock (Linux 5.13 and newer): only Python's own libraries can be read and listed, nothing is written, no program
-  started; from 6.2 on nothing truncated, from 6.7 on no TCP, from 6.12 on no signals to other processes.
+- Landlock (Linux 5.13 and newer): only Python's own libraries can be read, without the packages installed among them;
+  nothing is written, no program started; from 6.2 on nothing truncated, from 6.7 on no TCP, from 6.12 on no signals to
+  other processes.
 - Namespaces (Linux as root, or where users may create them): no network, no abstract sockets, and other processes are
   invisible.
 - Another user: as root the process becomes user 65534, if that user can read Python's library, and keeps no capability.
@@ -19,7 +20,8 @@ time and memory.
 
 Not covered:
 
-- Which names exist: `stat` and `readlink` work on every path that the user may reach, since imports need them.
+- Names, sizes and times of files: `stat` and `readlink` work on every path that the user may reach, since imports need
+  them.
 - Linux without Landlock, and macOS: files can be read. macOS, and Linux on other processors, have no filter; macOS does
   not enforce RLIMIT_AS either.
 - Faults of the kernel or the interpreter, and side channels (time, caches): there is no virtual machine.
@@ -55,7 +57,11 @@ _PROBES = Path(__file__).with_name("probes.py")
 _STOP_TIMEOUT_S = 2.0
 _CHUNK = 1 << 16
 _MAX_RESULT_BYTES = 1000
-_LIBRARIES = ("/usr/lib", "/lib", "/lib64", "/usr/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/urandom")
+_DEBIAN = sysconfig.get_config_var("MULTIARCH")  # its folder of shared libraries, which no package of Python shares
+_LIBRARIES = (
+    *([f"/usr/lib/{_DEBIAN}", f"/lib/{_DEBIAN}"] if os.path.isdir(f"/usr/lib/{_DEBIAN}") else ["/usr/lib", "/lib"]),
+    *("/lib64", "/usr/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/urandom"),
+)
 # a fixed hash seed: a program that prints a set prints it in the same order every time
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -166,7 +172,7 @@ class Sandbox:
                 "layers": self.layers,
                 "landlock_abi": self.landlock_abi,
                 "filter_program": (filter_program(platform.machine()) or b"").hex(),
-                "readable": [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *_LIBRARIES],
+                "readable": [*{sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}, *_LIBRARIES],
             }
             try:
                 process = subprocess.Popen(

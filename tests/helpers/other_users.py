@@ -1,4 +1,4 @@
-"""Runs a script as an ordinary user where the tests themselves run as root."""
+"""Runs a script as another user where the tests themselves run as root."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import dapo
 
-USER = 4242
+ORDINARY_USER = 4242
 
 _NEEDED = (sys.base_prefix, sys.prefix, str(Path(dapo.__file__).parents[1]))
 
@@ -39,13 +39,13 @@ os.environ["HOME"] = "/"
 """
 
 
-def run_as_ordinary_user(script: str) -> str:
-    """What the script prints; it runs as user USER if this process is root's, else as this user.
+def run_as(script: str, user: int = ORDINARY_USER) -> str:
+    """What the script prints where every user can read Python; as this user if this is not root.
 
     Raises:
         PermissionError: a container that does not let its root mount.
     """
-    become_user = _BECOME_USER.format(needed=_NEEDED, user=USER) if os.getuid() == 0 else ""
+    become_user = _BECOME_USER.format(needed=_NEEDED, user=user) if os.getuid() == 0 else ""
     done = subprocess.run([sys.executable, "-c", become_user + script], cwd="/", capture_output=True, text=True)
     if "OSError: [Errno 1] mount" in done.stderr or "assert libc.unshare" in done.stderr:
         raise PermissionError(done.stderr)
