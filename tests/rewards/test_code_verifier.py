@@ -311,7 +311,10 @@ def test_options_that_make_no_sense_are_refused(options, message):
 @pytest.mark.parametrize(
     ("missing", "gap"),
     [
-        ({"    if abi < 1:": "    if True:"}, "read files"),
+        (
+            {"    if abi < 1:": "    if True:", "    pivot_root = ": "    raise OSError\n    pivot_root = "},
+            "read files",
+        ),
         ({"    if not program:": "    if True:"}, "open sockets"),
     ],
 )

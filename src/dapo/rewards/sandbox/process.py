@@ -7,6 +7,7 @@ that does not take effect ends the process before the program starts.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -24,7 +25,11 @@ if TYPE_CHECKING:
 
 _LINUX = sys.platform == "linux"
 _NOBODY = 65534
-_NEW_USER, _NEW_NETWORK_PROCESSES_IPC = 0x10000000, 0x40000000 | 0x20000000 | 0x08000000
+_NEW_USER, _NEW_MOUNTS_NETWORK_PROCESSES_IPC = 0x10000000, 0x00020000 | 0x40000000 | 0x20000000 | 0x08000000
+_MS_READ_ONLY, _MS_REMOUNT, _MS_BIND, _MS_RECURSIVE, _MS_PRIVATE = 1, 0x20, 0x1000, 0x4000, 0x40000
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_DETACH = 2
+_EMPTY_ROOT = "/tmp"  # a folder that exists everywhere and is covered
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _SECCOMP_MODE_FILTER = 2
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
@@ -40,15 +45,15 @@ def main() -> None:
         sources = json.load(file)
     del sys.path[0], sys.modules["rpc"]  # the program imports from the standard library only
     libc = ctypes.CDLL(None, use_errno=True)
-    if "namespaces" in init_message["layers"]:
-        _separate(libc)
+    files_hidden = "namespaces" in init_message["layers"] and _separate(libc, init_message["readable"])
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until this process can pass it on
     child = os.fork()
     if child:
         _wait_for(child)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-    _confine(libc, init_message)
-    os.write(init_message["ready_fd"], b"ready")
+    reading_confined, filtered = _confine(libc, init_message)
+    confined = (files_hidden or reading_confined) and filtered
+    os.write(init_message["ready_fd"], b"confined" if confined else b"unconfined")
     os.close(init_message["ready_fd"])
     getattr(rpc, init_message["role"])(init_message["channel_fd"], *sources)
 
@@ -63,41 +68,77 @@ def _wait_for(child: int) -> None:
     os._exit(code if code >= 0 else 128 - code)
 
 
-def _separate(libc: ctypes.CDLL) -> None:
-    """New namespaces for children, where the system allows them; `Sandbox.gaps` finds out whether it did."""
+def _separate(libc: ctypes.CDLL, readable: Sequence[str]) -> bool:
+    """Enter new namespaces, as far as the system allows them; whether all files but these paths are hidden."""
     if not _LINUX:
-        return
+        return False
     user, group = os.getuid(), os.getgid()
-    if user == 0 and libc.unshare(_NEW_NETWORK_PROCESSES_IPC) == 0:
-        return
-    if libc.unshare(_NEW_USER | _NEW_NETWORK_PROCESSES_IPC) == 0:
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-            try:
+    try:
+        if user != 0 or libc.unshare(_NEW_MOUNTS_NETWORK_PROCESSES_IPC) != 0:
+            _require(libc.unshare(_NEW_USER | _NEW_MOUNTS_NETWORK_PROCESSES_IPC))
+            for name, ids in (
+                ("setgroups", "deny"),
+                ("uid_map", f"{user} {user} 1"),
+                ("gid_map", f"{group} {group} 1"),
+            ):
                 with open(f"/proc/self/{name}", "w") as file:
-                    file.write(text)
-            except OSError:  # without its names the user has the same rights
-                return
+                    file.write(ids)
+        _hide_files(libc, readable)
+    except OSError:  # without names for its ids, or without mounts, the process is separate in the other respects
+        return False
+    return True
 
 
-def _confine(libc: ctypes.CDLL, init_message: Mapping[str, Any]) -> None:
-    """Give up rights for good; the filter of system calls comes last because it would stop this function."""
+def _hide_files(libc: ctypes.CDLL, readable: Sequence[str]) -> None:
+    """Exchange the tree of files for one of these paths. Raises OSError where mounting is not allowed."""
+
+    def mount(source: str, target: str, kind: bytes | None, flags: int, options: bytes | None = None) -> None:
+        _require(libc.mount(source.encode(), os.fsencode(target), kind, flags, options))
+
+    pivot_root = _PIVOT_ROOT[os.uname().machine]
+    opened = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in readable if os.path.exists(path)}
+    folders = {path for path in opened if os.path.isdir(path)}
+    mount("none", "/", None, _MS_RECURSIVE | _MS_PRIVATE)
+    mount("none", _EMPTY_ROOT, b"tmpfs", 0, b"mode=755")
+    for path, fd in opened.items():
+        target = f"{_EMPTY_ROOT}{path}"
+        os.makedirs(target if path in folders else os.path.dirname(target), exist_ok=True)
+        if path not in folders:
+            os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
+        mount(f"/proc/self/fd/{fd}", target, None, _MS_BIND | _MS_RECURSIVE)
+        os.close(fd)
+    os.chdir(_EMPTY_ROOT)
+    _require(libc.syscall(pivot_root, b".", b"."))  # the old tree lies upon the new one
+    _require(libc.umount2(b".", _DETACH))
+    mount("none", "/", None, _MS_REMOUNT | _MS_BIND | _MS_READ_ONLY)
+    os.chdir("/")
+
+
+def _confine(libc: ctypes.CDLL, init_message: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Give up rights for good, those to make system calls last because this function makes many.
+
+    Returns:
+        Whether Landlock and whether the filter of system calls is in force.
+    """
     layers = init_message["layers"]
     if "user" in layers:
         if os.getuid() == 0 and all(_open_to_others(path) for path in init_message["readable"]):
-            os.setgroups([])
-            os.setgid(_NOBODY)
-            os.setuid(_NOBODY)
+            with contextlib.suppress(PermissionError):  # a root that may not change
+                os.setgroups([])
+                os.setgid(_NOBODY)
+                os.setuid(_NOBODY)
         if _LINUX:  # version 3 of the call: no capability
             _require(libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()))
     if _LINUX:  # after the change of user, which clears the first
         _require(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
         _require(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-    if _LINUX and "landlock" in layers:
-        _landlock(libc, init_message["readable"], init_message["landlock_abi"])
+    readable, abi = init_message["readable"], init_message["landlock_abi"]
+    reading_confined = _LINUX and "landlock" in layers and _landlock(libc, readable, abi)
     if "limits" in layers:
         _limit(init_message)
-    if _LINUX and "system_calls" in layers:
-        _filter_system_calls(libc, bytes.fromhex(init_message["filter_program"]))
+    program = bytes.fromhex(init_message["filter_program"])
+    filtered = _LINUX and "system_calls" in layers and _filter_system_calls(libc, program)
+    return reading_confined, filtered
 
 
 def _require(result: int) -> None:
@@ -128,11 +169,15 @@ def _open_to_others(path: str) -> bool:
     return True
 
 
-def _landlock(libc: ctypes.CDLL, readable: Sequence[str], max_abi: int) -> None:
-    """Allow reading these paths and no other file access, TCP or signal, as far as this kernel knows these rights."""
+def _landlock(libc: ctypes.CDLL, readable: Sequence[str], max_abi: int) -> bool:
+    """Allow reading these paths and no other file access, TCP or signal, as far as this kernel knows these rights.
+
+    Returns:
+        Whether it is in force: older kernels do not have it.
+    """
     abi = min(libc.syscall(_LANDLOCK_CREATE, None, 0, 1), max_abi)
     if abi < 1:
-        return
+        return False
     rights = (1 << (13 + (abi >= 2) + (abi >= 3) + (abi >= 5))) - 1
     handled = (ctypes.c_uint64 * 3)(rights, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
     size = 8 * (1 + (abi >= 4) + (abi >= 6))
@@ -145,6 +190,7 @@ def _landlock(libc: ctypes.CDLL, readable: Sequence[str], max_abi: int) -> None:
         os.close(opened)
     _require(libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0))
     os.close(ruleset)
+    return True
 
 
 def _readable_files(readable: Sequence[str]) -> Iterator[tuple[str, int]]:
@@ -161,16 +207,22 @@ def _readable_files(readable: Sequence[str]) -> Iterator[tuple[str, int]]:
             yield path, _READ_FILE | _READ_DIRECTORY
 
 
-def _filter_system_calls(libc: ctypes.CDLL, program: bytes) -> None:
-    """Load the program that `system_calls.py` made, unless the kernel has no such filters or it is for no machine."""
+def _filter_system_calls(libc: ctypes.CDLL, program: bytes) -> bool:
+    """Load the program that `system_calls.py` made.
+
+    Returns:
+        Whether it is in force: a kernel may have no filters, and there is no program for some machines.
+    """
     if not program:
-        return
+        return False
     instructions = ctypes.create_string_buffer(program, len(program))
     # a struct sock_fprog: the count in the first 16 bits, and the address
     description = (ctypes.c_uint64 * 2)(len(program) // 8, ctypes.addressof(instructions))
     result = libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(description), 0, 0)
-    if ctypes.get_errno() != errno.EINVAL:
-        _require(result)
+    if result != 0 and ctypes.get_errno() == errno.EINVAL:
+        return False
+    _require(result)
+    return True
 
 
 if __name__ == "__main__":

@@ -8,22 +8,22 @@ Covered, by independent layers, each as far as the system has it:
 - Landlock (Linux 5.13 and newer): only Python's own libraries can be read, without the packages installed among them;
   nothing is written, no program started; from 6.2 on nothing truncated, from 6.7 on no TCP, from 6.12 on no signals to
   other processes.
-- Namespaces (Linux as root, or where users may create them): no network, no abstract sockets, and other processes are
-  invisible.
+- Namespaces (Linux as root, or where users may create them): no files but Python's libraries, not even their names; no
+  network, no abstract sockets, and other processes are invisible.
 - Another user: as root the process becomes user 65534, if that user can read Python's library, and keeps no capability.
 - Limits (any Unix): CPU time, open files, processes and threads (not for root), no bytes to any file, no core dumps.
   Memory where the system enforces RLIMIT_AS.
 - Tests run in another process than the program, and only plain values pass between the two (`rpc`).
 
-A program is confined where the filter and Landlock are in force: the others stand behind these two. Only limits bound
-time and memory.
+A program is confined where the filter and, for what it may read, Landlock or namespaces are in force. The others stand
+behind them. Only limits bound time and memory.
 
 Not covered:
 
-- Names, sizes and times of files: `stat` and `readlink` work on every path that the user may reach, since imports need
-  them.
-- Linux without Landlock, and macOS: files can be read. macOS, and Linux on other processors, have no filter; macOS does
-  not enforce RLIMIT_AS either.
+- Without namespaces, names, sizes and times of files: `stat` and `readlink` work on every path that the user may reach,
+  since imports need them.
+- Linux with neither Landlock nor namespaces, and macOS: files can be read. macOS and Linux on other processors have no
+  filter, and macOS does not enforce RLIMIT_AS either.
 - Faults of the kernel or the interpreter, and side channels (time, caches): there is no virtual machine.
 
 `Sandbox.gaps` runs probes on this machine (`probes.py`) and names what those that succeed show.
@@ -42,7 +42,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -83,6 +83,8 @@ class Sandbox:
     """Limits under which programs run: one thread, no children, no files to write."""
 
     memory_bytes: int  # bound on the address space of each process
+    require_confinement: bool = False
+    """Whether a process ends where system calls or the reading of files are not confined; `gaps` never requires it."""
     layers: Sequence[Layer] = get_args(Layer)
     """What confines the processes; tests leave some out to see what the others hold alone."""
     landlock_abi: int = 1 << 16
@@ -107,7 +109,7 @@ class Sandbox:
             file.write(stdin.encode(errors="surrogatepass"))
             file.seek(0)
             with self._sandbox_process("program", [source], deadline, stdin=file.fileno()) as (process, ready):
-                _await_confined(ready, deadline)
+                self._await_confined(ready, deadline)
                 return _read(process, deadline, max_output_bytes)
 
     def run_tests(self, source: str, tests: Sequence[str], entry_point: str | None, *, deadline: float) -> str:
@@ -136,7 +138,7 @@ class Sandbox:
             ours.close()
             theirs.close()
             for _, ready in (submission, runner):
-                _await_confined(ready, deadline)
+                self._await_confined(ready, deadline)
             return _read(runner[0], deadline, _MAX_RESULT_BYTES).output.decode(errors="replace") or "failed"
 
     def gaps(self) -> list[str]:
@@ -147,11 +149,19 @@ class Sandbox:
         """The probes of `probes.py` that succeed in the sandbox, each with what it shows. Raises SandboxError."""
         with _targets() as given:
             stdin = json.dumps({**given, "memory_bytes": self.memory_bytes})
-            done = self.run(_PROBES.read_text("utf-8"), stdin, deadline=time.monotonic() + 30)
+            sandbox = replace(self, require_confinement=False)
+            done = sandbox.run(_PROBES.read_text("utf-8"), stdin, deadline=time.monotonic() + 30)
         try:
             return {str(name): str(description) for name, description in json.loads(done.output).items()}
         except (ValueError, AttributeError):
             raise SandboxError("the program that probes the sandbox did not finish") from None
+
+    def _await_confined(self, ready: int, deadline: float) -> None:
+        message = os.read(ready, 16) if readable(ready, max(0, deadline - time.monotonic())) else b""
+        if not message:
+            raise SandboxError("the sandbox's process did not start")
+        if self.require_confinement and message != b"confined":
+            raise SandboxError("the sandbox's process could not be confined")
 
     @contextlib.contextmanager
     def _sandbox_process(
@@ -195,11 +205,6 @@ class Sandbox:
             finally:
                 os.close(ready)
                 _end(process)
-
-
-def _await_confined(ready: int, deadline: float) -> None:
-    if not readable(ready, max(0, deadline - time.monotonic())) or not os.read(ready, 16):
-        raise SandboxError("the sandbox's process did not start")
 
 
 def _read(process: "subprocess.Popen[bytes]", deadline: float, max_bytes: int) -> ProcessResult:

@@ -3,7 +3,7 @@
 Everything that is not on the list fails with EPERM, calls that future kernels add included. What is on it computes,
 reads, and writes to what is open already: no call starts anything, talks to anything, or changes a file, a process
 or the system. A filter sees numbers and not what pointers point to, so it cannot tell one path from another:
-which files may be read is up to Landlock (`process.py`).
+which files may be read is up to Landlock and namespaces (`process.py`).
 
 A call by another convention of the processor (32 bits) kills the process; those of x32 are numbers not on the list.
 """

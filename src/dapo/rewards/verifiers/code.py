@@ -77,15 +77,15 @@ class CodeVerifier:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise RewardError(f"code: {name} must be a positive number, got {value!r}")
         self._field, self._time_s = field, time_s
-        self._sandbox = Sandbox(round(memory_mib * 2**20))
+        self._sandbox = Sandbox(round(memory_mib * 2**20), require_confinement=isolation == "require")
         try:
             gaps = self._sandbox.gaps()
         except SandboxError as error:
             raise RewardError(f"code: {error}; memory_mib={memory_mib} may be too little") from None
         if gaps and isolation == "require":
             raise RewardError(
-                f"code: on this machine a response's program could {', '.join(gaps)}. Linux since 5.13 with "
-                "Landlock, on x86_64 or aarch64, confines it; "
+                f"code: on this machine a response's program could {', '.join(gaps)}. Linux on x86_64 or "
+                "aarch64, with Landlock (since 5.13) or the right to make namespaces, confines it; "
                 "reward.options.isolation=best_effort runs it anyway"
             )
 
