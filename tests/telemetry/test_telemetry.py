@@ -25,6 +25,7 @@ from dapo.telemetry.console import (
     printable,
     sparkline,
     step_line,
+    stopwatch,
 )
 from dapo.telemetry.curves import plot_curves
 from dapo.telemetry.rollout_table import ROLLOUT_SCHEMA, write_rollouts
@@ -148,7 +149,7 @@ class TestPlainProgress:
             step_line(12, 300, {"reward/mean": float("nan"), "loss/entropy": None}, 5.0),
         ]
         assert len({len(line) for line in lines}) == 1
-        assert lines[2].startswith("step  12/300  reward      -  accuracy     -%  kept     -%")
+        assert lines[2].startswith("step  12/300  reward      -  accuracy     -   kept     - ")
 
     def test_a_short_batch_is_marked_at_the_end_of_the_line(self):
         assert step_line(3, 300, {**STEP, "rollout/shortfall_groups": 2}, None).endswith(
@@ -189,6 +190,23 @@ class TestPlainProgress:
         # medians of (100), (100, 20), (100, 20, 30) seconds times 3, 2, 1 steps
         assert [line[-5:] for line in lines if "left" in line] == ["   5m", "   2m", "  30s"]
 
+    def test_an_evaluation_is_neither_in_the_seconds_of_the_step_nor_forgotten_in_the_time_left(self):
+        stream = io.StringIO()
+        display = ProgressDisplay(11, stream=stream)
+        display.log(1, {**STEP, "time/step_s": 30.0, "time/evaluate_s": 20.0, "eval/mix/accuracy": 0.5})
+        step, evaluation = stream.getvalue().splitlines()
+        assert "10.0 s  left     5m" in step  # (10 + 20) seconds times 10 steps
+        assert evaluation == "step 1: evaluation: mix 50.0%, in 20s"
+
+    def test_a_clock_is_seen_to_go_on_after_a_minute(self):
+        assert [stopwatch(s) for s in (45.2, 60.0, 125.9, 3599.0, 3720.0)] == [
+            "45s",
+            "1m00s",
+            "2m05s",
+            "59m59s",
+            "1h02m",
+        ]
+
     def test_durations_read_well(self):
         seconds = [0.4, 59.4, 59.6, 3569, 3571, 3600 + 5 * 60, 86_399, 3 * 86_400 + 4 * 3600]
         assert [duration(s) for s in seconds] == ["0s", "59s", "1m", "59m", "1h00m", "1h05m", "1d00h", "3d04h"]
@@ -201,15 +219,18 @@ class TestLiveProgress:
         assert "step 1: 2 verifier errors, most often: [red]boom\\x1b[2J[/red]" in text
         assert "step 0: evaluation: mix 50.0%" in text
         last = text[text.rindex("step 3/3") :]
-        for figure in ("100%", "30.0% now, 10.0% at first", "▃▆█", "reward -0.632", "kept 80.0%", "534 tok/s"):
+        for figure in ("100%", "30.0% now, 10.0% at first", "▃▆█"):
             assert figure in last
+        lines = [line for line in text.splitlines() if "reward -0.632" in line and "kept  80.0%" in line]
+        assert len(lines) == 3, "every step leaves its line above the display"
         assert "generate" not in last
 
     def test_the_phase_shows_its_own_count(self):
         def generate(display):
-            display.phase("generate", 5, 8)
+            display.phase("generate", 5, 8, "31 judged: 26 all wrong")
 
-        assert "5/8 groups" in _on_a_terminal(generate, until=b"5/8 groups")
+        text = _on_a_terminal(generate, until=b"all wrong")
+        assert "5/8 groups" in text and "31 judged: 26 all wrong" in text
 
     def test_the_cursor_is_given_back(self):
         raw = _on_a_terminal(_three_steps)

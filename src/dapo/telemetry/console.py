@@ -41,7 +41,7 @@ class MetricColumn(NamedTuple):
         value, row = metrics.get(self.metric), metric_of(self.metric)
         unit = _UNITS.get(row.unit, "")
         if value is None or not math.isfinite(value):
-            return f"{'-':>{self.width}}{unit}"
+            return f"{'-':>{self.width}}{'':{len(unit)}}"
         return f"{value * row.scale:{self.sign}{self.width}.{self.decimals}f}{unit}"
 
 
@@ -66,36 +66,37 @@ class ProgressDisplay:
         self._finished_steps = first_step - 1
         self._phase: tuple[str, int, int] | None = ("start", 0, 0)
         self._phase_started = time.monotonic()
-        self._metrics: Mapping[str, float] = {}
         self._accuracies: list[float] = []
-        self._step_seconds: deque[float] = deque(maxlen=STEPS_FOR_ETA)
+        self._note = ""
+        self._training_seconds: deque[float] = deque(maxlen=STEPS_FOR_ETA)
+        self._evaluation_seconds: deque[float] = deque(maxlen=STEPS_FOR_ETA)
         self._live = self._start_live()
 
-    def phase(self, name: str, done: int = 0, total: int = 0) -> None:
-        """Show the current phase and its progress; with a `total` of 0, its time only. Cheap: a thread draws."""
+    def phase(self, name: str, done: int = 0, total: int = 0, note: str = "") -> None:
+        """Show the current phase and its progress; with a `total` of 0, its time only. Cheap: a thread draws.
+
+        `note` says in a few words what the phase has met so far.
+        """
         if self._phase is None or name != self._phase[0]:
             self._phase_started = time.monotonic()
-        self._phase = (name, done, total)
+        self._phase, self._note = (name, done, total), note
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show the metrics of a step, of an evaluation, or of both."""
         evaluation = evaluation_line(step, metrics)
         if any(not name.startswith("eval/") for name in metrics):
             self._finished_steps = step
-            self._metrics = metrics
+            metrics = {**metrics, "time/step_s": training_seconds(metrics)}
             _append_finite(self._accuracies, metrics.get("reward/accuracy"))
-            _append_finite(self._step_seconds, metrics.get("time/step_s"))
-            if self._live is None:
-                self._print(step_line(step, self._num_steps, metrics, self._seconds_left()))
+            _append_finite(self._training_seconds, metrics["time/step_s"])
+            self._evaluation_seconds.append(metrics.get("time/evaluate_s", 0.0))
+            self._print(step_line(step, self._num_steps, metrics, self._seconds_left()), cut=True)
         if evaluation:
             self.message(evaluation)
 
     def message(self, text: str) -> None:
         """Print a message; on a terminal it appears above the live display."""
-        if self._live is None:
-            self._print(text)
-        else:
-            self._live.console.print(Text(printable(text, self._live.console.encoding)))
+        self._print(text)
 
     def close(self) -> None:
         """Stop, and leave the last state without its phase on the terminal. May be called twice."""
@@ -121,12 +122,19 @@ class ProgressDisplay:
         live.start()
         return live
 
-    def _print(self, text: str) -> None:
-        print(printable(text, self._stream.encoding or "utf-8"), file=self._stream, flush=True)
+    def _print(self, text: str, *, cut: bool = False) -> None:
+        """Print a text; on a terminal that is too narrow for it, wrapped or `cut`."""
+        if self._live is None:
+            print(printable(text, self._stream.encoding or "utf-8"), file=self._stream, flush=True)
+        else:
+            shown = Text(printable(text, self._live.console.encoding))
+            self._live.console.print(shown, no_wrap=cut, overflow="ellipsis" if cut else None)
 
     def _seconds_left(self) -> float | None:
-        left = self._num_steps - self._finished_steps
-        return median(self._step_seconds) * left if self._step_seconds else None
+        if not self._training_seconds:
+            return None
+        per_step = median(self._training_seconds) + fmean(self._evaluation_seconds)
+        return per_step * (self._num_steps - self._finished_steps)
 
     def _render(self) -> RenderableType:
         rows = Table.grid(padding=(0, 2))
@@ -136,8 +144,10 @@ class ProgressDisplay:
         if self._accuracies:
             curve = Text(sparkline(self._accuracies, BAR_WIDTH), style="green")
             now, first = self._accuracies[-1], self._accuracies[0]
-            rows.add_row("accuracy", curve, f"{now:.1%} now, {first:.1%} at first")
-        return Group(rows, self._metrics_row()) if self._metrics else rows
+            note = f"{now:.1%} now, {first:.1%} at first" if len(self._accuracies) > 1 else f"{now:.1%}"
+            rows.add_row("accuracy", curve, note)
+        note = self._note if self._phase is not None else ""
+        return Group(rows, Text(note, style="dim", no_wrap=True, overflow="ellipsis")) if note else rows
 
     def _steps_row(self) -> tuple[RenderableType, ...]:
         done, total = self._finished_steps, self._num_steps
@@ -147,17 +157,11 @@ class ProgressDisplay:
         return Text(f"step {min(done + 1, total)}/{total}", style="bold"), bar, note
 
     def _phase_row(self, name: str, done: int, total: int) -> tuple[RenderableType, ...]:
-        seconds = duration(time.monotonic() - self._phase_started)
+        seconds = stopwatch(time.monotonic() - self._phase_started)
         if not total:
             return name, "", seconds
         bar = ProgressBar(total=total, completed=done, width=BAR_WIDTH, complete_style="cyan", finished_style="cyan")
         return name, bar, f"{done}/{total} {PHASES[name].counts}, {seconds}"
-
-    def _metrics_row(self) -> Text:
-        elsewhere = ("reward/accuracy", "time/step_s")
-        shown = [c for c in METRIC_COLUMNS if c.metric in self._metrics and c.metric not in elsewhere]
-        cells = [Text.assemble((f"{c.label} ".lstrip(), "dim"), c.show(self._metrics).lstrip()) for c in shown]
-        return Text("  ").join(cells)
 
 
 def step_line(step: int, num_steps: int, metrics: Mapping[str, float], seconds_left: float | None) -> str:
@@ -181,7 +185,13 @@ def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
         low, high = metrics.get(f"eval/{name}/low"), metrics.get(f"eval/{name}/high")
         interval = f" ({low:.1%} to {high:.1%})" if low is not None and high is not None else ""
         entries.append(f"{name} {accuracy:.1%}{interval}")
-    return f"step {step}: evaluation: {', '.join(entries)}" if entries else ""
+    took = f", in {stopwatch(metrics['time/evaluate_s'])}" if metrics.get("time/evaluate_s") is not None else ""
+    return f"step {step}: evaluation: {', '.join(entries)}{took}" if entries else ""
+
+
+def training_seconds(metrics: Mapping[str, float]) -> float:
+    """The seconds of a step without its evaluation; nan where they were not measured."""
+    return metrics.get("time/step_s", math.nan) - metrics.get("time/evaluate_s", 0.0)
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -204,6 +214,11 @@ def duration(seconds: float) -> str:
         return f"{minutes // 60}h{minutes % 60:02}m"
     hours = round(minutes / 60)
     return f"{hours // 24}d{hours % 24:02}h"
+
+
+def stopwatch(seconds: float) -> str:
+    """Seconds as `45s`, `2m05s` or, from an hour on, as `duration` writes them: a clock that is seen to go on."""
+    return f"{int(seconds) // 60}m{int(seconds) % 60:02}s" if 59.5 <= seconds < 3600 else duration(seconds)
 
 
 def final_report(

@@ -46,18 +46,24 @@ def plot_curves(metrics_jsonl: str | Path, out_png: str | Path, *, title: str = 
 
 
 def _accuracy(axes: "Axes", records: Sequence[Record]) -> None:
-    _frame(axes, title="Accuracy", unit="correct (%)")
-    _curve(axes, records, "reward/accuracy", colour=BLUE, label="training: all judged responses")
+    is_binary = any("reward/accuracy" in record for record in records)
+    if is_binary:
+        _frame(axes, title="Accuracy", unit="correct (%)")
+        _curve(axes, records, "reward/accuracy", colour=BLUE, label="training: all judged responses")
+    else:
+        _frame(axes, title="Score", unit="mean score of the verifier")
+        _curve(axes, records, "reward/score_mean", colour=BLUE, label="training: all judged responses")
     for name, colour in zip(_evaluation_names(records), EVALUATION_COLOURS, strict=False):
-        _evaluation(axes, records, name, colour)
-    axes.set_ylim(0, min(102.0, axes.get_ylim()[1]))
+        _evaluation(axes, records, name, colour, scale=1.0 if is_binary else 0.01)
+    if is_binary:
+        axes.set_ylim(0, min(102.0, axes.get_ylim()[1]))
     _legend(axes)
 
 
-def _evaluation(axes: "Axes", records: Sequence[Record], name: str, colour: str) -> None:
-    steps, accuracy = _series(records, f"eval/{name}/accuracy")
-    _, low = _series(records, f"eval/{name}/low")
-    _, high = _series(records, f"eval/{name}/high")
+def _evaluation(axes: "Axes", records: Sequence[Record], name: str, colour: str, *, scale: float) -> None:
+    steps, accuracy = _series(records, f"eval/{name}/accuracy", scale)
+    _, low = _series(records, f"eval/{name}/low", scale)
+    _, high = _series(records, f"eval/{name}/high", scale)
     label = f"held out: {_plain(name)}"
     if len(low) == len(high) == len(accuracy):
         # a bootstrap interval may just miss its mean by rounding; matplotlib refuses negative bars
@@ -135,9 +141,9 @@ def _legend(axes: "Axes") -> None:
         axes.legend(frameon=False, fontsize=9, loc="best")
 
 
-def _series(records: Sequence[Record], metric: str) -> tuple[list[int], list[float]]:
+def _series(records: Sequence[Record], metric: str, scale: float = 1.0) -> tuple[list[int], list[float]]:
     """The steps that logged a metric, and its values (fractions in per cent), without those that were not finite."""
-    scale = metric_of(metric).scale
+    scale *= metric_of(metric).scale
     known = [(record["step"], record[metric] * scale) for record in records if record.get(metric) is not None]
     return [step for step, _ in known], [value for _, value in known]
 

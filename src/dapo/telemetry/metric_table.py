@@ -47,6 +47,7 @@ PHASES = {
     "load_weights": Phase("giving the policy's weights to the engine"),
     "generate": Phase("sampling and judging the batch; with `schedule: one_step_off`, of the batch that was sampled in "
                       "the background", "groups"),
+    "judge_wait": Phase("waiting for verdicts with nothing left to generate, which is a part of `time/generate_s`"),
     "write_rollouts": Phase("waiting for the table of responses, which is written in the background"),
     "old_logprobs": Phase("computing the log-probabilities of the policy before the step's first update",
                           when="with more than one update per step"),

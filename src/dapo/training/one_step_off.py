@@ -95,7 +95,7 @@ def prefetched_batch(run: Run, *, step: int) -> Batch:
 
 
 def sample(
-    run: Run, *, step: int, on_progress: Callable[[int, int], None], check: Callable[[], None]
+    run: Run, *, step: int, on_progress: Callable[[int, int, str], None], check: Callable[[], None]
 ) -> PrefetchedBatch:
     """Lines 4 to 8 for a step, with the weights that the engine holds."""
     batch = collect(run.sampling, step=step, on_progress=on_progress, check=check)
@@ -167,7 +167,7 @@ class PendingBatch:
 
     def __init__(self, run: Run, *, step: int) -> None:
         self._is_cancelled = threading.Event()
-        self._accepted = (0, run.sampling.sampler.prompts_per_step)
+        self._progress = (0, run.sampling.sampler.prompts_per_step, "")
         self._future: Future[PrefetchedBatch] = Future()
         self._thread = threading.Thread(target=self._sample, args=(run, step), name=f"dapo-batch-{step}")
         self._thread.start()
@@ -177,10 +177,10 @@ class PendingBatch:
         if self._future.done():
             self._future.result()
 
-    def result(self, on_progress: Callable[[int, int], None]) -> PrefetchedBatch:
+    def result(self, on_progress: Callable[[int, int, str], None]) -> PrefetchedBatch:
         """Wait for the batch. Raises what has ended the thread without one."""
         while not wait([self._future], timeout=_POLL_INTERVAL_S).done:
-            on_progress(*self._accepted)
+            on_progress(*self._progress)
         self._thread.join()
         return self._future.result()
 
@@ -204,5 +204,5 @@ class PendingBatch:
             self.seconds = time.perf_counter() - started
             self._future.set_result(batch)
 
-    def _on_progress(self, accepted: int, wanted: int) -> None:
-        self._accepted = (accepted, wanted)
+    def _on_progress(self, accepted: int, wanted: int, outcomes: str) -> None:
+        self._progress = (accepted, wanted, outcomes)

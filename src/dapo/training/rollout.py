@@ -1,5 +1,6 @@
 """Collects one training batch: exactly the groups wanted, and a count of everything else that was generated."""
 
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -112,6 +113,8 @@ class Sampling:
     """The shaped reward of a response; None where its verdict is an error."""
     start: "SamplingStart | None" = None
     """Where the newest batch began; None once it is kept for later."""
+    judge_wait_s: float = 0.0
+    """Seconds since the last reported step in which verdicts were outstanding and nothing was left to generate."""
 
     def roll_back(self, *, finished_steps: int) -> None:
         """Undo the newest batch if its step is not finished: its problems and the keep rate go back."""
@@ -141,7 +144,7 @@ def collect(
     sampling: Sampling,
     *,
     step: int,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Callable[[int, int, str], None] = lambda done, total, note: None,
     check: Callable[[], None] = lambda: None,
 ) -> Batch:
     """Algorithm 1, lines 4 to 8: sample until the batch holds exactly `prompts_per_step` groups that Eq. 11 keeps.
@@ -153,7 +156,7 @@ def collect(
     Args:
         sampling: What to sample with. `sampling.start` is set, so that `roll_back` can undo a step that fails.
         step: The training step, a part of every random key.
-        on_progress: Called with the number of accepted groups and the number wanted.
+        on_progress: Called with the number of accepted groups, the number wanted, and the outcomes so far in words.
         check: Called before each poll of the engine; what it raises ends the sampling.
 
     Raises:
@@ -168,7 +171,7 @@ def collect(
 class _Collector:
     sampling: Sampling
     step: int
-    on_progress: Callable[[int, int], None]
+    on_progress: Callable[[int, int, str], None]
     check: Callable[[], None]
     undecided: "deque[_Pending]" = field(default_factory=deque)
     by_request: dict[str, tuple[_Pending, int]] = field(default_factory=dict)
@@ -260,12 +263,15 @@ class _Collector:
             if head.missing or (self.by_request and head.due_poll > self.polls):
                 return
             self.undecided.popleft()
+            started = time.perf_counter()
             group = head.group(self.sampling.reward)
+            if not self.by_request:
+                self.sampling.judge_wait_s += time.perf_counter() - started
             outcome = self.sampling.sampler.outcome(group)
             if outcome == "trained":
                 self.accepted.append(group)
             self.count_group(group, outcome)
-            self.on_progress(len(self.accepted), self.sampling.sampler.prompts_per_step)
+            self.on_progress(len(self.accepted), self.sampling.sampler.prompts_per_step, self.outcomes_so_far())
 
     def abort_excess(self) -> None:
         """Drop and count what was submitted beyond the closed batch; its problems go back to the stream."""
@@ -289,8 +295,12 @@ class _Collector:
         self.counts[outcome] += 1
         self.tokens[outcome] += group.num_tokens
 
-    def explain_shortfall(self) -> str:
-        decided = [group for group, outcome in self.judged if outcome != "excess"]
+    def outcomes_so_far(self) -> str:
+        """The outcomes of the decided groups in words; empty while every one of them trains."""
+        message = self.dropped()
+        return f"{len(self.judged)} judged: {message}" if message else ""
+
+    def dropped(self) -> str:
         causes = {
             "all wrong": self.counts["all_wrong"],
             "all correct": self.counts["all_correct"],
@@ -298,7 +308,11 @@ class _Collector:
             "refused by dynamic_sampling.filter": self.counts["filtered"],
             "with fewer than two valid verdicts": self.counts["invalid"],
         }
-        message = ", ".join(f"{count} {cause}" for cause, count in causes.items() if count)
+        return ", ".join(f"{count} {cause}" for cause, count in causes.items() if count)
+
+    def explain_shortfall(self) -> str:
+        decided = [group for group, outcome in self.judged if outcome != "excess"]
+        message = self.dropped()
         errors = [v.error for group in decided for v in group.verdicts if v.error is not None]
         if errors:
             message += f"; {len(errors)} verifier errors, most often: {Counter(errors).most_common(1)[0][0]}"

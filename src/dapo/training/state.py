@@ -111,6 +111,8 @@ class Run:
     state: TrainState = field(default_factory=TrainState)
     timer: StepTimer = field(default_factory=StepTimer)
     """Seconds per phase of the step at hand."""
+    given_advice: set[str] = field(default_factory=set)
+    """The kinds of advice that this process has printed: each is given once."""
     checkpoints: CheckpointWriter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -132,8 +134,8 @@ class Run:
             yield
 
     @contextmanager
-    def phase(self, name: str, *, total: int = 0) -> Iterator[Callable[[int, int], None]]:
-        """Show and time a phase of the step under one name; yields what takes (done, total) as its progress."""
+    def phase(self, name: str, *, total: int = 0) -> Iterator[Callable[..., None]]:
+        """Show and time a phase of the step under one name; yields what takes (done, total, note) as its progress."""
         self.tracker.phase(name, 0, total)
         with self.timer.phase(name):
             yield partial(self.tracker.phase, name)

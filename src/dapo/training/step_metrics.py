@@ -12,6 +12,7 @@ from dapo.evaluation.evaluate import EngineSampler, evaluate
 from dapo.evaluation.scores import Evaluation
 from dapo.telemetry.metrics import engine_gap_metrics, mean_of_updates, reflection_metrics, rollout_metrics
 from dapo.telemetry.rollout_table import write_rollouts
+from dapo.training.advice import advise_after_evaluation, advise_after_step
 from dapo.training.divergence import entropy_collapse_steps, warn_divergence
 from dapo.training.rollout import Batch, require_groups
 from dapo.training.state import Run
@@ -73,11 +74,15 @@ def evaluate_and_log(run: Run) -> None:
         evaluation = _evaluate(run, step)
         if evaluation is not None:
             metrics |= evaluation.metrics()
+            advise_after_evaluation(run, evaluation)
             state.accuracy = metrics[f"eval/{evaluation.plan.name}/accuracy"]
     if step > 0:
+        run.timer.add("judge_wait", run.sampling.judge_wait_s)
+        run.sampling.judge_wait_s = 0.0
         timings = run.timer.metrics(tokens_generated=int(metrics["rollout/tokens_generated"]))
         state.wall_s += timings["time/step_s"]
         metrics |= timings
+        advise_after_step(run, metrics)
     if metrics:
         run.tracker.log(step, metrics)
     state.unlogged, state.is_saved = None, False
