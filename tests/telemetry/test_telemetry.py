@@ -230,7 +230,8 @@ class TestLiveProgress:
             display.phase("generate", 5, 8, "31 judged: 26 all wrong")
 
         text = _on_a_terminal(generate, until=b"all wrong")
-        assert "5/8 groups" in text and "31 judged: 26 all wrong" in text
+        assert "5/8 groups" in text
+        assert "31 judged: 26 all wrong" in text
 
     def test_the_cursor_is_given_back(self):
         raw = _on_a_terminal(_three_steps)
