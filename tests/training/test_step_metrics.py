@@ -66,7 +66,7 @@ def step(truncated: float, waited_s: float, step_s: float, evaluate_s: float = 0
     return {"rollout/truncated_fraction": truncated, **times}
 
 
-def test_more_than_half_of_the_responses_cut_off_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_more_than_half_of_the_responses_cut_off_is_logged_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     lines = advised(tmp_path, capsys, [step(0.5, 0, 9), step(0.51, 0, 9), step(0.9, 0, 9)])
     assert len(lines) == 1
     assert lines[0].startswith("step 2: 51.0% of the responses end at the limit of 8 tokens and are penalised; raise")
