@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dapo.assemble import distinct
-from dapo.cli.eval import EvalRequest, evaluation_config
+from dapo.cli.eval import EvalRequest, evaluation_config, evaluation_data
 from dapo.config import build_config
 from dapo.config.data_spec import parse_spec
-from dapo.core.errors import DataError
+from dapo.core.errors import ConfigError, DataError
 from dapo.core.journal import Journal, open_journal
 from dapo.data.problems import load_problems
 from dapo.engines.scripted import ScriptedEngine
@@ -297,6 +297,16 @@ def test_another_model_does_not_inherit_the_trust_that_a_run_has():
     ).model_dump(mode="json")
     config, _ = evaluation_config("tiny-random", "builtin:sums", EvalRequest("builtin:sums"), base)
     assert (config.model.name, config.model.dtype, config.model.trust_remote_code) == ("tiny-random", "float64", False)
+
+
+def test_without_data_a_run_is_evaluated_on_its_own_held_out_problems():
+    base = {"data": {"train": "builtin:gcd", "eval": {"builtin": {"sums": {}}, "size": 8}}}
+    assert evaluation_data(EvalRequest(None), base) == {"builtin": {"sums": {}}, "size": 8}
+    assert evaluation_data(EvalRequest("builtin:gcd"), base) == "builtin:gcd"
+    with pytest.raises(ConfigError, match="only a run knows the problems that it was evaluated on"):
+        evaluation_data(EvalRequest(None), None)
+    with pytest.raises(ConfigError, match=r"the run was trained without data\.eval"):
+        evaluation_data(EvalRequest(None), {"data": {"eval": None}})
 
 
 def test_the_number_of_samples_may_be_given_in_two_ways():

@@ -39,7 +39,8 @@ _SETTINGS_THAT_MUST_MATCH = ("samples_per_problem", "temperature", "top_p", "max
 class EvalRequest:
     """The arguments of `dapo eval`."""
 
-    data: str
+    data: str | None
+    """None: what the run was evaluated on."""
     samples_per_problem: int | None = None
     """None: eval.samples_per_problem, or as often as a data file repeats each of its problems."""
     server: str | None = None
@@ -137,7 +138,8 @@ def _evaluate(
     model: str, request: EvalRequest, *, base: Mapping[str, Any] | None, journal: Path | None
 ) -> tuple[dict[str, Any], Evaluation]:
     """The summary and the result of one evaluation; problems that are in the journal are not sampled again."""
-    config, checkpoint = evaluation_config(model, parse_data_argument(request.data), request, base)
+    data = evaluation_data(request, base)
+    config, checkpoint = evaluation_config(model, data, request, base)
     with ExitStack() as stack:
         judge = stack.enter_context(VerifierPool(config.reward))
         if request.server is None:
@@ -173,7 +175,19 @@ def _evaluate(
         show = stack.enter_context(progress(f"evaluate {model}"))
         check = partial(stop.check, advice)
         result = evaluate(sampler, judge, problems, journal=records, on_progress=show, check=check)
-    return {"model": model, "data": request.data, **result.summary()}, result
+    return {"model": model, "data": request.data or data, **result.summary()}, result
+
+
+def evaluation_data(request: EvalRequest, base: Mapping[str, Any] | None) -> DataSpec:
+    """The problems to evaluate on: those of `--data`, else those on which the run was evaluated. Raises ConfigError."""
+    if request.data is not None:
+        return parse_data_argument(request.data)
+    if base is None:
+        raise ConfigError("dapo eval needs --data SOURCE: only a run knows the problems that it was evaluated on")
+    if base["data"]["eval"] is None:
+        raise ConfigError("dapo eval needs --data SOURCE: the run was trained without data.eval")
+    found: DataSpec = base["data"]["eval"]
+    return found
 
 
 def open_engine_sampler(

@@ -79,7 +79,10 @@ def evaluate(
         ),
     ] = None,
     overrides: Overrides = None,
-    data: Annotated[str, typer.Option(help="data source: problems.jsonl, builtin:sums, aime24")] = ...,  # type: ignore[assignment]
+    data: Annotated[
+        str | None,
+        typer.Option(help="data source: problems.jsonl, builtin:sums, aime24; default: a run's own data.eval"),
+    ] = None,
     samples_per_problem: Annotated[
         int | None, typer.Option(min=1, help="responses per problem: the k of avg@k")
     ] = None,

@@ -150,6 +150,8 @@ def report(config: Config, directory: RunDirectory) -> None:
     )
     evaluations = directory.evaluations()
     newest = directory.latest_checkpoint(warn=warn)
+    # without held-out problems of its own a run has nothing to be evaluated on; one that has them may get more samples
+    asked = "--samples-per-problem 8" if evaluations else "--data problems.jsonl"
     final_report(
         Console(),
         before=evaluations[0] if evaluations else None,
@@ -159,9 +161,9 @@ def report(config: Config, directory: RunDirectory) -> None:
             "curves": directory.curves,
             "metrics, one line per step": directory.metrics,
             "every judged response": directory.path / "rollouts",
-            "evaluations": directory.path / "eval",
+            **({"evaluations": directory.path / "eval"} if evaluations else {}),
             "checkpoint": newest,
-            "evaluate it": f"dapo eval {directory.path} --data builtin:gcd",
+            "evaluate it": f"dapo eval {directory.path} {asked}",
             "export it": f"dapo export {directory.path} my-model",
         },
     )
