@@ -138,8 +138,7 @@ def _evaluate(
     model: str, request: EvalRequest, *, base: Mapping[str, Any] | None, journal: Path | None
 ) -> tuple[dict[str, Any], Evaluation]:
     """The summary and the result of one evaluation; problems that are in the journal are not sampled again."""
-    data = evaluation_data(request, base)
-    config, checkpoint = evaluation_config(model, data, request, base)
+    config, checkpoint = evaluation_config(model, data := evaluation_data(request, base), request, base)
     with ExitStack() as stack:
         judge = stack.enter_context(VerifierPool(config.reward))
         if request.server is None:
