@@ -28,7 +28,7 @@ from dapo.telemetry.console import (
     stopwatch,
 )
 from dapo.telemetry.curves import plot_curves
-from dapo.telemetry.rollout_table import ROLLOUT_SCHEMA, write_rollouts
+from dapo.telemetry.rollout_table import ROLLOUT_SCHEMA, short_fields, write_rollouts
 from dapo.telemetry.sinks import JsonlSink, TensorBoardSink, TrackioSink, WandbSink, read_metrics, truncate_after
 
 STEP = {
@@ -336,8 +336,10 @@ class TestRollouts:
             "prompt": "2+2?",
             "response": "4",
             "answer": "4",
+            "fields": '{"kind": "sum"}',
             "correct": True,
             "score": 1.0,
+            "components": None,
             "error": None,
             "reward": 0.5,
             "advantage": -0.25,
@@ -373,6 +375,11 @@ class TestRollouts:
     def test_no_rows_are_an_empty_table(self, tmp_path):
         write_rollouts(tmp_path / "t", [])
         assert read_table(tmp_path / "t").num_rows == 0
+
+    def test_short_columns_of_a_problem_are_kept_long_ones_and_those_shown_elsewhere_are_not(self):
+        fields = {"kind": "sum", "level": 3, "tests": "x" * 201, "solution": "4", "extra": {"a": 1}}
+        assert short_fields(fields, known=["4"]) == '{"kind": "sum", "level": 3}'
+        assert short_fields({"solution": "4"}, known=["4"]) is None
 
     def test_a_lone_surrogate_is_replaced_and_a_nul_is_kept(self, tmp_path):
         write_rollouts(tmp_path / "t", [self.row(response="a\ud83db\x00c\ud83d\ude42")])

@@ -44,6 +44,8 @@ def test_each_response_has_its_own_advantage_in_the_table_also_behind_one_withou
     tracker.close()
     rows = read_table(run.directory.rollouts(1)).to_pylist()
     assert [row["reward"] for row in rows] == [None, 1.0, None, -1.0, -1.0, -1.0]
+    assert {row["fields"] for row in rows} == {None}
+    assert {row["components"] for row in rows} == {None}
     found = [row["advantage"] for row in rows]
     assert (found[0], found[2], found[4], found[5]) == (None, None, None, None)
     assert [found[1], found[3]] == pytest.approx([0.7071, -0.7071], abs=1e-4)

@@ -1,5 +1,6 @@
 """The judged responses of a step as a Parquet table, to query with DuckDB, pandas or pyarrow."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 
 from dapo.core.files import atomic_file
 
+_FIELD_CHARS = 200
 ROWS_PER_CHUNK = 1024  # bounds memory: at the paper's lengths a whole step is gigabytes of ids
 
 
@@ -28,8 +30,10 @@ ROLLOUT_SCHEMA = pa.schema(
         _required("prompt", pa.string()),
         _required("response", pa.string()),
         _required("answer", pa.string()),
+        pa.field("fields", pa.string()),  # the problem's other short columns as JSON; null: it has none
         pa.field("correct", pa.bool_()),  # null: the verifier only gives a score, or no verdict
         pa.field("score", pa.float64()),  # null: no verdict
+        pa.field("components", pa.string()),  # the score of each verifier as JSON; null: there is one verifier only
         pa.field("error", pa.string()),  # why there is no verdict; null: there is one
         pa.field("reward", pa.float64()),  # shaped; null: no verdict
         pa.field("advantage", pa.float64()),  # null: did not train
@@ -80,6 +84,20 @@ def _column(values: list[Any], field: pa.Field) -> pa.Array:
     numbers = np.concatenate([np.asarray(row, field.type.value_type.to_pandas_dtype()) for row in values])
     ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
     return pa.ListArray.from_arrays(pa.array(ends), pa.array(numbers), type=field.type)
+
+
+def short_fields(fields: Mapping[str, Any], *, known: Sequence[str]) -> str | None:
+    """The columns of a problem that are numbers or short texts, as JSON; None without any.
+
+    A text that is among the `known` ones (the answer, the prompt) has a column of its own in the table.
+    """
+    kept = {
+        name: value
+        for name, value in fields.items()
+        if isinstance(value, bool | int | float)
+        or (isinstance(value, str) and len(value) <= _FIELD_CHARS and value not in known)
+    }
+    return json.dumps(kept) if kept else None
 
 
 def storable(text: str) -> str:

@@ -1,5 +1,6 @@
 """What a step reports: its metrics, its table of judged responses, and the evaluation after it."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
@@ -11,7 +12,7 @@ from dapo.core.files import atomic_write_json
 from dapo.evaluation.evaluate import EngineSampler, evaluate
 from dapo.evaluation.scores import Evaluation
 from dapo.telemetry.metrics import engine_gap_metrics, mean_of_updates, reflection_metrics, rollout_metrics
-from dapo.telemetry.rollout_table import write_rollouts
+from dapo.telemetry.rollout_table import short_fields, write_rollouts
 from dapo.training.advice import advise_after_evaluation, advise_after_step
 from dapo.training.divergence import entropy_collapse_steps, warn_divergence
 from dapo.training.rollout import Batch, require_groups
@@ -104,6 +105,7 @@ def _rollout_rows(run: Run, batch: Batch, samples: Sequence[Sample], *, step: in
     advantages = {(sample.group_id, sample.index): sample.advantage for sample in samples}
     for group, outcome in batch.judged:
         prompt = run.sampling.encoder.decode_prompt(group.prompt_ids)
+        fields = short_fields(group.problem.fields, known=[group.problem.answer])
         for i, (generation, verdict) in enumerate(zip(group.generations, group.verdicts, strict=True)):
             yield {
                 "step": step,
@@ -114,8 +116,10 @@ def _rollout_rows(run: Run, batch: Batch, samples: Sequence[Sample], *, step: in
                 "prompt": prompt,
                 "response": group.texts[i],
                 "answer": group.problem.answer,
+                "fields": fields,
                 "correct": verdict.correct,
                 "score": None if verdict.error is not None else verdict.score,
+                "components": json.dumps(dict(verdict.components)) if verdict.components else None,
                 "error": verdict.error,
                 "reward": group.rewards[i],
                 "advantage": advantages.get((group.id, i)),
