@@ -82,6 +82,14 @@ def test_nothing_suspicious_is_exit_0_and_a_false_positive_is_exit_1(capsys):
     assert "several answers on one line" in out
 
 
+def test_what_is_not_suspicious_is_shown_on_demand_only(capsys):
+    _, short, _ = run(capsys, "math", "reward.workers=1")
+    _, long, _ = run(capsys, "math", "--all", "reward.workers=1")
+    assert "praise of itself" not in short
+    assert "praise of itself" in long
+    assert len(short.splitlines()) < len(long.splitlines()) - 20
+
+
 def test_problems_come_from_data_or_an_answer_is_given(capsys):
     code, out, _ = run(capsys, "gsm8k", "--data", "builtin:sums", "reward.workers=1")
     assert (code, out.count("Reference")) == (0, 3)

@@ -241,11 +241,13 @@ def reward_test(
     data: Annotated[str | None, typer.Option(help="take the first problems of this source")] = None,
     answer: Annotated[str | None, typer.Option(help="the example problem's reference")] = None,
     right: Annotated[str | None, typer.Option(help="a correct response, if none of the usual forms is")] = None,
+    show_all: Annotated[bool, typer.Option("--all", help="print every response, not only the suspicious ones")] = False,
 ) -> None:
     """Audit a reward on empty, endless, hedging and hostile responses; exit 1 if it accepts one."""
     from dapo.cli.reward import report_on_reward
 
-    if not report_on_reward(verifier, data=data, answer=answer, right=right, overrides=overrides or []):
+    chosen = overrides or []
+    if not report_on_reward(verifier, data=data, answer=answer, right=right, overrides=chosen, show_all=show_all):
         raise typer.Exit(1)
 
 

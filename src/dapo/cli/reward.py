@@ -22,7 +22,13 @@ _SHOWN_CHARS = 60
 
 
 def report_on_reward(
-    verifier: str, *, data: DataSpec | None, answer: str | None, right: str | None, overrides: Sequence[str]
+    verifier: str,
+    *,
+    data: DataSpec | None,
+    answer: str | None,
+    right: str | None,
+    overrides: Sequence[str],
+    show_all: bool = False,
 ) -> bool:
     """Print the audit of a reward. Raises ConfigError, DataError or RewardError for an argument that cannot be used.
 
@@ -32,6 +38,7 @@ def report_on_reward(
         answer: the reference of the example.
         right: a response to it that is known to be right.
         overrides: `reward.NAME=VALUE`.
+        show_all: print the verdict on every response, not only those with an issue.
 
     Returns:
         Whether there is no issue.
@@ -55,7 +62,7 @@ def report_on_reward(
         audits = [audit_reward(pool, problem, right or None) for problem in problems]
     console = Console()
     for audit in audits:
-        console.print(table_of(audit))
+        console.print(table_of(audit, show_all=show_all))
         for line in audit_summary(audit):
             console.print(line, highlight=False, soft_wrap=True)
     return not any(audit.suspicious for audit in audits)
@@ -72,15 +79,15 @@ def _require_columns(pool: VerifierPool, problems: Sequence[Problem], data: Data
             raise DataError(f"{name} needs {missing}, which the example problem does not have; {have}")
 
 
-def table_of(audit: Audit) -> Table:
-    """One row per response; on broken references only those with an issue."""
+def table_of(audit: Audit, *, show_all: bool) -> Table:
+    """A row for the right response and one for each response with an issue; with `show_all`, for every response."""
     table = Table(title=f"Reference {audit.problem.answer[:_SHOWN_CHARS]!r}", title_justify="left", title_style="bold")
     for column in ("response", "verdict", "score", "ms", ""):
         table.add_column(column, justify="right" if column in ("score", "ms") else "left")
     if audit.right is not None:
         table.add_row(*_cells(audit.right), "")
     for check in audit.checks:
-        if check.reference is None or check.issues:
+        if check.issues or (show_all and check.reference is None):
             table.add_row(*_cells(check), ", ".join(check.issues))
     return table
 
@@ -101,7 +108,7 @@ def audit_summary(audit: Audit) -> list[str]:
         lines.append("no usual form of the right answer is accepted: give one with --right, or problems with --data")
     counts = Counter(issue for check in audit.checks for issue in check.issues)
     if not counts:
-        lines.append("nothing suspicious")
+        lines.append(f"nothing suspicious in {len(audit.checks)} responses (--all shows each of them)")
     if count := counts["false positive"]:
         lines.append(f"{count} false positives: wrong responses that it accepts")
     if count := counts["verifier error"]:
