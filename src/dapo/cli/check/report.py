@@ -12,6 +12,7 @@ from dapo.config import Config, LoraConfig, ModelConfig
 from dapo.core.errors import ConfigError
 from dapo.policy.lora import adapted_layers
 from dapo.policy.model import load_meta_model
+from dapo.telemetry.console import duration
 
 
 def describe_estimate(config: Config, given: Sequence[str] = ()) -> Iterator[str]:
@@ -143,9 +144,7 @@ def _step(estimate: ResourceEstimate) -> Iterator[str]:
     if config.schedule == "one_step_off":
         training = sum(phases[name] for name in phases if name in ("update", "old log-probabilities"))
         total = phases["weight sync"] + max(training, total - training - phases["weight sync"])
-    days = total * config.train.num_steps / 86400
-    duration = f"{days:,.1f} days" if days >= 1 else f"{days * 24:,.1f} hours"
-    steps = f"{config.train.num_steps} steps: {duration}, evaluations not counted"
+    steps = f"{config.train.num_steps} steps: {duration(total * config.train.num_steps)}, evaluations not counted"
     yield f"  {total:>10,.1f} s  total ({config.schedule}); {steps}"
 
 
