@@ -4,9 +4,6 @@ from benchmarks.verifier_report import read_cases
 from dapo.rewards import get_verifier
 from dapo.types import Problem
 
-# right answers in prose: to read them, a verifier would have to guess which number of a sentence is meant
-NOT_READ = {"Answer: The total is 42", "Answer: There are 42 apples.", "Answer: 60 apples"}
-
 
 def test_the_table_is_as_described():
     cases = read_cases()
@@ -17,11 +14,11 @@ def test_the_table_is_as_described():
     assert all(case.why for case in cases)
 
 
-def test_math_accepts_no_wrong_answer_and_every_right_one_but_those_named():
+def test_math_accepts_no_wrong_answer_and_every_right_one():
     verifier = get_verifier("math")
     misjudged = {
         case.response
         for case in read_cases()
         if (verifier(Problem("1", "Q", case.truth), case.response).correct is True) != case.expected
     }
-    assert misjudged == NOT_READ
+    assert misjudged == set()

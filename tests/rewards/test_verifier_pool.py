@@ -222,7 +222,7 @@ def test_modules_of_the_current_directory_reach_the_workers_and_hide_nothing(tmp
     (tmp_path / "random.py").write_text("raise ImportError('not the random you think')")
     monkeypatch.chdir(tmp_path)
     with open_pool("math", workers=1) as pool:
-        assert judged(pool, ["Answer: \\frac{84}{2}"]) == (Verdict(True, 1.0),)
+        assert judged(pool, ["Answer: 6 \\times 7 = 42"]) == (Verdict(True, 1.0),)
     with open_pool("mine_here:f", workers=1) as pool:
         assert judged(pool, ["yes"]) == (Verdict(True, 1.0),)
 

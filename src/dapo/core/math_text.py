@@ -1,13 +1,12 @@
-"""Rules for finding an answer in a text (`Answer:` lines, boxes, wrappers, numbers), and one form for equal answers."""
+"""Rules for finding an answer in a text: `Answer:` lines, boxes, wrappers, numbers."""
 
 import re
 from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
-from itertools import accumulate
 from typing import NamedTuple
 
-TEXT_COMMAND = re.compile(r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf)|mbox|operatorname)\s*\{([^{}]*)\}")
+_TEXT_COMMAND = re.compile(r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf)|mbox|operatorname)\s*\{([^{}]*)\}")
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
 INTEGER = re.compile(rf"[-+]?{_DIGITS}", re.ASCII)
 _NUMBER = re.compile(rf"(?:(?<!\d)[-+])?(?:{_DIGITS}(?:\.\d+)?|\.\d+)", re.ASCII)
@@ -140,88 +139,6 @@ def _value(number: str) -> Fraction:
     return Fraction(*Decimal(number.replace(",", "")).as_integer_ratio())
 
 
-_FULL_WIDTH_DIGITS = "".join(chr(0xFF10 + digit) for digit in range(10))
-_LATEX = ("\\times ", "\\cdot ", "\\div ", "\\pi ", "\\infty ", "\\le ", "\\ge ", "^2", "^3")
-_CHARACTERS = {
-    **str.maketrans("−–\xa0\u202f\u2009" + _FULL_WIDTH_DIGITS, "--   0123456789", "°"),
-    **{ord(sign): latex for sign, latex in zip("×·÷π∞≤≥²³", _LATEX, strict=True)},
-}
-_RULES = (
-    (re.compile(r"\\(?:left|right|displaystyle|bigl|bigr|big)(?![A-Za-z])"), ""),
-    (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
-    (re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])"), ""),
-    (re.compile(r"\{,\}"), ","),
-    (re.compile(r"\\!"), ""),
-    (re.compile(r"(?<!\\)\\(?:[,;: ]|q?quad(?![A-Za-z]))|~"), " "),
-    (re.compile(r"\\\$|^\$(?=\d)|(?<=\d)\$$"), ""),  # money; the dollars of mathematics are stripped in pairs
-    (re.compile(r"(?<!\\)%|\bpercent\b"), r"\\%"),
-    (re.compile(r"√\s*(\d+|\{[^{}]*\}|\([^()]*\))"), r"\\sqrt{\1}"),
-    (re.compile(r"^([-+])\s+(?=\d)"), r"\1"),
-    (re.compile(r"^(-?\d+) +(\d+) ?/ ?(\d+)$"), r"\1\\frac{\2}{\3}"),  # a mixed number
-    (re.compile(r"\s+"), " "),
-)
-_THOUSANDS = re.compile(
-    r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])"
-    r"|(?<![\d.,])(?<![\d.,] )\d{1,3}(?: \d{3})+(?! ?[\d,])"
-)
-_UNIT_WORD = (
-    "(?:cm|mm|km|kg|mg|ml|ft|lbs?|oz|mph|in|inch(?:es)?|feet|foot|yards?|miles?|(?:centi|milli|kilo)?met(?:er|re)s?"
-    "|(?:kilo)?grams?|pounds?|ounces?|tons?|lit(?:er|re)s?|gallons?|seconds?|sec|minutes?|min|hours?|hrs?|days?"
-    "|weeks?|months?|years?|degrees?|radians?|dollars?|cents?|euros?|USD|EUR|units?|ways?|times|people|square|sq|cubic|per)"
-)
-_UNIT_PHRASE = rf"{_UNIT_WORD}(?:[ /]+{_UNIT_WORD}|/[hs])*"
-_UNIT = re.compile(
-    r"(?<=[\d})])\s*"
-    # a single letter is a unit only in \text{ }: 5 m may be a product
-    rf"(?:\\(?:text|mathrm|mbox|textrm|textit|operatorname)\s*\{{\s*(?:{_UNIT_PHRASE}|[mgsLh])\s*\}}"
-    rf"|(?<= ){_UNIT_PHRASE})"
-    r"\s*(?:\^\s*\{?\s*[23]\s*\}?)?$",
-    re.IGNORECASE,
-)
-_SIMPLE_FRACTION = re.compile(r"\\frac(?:\{(\d{1,15})\}\{(\d{1,15})\}|(\d)(\d))")
-_QUOTIENT = re.compile(r"([-+]?\d{1,15})/(\d{1,15})", re.ASCII)
-
-
-def normalize_math(text: str) -> str:
-    """The text without wrappers, spacing commands, degree and currency signs and thousands separators."""
-    text = strip_formatting(text).translate(_CHARACTERS)
-    for pattern, replacement in _RULES:
-        text = pattern.sub(replacement, text)
-    text = strip_formatting(text)
-    depth_at = depths(text)  # in brackets a comma separates
-    return _THOUSANDS.sub(lambda found: found[0] if depth_at[found.start()] else re.sub("[, ]", "", found[0]), text)
-
-
-def normalize_answer(answer: str | None) -> str:
-    """An answer as `Verdict.answer`: numbers by value (`1/2` and `0.5` are equal), the rest as normalized text."""
-    text = re.sub(r"\s+", "", normalize_math(answer or "")).casefold()
-    text = _SIMPLE_FRACTION.sub(lambda found: "/".join(filter(None, found.groups())), text)
-    number = plain_number(text)
-    if number is None and (match := _QUOTIENT.fullmatch(text)) and int(match[2]):
-        number = Fraction(int(match[1]), int(match[2]))
-    return text if number is None else normalize_number(number)
-
-
-def depths(text: str) -> list[int]:
-    """The number of open brackets before each character."""
-    return list(accumulate(((c in "([{") - (c in ")]}") for c in text), initial=0))[:-1]
-
-
-def split_unit(part: str) -> tuple[str, str]:
-    r"""Value and unit: `5 \text{ cm}` -> (`5`, `cm`); a unit only counts after a number or a bracket."""
-    match = _UNIT.search(part)
-    if match is None:
-        return part, ""
-    singular = re.sub(r"(?<=[a-z]{2})s\b", "", plain_text(match[0]))
-    return part[: match.start()].strip(), re.sub(r"[^a-z0-9/]", "", singular)
-
-
-def plain_text(part: str) -> str:
-    r"""The words of `\text{...}` and the like, in lower case, without brackets around them."""
-    words = " ".join(TEXT_COMMAND.sub(r" \1 ", part).casefold().split())
-    return words[1:-1].strip() if words.startswith("(") and words.endswith(")") else words
-
-
 def without_text_commands(part: str) -> str:
     r"""The text with `B` for `\text{B}`."""
-    return TEXT_COMMAND.sub(r"\1", part).strip()
+    return _TEXT_COMMAND.sub(r"\1", part).strip()

@@ -2,53 +2,91 @@
 
 import re
 from functools import lru_cache
+from itertools import pairwise
 from typing import ClassVar
 
-from dapo.core.math_text import answer_line, boxes, final_part, last_boxed, normalize_answer
+from dapo.core.math_text import answer_line, boxes, final_part
+from dapo.rewards.answers.evaluate import load
+from dapo.rewards.answers.reference import Reference
+from dapo.rewards.answers.sentences import is_doubtful, value_in_sentence, without_preamble
 from dapo.rewards.verdicts import binary_verdict, error_verdict
-from dapo.rewards.verifiers.equivalence import Reference
-from dapo.rewards.verifiers.symbolic import Symbolic
 from dapo.types import Problem, Verdict
 
 _CACHE_SIZE = 1024
-_ANSWER_IS = re.compile(r"(?:so\s+|thus\s+)?(?:the\s+)?(?:final\s+|correct\s+)?answer\s+is:?\s*", re.IGNORECASE)
-_ONLY_WORDS = re.compile(r"(?:[A-Za-z\s.,:;!*$]|\\[()\[\]])*")
+_ONLY_WORDS = re.compile(r"(?:[A-Za-z\s.,:;!*$'’]|\\[()\[\]])*")
+_JOINED = re.compile(r"[\s$*]*(?:\\[()\]\[])?\s*(?:[,;]|\\text\{\s*)?\s*(?:and|or)?\s*\}?\s*(?:\\[()\]\[])?[\s$*]*")
+"""What may be between two boxes that are one list."""
 
 
 class MathVerifier:
-    """Right if the marked answer is equivalent to the reference; strict about everything around it.
+    """Right if the marked answer is the reference's value; strict about everything around it.
 
-    A response without a mark is wrong, and so is one that hedges (`3 or 4`) or explains on the answer's line. A
-    reference that cannot be read gives an error, whatever the response.
+    A response without a mark is wrong, and so is one that hedges (`3 or 4`), explains on the answer's line, or repeats
+    the question as an expression. A reference that cannot be read gives an error, whatever the response. All right
+    answers have one `Verdict.answer`: the reference's normal form.
     """
 
     binary: ClassVar[bool] = True
 
     def __init__(self) -> None:
-        """Import math-verify, so that it does not count against the time limit of the first verdict."""
-        symbolic = Symbolic()
-        self._read = lru_cache(_CACHE_SIZE)(lambda answer: Reference.read(answer, symbolic))
+        """Import what irrational numbers need, so that it does not count against the time limit of a verdict."""
+        load()
+        self._read = lru_cache(_CACHE_SIZE)(Reference.read)
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         reference = self._read(problem.answer)
         if reference is None:
             return error_verdict(f"math: the reference {problem.answer[:80]!r} cannot be read as mathematics")
         answer = claimed_answer(response)
-        return binary_verdict(answer is not None and reference.is_answered_by(answer), normalize_answer(answer))
+        if answer is None:
+            return binary_verdict(False, "")
+        for text in (answer, value_in_sentence(answer)):
+            if text is not None and reference.is_answered_by(text):
+                return binary_verdict(True, reference.normal_form)
+        return binary_verdict(False, reference.vote(answer, correct=False))
 
 
 def claimed_answer(response: str) -> str | None:
     r"""The text of the response's last `Answer:` line, else of its last `\boxed{}`, else None.
 
-    A single box on the line `Answer:` with only words around it is the answer; otherwise boxes are mere brackets.
+    A single box on the line `Answer:` with only words around it is the answer; boxes joined by commas, `and` and `or`
+    are a list; otherwise boxes are mere brackets.
     """
     text = final_part(response)
     if (line := answer_line(text)) is None:
-        return last_boxed(text)
-    line = _ANSWER_IS.sub("", line, count=1) if _ANSWER_IS.match(line) else line
+        return _last_boxes(text)
+    line = without_preamble(line)
     found = boxes(line)
-    if len(found) != 1:
+    if not found:
         return line
-    (box,) = found
-    before, after = line[: box.start], line[box.end :]
-    return box.content if _ONLY_WORDS.fullmatch(before + after) else before + box.content + after
+    before, after = line[: found[0].start], line[found[-1].end :]
+    if len(found) > 1 and not (_ONLY_WORDS.fullmatch(before + after) and _all_joined(line)):
+        return _without_boxes(line)
+    if _ONLY_WORDS.fullmatch(before + after):
+        return line if is_doubtful(before + " " + after) else _last_boxes(line)
+    return _without_boxes(line)
+
+
+def _last_boxes(text: str) -> str | None:
+    """The content of the last box, with those that are joined to it as a list."""
+    found = sorted(boxes(text), key=lambda box: box.start)
+    if not found:
+        return None
+    contents = [found[-1].content]
+    for box, following in zip(reversed(found[:-1]), reversed(found[1:]), strict=True):
+        if box.end > following.start or not _JOINED.fullmatch(text[box.end : following.start]):
+            break
+        contents.insert(0, box.content)
+    return ", ".join(contents)
+
+
+def _without_boxes(text: str) -> str:
+    """The text with the content of each box in its place."""
+    for box in sorted(boxes(text), reverse=True):
+        text = text[: box.start] + box.content + text[box.end :]
+    return text
+
+
+def _all_joined(line: str) -> bool:
+    found = boxes(line)
+    return all(_JOINED.fullmatch(line[box.end : following.start]) for box, following in pairwise(found))

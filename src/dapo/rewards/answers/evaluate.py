@@ -1,0 +1,309 @@
+"""Computes expressions within bounds: exactly where the value is rational, else to 100 digits."""
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+from functools import cache
+from typing import Any, TypeAlias
+
+from dapo.rewards.answers.expressions import Node
+
+Value: TypeAlias = Fraction | Any  # a Fraction where it is exact, else a number of mpmath
+_MAX_BITS = 400_000
+_MAX_FACTORIAL = 20_000
+_MAX_MAGNITUDE = 10**15  # bits of the exponent's effect
+_DIGITS = 100
+_AGREEMENT = 40
+"""Two irrational values are the same if they agree to so many digits, of the 100 computed: a relative tolerance."""
+_MAX_HEIGHT = 10**20
+_POINTS = 8
+_MIN_POINTS = 3
+
+
+class Undefined(ArithmeticError):
+    """No value: a division by zero, a logarithm of zero."""
+
+
+class TooCostly(ArithmeticError):
+    """The value is beyond the bounds."""
+
+
+@cache
+def _mp() -> Any:
+    """A context of mpmath of our own: its precision is nobody else's."""
+    import mpmath
+
+    context = mpmath.mp.clone()
+    context.dps = _DIGITS
+    return context
+
+
+def load() -> None:
+    """Import what irrational values need."""
+    _mp()
+
+
+def value_of(node: Node, names: Mapping[str, Fraction] | None = None) -> Value:
+    """The value of an expression, with these values for its variables.
+
+    Raises:
+        Undefined: if it has none.
+        TooCostly: if it is beyond the bounds; nothing large is computed before that is known.
+    """
+    try:
+        return _value(node, names or {})
+    except (ZeroDivisionError, ValueError, OverflowError, TypeError) as error:
+        raise Undefined(str(error)) from error
+
+
+def names_of(node: Node) -> frozenset[str]:
+    """The variables of an expression."""
+    if node.op == "name":
+        return frozenset([node.text])
+    return frozenset().union(*map(names_of, node.args)) if node.args else frozenset()
+
+
+def same_values(one: Value, other: Value) -> bool:
+    """Whether two values are equal: exactly if both are rational, else to 40 digits, relative to their size."""
+    if isinstance(one, Fraction) and isinstance(other, Fraction):
+        return one == other
+    if any(isinstance(v, Fraction) and abs(v.numerator) * v.denominator > _MAX_HEIGHT for v in (one, other)):
+        return False  # a number of many digits may be near an irrational one, and is never equal to it
+    one, other = to_mp(one), to_mp(other)
+    size = max(abs(one), abs(other))
+    return bool(abs(one - other) <= size * _mp().mpf(10) ** -_AGREEMENT)
+
+
+def is_real(value: Value) -> bool:
+    """Whether a value has no imaginary part."""
+    return isinstance(value, Fraction) or bool(abs(_mp().im(value)) <= abs(value) * _mp().mpf(10) ** -_AGREEMENT)
+
+
+def real_key(value: Value) -> Any:
+    """A real value for sorting; raises Undefined."""
+    if not is_real(value):
+        raise Undefined("not real")
+    return value if isinstance(value, Fraction) else _mp().re(value)
+
+
+def is_less(one: Value, other: Value) -> bool:
+    """Whether one real value is smaller than another."""
+    one, other = _both(one, other)
+    return not same_values(one, other) and bool(one < other)
+
+
+def is_rounding(decimal: Fraction, num_decimals: int, value: Value) -> bool:
+    """Whether a decimal with so many digits behind the point is the value to its last digit, rounded or cut."""
+    return is_real(value) and bool(abs(to_mp(decimal) - value) <= _mp().mpf(10) ** -num_decimals)
+
+
+def same_function(one: Node, other: Node) -> bool:
+    """Whether two expressions with variables agree: at points of both signs at which `one` is real."""
+    names = sorted(names_of(one) | names_of(other))
+    compared = 0
+    for trial in range(_POINTS):
+        point = {name: _coordinate(index, trial) for index, name in enumerate(names)}
+        try:
+            expected = value_of(one, point)
+            if not is_real(expected):
+                continue
+        except Undefined:
+            continue
+        try:
+            if not same_values(expected, value_of(other, point)):
+                return False
+        except Undefined:
+            return False
+        compared += 1
+    return compared >= _MIN_POINTS
+
+
+def _coordinate(index: int, trial: int) -> Fraction:
+    value = Fraction(17 + 38 * index + 13 * trial + index * index * trial, 29 + 2 * trial + 3 * index)
+    return -value if trial % 2 and (trial // 2 + index) % 2 else value
+
+
+def to_mp(value: Value) -> Any:
+    """The value as a number of mpmath."""
+    return _mp().mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
+
+
+def _value(node: Node, names: Mapping[str, Fraction]) -> Value:
+    if node.op in ("number", "repeating"):
+        assert node.value is not None
+        return node.value
+    if node.op == "name":
+        if node.text not in names:
+            raise Undefined(f"{node.text} has no value")
+        return names[node.text]
+    if node.op == "constant":
+        if node.text == "infinity":
+            raise Undefined("infinity")
+        return +getattr(_mp(), node.text)
+    values = [_value(arg, names) for arg in node.args]
+    return _bounded(_OPERATIONS[node.op](*values) if node.op != "call" else _call(node.text, values))
+
+
+def _bounded(value: Value) -> Value:
+    if isinstance(value, Fraction):
+        if max(value.numerator.bit_length(), value.denominator.bit_length()) > 2 * _MAX_BITS:
+            raise TooCostly("too many digits")
+    elif not _mp().isfinite(value):
+        raise Undefined("infinite")
+    return value
+
+
+def _both(one: Value, other: Value) -> tuple[Value, Value]:
+    if isinstance(one, Fraction) and isinstance(other, Fraction):
+        return one, other
+    return to_mp(one), to_mp(other)
+
+
+def _add(one: Value, other: Value) -> Value:
+    one, other = _both(one, other)
+    return one + other
+
+
+def _multiply(one: Value, other: Value) -> Value:
+    one, other = _both(one, other)
+    return one * other
+
+
+def _divide(one: Value, other: Value) -> Value:
+    one, other = _both(one, other)
+    return one / other
+
+
+def _power(base: Value, exponent: Value) -> Value:
+    if isinstance(base, Fraction) and isinstance(exponent, Fraction):
+        exact = _rational_power(base, exponent)
+        if exact is not None:
+            return exact
+    mp = _mp()
+    base, exponent = to_mp(base), to_mp(exponent)
+    if base == 0:
+        if mp.re(exponent) <= 0:
+            raise Undefined("a power of zero")
+        return Fraction(0)
+    if abs(exponent) * max(1, abs(mp.log(abs(base), 2))) > _MAX_MAGNITUDE:
+        raise TooCostly("too large a power")
+    return mp.power(base, exponent)
+
+
+def _rational_power(base: Fraction, exponent: Fraction) -> Fraction | None:
+    bits = base.numerator.bit_length() + base.denominator.bit_length()
+    if exponent.denominator == 1:
+        if base in (0, 1, -1) and exponent >= 0:
+            return Fraction(int(base) ** int(exponent % 2 or 2 * (exponent > 0)))
+        return base ** int(exponent) if bits * abs(exponent) <= _MAX_BITS else None
+    if base < 0 or exponent.denominator > 64 or bits * max(abs(exponent.numerator), 1) > _MAX_BITS:
+        return None
+    root = _exact_root(base, exponent.denominator)
+    return None if root is None else root**exponent.numerator
+
+
+def _exact_root(value: Fraction, index: int) -> Fraction | None:
+    """The rational root of a number that is not negative, if it has one."""
+    above, below = _integer_root(value.numerator, index), _integer_root(value.denominator, index)
+    return Fraction(above, below) if above is not None and below is not None else None
+
+
+def _integer_root(value: int, index: int) -> int | None:
+    if index == 2:
+        root = math.isqrt(value)
+        return root if root * root == value else None
+    if value.bit_length() > 2000:
+        return None
+    low, high = 0, 1 << (value.bit_length() // index + 1)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if middle**index <= value else (low, middle - 1)
+    return low if low**index == value else None
+
+
+def _root(radicand: Value, index: Value) -> Value:
+    if not isinstance(index, Fraction) or index.denominator != 1 or index < 1:
+        return _power(radicand, _divide(Fraction(1), index))
+    if isinstance(radicand, Fraction) and radicand < 0 and index % 2:
+        return -_power(-radicand, 1 / index)
+    return _power(radicand, 1 / index)
+
+
+def _integer(value: Value) -> int:
+    if not isinstance(value, Fraction) or value.denominator != 1:
+        raise Undefined("not an integer")
+    return int(value)
+
+
+def _factorial(value: Value) -> Value:
+    if isinstance(value, Fraction) and value.denominator == 1:
+        if value < 0:
+            raise Undefined("the factorial of a negative number")
+        if value > _MAX_FACTORIAL:
+            raise TooCostly("too large a factorial")
+        return Fraction(math.factorial(int(value)))
+    if abs(value) > _MAX_FACTORIAL:
+        raise TooCostly("too large a factorial")
+    return _mp().gamma(to_mp(value) + 1)
+
+
+def _binomial(above: Value, below: Value) -> Value:
+    if all(isinstance(v, Fraction) and v.denominator == 1 for v in (above, below)) and 0 <= below <= above:
+        if min(below, above - below) * int(above).bit_length() > _MAX_BITS // 4:
+            raise TooCostly("too large a binomial coefficient")
+        return Fraction(math.comb(int(above), int(below)))
+    if max(abs(above), abs(below)) > _MAX_FACTORIAL:
+        raise TooCostly("too large a binomial coefficient")
+    return _mp().binomial(to_mp(above), to_mp(below))
+
+
+def _logarithm(argument: Value, base: Value | None = None) -> Value:
+    mp = _mp()
+    if argument == 0 or (base is not None and base in (0, 1)):
+        raise Undefined("a logarithm of zero")
+    result = mp.log(to_mp(argument))
+    return result if base is None else result / mp.log(to_mp(base))
+
+
+def _absolute(value: Value) -> Value:
+    return abs(value)
+
+
+def _floor(value: Value) -> Value:
+    return Fraction(math.floor(value)) if isinstance(value, Fraction) else Fraction(int(_mp().floor(real_key(value))))
+
+
+def _ceil(value: Value) -> Value:
+    return -_floor(-value)
+
+
+def _modulo(one: Value, other: Value) -> Value:
+    return Fraction(_integer(one) % _integer(other))
+
+
+def _degree(value: Value) -> Value:
+    return to_mp(value) * _mp().pi / 180
+
+
+_OPERATIONS: Mapping[str, Any] = {
+    "+": _add, "neg": lambda value: -value, "*": _multiply, "/": _divide, "÷": _divide, "mixed": _add, "^": _power,
+    "root": _root, "log": _logarithm, "!": _factorial, "binom": _binomial, "abs": _absolute, "floor": _floor,
+    "ceil": _ceil, "mod": _modulo, "degree": _degree,
+}  # fmt: skip
+_REDUCED = {"gcd": math.gcd, "lcm": math.lcm}
+_MP_NAMES = {"arcsin": "asin", "arccos": "acos", "arctan": "atan"}
+
+
+def _call(name: str, values: list[Value]) -> Value:
+    if name in _REDUCED:
+        return Fraction(_REDUCED[name](*map(_integer, values)))
+    if name in ("max", "min"):
+        return (max if name == "max" else min)(values, key=real_key)
+    (value,) = values
+    if name == "lg":
+        return _logarithm(value, Fraction(10))
+    if name in ("ln", "log"):
+        return _logarithm(value)
+    if abs(value) > 10**9:
+        raise TooCostly(f"{name} of a large number")
+    return getattr(_mp(), _MP_NAMES.get(name, name))(to_mp(value))

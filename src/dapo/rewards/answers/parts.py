@@ -1,0 +1,131 @@
+"""The types of the parts of an answer: numbers with units, tuples, sets of numbers, equations, matrices, words."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from dapo.rewards.answers.expressions import Node
+from dapo.rewards.answers.regions import End, Interval, Region
+from dapo.rewards.answers.units import Unit
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A value with its unit."""
+
+    node: Node
+    unit: Unit = ()
+
+
+@dataclass(frozen=True)
+class Words:
+    """An answer that is no mathematics."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Series:
+    """Several parts in brackets, of which `{}` do not keep an order."""
+
+    items: tuple["Part", ...]
+    brackets: str
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Rows of expressions."""
+
+    rows: tuple[tuple[Node, ...], ...]
+
+
+@dataclass(frozen=True)
+class NumberSet:
+    """A set of real numbers that is no list."""
+
+    region: Region
+
+
+@dataclass(frozen=True)
+class Relation:
+    """An inequality that is not solved for one variable, or with several."""
+
+    sides: tuple[Node, ...]
+    signs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio or a time of day: `3:4`, `5:30 pm`."""
+
+    terms: tuple[Node, ...]
+    unit: Unit
+
+
+@dataclass(frozen=True)
+class Based:
+    """Digits in a base that is named: `1011_2`."""
+
+    digits: str
+    base: str
+
+
+@dataclass(frozen=True)
+class Congruence:
+    r"""`3 \pmod 7`."""
+
+    residue: Node
+    modulus: Node
+
+
+Value: TypeAlias = Quantity | Words | Series | Matrix | NumberSet | Relation | Ratio | Based | Congruence
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the values of an answer; most answers have one."""
+
+    value: Value
+    names: tuple[str, ...] = ()  # what is equal to it: x in `x = 5`; several for `(x, y) = (1, 2)`
+    claims: tuple[Quantity, ...] = ()  # other sides of the equation without variables: `6 * 7` in `6 * 7 = 42`
+    left: tuple[Node, ...] = ()  # sides with variables that are no single name
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The parts of an answer, in the order in which they are written."""
+
+    parts: tuple[Part, ...]
+    text: str = field(compare=False, default="")
+
+
+def nodes_of(value: Value) -> Sequence[Node]:
+    """The expressions of a value."""
+    if isinstance(value, Quantity):
+        return [value.node]
+    if isinstance(value, Series):
+        return [node for item in value.items for node in nodes_of(item.value)]
+    if isinstance(value, Matrix):
+        return [node for row in value.rows for node in row]
+    if isinstance(value, Relation):
+        return value.sides
+    if isinstance(value, Ratio):
+        return value.terms
+    return [value.residue, value.modulus] if isinstance(value, Congruence) else []
+
+
+def region_of(value: Value) -> Region | None:
+    """The set of numbers that a value is or may be read as (`(1, 2)` is a point or an interval)."""
+    if isinstance(value, NumberSet):
+        return value.region
+    if not isinstance(value, Series) or len(value.items) != 2 or value.brackets not in ("()", "[]", "[)", "(]"):
+        return None
+    low, high = (item.value for item in value.items)
+    if not isinstance(low, Quantity) or not isinstance(high, Quantity):
+        return None
+    try:
+        ends = End.read(low.node), End.read(high.node)
+    except ArithmeticError:
+        return None
+    interval = Interval(*ends, value.brackets[0] == "[", value.brackets[1] == "]")
+    return None if interval.is_empty else (interval,)

@@ -1,0 +1,406 @@
+"""Reads the text of an answer into typed parts."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from dapo.rewards.answers.evaluate import names_of
+from dapo.rewards.answers.expressions import Node, Unreadable, number, parse_expression
+from dapo.rewards.answers.parts import (
+    Answer,
+    Based,
+    Congruence,
+    Matrix,
+    NumberSet,
+    Part,
+    Quantity,
+    Ratio,
+    Relation,
+    Series,
+    Value,
+    Words,
+    region_of,
+)
+from dapo.rewards.answers.regions import (
+    REALS,
+    End,
+    Interval,
+    Region,
+    complement,
+    half_line,
+    intersection,
+    point,
+    union,
+)
+from dapo.rewards.answers.token_lists import (
+    CLOSING,
+    OPENING,
+    closes_at_end,
+    is_bracketed,
+    returns_only_at_end,
+    signs_expanded,
+    split,
+    split_list,
+    with_depth,
+)
+from dapo.rewards.answers.tokens import Token, clean, plain_words, tokenize
+from dapo.rewards.answers.units import split_unit
+
+_RELATIONS = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠"}  # each with its mirror image
+_MATRICES = frozenset(("pmatrix", "bmatrix", "Bmatrix", "matrix", "smallmatrix", "array"))
+_MAX_TOKENS = 5000
+_VERBAL_SETS = {
+    "all real numbers": REALS, "all reals": REALS, "the real numbers": REALS, "real numbers": REALS,
+    "all real x": REALS, "no solution": (), "no solutions": (), "no real solution": (), "no real solutions": (),
+    "empty set": (), "the empty set": (),
+}  # fmt: skip
+
+
+def read_answer(text: str, names: frozenset[str] | None = None, *, thousands: bool = True) -> Answer:
+    """An answer from its text.
+
+    Args:
+        text: LaTeX or plain text.
+        names: The variables of the reference; None for the reference itself.
+        thousands: Whether `1,234` is one number.
+
+    Raises:
+        Unreadable: if a part is not in the grammar.
+    """
+    cleaned = clean(text, thousands=thousands)
+    tokens = tokenize(cleaned, names)
+    if not tokens or len(tokens) > _MAX_TOKENS or any(token.kind == "other" for token in tokens):
+        raise Unreadable("it is empty or has signs that are no mathematics")
+    if names is None and len(tokens) > 1 and re.fullmatch(r"[A-Za-z][A-Za-z' .-]*", cleaned):
+        tokens = [Token("word", word, spaced=True) for word in cleaned.split()]
+    reader = _Reader(names or frozenset())
+    return Answer(tuple(reader.parts(tokens)), "".join(cleaned.split()))
+
+
+@dataclass(frozen=True)
+class _Reader:
+    names: frozenset[str]
+
+    def parts(self, tokens: Sequence[Token]) -> list[Part]:
+        """The parts of a list, a set, or a single value."""
+        is_set = is_bracketed(tokens, "{set") and not self._is_set_builder(tokens[1:-1])
+        if is_set:
+            if len(tokens) == 2:
+                return [Part(NumberSet(()))]
+            tokens = tokens[1:-1]
+        pieces, connectives = split_list(tokens)
+        if not all(pieces):
+            raise Unreadable("a part is empty")
+        found = [self._piece(piece) for piece in pieces]
+        if len(found) > 1:
+            found = _without_conditions(found)
+        regions = _joined_regions(found, connectives)
+        if is_set and (regions or any(isinstance(part.value, NumberSet) for parts in found for part in parts)):
+            raise Unreadable("a set of sets")
+        return [regions] if regions else [part for parts in found for part in parts]
+
+    def _piece(self, tokens: Sequence[Token]) -> list[Part]:
+        if is_bracketed(tokens, "(") and any(t.is_sign("=", "and", "or", *_RELATIONS) for t in tokens):
+            inner = tokens[1:-1]
+            if any(t.is_sign("=", "and", "or", *_RELATIONS) for t, depth in with_depth(inner) if depth == 0):
+                return self.parts(inner)
+        return [part for expanded in signs_expanded(tokens) for part in self._single(expanded)]
+
+    def _single(self, tokens: Sequence[Token]) -> list[Part]:
+        signs = [t.text for t, depth in with_depth(tokens) if depth == 0 and t.kind == "sign"]
+        if "in" in signs:
+            return self._membership(tokens)
+        if "≡" in signs or "pmod" in signs:
+            return [self._congruence(tokens)]
+        if any(sign in _RELATIONS for sign in signs):
+            return [Part(*self._relation(tokens))]
+        if "=" in signs:
+            return self._equation(tokens)
+        return [Part(self._value(tokens))]
+
+    def _value(self, tokens: Sequence[Token]) -> Value:
+        if not tokens:
+            raise Unreadable("a value is missing")
+        if words := self._words(tokens):
+            return words
+        signs = {t.text for t, depth in with_depth(tokens) if depth == 0 and t.kind == "sign"}
+        if signs & {"∪", "∩", "∖", "∅", "ℝ"} or self._is_set_builder(tokens[1:-1]):
+            return NumberSet(self._region(tokens))
+        if series := self._series(tokens):
+            return series
+        if any(t.kind == "begin" for t in tokens):
+            return self._matrix(tokens)
+        if based := _based(tokens):
+            return based
+        if ":" in signs or any(t.kind == "word" and t.text == "to" for t in tokens):
+            return self._ratio(tokens)
+        return self._quantity(tokens)
+
+    def _quantity(self, tokens: Sequence[Token]) -> Quantity:
+        rest, unit, scale = split_unit(tokens, self.names)
+        node = parse_expression(rest)
+        if scale != 1:
+            if node.op != "number" or node.value is None:
+                raise Unreadable("a number word behind an expression")
+            node = number(node.value * scale)
+        return Quantity(node, unit)
+
+    def _words(self, tokens: Sequence[Token]) -> Value | None:
+        if not any(t.kind == "word" for t in tokens) or not all(
+            t.kind in ("word", "name") or t.is_sign("(", ")", "'", "-", "in", "to") for t in tokens
+        ):
+            return None
+        text = plain_words(tokens)
+        region = _VERBAL_SETS.get(text.casefold())
+        return Words(text) if region is None else NumberSet(region)
+
+    def _series(self, tokens: Sequence[Token]) -> Series | None:
+        start = next((i for i, token in enumerate(tokens) if token.is_sign(*OPENING)), 0)
+        if _names_points(tokens[:start]) and any(token.is_sign(",") for token in tokens):
+            tokens = tokens[start:]
+        first, last = tokens[0], tokens[-1]
+        if first.kind != "sign" or first.text not in ("(", "[", "⟨", "{set") or last.kind != "sign":
+            return None
+        if last.text not in CLOSING or not closes_at_end(tokens):
+            return None
+        pieces = split(tokens[1:-1], ",") if first.text != "{set" else split_list(tokens[1:-1])[0]
+        if len(pieces) < 2 and first.text in "([":
+            return None
+        items = tuple(Part(self._value(piece)) for piece in pieces)
+        return Series(items, first.text.removesuffix("set") + last.text.removesuffix("set"))
+
+    def _matrix(self, tokens: Sequence[Token]) -> Matrix:
+        if len(tokens) > 4 and tokens[1].kind == "begin" and tokens[0].is_sign("(", "[", "{set"):
+            tokens = tokens[1:-1]
+        inner = tokens[1:-1]
+        if tokens[0].kind != "begin" or tokens[-1].kind != "end" or any(t.kind in ("begin", "end") for t in inner):
+            raise Unreadable("matrices in an expression")
+        if tokens[0].text not in _MATRICES:
+            raise Unreadable(f"the environment {tokens[0].text}")
+        rows = [row for row in split(inner, "\\\\") if row]
+        cells = tuple(tuple(parse_expression(cell) for cell in split(row, "&")) for row in rows)
+        if not cells or len({len(row) for row in cells}) != 1:
+            raise Unreadable("rows of different lengths")
+        return Matrix(cells)
+
+    def _ratio(self, tokens: Sequence[Token]) -> Ratio:
+        rest, unit, _ = split_unit([Token("sign", ":") if t.text == "to" else t for t in tokens], self.names)
+        return Ratio(tuple(parse_expression(term) for term in split(rest, ":")), unit)
+
+    def _congruence(self, tokens: Sequence[Token]) -> Part:
+        left, *right = split(tokens, "≡")
+        names, value = ((_name_of(left),), right[0]) if len(right) == 1 else ((), left)
+        pieces = split(value, "pmod")
+        if len(pieces) != 2 or len(right) > 1:
+            raise Unreadable("a congruence without a modulus")
+        residue, modulus = pieces
+        if modulus and modulus[-1].is_sign(")") and residue and residue[-1].is_sign("("):
+            residue, modulus = residue[:-1], modulus[:-1]
+        if None in names:
+            raise Unreadable("a congruence of an expression")
+        return Part(
+            Congruence(parse_expression(residue), parse_expression(modulus)), tuple(name for name in names if name)
+        )
+
+    def _membership(self, tokens: Sequence[Token]) -> list[Part]:
+        left, right, *others = split(tokens, "in")
+        if others:
+            raise Unreadable("a membership in a membership")
+        names = _names_of_side(left)
+        if not names:
+            raise Unreadable("a membership of an expression")
+        if is_bracketed(right, "{set") and not self._is_set_builder(right[1:-1]):
+            return [replace(part, names=names) for part in self.parts(right)]
+        if len(right) == 1 and right[0].is_sign("ℤ", "ℕ", "ℚ", "ℂ"):
+            return [Part(Words(right[0].text), names)]
+        return [Part(NumberSet(self._region(right)), names)]
+
+    def _equation(self, tokens: Sequence[Token]) -> list[Part]:
+        *sides, last = split(tokens, "=")
+        if _name_of(last) and any(not _names_of_side(side) for side in sides):
+            index = next(i for i in reversed(range(len(sides))) if not _names_of_side(sides[i]))
+            sides[index], last = last, sides[index]
+        names: tuple[str, ...] = ()
+        claims: list[Quantity] = []
+        left: list[Node] = []
+        for side in sides:
+            if found := _names_of_side(side):
+                names = names or found
+            elif (claim := self._left_side(side)) is not None:
+                (left if names_of(claim.node) else claims).append(claim.node if names_of(claim.node) else claim)  # type: ignore[arg-type]
+        values = signs_expanded(last)
+        return [Part(self._value(value), names, tuple(claims), tuple(left)) for value in values]
+
+    def _left_side(self, side: Sequence[Token]) -> Quantity | None:
+        """A left side that is no name; None if it is mathematics outside the grammar, or a description in words."""
+        has_words = any(t.kind == "word" for t in side)
+        if not side or (has_words and self._words(side) is None and any(t.kind == "number" for t in side)):
+            try:
+                return self._quantity(side)
+            except Unreadable:
+                raise Unreadable("prose with numbers before the equals sign") from None
+        try:
+            return self._quantity(side)
+        except Unreadable:
+            if any(t.text.lower() in ("not", "no", "never") for t in side):
+                raise
+            return None
+
+    def _relation(self, tokens: Sequence[Token]) -> tuple[Value, tuple[str, ...]]:
+        signs = [t.text for t, depth in with_depth(tokens) if depth == 0 and t.is_sign(*_RELATIONS, "=")]
+        sides = split(tokens, *_RELATIONS, "=")
+        if "=" in signs:
+            raise Unreadable("an equation with an inequality")
+        nodes = tuple(self._quantity(side).node for side in sides)
+        variables = [i for i, side in enumerate(sides) if _name_of(side)]
+        if len(variables) == 1 and not any(names_of(node) for i, node in enumerate(nodes) if i != variables[0]):
+            index = variables[0]
+            region = REALS
+            monotone = len({_direction(sign) for sign in signs}) == 1 or len(signs) == 1
+            if monotone and len(signs) <= 2 and not (len(signs) == 2 and index != 1):
+                if index > 0:
+                    region = intersection(region, half_line(End.read(nodes[index - 1]), _RELATIONS[signs[index - 1]]))
+                if index < len(signs):
+                    region = intersection(region, half_line(End.read(nodes[index + 1]), signs[index]))
+                return NumberSet(region), (nodes[index].text,)
+        return Relation(nodes, tuple(signs)), ()
+
+    def _is_set_builder(self, inner: Sequence[Token]) -> bool:
+        return (
+            len(inner) > 2
+            and any(t.is_sign("|", ":") for t in inner[1:])
+            and (_name_of(inner[:1]) is not None and (inner[1].is_sign("|", ":") or inner[1].is_sign("in")))
+        )
+
+    def _region(self, tokens: Sequence[Token]) -> Region:
+        """A set of numbers in the notation of sets."""
+        for sign, join in (("∪", union), ("∩", intersection)):
+            pieces = split(tokens, sign)
+            if len(pieces) > 1:
+                region = self._region(pieces[0])
+                for piece in pieces[1:]:
+                    region = join(region, self._region(piece))
+                return region
+        first, *others = split(tokens, "∖")
+        if others:
+            region = self._region(first)
+            for other in others:
+                region = intersection(region, complement(self._region(other)))
+            return region
+        return self._simple_region(tokens)
+
+    def _simple_region(self, tokens: Sequence[Token]) -> Region:
+        if len(tokens) == 1 and tokens[0].is_sign("ℝ", "∅"):
+            return REALS if tokens[0].text == "ℝ" else ()
+        if len(tokens) < 2 or not closes_at_end(tokens):
+            raise Unreadable("a set of numbers is expected")
+        inner = tokens[1:-1]
+        if tokens[0].is_sign("{set", "{"):
+            return self._braces(inner)
+        pieces = split(inner, ",")
+        if len(pieces) == 1 and tokens[0].is_sign("("):
+            return self._region(inner)
+        if len(pieces) != 2 or not tokens[0].is_sign("(", "[") or not tokens[-1].is_sign(")", "]"):
+            raise Unreadable("an interval has two ends")
+        low, high = (End.read(self._quantity(piece).node) for piece in pieces)
+        interval = Interval(low, high, tokens[0].text == "[", tokens[-1].text == "]")
+        if high.before(low):
+            raise Unreadable("the ends of an interval are in the wrong order")
+        return union((interval,))
+
+    def _braces(self, inner: Sequence[Token]) -> Region:
+        if self._is_set_builder(inner):
+            index = next(i for i, t in enumerate(inner) if t.is_sign("|", ":"))
+            (part, *others) = self.parts(inner[index + 1 :])
+            if others or not isinstance(part.value, NumberSet):
+                raise Unreadable("a condition on numbers is expected")
+            return part.value.region
+        parts = self.parts(inner)
+        if not all(isinstance(part.value, Quantity) for part in parts):
+            raise Unreadable("a set of numbers is expected")
+        return union(*(point(End.read(part.value.node)) for part in parts if isinstance(part.value, Quantity)))
+
+
+def _joined_regions(found: Sequence[Sequence[Part]], connectives: Sequence[str]) -> Part | None:
+    """One set of numbers from inequalities joined by `and`, `or` and commas; None if they are a list."""
+    if len(found) < 2 or any(len(parts) != 1 for parts in found):
+        return None
+    parts = [parts[0] for parts in found]
+    names = {part.names for part in parts if part.names}
+    is_set = any(isinstance(part.value, NumberSet) for part in parts)
+    if len(names) > 1 or not (is_set or (set(connectives) == {"or"} and any(map(_is_unbounded, parts)))):
+        return None
+    regions: list[Region] = []
+    for part in parts:
+        region = region_of(part.value)
+        if region is None and isinstance(part.value, Quantity) and part.names:
+            region = point(End.read(part.value.node))
+        if region is None:
+            return None
+        regions.append(region)
+    joined = [regions[0]]
+    for connective, region in zip(connectives, regions[1:], strict=True):
+        both = intersection(joined[-1], region)
+        if connective == "and" or (connective != "or" and both):
+            joined[-1] = both
+        else:
+            joined.append(region)
+    return Part(NumberSet(union(*joined)), next(iter(names), ()))
+
+
+def _is_unbounded(part: Part) -> bool:
+    region = region_of(part.value)
+    return bool(region) and any(end.infinite for interval in region or () for end in (interval.low, interval.high))
+
+
+def _without_conditions(found: list[list[Part]]) -> list[list[Part]]:
+    r"""Without `n \in \mathbb{Z}` next to a value."""
+    kept = [parts for parts in found if not (isinstance(parts[0].value, Words) and parts[0].value.text in "ℤℕℚℂ")]
+    return kept or found
+
+
+def _direction(sign: str) -> str:
+    return {"≤": "<", "≥": ">"}.get(sign, sign)
+
+
+def _name_of(side: Sequence[Token]) -> str | None:
+    r"""The name that a side is: `x`, `x_1`, `f(3)`; None for anything else."""
+    if not side or side[0].kind != "name":
+        return None
+    if len(side) > 3 and side[1].is_sign("(") and side[-1].is_sign(")") and side[0].text.isalpha():
+        return side[0].text if returns_only_at_end(side[1:]) and not side[2].is_sign("+", "-") else None
+    try:
+        node = parse_expression(side)
+    except Unreadable:
+        return None
+    return node.text if node.op == "name" or node.text == "e" else None
+
+
+def _names_of_side(side: Sequence[Token]) -> tuple[str, ...]:
+    """The names that a side is: `x`, `(x, y)`; empty for anything else."""
+    if name := _name_of(side):
+        return (name,)
+    if is_bracketed(side, "("):
+        names = [_name_of(piece) for piece in split(side[1:-1], ",")]
+        if len(names) > 1 and all(names):
+            return tuple(name for name in names if name)
+    return ()
+
+
+def _names_points(tokens: Sequence[Token]) -> bool:
+    """Whether it is what is written before coordinates: `A`, `the point`."""
+    if len(tokens) == 1 and tokens[0].kind == "name":
+        return tokens[0].text.isupper()
+    return bool(tokens) and all(t.text.lower() in ("the", "point", "ordered", "pair", "vector") for t in tokens)
+
+
+def _based(tokens: Sequence[Token]) -> Based | None:
+    r"""`1011_2`, `(1A)_{16}`."""
+    index = next((i for i, t in enumerate(tokens) if t.is_sign("_")), None)
+    if index is None or index == 0:
+        return None
+    digits = "".join(t.text for t in tokens[:index]).strip("()")
+    base = "".join(t.text for t in tokens[index + 1 :]).strip("{}")
+    if not re.fullmatch(r"\d[\dA-Za-z]*|[\dA-F]*\d[\dA-F]*", digits) or not re.fullmatch(r"\d{1,2}|[a-z]+", base):
+        return None
+    return Based(digits.upper().lstrip("0") or "0", base)

@@ -1,0 +1,390 @@
+"""Compares answers with a reference."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+from dapo.core.math_text import normalize_number
+from dapo.rewards.answers.evaluate import (
+    is_rounding,
+    names_of,
+    same_function,
+    same_values,
+    value_of,
+)
+from dapo.rewards.answers.expressions import Node, Unreadable
+from dapo.rewards.answers.forms import constants_of, form_allows, is_literal
+from dapo.rewards.answers.parts import (
+    Answer,
+    Based,
+    Congruence,
+    Matrix,
+    NumberSet,
+    Part,
+    Quantity,
+    Ratio,
+    Relation,
+    Series,
+    Value,
+    Words,
+    nodes_of,
+    region_of,
+)
+from dapo.rewards.answers.reading import read_answer
+from dapo.rewards.answers.regions import infinity_of, same_ends
+from dapo.rewards.answers.units import Unit, format_unit
+
+_EXTRA_CHARS = 500
+"""An answer that is longer than the reference by this is none."""
+_MIN_DIGITS = 7
+"""A decimal answers an irrational reference if it has so many significant digits, each of them right."""
+_PERCENT: Unit = (("percent", 1),)
+_DEGREE: Unit = (("degree", 1),)
+_MIRRORED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠"}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A reference answer that can be read and computed."""
+
+    answer: Answer
+    names: frozenset[str]
+    length: int
+
+    @classmethod
+    def read(cls, text: str) -> "Reference | None":
+        """The reference, or None if it is not in the grammar, has no value, or is too large to be computed."""
+        try:
+            answer = read_answer(text)
+            for part in answer.parts:
+                _check(part)
+        except (Unreadable, ArithmeticError, RecursionError):
+            return None
+        return cls(answer, frozenset().union(*map(_names, answer.parts)), len(text))
+
+    @cached_property
+    def normal_form(self) -> str:
+        """The text for which all right answers vote: the value without unit and name."""
+        return _normal_form(self.answer, units=False)
+
+    def is_answered_by(self, text: str) -> bool:
+        """Whether an answer lists exactly these values, as values and not as the question restated."""
+        return any(_Comparison().answers(self.answer, answer) for answer in self._readings(text))
+
+    def vote(self, text: str, *, correct: bool) -> str:
+        """What an answer votes for: the reference's normal form if it is right, else its own."""
+        if correct:
+            return self.normal_form
+        readings = self._readings(text)
+        form = _normal_form(readings[0], units=True) if readings else "".join(text[:_EXTRA_CHARS].split()).casefold()
+        return f"not {form}" if form == self.normal_form else form
+
+    def _readings(self, text: str) -> list[Answer]:
+        if len(text) > self.length + _EXTRA_CHARS:
+            return []
+        found: list[Answer] = []
+        for thousands in (True, False) if len(self.answer.parts) > 1 and "," in text else (True,):
+            try:
+                found.append(read_answer(text, self.names, thousands=thousands))
+            except (Unreadable, ArithmeticError, RecursionError):
+                continue
+        return found
+
+
+def _names(part: Part) -> frozenset[str]:
+    return frozenset(part.names).union(*map(names_of, (*nodes_of(part.value), *part.left)))
+
+
+def _check(part: Part) -> None:
+    """Raise Unreadable or ArithmeticError if a value of a reference cannot be computed."""
+    for node in (*nodes_of(part.value), *part.left):
+        if infinity_of(node):
+            continue
+        if not names_of(node):
+            value_of(node)
+        elif not same_function(node, node):
+            raise Unreadable("it cannot be computed")
+    if not all(_same_number(claim, part.value) for claim in part.claims):
+        raise Unreadable("its sides are not equal")
+
+
+def _same_number(claim: Quantity, value: Value) -> bool:
+    """Whether a claim (the left side of an equation) is true of the value, which has another side's unit or none."""
+    if not isinstance(value, Quantity) or names_of(value.node):
+        return False
+    if claim.unit and value.unit and claim.unit != value.unit:
+        return True  # 2 hours = 120 minutes: the last side is the answer
+    one, other = value_of(claim.node), value_of(value.node)
+    return same_values(one, other) or _PERCENT in (claim.unit, value.unit)
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """The rules, value by value."""
+
+    def answers(self, reference: Answer, answer: Answer) -> bool:
+        try:
+            groups, others = _groups(reference.parts), _groups(answer.parts)
+            if groups:
+                return self._answers_groups(groups, answer, others)
+            if self._match_all(reference.parts, answer.parts, self._part):
+                return True
+            if others is None:
+                return False
+            in_order = [Part(Series(tuple(Part(group[name]) for name in sorted(group)), "()")) for group in others]
+            return self._match_all(reference.parts, in_order, self._part)
+        except (ArithmeticError, RecursionError):
+            return False
+
+    def _answers_groups(
+        self, groups: "Sequence[dict[str, Value]]", answer: Answer, others: "Sequence[dict[str, Value]] | None"
+    ) -> bool:
+        """Whether an answer gives the same values to several variables, by name or in the reference's order."""
+        if others is not None:
+            return self._match_all(groups, others, self._group)
+        if len(groups) == 1 and len(answer.parts) == len(groups[0]) and not any(part.names for part in answer.parts):
+            return all(
+                self._value(value, part.value) for value, part in zip(groups[0].values(), answer.parts, strict=True)
+            )
+        in_order = [Part(Series(tuple(map(Part, group.values())), "()")) for group in groups]
+        return self._match_all(in_order, answer.parts, self._part)
+
+    def _group(self, reference: "dict[str, Value]", group: "dict[str, Value]") -> bool:
+        return reference.keys() == group.keys() and all(self._value(v, group[name]) for name, v in reference.items())
+
+    def _match_all(self, references: Sequence, answers: Sequence, same: Callable) -> bool:  # type: ignore[type-arg]
+        """Whether each reference has an answer of its own; equality decides, so the first that is found will do."""
+        left = list(answers)
+        if len(left) != len(references):
+            return False
+        for reference in references:
+            index = next((i for i, candidate in enumerate(left) if same(reference, candidate)), None)
+            if index is None:
+                return False
+            del left[index]
+        return True
+
+    def _part(self, reference: Part, part: Part) -> bool:
+        if reference.left and not reference.names:
+            return self._equation(reference, part)
+        if reference.names and (part.left or (part.names and not _same_names(reference.names, part.names))):
+            return False
+        if not all(_same_number(claim, part.value) for claim in part.claims):
+            return False
+        return self._value(reference.value, part.value)
+
+    def _equation(self, reference: Part, part: Part) -> bool:
+        """`2x + 3y = 6`: the same curve, whatever the factor."""
+        side = part.left[0] if len(part.left) == 1 else None
+        if side is None and len(part.names) == 1:
+            side = Node("name", text=part.names[0])
+        if side is None or not isinstance(reference.value, Quantity) or not isinstance(part.value, Quantity):
+            return False
+        own, other = _difference(reference.left[0], reference.value.node), _difference(side, part.value.node)
+        return _is_multiple(own, other)
+
+    def _value(self, reference: Value, value: Value) -> bool:
+        if isinstance(reference, Quantity):
+            return isinstance(value, Quantity | Words) and self._quantity(reference, value)
+        if isinstance(reference, Words):
+            return _same_words(reference, value)
+        if isinstance(reference, NumberSet) or isinstance(value, NumberSet):
+            return self._region(reference, value)
+        if isinstance(reference, Series):
+            return isinstance(value, Series) and self._series(reference, value)
+        if isinstance(reference, Matrix):
+            return isinstance(value, Matrix) and self._matrix(reference, value)
+        if isinstance(reference, Relation):
+            return isinstance(value, Relation) and self._relation(reference, value)
+        if isinstance(reference, Ratio):
+            return isinstance(value, Ratio) and self._ratio(reference, value)
+        if isinstance(reference, Congruence):
+            return isinstance(value, Congruence) and _same_residue(reference, value)
+        return isinstance(reference, Based) and reference == value
+
+    def _quantity(self, reference: Quantity, value: Quantity | Words) -> bool:
+        if isinstance(value, Words):
+            return reference.node.op == "name" and value.text.strip("()") == reference.node.text
+        if reference.unit and value.unit and reference.unit != value.unit:
+            return False
+        if not reference.unit and value.unit == _DEGREE and "pi" in constants_of(reference.node):
+            return False  # the reference is in radians
+        is_fraction = not reference.unit and value.unit == _PERCENT and _is_below_one(reference.node)
+        if not is_fraction and same_expression(reference.node, value.node):
+            return True
+        for one, other in ((reference, value), (value, reference)):
+            if one.unit == _PERCENT and not other.unit and is_literal(one.node):
+                hundredth = Node("/", (one.node, Node("number", value=Fraction(100), text="100")))
+                pair = (hundredth, value.node) if one is reference else (reference.node, hundredth)
+                if all(is_literal(part) for part in (one.node, value.node)) and _same_exact(*pair):
+                    return True
+        return False
+
+    def _series(self, reference: Series, value: Series) -> bool:
+        round_or_angle = ("()", "⟨⟩")
+        if reference.brackets != value.brackets and not {reference.brackets, value.brackets} <= set(round_or_angle):
+            return False
+        if len(reference.items) != len(value.items):
+            return False
+        if reference.brackets == "{}":
+            return self._match_all(reference.items, value.items, self._part)
+        return all(self._part(a, b) for a, b in zip(reference.items, value.items, strict=True))
+
+    def _matrix(self, reference: Matrix, value: Matrix) -> bool:
+        return [len(row) for row in reference.rows] == [len(row) for row in value.rows] and all(
+            map(same_expression, nodes_of(reference), nodes_of(value))
+        )
+
+    def _region(self, reference: Value, value: Value) -> bool:
+        one, other = region_of(reference), region_of(value)
+        if one is None or other is None:
+            return False
+        pairs = same_ends(one, other)
+        return pairs is not None and all(
+            a.node is None or b.node is None or form_allows(a.node, b.node) for a, b in pairs
+        )
+
+    def _relation(self, reference: Relation, value: Relation) -> bool:
+        for candidate in (value, _mirrored(value)):
+            if candidate.signs != reference.signs:
+                continue
+            if all(map(same_expression, reference.sides, candidate.sides)):
+                return True
+            if len(reference.signs) == 1 and _is_multiple(
+                _difference(*reference.sides), _difference(*candidate.sides), positive=reference.signs != ("≠",)
+            ):
+                return not any(side.op == "name" for side in reference.sides)
+        return False
+
+    def _ratio(self, reference: Ratio, value: Ratio) -> bool:
+        if reference.unit and value.unit and reference.unit != value.unit:
+            return False
+        return len(reference.terms) == len(value.terms) and all(map(same_expression, reference.terms, value.terms))
+
+
+def same_expression(reference: Node, answer: Node) -> bool:
+    """Whether an expression is the reference's value, in a form that leaves nothing to be computed."""
+    if infinity_of(reference) or infinity_of(answer):
+        return infinity_of(reference) == infinity_of(answer)
+    if reference == answer:
+        return True
+    if names_of(answer) != names_of(reference):
+        return False
+    if _is_decimal(answer) and not names_of(reference):
+        value = value_of(reference)
+        if not isinstance(value, Fraction):
+            return _rounds(answer, value)
+    if not form_allows(reference, answer):
+        return False
+    if names_of(reference):
+        return same_function(reference, answer)
+    return same_values(value_of(reference), value_of(answer))
+
+
+def _is_below_one(node: Node) -> bool:
+    return is_literal(node) and abs(value_of(node)) < 1
+
+
+def _same_exact(one: Node, other: Node) -> bool:
+    first, second = value_of(one), value_of(other)
+    return isinstance(first, Fraction) and first == second
+
+
+def _is_decimal(node: Node) -> bool:
+    node = node.args[0] if node.op == "neg" else node
+    return node.op == "number" and "." in node.text and "e" not in node.text.lower()
+
+
+def _rounds(answer: Node, value: object) -> bool:
+    digits = (answer.args[0] if answer.op == "neg" else answer).text
+    whole, _, decimals = digits.partition(".")
+    exact = value_of(answer)
+    if len((whole + decimals).lstrip("0")) >= _MIN_DIGITS and is_rounding(exact, len(decimals), value):
+        return True
+    return same_values(exact, value)  # a reference such as 2^{1/2} \cdot 2^{3/2}, which is rational
+
+
+def _difference(left: Node, right: Node) -> Node:
+    return Node("+", (left, Node("neg", (right,))))
+
+
+def _is_multiple(one: Node, other: Node, *, positive: bool = False) -> bool:
+    """Whether one expression is the other times a constant that is not zero."""
+    if names_of(one) != names_of(other):
+        return False
+    point = {name: Fraction(19 + 7 * i, 11 + 2 * i) for i, name in enumerate(sorted(names_of(one)))}
+    first, second = value_of(one, point), value_of(other, point)
+    if first == 0 or second == 0:
+        return False
+    if not isinstance(first, Fraction) or not isinstance(second, Fraction):
+        return same_function(one, other) or (not positive and same_function(one, Node("neg", (other,))))
+    factor = first / second
+    scaled = Node("*", (Node("number", value=factor, text=str(factor)), other))
+    return (factor > 0 or not positive) and same_function(one, scaled)
+
+
+def _mirrored(relation: Relation) -> Relation:
+    return Relation(relation.sides[::-1], tuple(_MIRRORED[sign] for sign in relation.signs[::-1]))
+
+
+def _same_names(reference: Sequence[str], names: Sequence[str]) -> bool:
+    """Whether these are the reference's names; `x_1` names a solution for `x`."""
+    return len(reference) == len(names) and all(
+        name == other or ("_" not in name and other.startswith(f"{name}_"))
+        for name, other in zip(reference, names, strict=True)
+    )
+
+
+def _same_residue(reference: Congruence, value: Congruence) -> bool:
+    if not _same_exact(reference.modulus, value.modulus):
+        return False
+    difference = value_of(_difference(reference.residue, value.residue))
+    modulus = value_of(reference.modulus)
+    return is_literal(value.residue) and isinstance(difference, Fraction) and difference % modulus == 0
+
+
+def _same_words(reference: Words, value: Value) -> bool:
+    if isinstance(value, Words):
+        return _plain(reference.text) == _plain(value.text)
+    return isinstance(value, Quantity) and value.node.op == "name" and value.node.text == reference.text.strip("()")
+
+
+def _plain(text: str) -> str:
+    text = " ".join(text.casefold().split())
+    return text[1:-1] if text.startswith("(") and text.endswith(")") else text
+
+
+def _groups(parts: Sequence[Part]) -> "list[dict[str, Value]] | None":
+    """The solutions that a list of assignments states: `p=5, q=2; p=7, q=2` and `(p, q) = (5, 2), (7, 2)` are two."""
+    tuples = [part for part in parts if isinstance(part.value, Series)]
+    names = next((part.names for part in tuples if len(part.names) > 1), ())
+    if tuples and len(tuples) == len(parts) and names:
+        groups = []
+        for part in tuples:
+            assert isinstance(part.value, Series)
+            if part.names not in ((), names) or len(part.value.items) != len(names):
+                return None
+            groups.append(dict(zip(names, (item.value for item in part.value.items), strict=True)))
+        return groups
+    if not parts or any(len(part.names) != 1 or part.left or part.claims for part in parts):
+        return None
+    groups = [{}]
+    for part in parts:
+        if part.names[0] in groups[-1]:
+            groups.append({})
+        groups[-1][part.names[0]] = part.value
+    return groups if len(groups[0]) > 1 and len({frozenset(group) for group in groups}) == 1 else None
+
+
+def _normal_form(answer: Answer, *, units: bool) -> str:
+    """Numbers by value, in increasing order; anything else as it is written."""
+    values = [part.value for part in answer.parts]
+    if not all(isinstance(value, Quantity) and is_literal(value.node) for value in values):
+        return answer.text.casefold() if any(isinstance(value, Words) for value in values) else answer.text
+    return ", ".join(sorted(_form_of(value, units=units) for value in values if isinstance(value, Quantity)))
+
+
+def _form_of(quantity: Quantity, *, units: bool) -> str:
+    value = normalize_number(value_of(quantity.node))
+    return f"{value} {format_unit(quantity.unit)}" if units and quantity.unit else value

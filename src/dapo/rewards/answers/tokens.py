@@ -1,0 +1,245 @@
+"""Cuts the text of an answer, LaTeX or plain, into tokens; everything that means the same becomes the same token."""
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from dapo.core.math_text import strip_formatting
+from dapo.rewards.answers.vocabulary import COMMAND_OF, FUNCTIONS, GREEK, SHORT_WORDS
+
+
+class Token(NamedTuple):
+    r"""One token.
+
+    `kind` is `number`, `name` (a variable), `word` (letters that are no mathematics), `function`, `sign` (an operator,
+    a bracket, a connective) or `command` (any other LaTeX command).
+    """
+
+    kind: str
+    text: str
+    spaced: bool = False  # whether white space comes before it
+
+    def is_sign(self, *texts: str) -> bool:
+        """Whether it is one of these signs."""
+        return self.kind == "sign" and self.text in texts
+
+
+_ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "ceiling": "ceil", "cosec": "csc"}
+_WORD_SIGNS = {
+    "and": "and", "or": "or", "pi": "pi", "infinity": "infinity", "inf": "infinity", "oo": "infinity", "mod": "mod",
+    "percent": "%", "percentage": "%", "pct": "%", "degrees": "°", "degree": "°", "deg": "°",
+}  # fmt: skip
+_COMMAND_SIGNS = {
+    "times": "*", "cdot": "*", "ast": "*", "div": "÷", "pi": "pi", "infty": "infinity", "infin": "infinity",
+    "le": "≤", "leq": "≤", "leqslant": "≤", "ge": "≥", "geq": "≥", "geqslant": "≥", "lt": "<", "gt": ">",
+    "ne": "≠", "neq": "≠", "in": "in", "cup": "∪", "cap": "∩", "setminus": "∖", "backslash": "∖", "pm": "±", "mp": "∓",
+    "lbrace": "{set", "rbrace": "}set", "{": "{set", "}": "}set", "langle": "⟨", "rangle": "⟩", "lbrack": "[",
+    "rbrack": "]", "lparen": "(", "rparen": ")", "lvert": "|", "rvert": "|", "vert": "|", "mid": "|", "lfloor": "⌊",
+    "rfloor": "⌋", "lceil": "⌈", "rceil": "⌉", "emptyset": "∅", "varnothing": "∅", "bmod": "mod", "mod": "mod",
+    "pmod": "pmod", "colon": ":", "ratio": ":", "land": "and", "lor": "or", "wedge": "and", "vee": "or", "\\": "\\\\",
+    "%": "%", "$": "$", "&": "&", "degree": "°", "circ": "∘", "prime": "'", "frac": "frac", "sqrt": "sqrt",
+    "binom": "binom", "choose": "choose", "equiv": "≡", "R": "ℝ", "Z": "ℤ", "N": "ℕ", "Q": "ℚ", "C": "ℂ", "euro": "€",
+    "pounds": "£", "implies": "implies", "to": "to",
+}  # fmt: skip
+_CHARACTERS: dict[int, str] = {
+    **{ord(character): "-" for character in "−–‐‑—"},
+    **{ord(character): "*" for character in "⋅∙×·"},
+    **{ord(character): " " for character in "\xa0\u2007\u2008"},
+    ord("º"): "°",
+    ord("∛"): "\\sqrt[3]",
+    **{ord(character): f"\\{command} " for character, command in COMMAND_OF.items()},
+}
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ", "0123456789+-()n")
+_LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙ", "0123456789+-()n")
+_THIN = r"(?:\{,\}|,?\\[!,;: ]|[\u2009\u202f\u200a])"
+_RULES = (
+    (re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+"), lambda found: f"^{{{found[0].translate(_RAISED)}}}"),
+    (re.compile("[₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙ]+"), lambda found: f"_{{{found[0].translate(_LOWERED)}}}"),
+    (re.compile("[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒]"), lambda found: f"\\frac{{{_nfkc(found[0]).replace(chr(0x2044), '}{')}}}"),
+    (re.compile(rf"(?<![\d.,])\d{{1,3}}(?:{_THIN}\d{{3}})+(?!\d)"), lambda found: re.sub(r"\D", "", found[0])),
+    (re.compile(r"^\s*\\?[~∼](?=\s*[-\d.\\])"), r"\\approx "),
+    (re.compile(r"\*\*([^*]+)\*\*"), r" \1 "),
+    (re.compile(r"\*\*"), "^"),
+    (re.compile(r"<=|=<"), r"\\le "),
+    (re.compile(r">="), r"\\ge "),
+    (re.compile(r"(?<![=<>])==(?!=)"), "="),
+    (re.compile(r"(?<!\\)\\[()\[\]]|\\\]|\\\)|__"), " "),
+    (re.compile(r"\\(?:left|right)\s*\."), " "),
+    (re.compile(r"\\(?:left|right|displaystyle|textstyle|[bB]igg?[lrm]?|limits|nolimits|mathstrut)(?![A-Za-z])"), ""),
+    (re.compile(r"(?<!\\)\\(?:[,;:! ]|q?quad(?![A-Za-z])|thinspace(?![A-Za-z]))|~|[\u2009\u202f\u200a]"), " "),
+    (re.compile(r"\{\}"), ""),
+    (re.compile(r"(?<=[A-Za-z])\.(?=\s|\}|$)"), ""),
+    (re.compile(r"^(?:=|exactly|precisely|either)(?![A-Za-z])\s*(?!=)"), ""),
+    (re.compile(r"\\?%\s*(?:\\text\{\s*of\s*\}|of\b)"), "/100*"),
+    (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
+    (re.compile(r"\\[dt]binom(?![A-Za-z])"), r"\\binom"),
+    (re.compile(r"\\not\s*="), r"\\ne "),
+    (re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\^\s*\{\s*°\s*\}|\^\s*°"), "°"),
+    (re.compile(r"\{\s*\\(?:rm|bf|it|sf|tt)\s+([^{}]*)\}"), r"\\text{\1}"),
+    (re.compile(r"\\(?:rm|bf|it|sf|tt)(?![A-Za-z])\s*([^{}$]*)$"), r"\\text{\1}"),
+    (re.compile(r"\bper ?cent\b"), "%"),
+    (re.compile(r"(?<![\d.,/^])(\d+) (\d{1,4}) ?/ ?(\d{1,4})(?![\d.])"), r"\1\\frac{\2}{\3}"),  # a mixed number
+    (re.compile(r"^([A-Za-z])\s+(?:in|is in)\s+(?=[\[({\\])"), r"\1\\in "),
+)
+_THOUSANDS = re.compile(
+    r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])(?!, ?\d{3}\b)"
+    r"|(?<![\d.,])(?<![\d.,] )\d{1,3}(?: \d{3})+(?! ?[\d,])"
+)
+_TEXT_NAMES = (
+    r"(?:text(?:bf|it|rm|sf|tt|up|normal)?|math(?:rm|bf|it|sf|tt|normal|cal|scr|frak|bb)|mbox|hbox|operatorname\*?"
+    r"|bm|boldsymbol|emph|unit)"
+)
+_LEXEMES = re.compile(
+    rf"(?P<text>\\(?P<style>{_TEXT_NAMES})\s*\{{(?P<content>[^{{}}]*)\}})"
+    rf"|(?P<blackboard>\\mathbb\s*(?P<set>[RZNQC]))"
+    r"|(?P<decorated>\\(?:vec|hat|widehat|bar|overline|tilde|overrightarrow|dot)\s*(?:\{\s*(?P<letters>[A-Za-z]+'*)\s*\}"
+    r"|(?P<letter>[A-Za-z])))"
+    r"|(?P<environment>\\(?P<side>begin|end)\s*\{(?P<matrix>[a-zA-Z]+)\*?\}(?:(?<=\{array\})\s*\{[clr|\s]*\})?)"
+    r"|\\(?P<command>[A-Za-z]+|.)"
+    r"|(?P<number>\d+\.(?=\\(?:overline|bar|dot)(?![A-Za-z]))|(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+(?![\dA-Za-z.]))?)"
+    r"|(?P<abbreviation>[A-Za-z](?:\.[A-Za-z])+(?![A-Za-z])\.?)"
+    r"|(?P<unit_function>(?:min|sec|max)(?![A-Za-z]|\s*[({_^]))"
+    r"|(?P<letter_run>[A-Za-z]+)"
+    r"|(?P<space>\s+)"
+    r"|(?P<sign>.)",
+    re.ASCII | re.DOTALL,
+)
+_PLAIN_SIGNS = frozenset("+-*/^_=<>()[]{}|,;:!'&%$€£¥°")
+
+
+def clean(text: str, *, thousands: bool = True) -> str:
+    """The text without wrappers, spacing commands, the dollars of mathematics and thousands separators."""
+    text = strip_formatting(text)
+    if not text.isascii():
+        text = re.sub(r"√\s*(\d+)", r"\\sqrt{\1}", text)
+        text = _nfkc_kept(text).translate(_CHARACTERS)
+    for pattern, replacement in _RULES:
+        text = pattern.sub(replacement, text)
+    text = _without_math_dollars(" ".join(text.split()))
+    if not thousands:
+        return text
+    depth_at = list(accumulate(((c in "([{") - (c in ")]}") for c in text), initial=0))  # there a comma separates
+    return _THOUSANDS.sub(lambda found: found[0] if depth_at[found.start()] else re.sub("[, ]", "", found[0]), text)
+
+
+def tokenize(text: str, names: frozenset[str] | None = None) -> list[Token]:
+    """The tokens of the output of `clean`.
+
+    Args:
+        text: What is cut.
+        names: The variables of the reference: a run of these letters is their product, any other run is a word. None
+            for a reference itself, in which a run of up to three letters that is no unit is a product.
+    """
+    return _Lexer(names).read(text)
+
+
+def plain_words(tokens: Sequence[Token]) -> str:
+    """The words of tokens as one text, without brackets around them."""
+    text = "".join((" " if token.spaced else "") + token.text for token in tokens).strip()
+    return text[1:-1].strip() if text.startswith("(") and text.endswith(")") else text
+
+
+class _Lexer:
+    def __init__(self, names: frozenset[str] | None) -> None:
+        self._names = names
+
+    def read(self, text: str, *, literal: bool = False) -> list[Token]:
+        tokens: list[Token] = []
+        spaced = False
+        for match in _LEXEMES.finditer(text):
+            if match["space"]:
+                spaced = True
+                continue
+            found = list(self._tokens_of(match, literal))
+            tokens += [
+                token._replace(spaced=spaced or token.spaced) if i == 0 else token for i, token in enumerate(found)
+            ]
+            spaced = literal_end = bool(match["text"]) and match["content"][-1:].isspace()
+            spaced = literal_end
+        return tokens
+
+    def _tokens_of(self, match: re.Match[str], literal: bool) -> Iterator[Token]:
+        if match["text"]:
+            yield from self._text_command(match["style"], match["content"])
+        elif match["blackboard"]:
+            yield Token("sign", _COMMAND_SIGNS[match["set"]])
+        elif match["decorated"]:
+            yield Token("name", re.sub(r"[\s{}]", "", match[0]))
+        elif match["environment"]:
+            yield Token(match["side"], match["matrix"])
+        elif match["command"]:
+            yield self._command(match["command"])
+        elif match["number"]:
+            yield Token("number", match["number"])
+        elif match["abbreviation"]:
+            yield Token("word", match["abbreviation"].replace(".", ""))
+        elif match["unit_function"]:
+            yield Token("word", match["unit_function"])
+        elif match["letter_run"]:
+            yield from self._letters(match["letter_run"], literal)
+        else:
+            yield Token("sign" if match["sign"] in _PLAIN_SIGNS else "other", match["sign"])
+
+    def _text_command(self, style: str, content: str) -> Iterator[Token]:
+        stripped = content.strip()
+        if style == "mathbb" and stripped in "RZNQC" and stripped:
+            yield Token("sign", _COMMAND_SIGNS[stripped])
+        elif (
+            len(stripped) == 1
+            and stripped.isalpha()
+            and (style in ("mathbf", "mathbb", "mathcal", "bm", "boldsymbol") or stripped in "ei")
+        ):
+            yield Token("name", stripped)
+        else:
+            tokens = self.read(content, literal=True)
+            if tokens and content[:1].isspace():
+                tokens[0] = tokens[0]._replace(spaced=True)
+            yield from tokens
+
+    def _command(self, command: str) -> Token:
+        if command in FUNCTIONS and command != "sqrt":
+            return Token("function", command)
+        if command in _COMMAND_SIGNS:
+            return Token("sign", _COMMAND_SIGNS[command])
+        return Token("name" if command in GREEK else "command", "\\" + command)
+
+    def _letters(self, run: str, literal: bool) -> Iterator[Token]:
+        lower = run.lower()
+        if lower in _WORD_SIGNS:
+            yield Token("sign", _WORD_SIGNS[lower])
+        elif lower in FUNCTIONS or lower in _ALIASES:
+            name = _ALIASES.get(lower, lower)
+            yield Token("sign", "sqrt") if name == "sqrt" else Token("function", name)
+        elif len(run) == 1 and not literal:
+            yield Token("name", run)
+        elif not literal and self._is_product(run):
+            yield from (Token("name", letter) for letter in run)
+        else:
+            yield Token("word", run)
+
+    def _is_product(self, run: str) -> bool:
+        if self._names is not None:
+            return set(run) <= self._names
+        return len(run) <= 3 and run.lower() not in SHORT_WORDS
+
+
+def _nfkc(text: str) -> str:
+    return unicodedata.normalize("NFKC", text)
+
+
+def _nfkc_kept(text: str) -> str:
+    """NFKC but for the characters that the rules read themselves."""
+    return "".join(c if c in _KEPT else _nfkc(c) for c in text)
+
+
+_KEPT = frozenset("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙ½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒\u2009\u202f\u200a°º")
+
+
+def _without_math_dollars(text: str) -> str:
+    r"""Without `$` that delimits mathematics; a single one next to a number is money, as `\$` is."""
+    bare = [match.start() for match in re.finditer(r"(?<!\\)\$", text)]
+    if len(bare) == 1 and re.search(r"(?<!\\)\$\s*[\d.]|\d\s*\$", text):
+        return text
+    return " ".join(re.sub(r"(?<!\\)\$", " ", text).split())
