@@ -63,7 +63,7 @@ def form_allows(reference: Node, answer: Node) -> bool:
     if named:
         if not _has_factors(reference, answer):
             return False
-        if len(list(_terms(answer))) > allowed["+"] + 1:
+        if len(list(_terms(answer))) > _num_additions(reference) + 1:
             return False
     free = _free(allowed, named=named)
     return all(op in free or count <= allowed[op] for op, count in found.items())
@@ -112,6 +112,13 @@ def _operations(node: Node) -> Counter[str]:
     else:
         found[node.op] += 1
     return +found
+
+
+def _num_additions(node: Node) -> int:
+    """The additions of an expression that are not in an exponent."""
+    own = len(list(_terms(node))) - 1 if node.op == "+" else 0
+    inner = _terms(node) if node.op == "+" else node.args[:1] if node.op == "^" else node.args
+    return own + sum(map(_num_additions, inner))
 
 
 def _of_sum(node: Node) -> Counter[str]:

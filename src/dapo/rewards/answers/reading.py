@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from dapo.rewards.answers.evaluate import names_of
 from dapo.rewards.answers.expressions import Node, Unreadable, number, parse_expression
@@ -134,7 +135,21 @@ class _Reader:
             return based
         if ":" in signs or any(t.kind == "word" and t.text == "to" for t in tokens):
             return self._ratio(tokens)
-        return self._quantity(tokens)
+        try:
+            return self._quantity(tokens)
+        except Unreadable:
+            if compound := self._compound(tokens):
+                return compound
+            raise
+
+    def _compound(self, tokens: Sequence[Token]) -> Series | None:
+        """`2 hours 30 minutes`: several numbers, each with its unit."""
+        starts = [i for i, token in enumerate(tokens) if token.kind == "number" and token.spaced] if tokens else []
+        bounds = [0, *(i for i in starts if i > 0), len(tokens)]
+        if len(bounds) < 3:
+            return None
+        found = [self._quantity(tokens[start:end]) for start, end in pairwise(bounds)]
+        return Series(tuple(map(Part, found)), "") if all(quantity.unit for quantity in found) else None
 
     def _quantity(self, tokens: Sequence[Token]) -> Quantity:
         rest, unit, scale = split_unit(tokens, self.names)
@@ -190,12 +205,10 @@ class _Reader:
     def _congruence(self, tokens: Sequence[Token]) -> Part:
         left, *right = split(tokens, "≡")
         names, value = ((_name_of(left),), right[0]) if len(right) == 1 else ((), left)
-        pieces = split(value, "pmod")
+        pieces = split([t for t in value if not t.is_sign("(", ")")], "pmod", "mod")
         if len(pieces) != 2 or len(right) > 1:
             raise Unreadable("a congruence without a modulus")
         residue, modulus = pieces
-        if modulus and modulus[-1].is_sign(")") and residue and residue[-1].is_sign("("):
-            residue, modulus = residue[:-1], modulus[:-1]
         if None in names:
             raise Unreadable("a congruence of an expression")
         return Part(

@@ -66,7 +66,8 @@ class Reference:
     @cached_property
     def normal_form(self) -> str:
         """The text for which all right answers vote: the value without unit and name."""
-        return _normal_form(self.answer, units=False)
+        is_equation = any(part.left for part in self.answer.parts)
+        return self.answer.text if is_equation else _normal_form(self.answer, units=False)
 
     def is_answered_by(self, text: str) -> bool:
         """Whether an answer lists exactly these values, as values and not as the question restated."""
@@ -130,6 +131,9 @@ class _Comparison:
                 return self._answers_groups(groups, answer, others)
             if self._match_all(reference.parts, answer.parts, self._part):
                 return True
+            compound = _compound(reference)
+            if compound and [part.names for part in answer.parts] == [()] * len(compound):
+                return all(map(self._part, compound, answer.parts))
             if others is None:
                 return False
             in_order = [Part(Series(tuple(Part(group[name]) for name in sorted(group)), "()")) for group in others]
@@ -177,6 +181,8 @@ class _Comparison:
     def _equation(self, reference: Part, part: Part) -> bool:
         """`2x + 3y = 6`: the same curve, whatever the factor."""
         side = part.left[0] if len(part.left) == 1 else None
+        if side is None and len(part.claims) == 1:
+            side = part.claims[0].node
         if side is None and len(part.names) == 1:
             side = Node("name", text=part.names[0])
         if side is None or not isinstance(reference.value, Quantity) or not isinstance(part.value, Quantity):
@@ -353,6 +359,12 @@ def _same_words(reference: Words, value: Value) -> bool:
 def _plain(text: str) -> str:
     text = " ".join(text.casefold().split())
     return text[1:-1] if text.startswith("(") and text.endswith(")") else text
+
+
+def _compound(answer: Answer) -> Sequence[Part]:
+    """The parts of `2 hours 30 minutes`, which may be joined by `and`."""
+    value = answer.parts[0].value if len(answer.parts) == 1 else None
+    return value.items if isinstance(value, Series) and not value.brackets else ()
 
 
 def _groups(parts: Sequence[Part]) -> "list[dict[str, Value]] | None":

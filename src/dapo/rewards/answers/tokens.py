@@ -54,6 +54,7 @@ _CHARACTERS: dict[int, str] = {
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ", "0123456789+-()n")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙ", "0123456789+-()n")
 _THIN = r"(?:\{,\}|,?\\[!,;: ]|[\u2009\u202f\u200a])"
+_UNIT_GROUP = r"\\(?:text|mathrm)\s*\{[^{}]*\}(?:\^(?:\d|\{\d\}))?"
 _RULES = (
     (re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+"), lambda found: f"^{{{found[0].translate(_RAISED)}}}"),
     (re.compile("[₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙ]+"), lambda found: f"_{{{found[0].translate(_LOWERED)}}}"),
@@ -76,6 +77,7 @@ _RULES = (
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
     (re.compile(r"\\[dt]binom(?![A-Za-z])"), r"\\binom"),
     (re.compile(r"\\not\s*="), r"\\ne "),
+    (re.compile(rf"\\frac\s*\{{\s*({_UNIT_GROUP})\s*\}}\s*\{{\s*({_UNIT_GROUP})\s*\}}"), r"\1/\2"),
     (re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\^\s*\{\s*°\s*\}|\^\s*°"), "°"),
     (re.compile(r"\{\s*\\(?:rm|bf|it|sf|tt)\s+([^{}]*)\}"), r"\\text{\1}"),
     (re.compile(r"\\(?:rm|bf|it|sf|tt)(?![A-Za-z])\s*([^{}$]*)$"), r"\\text{\1}"),
@@ -231,7 +233,7 @@ def _nfkc(text: str) -> str:
 
 def _nfkc_kept(text: str) -> str:
     """NFKC but for the characters that the rules read themselves."""
-    return "".join(c if c in _KEPT else _nfkc(c) for c in text)
+    return "".join(c if c in _KEPT or c in COMMAND_OF else _nfkc(c) for c in text)
 
 
 _KEPT = frozenset("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙ½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒\u2009\u202f\u200a°º")

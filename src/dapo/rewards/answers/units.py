@@ -49,12 +49,16 @@ def _ends_in_an_angle(tokens: Sequence[Token]) -> bool:
 
 def _split_money(tokens: list[Token]) -> tuple[list[Token], Unit]:
     sign = 1 if len(tokens) > 1 and tokens[0].is_sign("-", "+") else 0
-    if len(tokens) > sign and tokens[sign].text.lower() in ("us", "usd", "eur", "rs") and tokens[sign].kind == "word":
+    if (
+        len(tokens) > sign
+        and tokens[sign].text.lower() in ("us", "usd", "eur", "gbp", "rs")
+        and tokens[sign].kind == "word"
+    ):
         following = tokens[sign + 1 : sign + 2]
         if following and following[0].is_sign("$"):
             del tokens[sign]
         elif following and following[0].kind == "number":
-            return tokens[:sign] + tokens[sign + 1 :], ((_canonical(tokens[sign].text.replace("US", "usd")), 1),)
+            return tokens[:sign] + tokens[sign + 1 :], ((_canonical(tokens[sign].text), 1),)
     if len(tokens) > sign + 1 and tokens[sign].text in (*_MONEY, "\\cent"):
         money = _canonical(tokens[sign].text)
         rest = tokens[sign + 1 :]
