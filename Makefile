@@ -8,7 +8,7 @@ PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check 
 # the extra dev is what `make test` and `make check` need
 PYTEST ?= $(VENV)/bin/python -m pytest
 
-.PHONY: install install-dev install-gym quickstart test test-changed test-vllm nightly soak check docs format golden bench bench-peers verifier-report simulate clean
+.PHONY: install install-dev install-gym quickstart test test-changed test-vllm nightly soak check docs format golden bench bench-peers verifier-report mutants simulate clean
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -79,6 +79,10 @@ bench: install
 # the controller at the paper's size, with an engine and a trainer that compute nothing: a few minutes, 8 GB
 simulate: install
 	$(VENV)/bin/python -m benchmarks.simulate $(ARGS)
+
+# does a test notice each of the deliberate mistakes in benchmarks/mutants.toml? About half an hour on two cores
+mutants: install-dev
+	$(VENV)/bin/python -m benchmarks.mutants $(ARGS)
 
 # what each math verifier gets wrong on tests/data/math_cases.jsonl
 verifier-report: install

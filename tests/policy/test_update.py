@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from dapo.algo.loss import aggregation_weights, kl_penalty, policy_loss
+from dapo.config import OptimConfig
 from dapo.core.errors import CheckpointError
 from dapo.policy.checkpoint import SavedWeights
-from dapo.policy.optim import learning_rate
+from dapo.policy.optim import MasterAdamW, learning_rate
 from dapo.policy.policy import Policy
 from dapo.types import Sample
 from helpers.tiny_policies import (
@@ -282,6 +284,19 @@ def test_a_gradient_that_is_not_finite_skips_the_update_and_skips_in_a_row_are_c
     assert_close(weights_of(policy), before, relative=0)
     assert policy.update(good, step=1)["optim/skipped"] == 0  # ends the row
     assert policy.skipped_in_a_row == 0
+
+
+@pytest.mark.parametrize("wrong", [float("inf"), float("nan")])
+def test_a_gradient_that_is_not_finite_is_not_applied_though_the_loss_is_valid(wrong: float) -> None:
+    layer = torch.nn.Linear(3, 2)
+    before = layer.weight.detach().clone()
+    optimizer = MasterAdamW(layer, OptimConfig(lr=0.1))
+    layer.weight.grad = torch.full_like(layer.weight, 0.5)
+    layer.weight.grad[1, 2] = wrong
+    norm, skipped = optimizer.update(0.1, is_valid=True)
+    assert skipped
+    assert not math.isfinite(norm)
+    assert torch.equal(layer.weight, before)
 
 
 def test_updates_make_rewarded_responses_likelier_and_punished_ones_less_likely() -> None:

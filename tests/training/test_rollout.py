@@ -1,7 +1,7 @@
 """Dynamic sampling with a scripted engine: what is accepted, when the batch closes, and that the account adds up."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,7 +14,7 @@ from dapo.core.rng import keyed_uniforms
 from dapo.data.stream import ProblemStream
 from dapo.engines.scripted import ScriptedEngine
 from dapo.training.dynamic_sampling import DynamicSampler, RollingErrorRate
-from dapo.training.rollout import Batch, Sampling, collect, require_groups
+from dapo.training.rollout import Batch, Sampling, SamplingPlan, collect, require_groups
 from dapo.types import Generation, GenerationRequest, Group, Verdict
 from helpers.fake_rollout import (
     BROKEN,
@@ -263,6 +263,55 @@ class UnknownRequestEngine(ScriptedEngine):
 def test_an_answer_to_an_unknown_request_is_an_engine_error():
     with pytest.raises(EngineError, match="the engine answered request 'nobody', which is not in flight"):
         run(in_order(4), UnknownRequestEngine(random_script), sampler())
+
+
+def test_every_request_is_sampled_as_the_plan_says_with_a_seed_of_its_own():
+    stop_ids = (END, FILL + 1, FILL + 2)
+    chosen = SamplingPlan(4, 9, temperature=0.7, top_p=0.95, stop_ids=stop_ids, seed=0)
+    seeds = []
+    for step in (1, 2, 1):
+        engine = ScriptedEngine(random_script)
+        collect(Sampling(in_order(50), engine, FakeJudge(), sampler(), FakeEncoder(), chosen), step=step)
+        asked = {(r.temperature, r.top_p, tuple(r.stop_ids), r.max_new_tokens) for r in engine.submitted}
+        assert asked == {(0.7, 0.95, stop_ids, 9)}
+        seeds.append({request.id.split("/", 1)[1]: request.seed for request in engine.submitted})
+    first, second, again = seeds
+    assert len(set(first.values())) == len(first) >= 16, "distinct over problems and samples"
+    assert not set(first.values()) & set(second.values()), "and over steps"
+    assert again == first
+
+
+class CountingEngine(ScriptedEngine):
+    """Counts the tokens of all that it returns."""
+
+    tokens = 0
+
+    def poll(self) -> list[Generation]:
+        return self._count(super().poll())
+
+    def abort(self, request_ids: Sequence[str]) -> list[Generation]:
+        return self._count(super().abort(request_ids))
+
+    def _count(self, generations: list[Generation]) -> list[Generation]:
+        self.tokens += sum(len(generation.token_ids) for generation in generations)
+        return generations
+
+
+def test_every_token_that_the_engine_returns_is_in_the_account_and_every_response_at_its_index():
+    aborted = 0
+    for seed in range(5):
+        engine = CountingEngine(random_script, slots=6)
+        batch = collect(
+            Sampling(
+                ProblemStream(problems(50), seed=seed), engine, FakeJudge(), sampler(bound=100), FakeEncoder(), plan()
+            ),
+            step=1,
+        )
+        assert batch.num_generated_tokens == engine.tokens
+        aborted += batch.token_counts["aborted"]
+        for group, _ in batch.judged:
+            assert [g.request_id.split("/")[-1] for g in group.generations] == ["0", "1", "2", "3"]
+    assert aborted > 0, "some of these batches close with groups in flight"
 
 
 def test_a_least_response_length_reaches_every_request():

@@ -1,0 +1,167 @@
+"""Does a test notice each deliberate mistake? `python -m benchmarks.mutants [NAME ...] [--jobs N] [--thorough]`.
+
+Every entry of `mutants.toml` is one mistake: a text of one file of the package, what replaces it, and the test files
+that must notice. Each is made in a copy of the repository, where those test files run until one fails. A mistake that
+no test notices survives, and the exit status is 1. Before the mistakes, the same test files run on the unchanged copy:
+a test that fails there would "catch" everything.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parents[1]
+TABLE = Path(__file__).with_name("mutants.toml")
+COPIED = ("src", "tests", "benchmarks", "examples", "configs", "docs", "pyproject.toml", "Makefile", "README.md")
+TIMEOUT_S = 600
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A deliberate mistake, and the test files that must notice it."""
+
+    name: str
+    file: str  # below src/dapo
+    old: str  # stands in the file exactly once
+    new: str
+    tests: tuple[str, ...]  # below tests/
+
+    def apply(self, root: Path) -> str:
+        """Make the mistake in the copy at `root`; returns the file's text as it was.
+
+        Raises ValueError where `old` does not stand exactly once in the file: the table is out of date.
+        """
+        path = root / "src" / "dapo" / self.file
+        text = path.read_text(encoding="utf-8")
+        if (count := text.count(self.old)) != 1:
+            raise ValueError(f"{self.name}: {self.old!r} stands {count} times in src/dapo/{self.file}; expected once")
+        path.write_text(text.replace(self.old, self.new), encoding="utf-8")
+        return text
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the tests said to a mutant: the names of the failed tests, empty where it survived."""
+
+    mutant: Mutant
+    failed: tuple[str, ...]
+    seconds: float
+
+
+def read_mutants() -> list[Mutant]:
+    """The committed table."""
+    entries = tomllib.loads(TABLE.read_text(encoding="utf-8"))["mutant"]
+    return [Mutant(**{**entry, "tests": tuple(entry["tests"])}) for entry in entries]
+
+
+@contextmanager
+def copy_of_repository() -> Iterator[Path]:
+    """A folder with a copy of what the tests need, removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="dapo-mutants-") as folder:
+        for name in COPIED:
+            source, target = ROOT / name, Path(folder) / name
+            if source.is_dir():
+                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "results"))
+            else:
+                shutil.copy(source, target)
+        yield Path(folder)
+
+
+def failures(root: Path, tests: Sequence[str], *, thorough: bool = False) -> tuple[str, ...]:
+    """The tests that fail in the copy at `root`: the first one, or with `thorough` all of them."""
+    environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root / 'tests'}"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no", "-rfE"]
+    command += [*([] if thorough else ["-x"]), *(f"tests/{name}" for name in tests)]
+    try:
+        done = subprocess.run(
+            command, check=False, cwd=root, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        return (f"no end within {TIMEOUT_S} s",)
+    if done.returncode == 0:
+        return ()
+    return tuple(_FAILED.findall(done.stdout)) or (f"pytest exits with {done.returncode}: {done.stdout[-200:]!r}",)
+
+
+def judge(mutant: Mutant, root: Path, *, thorough: bool) -> Outcome:
+    """Make the mistake in the copy, run the tests, and undo it."""
+    began = time.perf_counter()
+    text = mutant.apply(root)
+    try:
+        failed = failures(root, mutant.tests, thorough=thorough)
+    finally:
+        (root / "src" / "dapo" / mutant.file).write_text(text, encoding="utf-8")
+    return Outcome(mutant, failed, time.perf_counter() - began)
+
+
+def main() -> int:
+    """Run the mutants named on the command line, or all, and print which tests catch them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="mutants whose name contains this; none: all of them")
+    parser.add_argument("--jobs", type=int, default=2, help="copies in which mutants run at the same time")
+    parser.add_argument("--thorough", action="store_true", help="name every test that fails, not the first one only")
+    arguments = parser.parse_args()
+    console = Console(soft_wrap=True)
+    chosen = [m for m in read_mutants() if not arguments.names or any(name in m.name for name in arguments.names)]
+    tests = list(dict.fromkeys(name for mutant in chosen for name in mutant.tests))
+    with copy_of_repository() as first:
+        console.print(f"{len(chosen)} mutants; first {len(tests)} test files on the unchanged package ...")
+        if failed := failures(first, tests):
+            console.print(f"these tests fail without any mutant: {', '.join(failed)}")
+            return 2
+    outcomes = _run(chosen, console, jobs=arguments.jobs, thorough=arguments.thorough)
+    table = Table(title=f"{len(outcomes)} mutants", title_justify="left")
+    for column in ("mutant", "file", "caught by", "s"):
+        table.add_column(column, justify="right" if column == "s" else "left", overflow="fold")
+    for outcome in outcomes:
+        found = "\n".join(name.removeprefix("tests/") for name in outcome.failed) or "SURVIVES"
+        table.add_row(outcome.mutant.name, outcome.mutant.file, found, f"{outcome.seconds:.0f}")
+    Console(width=160).print(table)
+    survivors = [outcome.mutant.name for outcome in outcomes if not outcome.failed]
+    console.print(f"{len(outcomes) - len(survivors)} of {len(outcomes)} caught")
+    if survivors:
+        console.print(f"survive: {'; '.join(survivors)}")
+    return 1 if survivors else 0
+
+
+def _run(mutants: Sequence[Mutant], console: Console, *, jobs: int, thorough: bool) -> list[Outcome]:
+    copies: SimpleQueue[Path] = SimpleQueue()
+
+    def one(mutant: Mutant) -> Outcome:
+        root = copies.get()
+        try:
+            outcome = judge(mutant, root, thorough=thorough)
+        finally:
+            copies.put(root)
+        console.print(f"{'caught' if outcome.failed else 'SURVIVES'}: {mutant.name} ({outcome.seconds:.0f} s)")
+        return outcome
+
+    def with_copies(count: int) -> list[Outcome]:
+        if count:
+            with copy_of_repository() as root:
+                copies.put(root)
+                return with_copies(count - 1)
+        with ThreadPoolExecutor(jobs) as pool:
+            return list(pool.map(one, mutants))
+
+    return with_copies(jobs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
