@@ -251,7 +251,7 @@ def test_a_spread_of_six_standard_deviations_of_the_judge_keeps_groups_by_signal
     assert reward_noise.agreement(kept, "std") > 0.9 > 0.7 > reward_noise.agreement(judged, "std")
 
 
-def test_every_deliberate_mistake_still_applies_to_the_package_and_names_tests_that_exist(tmp_path: Path):
+def test_every_deliberate_mistake_still_applies_and_names_tests_that_exist(tmp_path: Path):
     table = mutants.read_mutants()
     assert len({mutant.name for mutant in table}) == len(table) >= 75
     for mutant in table:

@@ -297,7 +297,7 @@ class CountingEngine(ScriptedEngine):
         return generations
 
 
-def test_every_token_that_the_engine_returns_is_in_the_account_and_every_response_at_its_index():
+def test_all_tokens_of_the_engine_are_in_the_account_and_responses_at_their_index():
     aborted = 0
     for seed in range(5):
         engine = CountingEngine(random_script, slots=6)
