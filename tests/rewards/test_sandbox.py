@@ -34,7 +34,7 @@ DEPENDS_ON_THE_SYSTEM = {
     *("userfaultfd", "io_uring_setup", "io_setup", "memfd_secret", "add_key", "keyctl", "membarrier", "fanotify_init"),
     *("ptrace", "process_vm_readv", "process_vm_writev", "kcmp", "get_robust_list", "name_to_handle_at", "F_NOTIFY"),
     *("read an environment", "open the memory", "allocate", "shared memory", "message queue", "semaphores", "mlock"),
-    *("tkill", "tgkill", "rt_tgsigqueueinfo", "socket of the kernel"),
+    *("tkill", "tgkill", "clone3", "POSIX message queue", "rt_tgsigqueueinfo", "socket of the kernel"),
 }
 """Probes that a container, a kernel's configuration or a file system may refuse by itself."""
 

@@ -34,7 +34,8 @@ process_vm_writev 311 271, kcmp 312 272, get_robust_list 274 100, socket 41 198,
 memfd_create 319 279, memfd_secret 447 447, shmget 29 194, msgget 68 186, semget 64 190, eventfd2 290 19,
 timerfd_create 283 85, signalfd4 289 74, epoll_create1 291 20, userfaultfd 323 282, io_uring_setup 425 425,
 io_setup 206 0, bpf 321 280, perf_event_open 298 241, add_key 248 217, keyctl 250 219, prctl 157 167, seccomp 317 277,
-membarrier 324 283, personality 135 92, mlock 149 228, setsid 112 157
+membarrier 324 283, personality 135 92, mlock 149 228, setsid 112 157, clone3 435 435, mq_open 240 180,
+mq_unlink 241 181
 """
 _AT_FDCWD, _SIGNAL_NONE, _THIS_PROCESS = -100, 0, 0
 _O_WRONLY_CLOEXEC = os.O_WRONLY | getattr(os, "O_CLOEXEC", 0)
@@ -193,6 +194,7 @@ def _talking(t: _Targets) -> dict[str, Probe]:
         "connect by UDP": lambda: connected(socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 9)),
         "bind": lambda: socket.socket(unix, stream).bind(t.new_path()),
         "sendto a Unix socket": lambda: datagram(lambda ours: ours.sendto(b"1", f"{t.folder}/datagram")),
+        "pass a file on": lambda: datagram(lambda ours: socket.send_fds(ours, [b"1"], [0])),
         "sendmsg to a Unix socket": lambda: datagram(lambda ours: ours.sendmsg([b"1"], [], 0, f"{t.folder}/datagram")),
     }
 
@@ -212,6 +214,7 @@ def _starting(t: _Targets) -> dict[str, Probe]:
     return {
         "fork": lambda: fork(os.fork),
         "clone": lambda: fork(lambda: _call("clone", int(signal.SIGCHLD), 0, 0, 0, 0)),
+        "clone3": lambda: fork(lambda: _call("clone3", struct.pack("=8Q", 0, 0, 0, 0, signal.SIGCHLD, 0, 0, 0), 64)),
         "thread": thread,
         "run a program": lambda: subprocess.run([sys.executable, "-c", ""], check=True),
     }
@@ -223,6 +226,7 @@ def _signals(t: _Targets) -> dict[str, Probe]:
     return {
         "kill": lambda: os.kill(t.process, none),
         "kill by number": lambda: _call("kill", t.process, none),
+        "kill a group": lambda: os.killpg(os.getpgid(t.process), none),
         "kill all": lambda: _call("kill", -1, none),
         "tkill": lambda: _call("tkill", t.process, none),
         "tgkill": lambda: _call("tgkill", t.process, t.process, none),
@@ -279,11 +283,18 @@ def _processes(t: _Targets) -> dict[str, Probe]:
 
 def _kernel(t: _Targets) -> dict[str, Probe]:
     parameters = ctypes.create_string_buffer(bytes(256))
+
+    def message_queue() -> None:
+        name = f"dapo-probe-{os.getpid()}".encode()
+        _call("mq_open", name, os.O_CREAT | os.O_RDWR, 0o600, None)
+        _call("mq_unlink", name)
+
     return {
         "memfd_create": lambda: os.memfd_create("probe"),
         "memfd_secret": lambda: _call("memfd_secret", 0),
         "shared memory": lambda: _LIBC.shmctl(_call("shmget", 0, 4096, 0o600), 0, None),
         "message queue": lambda: _LIBC.msgctl(_call("msgget", 0, 0o600), 0, None),
+        "POSIX message queue": message_queue,
         "semaphores": lambda: _LIBC.semctl(_call("semget", 0, 1, 0o600), 0, 0),
         "pipe": os.pipe,
         "eventfd": lambda: os.eventfd(0),

@@ -95,7 +95,9 @@ def _hide_files(libc: ctypes.CDLL, readable: Sequence[str]) -> None:
     def mount(source: str, target: str, kind: bytes | None, flags: int, options: bytes | None = None) -> None:
         _require(libc.mount(source.encode(), os.fsencode(target), kind, flags, options))
 
-    pivot_root = _PIVOT_ROOT[os.uname().machine]
+    pivot_root = _PIVOT_ROOT.get(os.uname().machine)
+    if pivot_root is None:
+        raise OSError(errno.ENOSYS, "no number is known for pivot_root")
     opened = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in readable if os.path.exists(path)}
     folders = {path for path in opened if os.path.isdir(path)}
     mount("none", "/", None, _MS_RECURSIVE | _MS_PRIVATE)
