@@ -100,12 +100,14 @@ def test_the_letter_is_found_in_many_forms(response):
 )
 def test_no_letter_or_several_letters_are_wrong_whatever_the_reference(response):
     for answer in "ABCDE":
-        if (answer, response) not in (("C", "A\nB\nC"), ("B", "<think>Answer: B")):
+        if (answer, response) != ("B", "<think>Answer: B"):
             assert judged("choice", answer, response) is False, answer
 
 
-def test_of_lines_that_hold_only_a_letter_the_last_one_counts():
-    assert judged("choice", "C", "A\nB\nC") is True
+def test_lines_that_hold_only_a_letter_must_hold_the_same():
+    assert judged("choice", "C", "A\nB\nC") is False
+    assert judged("choice", "C", "The answer is A.\nC") is False
+    assert judged("choice", "C", "C\nA is too small.\n(C)") is True
 
 
 @pytest.mark.parametrize(("answer", "reads"), [("(B)", True), ("b", True), ("B. red", True), ("\\text{B}", True)])

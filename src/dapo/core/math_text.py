@@ -20,6 +20,7 @@ _ANSWER_LINE = re.compile(
 _BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)  # \{ and \} are text
 _FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 _DISPLAY_LINES = 50  # A bound, so that many answer lines before unclosed displays do not take long
+_MAX_WRAPPERS = 50  # Each costs time in proportion to the text
 _WRAPPERS = (
     *((mark, mark) for mark in ("$$", "$", "**", "__", "*", "`", '"')),
     *(("\\(", "\\)"), ("\\[", "\\]"), ("“", "”")),
@@ -65,9 +66,15 @@ def _first_block(lines: Sequence[str], after: int) -> str:
 class Box(NamedTuple):
     r"""A `\boxed{content}` at `text[start:end]`."""
 
+    text: str
     start: int
+    content_start: int
     end: int
-    content: str
+
+    @property
+    def content(self) -> str:
+        """What is between the braces; not kept, for nested boxes would take memory quadratic in the text's length."""
+        return self.text[self.content_start : self.end - 1]
 
 
 def boxes(text: str) -> list[Box]:
@@ -80,8 +87,17 @@ def boxes(text: str) -> list[Box]:
         elif match[0] == "{":
             open_braces.append(None)
         elif match[0] == "}" and open_braces and (box := open_braces.pop()):
-            found.append(Box(box[0], match.end(), text[box[1] : match.start()]))
+            found.append(Box(text, *box, match.end()))
     return found
+
+
+def outer_boxes(text: str) -> list[Box]:
+    """The `boxes` that are in no other box, in the order of the text."""
+    outer: list[Box] = []
+    for box in reversed(boxes(text)):
+        if not outer or box.end <= outer[-1].start:
+            outer.append(box)
+    return outer[::-1]
 
 
 def last_boxed(text: str) -> str | None:
@@ -101,10 +117,8 @@ def strip_formatting(text: str, *, braces: bool = False) -> str:
 
     With `braces` also without `{...}` and `\text{...}` around all of it.
     """
-    before = None
-    while text != before:
-        before = text
-        text = text.strip()
+    for _ in range(_MAX_WRAPPERS):
+        before, text = text, text.strip()
         text = text.rstrip(".").rstrip() if not text.endswith("\\.") else text
         for opening, closing in _WRAPPERS:
             inner = text[len(opening) : -len(closing)]
@@ -114,6 +128,8 @@ def strip_formatting(text: str, *, braces: bool = False) -> str:
         box = "\\boxed" + text.removeprefix("\\text") if braces and text.startswith(("{", "\\text{")) else text
         if box.startswith(("\\boxed", "\\fbox")):
             text = next((found.content for found in boxes(box) if (found.start, found.end) == (0, len(box))), text)
+        if text == before:
+            break
     return text
 
 

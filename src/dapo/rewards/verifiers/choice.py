@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dapo.core.errors import RewardError
-from dapo.core.math_text import answer_lines, boxes, final_part, strip_formatting, without_text_commands
+from dapo.core.math_text import answer_lines, final_part, outer_boxes, strip_formatting, without_text_commands
 from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.types import Problem, Verdict
 
@@ -22,6 +22,8 @@ _LAST_LINE = re.compile(
     r"(?:answer|option|choice)(?:\s+is)?\s*:?\s*\**[\(\[]?(?P<stated>[A-Za-z])[\)\]]?)\s*[.]?",
     re.IGNORECASE,
 )
+_MAX_CHARS = 2000
+"""The longest text that names a choice: commands within commands would keep longer ones busy for minutes."""
 _CAPITAL = re.compile(r"(?<![A-Za-z'’])(?!A [a-z])[A-Z](?![A-Za-z'’])")
 """Isolated capitals, which may name a second choice; an `A` before a lower-case letter is an article."""
 
@@ -31,8 +33,8 @@ class ChoiceVerifier:
     r"""Right if the response marks the reference's letter: `B`, `(B)`, `B.`, `B) the text`, `\boxed{\text{B}}`.
 
     The answer is on lines `Answer:`, else in boxes, else in the last line, if that is only a letter or `The answer is
-    B`. All lines `Answer:` (or all boxes) must name the same letter, and one letter each: `A or B`, and
-    `Answer: A` followed by `Answer: B`, are wrong whatever the reference.
+    B`. All lines `Answer:` (or boxes, or lines of that kind) must name the same letter, and one letter each: `A or B`,
+    and `Answer: A` followed by `Answer: B`, are wrong whatever the reference.
     """
 
     binary: ClassVar[bool] = True
@@ -57,13 +59,14 @@ class ChoiceVerifier:
     def chosen(self, response: str) -> str | None:
         """The letter that a response marks, or None if it marks none or several."""
         text = unicodedata.normalize("NFKC", final_part(response))
-        for marked in (answer_lines(text), [box.content for box in boxes(text)]):
+        for marked in (answer_lines(text), [box.content for box in outer_boxes(text)]):
             if marked:
                 letters = {self._letter(content) for content in marked}
                 return letters.pop() if len(letters) == 1 else None
-        lines = [line for line in text.splitlines() if line.strip()]
-        match = _LAST_LINE.fullmatch(_strip_formatting(lines[-1])) if lines else None
-        return self._known(match["letter"] or match["stated"]) if match else None
+        lines = [_strip_formatting(line) for line in text.splitlines() if line.strip()]
+        stated = [_LAST_LINE.fullmatch(line) for line in lines]
+        letters = {self._known(match["letter"] or match["stated"]) for match in stated if match}
+        return letters.pop() if stated and stated[-1] and len(letters) == 1 else None
 
     def _letter(self, text: str) -> str | None:
         stripped = _strip_formatting(text)
@@ -81,6 +84,8 @@ class ChoiceVerifier:
 
 
 def _strip_formatting(text: str) -> str:
+    if len(text) > _MAX_CHARS:
+        return ""
     before = None
     while text != before:
         before, text = text, without_text_commands(strip_formatting(text)).replace("**", "").strip()
