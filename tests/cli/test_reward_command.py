@@ -24,7 +24,7 @@ def issues(verifier, problem=SUM, right=None, **options):
 @pytest.mark.parametrize(
     ("verifier", "options"),
     [("math", {}), ("math_dapo", {}), ("gsm8k", {}), ("exact", {}), ("exact", {"extract": "answer_line"}),
-     ("choice", {}), ("regex", {})],
+     ("exact", {"extract": "final"}), ("choice", {}), ("regex", {})],
 )  # fmt: skip
 def test_the_registered_verifiers_reward_no_nonsense(verifier, options):
     problem, right = EXAMPLES.get(verifier, (SUM, None))

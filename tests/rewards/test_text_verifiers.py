@@ -213,11 +213,184 @@ def test_math_dapo_normalises_as_released(answer, expected):
     assert normalize(answer) == expected
 
 
-def test_exact_final_takes_the_last_number_only_where_the_reference_is_one():
-    verify = get_verifier("exact", extract="final")
-    assert verify(Problem("p", "?", "2 7 9"), "2 7 9.").correct
-    assert not verify(Problem("p", "?", "2 7 9"), "sorted: 2 7 9").correct
-    assert verify(Problem("p", "?", "9"), "sorted: 2 7 9").correct
+def test_exact_final_reads_a_number_only_where_the_reference_is_one():
+    assert judged("exact", "2 7 9", "2 7 9.", extract="final") is True
+    assert judged("exact", "2 7 9", "sorted: 2 7 9", extract="final") is False
+    assert judged("exact", "9", "the largest is 9", extract="final") is True
+    assert judged("exact", "9", "sorted: 2 7 9", extract="final") is False
+
+
+STATED = r"""42 | 42. | **42** | $42$ | "42" | (42) | 42.0 | ４２ | ＝ 42 | 42 😀 | 42 apples | There are 42.
+It is 42! | The answer is 42. | The answer is **42**. | 42 is the answer. | Answer: 42 | \boxed{42}
+The answer is $\boxed{42}$. | 12 + 30 = 42 | 12 + 30 = 42. | 12 + 30\n= 42 | 12 × 30 = 42
+The sum of 12 and 30 is 42. | 12 plus 30 is 42 | 12 + 30 → 42 | 12 + 30 equals 42, so the answer is 42.
+So, 12 + 30 = 42.\n\nThe answer is 42 | 4 + 3 = 7. 12 + 30 = 42 | The sum is: 42
+12 + 30 = 42\n\nI am ready to help. | The remainder when 142 is divided by 100 is 42. | <think>41</think> 42
+What is 12 + 30? 42"""
+HEDGED = r"""1 or 2 or 42 | 1, 2, 42 | 1/42 | 1 2 3 42 | 0 1 2 3 4 42 | 42 41 | 41 and 42 | either 41 or 42
+42; 43 | 42 … 43 | 42 to 43 | 42-43 | 42–43 | between 42 and 43 | [41, 42] | {42, 41} | (41) (42) | 41 → 42
+41 = 42 | 40 = 41 = 42 | 42 or so | 42 or forty-three | maybe 41, maybe 42 | is 41, is 42
+It is 1, it is 2, it is 42. | It is 1. It is 2. It is 42. | 41? 42? | It could be 41. It could be 42.
+The answer is 41 or 42 | The answer is 1. The answer is 42. | 1\n2\n42 | - 1\n- 2\n- 42 | 1.\n2.\n42.
+1. 2. 42. | Answer: 41\nAnswer: 42 | Answer: 42\nAnswer: something | Answer: 41, 42 | \boxed{41} \boxed{42}
+12 or 30 or 42 | 12, 30, 42 | 12/30/42 | What is 12 + 30?"""
+DENIED = r"""not 42 | It is not 42 | It isn't 42. | 42 is wrong | 42. No, that is wrong.
+The answer is 42. No, 41. | never 42 | ≠ 42 | 42? | Is it 42? | about 42 | less than 42 | more than 42
+at least 42 | ~42 | ≈ 42 | < 42"""
+ANOTHER = r"""-42 | −42 | - 42 | minus 42 | negative 42 | ±42 | \pm 42 | +-42 | --42 | 4 2 | 1,42 | 4,2 | 42k
+x42 | 42 million | 42e1 | 1e42 | 0x42 | 42_1 | √42 | \sqrt{42} | 42² | ½ 42 | 42/1 | \frac{42}{1} | 42^1 | |-42
+42 + 0 | 12 + 30 | 42%41 | 41.42 | ٤٢ | 42万 | 420 | 0.42 | 42.5 | twice 42 | half of 42 | 42 squared
+42 hundred | a dozen 42 | \lnot 42 | 4{,}2 | 4\,2"""
+
+
+def texts(table):
+    return [text.strip().replace(r"\n", "\n") for line in table.splitlines() for text in line.split(" | ")]
+
+
+@pytest.mark.parametrize("response", texts(STATED))
+def test_exact_final_reads_the_one_number_that_a_response_states(response):
+    assert judged("exact", "42", response, extract="final") is True
+
+
+@pytest.mark.parametrize("response", texts(HEDGED) + texts(DENIED) + texts(ANOTHER))
+def test_exact_final_refuses_several_numbers_a_denial_and_another_value(response):
+    assert judged("exact", "42", response, extract="final") is False
+
+
+def test_exact_final_reads_sentences_of_a_small_model_as_a_person_does():
+    # responses of SmolLM2-135M-Instruct to the built-in tasks, with the value that each of them states
+    for response, value in (
+        ("The greatest common divisor of 4 and 20 is 4.", 4),
+        ("The largest of these numbers is 96.", 96),
+        ("This is a classic problem involving integer arithmetic. The answer is 97.", 97),
+        ("2 * 6 equals 12.", 12),
+        ('The letter "t" appears 1 time in the word "parrot."', 1),
+        ("12 + 12 equals 24, so that's the answer you asked.", 24),
+        ("1 + 10 = 11 in this context.", 11),
+        ("17 is the largest of these numbers.", 17),
+        ("The largest of these numbers is 91, and it's a multiple of both 97", None),
+        ("The largest of these numbers is 86, which is 4 more than 86.", None),
+        ("To calculate 1 ÷ 7, you can simply perform the division operation, which is ", None),
+        ("1. 5\n2. 3\n3. 6", None),
+    ):
+        stated = {number for number in range(100) if judged("exact", str(number), response, extract="final") is True}
+        assert stated == ({value} - {None}), response
+
+
+@pytest.mark.parametrize("mark", ["#### {}", "Answer: {}", "so \\boxed{{{}}}"])
+def test_gsm8k_refuses_signs_and_symbols_that_make_another_value(mark):
+    for text in [*texts(DENIED), *texts(ANOTHER), "1 or 42", "41 and 42", "41/42", "42, 43", "41 = 42", "42 or so"]:
+        assert judged("gsm8k", "#### 42", mark.format(text)) is False, text
+
+
+@pytest.mark.parametrize(
+    "text", texts(r"-42 | −42 | –42 | - 42 | -$42 | $-42 | -\$42 | - $42 | (-42) | －４２ | x = -42")
+)
+def test_gsm8k_reads_one_sign(text):
+    assert judged("gsm8k", "#### -42", f"#### {text}") is True
+    assert judged("gsm8k", "#### 42", f"#### {text}") is False
+
+
+UNITS = r"""$42 | \$42.00 | 42 dollars | €42 | 42% | 42\% | (42) | +42 | 42 km/h | $42/hour | 42 cents per day
+**42** | 42. | 42! | There are 42 apples | She has 42 left over. | \text{42} | 42\text{ cm} | 42cm | 42°
+x = 42 | 12 + 30 = 42 | $\$42$ | \(42\) | 42-inch | USD 42 | Rs. 42 | a total of 42 | 42 square feet | 42 more
+42 times"""
+
+
+def test_gsm8k_reads_units_and_money_around_its_number():
+    for text in texts(UNITS):
+        assert judged("gsm8k", "#### 42", f"#### {text}") is True, text
+
+
+NESTED = 12_000
+HOSTILE = {
+    "nested boxes": "\\boxed{" * NESTED + "41" + "}" * NESTED,
+    "nested text commands": "\\text{" * NESTED + "41" + "}" * NESTED,
+    "nested emphasis": "**" * NESTED + "41" + "**" * NESTED,
+    "nested quotes": "“" * NESTED + "41" + "”" * NESTED,
+    "brackets": "(" * NESTED + "41" + ")" * NESTED,
+    "half a pair": "Answer: \ud83d42",
+    "the other half": "#### 42\udc00",
+    "NUL": "Answer: 4\x002",
+    "escape": "Answer: \x1b[31m41\x1b[0m",
+    "right to left": "Answer: \u202e24\u202c or 42",
+    "zero width": "\u200b".join("Answer: 42"),
+    "combining": "Answer: 4\u03382",
+    "byte order": "\ufeffAnswer\ufeff: 4\ufeff2",
+    "superscript": "Answer: ⁴²",
+    "subscript": "Answer: ₄₂",
+    "circled": "Answer: ㊷",
+    "bold digits": "Answer: 𝟒𝟐 or 𝟒𝟑",
+    "Roman": "Answer: ⅩⅬⅡ",
+    "Arabic digits": "Answer: ٤٢",
+    "Chinese": "答案是四十二",
+    "Thai digits": "Answer: ๔๒",
+    "digits without end": "Answer: " + "4" * 50_000,
+    "decimals without end": "Answer: 42." + "0" * 50_000 + "1",
+    "zeros in front": "Answer: " + "0" * 50_000 + "43",
+    "commas": "Answer: 42" + "," * 50_000 + "1",
+    "signs": "Answer: " + "-" * 50_000 + "42",
+    "equals signs": "Answer: " + "41 = " * 20_000 + "42",
+    "sentences": "It is 41. " * 10_000 + "It is 42.",
+    "claims": "is 41 " * 10_000 + "is 42",
+    "operations": "Answer: " + "1 + " * 20_000 + "1",
+    "spaces": "Answer: 41" + " " * 90_000 + "42",
+    "line ends": "41" + "\r\n\x0b\x0c\x85\u2028" * 10_000 + "42",
+    "open emphasis": "Answer: " + "*a" * 40_000,
+    "open underscores": "Answer: " + "_4_" * 30_000,
+    "open ticks": "`" * 50_001 + "42",
+    "infinity": "Answer: inf",
+    "not a number": "Answer: nan",
+    "exponent": "Answer: 4.2e1000000000",
+    "hexadecimal": "Answer: 0x2a",
+    "binary": "Answer: 0b101010",
+    "Python's digits": "Answer: 4_2",
+    "a program": "Answer: int('41')",
+    "all letters": "A B C D E",
+    "letters, one a line": "A\nB\nC\nD\nE\nB or C",
+    "a Cyrillic letter": "Answer: В",
+    "a Greek letter": "Answer: Β",
+    "a letter in a word": "Answer: But",
+    "two letters in one box": "\\boxed{B\\text{ or C}}",
+    "HTML": "<b>42</b> <i>43</i>",
+    "markers": "#### " * 20_000 + "#### 41",
+    "a marker without text": "#### 41 ####",
+    "think without end": "<think>" * 10_000 + "</think>" * 10_000,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_hostile_text_is_right_or_an_error_for_any_text_verifier(name):
+    response = HOSTILE[name]
+    for verifier, options, answer in (
+        ("exact", {}, "42"),
+        ("exact", {"extract": "final"}, "42"),
+        ("exact", {"extract": "answer_line"}, "42"),
+        ("gsm8k", {}, "#### 42"),
+        ("choice", {}, "B"),
+        ("regex", {}, r"Answer: 42|\{\"x\": 42\}"),
+        ("regex", {"pattern": r"Answer: ([\d.,]+)"}, "42"),
+        ("math_dapo", {}, "42"),
+    ):
+        assert judged(verifier, answer, response, **options) is False, (verifier, options)
+
+
+NOT_THE_JSON = {
+    "JSON twice": '{"x": 42} {"x": 42}',
+    "JSON, repeated key": '{"x": 41, "x": 42}',
+    "JSON, deep": '{"x":' * 5_000 + "42" + "}" * 5_000,
+    "JSON in a list": '[{"x": 42}]',
+    "JSON, text": '{"x": "42"}',
+    "JSON, comment": '{"x": 42} // right',
+    "a fence of another language": '```python\n{"x": 42}\n```',
+    "a schema": '{"const": {"x": 42}}',
+}
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, *NOT_THE_JSON])
+def test_no_hostile_text_is_right_or_an_error_as_json(name):
+    pytest.importorskip("jsonschema", reason="needs the extra schema: pip install 'dapo-rl[schema]'")
+    assert judged("json_schema", '{"const": {"x": 42}}', (HOSTILE | NOT_THE_JSON)[name]) is False
 
 
 def test_a_number_of_any_length_is_judged_and_a_denial_is_no_answer():

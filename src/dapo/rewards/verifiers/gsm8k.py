@@ -1,24 +1,23 @@
 """`gsm8k`: numbers after `####`, compared by value."""
 
-import re
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar
 
 from dapo.core.math_text import final_part, marked_answer, normalize_number, numbers_in, plain_number, strip_formatting
 from dapo.rewards.verdicts import binary_verdict, error_verdict
+from dapo.rewards.verifiers.stated_number import stated_number
 from dapo.types import Problem, Verdict
 
 _MARK = "####"
-_DENIAL = re.compile(r"\bnot\b|\bcannot\b|n't\b|≠|\\neq?(?![A-Za-z])", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Gsm8kVerifier:
     r"""Right if the number after the last `####`, else on a line `Answer:`, else in the last `\boxed{}`, is equal.
 
-    The marked text must hold exactly one number: `#### $1,200.00` and `Answer: 1200 dollars` are 1200, `#### 3 or 4`
-    or `#### not 3` is wrong whatever the reference.
+    The marked text must state exactly one number: `#### $1,200.00` and `Answer: 1200 dollars` are 1200; `#### 3 or 4`,
+    `#### not 3` and `#### \pm 3` are wrong whatever the reference.
     """
 
     binary: ClassVar[bool] = True
@@ -37,8 +36,7 @@ class Gsm8kVerifier:
         _, mark, tail = text.rpartition(_MARK)
         marked = tail.strip().partition("\n")[0] if mark else marked_answer(text)
         if marked is not None:
-            found = [] if _DENIAL.search(marked) else numbers_in(_strip_currency(marked))
-            return found[0] if len(found) == 1 else None
+            return stated_number(marked)
         found = numbers_in(_strip_currency(text)) if self.flexible else []
         return found[-1] if found else None
 

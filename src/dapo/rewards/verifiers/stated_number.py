@@ -1,0 +1,114 @@
+"""The one number that a text states: several candidates, a denial, a comparison or an expression state none."""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from fractions import Fraction
+
+from dapo.core.math_text import TEXT_COMMAND, answer_lines, outer_boxes, plain_number
+
+_CHARACTERS = {
+    **{0xFF01 + offset: chr(0x21 + offset) for offset in range(94)},  # full-width forms
+    **str.maketrans("−–", "--"),
+}
+_RULES = (
+    (re.compile(r"\\?[$€£¥₹¢]"), ""),  # money is a unit like any other
+    (re.compile(r"\\(?:[()\[\]]|(?:left|right)(?![A-Za-z])|(?:boxed|fbox)(?=\s*\{)|(?=[%]))"), ""),
+    (TEXT_COMMAND, r" \1 "),
+    (re.compile(r"(\*{1,3}|_{1,2}|`)(?=\S)([^*_`]*)(?<=\S)\1"), r"\2"),  # bold, italic, code
+    (re.compile(r"(?<=\d)(?:\{,\}|\\,|\\!,|,\\!)(?=\d{3}(?!\d))"), ","),
+    (re.compile(r"\\[,;:! ]"), " "),
+    (re.compile(r"^([\s(\[{\"']*[-+])\s+(?=[\d.])"), r"\1"),
+    (re.compile(r"(?<=[A-Za-z])[/-](?=[A-Za-z])|(?<=\d)[/-](?=[A-Za-z]{2})"), " "),  # km/h, a 3-day trip
+)
+_DENIED = re.compile(
+    r"\b(?:not|cannot|never|neither|nor|no|wrong|incorrect|or|either|between)\b|n['’]t\b|≠|\\neq?(?![A-Za-z])",
+    re.IGNORECASE,
+)
+_ANOTHER_VALUE = re.compile(
+    r"\b(?:than|at least|at most|up to|about|around|approx\w*|roughly|nearly|almost|close to"
+    r"|minus|negative|hundreds?|thousands?|[mbtr]+illions?|dozens?|twice|double|triple|half|squared|cubed|root"
+    r"|factorial|point)\b|\?",
+    re.IGNORECASE,
+)
+_SCALED = re.compile(r"[A-Za-z][-+]?\.?\d|\d(?:[A-Za-z](?![A-Za-z])|(?![A-Za-z])[^\W\d_])")
+"""A letter before a number, or a single one behind it: `x3`, `3k`."""
+_NUMBER = re.compile(r"(?<!\d)[-+]?(?:\d+(?:,\d+)*(?:\.\d+)?|\.\d+)", re.ASCII)
+_PUNCTUATION = frozenset(".,;:!'\"()[]{}%#&°‘’“”…—•")
+_EQUALS = re.compile(r"(?<![<>!=\\:])=(?![=>])")
+_CLAIM = re.compile(
+    _EQUALS.pattern + r"|:(?!\d)|→|\b(?:is|are|was|were|be|equals?|gives?|makes?|yields?|becomes?|gets?)\b", re.I
+)
+_OPERATION = re.compile(r"[\d)]\s*(?:[-+*/×·÷^−]|\\(?:times|cdot|div)(?![A-Za-z]))\s*[(\d]")
+_LETTER = re.compile(r"[^\W\d_]")
+_WORD = re.compile(r"[^\W\d_]+")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
+_FEW_WORDS = 3
+
+
+def stated_number(text: str) -> Fraction | None:
+    r"""The only number of a short text, or the one after its last `=`; None if the text states none or several.
+
+    Words and units around it are allowed (`$42`, `42 km/h`, `There are 42.`), and so is one sign (`-42`, `- 42`).
+    What makes another value of it is not: `\pm 42`, `+-42`, `√42`, `3k`, `< 42`, `42 or so`, `not 42`.
+    """
+    return None if _DENIED.search(text) else _value(_EQUALS.split(text.translate(_CHARACTERS)))
+
+
+def response_number(text: str) -> Fraction | None:
+    """The number that a whole response states; None if it states none or several.
+
+    All lines `Answer:` and boxes must state the same number. Without any, the last sentence with a number counts, of it
+    what follows the last `is`, `=` and the like; no sentence before it may state another one.
+    """
+    if marked := [*answer_lines(text), *(box.content for box in outer_boxes(text))]:
+        values = {stated_number(content) for content in marked}
+        return values.pop() if len(values) == 1 else None
+    sentences = _SENTENCE_END.split(text.translate(_CHARACTERS))
+    sentences = [sentence for sentence in sentences if not sentence.rstrip().endswith("?")]
+    last = next((index for index in reversed(range(len(sentences))) if _has_digit(sentences[index])), None)
+    if last is None or any(map(_DENIED.search, sentences[last:])):
+        return None
+    value = _value(_CLAIM.split(sentences[last]))
+    others = [_CLAIM.split(sentence) for sentence in sentences[:last] if _has_digit(sentence)]
+    return value if all(_value(parts) == value for parts in others if _is_claim(parts)) else None
+
+
+def _is_claim(parts: Sequence[str]) -> bool:
+    """Whether a sentence offers a number (`It is 3.`, `3`), and is no step of the working (`3 + 4 is 7`, `3 + 4`)."""
+    if len(parts) > 1:
+        return not _has_digit(parts[0])
+    return len(_WORD.findall(parts[0])) <= _FEW_WORDS and not _OPERATION.search(parts[0])
+
+
+def _value(parts: Sequence[str]) -> Fraction | None:
+    """The number of the last part that has one; each part before it must be working or state the same."""
+    *before, last = [part for part in parts if _has_digit(part)] or [""]
+    value = _only_number(last)
+    for part in before:
+        # a subject (`12 and 18 is`, `12 is divided by 3 is`), an operation (`12 + 30 =`), or the value itself
+        is_working = _LETTER.search(part) if part is parts[0] else _LETTER.match(part.strip())
+        if not is_working and not _OPERATION.search(part) and _only_number(part) != value:
+            return None
+    return value
+
+
+def _only_number(text: str) -> Fraction | None:
+    for pattern, replacement in _RULES:
+        text = pattern.sub(replacement, text)
+    found = _NUMBER.findall(text)
+    if len(found) != 1 or _ANOTHER_VALUE.search(text) or _SCALED.search(text):
+        return None
+    around = _NUMBER.sub(" ", text)
+    return plain_number(found[0]) if all(map(_changes_nothing, around)) else None
+
+
+def _changes_nothing(character: str) -> bool:
+    """Whether it is a letter, white space, punctuation or a pictogram, not a digit or a sign of mathematics."""
+    if character.isalpha() or character.isspace() or character in _PUNCTUATION:
+        return True
+    return unicodedata.category(character) in ("So", "Mn")
+
+
+def _has_digit(text: str) -> bool:
+    return any(map(str.isdigit, text))
