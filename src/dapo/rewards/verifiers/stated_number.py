@@ -7,10 +7,8 @@ from fractions import Fraction
 
 from dapo.core.math_text import TEXT_COMMAND, answer_lines, outer_boxes, plain_number
 
-_CHARACTERS = {
-    **{0xFF01 + offset: chr(0x21 + offset) for offset in range(94)},  # full-width forms
-    **str.maketrans("−–", "--"),
-}
+_FULL_WIDTH = {0xFF01 + offset: chr(0x21 + offset) for offset in range(94)}
+_CHARACTERS = _FULL_WIDTH | {ord("−"): "-", ord("–"): "-"}
 _RULES = (
     (re.compile(r"\\?[$€£¥₹¢]"), ""),  # money is a unit like any other
     (re.compile(r"\\(?:[()\[\]]|(?:left|right)(?![A-Za-z])|(?:boxed|fbox)(?=\s*\{)|(?=[%]))"), ""),
