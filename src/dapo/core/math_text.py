@@ -6,7 +6,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import NamedTuple
 
-_TEXT_COMMAND = re.compile(r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf)|mbox|operatorname)\s*\{([^{}]*)\}")
+TEXT_COMMAND = re.compile(r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf)|mbox|operatorname)\s*\{([^{}]*)\}")
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
 INTEGER = re.compile(rf"[-+]?{_DIGITS}", re.ASCII)
 _NUMBER = re.compile(rf"(?:(?<!\d)[-+])?(?:{_DIGITS}(?:\.\d+)?|\.\d+)", re.ASCII)
@@ -157,4 +157,4 @@ def _value(number: str) -> Fraction:
 
 def without_text_commands(part: str) -> str:
     r"""The text with `B` for `\text{B}`."""
-    return _TEXT_COMMAND.sub(r"\1", part).strip()
+    return TEXT_COMMAND.sub(r"\1", part).strip()
