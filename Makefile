@@ -33,6 +33,7 @@ $(VENV)/.installed-gym: $(VENV)/.installed
 
 quickstart: install
 	$(VENV)/bin/dapo train configs/quickstart.yaml $(ARGS)
+	@echo "the command is $(VENV)/bin/dapo, or dapo after: source $(VENV)/bin/activate"
 
 # one file at a time in each of up to four processes: tests measure nothing, and half of them wait for processes
 test: install-dev

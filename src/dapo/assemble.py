@@ -13,7 +13,7 @@ from dapo.algo.sampling import ScoreThresholds
 from dapo.config import Config, ScoreThresholdsConfig
 from dapo.config.data_spec import Source
 from dapo.config.load import resolve_auto_verifier
-from dapo.core.errors import ConfigError, DataError
+from dapo.core.errors import ConfigError
 from dapo.core.loading import load_callable
 from dapo.data.problems import remove_overlap, unique_problems
 from dapo.data.prompts import PromptEncoder
@@ -124,10 +124,7 @@ def read_inputs(
     problems, removed = remove_overlap(problems, held_out)
     if removed:
         notes.append(f"{removed} training problems left out: their text is in the evaluation set")
-    if training and not problems:
-        raise DataError("data.train: every problem is also in data.eval; nothing is left to train on")
-    if config.rollout.engine == "vllm":
-        require_vllm(config)
+    require_hardware(config)
     loaded = read_model(config)
     if training and config.model.lora is not None:
         check_adapters(loaded.model, config.model.lora)
@@ -251,6 +248,14 @@ def load_filter(name: str | ScoreThresholdsConfig | None) -> Callable[[Group], b
     if not isinstance(name, str):
         return None
     return load_callable(name, error=ConfigError, option="dynamic_sampling.filter=")
+
+
+def require_hardware(config: Config) -> None:
+    """Raise ConfigError where this machine has not what the configuration names: a GPU, the environment of vLLM."""
+    if not config.uses_ray:
+        device_of(config)
+    if config.rollout.engine == "vllm":
+        require_vllm(config)
 
 
 def device_of(config: Config) -> str:

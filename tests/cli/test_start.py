@@ -1,9 +1,13 @@
 """What `dapo train` and `dapo check` find before anything is sampled, loaded or written."""
 
 import json
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 from dapo.cli.main import main
 from helpers.paths import CONFIGS
@@ -66,25 +70,64 @@ def test_rewards_of_trl_and_verl_train_unchanged_on_their_data(
     assert last["rollout/verifier_errors"] == 0
 
 
+NO_SUCH_NAME = (
+    "unknown verifier 'maht'; did you mean math? known: choice, code, exact, gsm8k, gym, json_schema, math, math_dapo, "
+    "regex, reward_model, server, or your own function as module:function"
+)
+ADVICE = "Rename a column, give the parameter a default value, or set it in reward.options"
 REFUSED = {
     "columns that a function needs": (
         ["data.train=trl.jsonl", "reward.verifier=my_rewards:unit"],
-        "error: my_rewards:unit needs level, unit, which 16 rows (the first: 1) of the 16 of data.train do not have; "
-        "columns there: answer, prompt, solution, source. Rename a column, give the parameter a default value, or set "
-        "it in reward.options\n",
+        "my_rewards:unit needs level, unit, which 16 rows (the first: 1) of the 16 of data.train do not have; columns "
+        f"there: answer, prompt, solution, source. {ADVICE}",
     ),
     "a ground truth that is not there": (
         ["data.train=bare.jsonl", "reward.verifier=my_rewards:compute_score"],
-        "error: my_rewards:compute_score needs ground_truth, which 16 rows (the first: 1) of the 16 of data.train do "
-        "not have; columns there: prompt, source. Rename a column, give the parameter a default value, or set it in "
-        "reward.options\n",
+        "my_rewards:compute_score needs ground_truth, which 16 rows (the first: 1) of the 16 of data.train do not "
+        f"have; columns there: prompt, source. {ADVICE}",
     ),
     "an answer that a verifier compares with": (
         ["data.train=bare.jsonl", "reward.verifier=math"],
-        "error: bare.jsonl, line 1: no answer; expected a column reward_model.ground_truth, answer, solution, "
-        "ground_truth or target, columns here: prompt; name yours with {path: FILE, answer: COLUMN}\n",
+        "bare.jsonl, line 1: no answer; expected a column reward_model.ground_truth, answer, solution, ground_truth or "
+        "target, columns here: prompt; name yours with {path: FILE, answer: COLUMN}",
+    ),
+    "an unknown verifier": (["reward.verifier=maht"], NO_SUCH_NAME),
+    "a module that is not there": (
+        ["reward.verifier=no_such_module:f"],
+        "'no_such_module:f': there is no module 'no_such_module' in {dir} or among the installed packages",
+    ),
+    "a function that is not there": (
+        ["reward.verifier=my_rewards:brevit"],
+        "'my_rewards:brevit': module my_rewards has no 'brevit'; did you mean brevity?",
+    ),
+    "a filter that is not there": (
+        ["dynamic_sampling.filter=my_rewards:brevit"],
+        "dynamic_sampling.filter='my_rewards:brevit': module my_rewards has no 'brevit'; did you mean brevity?",
+    ),
+    "an unknown option of a verifier": (
+        ["reward.verifier=exact", "reward.options={strict: true}"],
+        "verifier exact has no option 'strict'; it has extract, ignore_case",
+    ),
+    "a model of no kind": (
+        ["model=smollm2"],
+        "model 'smollm2' is no alias (smollm2-135m-instruct, tiny-random), no directory here and no Hugging Face id, "
+        "which is OWNER/NAME; did you mean smollm2-135m-instruct?",
+    ),
+    "the same problems for training and evaluation": (
+        ["data.train=trl.jsonl", "data.eval=trl.jsonl"],
+        "data.train: every problem is also in data.eval; nothing is left to train on",
     ),
 }
+if find_spec("wandb") is None:
+    REFUSED["a tracker that is not installed"] = (
+        ["log.sinks=[wandb]"],
+        "log.sinks needs the package wandb, which is not installed here: pip install 'dapo-rl[wandb]'",
+    )
+if not torch.cuda.is_available():
+    REFUSED["a GPU that is not there"] = (
+        ["train.device=cuda"],
+        "train.device=cuda, but torch finds no CUDA device; use train.device=auto or cpu",
+    )
 
 
 @pytest.mark.parametrize("command", ["train", "check"])
@@ -93,8 +136,56 @@ def test_what_is_wrong_is_found_at_the_start_and_by_check(
     capsys: pytest.CaptureFixture[str], folder: Path, name: str, command: str
 ):
     options, message = REFUSED[name]
-    code, _, err = run(
-        capsys, command, TINY, *ONE_STEP, *options, *(["--run-dir", "run"] if command == "train" else [])
-    )
-    assert (code, err) == (2, message)
+    run_dir = ["--run-dir", "run"] if command == "train" else []
+    code, _, err = run(capsys, command, TINY, *ONE_STEP, *options, *run_dir)
+    assert (code, err) == (2, f"error: {message}\n".replace("{dir}", str(folder)))
     assert not Path("run").exists()
+
+
+@pytest.mark.parametrize("option", ["reward.verifier=maht", "reward.verifier=my_rewards:brevit", "model=smollm2"])
+def test_a_wrong_name_is_answered_without_torch(folder: Path, option: str):
+    script = (
+        "import sys; from dapo.cli.main import main\n"
+        "try: main(sys.argv[1:])\n"
+        "finally: print(*{'torch', 'transformers'} & set(sys.modules))"
+    )
+    command = [sys.executable, "-c", script, "train", TINY, option]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (2, "")
+
+
+def test_check_of_a_run_elsewhere_asks_for_nothing_of_this_machine(capsys: pytest.CaptureFixture[str], folder: Path):
+    gpu = ["--assume", "device=gpu", "--assume", "dimensions=qwen2.5-0.5b"]
+    code, out, _ = run(capsys, "check", TINY, "train.device=cuda", "log.sinks=[wandb]", *gpu)
+    assert (code, "\nproblem: " in out) == (0, False)
+
+
+def test_check_exits_with_2_where_memory_does_not_suffice_and_names_the_processor(
+    capsys: pytest.CaptureFixture[str], folder: Path
+):
+    code, out, _ = run(capsys, "check", TINY, "--assume", "memory_gib=0.1", "--assume", "device=cpu")
+    assert code == 2
+    assert out.splitlines()[-1].startswith("problem: the process needs ")
+    assert out.splitlines()[-1].endswith("for a run on a GPU add --assume device=gpu")
+
+
+@pytest.mark.parametrize(
+    ("verifier", "ask", "expected"),
+    [
+        ("math_dapo", "Put it into \\boxed{}.", "0 of 16 prompts ask; they ask for \\boxed{...} (16 rows)"),
+        ("math_dapo", "Reply with the number.", "0 of 16 prompts ask. Ask for it in data.instruction"),
+        ("gsm8k", "Reply with the number.", "0 of 16 prompts ask. Ask for it in data.instruction"),
+        ("math_dapo", "End with `Answer: 7`.", None),
+        ("math", "Put it into \\boxed{}.", None),
+        ("exact", "Reply with the number.", None),
+    ],
+)
+def test_check_says_where_the_prompts_ask_for_another_mark_than_the_verifier_reads(
+    capsys: pytest.CaptureFixture[str], folder: Path, verifier: str, ask: str, expected: str | None
+):
+    options = ["data.train=trl.jsonl", f"reward.verifier={verifier}", f"data.instruction={json.dumps(ask)}"]
+    code, out, _ = run(capsys, "check", TINY, *ONE_STEP, *options)
+    assert code == 0
+    assert ("warning: " in out) == (expected is not None)
+    assert expected is None or f"data.train: the verifier {verifier} reads an answer marked by" in out
+    assert expected is None or expected in out

@@ -174,3 +174,14 @@ def test_gsm8k_train_and_test_share_no_question():
     assert (train[0].answer, test[0].answer) == ("72", "18")
     assert all("," not in problem.answer for problem in train)
     assert train[0].fields["solution"].endswith("#### 72")
+
+
+def test_two_parquet_columns_of_one_name_are_refused_also_inside_a_column(tmp_path):
+    twice = pa.table([["q"], ["1"], ["2"]], names=["prompt", "answer", "answer"])
+    pq.write_table(twice, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet: there are two columns answer; rename or drop one of them"):
+        load_problems(str(tmp_path / "a.parquet"))
+    info = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
+    pq.write_table(pa.table({"prompt": ["q"], "answer": ["1"], "info": info}), tmp_path / "b.parquet")
+    with pytest.raises(DataError, match=r"b\.parquet: there are two columns info\.x; rename or drop one of them"):
+        load_problems(str(tmp_path / "b.parquet"))

@@ -1,6 +1,11 @@
 """Bad input by name, each with the exact message that answers it: what was expected, what came, what to do."""
 
+import contextlib
+import math
+import os
+import re
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +14,7 @@ import pytest
 from dapo.cli.main import main
 from dapo.config import build_config, load_config
 from dapo.config.data_spec import EXPECTED
+from dapo.config.options import options_of
 from dapo.config.secrets import mask_options, secret_names
 from dapo.core.errors import ConfigError, DapoError, DataError, RewardError
 from dapo.data.problems import load_problems
@@ -137,6 +143,16 @@ OVERRIDES: dict[str, tuple[Any, ...]] = {
     ),
 }
 FILES: dict[str, tuple[Any, ...]] = {
+    "config with a number of 5,000 digits": (
+        "train: {num_steps: " + "9" * 5000 + "}",
+        "{dir}/c.yaml is not readable as YAML: Exceeds the limit (4300 digits) for integer string conversion: value "
+        "has 5000 digits; use sys.set_int_max_str_digits() to increase the limit",
+    ),
+    "config that is nested 40 deep": ("a: " + "[" * 40 + "]" * 40, "{dir}/c.yaml: values are nested more than 32 deep"),
+    "config that is nested too deep": (
+        "a: " + "[" * 100 + "]" * 100,
+        "{dir}/c.yaml is not readable as YAML: values are nested more than 32 deep",
+    ),
     "config is a list": ("- a\n- b\n", "{dir}/c.yaml must hold options as `name: value`, got a list"),
     "config is text": (
         "hello",
@@ -199,7 +215,20 @@ FILES: dict[str, tuple[Any, ...]] = {
         ),
     ),
 }
+LONG = "n" * 300
 SPECS: dict[str, tuple[Any, ...]] = {
+    "size beyond all bounds": (
+        {"builtin": "sums", "size": 10**12},
+        "data source builtin: size must be at most 1000000, got 1000000000000",
+    ),
+    "size of a file beyond all bounds": (
+        {"path": "a.jsonl", "size": 10**30},
+        f"data source path: size must be at most 1000000000, got {10**30}",
+    ),
+    "seed beyond all bounds": (
+        {"builtin": "sums", "seed": 10**30},
+        f"data source builtin: seed must be at most {2**63 - 1}, got {10**30}",
+    ),
     "number": (3, "data source 3 is a int; " + EXPECTED),
     "empty": ("  ", "the data source is empty; " + EXPECTED),
     "unknown kind": ("hubb:x", "data source 'hubb:x': unknown kind 'hubb', did you mean hub?; " + EXPECTED),
@@ -299,6 +328,14 @@ ROWS: dict[str, tuple[Any, ...]] = {
             ", line 1: no answer; expected a column reward_model.ground_truth, answer, solution, ground_truth "
             "or target, columns here: prompt; name yours with {path: FILE, answer: COLUMN}"
         ),
+    ),
+    "a key that stands twice": (
+        '{"prompt": "1+1", "answer": "2", "answer": "3"}',
+        ", line 1: the key 'answer' stands twice in one object; keep one of the two",
+    ),
+    "a key that stands twice in a column": (
+        '{"prompt": "1+1", "answer": "2"}\n{"prompt": "1+1", "answer": "2", "x": [{"y": 1, "y": 2}]}',
+        ", line 2: the key 'y' stands twice in one object; keep one of the two",
     ),
     "empty object": (
         "{}",
@@ -448,6 +485,10 @@ REWARDS: dict[str, tuple[Any, ...]] = {
     "NUL": ("a\x00b:c", {}, "'a\\x00b:c': there is no module 'a\\x00b' in {dir} or among the installed packages"),
     "surrogate": ("\ud800:c", {}, "'\\ud800:c': there is no module '\\ud800' in {dir} or among the installed packages"),
 }
+SHORT = "n" * 60
+TOO_LONG = f"error: {SHORT}...: File name too long"
+TOO_LONG_ROOT = f"error: /{SHORT[1:]}...: File name too long"
+TOO_LONG_HIDDEN = f"error: .{SHORT[1:]}...: File name too long"
 COMMANDS = {
     "unknown command": ("trian", "Error: No such command 'trian'. Did you mean 'train'?"),
     "no config": ("train", "Error: Missing argument 'CONFIG.yaml'."),
@@ -544,6 +585,54 @@ COMMANDS = {
         "error: a prompt of 44 tokens and a response of 5000 exceed the 4096 positions of tiny-random; lower "
         "rollout.max_response_tokens (or eval.max_response_tokens) or data.max_prompt_tokens",
     ),
+    "an option that would take the process down": (
+        "train {tiny} rollout.native.slots=1000000000000",
+        "error: {tiny}: option rollout.native.slots: input should be less than or equal to 16384, got 1000000000000",
+    ),
+    "more threads than any machine has": (
+        "train {tiny} train.threads=1000000000",
+        "error: {tiny}: option train.threads: input should be less than or equal to 4096, got 1000000000",
+    ),
+    "a number of problems that nobody can count": (
+        'data stats {"builtin":"sums","size":1000000000000}',
+        "error: data source builtin: size must be at most 1000000, got 1000000000000",
+    ),
+    "an option that is nested too deep": (
+        "train {tiny} reward.options=" + "[" * 500 + "]" * 500,
+        "error: override reward.options: values are nested more than 32 deep",
+    ),
+    "an option with too many dots": (
+        "train {tiny} " + ".".join(["a"] * 500) + "=1",
+        "error: override " + ".".join(["a"] * 500) + ": values are nested more than 32 deep",
+    ),
+    "a config file of a name that is too long": ("train " + LONG, TOO_LONG),
+    "a run directory of a name that is too long": (
+        "train {tiny} --run-dir " + LONG,
+        f"error: cannot create the run directory {LONG}: File name too long",
+    ),
+    "a run of a name that is too long": ("resume " + LONG, TOO_LONG),
+    "an export to a name that is too long": ("export {emptyrun} " + LONG, TOO_LONG),
+    "a model to evaluate of a name that is too long": (f"eval {LONG} --data builtin:sums", TOO_LONG),
+    "a model of a name that is too long": ("train {tiny} model.name=/" + LONG, TOO_LONG_ROOT),
+    "data of a name that is too long": (f"data stats {LONG}.jsonl", TOO_LONG),
+    "imported data of a name that is too long": (f"data import builtin:sums {LONG}.jsonl", TOO_LONG),
+    "a result whose temporary name would be too long": (
+        f"eval tiny-random --data builtin:sums --output {'n' * 245}",
+        TOO_LONG_HIDDEN,
+    ),
+    "a result that is a directory": (
+        "eval tiny-random --data builtin:sums --output {full}",
+        "error: --output {full} is a directory; expected the name of a file to write",
+    ),
+    "data that is a pipe": (
+        "data stats {pipe}",
+        "error: {pipe} is not a regular file but a pipe, a socket or a device; expected a file of problems",
+    ),
+    "a config that is a pipe": (
+        "train {pipe}",
+        "error: no config file {pipe}; expected a YAML file such as configs/quickstart.yaml",
+    ),
+    "an argument that is not UTF-8": ("train \udcff", "error: the argument '\\udcff' is not UTF-8"),
     "a NUL in a path": ("train a\0b.yaml", "Error: Invalid value for 'CONFIG.yaml': Value error, embedded null byte"),
 }
 
@@ -560,6 +649,33 @@ def test_a_bad_option_is_answered(tmp_path: Path, name: str):
     override, message = OVERRIDES[name]
     message = message if override.startswith(("=", "loss.clip_high", "loss..")) else f"config: {message}"
     answered(lambda: build_config(BASE, [override]), ConfigError, tmp_path, message)
+
+
+KINDS = {name: set(re.findall(r"\w+", repr(info.annotation))) for name, info in options_of()}
+NUMBERS = [name for name, kinds in KINDS.items() if {"int", "float"} & kinds and not {"list", "dict", "tuple"} & kinds]
+MADE_OR_WAITED_FOR = (
+    *("slots", "threads", "workers", "engines", "ranks", "size", "groups", "tokens", "rank", "steps", "_s", "_gib"),
+    *("_per_step", "_per_problem", "sequences", "parallel", "per_process", "every", "checkpoints"),
+)
+
+
+def test_every_number_among_the_options_is_found():
+    assert len(NUMBERS) == 49
+    assert {"rollout.native.slots", "train.threads", "reward.timeout_s", "eval.max_response_tokens"} <= set(NUMBERS)
+
+
+@pytest.mark.parametrize("value", [10**12, 10**30, "1e308", -1, ".nan", ".inf"])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_no_number_takes_an_option_beyond_what_can_be_computed_with(name: str, value: object):
+    taken: float | None = None
+    with contextlib.suppress(ConfigError):
+        config = build_config(BASE, ["model.lora={}", "dynamic_sampling.filter={}", f"{name}={value}"])
+        taken = reduce(getattr, name.split("."), config)
+    if taken is not None:
+        assert math.isfinite(taken)
+        assert taken >= 0 or name == "reward.threshold"
+        assert not isinstance(taken, int) or taken < 2**63
+        assert not name.endswith(MADE_OR_WAITED_FOR)  # of which all these values are refused
 
 
 def test_several_errors_are_reported_at_once(tmp_path: Path):
@@ -664,6 +780,8 @@ def made(folder: Path) -> dict[str, Path]:
     for name in ("full", "nomodel", "halfrun", "emptyrun"):
         paths[name].mkdir()
     (paths["full"] / "a").write_text("x")
+    paths["pipe"] = folder / "pipe.jsonl"
+    os.mkfifo(paths["pipe"])
     (paths["nomodel"] / "config.json").write_text('{"model_type": "llama"}')
     (paths["halfrun"] / "manifest.json").write_text("{}")
     (paths["emptyrun"] / "manifest.json").write_text("{}")

@@ -18,6 +18,7 @@ from dapo.config.data_spec import BENCHMARKS, INSTRUCTION, parse_spec
 from dapo.core.errors import CheckpointError, ConfigError, DataError
 from dapo.core.files import atomic_write_json
 from dapo.core.journal import open_journal
+from dapo.data.prepare.write import require_new
 from dapo.data.prompts import PromptEncoder, chat_messages
 from dapo.distributed.launch import open_launcher
 from dapo.evaluation.evaluate import EngineSampler, Sampler, evaluate
@@ -59,7 +60,7 @@ class EvalRequest:
 
 def evaluate_model(model: str, request: EvalRequest) -> None:
     """Evaluate a model, a run or a served model; print the result, and write it if asked to."""
-    _require_folder(request.output)
+    _require_writable(request.output)
     summary, result = _evaluate(model, request, base=run_options(model), journal=_journal_path(request.output))
     if request.output is not None:
         _write_result(request.output, {**summary, "table": result.table()})
@@ -71,7 +72,7 @@ def compare_models(first: str, second: str, request: EvalRequest) -> None:
 
     Each is a model, a run, or a file that `dapo eval --output` or a run has written. A run's options hold for both.
     """
-    _require_folder(request.output)
+    _require_writable(request.output)
     base = run_options(first) or run_options(second)
     results = []
     for index, model in enumerate((first, second), start=1):
@@ -230,9 +231,13 @@ def _identity(
     }
 
 
-def _require_folder(output: Path | None) -> None:
-    if output is not None and not output.parent.is_dir():
-        raise ConfigError(f"--output {output}: there is no directory {output.parent}")
+def _require_writable(output: Path | None) -> None:
+    """Raise ConfigError if the result could not be written, before anything is evaluated."""
+    try:
+        if output is not None:
+            require_new(output, force=True)
+    except ConfigError as error:
+        raise ConfigError(f"--output {error}") from None
 
 
 def _journal_path(output: Path | None, infix: str = "") -> Path | None:

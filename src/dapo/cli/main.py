@@ -1,7 +1,9 @@
 """The `dapo` command."""
 
+import errno
 import sys
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -38,8 +40,18 @@ Overrides = Annotated[
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command with `arguments`, or the process's own; errors meant for users come without a traceback."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        app(list(arguments) if arguments is not None else None)
+        for argument in given:
+            if not argument.isascii() and argument.encode(errors="ignore").decode() != argument:
+                raise ConfigError(f"the argument {argument!a} is not UTF-8")
+        app(given)
+    except OSError as error:
+        # the name is the user's: no name that is made here is that long
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        print(f"error: {str(error.filename)[:60]}...: {error.strerror}", file=sys.stderr)
+        sys.exit(ConfigError.exit_code)
     except DapoError as error:
         print(f"error: {error}" if error.exit_code < 128 else error, file=sys.stderr)
         sys.exit(error.exit_code)
@@ -55,9 +67,14 @@ def train(
     from dapo.config import load_config
 
     loaded = load_config(config, overrides or [])
-    from dapo.cli.train import start_run
+    from dapo.cli.start import open_judge
+    from dapo.training.run_directory import default_run_path
 
-    start_run(loaded, run_dir=run_dir, config_name=config.stem)
+    path = run_dir or default_run_path(config, datetime.now())
+    with open_judge(loaded, run_dir=path) as judge:
+        from dapo.cli.train import start_run
+
+        start_run(loaded, run_dir=path, config_name=config.stem, judge=judge)
 
 
 @app.command()
@@ -147,18 +164,26 @@ def check(
     from dapo.config import load_config
 
     loaded = load_config(config, overrides or [])
+    from dapo.cli.start import open_judge
+
+    elsewhere = bool(assume) or loaded.uses_ray
+    with open_judge(loaded, elsewhere=elsewhere) as judge:
+        needed_columns = judge.needed_columns
+    from dapo.assemble import require_hardware
     from dapo.cli.check.report import describe_estimate
     from dapo.cli.check.summary import explain
-    from dapo.config.load import resolve_auto_verifier
-    from dapo.rewards.workers.pool import VerifierPool
 
-    with VerifierPool(resolve_auto_verifier(loaded).reward) as judge:
-        needed_columns = judge.needed_columns
+    if not elsewhere:
+        require_hardware(loaded)
     for line in explain(loaded, needed_columns):
         print(line)
     print()
+    problems = 0
     for line in describe_estimate(loaded, assume or []):
         print(line)
+        problems += line.startswith("problem: ")
+    if problems:
+        raise typer.Exit(ConfigError.exit_code)
 
 
 @app.command()

@@ -12,7 +12,7 @@ from dapo.config import Config, dump_config, load_config
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.files import atomic_write_text, open_no_link
 from dapo.distributed.slurm.job import Allocation, Job, batch_script, folder_of, require_sbatch, submit
-from dapo.training.run_directory import RunDirectory, default_run_path, refuse_existing_run
+from dapo.training.run_directory import RunDirectory, default_run_path, require_new_run
 
 JOBS = "jobs"  # the ids of the jobs that a script was submitted as, a line each
 
@@ -50,7 +50,7 @@ def submit_run(
         return
     require_sbatch()
     if not is_run:
-        refuse_existing_run(run_dir)
+        require_new_run(run_dir)
         _refuse_submitted(job.folder)
     path = _write(job, script, None if is_run else config)
     number = submit(path)

@@ -3,7 +3,7 @@
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from itertools import count, zip_longest
 from pathlib import Path
@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from dapo.assemble import Inputs, build_run, read_inputs, read_model, resolve_auto
+from dapo.assemble import Inputs, build_run, read_inputs, read_model, require_hardware, resolve_auto
+from dapo.cli.start import open_judge
 from dapo.config import Config, dump_config, load_config
 from dapo.core.errors import CheckpointError, DapoError, TrainerLost
+from dapo.policy.hf_io import require_new
 from dapo.policy.lora import export_adapter, saved_weights
 from dapo.policy.model import export_model
 from dapo.rewards.workers.pool import VerifierPool
@@ -23,7 +25,7 @@ from dapo.telemetry.curves import plot_curves
 from dapo.training import one_step_off
 from dapo.training.checkpoint_writer import describe, disk_errors_as_storage_error
 from dapo.training.checkpointing import is_logged, restore
-from dapo.training.run_directory import RunDirectory, default_run_path, make_manifest, refuse_existing_run, step_of
+from dapo.training.run_directory import RunDirectory, default_run_path, make_manifest, step_of
 from dapo.training.signals import Interrupted, signals_as_requests
 from dapo.training.state import Run
 from dapo.training.train import train
@@ -33,26 +35,41 @@ SHOWN_SAMPLES = 3  # responses that the final report shows from before and after
 SCHEDULES: Mapping[str, Callable[[Run], None]] = {"sync": train, "one_step_off": one_step_off.train}
 
 
-def start_run(config: Config, *, run_dir: Path | None, config_name: str, max_restarts: int = MAX_RESTARTS) -> None:
-    """`dapo train`: read everything, then make the run directory, then train."""
+def start_run(
+    config: Config,
+    *,
+    run_dir: Path | None,
+    config_name: str,
+    max_restarts: int = MAX_RESTARTS,
+    judge: VerifierPool | None = None,
+) -> None:
+    """`dapo train`: read everything, then make the run directory, then train.
+
+    Args:
+        config: the options of the run.
+        run_dir: the directory to make; None: one in `runs` with name and time.
+        config_name: the name for it.
+        max_restarts: times that the run goes back to its last checkpoint by itself when a trainer rank is lost.
+        judge: of `open_judge` for this configuration and directory; None: it is opened here.
+    """
     path = run_dir or default_run_path(config_name, datetime.now())
-    refuse_existing_run(path)
-    config = resolve_auto(config)
-    with VerifierPool(config.reward) as judge:
-        inputs = read_inputs(config, judge.needed_columns)
+    with open_judge(config, run_dir=path) if judge is None else nullcontext(judge) as verifiers:
+        require_hardware(config)
+        config = resolve_auto(config)
+        inputs = read_inputs(config, verifiers.needed_columns)
         started = datetime.now(UTC)
         gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         manifest = make_manifest(sys.argv, seed=config.train.seed, started=started, gpus=gpus)
         directory = RunDirectory.create(path, dump_config(config), manifest)
         with disk_errors_as_storage_error(), directory.lock():
-            run_training(config, inputs, judge, directory, max_restarts=max_restarts)
+            run_training(config, inputs, verifiers, directory, max_restarts=max_restarts)
 
 
 def resume_run(path: Path, overrides: Sequence[str]) -> None:
     """`dapo resume`: continue from the newest complete checkpoint, with the options of the run."""
     directory = RunDirectory.open(path)
     config = resolve_auto(load_config(directory.config, overrides))
-    with disk_errors_as_storage_error(), directory.lock(), VerifierPool(config.reward) as judge:
+    with disk_errors_as_storage_error(), directory.lock(), open_judge(config) as judge:
         inputs = read_inputs(config, judge.needed_columns)
         run_training(config, inputs, judge, directory)
 
@@ -190,6 +207,7 @@ def compared_responses(evaluations: Sequence[dict[str, Any]], count: int) -> lis
 def export_run(path: Path, out_dir: Path, *, step: int | None, adapter: bool = False) -> None:
     """`dapo export`: a checkpoint as a Hugging Face model directory, or its `adapter` alone as peft's."""
     run = RunDirectory.open(path)
+    require_new(out_dir)
     config = resolve_auto(load_config(run.config))
     checkpoint = run.checkpoint(step) if step is not None else run.latest_checkpoint(warn=warn)
     if checkpoint is None:

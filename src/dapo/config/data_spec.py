@@ -40,7 +40,8 @@ _OPTIONS: dict[Kind, tuple[str, ...]] = {
     "gym": ("gym", "size", "seed"),
 }
 _TEXTS = ("path", "hub", "config", "split", "prompt", "answer")
-_LEAST = {"size": 1, "seed": 0}
+_BOUNDS = {"size": (1, 10**9), "seed": (0, 2**63 - 1)}
+MAX_GENERATED = 10**6
 _EXAMPLES = {"builtin": "sums,products", "gym": "chain_sum,gcd"}
 
 
@@ -151,7 +152,8 @@ def _from_mapping(spec: dict[str, Any]) -> Source:
 
 def _source(kind: Kind, spec: Mapping[str, Any], *, benchmark: str | None = None) -> Source:
     texts = {key: _text(value, f"{kind}: {key}") for key, value in spec.items() if key in _TEXTS}
-    integers = {key: _integer(spec[key], f"{kind}: {key}", low) for key, low in _LEAST.items() if key in spec}
+    bounds = _BOUNDS | ({"size": (1, MAX_GENERATED)} if kind in TASK_KINDS else {})
+    integers = {key: _integer(spec[key], f"{kind}: {key}", *limits) for key, limits in bounds.items() if key in spec}
     columns, size = Columns(texts.get("prompt"), texts.get("answer")), integers.get("size")
     if kind == "path":
         return FileSource(Path(texts["path"]).expanduser(), columns, size)
@@ -189,7 +191,9 @@ def _text(value: object, name: str) -> str:
     return str(value)
 
 
-def _integer(value: object, name: str, low: int) -> int:
+def _integer(value: object, name: str, low: int, high: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise DataError(f"data source {name} must be an integer of at least {low}, got {value!r}")
+    if value > high:
+        raise DataError(f"data source {name} must be at most {high}, got {value!r}")
     return value

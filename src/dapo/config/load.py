@@ -35,12 +35,13 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"no config file {path}; expected a YAML file such as configs/quickstart.yaml")
     try:
         loaded = OmegaConf.load(path)
+        raw = OmegaConf.to_container(loaded) if loaded else {}
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise ConfigError(f"{path} is not UTF-8 (byte {byte:#04x}); save the file as UTF-8") from None
-    except (YAMLError, OmegaConfBaseException, OSError, RecursionError) as error:
-        raise ConfigError(f"{path} is not readable as YAML: {' '.join(str(error).split())}") from None
-    raw = OmegaConf.to_container(loaded) if loaded else {}
+    except (YAMLError, OmegaConfBaseException, OSError, RecursionError, ValueError) as error:
+        # ValueError: a number of thousands of digits
+        raise ConfigError(f"{path} is not readable as YAML: {_reason(error)}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} must hold options as `name: value`, got a {type(raw).__name__}")
     return build_config({str(key): value for key, value in raw.items()}, overrides, where=str(path))
@@ -48,6 +49,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 def build_config(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, where: str = "config") -> Config:
     """Merge preset < `raw` < `overrides` and validate. Raises ConfigError with one message for all faults."""
+    _require_shallow(raw, where)
     layers = [_with_model_section(raw), _with_model_section(parse_overrides(overrides))]
     name = next((layer["preset"] for layer in reversed(layers) if "preset" in layer), "dapo")
     preset = PRESETS.get(name, {}) if isinstance(name, str) else {}
@@ -77,9 +79,12 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"override {item!r}: expected key=value, for example loss.clip_high=0.3")
         try:
             parsed: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"v={value}"]))
-        except (YAMLError, OmegaConfBaseException, ValueError) as error:
-            raise ConfigError(f"override {item!r}: {' '.join(str(error).split())}") from None
+        except (YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
+            if _reason(error) == _TOO_DEEP:
+                raise ConfigError(f"override {key}: {_TOO_DEEP}") from None
+            raise ConfigError(f"override {item!r}: {_reason(error)}") from None
         nested = parsed["v"]
+        _require_shallow([nested], f"override {key}", depth=_MAX_DEPTH - key.count("."))
         for part in reversed(key.split(".")):
             nested = _Dotted({part: nested})
         merged = _merge(merged, _with_model_section(nested))
@@ -108,6 +113,27 @@ def _literal(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _literal(item) for key, item in value.items()}
     return [_literal(item) for item in value] if isinstance(value, list) else value
+
+
+_MAX_DEPTH = 32
+_TOO_DEEP = f"values are nested more than {_MAX_DEPTH} deep"
+
+
+def _reason(error: Exception) -> str:
+    """An error of reading YAML on one line. OmegaConf has its own type for a recursion that is too deep."""
+    text = " ".join(str(error).split())
+    return _TOO_DEEP if "maximum recursion depth exceeded" in text else text
+
+
+def _require_shallow(value: Any, where: str, *, depth: int = _MAX_DEPTH) -> None:
+    """Raise ConfigError for lists and mappings that are nested too deep for those who walk them."""
+    level = {id(value): value}
+    for _ in range(depth + 1):
+        children = (item for each in level.values() for item in (each.values() if isinstance(each, Mapping) else each))
+        level = {id(item): item for item in children if isinstance(item, Mapping | list)}
+        if not level:
+            return
+    raise ConfigError(f"{where}: {_TOO_DEEP}")
 
 
 _WHOLE_VALUES = {("data", "train"), ("data", "eval"), ("reward", "verifier"), ("reward", "options")}

@@ -4,15 +4,17 @@ from functools import cached_property
 from typing import Annotated, Any, Literal, TypeAlias
 
 from dapo.config.data_spec import Source, parse_spec
-from dapo.config.section import Float, Positive, Section, Switch, option
+from dapo.config.section import Float, Positive, Section, Switch, Tokens, option
 
 DataSpec: TypeAlias = str | dict[str, Any]
+MODEL_ALIASES = ("smollm2-135m-instruct", "tiny-random")
+"""Models that need no directory and no download."""
 
 
 class LoraConfig(Section):
     """`model.lora`: low-rank adapters are trained instead of the weights."""
 
-    rank: Positive = option(16, "Rank of the adapters' two factors.")
+    rank: Positive = option(16, "Rank of the adapters' two factors.", le=16384)
     alpha: Float = option(32.0, "An adapter's product is scaled by alpha / rank.", gt=0)
     targets: str | list[str] = option(
         "all-linear", "Names of the linear layers that get adapters; all-linear: every one but the head."
@@ -39,7 +41,7 @@ class DataConfig(Section):
     eval: DataSpec | None = option(
         None, "Held-out problems, given as for data.train. Their texts are removed from the training problems."
     )
-    max_prompt_tokens: Positive = option(
+    max_prompt_tokens: Tokens = option(
         2048, "Length of the longest prompt, in tokens; longer ones are dropped and counted, never cut."
     )
     instruction: str = option("", "Text added after each problem, before the chat template.")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import model_validator
 
 from dapo.config.secrets import secret_names
-from dapo.config.section import Float, Positive, Section, Switch, option
+from dapo.config.section import Float, Gibibytes, Processes, Seconds, Section, Switch, Tokens, option
 from dapo.core.verifier_limits import CODE_TIME_S, SERVER_TOTAL_S
 
 _TIME_LIMITS = {"code": ("time_s", CODE_TIME_S), "server": ("total_s", SERVER_TOTAL_S)}
@@ -26,9 +26,13 @@ class RewardConfig(Section):
         "A score from this number on counts as correct, for verifiers that give scores; none: a score is neither "
         "correct nor wrong.",
     )
-    timeout_s: Float = option(10.0, "Seconds that one verdict may take; after that it is an error verdict.", gt=0)
-    workers: Positive = option(2, "Processes that run verifiers.")
-    memory_gib: Float = option(4.0, "GiB that each verifier process may use, with all that it starts.", gt=0)
+    timeout_s: Seconds = option(
+        10.0,
+        "Seconds that one verdict may take, after which it is an error verdict; a function that gets a whole group may "
+        "take as long for each of its responses.",
+    )
+    workers: Processes = option(2, "Processes that run verifiers.")
+    memory_gib: Gibibytes = option(4.0, "GiB that each verifier process may use, with all that it starts.")
 
     @model_validator(mode="after")
     def _no_secrets(self) -> "RewardConfig":
@@ -65,7 +69,7 @@ class OverlongConfig(Section):
         "do not train; off: nothing.",
         paper="soft",
     )
-    buffer_tokens: Positive = option(
+    buffer_tokens: Tokens = option(
         4096,
         "L_cache: the penalty grows over the last so many tokens before rollout.max_response_tokens.",
         paper=4096,

@@ -4,29 +4,28 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from dapo.config.section import Float, Positive, Section, option
+from dapo.config.section import MAX_PROCESSES, Float, Positive, Processes, Seconds, Section, Tokens, option
 
 
 class EvalConfig(Section):
-    samples_per_problem: Positive = option(1, "Responses per problem: the k of avg@k.", paper=32)
+    samples_per_problem: Positive = option(1, "Responses per problem: the k of avg@k.", paper=32, le=10**5)
     temperature: Float = option(1.0, "Sampling temperature; 0: the most likely token.", paper=1.0, ge=0)
     top_p: Float = option(0.7, "Probability mass of the tokens that can be sampled.", paper=0.7, gt=0, le=1)
-    max_response_tokens: Positive | None = option(
+    max_response_tokens: Tokens | None = option(
         None, "Length of the longest response, in tokens; none: rollout.max_response_tokens."
     )
 
 
 class DistributedConfig(Section):
-    trainer_ranks: Positive = option(1, "Processes that the model is sharded over (FSDP2).")
-    start_timeout_s: Float = option(
-        300.0, "Seconds until all processes must be ready.", only_with="is_multiprocess", gt=0
-    )
+    trainer_ranks: Processes = option(1, "Processes that the model is sharded over (FSDP2).")
+    start_timeout_s: Seconds = option(300.0, "Seconds until all processes must be ready.", only_with="is_multiprocess")
     gpus_per_process: Float | None = option(
         None,
         "GPUs that Ray gives each trainer rank and each engine; 0.5: two share one; none: one where the cluster has "
         "GPUs, and rollout.vllm.tensor_parallel for an engine.",
         only_with="uses_ray",
         ge=0,
+        le=MAX_PROCESSES,
     )
 
 

@@ -4,14 +4,24 @@ from typing import Literal
 
 from pydantic import field_validator
 
-from dapo.config.section import Float, Int, Positive, Section, option
+from dapo.config.section import (
+    MAX_PROCESSES,
+    Float,
+    Gibibytes,
+    Int,
+    Positive,
+    Processes,
+    Section,
+    Tokens,
+    option,
+)
 
 
 class NativeConfig(Section):
     """`rollout.native`: options of the native engine."""
 
-    slots: Positive = option(64, "Sequences that each engine decodes at a time.")
-    cache_tokens: Positive | None = option(
+    slots: Positive = option(64, "Sequences that each engine decodes at a time.", le=16384)
+    cache_tokens: Tokens | None = option(
         None, "Prompt and response tokens whose keys and values each engine may hold; none: as many as its slots need."
     )
 
@@ -19,9 +29,9 @@ class NativeConfig(Section):
 class VllmConfig(Section):
     """`rollout.vllm`: options of the vLLM engine."""
 
-    cache_gib: Float = option(2.0, "GiB for keys and values on each GPU of an engine.", gt=0)
-    max_sequences: Positive = option(256, "Sequences that each engine decodes at a time.")
-    tensor_parallel: Positive = option(1, "GPUs per engine.")
+    cache_gib: Gibibytes = option(2.0, "GiB for keys and values on each GPU of an engine.")
+    max_sequences: Positive = option(256, "Sequences that each engine decodes at a time.", le=16384)
+    tensor_parallel: Processes = option(1, "GPUs per engine.")
     eager: bool = option(True, "No compilation and no captured graphs: starts at once, decodes slower.")
     python: str | None = option(
         None, "Python interpreter of an environment that has vLLM; none: the one that runs the training."
@@ -31,9 +41,12 @@ class VllmConfig(Section):
 class RolloutConfig(Section):
     engine: Literal["native", "vllm"] = option("native", "What samples the responses.")
     engines: Int = option(
-        0, "Engine processes; 0: the process that trains also samples (vllm always has a process of its own).", ge=0
+        0,
+        "Engine processes; 0: the process that trains also samples (vllm always has a process of its own).",
+        ge=0,
+        le=MAX_PROCESSES,
     )
-    engine_threads: Positive | None = option(
+    engine_threads: Processes | None = option(
         None, "CPU threads per engine process; none: an equal part of the machine's.", only_with="engine_processes"
     )
     reproducible: bool = option(
@@ -44,9 +57,11 @@ class RolloutConfig(Section):
     )
     native: NativeConfig = option(NativeConfig(), only_with="rollout.engine=native")
     vllm: VllmConfig = option(VllmConfig(), only_with="rollout.engine=vllm")
-    prompts_per_step: Positive = option(512, "Informative groups, one per prompt, that make a batch.", paper=512)
-    group_size: Int = option(16, "G: responses sampled per prompt.", paper=16)
-    max_response_tokens: Positive = option(
+    prompts_per_step: Positive = option(
+        512, "Informative groups, one per prompt, that make a batch.", paper=512, le=10**6
+    )
+    group_size: Int = option(16, "G: responses sampled per prompt.", paper=16, le=10**4)
+    max_response_tokens: Tokens = option(
         20480, "L_max: length of the longest response, in tokens, the sampled end token included.", paper=20480
     )
     temperature: Float = option(1.0, "Temperature at which responses are sampled and scored.", paper=1.0, gt=0)

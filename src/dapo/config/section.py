@@ -43,7 +43,17 @@ def reject_bool(value: object) -> object:
     return value
 
 
-Int: TypeAlias = Annotated[int, BeforeValidator(reject_bool)]
+MAX_COUNT = 10**9
+"""No count is larger, and what costs memory, processes or threads has a lower bound of its own."""
+MAX_SECONDS = 1e6
+MAX_PROCESSES = 4096
+
+Int: TypeAlias = Annotated[int, BeforeValidator(reject_bool), Field(le=MAX_COUNT)]
 Float: TypeAlias = Annotated[float, BeforeValidator(reject_bool)]
 Positive: TypeAlias = Annotated[Int, Field(gt=0)]
+Processes: TypeAlias = Annotated[Positive, Field(le=MAX_PROCESSES)]
+Tokens: TypeAlias = Annotated[Positive, Field(le=10**8)]
+Seconds: TypeAlias = Annotated[Float, Field(gt=0, le=MAX_SECONDS)]
+Gibibytes: TypeAlias = Annotated[Float, Field(gt=0, le=1e6)]
+Seed: TypeAlias = Annotated[int, BeforeValidator(reject_bool), Field(ge=0, lt=2**63)]
 Switch = BeforeValidator(_yaml_switch)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
-from dapo.config.section import Float, Int, Positive, Section, option, reject_bool
+from dapo.config.section import Float, Int, Positive, Processes, Section, Seed, Tokens, option, reject_bool
 
 TIS_CAP = 2.0  # the usual cap of truncated importance sampling, which `loss.engine_correction: tis` stands for
 
@@ -72,7 +72,7 @@ class OptimConfig(Section):
 class TrainConfig(Section):
     num_steps: Positive = option(300, "Training steps of the run.")
     minibatch_groups: Positive = option(32, "Groups per optimiser update.", paper=32)
-    microbatch_tokens: Positive = option(
+    microbatch_tokens: Tokens = option(
         16384, "Prompt and response tokens per backward pass; more take more memory and change no result."
     )
     recompute: bool = option(
@@ -85,8 +85,8 @@ class TrainConfig(Section):
     eval_every: Int = option(
         20, "Steps between evaluations; 0: only before the first and after the last.", only_with="data.eval", ge=0
     )
-    seed: Int = option(0, "Seed of everything that is random in a run.", ge=0)
-    threads: Positive | None = option(
+    seed: Seed = option(0, "Seed of everything that is random in a run.")
+    threads: Processes | None = option(
         None, "CPU threads per process that trains; none: torch's own choice, divided among the trainer ranks."
     )
     device: Literal["auto", "cpu", "cuda"] = option("auto", "Where the model computes; auto: a GPU where there is one.")

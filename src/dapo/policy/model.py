@@ -13,11 +13,11 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from dapo.config.model_data import MODEL_ALIASES
 from dapo.core.errors import ConfigError
 from dapo.policy.builtin_models import smollm2_directory, tiny_random
 from dapo.policy.hf_io import quiet_transformers, require_new, tied_names, write_model_directory
 
-ALIASES = ("smollm2-135m-instruct", "tiny-random")
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
@@ -39,7 +39,7 @@ class LoadedModel:
 def load_model(
     name: str, *, dtype: torch.dtype, device: str | torch.device = "cpu", trust_remote_code: bool = False
 ) -> LoadedModel:
-    """A model by alias (one of ALIASES), directory or Hugging Face id, with its weights in `dtype` on `device`.
+    """A model by alias (one of MODEL_ALIASES), directory or Hugging Face id, with its weights in `dtype` on `device`.
 
     `trust_remote_code` runs Python code that comes with the model. Raises ConfigError if there is no such model, a
     directory lacks configuration, weights or tokenizer, some weights would stay random, or nothing ends a response.
@@ -121,7 +121,9 @@ def _as_config_error(name: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError, UnpicklingError) as error:
         cause = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        problem = f"cannot be loaded as an alias ({', '.join(ALIASES)}), a directory or a Hugging Face id: {cause}"
+        problem = (
+            f"cannot be loaded as an alias ({', '.join(MODEL_ALIASES)}), a directory or a Hugging Face id: {cause}"
+        )
         if "trust_remote_code" in str(error):
             problem = "comes with Python code of its own, which is not run unasked: read it, and set "
             problem += "model.trust_remote_code=true if you trust it"

@@ -1,5 +1,6 @@
 """The run directory: its layout, its lock, its manifest, and checkpoints that are whole or absent."""
 
+import errno
 import fcntl
 import importlib.metadata
 import json
@@ -313,10 +314,18 @@ def _numbered(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("step_*") if _STEP_NAME.fullmatch(path.name)), key=step_of)
 
 
-def refuse_existing_run(path: Path) -> None:
-    """Raise CheckpointError if a run is there: to say so before a model is loaded, not after."""
-    if RunDirectory(path).config.exists():
-        raise _already_a_run(path)
+def require_new_run(path: Path) -> None:
+    """Raise CheckpointError where no run can be made: to say so before a model is loaded, not after."""
+    try:
+        if path.is_dir():
+            RunDirectory(path)._require_empty()
+        elif os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        above = next(folder for folder in [path, *path.absolute().parents] if folder.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK):
+            raise PermissionError(errno.EACCES, f"{above} is no directory that this user may write to")
+    except OSError as error:
+        raise CheckpointError(f"cannot create the run directory {path}: {error.strerror}") from None
 
 
 def _already_a_run(path: Path) -> CheckpointError:

@@ -200,8 +200,13 @@ def _too_large(
     ]
     yield (
         f"{owner} needs {_gib(total)}, and there are {_gib(available)}; the largest part is {largest} "
-        f"({_gib(breakdown[largest])}). To make it fit: {'; or '.join(fixes)}"
+        f"({_gib(breakdown[largest])}). To make it fit: {'; or '.join(fixes)}{_other_device(estimate)}"
     )
+
+
+def _other_device(estimate: ResourceEstimate) -> str:
+    on_cpu = estimate.profile.device == "cpu"
+    return ". This is for the processor of this machine; for a run on a GPU add --assume device=gpu" if on_cpu else ""
 
 
 def _suggest_fixes(estimate: ResourceEstimate, available: float) -> Iterator[str]:

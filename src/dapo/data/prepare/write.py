@@ -30,6 +30,9 @@ def require_new(path: Path, *, force: bool) -> None:
         raise ConfigError(f"{path}: there is no directory {path.parent}")
     if path.is_dir():
         raise ConfigError(f"{path} is a directory; expected the name of a file to write")
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path} is not a regular file; expected the name of a file to write")
+    path.with_name(f".{path.name}.12345678.tmp").exists()  # raises OSError where a name made from it is too long
     if path.exists() and not force:
         raise ConfigError(f"{path} exists already; choose another name, or --force to overwrite it")
 

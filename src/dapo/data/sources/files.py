@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -59,6 +60,8 @@ def _check(path: Path) -> None:
         raise DataError(f"no data file {path}; " + (f"did you mean {near[0]}?" if near else f"the folder {contents}"))
     if not os.access(path, os.R_OK):
         raise DataError(f"{path} may not be read by this user; change its permissions")
+    if not path.is_file():
+        raise DataError(f"{path} is not a regular file but a pipe, a socket or a device; expected a file of problems")
     require_file_type(path)
 
 
@@ -89,15 +92,46 @@ def _decoded(line: bytes, where: str, *, first: bool) -> str:
 def _object(text: str, where: str) -> dict[str, Any]:
     example = '{"prompt": "...", "answer": "..."}'
     try:
-        row = json.loads(text)
+        row = json.loads(text, object_pairs_hook=_without_duplicates)
     except json.JSONDecodeError as error:
         reason = f"not valid JSON ({error.msg} at column {error.colno})"
         raise DataError(f"{where}: {reason}; expected one object per line, like {example}") from None
+    except DuplicateKey as error:
+        raise DataError(f"{where}: the key {error} stands twice in one object; keep one of the two") from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, very deep nesting
         raise DataError(f"{where}: JSON that cannot be read ({error}); expected one object like {example}") from None
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected one JSON object per line, like {example}, got a {type(row).__name__}")
     return row
+
+
+class DuplicateKey(Exception):
+    """A key that stands twice in a JSON object, of which readers would take the last without a word."""
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        raise DuplicateKey(repr(counts.most_common(1)[0][0]))
+    return row
+
+
+def _require_distinct_columns(fields: Iterable[Any], path: Path, parent: str = "") -> None:
+    """Raise DataError for an Arrow schema in which two columns, or two fields of a struct, have one name."""
+    import pyarrow as pa
+
+    seen = set()
+    for field in fields:
+        name = f"{parent}{field.name}"
+        if name in seen:
+            raise DataError(f"{path}: there are two columns {name}; rename or drop one of them")
+        seen.add(name)
+        kind = field.type
+        while pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            kind = kind.value_type
+        if pa.types.is_struct(kind):
+            _require_distinct_columns(kind, path, f"{name}.")
 
 
 def _parquet_rows(path: Path) -> Rows:
@@ -107,6 +141,7 @@ def _parquet_rows(path: Path) -> Rows:
     number = 0
     try:
         with pq.ParquetFile(path) as file:
+            _require_distinct_columns(file.schema_arrow, path)
             for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE):
                 for row in batch.to_pylist():
                     number += 1

@@ -1,0 +1,68 @@
+"""What a run needs of this machine and of the user's code, verified first and without torch, in about a second."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from dapo.config import Config
+from dapo.config.load import resolve_auto_verifier
+from dapo.config.model_data import MODEL_ALIASES
+from dapo.core.errors import ConfigError
+from dapo.core.loading import load_callable
+from dapo.core.suggest import did_you_mean
+from dapo.rewards.workers.pool import VerifierPool
+from dapo.training.run_directory import require_new_run
+
+
+@contextmanager
+def open_judge(config: Config, *, run_dir: Path | None = None, elsewhere: bool = False) -> Iterator[VerifierPool]:
+    """The verifiers of a run, once all that can be known without torch and without its data is in order.
+
+    Args:
+        config: the configuration, with `auto` or without.
+        run_dir: the directory that a new run would make.
+        elsewhere: the run will be on another machine, so that packages and models need not be here.
+
+    Raises:
+        ConfigError: a package, a model or a user's filter is missing.
+        CheckpointError: `run_dir` holds a run already, or cannot be made.
+        RewardError: a verifier does not exist or cannot be used.
+    """
+    if run_dir is not None:
+        require_new_run(run_dir)
+    if not elsewhere:
+        _require_packages(config)
+        _require_model(config.model.name)
+    if isinstance(name := config.dynamic_sampling.filter, str):
+        load_callable(name, error=ConfigError, option="dynamic_sampling.filter=")
+    with VerifierPool(resolve_auto_verifier(config).reward) as judge:
+        yield judge
+
+
+def _require_packages(config: Config) -> None:
+    """Raise ConfigError for a package that an option needs and that is not installed, with what installs it."""
+    needed: list[tuple[str, str, str]] = [("log.sinks", sink, sink) for sink in config.log.sinks]
+    needed += [("launcher", "ray", "ray")] if config.uses_ray else []
+    needed += [("model.lora", "peft", "lora")] if config.model.lora is not None else []
+    for option, package, extra in needed:
+        spec = find_spec(package)
+        if spec is None or spec.origin is None:  # without origin: a folder of that name, such as W&B makes
+            raise ConfigError(
+                f"{option} needs the package {package}, which is not installed here: pip install 'dapo-rl[{extra}]'"
+            )
+
+
+def _require_model(name: str) -> None:
+    """Raise ConfigError for a name that can be neither an alias nor a directory nor a Hugging Face id."""
+    path = Path(name).expanduser()
+    if name in MODEL_ALIASES or name.count("/") == 1 or os.path.lexists(path):
+        return
+    if path.is_absolute() or name.startswith(".") or "/" in name:
+        raise ConfigError(f"model {name!r}: there is no such directory")
+    near = did_you_mean(name, MODEL_ALIASES, otherwise="")
+    raise ConfigError(
+        f"model {name!r} is no alias ({', '.join(MODEL_ALIASES)}), no directory here and no Hugging Face id, which is "
+        f"OWNER/NAME{'; ' * bool(near)}{near}"
+    )
