@@ -16,6 +16,7 @@ DAPO is GRPO without its KL term and with four changes, numbered in the code:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from statistics import fmean, stdev
 from typing import Any
 
@@ -98,8 +99,14 @@ class MinimalDapo:
         seeds = [keyed_seed(SEED, "token", step, self.position, i) for i in range(GROUP_SIZE)]
         self.position += 1
         responses = [self.sample(prompt, seed) for seed in seeds]
-        texts = [self.tokenizer.decode(response, skip_special_tokens=True) for response in responses]
+        texts = [self.text_of(response) for response in responses]
         return Group(prompt, responses, texts, [is_correct(text) for text in texts])
+
+    def text_of(self, response: list[int]) -> str:
+        """What is judged: the response up to its first special token, without characters that are unknown."""
+        ends = set(self.tokenizer.all_special_ids) - {self.tokenizer.unk_token_id}
+        text: str = self.tokenizer.decode(list(takewhile(lambda i: i not in ends, response)), skip_special_tokens=True)
+        return text
 
     @torch.no_grad()
     def sample(self, prompt: list[int], seed: int) -> list[int]:

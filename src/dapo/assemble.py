@@ -3,11 +3,12 @@
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from dapo.algo.sampling import ScoreThresholds
 from dapo.config import Config, ScoreThresholdsConfig
@@ -18,6 +19,7 @@ from dapo.core.loading import load_callable
 from dapo.data.problems import remove_overlap, unique_problems
 from dapo.data.prompts import PromptEncoder
 from dapo.data.stream import ProblemStream
+from dapo.data.turn_end import TurnEnd
 from dapo.distributed.engine_pool import EnginePool
 from dapo.distributed.engine_specs import engine_specs, require_vllm
 from dapo.distributed.launch import open_launcher
@@ -129,6 +131,8 @@ def read_inputs(
     if training and config.model.lora is not None:
         check_adapters(loaded.model, config.model.lora)
     encoder = PromptEncoder(loaded.tokenizer, config.data)
+    notes += turn_end_notes(loaded.tokenizer, loaded.stop_ids, encoder.turn_end)
+    loaded = stop_at_turn_end(loaded, encoder)
     problems, dropped = encoder.split_by_length(problems) if training else ([], 0)
     if dropped:
         notes.append(f"{dropped} training prompts left out: longer than data.max_prompt_tokens")
@@ -139,6 +143,48 @@ def read_inputs(
     longest = max(encoder.length(problem) for problem in [*problems, *held_out])
     require_context(loaded, longest, response_limit(config, training=training))
     return Inputs(loaded, encoder, problems, held_out, notes, copies)
+
+
+def stop_at_turn_end(loaded: LoadedModel, encoder: PromptEncoder) -> LoadedModel:
+    """The model with the token that the chat template in use puts behind an assistant's turn among its stop ids.
+
+    Raises ConfigError if nothing ends a response: neither the model's files nor the template name a token.
+    """
+    turn_end = encoder.turn_end.token_id if encoder.turn_end is not None else None
+    stop_ids = {*loaded.stop_ids, *([] if turn_end is None else [turn_end])}
+    if not stop_ids:
+        raise ConfigError(
+            f"model {loaded.name!r} names no end token, and its chat template puts none behind an assistant's turn: set "
+            "eos_token_id in its generation_config.json, or no response ends"
+        )
+    return replace(loaded, stop_ids=tuple(sorted(stop_ids)))
+
+
+def turn_end_notes(tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], turn_end: TurnEnd | None) -> list[str]:
+    """What a user should know of how responses end, where the chat template in use and the model's files differ.
+
+    Args:
+        tokenizer: The model's.
+        stop_ids: The end tokens that the model's files name.
+        turn_end: What the template puts behind an assistant's turn; None without a template.
+    """
+    if turn_end is None:
+        return []
+    known = ", ".join(repr(tokenizer.convert_ids_to_tokens(i)) for i in stop_ids) or "none"
+    if turn_end.token_id is None:
+        return [
+            f"the chat template puts no special token behind an assistant's turn ({turn_end.text[:40]!r} there): only "
+            f"the end tokens of the model's files ({known}) stop a response, and a model may go on to the length limit"
+        ]
+    name, notes = repr(tokenizer.convert_ids_to_tokens(turn_end.token_id)), []
+    if turn_end.token_id not in stop_ids:
+        notes.append(f"responses also stop at {name}, which ends an assistant's turn; the model's files name {known}")
+    if turn_end.text_before:
+        notes.append(
+            f"the chat template ends an assistant's turn with {turn_end.text[:40]!r}, no single special token: responses "
+            f"stop at {name}, and what stands before it is a part of them"
+        )
+    return notes
 
 
 def read_model(config: Config) -> LoadedModel:

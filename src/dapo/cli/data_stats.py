@@ -60,7 +60,7 @@ def model_pass_rates(
     Returns:
         The length of every prompt, and the pass rate of each sampled problem, by problem id.
     """
-    from dapo.assemble import evaluation_plan, read_model, require_context
+    from dapo.assemble import evaluation_plan, read_model, require_context, stop_at_turn_end
     from dapo.cli.eval import EvalRequest, evaluation_config, open_engine_sampler, run_options
     from dapo.data.prompts import PromptEncoder
     from dapo.evaluation.evaluate import evaluate
@@ -71,6 +71,7 @@ def model_pass_rates(
     config, checkpoint = evaluation_config(model, spec, request, run_options(model))
     loaded = read_model(config)
     encoder = PromptEncoder(loaded.tokenizer, config.data)
+    loaded = stop_at_turn_end(loaded, encoder)
     unique = [problem for problem, _ in unique_problems(data)]
     tokens = {problem.id: encoder.length(problem) for problem in unique}
     if not samples:

@@ -170,7 +170,7 @@ def check(
     with open_judge(loaded, elsewhere=elsewhere) as judge:
         needed_columns = judge.needed_columns
     from dapo.assemble import require_hardware
-    from dapo.cli.check.report import describe_estimate
+    from dapo.cli.check.report import describe_estimate, describe_response_end
     from dapo.cli.check.summary import explain
 
     if not elsewhere:
@@ -178,6 +178,8 @@ def check(
     for line in explain(loaded, needed_columns):
         print(line)
     print()
+    for line in describe_response_end(loaded):
+        print(line)
     problems = 0
     for line in describe_estimate(loaded, assume or []):
         print(line)

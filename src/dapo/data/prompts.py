@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dapo.core.errors import DataError
 from dapo.data.byte_decoder import ByteDecoder
+from dapo.data.turn_end import TextEnd, TurnEnd, find_turn_end
 from dapo.types import Message, Problem, Prompt
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ class PromptEncoder:
         if config.system is not None and not self.uses_template:
             why = "data.chat_template=off" if has_template else "the model's tokenizer has no chat template"
             raise DataError(f"data.system is set, but {why}; leave it out, or put it into data.instruction")
+        self.turn_end: TurnEnd | None = find_turn_end(tokenizer) if self.uses_template else None
+        """What the template puts behind an assistant's turn; None without a template."""
+        self._text_end = TextEnd(tokenizer, None if self.turn_end is None else self.turn_end.token_id)
         self._tokenizer = tokenizer
         self._config = config
         self._lengths: dict[Hashable, int] = {}
@@ -73,7 +77,8 @@ class PromptEncoder:
         return prompt if isinstance(prompt, str) else _joined(prompt, problem)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of a response, without special tokens."""
+        """The text of a response up to the first special token: what follows it is not part of the answer."""
+        ids = self._text_end.cut(ids)
         return self._text(ids, skip_special_tokens=True) if self._responses is None else self._responses.decode(ids)
 
     def decode_prompt(self, ids: Sequence[int]) -> str:

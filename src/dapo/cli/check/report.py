@@ -4,14 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from math import ceil
 
-from dapo.assemble import resolve_auto
+from dapo.assemble import resolve_auto, turn_end_notes
 from dapo.cli.check.estimate import GB, ResourceEstimate
 from dapo.cli.check.hardware_profile import GIB, HardwareProfile, hardware_profile_for
 from dapo.cli.check.model_dimensions import KNOWN_DIMENSIONS, find_dimensions
 from dapo.config import Config, LoraConfig, ModelConfig
 from dapo.core.errors import ConfigError
+from dapo.data.prompts import PromptEncoder
 from dapo.policy.lora import adapted_layers
-from dapo.policy.model import load_meta_model
+from dapo.policy.model import load_local_tokenizer, load_meta_model
 from dapo.telemetry.console import duration
 
 
@@ -42,6 +43,18 @@ def describe_estimate(config: Config, given: Sequence[str] = ()) -> Iterator[str
     for problem in find_problems(estimate):
         yield ""
         yield f"problem: {problem}"
+
+
+def describe_response_end(config: Config) -> Iterator[str]:
+    """Where responses end, if the model's tokenizer is on this machine. Raises DataError if a template is missing."""
+    found = load_local_tokenizer(config.model.name, trust_remote_code=config.model.trust_remote_code)
+    if found is None:
+        return
+    tokenizer, stop_ids = found
+    turn_end = PromptEncoder(tokenizer, config.data).turn_end
+    ends = {*stop_ids, *([turn_end.token_id] if turn_end is not None and turn_end.token_id is not None else [])}
+    yield f"responses end at {', '.join(repr(tokenizer.convert_ids_to_tokens(i)) for i in sorted(ends)) or 'no token'}"
+    yield from turn_end_notes(tokenizer, stop_ids, turn_end)
 
 
 def _processes(estimate: ResourceEstimate) -> Iterator[str]:
