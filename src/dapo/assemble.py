@@ -154,8 +154,8 @@ def stop_at_turn_end(loaded: LoadedModel, encoder: PromptEncoder) -> LoadedModel
     stop_ids = {*loaded.stop_ids, *([] if turn_end is None else [turn_end])}
     if not stop_ids:
         raise ConfigError(
-            f"model {loaded.name!r} names no end token, and its chat template puts none behind an assistant's turn: set "
-            "eos_token_id in its generation_config.json, or no response ends"
+            f"model {loaded.name!r} names no end token, and its chat template puts none behind an assistant's turn: "
+            "set eos_token_id in its generation_config.json, or no response ends"
         )
     return replace(loaded, stop_ids=tuple(sorted(stop_ids)))
 
@@ -181,8 +181,8 @@ def turn_end_notes(tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], 
         notes.append(f"responses also stop at {name}, which ends an assistant's turn; the model's files name {known}")
     if turn_end.text_before:
         notes.append(
-            f"the chat template ends an assistant's turn with {turn_end.text[:40]!r}, no single special token: responses "
-            f"stop at {name}, and what stands before it is a part of them"
+            f"the chat template ends an assistant's turn with {turn_end.text[:40]!r}, no single special token: "
+            f"responses stop at {name}, and what stands before it is a part of them"
         )
     return notes
 

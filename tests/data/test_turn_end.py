@@ -1,4 +1,4 @@
-"""Where responses end: the token behind an assistant's turn, in templates of many styles, and special tokens in text."""
+"""Where responses end: the token behind an assistant's turn, in many styles of templates; special tokens in texts."""
 
 from functools import cache
 from importlib.util import find_spec
@@ -39,7 +39,8 @@ MISTRAL = (
 )
 THINKING = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
 )
 
 

@@ -1,4 +1,4 @@
-"""Where a response ends: the token that a chat template puts behind an assistant's turn, and special tokens in a text."""
+"""Where a response ends: the token behind an assistant's turn in a chat template, and special tokens in a text."""
 
 import re
 from collections.abc import Sequence

@@ -1,0 +1,116 @@
+"""Stop tokens of a run and an evaluation: those of the model's files, and the one that ends an assistant's turn."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pyarrow.parquet import read_table
+
+from dapo.assemble import Inputs, read_inputs, resolve_auto
+from dapo.cli.main import main
+from dapo.cli.train import start_run
+from dapo.config import Config
+from dapo.core.errors import ConfigError
+from dapo.policy.model import export_model, load_model
+from helpers.tiny_runs import new_run, tiny
+
+PAD, EOS = 0, 2
+"""The tiny model's special tokens; its files name the second as its end token."""
+
+
+def template(end: str) -> str:
+    """A chat template that puts `end` behind every turn."""
+    return (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}" + end + "{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+
+
+def model_with(path: Path, chat_template: str, *, has_eos: bool = True) -> Path:
+    """The tiny random model with a chat template, as a directory."""
+    loaded = load_model("tiny-random", dtype=torch.float32)
+    loaded.tokenizer.chat_template = chat_template
+    if not has_eos:
+        config: Any = loaded.model.config
+        config.eos_token_id = loaded.tokenizer.eos_token = None
+        assert loaded.model.generation_config is not None
+        loaded.model.generation_config.eos_token_id = None
+    export_model(loaded.named_tensors(), loaded, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def with_turn_end(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its files name <eos>, its template puts <pad> behind a turn."""
+    return model_with(tmp_path_factory.mktemp("models") / "model", template("<pad>"))
+
+
+def config_of(model: Path, *overrides: str) -> Config:
+    return resolve_auto(tiny(f"model={model}", *overrides))
+
+
+def inputs_of(model: Path, *overrides: str) -> Inputs:
+    return read_inputs(config_of(model, *overrides))
+
+
+def test_the_turn_end_is_a_stop_token_where_the_template_is_in_use_and_only_there(with_turn_end: Path):
+    inputs = inputs_of(with_turn_end)
+    assert inputs.loaded.stop_ids == (PAD, EOS)
+    assert inputs.notes == [
+        "responses also stop at '<pad>', which ends an assistant's turn; the model's files name '<eos>'"
+    ]
+    off = inputs_of(with_turn_end, "data.chat_template=off")
+    assert (off.loaded.stop_ids, off.notes) == ((EOS,), [])
+
+
+def test_training_and_evaluation_sample_with_the_same_stop_tokens(with_turn_end: Path, tmp_path: Path):
+    with new_run(config_of(with_turn_end), tmp_path / "run") as run:
+        assert run.sampling.plan.stop_ids == (PAD, EOS)
+        assert run.eval_plan is not None
+        assert run.eval_plan.stop_ids == (PAD, EOS)
+
+
+def test_responses_stop_at_either_and_keep_the_sampled_token(with_turn_end: Path, tmp_path: Path):
+    options = ("train.num_steps=1", "data.eval=null", "rollout.group_size=32", "dynamic_sampling.enabled=false")
+    config = config_of(with_turn_end, *options, "rollout.max_response_tokens=40", "overlong.mode=off")
+    start_run(config, run_dir=tmp_path / "run", config_name="tiny")
+    (path,) = (tmp_path / "run" / "rollouts").iterdir()
+    rows = read_table(path).to_pylist()
+    ends = {row["response_ids"][-1] for row in rows if row["finish"] == "stop"}
+    assert ends == {PAD, EOS}
+    assert not any({PAD, EOS} & set(row["response_ids"][:-1]) for row in rows)
+    assert not any("<pad>" in row["response"] or "<eos>" in row["response"] for row in rows)
+
+
+def test_a_template_without_a_turn_end_is_reported_at_the_start_and_by_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    model = model_with(tmp_path / "plain", template("\n\n"))
+    inputs = inputs_of(model)
+    assert inputs.loaded.stop_ids == (EOS,)
+    (note,) = inputs.notes
+    assert note.startswith(r"the chat template puts no special token behind an assistant's turn ('\n\n' there)")
+    config = tmp_path / "config.yaml"
+    config.write_text(f"model: {model}\ndata: {{train: 'builtin:sums'}}\n")
+    with pytest.raises(SystemExit) as stopped:
+        main(["check", str(config)])
+    assert stopped.value.code in (None, 0)
+    printed = capsys.readouterr().out
+    assert "responses end at '<eos>'" in printed
+    assert note in printed
+
+
+def test_text_before_the_turn_end_is_reported(tmp_path: Path):
+    (note,) = inputs_of(model_with(tmp_path / "mixed", template("### End<eos>"))).notes
+    assert note.startswith("the chat template ends an assistant's turn with '### End<eos>', no single special token")
+
+
+def test_a_template_alone_may_name_the_end_and_with_no_end_at_all_a_model_is_refused(tmp_path: Path):
+    only_template = inputs_of(model_with(tmp_path / "a", template("<pad>"), has_eos=False))
+    assert only_template.loaded.stop_ids == (PAD,)
+    nothing = model_with(tmp_path / "b", template("\n"), has_eos=False)
+    with pytest.raises(ConfigError, match="its chat template puts none behind an assistant's turn: set eos_token_id"):
+        inputs_of(nothing)
+    with pytest.raises(ConfigError, match="names no end token"):
+        inputs_of(model_with(tmp_path / "c", "", has_eos=False))
