@@ -98,7 +98,7 @@ def test_the_token_behind_an_assistants_turn_is_found_whatever_the_files_call_th
 @pytest.mark.parametrize(
     ("end", "text"), [("\n\n", "\n\n"), ("", ""), ("\n### End\n", "\n### End\n"), ("</turn>", "</turn>")]
 )
-def test_a_template_that_ends_turns_with_plain_text_has_no_such_token(end: str, text: str):
+def test_a_template_that_ends_a_turn_with_plain_text_has_no_such_token(end: str, text: str):
     found = find_turn_end(tokenizer(chat("### ", ":\n", end)))
     assert (found.token_id, found.text) == (None, text)
 
