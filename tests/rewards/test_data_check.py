@@ -92,7 +92,7 @@ def test_stats_and_check_and_the_start_of_a_run_name_the_rows(code_data, tmp_pat
     assert exit_code("check", config) == 0
     assert f"warning: data.train: {expected}" in capsys.readouterr().out
     assert read_inputs(resolve_auto(load_config(config, []))).notes == [
-        f"data.train: {expected}; row 2: its tests assert nothing: 'add(1, 2)'"
+        f"data.train: {expected}; row 2: its tests run no assertion on a value of the program"
     ]
     assert exit_code("data", "stats", data, "reward.verifier=math") == 0
     assert "code can judge" not in capsys.readouterr().out

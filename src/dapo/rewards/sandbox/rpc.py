@@ -22,55 +22,184 @@ if TYPE_CHECKING:
 
 _MAX_LINE = 1 << 24
 _SMALL = 1 << 62
-_CALL = "()"
+_MAX_PRINTED = 1 << 20
+CALL, SET, NEXT, AWAIT, BOOL, IS_INSTANCE = "()", "=", ">", "~", "?", "is a"  # else an action is an attribute's name
 _PLAIN: tuple[type, ...] = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
+
+
+def load(role: str) -> None:
+    """Import what the role needs from this folder, which a confined process cannot read."""
+    if role == "test_runner":
+        import pytest_subset  # noqa: F401
+        import test_runner  # noqa: F401
 
 
 def program(channel_fd: int, source: str) -> None:
     """Run the source as a script."""
+    if "asyncio" in source:
+        use_event_loop_without_sockets()
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     sys.argv = ["solution.py"]
     exec(compile(source, "solution.py", "exec", dont_inherit=True), main.__dict__)
 
 
+def test_runner(channel_fd: int, message: dict[str, Any]) -> None:
+    """Run the tests of a message from `code_tests`. Writes `passed`, `failed`, `unchecked` or `broken: why`."""
+    import test_runner as runner  # `load` has read it
+
+    sys.stdout = io.StringIO()  # what the tests print is no result
+    result = runner.run(Connection(channel_fd), message)
+    os.write(1, result.encode(errors="replace"))
+    os._exit(0)
+
+
 def submission(channel_fd: int, source: str) -> None:
     """Run the source as a module, send its public names, then answer calls until the connection ends."""
-    lines, channel = _open_channel(channel_fd)
-    objects: list[Any] = []
+    if "async " in source:
+        use_event_loop_without_sockets()
+    Submission(*_open_channel(channel_fd)).serve(source)
 
-    def keep(value: Any) -> int:
-        objects.append(value)
-        return len(objects) - 1
 
-    def send(answer: Any) -> None:
-        _send(channel, answer)
+class Submission:
+    """The submission's end of the channel. The program can change all of it: what it sends is its own claim."""
 
-    module = types.ModuleType("solution")
-    sys.modules["solution"] = module
-    exec(compile(source, "solution.py", "exec", dont_inherit=True), module.__dict__)
-    names = {n: v for n, v in vars(module).items() if not n.startswith("_") and not isinstance(v, types.ModuleType)}
-    send([[name, encode(value, keep)] for name, value in names.items()])
-    for line in lines:
-        action, target, args, kwargs = json.loads(line)
+    def __init__(self, lines: BinaryIO, channel: BinaryIO) -> None:
+        self._lines, self._channel = lines, channel
+        self._objects: list[Any] = []
+        self._handles: dict[int, int] = {}
+        self._loop: Any = None
+
+    def serve(self, source: str) -> None:
+        """Answer until the connection ends."""
+        module = types.ModuleType("solution")
+        sys.modules["solution"] = module
+        exec(compile(source, "solution.py", "exec", dont_inherit=True), module.__dict__)
+        is_module = types.ModuleType
+        names = {n: v for n, v in vars(module).items() if not n.startswith("_") and not isinstance(v, is_module)}
+        _send(self._channel, [[name, encode(value, self._keep)] for name, value in names.items()])
+        output = _Output()
+        sys.stdout = io.TextIOWrapper(output, "utf-8", errors="backslashreplace", write_through=True)
+        for line in self._lines:
+            action, target, args, kwargs = json.loads(line)
+            try:
+                given = [decode(arg, self._kept) for arg in args]
+                named = {name: decode(arg, self._kept) for name, arg in kwargs.items()}
+                answer = self._answer(action, self._objects[target], given, named)
+            except Exception as error:
+                answer = ["raised", self._chain(type(error)), *self._description(error)]
+            _send(self._channel, [output.take(), *answer])
+
+    def _answer(self, action: str, thing: Any, given: list[Any], named: dict[str, Any]) -> list[Any]:
         try:
-            thing = objects[target]
-            if action == _CALL:
-                given = [decode(arg, objects.__getitem__) for arg in args]
-                named = {name: decode(arg, objects.__getitem__) for name, arg in kwargs.items()}
+            if action == CALL:
                 result = thing(*given, **named)
+            elif action == SET:
+                setattr(thing, *given)
+                result = None
+            elif action == NEXT:
+                result = next(thing)
+            elif action == AWAIT:
+                result = self._finish(thing)
+            elif action == BOOL:
+                result = bool(thing)
+            elif action == IS_INSTANCE:
+                result = isinstance(given[0], thing)
             else:
                 result = getattr(thing, action)
-            send(["ok", encode(result, keep)])
-        except Exception as error:
-            send(["raised", type(error).__name__, str(error)[:1000]])
+        except (StopIteration, StopAsyncIteration):
+            if action in (NEXT, AWAIT):
+                return ["stop"]
+            raise
+        return ["ok", encode(result, self._keep)]
+
+    def _finish(self, awaitable: Any) -> Any:
+        import asyncio
+
+        self._loop = self._loop or asyncio.new_event_loop()
+        return self._loop.run_until_complete(coroutine(awaitable))
+
+    def _keep(self, value: Any) -> list[Any]:
+        if id(value) not in self._handles:
+            self._handles[id(value)] = len(self._objects)
+            self._objects.append(value)
+        if isinstance(value, type) and issubclass(value, Exception):
+            return ["kept", self._chain(value)]
+        return ["kept", self._handles[id(value)]]
+
+    def _kept(self, handle: int) -> Any:
+        return self._objects[handle]
+
+    def _chain(self, kind: type) -> list[Any]:
+        """A class of exceptions and its bases up to the first that is built in: handle, module, name."""
+        chain: list[Any] = []
+        for base in kind.__mro__:
+            if id(base) not in self._handles:
+                self._handles[id(base)] = len(self._objects)
+                self._objects.append(base)
+            chain.append([self._handles[id(base)], str(base.__module__), str(base.__name__)])
+            if getattr(builtins, base.__name__, None) is base:
+                break
+        return chain
+
+    def _description(self, error: Exception) -> list[Any]:
+        attributes = {name: encode(value, self._keep) for name, value in vars(error).items() if name.isidentifier()}
+        return [str(error)[:1000], encode(error.args, self._keep), attributes]
 
 
-def test_runner(channel_fd: int, tests: list[str], entry_point: str | None) -> None:
-    """Run the tests, one after the other, until one fails. Writes `passed`, `failed` or `broken: why`."""
-    sys.stdout = io.StringIO()  # what the tests print is no result
-    os.write(1, _run_tests(channel_fd, tests, entry_point).encode(errors="replace"))
-    os._exit(0)
+class _Output(io.BytesIO):
+    """What the program prints, up to a bound; the test runner gets it with each answer."""
+
+    def write(self, data: Any) -> int:
+        """Take in the bytes."""
+        if self.tell() < _MAX_PRINTED:
+            super().write(data)
+        return len(data)
+
+    def take(self) -> str:
+        """The text since the last call."""
+        text = self.getvalue().decode(errors="replace")
+        self.seek(0)
+        self.truncate()
+        return text
+
+
+def use_event_loop_without_sockets() -> None:
+    """Make asyncio use a loop that only waits for time: the usual one begins by opening sockets."""
+    import asyncio
+    import time
+
+    class Selector:
+        def select(self, timeout: float | None) -> list[Any]:
+            time.sleep(max(timeout, 0) if timeout is not None else 3600)
+            return []
+
+        def get_map(self) -> dict[int, Any]:
+            return {}
+
+    class Loop(asyncio.BaseEventLoop):
+        def __init__(self) -> None:
+            super().__init__()
+            self._selector = Selector()
+
+        def _process_events(self, events: Any) -> None:
+            pass
+
+        def _write_to_self(self) -> None:
+            pass
+
+        def create_task(self, coro: Any, **options: Any) -> Any:
+            return super().create_task(coroutine(coro) if isinstance(coro, Remote) else coro, **options)
+
+    class Policy(asyncio.DefaultEventLoopPolicy):
+        _loop_factory = Loop
+
+    asyncio.set_event_loop_policy(Policy())
+
+
+async def coroutine(awaitable: Any) -> Any:
+    """A coroutine that awaits something awaitable."""
+    return await awaitable
 
 
 def _open_channel(fd: int) -> tuple[BinaryIO, BinaryIO]:
@@ -83,37 +212,12 @@ def _send(channel: BinaryIO, message: Any) -> None:
     channel.flush()
 
 
-def _run_tests(channel_fd: int, tests: list[str], entry_point: str | None) -> str:
-    import ast
-    import importlib
-
-    try:
-        trees = [ast.parse(test) for test in tests]
-        compiled = [compile(tree, "tests", "exec", dont_inherit=True) for tree in trees]
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return f"broken: {type(error).__name__}: {error}"
-    used = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    names: dict[str, Any] = {"__name__": "tests"}
-    try:
-        connection = Connection(channel_fd)
-        wanted = used if entry_point is None else {entry_point}
-        names.update((name, value) for name, value in connection.public_names() if name in wanted)
-        # a model's own `abs`, `sorted` or `math` is not what a test means
-        for name in (used & {*dir(builtins), *sys.stdlib_module_names}) - {entry_point}:
-            names.pop(name, None)
-            if name in sys.stdlib_module_names and not hasattr(builtins, name):
-                names[name] = importlib.import_module(name)
-        for code in compiled:
-            exec(code, names)
-    except Unsendable as error:
-        return f"broken: {error}"
-    except BaseException:  # a failed assertion, an error of the submission, or its exit
-        return "failed"
-    return "passed"
+class Unsendable(BaseException):
+    """The tests need what cannot cross: they pass the submission a function, or compare two of its objects."""
 
 
-class Unsendable(Exception):
-    """A test passes the submission a value that cannot cross, such as a function."""
+class SubmissionLost(BaseException):
+    """The submission has exited, or sent what is no answer."""
 
 
 class Connection:
@@ -121,23 +225,48 @@ class Connection:
 
     def __init__(self, channel_fd: int) -> None:
         self._lines, self._channel = _open_channel(channel_fd)
-        self._remote: Callable[[int], Remote] = lambda handle: Remote(self, handle)
+        self._remotes: dict[int, Remote] = {}
+        self._classes: dict[int, type] = {}
+        self.values = 0
+        """How many values have come from the submission's calls, iterations and attributes."""
+        self.raised: list[Exception] = []
+        """The exceptions of the submission, which keeps their identity."""
+        self.lost = False
+        self.refused: str | None = None
 
-    def public_names(self) -> Iterator[tuple[str, Any]]:
+    def public_names(self) -> dict[str, Any]:
         """The submission's public names and their values."""
-        for name, value in self._next():
-            if isinstance(name, str) and name.isidentifier() and not name.startswith("_"):
-                yield name, decode(value, self._remote)
+        found = {}
+        with _Answer(self):
+            for name, value in self._next():
+                if isinstance(name, str) and name.isidentifier() and not name.startswith("_"):
+                    found[name] = decode(value, self._kept)
+        return found
 
     def call(self, action: str, target: int, args: Any = (), kwargs: Any = None) -> Any:
-        """The value of an attribute or a call; raises what the submission raised, if that is a built-in Exception."""
-        given = [encode(arg, _handle) for arg in args]
-        named = {name: encode(arg, _handle) for name, arg in (kwargs or {}).items()}
-        _send(self._channel, [action, target, given, named])
-        kind, *content = self._next()
-        if kind == "ok":
-            return decode(content[0], self._remote)
-        raise _exception(*content)
+        """The value of a call, an attribute, ... ; raises what the submission raised, as far as `_exception` allows."""
+        given = [encode(arg, self._handle) for arg in args]
+        named = {name: encode(arg, self._handle) for name, arg in (kwargs or {}).items()}
+        with _Answer(self):
+            _send(self._channel, [action, target, given, named])
+            printed, kind, *content = self._next()
+            if not isinstance(printed, str):
+                raise ValueError("printed what is no text")
+            if kind == "ok":
+                value = decode(content[0], self._kept)
+            elif kind == "raised":
+                error = self._exception(*content)
+            elif kind != "stop" or action not in (NEXT, AWAIT):
+                raise ValueError(f"not an answer: {kind!r:.80}")
+        if printed:
+            sys.stdout.write(printed)
+        if kind == "stop":
+            raise StopIteration if action == NEXT else StopAsyncIteration
+        if kind == "raised":
+            self.raised.append(error)
+            raise error
+        self.values += action in (CALL, NEXT, AWAIT) or not isinstance(value, Remote)
+        return value
 
     def _next(self) -> Any:
         line = self._lines.readline(_MAX_LINE)
@@ -145,61 +274,176 @@ class Connection:
             raise EOFError("the submission has exited, or its answer is too long")
         return json.loads(line)
 
+    def _kept(self, handle: Any) -> Any:
+        if isinstance(handle, list):
+            return self.class_of(handle)
+        if handle not in self._remotes:
+            self._remotes[handle] = Remote(self, handle)
+        return self._remotes[handle]
+
+    def refuse(self, why: str) -> Unsendable:
+        """The exception for tests that need what cannot cross; remembered, for the tests may catch it."""
+        self.refused = self.refused or why
+        return Unsendable(why)
+
+    def _handle(self, value: Any) -> list[Any]:
+        if isinstance(value, Remote):
+            return ["kept", object.__getattribute__(value, "_handle")]
+        if isinstance(value, type) and "_dapo_handle" in vars(value):
+            return ["kept", vars(value)["_dapo_handle"]]
+        raise self.refuse(f"a test passes the solution a {type(value).__name__}; only plain values can be passed")
+
+    def class_of(self, chain: Any) -> type[Exception]:
+        """The class of exceptions that a chain of the submission's classes stands for.
+
+        A built-in one is itself, and so is one of a standard module that the tests have imported. What would steer the
+        tests instead of telling them something (AssertionError, StopIteration, SkipTest) is another class.
+        """
+        (handle, module, name), *bases = chain
+        if handle in self._classes:
+            return self._classes[handle]
+        known = None
+        if module == "builtins" or not bases:
+            known = getattr(builtins, str(name), None)
+        elif module in sys.modules and module.partition(".")[0] in sys.stdlib_module_names - _STEERING_MODULES:
+            known = getattr(sys.modules[module], str(name), None)
+        if isinstance(known, type) and issubclass(known, Exception):
+            if issubclass(known, StopIteration | StopAsyncIteration):
+                return RuntimeError
+            return ProgramError if issubclass(known, AssertionError) else known
+        base = self.class_of(bases) if bases else RuntimeError
+        found = type(str(name), (base,), {"__str__": _text_of, "_dapo_handle": int(handle)})
+        self._classes[handle] = found
+        return found
+
+    def _exception(self, chain: Any, text: Any, args: Any, attributes: Any) -> Exception:
+        kind = self.class_of(chain)
+        given = decode(args, self._kept)
+        try:
+            error = kind(*given)
+        except Exception:  # some want other arguments
+            error = kind.__new__(kind)
+            error.args = given
+        error.__dict__.update({name: decode(value, self._kept) for name, value in attributes.items()})
+        error.__dict__["_dapo_text"] = str(text)
+        return error
+
+
+_STEERING_MODULES = frozenset({"unittest", "asyncio"})
+
+
+class ProgramError(Exception):
+    """An AssertionError of the program, which is no failed assertion of the tests."""
+
+
+def _text_of(error: Exception) -> str:
+    return str(error.__dict__.get("_dapo_text", Exception.__str__(error)))
+
+
+class _Answer:
+    """Turns whatever goes wrong while an answer is read into the loss of the submission."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        if self._connection.lost:
+            raise SubmissionLost
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Exception):
+            self._connection.lost = True
+            raise SubmissionLost from error
+
+
+def _forwarded(name: str, *, calculates: bool = False) -> Any:
+    """A method that calls the submission's; one that `calculates` takes no plain value, which might be the expected."""
+
+    def method(self: Remote, *args: Any) -> Any:
+        try:
+            bound = self._connection.call(name, self._handle)
+        except AttributeError:
+            raise TypeError(f"it has no {name}") from None
+        if calculates and not all(isinstance(arg, Remote) for arg in args):
+            raise self._connection.refuse("they calculate with an object of the program and a plain value")
+        return bound(*args)
+
+    return method
+
 
 class Remote:
-    """A value of the submission that is not plain: it can be called, iterated and its attributes read, not compared."""
+    """A value of the submission that is not plain. It can be used, but not compared with what a test expects."""
 
     def __init__(self, connection: Connection, handle: int) -> None:
-        self._connection, self._handle = connection, handle
+        self.__dict__.update(_connection=connection, _handle=handle)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._connection.call(_CALL, self._handle, args, kwargs)
+        return self._connection.call(CALL, self._handle, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return self._connection.call(name, self._handle)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._connection.call(SET, self._handle, (name, value))
+
     def __iter__(self) -> Iterator[Any]:
-        step = self._connection.call("__iter__", self._handle)().__getattr__("__next__")
-        while True:
-            try:
-                value = step()
-            except StopIteration:
-                return
-            yield value
+        return _iterated(_forwarded("__iter__")(self))
+
+    def __next__(self) -> Any:
+        return self._connection.call(NEXT, self._handle)
+
+    def __await__(self) -> Iterator[Any]:
+        return self._connection.call(AWAIT, self._handle)
+        yield
+
+    def __aiter__(self) -> Any:
+        return _forwarded("__aiter__")(self)
+
+    async def __anext__(self) -> Any:
+        return self._connection.call(AWAIT, self.__getattr__("__anext__")()._handle)
 
     def __len__(self) -> int:
-        try:
-            return int(self.__getattr__("__len__")())
-        except AttributeError:
-            raise TypeError("it has no length") from None
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.__getattr__("__getitem__")(key)
+        return int(_forwarded("__len__")(self))
 
     def __bool__(self) -> bool:
-        raise TypeError("only plain values are true or false here")
+        return bool(self._connection.call(BOOL, self._handle))
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return isinstance(instance, Remote) and bool(self._connection.call(IS_INSTANCE, self._handle, (instance,)))
+
+    def __enter__(self) -> Any:
+        return _forwarded("__enter__")(self)
+
+    def __exit__(self, *exc_info: object) -> None:
+        _forwarded("__exit__")(self, None, None, None)
 
     def __eq__(self, other: object) -> bool:
+        if self is other or other is None:
+            return self is other
+        if isinstance(other, Remote):
+            raise self._connection.refuse("they compare two objects of the program, which only the program could do")
         raise TypeError("only plain values can be compared here")
 
-    __hash__ = None  # type: ignore[assignment]
+    def __hash__(self) -> int:
+        return int(_forwarded("__hash__")(self))
 
 
-def _handle(value: Any) -> int:
-    if isinstance(value, Remote):
-        return value._handle
-    raise Unsendable(f"a test passes the solution a {type(value).__name__}; only plain values can be passed")
+for _name in ("str", "repr", "getitem", "setitem", "delitem", "neg", "abs"):
+    setattr(Remote, f"__{_name}__", _forwarded(f"__{_name}__"))
+for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "floordiv", "mod", "pow"):
+    setattr(Remote, f"__{_name}__", _forwarded(f"__{_name}__", calculates=True))
 
 
-def _exception(name: str, text: str) -> Exception:
-    kind = getattr(builtins, str(name), None)
-    try:
-        return kind(str(text)) if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError(str(name))
-    except TypeError:  # some want more arguments
-        return RuntimeError(str(name))
+def _iterated(remote: Any) -> Iterator[Any]:
+    while True:
+        try:
+            value = next(remote)
+        except StopIteration:
+            return
+        yield value
 
 
-def encode(value: Any, keep: Callable[[Any], int]) -> Any:
+def encode(value: Any, keep: Callable[[Any], list[Any]]) -> Any:
     """A value as JSON: other than plain values are kept and sent as a number, subclasses as their plain base."""
     kind = next((plain for plain in _PLAIN if isinstance(value, plain)), None)
     if value is None or kind is bool or kind is str:
@@ -216,17 +460,13 @@ def encode(value: Any, keep: Callable[[Any], int]) -> Any:
         return ["dict", [[encode(key, keep), encode(item, keep)] for key, item in value.items()]]
     if kind is not None:
         return [kind.__name__, [encode(item, keep) for item in value]]
-    if hasattr(value, "tolist") and hasattr(value, "dtype"):  # NumPy's
-        return encode(value.tolist(), keep)
-    return ["kept", keep(value)]
+    return ["not implemented"] if value is NotImplemented else keep(value)
 
 
-def decode(value: Any, kept: Callable[[int], Any]) -> Any:
+def decode(value: Any, kept: Callable[[Any], Any]) -> Any:
     """The value that `encode` was given, of exactly the plain types. Raises ValueError for anything else."""
-    if not isinstance(value, list):
-        if value is None or isinstance(value, bool | int | str):
-            return value
-        raise ValueError(f"a {type(value).__name__}")
+    if value is None or isinstance(value, bool | int | str):
+        return value
     match value:
         case ["int", str() as digits]:
             return int(digits, 16)
@@ -240,6 +480,8 @@ def decode(value: Any, kept: Callable[[int], Any]) -> Any:
             return {decode(key, kept): decode(item, kept) for key, item in pairs}
         case ["list" | "tuple" | "set" | "frozenset" as name, list() as items]:
             return getattr(builtins, name)(decode(item, kept) for item in items)
-        case ["kept", int() as handle]:
+        case ["kept", (int() | list()) as handle]:
             return kept(handle)
+        case ["not implemented"]:
+            return NotImplemented
     raise ValueError(f"not a value: {value!r:.80}")

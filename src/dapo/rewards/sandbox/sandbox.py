@@ -41,7 +41,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -112,17 +112,16 @@ class Sandbox:
                 self._await_confined(ready, deadline)
                 return _read(process, deadline, max_output_bytes)
 
-    def run_tests(self, source: str, tests: Sequence[str], entry_point: str | None, *, deadline: float) -> str:
+    def run_tests(self, source: str, tests: Mapping[str, Any], *, deadline: float) -> str:
         """Run tests on a module.
 
         Args:
             source: Python source of the module.
-            tests: statements, run in order until one fails.
-            entry_point: the only name of the module that they may use; None: any public one.
+            tests: what `test_runner.run` gets, as JSON values.
             deadline: when both processes are killed, on the clock of `time.monotonic()`.
 
         Returns:
-            `passed`, `failed`, or `broken: why` for tests that cannot run.
+            What `test_runner.run` returns; `failed` where it does not come to that.
 
         Raises:
             SandboxError: a process could not be confined.
@@ -132,7 +131,7 @@ class Sandbox:
             ours,
             theirs,
             self._sandbox_process("submission", [source], deadline, channel=theirs.fileno()) as submission,
-            self._sandbox_process("test_runner", [list(tests), entry_point], deadline, channel=ours.fileno()) as runner,
+            self._sandbox_process("test_runner", [dict(tests)], deadline, channel=ours.fileno()) as runner,
         ):
             # each process sees the exit of the other only if this one holds no copies
             ours.close()

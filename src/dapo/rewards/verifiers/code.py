@@ -1,11 +1,8 @@
 """`code`: a Python program or function that must pass the row's unit tests, run in a sandbox."""
 
-import json
 import math
-import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from dapo.core.errors import RewardError
@@ -13,23 +10,12 @@ from dapo.core.math_text import fences, final_part
 from dapo.core.verifier_limits import CODE_TIME_S
 from dapo.rewards.sandbox.sandbox import Sandbox, SandboxError
 from dapo.rewards.verdicts import binary_verdict, error_verdict
+from dapo.rewards.verifiers.code_tests import COLUMNS, Pairs, Statements, tests_of
 from dapo.types import Problem, Verdict
 
 Isolation = Literal["require", "best_effort"]
 
-FIELD = "tests"
-
 _LANGUAGES = ("", "python", "py", "python3")
-_CHECK = re.compile(r"^def check\(", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Tests:
-    """The tests of a row: pairs of input and output, or statements about a program's functions."""
-
-    pairs: Sequence[tuple[str, str]] = ()
-    statements: Sequence[str] = ()
-    entry_point: str | None = None  # the only name of the program that the statements may use; None: any public one
 
 
 class CodeVerifier:
@@ -55,7 +41,7 @@ class CodeVerifier:
 
     def __init__(
         self,
-        field: str = FIELD,
+        field: str = COLUMNS[0],
         time_s: float = CODE_TIME_S,
         memory_mib: int = 1024,
         isolation: Isolation = "require",
@@ -93,14 +79,14 @@ class CodeVerifier:
     def check_problem(problem: Problem, options: Mapping[str, Any]) -> str | None:
         """Why no program can be judged by the tests of this row."""
         try:
-            read_tests(problem, options.get("field", FIELD))
+            tests_of(problem, options.get("field", COLUMNS[0]))
         except ValueError as error:
             return str(error)
         return None
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         try:
-            tests = read_tests(problem, self._field)
+            tests = tests_of(problem, self._field)
         except ValueError as error:
             return error_verdict(f"code: problem {problem.id!r}: {error}")
         source = program_in(response)
@@ -112,13 +98,15 @@ class CodeVerifier:
         except SandboxError as error:
             return binary_verdict(False) if time.monotonic() >= deadline else error_verdict(f"code: {error}")
 
-    def _passes(self, source: str, tests: Tests, deadline: float) -> Verdict:
-        if tests.statements:
-            result = self._sandbox.run_tests(source, tests.statements, tests.entry_point, deadline=deadline)
-            if result.startswith("broken: "):
-                return error_verdict(f"code: the tests cannot run: {result.removeprefix('broken: ')}")
-            return binary_verdict(result == "passed")
-        return binary_verdict(all(self._prints(source, *pair, deadline) for pair in tests.pairs))
+    def _passes(self, source: str, tests: Pairs | Statements, deadline: float) -> Verdict:
+        if isinstance(tests, Pairs):
+            return binary_verdict(all(self._prints(source, *pair, deadline) for pair in tests.pairs))
+        result = self._sandbox.run_tests(source, tests.message, deadline=deadline)
+        if result == "unchecked":
+            return error_verdict("code: these tests run no assertion on a value of the program")
+        if result.startswith("broken: "):
+            return error_verdict(f"code: the tests cannot run: {result.removeprefix('broken: ')}")
+        return binary_verdict(result == "passed")
 
     def _prints(self, source: str, stdin: str, expected: str, deadline: float) -> bool:
         result = self._sandbox.run(source, stdin, deadline=deadline, max_output_bytes=max(4 * len(expected), 1 << 16))
@@ -133,41 +121,6 @@ def program_in(response: str) -> str:
     if programs:
         return programs[-1]
     return "" if found else text
-
-
-def read_tests(problem: Problem, field: str) -> Tests:
-    """The tests of a row, from its column `field` or the reference. Raises ValueError with what was expected."""
-    value = problem.answer if problem.fields.get(field) is None else problem.fields[field]
-    if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
-        try:
-            value = json.loads(value)
-        except ValueError as error:
-            raise ValueError(f"its tests are no JSON ({error})") from None
-    entry_point = problem.fields.get("entry_point")
-    if isinstance(value, str) and value.strip():
-        value = [value]
-    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
-        if not any("assert" in statement for statement in value):
-            raise ValueError(f"its tests assert nothing: {value[0][:80]!r}")
-        if entry_point and any(_CHECK.search(text) for text in value):
-            value = [*value, f"check({entry_point})"]
-        return Tests(statements=value, entry_point=entry_point)
-    if isinstance(value, Mapping) and isinstance(value.get("inputs"), list) and isinstance(value.get("outputs"), list):
-        value = [{"input": i, "output": o} for i, o in zip(value["inputs"], value["outputs"], strict=True)]
-    items = value if isinstance(value, list) else []
-    if items and all(isinstance(item, Mapping) and {"input", "output"} <= item.keys() for item in items):
-        pairs = [(_text(item["input"]), _text(item["output"])) for item in items]
-        if any(output.strip() for _, output in pairs):
-            return Tests(pairs=pairs)
-        raise ValueError("its tests expect no output at all")
-    raise ValueError(
-        f"no tests in field {field!r} or in the reference; expected pairs [{{'input': ..., 'output': ...}}], or "
-        "statements such as 'assert add(1, 2) == 3'"
-    )
-
-
-def _text(value: Any) -> str:
-    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _lines(output: str) -> list[str]:

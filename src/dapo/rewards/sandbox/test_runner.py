@@ -1,0 +1,312 @@
+"""Runs compiled tests on a submission and counts the assertions that hold; in the test runner's process.
+
+The tests are executed as `__main__`. What they define is then collected and called, unless they have called it
+themselves: functions `test*`, classes `Test*`, cases of unittest, and `check(candidate)`. Standard library only.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import inspect
+import marshal
+import sys
+import types
+
+import pytest_subset  # from this script's own folder
+import rpc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+_DATA_ERRORS = (ImportError, NameError, SyntaxError, OSError, pytest_subset.UnusableTest)
+_SETUP = ("setUp", "setUpClass", "setUpModule", "asyncSetUp", "setup_method", "setup_class", "setup_module")
+
+
+class Counter:
+    """Counts the assertions on values of the program; `instrument` writes calls of its methods into the tests."""
+
+    def __init__(self, connection: rpc.Connection) -> None:
+        self._connection = connection
+        self._began: dict[int, int] = {}
+        self.num_held = 0
+        self.failed = False  # one has failed, and the tests have not dealt with it
+
+    def _used(self) -> int:
+        """How often the program has given a value or raised an exception."""
+        return self._connection.values + len(self._connection.raised)
+
+    def names(self) -> dict[str, Any]:
+        """The names that the rewritten tests use."""
+        return {
+            "__held__": self.held,
+            "__failed__": self.fail,
+            "__forgive__": self.forgive,
+            "__begin__": self.begin,
+            "__raised__": self.raised,
+            "__caught__": self.caught,
+            "__method__": self.method,
+            "__assertion_error__": AssertionError,
+        }
+
+    def held(self, value: Any) -> bool:
+        """Whether an assertion's expression is true, in which case it is counted."""
+        true = bool(value)
+        self.num_held += true and self._used() > 0
+        return true
+
+    def fail(self) -> None:
+        """An assertion is false, or cannot be evaluated."""
+        self.failed = True
+
+    def forgive(self) -> None:
+        """The tests handle a failed assertion themselves."""
+        self.failed = False
+
+    def begin(self, site: int) -> None:
+        """The body of a `with` begins in which an exception is expected."""
+        self._began[site] = self._used()
+
+    def raised(self, site: int) -> None:
+        """The exception that was expected has come; it counts if the program was used."""
+        self.num_held += self._used() > self._began[site]
+        self.failed = False
+
+    def caught(self) -> None:
+        """A handler begins, of a `try` that fails if nothing is raised; it counts if the program has raised."""
+        if any(sys.exc_info()[1] is error for error in self._connection.raised):
+            self.num_held += 1
+            self.failed = False
+
+    def method(self, function: Any) -> Any:
+        """A method of unittest or function of pytest that asserts, counted; anything else as it is."""
+        owner = getattr(function, "__func__", function)
+        if not str(getattr(owner, "__module__", "")).startswith(("unittest.case", "pytest")):
+            return function
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            before = self._used()
+            try:
+                result = function(*args, **kwargs)
+            except BaseException:
+                self.failed = True
+                raise
+            if function.__name__ in ("raises", "assertRaises", "assertRaisesRegex"):
+                if len(args) > 1 + (function.__name__ == "assertRaisesRegex") or "func" in kwargs:
+                    self.num_held += self._used() > before
+            else:
+                self.num_held += self._used() > 0
+            return result
+
+        return counted
+
+
+class Runner:
+    """Runs the tests of one message. The first failure ends it, as an exception."""
+
+    def __init__(self, connection: rpc.Connection) -> None:
+        self.connection = connection
+        self.counter = Counter(connection)
+        self.entered: set[str] = set()  # the names of the functions that have been called
+        self.module = types.ModuleType("__main__")
+        self.names = vars(self.module)
+
+    def run(self, codes: Sequence[types.CodeType], check: str | None) -> None:
+        """Execute the tests, then what they define."""
+        sys.modules["__main__"] = self.module
+        self.names.update(self.counter.names())
+        self.names["__entered__"] = self.entered.add
+        for code in codes:
+            exec(code, self.names)
+        if check is not None and "check" not in self.entered and callable(self.names.get("check")):
+            finished(self.names["check"](eval(check, self.names)))
+        self._run_collected()
+
+    def _run_collected(self) -> None:
+        own = {id(v): v for v in self.names.values() if getattr(v, "__module__", None) == "__main__"}
+        defined = list(own.values())
+        functions = [f for f in defined if inspect.isfunction(f) and f.__name__.startswith("test")]
+        classes = [c for c in defined if isinstance(c, type) and c.__name__.startswith("Test") and not _is_case(c)]
+        classes = [c for c in classes if inspect.getattr_static(c, "__init__") is object.__init__]
+        cases = [c for c in defined if isinstance(c, type) and _is_case(c)]
+        fixtures = pytest_subset.Fixtures(self.names, finished)
+        functions = [f for f in functions if f.__name__ not in self.entered]
+        if functions or classes:
+            _call(self.names, "setup_module", self.module)
+        for function in functions:
+            _call(self.names, "setup_function", function)
+            fixtures.run(function)
+            _call(self.names, "teardown_function", function)
+        for kind in classes:
+            self._run_class(kind, fixtures)
+        if functions or classes:
+            _call(self.names, "teardown_module", self.module)
+        if cases:
+            _run_cases(cases)
+
+    def _run_class(self, kind: type, fixtures: pytest_subset.Fixtures) -> None:
+        methods = [name for name in dir(kind) if name.startswith("test") and callable(getattr(kind, name))]
+        if methods:
+            _call_on(kind, "setup_class")
+        for name in methods:
+            owner = kind()
+            _call_on(owner, "setup_method", getattr(owner, name))
+            _call_on(owner, "setup")
+            fixtures.run(getattr(owner, name), owner)
+            _call_on(owner, "teardown_method", getattr(owner, name))
+            _call_on(owner, "teardown")
+        if methods:
+            _call_on(kind, "teardown_class")
+
+
+def run(connection: rpc.Connection, message: Mapping[str, Any]) -> str:
+    """Run tests on a submission.
+
+    Args:
+        connection: to the submission.
+        message: `code`: the compiled tests, in order; `names`: those that they may take from the program; `certain`:
+            those of them without which the program is wrong; `standard_modules`: modules that the tests use without
+            importing them; `program_modules`: those from which they import the program; `check`: the expression that
+            `check` is called with ("": the program's function; None: it is not called); `mentioned`: for `check=""`,
+            the words of the prompt; `asynchronous`, `pytest`, `unittest`: whether the tests may need these.
+
+    Returns:
+        `passed`, `failed`, `unchecked` where no assertion on a value of the program has run, or `broken: why` where
+        the tests cannot run.
+    """
+    runner = Runner(connection)
+    try:
+        public = connection.public_names()
+        names = message["names"]
+        if missing := [name for name in names if name not in public]:
+            is_wrong = set(missing) & set(message["certain"]) or len(missing) == len(names)
+            return "failed" if is_wrong else f"broken: neither they nor the program define {', '.join(missing)}"
+        runner.names.update({name: public[name] for name in names})
+        connection.values += sum(not isinstance(public[name], rpc.Remote | type) for name in names)
+        runner.names.update({name: importlib.import_module(name) for name in message["standard_modules"]})
+        prepare(message, public)
+        if (argument := message["check"]) == "":
+            argument = _only_function(public, message["mentioned"])
+            runner.names[argument] = public[argument]
+        runner.run([marshal.loads(base64.b64decode(each)) for each in message["code"]], argument)
+    except BaseException as error:
+        result = blame(error, runner)
+        if result is not None:
+            return result
+    if connection.lost or runner.counter.failed:
+        return "failed"
+    if connection.refused is not None:
+        return f"broken: {connection.refused}"
+    return "passed" if runner.counter.num_held else "unchecked"
+
+
+def blame(error: BaseException, runner: Runner) -> str | None:
+    """What an exception that ends the tests means: `failed`, or `broken: why` for a fault of the tests; None: nothing.
+
+    A fault of the tests is one that no program could avoid: something that they import or use is not there, a file, a
+    fixture, anything before the program was first used.
+    """
+    connection, counter = runner.connection, runner.counter
+    if connection.refused is not None:
+        return f"broken: {connection.refused}"
+    if connection.lost or counter.failed or any(error is each for each in connection.raised):
+        return "failed"
+    if isinstance(error, SystemExit):
+        return "failed" if error.code else None
+    if isinstance(error, rpc.Unsendable | rpc.SubmissionLost):
+        return "failed"
+    unused = not connection.values and not connection.raised
+    of_tests = isinstance(error, _DATA_ERRORS) and not isinstance(error, TimeoutError | UnboundLocalError)
+    of_module = isinstance(error, AttributeError) and isinstance(error.obj, types.ModuleType)
+    in_setup = _functions_of(error) & {*_SETUP, pytest_subset.fixture_value.__name__} and not isinstance(
+        error, AssertionError
+    )
+    if of_tests or of_module or in_setup or unused:
+        return f"broken: {type(error).__name__}: {error}"
+    return "failed"
+
+
+def finished(result: Any) -> Any:
+    """The result of a call, run to its end where it is a coroutine."""
+    if inspect.iscoroutine(result):
+        import asyncio
+
+        return asyncio.run(result)
+    return result
+
+
+def prepare(message: Mapping[str, Any], public: Mapping[str, Any]) -> None:
+    """Make what the tests may import work here; `public` are the names of the program."""
+    for name in message["program_modules"]:
+        sys.modules[name] = types.ModuleType(name)
+        vars(sys.modules[name]).update(public)
+    if message["asynchronous"]:
+        rpc.use_event_loop_without_sockets()
+        import asyncio
+
+        run_coroutine = asyncio.run
+        asyncio.run = lambda main, **options: run_coroutine(
+            rpc.coroutine(main) if isinstance(main, rpc.Remote) else main, **options
+        )
+    if message["pytest"]:
+        sys.modules["pytest"] = pytest_subset.module()
+    if message["unittest"]:
+        import unittest
+
+        unittest.main = lambda *args, **options: None  # type: ignore[assignment]  # cases are collected anyway
+
+
+def _only_function(public: Mapping[str, Any], mentioned: Sequence[str]) -> str:
+    functions = [name for name, value in public.items() if isinstance(value, rpc.Remote)]
+    asked = [name for name in functions if name in mentioned] or functions
+    if len(asked) != 1:
+        raise pytest_subset.UnusableTest(
+            f"check(candidate) may mean any of {len(asked)} names of the program; a column entry_point says which"
+        )
+    return asked[0]
+
+
+def _functions_of(error: BaseException) -> set[str]:
+    names, trace = set(), error.__traceback__
+    while trace is not None:
+        names.add(trace.tb_frame.f_code.co_name)
+        trace = trace.tb_next
+    return names
+
+
+def _is_case(kind: type) -> bool:
+    return any(base.__module__ == "unittest.case" for base in kind.__mro__)
+
+
+def _run_cases(cases: Sequence[type]) -> None:
+    import unittest
+
+    class Result(unittest.TestResult):
+        def addError(self, test: Any, err: Any) -> None:  # noqa: N802
+            raise err[1]
+
+        addFailure = addError  # noqa: N815
+
+        def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:  # noqa: N802
+            if err is not None:
+                raise err[1]
+
+        def addUnexpectedSuccess(self, test: Any) -> None:  # noqa: N802
+            raise AssertionError("an expected failure did not come")
+
+    loader = unittest.defaultTestLoader
+    unittest.TestSuite(loader.loadTestsFromTestCase(case) for case in cases).run(Result())
+
+
+def _call(names: dict[str, Any], name: str, argument: Any) -> None:
+    function = names.get(name)
+    if inspect.isfunction(function):
+        finished(function(argument) if inspect.signature(function).parameters else function())
+
+
+def _call_on(owner: Any, name: str, *arguments: Any) -> None:
+    function = getattr(owner, name, None)
+    if callable(function):
+        finished(function(*arguments) if inspect.signature(function).parameters else function())

@@ -1,0 +1,148 @@
+"""`code`: every form in which tests are written, with a right and a wrong program; tests that assert nothing; cheats.
+
+The cases are in `tests/data/code_*.txt`: `=== NAME {columns of the row}`, then parts such as `--- tests`.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from dapo.rewards import get_verifier
+from dapo.rewards.sandbox.sandbox import Sandbox
+from dapo.types import Problem
+
+GAPS = Sandbox(2**30).gaps()
+pytestmark = pytest.mark.skipif(bool(GAPS), reason=f"this machine cannot confine a program: it could {GAPS}")
+
+DATA = Path(__file__).parents[1] / "data"
+ADD = "def add(a, b):\n    return a + b"
+WRONG = "def add(a, b):\n    return 12345"
+HELPERS = """
+EPS = 1e9
+def assertEqual(a, b): pass
+def is_close_enough(a, b): return True
+def approx(x): return x
+def other(x): return 3
+class np:
+    allclose = staticmethod(lambda *a: True)
+"""
+
+
+def cases(name):
+    """Name, columns of the row and parts of each case of a file; equal parts follow each other in a list."""
+    found = []
+    for case in re.split(r"^=== ", (DATA / name).read_text(), flags=re.MULTILINE)[1:]:
+        head, *parts = re.split(r"^--- (\w+)\n", case, flags=re.MULTILINE)
+        title, brace, columns = head.strip().partition(" {")
+        by_name = {}
+        for kind, text in zip(parts[::2], parts[1::2], strict=True):
+            by_name.setdefault(kind, []).append(text.strip("\n"))
+        found.append(pytest.param(json.loads(brace + columns or "{}"), by_name, id=title))
+    return found
+
+
+@pytest.fixture(scope="module")
+def verifier():
+    return get_verifier("code", time_s=5)
+
+
+def judged(verifier, source, tests, prompt="Q", **columns):
+    """True, False, or the error."""
+    verdict = verifier(Problem("1", prompt, "", fields={"tests": tests, **columns}), f"```python\n{source}\n```")
+    return verdict.error or verdict.correct
+
+
+@pytest.mark.parametrize(("columns", "parts"), cases("code_forms.txt"))
+def test_in_every_form_a_right_program_passes_and_a_wrong_one_does_not(verifier, columns, parts):
+    (right,), (wrong,) = parts.get("right", [ADD]), parts.get("wrong", [WRONG])
+    assert judged(verifier, right, parts["tests"], **columns) is True
+    assert judged(verifier, wrong, parts["tests"], **columns) is False
+
+
+@pytest.mark.parametrize(("columns", "parts"), cases("code_unusable.txt"))
+def test_tests_that_assert_nothing_or_cannot_run_are_an_error_for_every_program(verifier, columns, parts):
+    for source in (ADD, WRONG, ADD + HELPERS, WRONG + HELPERS):
+        assert isinstance(judged(verifier, source, parts["tests"], **columns), str)
+
+
+RIGHT = "def f(): return 918273"
+TESTS_OF_CHEATS = [
+    ["assert f() == 918273"],
+    ["assert f() - 918273 == 0"],
+    "import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n        self.assertEqual(f(), 918273)",
+    "import pytest\n@pytest.mark.parametrize('x', [918273])\ndef test_f(x):\n    assert f() == pytest.approx(x)",
+    ["for got, want in zip(map(lambda x: f(), [1, 2]), [918273, 918273]):\n    assert got == want"],
+    ["assert all(f() == want for want in (918273, 918273))"],
+    ["assert f() in [918273]", "assert f() in {918273}"],
+    ["passed = 0\ntry:\n    assert f() == 918273\n    passed = 1\nexcept Exception:\n    pass"],
+]
+
+
+@pytest.mark.parametrize("tests", TESTS_OF_CHEATS)
+def test_the_right_program_passes_the_tests_of_the_cheats(verifier, tests):
+    assert judged(verifier, RIGHT, tests) is True
+
+
+@pytest.mark.parametrize(
+    ("index", "case"), list(enumerate(cases("code_cheats.txt"))), ids=lambda v: getattr(v, "id", "")
+)
+def test_no_cheat_passes(verifier, index, case):
+    (program,) = case.values[1]["program"]
+    for tests in (TESTS_OF_CHEATS[0], TESTS_OF_CHEATS[1 + index % (len(TESTS_OF_CHEATS) - 1)]):
+        assert judged(verifier, program, tests) is not True
+
+
+@pytest.mark.parametrize(
+    ("tests", "columns", "message"),
+    [
+        ("def helper():\n    assert add(1, 2) == 3", {}, "these tests run no assertion on a value of the program"),
+        ("assert (add(1, 2) == 3, 'no')", {}, "its tests run no assertion on a value of the program"),
+        ("import numpy\nassert add(1, 2) == 3", {}, "its tests import 'numpy', which is not in Python's standard"),
+        ("assert close(add(1, 2), 3)", {}, "its tests use add, close, which neither they nor Python define"),
+        ("assert add(1, 2) < LIMIT", {"entry_point": "add"}, "its tests use LIMIT, which neither they nor Python"),
+        (
+            "def test_a(db):\n    assert add(1, 2) == 3",
+            {},
+            "the tests cannot run: UnusableTest: there is no fixture 'db'",
+        ),
+        (["x = {}['a']", "assert add(1, 2) == 3"], {}, "the tests cannot run: KeyError: 'a'"),
+        ("assert V(1) == V(2)", {}, "the tests cannot run: they compare two objects of the program"),
+        ({"fn_name": "add", "inputs": [[1, 2]], "outputs": [3]}, {}, "its tests call a function by fn_name"),
+        ("assert add(1, 2) == 3", {"entry_point": "add("}, "its entry_point must be the name of a function"),
+    ],
+)
+def test_the_error_says_what_is_wrong_with_the_tests(verifier, tests, columns, message):
+    program = f"{ADD}\nclass V:\n    def __init__(self, x):\n        pass"
+    assert message in judged(verifier, program, tests, **columns)
+
+
+@pytest.mark.parametrize(
+    ("source", "tests", "prompt", "expected"),
+    [
+        ("def f(x): return 1", ["assert close(f(1), 1)"], "Write f and close.", False),
+        ("def f(x): return 1\ndef close(a, b): return a == b", ["assert close(f(1), 1)"], "Write f and close.", True),
+        ("def f(x): return 1", ["assert f(1) == 1", "assert g(2) == 2"], "Write f and g.", False),
+        ("def f(x): return 1", ["assert f(1) == 1", "assert g(2) == 2"], "Q", "neither they nor the program define g"),
+        ("def h(x): return 1", ["assert f(1) == 1", "assert g(2) == 2"], "Q", False),
+        ("LIMIT = 3", ["assert LIMIT == 3"], "Set LIMIT to 3.", True),
+        ("LIMIT = 4", ["assert LIMIT == 3"], "Set LIMIT to 3.", False),
+        ("def helper(): pass\ndef f(x): return 1", "def check(candidate):\n    assert candidate(2) == 1",
+         "def f(x):\n    '''Return 1.'''", True),
+        ("def helper(): pass\ndef g(x): return 1", "def check(candidate):\n    assert candidate(2) == 1",
+         "def f(x):\n    '''Return 1.'''", False),
+        ("def helper(): pass\ndef g(x): return 1", "def check(candidate):\n    assert candidate(2) == 1",
+         "Q", "check(candidate) may mean any of 2 names of the program"),
+    ],
+)  # fmt: skip
+def test_the_names_that_the_question_asks_for_are_the_programs(verifier, source, tests, prompt, expected):
+    found = judged(verifier, source, tests, prompt)
+    assert expected in found if isinstance(expected, str) else found is expected
+
+
+@pytest.mark.parametrize("column", ["tests", "test_list", "test"])
+def test_the_tests_are_found_in_the_columns_of_known_data_sets(verifier, column):
+    problem = Problem("1", "Q", "see tests", fields={column: ["assert add(1, 2) == 3"]})
+    assert verifier(problem, ADD).correct is True
+    assert verifier(problem, WRONG).correct is False
