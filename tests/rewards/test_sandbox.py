@@ -13,6 +13,8 @@ import pytest
 from dapo.rewards.sandbox.probes import KINDS
 from dapo.rewards.sandbox.sandbox import Layer, Sandbox, SandboxError, get_args
 from dapo.rewards.sandbox.system_calls import allowed_numbers, filter_program
+from dapo.rewards.verifiers.code_tests import tests_of
+from dapo.types import Problem
 from helpers.other_users import run_as
 
 MEMORY_BYTES = 2**28
@@ -414,6 +416,6 @@ def attempts():
     return found
 """
     layers = ["system_calls", "landlock"]
-    tests = ["assert attempts() == [], attempts()"]
-    assert Sandbox(2**30, layers=layers).run_tests(source, tests, None, deadline=time.monotonic() + 60) == "passed"
-    assert Sandbox(2**30, layers=[]).run_tests(source, tests, None, deadline=time.monotonic() + 60) != "passed"
+    tests = tests_of(Problem("1", "Q", "", fields={"tests": ["assert attempts() == [], attempts()"]}), "tests")
+    assert Sandbox(2**30, layers=layers).run_tests(source, tests.message, deadline=time.monotonic() + 60) == "passed"
+    assert Sandbox(2**30, layers=[]).run_tests(source, tests.message, deadline=time.monotonic() + 60) != "passed"
