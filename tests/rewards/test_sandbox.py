@@ -13,7 +13,7 @@ import pytest
 from dapo.rewards.sandbox.probes import KINDS
 from dapo.rewards.sandbox.sandbox import Layer, Sandbox, SandboxError, get_args
 from dapo.rewards.sandbox.system_calls import allowed_numbers, filter_program
-from dapo.rewards.verifiers.code_tests import tests_of
+from dapo.rewards.verifiers.code_tests import read_tests
 from dapo.types import Problem
 from helpers.other_users import run_as
 
@@ -416,6 +416,6 @@ def attempts():
     return found
 """
     layers = ["system_calls", "landlock"]
-    tests = tests_of(Problem("1", "Q", "", fields={"tests": ["assert attempts() == [], attempts()"]}), "tests")
+    tests = read_tests(Problem("1", "Q", "", fields={"tests": ["assert attempts() == [], attempts()"]}), "tests")
     assert Sandbox(2**30, layers=layers).run_tests(source, tests.message, deadline=time.monotonic() + 60) == "passed"
     assert Sandbox(2**30, layers=[]).run_tests(source, tests.message, deadline=time.monotonic() + 60) != "passed"

@@ -152,7 +152,7 @@ class _Output(io.BytesIO):
 
     def write(self, data: Any) -> int:
         """Take in the bytes."""
-        if self.tell() < _MAX_PRINTED:
+        if self.getbuffer().nbytes < _MAX_PRINTED:
             super().write(data)
         return len(data)
 

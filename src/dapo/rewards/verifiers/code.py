@@ -10,7 +10,7 @@ from dapo.core.math_text import fences, final_part
 from dapo.core.verifier_limits import CODE_TIME_S
 from dapo.rewards.sandbox.sandbox import Sandbox, SandboxError
 from dapo.rewards.verdicts import binary_verdict, error_verdict
-from dapo.rewards.verifiers.code_tests import COLUMNS, Pairs, Statements, tests_of
+from dapo.rewards.verifiers.code_tests import COLUMNS, Pairs, Statements, read_tests
 from dapo.types import Problem, Verdict
 
 Isolation = Literal["require", "best_effort"]
@@ -79,14 +79,14 @@ class CodeVerifier:
     def check_problem(problem: Problem, options: Mapping[str, Any]) -> str | None:
         """Why no program can be judged by the tests of this row."""
         try:
-            tests_of(problem, options.get("field", COLUMNS[0]))
+            read_tests(problem, options.get("field", COLUMNS[0]))
         except ValueError as error:
             return str(error)
         return None
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         try:
-            tests = tests_of(problem, self._field)
+            tests = read_tests(problem, self._field)
         except ValueError as error:
             return error_verdict(f"code: problem {problem.id!r}: {error}")
         source = program_in(response)

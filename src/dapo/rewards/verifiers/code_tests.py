@@ -45,7 +45,7 @@ class Statements:
     """What the test runner gets, as JSON values; its fields are those of `test_runner.run`."""
 
 
-def tests_of(problem: Problem, field: str) -> Pairs | Statements:
+def read_tests(problem: Problem, field: str) -> Pairs | Statements:
     """The tests of a row, from its column `field` or the reference. Raises ValueError with what is wrong with them."""
     value = _value_of(problem, field)
     if isinstance(value, str) and value.strip():
