@@ -71,6 +71,7 @@ def build_run(
     thresholds = (
         ScoreThresholds(keep.min_spread, *keep.mean_between) if isinstance(keep, ScoreThresholdsConfig) else None
     )
+    judge.log = display.message
     with ExitStack() as stack:
         launcher = stack.enter_context(open_launcher(config, directory.logs))
         engine = build_engine(config, inputs.loaded, launcher, log=display.message)

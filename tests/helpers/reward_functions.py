@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 from dapo.types import Verdict
@@ -235,3 +236,26 @@ def about_the_worker(completions, **kwargs):
         "hash": hash("the same in every worker"),
     }
     return [facts[text] for text in completions]
+
+
+def waits_for_a_signal(problem, response, *, folder, every):
+    """Whether the response has a digit. At the first call with one of `every` responses it waits for what a test does.
+
+    It names its process and the supervisor's in `folder/NAME.pids`, and goes on when `folder/NAME.go` exists. Every
+    call leaves a file `NAME.call*`.
+    """
+    checksum = zlib.crc32(response.encode())
+    note = Path(folder) / f"{checksum:08x}.pids"
+    note.with_suffix(f".call{time.monotonic_ns()}").touch()
+    if every and checksum % every == 0 and not note.exists():
+        note.with_suffix(".new").write_text(f"{os.getpid()} {os.getppid()}")
+        note.with_suffix(".new").rename(note)
+        while not note.with_suffix(".go").exists():
+            time.sleep(0.01)
+    return any(character.isdigit() for character in response)
+
+
+def kills_itself(problem, response, *, folder):
+    """Kills its process at each call, and leaves a file for each."""
+    (Path(folder) / str(time.monotonic_ns())).touch()
+    os.kill(os.getpid(), signal.SIGKILL)

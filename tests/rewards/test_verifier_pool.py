@@ -13,7 +13,18 @@ from dapo.core.errors import RewardError
 from dapo.rewards import InlineJudge
 from dapo.types import Problem, Verdict
 from helpers.paths import TESTS
-from helpers.processes import is_alive, wait_until_ended
+from helpers.processes import (
+    disturbed_verifiers,
+    is_alive,
+    kill_both,
+    kill_supervisor,
+    kill_worker,
+    stop_and_continue_both,
+    stop_both,
+    stop_worker,
+    terminate_worker,
+    wait_until_ended,
+)
 from helpers.verifier_pools import open_pool
 
 F = "helpers.reward_functions:"
@@ -115,6 +126,51 @@ def test_a_death_costs_one_verdict_and_says_how(scripted_pool, response, reason)
     assert (first, last) == (Verdict(None, 1.0), Verdict(None, 2.0))
     assert reason in offender.error
     assert offender.error.startswith(f"{F}acts")
+
+
+@needs_proc
+@pytest.mark.parametrize(
+    "disturbance",
+    [
+        kill_worker,
+        terminate_worker,
+        kill_supervisor,
+        kill_both,
+        stop_worker,
+        stop_both,
+        stop_and_continue_both,
+    ],
+)
+def test_a_worker_that_is_killed_or_stopped_from_outside_costs_no_verdict(tmp_path, disturbance):
+    timeout_s = 1.0 if disturbance in (stop_worker, stop_both) else 60.0
+    options = {"folder": str(tmp_path), "every": 1}
+    messages = []
+    with (
+        open_pool(f"{F}waits_for_a_signal", timeout_s=timeout_s, workers=1, options=options) as pool,
+        disturbed_verifiers(tmp_path, [disturbance]) as disturbances,
+    ):
+        pool.log = messages.append
+        assert judged(pool, ["7", "a"]) == (Verdict(True, 1.0), Verdict(False, -1.0))
+    assert len(disturbances) == 2
+    assert len(list(tmp_path.glob("*.call*"))) == 4
+    assert len(messages) == 2
+    assert messages[0].startswith("a verifier process was lost: ")
+
+
+@needs_proc
+def test_a_worker_that_is_killed_while_it_is_idle_costs_nothing():
+    with open_pool("exact", workers=1) as pool:
+        for _ in range(4):
+            (worker,) = pool.worker_pids
+            os.kill(worker, signal.SIGKILL)
+            wait_until_ended(worker)
+            assert judged(pool, ["42"]) == (Verdict(True, 1.0),)
+
+
+def test_a_function_that_kills_its_process_each_time_is_asked_three_times(tmp_path):
+    with open_pool(f"{F}kills_itself", workers=1, options={"folder": str(tmp_path)}) as pool:
+        assert "the worker process was killed by SIGKILL" in judged(pool, ["a"])[0].error
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_what_a_function_prints_corrupts_nothing(scripted_pool, capfd):

@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +25,15 @@ from dapo.training.state import TrainState
 from dapo.training.train import train
 from dapo.types import GenerationRequest
 from helpers.fork_server import ForkServer
+from helpers.processes import (
+    disturbed_verifiers,
+    kill_both,
+    kill_supervisor,
+    kill_worker,
+    stop_and_continue_both,
+    stop_both,
+    stop_worker,
+)
 from helpers.tiny_runs import CONFIGS, contents, differences, metrics, new_run, saved_steps, tiny
 
 STEPS = ("train.num_steps=4", "train.save_every=2", "train.eval_every=3", "dynamic_sampling.max_groups_per_step=40")
@@ -111,6 +121,23 @@ class TestSignals:
         with pytest.raises(Interrupted, match=r"^stopped by SIGTERM$") as error:
             request.check()
         assert error.value.exit_code == 143
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="stopped processes are recognised on Linux")
+def test_verifier_processes_that_are_killed_or_stopped_leave_the_run_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    disturbances = [kill_worker, stop_worker, kill_supervisor, stop_and_continue_both, kill_both, stop_both]
+    for name, every in (("whole", 0), ("disturbed", 23)):
+        (tmp_path / name).mkdir()
+        verifier = "reward.verifier=helpers.reward_functions:waits_for_a_signal"
+        options = f"reward.options={{folder: {tmp_path / name}, every: {every}}}"
+        config = tiny(*STEPS, verifier, options, "reward.workers=2", "reward.timeout_s=1")
+        with disturbed_verifiers(tmp_path / name, disturbances) as happened:
+            start_run(config, run_dir=tmp_path / name / "run", config_name="tiny")
+        assert (every > 0) == (len(happened) >= len(disturbances)), happened
+    assert differences(contents(tmp_path / "disturbed/run"), contents(tmp_path / "whole/run")) == []
+    assert "a verifier process was lost" in capsys.readouterr().out
 
 
 class PartWithOverrides:

@@ -4,9 +4,10 @@ import contextlib
 import json
 import math
 import queue
+import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
 
 STARTUP_S = 60.0  # the time in which a worker must have imported what its verifier needs
 
+MAX_REPEATS = 2
+"""How often a task is given to another worker because its own was killed or stopped by a signal.
+
+The signal may have come from outside, and verifiers are stateless: the next worker gives the verdict that this one
+would have given. A verifier that kills its own process does so each time, and ends as an error verdict.
+"""
+
 
 class VerifierPool:
     """Judges groups in `reward.workers` processes; verdicts depend neither on their number nor on which of them judges.
@@ -30,7 +38,8 @@ class VerifierPool:
     task that outlasts `reward.timeout_s` is an error verdict for all of its responses (a group's call is not tried
     again), and its worker is killed with all that it has started, and replaced. So is a worker that dies, or that a
     task leaves in another state than it found. The timeout counts from when a worker receives the task. When a task is
-    about to time out, a standby worker is started already.
+    about to time out, a standby worker is started already. A task whose worker is killed or stopped by a signal is
+    given to another one up to MAX_REPEATS times.
 
     `reward.memory_gib` bounds the private memory of each process, and of a worker with all that it has started.
     """
@@ -49,6 +58,9 @@ class VerifierPool:
         self._tasks: queue.SimpleQueue[VerifierTask | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
+        self._losses = 0
+        self.log: Callable[[str], None] = _print_to_stderr
+        """Where lost workers are reported."""
         self._live_workers: set[WorkerProcess] = set()
         started: Future[WorkerProcess] = Future()
         self._threads = [
@@ -123,45 +135,68 @@ class VerifierPool:
                 else:
                     started.set_result(worker)
         while (task := self._tasks.get()) is not None:
+            worker = self._judge(task, worker, standby)
+        for last in filter(None, [worker, *standby]):
+            self._stop(last, graceful=last is worker)
+
+    def _judge(
+        self, task: "VerifierTask", worker: WorkerProcess | None, standby: list[WorkerProcess]
+    ) -> WorkerProcess | None:
+        """Enter the verdicts of a task; returns the worker for the next one, if there is any."""
+        for repeats_left in range(MAX_REPEATS, -1, -1):
+            if worker is not None and worker.is_lost:  # while it was idle
+                self._stop(worker, graceful=False)
+                worker = None
+            reason = ""
             if worker is None:
                 worker, reason = self._spawn(standby)
             if worker is None:
                 self._fail(task, f"no worker process: {reason}")
-                continue
+                return None
             with self._lock:
                 worker.busy = not self._closed
             if not worker.busy:
                 task.group.abandon()
-                continue
+                return worker
             try:
                 answer = worker.call(
                     task.request, self._timeout_s, slow_s=self._slow_s, when_slow=lambda: self._spawn_standby(standby)
                 )
                 rows = _rows_of(answer, len(task.response_indices), len(task.verifier_indices))
-            except (WorkerLost, ValueError) as error:
+            except WorkerLost as error:
                 self._stop(worker, graceful=False)
-                self._fail(task, str(error))
-                worker, reason = self._spawn(standby)
+                worker = None
+                if not (error.may_be_from_outside and repeats_left):
+                    self._fail(task, str(error))
+                    break
+                self._log_loss(error)
             else:
                 task.group.add_verdicts(task, rows)
-                if answer["needs_restart"]:
-                    self._stop(worker, graceful=False)
-                    worker, reason = self._spawn(standby)
-        for last in filter(None, [worker, *standby]):
-            self._stop(last, graceful=last is worker)
+                if not answer["needs_restart"]:
+                    return worker
+                self._stop(worker, graceful=False)
+                break
+        return self._spawn(standby)[0]
 
     def _spawn(self, standby: list[WorkerProcess]) -> tuple[WorkerProcess | None, str]:
         """A worker that is ready, or None and why there is none."""
-        reason = self._spawn_standby(standby)
-        if not standby:
-            return None, reason
-        worker = standby.pop()
-        try:
-            worker.wait_ready(self._startup_s)
-        except (WorkerLost, RewardError) as error:
-            self._stop(worker, graceful=False)
-            return None, str(error)
-        return worker, ""
+        reason = ""
+        for _ in range(1 + MAX_REPEATS):
+            if not standby:
+                reason = self._spawn_standby(standby)
+            if not standby:
+                break
+            worker = standby.pop()
+            try:
+                worker.wait_ready(self._startup_s)
+                return worker, ""
+            except (WorkerLost, RewardError) as error:
+                self._stop(worker, graceful=False)
+                reason = str(error)
+                if not (isinstance(error, WorkerLost) and error.may_be_from_outside):
+                    break
+                self._log_loss(error)
+        return None, reason
 
     def _spawn_standby(self, standby: list[WorkerProcess]) -> str:
         """Start a worker unless there is a standby; returns why that cannot be done, or nothing."""
@@ -183,6 +218,15 @@ class VerifierPool:
         worker.stop(graceful=graceful)
         with self._lock:
             self._live_workers.discard(worker)
+
+    def _log_loss(self, error: WorkerLost) -> None:
+        """Report a lost worker: each of the first, then ever fewer, as a verifier may lose one per response."""
+        with self._lock:
+            self._losses += 1
+            is_reported = self._losses & (self._losses - 1) == 0 and not self._closed  # 1, 2, 4, 8
+            count = f" ({self._losses} so far)" if self._losses > 1 else ""
+        if is_reported:
+            self.log(f"a verifier process was lost{count}: {error}; another takes over")
 
     def _fail(self, task: "VerifierTask", reason: str) -> None:
         if self._closed:
@@ -284,11 +328,11 @@ def make_tasks(
 
 
 def _rows_of(answer: Mapping[str, Any], num_responses: int, num_verifiers: int) -> list[list[Verdict | None]]:
-    """The verdicts of a worker's answer, `[response][verifier]`. Raises ValueError if it is something else."""
+    """The verdicts of a worker's answer, `[response][verifier]`. Raises WorkerLost if it is something else."""
     rows: Any = answer.get("verdicts")
     is_table = isinstance(rows, list) and all(isinstance(row, list) for row in rows)
     if not is_table or [len(row) for row in rows] != [num_verifiers] * num_responses:
-        raise ValueError("the worker process answered something else than verdicts")
+        raise WorkerLost("the worker process answered something else than verdicts")
     return [[_verdict_of(values) for values in row] for row in rows]
 
 
@@ -299,4 +343,8 @@ def _verdict_of(values: Any) -> Verdict | None:
         case [bool() | None as correct, int() | float() as score, str() | None as error, str() | None as answer]:
             if math.isfinite(score):
                 return Verdict(correct, score, error, answer)
-    raise ValueError("the worker process answered something else than a verdict")
+    raise WorkerLost("the worker process answered something else than a verdict")
+
+
+def _print_to_stderr(text: str) -> None:
+    print(text, file=sys.stderr)

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import select
+import signal
 import socket
 import struct
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any, NoReturn
 
 from dapo.core.errors import RewardError
 from dapo.rewards.combine import RewardSpec, Scope
+from dapo.rewards.workers.supervisor import Event
 
 _EXIT_S, _SUPERVISOR_EXIT_S, _SEND_S = 1.0, 5.0, 10.0
 _MAX_REPORT_BYTES = 1000
@@ -27,7 +29,12 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class WorkerLost(Exception):
-    """The worker gave no answer and has been stopped; the text says why."""
+    """The worker gave no answer that counts, and has been ended; the text says why."""
+
+    def __init__(self, reason: str, *, may_be_from_outside: bool = False) -> None:
+        super().__init__(reason)
+        self.may_be_from_outside = may_be_from_outside
+        """Whether another process may have killed or stopped the worker: then another worker can be asked the same."""
 
 
 def encode_init_message(spec: RewardSpec) -> bytes:
@@ -77,6 +84,7 @@ class WorkerProcess:
             os.close(their_report)
         self._init_message = init_message
         self._answers = 0
+        self._events: list[Event] = []
         self.pid = self._process.pid
         """The worker's process id once it is ready, its supervisor's until then."""
         self.busy = True
@@ -85,6 +93,11 @@ class WorkerProcess:
         """The data columns that each of the user's functions cannot be called without; known once it is ready."""
         self.scopes: Mapping[Scope, Sequence[int]] = {}
         """Positions of the verifiers that see a response and of those that see a group; known once it is ready."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the worker or its supervisor has ended, or was stopped by a signal, since it was started."""
+        return self._read_events() or bool(self._events)
 
     def begin(self) -> None:
         """Let the worker import what its verifier needs. A failure shows in `wait_ready`."""
@@ -111,10 +124,13 @@ class WorkerProcess:
             when_slow: may start another worker.
 
         Raises:
-            WorkerLost: there was no valid answer; the process has been stopped.
+            WorkerLost: there was no valid answer; the process has been ended.
         """
         self._answers += 1
         answer = self._exchange(request, timeout_s, "timed out after", slow_s=slow_s, when_slow=when_slow)
+        self._read_events()
+        if any(event.may_be_from_outside for event in self._events):  # the verifier's own time limits went on meanwhile
+            self._stop_and_raise("the worker process was stopped by a signal")
         if answer.get("number") != self._answers:
             self._stop_and_raise("the worker process answered nonsense (an answer to another question)")
         if answer.get("damage"):
@@ -149,16 +165,27 @@ class WorkerProcess:
             pass  # it closed its end while we wrote: its exit says more
         finally:
             self.busy = False
-        return self._stop_and_raise(reason or self._exit_reason())
+        if reason is None:
+            readable(self._report.fileno(), _EXIT_S)
+        return self._stop_and_raise(reason)
 
-    def _stop_and_raise(self, reason: str) -> NoReturn:
+    def _stop_and_raise(self, reason: str | None) -> NoReturn:
+        """End the worker. What its supervisor has reported is the reason where none is given."""
         self.stop(graceful=False)
-        raise WorkerLost(reason)
+        if reason is None:
+            reason = self._events[-1].text if self._events else "the worker process closed its connection"
+        raise WorkerLost(reason, may_be_from_outside=any(event.may_be_from_outside for event in self._events))
 
-    def _exit_reason(self) -> str:
-        if not readable(self._report.fileno(), _EXIT_S):
-            return "the worker process closed its connection"
-        return os.read(self._report.fileno(), _MAX_REPORT_BYTES).decode() or "the worker process was ended from outside"
+    def _read_events(self) -> bool:
+        """Take what has been reported so far, without waiting; returns whether no more can come."""
+        if _is_newly_stopped(self._process.pid):
+            self._events.append(Event("the supervisor of the worker process was stopped by a signal", True))
+        while readable(self._report.fileno(), 0):
+            lines = os.read(self._report.fileno(), _MAX_REPORT_BYTES).splitlines()
+            self._events += [Event(*json.loads(line)) for line in lines]
+            if not lines:
+                return True
+        return False
 
     def interrupt(self) -> None:
         """Have the worker killed with all that it has started; a pending `call` raises WorkerLost."""
@@ -166,15 +193,21 @@ class WorkerProcess:
 
     def stop(self, *, graceful: bool = True) -> None:
         """End the worker and free everything, in its own thread; `graceful`: exit handlers get a moment to run."""
+        if self._report.closed:
+            return
         self._connection.close()
         if graceful:
             readable(self._report.fileno(), _EXIT_S)
+        self._read_events()
         self.interrupt()
+        self._process.send_signal(signal.SIGCONT)  # a stopped one must go on, to kill what the worker has started
         try:
-            self._process.wait(_SUPERVISOR_EXIT_S)
-        except subprocess.TimeoutExpired:  # it was stopped, or hangs in a write: the kernel ends the worker with it
+            if self._process.wait(_SUPERVISOR_EXIT_S):
+                self._events.append(Event("the supervisor of the worker process was ended", True))
+        except subprocess.TimeoutExpired:  # it hangs in a write: the kernel ends the worker with it
             self._process.kill()
             self._process.wait()
+        self._read_events()
         self._report.close()
 
 
@@ -224,6 +257,15 @@ def _read(connection: socket.socket, size: int, deadline: float | None) -> bytes
         parts.append(part)
         missing -= len(part)
     return b"".join(parts)
+
+
+def _is_newly_stopped(pid: int) -> bool:
+    """Whether a signal has stopped or continued this child since this was last asked."""
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13
+        return False
+    with contextlib.suppress(ChildProcessError):  # it has ended
+        return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG) is not None
+    return False
 
 
 def readable(descriptor: int, timeout_s: float) -> bool:

@@ -3,10 +3,14 @@
 User code can take its own process down, leave others behind and fill a console; the process that cleans up must not run
 that code itself. On Linux a supervisor adopts orphans of its worker's processes, so that nothing escapes by a session
 or a parent of its own; elsewhere it kills the worker's process group.
+
+It reports to the pool in lines of JSON, `[text, whether another process may have done it]`: that the worker was stopped
+by a signal, and why it has ended.
 """
 
 import contextlib
 import ctypes
+import json
 import os
 import select
 import signal
@@ -15,6 +19,7 @@ import time
 from collections.abc import Iterator
 from glob import glob
 from pathlib import Path
+from typing import NamedTuple
 
 MAX_PROCESSES = 256  # A worker with more live processes has leaked them, or is a fork bomb
 SHOWN_BYTES = 8192  # how much of a worker's output is shown at once, and then per minute
@@ -33,17 +38,18 @@ def supervise(worker: int, *, keepalive_pipe: int, output: int, report: int, mem
         worker: process id of the child.
         keepalive_pipe: a pipe whose other end the pool closes to have the worker killed, or by exiting.
         output: a pipe with what the worker prints.
-        report: a pipe for the reason of the exit, empty if the pool wanted it.
+        report: a pipe for what has happened to the worker; nothing is reported if the pool ended it.
         memory_bytes: bound on the private memory of the worker with all that it has started.
     """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     console = Console(sys.stderr.fileno(), worker)
-    reason = _monitor(worker, keepalive_pipe, output, console, memory_bytes)
+    for event in _monitor(worker, keepalive_pipe, output, console, memory_bytes):
+        with contextlib.suppress(OSError):  # the pool itself may be gone
+            os.write(report, json.dumps(event).encode() + b"\n")
     _kill_all(worker)
     console.show(_remaining_output(output))
     console.close()
-    with contextlib.suppress(OSError):  # the pool itself may be gone
-        os.write(report, reason.encode())
     os._exit(0)
 
 
@@ -52,6 +58,14 @@ def exit_with_supervisor(supervisor_pid: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor_pid:
         os._exit(1)
+
+
+class Event(NamedTuple):
+    """What has happened to a worker."""
+
+    text: str
+    may_be_from_outside: bool = False
+    """Whether another process may have done it: a signal does not say who sent it."""
 
 
 class Console:
@@ -94,27 +108,35 @@ class Console:
         return False
 
 
-def _monitor(worker: int, keepalive_pipe: int, output: int, console: Console, memory_bytes: int) -> str:
-    """Wait until the worker or the pool ends or the worker exceeds a limit; returns why, empty if the pool ended."""
+def _monitor(worker: int, keepalive_pipe: int, output: int, console: Console, memory_bytes: int) -> Iterator[Event]:
+    """Wait until the worker or the pool ends or the worker exceeds a limit; the last event is the end, if not wanted.
+
+    That a signal has stopped the worker is an event when it happens, once.
+    """
     waiting = select.poll()
     for descriptor in (keepalive_pipe, output, _wakeup()):
         waiting.register(descriptor, select.POLLIN)
     last_check = time.monotonic()
-    while True:
+    is_wanted = was_stopped = False
+    while not is_wanted:
         for descriptor, event in waiting.poll(_POLL_INTERVAL_MS):
-            if descriptor == keepalive_pipe:
-                return ""
+            is_wanted = is_wanted or descriptor == keepalive_pipe
             data = os.read(descriptor, 1 << 16) if event & select.POLLIN else b""
             if descriptor == output and data:
                 console.show(data)
             elif not data:
                 waiting.unregister(descriptor)
-        for pid, status in _exited_children():
-            if pid == worker:
-                return _exit_reason(status)
+        for status in _changes_of(worker):
+            if not (os.WIFSTOPPED(status) or os.WIFCONTINUED(status)):
+                yield _end(status)
+                return
+            if not was_stopped:
+                was_stopped = True
+                yield Event("the worker process was stopped by a signal", may_be_from_outside=True)
         if time.monotonic() - last_check > _POLL_INTERVAL_MS / 1000:
             if reason := _limit_exceeded(memory_bytes):
-                return reason
+                yield Event(reason)
+                return
             last_check = time.monotonic()
 
 
@@ -127,18 +149,21 @@ def _wakeup() -> int:
     return readable
 
 
-def _exited_children() -> Iterator[tuple[int, int]]:
+def _changes_of(worker: int) -> Iterator[int]:
+    """The wait statuses of the worker since the last call; the other children that have exited are reaped."""
     with contextlib.suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            yield found
+        while (found := os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED))[0]:
+            if found[0] == worker:
+                yield found[1]
 
 
-def _exit_reason(status: int) -> str:
+def _end(status: int) -> Event:
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
-        return f"the worker process exited with code {code}"
+        return Event(f"the worker process exited with code {code}")
     hint = " (often: out of memory)" if -code == signal.SIGKILL else ""
-    return f"the worker process was killed by {signal.Signals(-code).name}{hint}"
+    text = f"the worker process was killed by {signal.Signals(-code).name}{hint}"
+    return Event(text, may_be_from_outside=True)
 
 
 def _limit_exceeded(memory_bytes: int) -> str | None:
