@@ -71,20 +71,20 @@ Disturbance = Callable[[int, int], None]
 
 @contextmanager
 def disturbed_verifiers(folder: Path, disturbances: Sequence[Disturbance]) -> Iterator[list[str]]:
-    """Inside, each call of `reward_functions.waits_for_a_signal` that waits meets one of these, by turns.
+    """Inside, each call of `reward_functions.waits_for_a_signal` that waits meets one of these, one after another.
 
     Yields their names as they happen.
     """
     done: list[str] = []
     seen: set[Path] = set()
     is_over = threading.Event()
-    by_turns = itertools.cycle(disturbances)
+    in_rotation = itertools.cycle(disturbances)
 
     def disturb() -> None:
         while not is_over.wait(0.01):
             for note in set(folder.glob("*.pids")) - seen:
                 seen.add(note)
-                disturbance = next(by_turns)
+                disturbance = next(in_rotation)
                 disturbance(*map(int, note.read_text().split()))
                 done.append(disturbance.__name__)
                 if disturbance is stop_and_continue_both:

@@ -3,6 +3,7 @@
 What N ranks have written, any other number reads, one process included; and all of them read a plain safetensors file.
 """
 
+import json
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path, group: ProcessGrou
     """
     with _as_os_error(folder):
         writer = dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True)
+        writer.fs = _StableFiles()
         dcp.save(dict(tensors), storage_writer=writer, process_group=group)
 
 
@@ -41,6 +43,30 @@ def stored_like(path: Path) -> dict[str, Tensor]:
     """The names, shapes and types stored in a file or a folder, as tensors on the `meta` device."""
     found: Any = _reader(path).read_metadata().state_dict_metadata
     return {name: torch.empty(m.size, dtype=m.properties.dtype, device="meta") for name, m in found.items()}
+
+
+class _StableFiles(FileSystem):
+    """Writes safetensors files whose bytes depend on nothing but their tensors."""
+
+    @contextmanager
+    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+        with super().create_stream(path, mode) as stream:
+            yield stream
+        if mode == "wb":
+            sort_metadata(Path(path))
+
+
+def sort_metadata(path: Path) -> None:
+    """Put the metadata of a safetensors file in the order of their names: the library writes a hash map's."""
+    with open(path, "r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(text) > size:  # spaces may follow the header: a shorter one is filled up
+            raise OSError(f"{path}: the header of {size} bytes became {len(text)} bytes in another order")
+        file.seek(8)
+        file.write(text.ljust(size))
 
 
 class _OneFile(FileSystem):
