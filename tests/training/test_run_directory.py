@@ -184,6 +184,15 @@ class TestCheckpoints:
             (lambda path: (path / "manifest.json").unlink(), "manifest.json is missing"),
             (lambda path: (path / "manifest.json").write_text('{"files": ['), "manifest.json is not readable"),
             (lambda path: (path / "manifest.json").write_text("[]"), "manifest.json is not readable"),
+            (lambda path: (path / "manifest.json").write_text("[" * 100_000), "manifest.json is not readable"),
+            (lambda path: (path / "manifest.json").write_text("{}"), "manifest.json does not match its checksum"),
+            (lambda path: (path / "policy/more").touch(), "policy/more does not belong to it"),
+            (
+                lambda path: path.joinpath("manifest.json").write_bytes(
+                    path.with_name("step_000005").joinpath("manifest.json").read_bytes()
+                ),
+                "it is the checkpoint of step 5",
+            ),
         ],
     )
     def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(self, run, damage, fault):
@@ -196,6 +205,29 @@ class TestCheckpoints:
         with pytest.raises(CheckpointError) as error:
             run.checkpoint(10)
         assert str(error.value) == f"checkpoint {newer} is damaged ({fault})"
+
+    def test_no_bit_of_its_manifest_can_change_unseen(self, run):
+        older = run.save_checkpoint(5, weights("hello"), keep=2)
+        newer = run.save_checkpoint(10, weights("hello"), keep=2, accuracy=0.25)
+        manifest = newer / "manifest.json"
+        content = manifest.read_bytes()
+        accepted = []
+        for bit in range(8 * len(content)):
+            changed = bytearray(content)
+            changed[bit // 8] ^= 1 << bit % 8
+            manifest.write_bytes(changed)
+            if run.latest_checkpoint(lambda text: None) != older:
+                accepted.append((bit, bytes(changed)))
+        assert accepted == []
+        manifest.write_bytes(content)
+        assert run.latest_checkpoint(no_warning) == newer
+
+    def test_a_manifest_that_lists_nothing_is_damaged_even_if_its_checksum_holds(self, run):
+        older = run.save_checkpoint(5, weights("hello"), keep=2)
+        newer = run.save_checkpoint(10, lambda directory: None, keep=2)
+        warnings = []
+        assert run.latest_checkpoint(warnings.append) == older
+        assert warnings == [f"checkpoint {newer} is damaged (manifest.json lists no files); trying the one before it"]
 
     def test_if_all_are_damaged_the_run_does_not_silently_start_again(self, run):
         (run.save_checkpoint(5, weights("hello"), keep=2) / "state.json").unlink()

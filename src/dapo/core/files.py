@@ -84,6 +84,14 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
     return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
 
 
+def read_json(path: Path) -> Any:
+    """The value in a JSON file. Raises OSError, or ValueError for what is no JSON, however it is broken."""
+    try:
+        return json.loads(path.read_bytes())
+    except RecursionError:
+        raise ValueError("brackets without end") from None
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None

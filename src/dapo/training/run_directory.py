@@ -9,6 +9,7 @@ import platform
 import re
 import shutil
 import subprocess
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,10 +20,20 @@ from typing import Any
 import dapo
 from dapo.config.secrets import mask_secrets
 from dapo.core.errors import CheckpointError
-from dapo.core.files import atomic_write_json, atomic_write_text, crc32_of, fsync, open_no_link, remove
+from dapo.core.files import (
+    atomic_write_json,
+    atomic_write_text,
+    crc32_of,
+    fsync,
+    open_no_link,
+    read_json,
+    remove,
+    to_json,
+)
 from dapo.telemetry.sinks import truncate_after
 
 _STEP_NAME = re.compile(r"step_(\d{6,})(\.parquet|\.json)?")
+CHECKPOINT_MANIFEST = "manifest.json"
 _REPLACED = ".replaced.tmp"
 _REMOVED = ".gone.tmp"
 SUMMARY_FIELDS = ("steps", "wall_s", "tokens_generated", "tokens_trained", "eval_first", "eval_last", "exit_reason")
@@ -342,8 +353,8 @@ def best_checkpoint(checkpoints: Sequence[Path]) -> Path | None:
 
 def _accuracy(checkpoint: Path) -> float | None:
     try:
-        value = json.loads((checkpoint / "manifest.json").read_bytes())["accuracy"]
-    except (OSError, ValueError, KeyError, TypeError):
+        value = _read_checkpoint_manifest(checkpoint)["accuracy"]
+    except (OSError, ValueError):
         return None  # a damaged one is not worth keeping
     return value if isinstance(value, float | int) else None
 
@@ -354,16 +365,40 @@ def _write_checkpoint_manifest(directory: Path, step: int, accuracy: float | Non
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
         fsync(path)
         files[path.relative_to(directory).as_posix()] = {"bytes": path.stat().st_size, "crc32": crc32_of(path)}
-    atomic_write_json(directory / "manifest.json", {"step": step, "accuracy": accuracy, "files": files})
+    atomic_write_text(directory / CHECKPOINT_MANIFEST, _sealed({"step": step, "accuracy": accuracy, "files": files}))
     for folder in [*(path for path in directory.rglob("*") if path.is_dir()), directory]:
         fsync(folder)
 
 
+def _sealed(manifest: Mapping[str, Any]) -> str:
+    """The text of a checkpoint's manifest, with a checksum of all the rest of it."""
+    crc32 = zlib.crc32(to_json(manifest, indent=2).encode())
+    return to_json({**manifest, "crc32": f"{crc32:08x}"}, indent=2) + "\n"
+
+
+def _read_checkpoint_manifest(checkpoint: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint: step, accuracy, files. Raises OSError, or ValueError that says what is wrong."""
+    path = checkpoint / CHECKPOINT_MANIFEST
+    try:
+        manifest = read_json(path)
+    except ValueError:
+        raise ValueError("manifest.json is not readable") from None
+    if not isinstance(manifest, dict):
+        raise ValueError("manifest.json is not readable")
+    manifest.pop("crc32", None)
+    if path.read_bytes() != _sealed(manifest).encode():  # so a change of any bit is one
+        raise ValueError("manifest.json does not match its checksum")
+    if not {"step", "accuracy", "files"} <= manifest.keys() or not manifest["files"]:
+        raise ValueError("manifest.json lists no files")
+    if manifest["step"] != step_of(checkpoint):
+        raise ValueError(f"it is the checkpoint of step {manifest['step']}")
+    return manifest
+
+
 def _find_damage(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint, in a few words; None if its checksums hold."""
-    manifest = checkpoint / "manifest.json"
     try:
-        files = json.loads(manifest.read_bytes())["files"]
+        files = _read_checkpoint_manifest(checkpoint)["files"]
         for name, expected in files.items():
             path = checkpoint / name
             if not path.is_file():
@@ -374,12 +409,16 @@ def _find_damage(checkpoint: Path) -> str | None:
             if crc32_of(path) != expected["crc32"]:
                 return f"{name} does not match its checksum"
     except FileNotFoundError:
-        return "manifest.json is missing"
+        return f"{CHECKPOINT_MANIFEST} is missing"
     except OSError as error:
         return f"{Path(error.filename or checkpoint).name} cannot be read: {error.strerror}"
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return "manifest.json is not readable"
-    return None
+    except ValueError as error:
+        return str(error)
+    except (KeyError, TypeError, AttributeError):
+        return f"{CHECKPOINT_MANIFEST} is not readable"
+    present = (path for path in checkpoint.rglob("[!.]*") if path.is_file())
+    unlisted = {path.relative_to(checkpoint).as_posix() for path in present} - files.keys() - {CHECKPOINT_MANIFEST}
+    return f"{min(unlisted)} does not belong to it" if unlisted else None
 
 
 def _mark_for_removal(checkpoint: Path) -> None:
