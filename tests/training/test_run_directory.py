@@ -14,6 +14,7 @@ import pytest
 
 from dapo.core.errors import CheckpointError
 from dapo.core.files import atomic_write_json, atomic_write_text
+from dapo.evaluation.scores import Evaluation, EvaluationPlan
 from dapo.training.run_directory import RunDirectory, default_run_path, make_manifest, mask_secrets, step_of
 
 
@@ -359,6 +360,36 @@ class TestSummary:
         with pytest.raises(ValueError, match="lacks wall_s, exit_reason"):
             run.write_summary({k: v for k, v in self.SUMMARY.items() if k not in ("wall_s", "exit_reason")})
         assert not run.summary.exists()
+
+
+ROW = {"id": "1", "accuracy": 1.0, "source": "s", "question": "Q", "answer": "A", "responses": [{"text": "A"}]}
+SUMMARY = Evaluation(EvaluationPlan("e", 1, 1.0, 1.0, 1, (), 0), ()).summary()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        '{"accuracy": 0.',
+        "[]",
+        "null",
+        "{}",
+        "[" * 100_000,
+        json.dumps(SUMMARY | {"accuracy": "0.5", "table": [ROW]}),
+        json.dumps(SUMMARY | {"table": {}}),
+        json.dumps(SUMMARY | {"table": [ROW | {"responses": []}]}),
+        json.dumps(SUMMARY | {"table": [ROW | {"responses": ["A"]}]}),
+    ],
+)
+def test_a_damaged_evaluation_is_named_and_left_out(run, content):
+    good = SUMMARY | {"table": [ROW]}
+    atomic_write_json(run.eval(0), good)
+    atomic_write_text(run.eval(5), content)
+    warnings = []
+    assert run.evaluations(warnings.append) == [good]
+    assert len(warnings) == 1
+    assert str(run.eval(5)) in warnings[0]
+    assert "left out" in warnings[0]
 
 
 class TestAtomicFiles:

@@ -1,6 +1,5 @@
 """What `dapo data stats` measures and prints: the contents of a data set, and its difficulty for a run or a model."""
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +13,7 @@ from dapo.cli.progress import progress
 from dapo.config import DataSpec, build_config, load_config, parse_data_argument
 from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import DataError
+from dapo.core.files import read_json
 from dapo.core.rng import keyed_permutation
 from dapo.data.prepare.stats import PassRate
 from dapo.data.problems import unique_problems
@@ -37,11 +37,14 @@ def run_pass_rates(path: Path) -> dict[str, PassRate]:
     file = RunDirectory.open(path).path / PROBLEM_STATS_FILE
     if not file.is_file():
         raise DataError(f"{path} has no {PROBLEM_STATS_FILE} yet; a run writes it with its first checkpoint")
-    return {
-        problem: PassRate(problem, entry["decided"], entry["correct"], entry["visits"], entry["last_step"])
-        for problem, entry in json.loads(file.read_text(encoding="utf-8")).items()
-        if entry["decided"]
-    }
+    try:
+        return {
+            problem: PassRate(problem, entry["decided"], entry["correct"], entry["visits"], entry["last_step"])
+            for problem, entry in read_json(file).items()
+            if entry["decided"]
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DataError(f"{file} is not what a run writes; the newest checkpoint of the run has another copy") from None
 
 
 def model_pass_rates(

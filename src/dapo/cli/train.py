@@ -15,7 +15,7 @@ from rich.console import Console
 from dapo.assemble import Inputs, build_run, read_inputs, read_model, require_hardware, resolve_auto
 from dapo.cli.start import open_judge
 from dapo.config import Config, dump_config, load_config
-from dapo.core.errors import CheckpointError, DapoError, TrainerLost
+from dapo.core.errors import CheckpointError, DapoError, DataError, TrainerLost
 from dapo.policy.hf_io import require_new
 from dapo.policy.lora import export_adapter, saved_weights
 from dapo.policy.model import export_model
@@ -134,7 +134,8 @@ def open_run(config: Config, inputs: Inputs, judge: VerifierPool, directory: Run
 def close_run(run: Run, reason: str) -> None:
     """Close the trackers and write summary.json; a full disk must not hide why the run ended."""
     evaluations = [
-        {name: value for name, value in each.items() if name != "table"} for each in run.directory.evaluations()
+        {name: value for name, value in each.items() if name != "table"}
+        for each in run.directory.evaluations(warn=lambda text: None)  # the report says it
     ]
     try:
         run.tracker.close()
@@ -160,12 +161,12 @@ def warn(text: str) -> None:
 
 def report(config: Config, directory: RunDirectory) -> None:
     """The end of a run, for a person: before and after, responses, curves, where everything lies."""
-    plot_curves(
-        directory.metrics,
-        directory.curves,
-        title=f"{config.model.name}, {config.preset} on {config.data.train_source.label}",
-    )
-    evaluations = directory.evaluations()
+    title = f"{config.model.name}, {config.preset} on {config.data.train_source.label}"
+    try:
+        plot_curves(directory.metrics, directory.curves, title=title)
+    except DataError as error:  # someone has removed the metrics
+        warn(str(error))
+    evaluations = directory.evaluations(warn)
     newest = directory.latest_checkpoint(warn=warn)
     # without held-out problems of its own a run has nothing to be evaluated on; one that has them may get more samples
     asked = "--samples-per-problem 8" if evaluations else "--data problems.jsonl"
@@ -192,14 +193,16 @@ def compared_responses(evaluations: Sequence[dict[str, Any]], count: int) -> lis
         return []
     before, after = evaluations[0]["table"], evaluations[-1]["table"]
     by_source: dict[str, list[int]] = {}
-    for i, row in enumerate(before):
+    for i, (row, other) in enumerate(zip(before, after, strict=False)):
+        if row["id"] != other["id"]:  # one of the files is of other problems
+            continue
         by_source.setdefault(row["source"], []).append(i)
     picked = [row for rank in zip_longest(*by_source.values()) for row in rank if row is not None][:count]
     pairs = [(before[i], before[i]["responses"][0], after[i]["responses"][0]) for i in picked]
     return [
         {"question": problem["question"], "answer": problem["answer"]}
-        | {"before": old["text"], "before_correct": old["correct"]}
-        | {"after": new["text"], "after_correct": new["correct"]}
+        | {"before": old["text"], "before_correct": old.get("correct")}
+        | {"after": new["text"], "after_correct": new.get("correct")}
         for problem, old, new in pairs
     ]
 

@@ -144,7 +144,8 @@ def _legend(axes: "Axes") -> None:
 def _series(records: Sequence[Record], metric: str, scale: float = 1.0) -> tuple[list[int], list[float]]:
     """The steps that logged a metric, and its values (fractions in per cent), without those that were not finite."""
     scale *= metric_of(metric).scale
-    known = [(record["step"], record[metric] * scale) for record in records if record.get(metric) is not None]
+    values = ((record["step"], record.get(metric)) for record in records)
+    known = [(step, value * scale) for step, value in values if isinstance(value, float | int)]
     return [step for step, _ in known], [value for _, value in known]
 
 

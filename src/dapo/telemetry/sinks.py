@@ -137,10 +137,12 @@ def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
             try:
                 record = json.loads(line)
                 is_step = isinstance(record, dict) and isinstance(record.get("step"), int)
-            except ValueError:
+            except (ValueError, RecursionError):
                 is_step = False
             if not is_step:
-                raise DataError(f'{path}, line {number}: expected an object with a "step", got {line[:80]!r}')
+                raise DataError(
+                    f'{path}, line {number}: expected an object with a "step", got {line[:80]!r}; remove the line'
+                )
             yield line, record
 
 

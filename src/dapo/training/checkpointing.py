@@ -1,14 +1,13 @@
 """When a run's state is saved, what a checkpoint holds, and how a run is restored from it."""
 
-import json
 import math
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dapo.core.errors import DapoError, NumericsError, TrainerLost
-from dapo.core.files import atomic_write_json
+from dapo.core.errors import CheckpointError, DapoError, NumericsError, TrainerLost
+from dapo.core.files import atomic_write_json, read_json
 from dapo.training.checkpoint_writer import StorageError
 from dapo.training.prefetched_batch import read_prefetched_batch, write_prefetched_batch
 from dapo.training.state import Run, TrainState
@@ -92,11 +91,11 @@ def save_after_failure(run: Run, error: DapoError | OSError) -> None:
 
 def restore(run: Run, checkpoint: Path) -> None:
     """Put a run back to the state of a checkpoint, with the next step's batch if the checkpoint holds one."""
-    state = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
+    state = _read_state(checkpoint)
     run.policy.load(checkpoint)
     run.sampling.stream.load_state_dict(state["stream"])
     run.sampling.sampler.load_state_dict(state["sampler"])
-    run.problem_stats.load_state_dict(json.loads((checkpoint / PROBLEM_STATS_FILE).read_text(encoding="utf-8")))
+    run.problem_stats.load_state_dict(_read(checkpoint / PROBLEM_STATS_FILE))
     # a kill may have come between the checkpoint and the run's own copy
     atomic_write_json(run.directory.path / PROBLEM_STATS_FILE, run.problem_stats.state_dict())
     prefetched_batch = read_prefetched_batch(checkpoint, run.sampling.stream)
@@ -107,7 +106,25 @@ def restore(run: Run, checkpoint: Path) -> None:
 
 def is_logged(checkpoint: Path) -> bool:
     """Whether the metrics of a checkpoint's step were written before the checkpoint was."""
-    return _unlogged(json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))) is None
+    return _unlogged(_read_state(checkpoint)) is None
+
+
+def _read_state(checkpoint: Path) -> dict[str, Any]:
+    state = _read(checkpoint / STATE_FILE)
+    if missing := sorted({"train_state", "stream", "sampler"} - state.keys()):
+        raise CheckpointError(f"{checkpoint / STATE_FILE} is not what a run writes: it lacks {', '.join(missing)}")
+    return state
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """An object of a checkpoint whose checksums hold. Raises CheckpointError if it is something else."""
+    try:
+        value = read_json(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} is not what a run writes: it holds a {type(value).__name__}")
+    return value
 
 
 def _unlogged(state: Mapping[str, Any]) -> dict[str, float] | None:

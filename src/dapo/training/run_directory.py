@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import importlib.metadata
-import json
 import os
 import platform
 import re
@@ -19,7 +18,7 @@ from typing import Any
 
 import dapo
 from dapo.config.secrets import mask_secrets
-from dapo.core.errors import CheckpointError
+from dapo.core.errors import CheckpointError, DataError
 from dapo.core.files import (
     atomic_write_json,
     atomic_write_text,
@@ -30,6 +29,7 @@ from dapo.core.files import (
     remove,
     to_json,
 )
+from dapo.evaluation.scores import require_summary
 from dapo.telemetry.sinks import truncate_after
 
 _STEP_NAME = re.compile(r"step_(\d{6,})(\.parquet|\.json)?")
@@ -127,9 +127,19 @@ class RunDirectory:
         """The evaluation at a step."""
         return self.path / "eval" / f"step_{step:06d}.json"
 
-    def evaluations(self) -> list[dict[str, Any]]:
-        """Every evaluation of the run, oldest first, each with its table of responses."""
-        return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(self.path.glob("eval/step_*.json"))]
+    def evaluations(self, warn: Callable[[str], None]) -> list[dict[str, Any]]:
+        """The evaluations of the run, oldest first, each with its table; `warn` is told of each that is damaged."""
+        found = []
+        for path in sorted(self.path.glob("eval/step_*.json")):
+            try:
+                found.append(_require_evaluation(read_json(path), where=str(path)))
+            except OSError as error:
+                warn(f"{path} cannot be read and is left out: {error.strerror}")
+            except ValueError:
+                warn(f"{path} is no JSON and is left out; it was written by a run and has been damaged since")
+            except DataError as error:
+                warn(f"{error}; it is left out")
+        return found
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -318,6 +328,27 @@ def make_manifest(command: Sequence[str], *, seed: int, started: datetime, gpus:
             "gpus": list(gpus),
         },
     }
+
+
+def _require_evaluation(found: Any, *, where: str) -> dict[str, Any]:
+    """What a run has written after an evaluation. Raises DataError for something else."""
+    summary = require_summary(found, where)
+    numbers = [summary[name] for name in ("accuracy", "problems", "response_tokens_mean", "truncated_fraction")]
+    numbers += [summary[name] for name in ("low", "high") if summary[name] is not None]
+    if not all(isinstance(number, float | int) for number in numbers) or not all(map(_is_row, summary["table"])):
+        raise DataError(f"{where} is not what a run writes")
+    return summary
+
+
+def _is_row(row: Mapping[str, Any]) -> bool:
+    """Whether this is a row of an evaluation's table."""
+    responses = row.get("responses")
+    return (
+        {"source", "question", "answer"} <= row.keys()
+        and isinstance(responses, list)
+        and bool(responses)
+        and all(isinstance(each, dict) and isinstance(each.get("text"), str) for each in responses)
+    )
 
 
 def _numbered(folder: Path) -> list[Path]:
