@@ -40,6 +40,7 @@ from dapo.training.rollout import Sampling, sampling_plan
 from dapo.training.rows import NO_COLUMNS, load_rows
 from dapo.training.run_directory import RunDirectory
 from dapo.training.samples import shaped_reward
+from dapo.training.shortfall import reward_test_command
 from dapo.training.state import Run, TrainablePolicy
 from dapo.types import Group, Problem
 
@@ -89,6 +90,7 @@ def build_run(
                     keep=load_filter(config.dynamic_sampling.filter),
                     thresholds=thresholds,
                     max_error_rate=MAX_ERROR_RATE,
+                    reward_test=reward_test_command(config),
                 ),
                 encoder=inputs.encoder,
                 plan=sampling_plan(config, stop_ids),

@@ -259,3 +259,15 @@ def kills_itself(problem, response, *, folder):
     """Kills its process at each call, and leaves a file for each."""
     (Path(folder) / str(time.monotonic_ns())).touch()
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def always(problem, response, *, verdict):
+    """The same verdict on every response."""
+    return verdict
+
+
+def has_digit_until(problem, response, *, folder, then):
+    """Whether the response has a digit, and `then` for all of them once the folder holds the file `now`."""
+    if (Path(folder) / "now").exists():
+        return then
+    return any(character.isdigit() for character in response)

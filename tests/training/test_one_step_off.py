@@ -41,7 +41,7 @@ from dapo.types import Generation, GenerationRequest, Group, Problem, Sample, Ve
 from examples.minimal_dapo import Group as MinimalGroup
 from examples.minimal_dapo import MinimalDapo
 from helpers.async_runs import ONE_STEP_OFF, async_config, run_or_resume
-from helpers.fake_rollout import END, FILL, WRONG, FakeEncoder, FakeJudge, problems, random_script
+from helpers.fake_rollout import END, FILL, RIGHT, WRONG, FakeEncoder, FakeJudge, problems, random_script
 from helpers.fork_server import AREAS, ForkServer
 from helpers.minimal_runs import STEPS, minimal_config, minimal_inputs
 from helpers.tiny_policies import loaded, make_policy
@@ -573,21 +573,29 @@ class TestFailures:
         if kept:
             self.assert_resumes_to(run, undisturbed)
 
-    def test_a_step_without_groups_stops_the_run_and_is_sampled_again(self, tmp_path: Path):
+    def test_a_step_without_groups_stops_a_run_that_asks_for_it_and_is_sampled_again(self, tmp_path: Path):
         def hopeless(request: GenerationRequest) -> tuple[list[int], str]:
             return ([WRONG, END], "stop") if request.id.startswith("3/") else random_script(request)
 
         run = tmp_path / "run"
         for _ in range(2):  # what was too little stays so, until the options or the data are others
-            with pytest.raises(
-                ShortfallError, match=r"40 groups were judged .* and 0 of the 4 wanted carry a signal: 40 all wrong"
-            ):
-                scripted_run(run, engine=ScriptedEngine(hopeless))
+            with pytest.raises(ShortfallError, match=r"step 3: nothing to learn from, in 40 groups: 40 all wrong"):
+                scripted_run(run, "dynamic_sampling.on_shortfall=stop", engine=ScriptedEngine(hopeless))
             assert prefetched_steps(run) == {"step_000002": None}
             assert len(read_table(run / "rollouts/step_000003.parquet")) == 160
         scripted_run(run)
         assert [row["rollout/staleness_max"] for row in metrics(run)] == [0, 1, 0, 1]
         assert decided_positions(run) == list(range(len(decided_positions(run))))
+
+    def test_a_batch_of_solved_problems_ends_the_run_well_and_goes_back(self, tmp_path: Path):
+        def easy(request: GenerationRequest) -> tuple[list[int], str]:
+            return ([RIGHT, END], "stop") if request.id.startswith("3/") else random_script(request)
+
+        run = tmp_path / "run"
+        for _ in range(2):
+            assert scripted_run(run, engine=ScriptedEngine(easy)).is_solved
+            assert prefetched_steps(run) == {"step_000002": None}
+            assert [row["step"] for row in metrics(run)] == [1, 2]
 
     @pytest.mark.parametrize(("moment", "saved"), [("before", 1), ("during", 2)])
     def test_a_signal_takes_effect_before_the_first_update_or_with_the_next_batch(

@@ -14,7 +14,8 @@ from dapo.core.rng import keyed_uniforms
 from dapo.data.stream import ProblemStream
 from dapo.engines.scripted import ScriptedEngine
 from dapo.training.dynamic_sampling import DynamicSampler, RollingErrorRate
-from dapo.training.rollout import Batch, Sampling, SamplingPlan, collect, require_groups
+from dapo.training.rollout import Batch, Sampling, SamplingPlan, collect
+from dapo.training.shortfall import MAX_EMPTY_STEPS, ProblemsSolved, require_groups
 from dapo.types import Generation, GenerationRequest, Group, Verdict
 from helpers.fake_rollout import (
     BROKEN,
@@ -176,7 +177,7 @@ def test_an_impossible_data_set_reaches_the_bound_and_says_why():
     assert_account_adds_up(batch, engine)
     for mode in ("train", "stop"):
         with pytest.raises(
-            ShortfallError, match=r"10 groups were judged .* 0 of the 4 wanted carry a signal: \d all wrong, \d all"
+            ShortfallError, match=r"^step 1: nothing to learn from, in 10 groups: \d all wrong, \d all correct\n"
         ):
             require_groups(batch, on_shortfall=mode)
 
@@ -187,8 +188,44 @@ def test_a_short_batch_trains_or_stops_as_the_option_says():
     assert len(batch.groups) == 10
     assert batch.shortfall == 30
     require_groups(batch, on_shortfall="train")
-    with pytest.raises(ShortfallError, match=r"40 groups were judged .* and 10 of the 40 wanted"):
+    with pytest.raises(ShortfallError, match=r"10 of the 40 groups wanted to learn from, in 40 groups: 30 all wrong"):
         require_groups(batch, on_shortfall="stop")
+
+
+@pytest.mark.parametrize(
+    ("marks", "found", "advice"),
+    [
+        ("wwww", "8 all wrong", "Read the responses in rollouts/"),
+        ("rrrr", "8 all correct", "the reward accepts too much: dapo reward test f --data d.jsonl shows"),
+        (
+            "eeee",
+            "8 with fewer than two verdicts (32 verifier errors, most often: timed out",
+            "makes of a response: dapo",
+        ),
+    ],
+)
+def test_where_nothing_can_be_learned_the_cause_comes_first_and_then_what_to_do(marks, found, advice):
+    batch = run(in_order(20), ScriptedEngine(by_group(lambda problem: marks)), sampler(prompts=2, bound=8))
+    with pytest.raises(ShortfallError) as error:
+        require_groups(batch, on_shortfall="train", reward_test="dapo reward test f --data d.jsonl")
+    first, second = str(error.value).split("\n")
+    assert first.startswith(f"step 1: nothing to learn from, in 8 groups: {found}")
+    assert advice in second
+
+
+def test_after_a_step_that_trained_a_search_with_all_correct_is_solved_and_with_all_wrong_tolerated_twice():
+    def searched(marks):
+        return run(in_order(20), ScriptedEngine(by_group(lambda problem: marks)), sampler(prompts=2, bound=8))
+
+    for on_shortfall in ("train", "stop"):
+        with pytest.raises(ProblemsSolved, match=r"^all 8 groups of step 5 are all correct: .* ends after step 4$"):
+            require_groups(searched("rrrr"), on_shortfall=on_shortfall, step=5)
+    for empty_steps in range(MAX_EMPTY_STEPS - 1):
+        require_groups(searched("wwww"), on_shortfall="train", step=5, empty_steps=empty_steps)
+    for on_shortfall, empty_steps in (("train", MAX_EMPTY_STEPS - 1), ("stop", 0)):
+        with pytest.raises(ShortfallError, match="step 5: nothing to learn from, in 8 groups: 8 all wrong") as error:
+            require_groups(searched("wwww"), on_shortfall=on_shortfall, step=5, empty_steps=empty_steps)
+        assert not isinstance(error.value, ProblemsSolved)
 
 
 def test_verdicts_with_an_error_do_not_count_and_a_group_of_them_is_invalid():
@@ -334,7 +371,19 @@ def test_more_errors_than_allowed_over_the_window_end_the_run_with_causes_and_an
         "128 of the last 256 judged responses have no verdict, more than the 40% that a run accepts. "
         "128 times: timed out after 1 s. For example problem "
     )
-    assert str(caught.value).endswith("Mend the verifier or the references, and resume the run")
+    assert str(caught.value).endswith(
+        "Mend the verifier or the references (dapo reward test VERIFIER --data DATA shows what it says), and resume "
+        "the run"
+    )
+
+
+def test_a_run_stops_after_the_first_few_groups_where_none_of_their_responses_has_a_verdict():
+    engine = ScriptedEngine(error_fraction(1.0))
+    with pytest.raises(
+        VerifierFailed, match=r"^none of the 32 responses judged last has a verdict. 32 times: timed out"
+    ):
+        run(in_order(100), engine, sampler(prompts=4, bound=100, max_error_rate=0.5))
+    assert len(engine.submitted) < 200
 
 
 def test_as_many_errors_as_allowed_do_not_end_the_run():

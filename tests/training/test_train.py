@@ -13,8 +13,9 @@ from pyarrow.parquet import read_table
 
 import dapo
 from dapo.cli.train import resume_run, start_run
+from dapo.core.errors import ShortfallError
 from helpers.paths import TESTS
-from helpers.tiny_runs import contents, metrics, tiny
+from helpers.tiny_runs import contents, metrics, saved_steps, tiny
 
 PACKAGE = str(Path(dapo.__file__).parent)
 GOLDEN = TESTS / "golden" / "tiny_20_steps.json"
@@ -74,6 +75,71 @@ def test_the_grpo_baseline_trains_every_group_with_a_reference(tmp_path: Path):
         assert row["rollout/groups_generated"] == row["rollout/groups_trained"] == 4
         assert row["loss/kl"] >= 0
     assert metrics(tmp_path / "r")[2]["loss/kl"] > 0  # the policy has left its reference
+
+
+def changing_reward(folder: Path, then: bool) -> list[str]:
+    return [
+        "reward.verifier=helpers.reward_functions:has_digit_until",
+        f"reward.options={{folder: {folder}, then: {str(then).lower()}}}",
+    ]
+
+
+def test_a_run_whose_problems_are_solved_is_evaluated_and_saved_and_ends_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder, path = tmp_path / "f", tmp_path / "f" / "run"
+    folder.mkdir()
+    options = ["train.num_steps=3", "train.save_every=1", "train.eval_every=0", *changing_reward(folder, True)]
+    start_run(tiny(*options, "train.num_steps=2"), run_dir=path, config_name="t")
+    (folder / "now").touch()
+    for _ in range(2):  # resuming it is no error either, and repeats nothing
+        resume_run(path, ["train.num_steps=9"])
+        printed = capsys.readouterr().out
+        assert "solved: all 16 groups of step 3 are all correct" in printed
+        assert "the run ends after step 2\n" in printed
+        summary = json.loads((path / "summary.json").read_text())
+        assert (summary["exit_reason"], summary["steps"]) == ("solved", 2)
+        assert summary["eval_last"]["step"] == 2
+        assert saved_steps(path)[-1] == "step_000002"
+        assert [row["step"] for row in metrics(path)] == [0, 1, 2]
+
+
+def test_all_correct_before_anything_was_learned_is_an_error_that_doubts_the_reward(tmp_path: Path):
+    constant = ["reward.verifier=helpers.reward_functions:always", "reward.options={verdict: true}"]
+    with pytest.raises(ShortfallError, match=r"step 1: nothing to learn from, in 16 groups: 16 all correct\n.* reward"):
+        start_run(tiny(*constant), run_dir=tmp_path / "r", config_name="t")
+    summary = json.loads((tmp_path / "r/summary.json").read_text())
+    assert summary["exit_reason"].startswith("ShortfallError: step 1: nothing to learn from")
+
+
+def test_a_step_with_nothing_to_learn_changes_no_weight_and_the_third_in_a_row_ends_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder, path = tmp_path / "f", tmp_path / "f" / "run"
+    folder.mkdir()
+    options = ["train.save_every=1", "train.keep_checkpoints=9", *changing_reward(folder, False)]
+    start_run(tiny(*options, "train.num_steps=2"), run_dir=path, config_name="t")
+    (folder / "now").touch()
+    for _ in range(2):
+        with pytest.raises(ShortfallError, match=r"^3 steps in a row, the last of them step 5: .* 16 all wrong\n"):
+            resume_run(path, ["train.num_steps=9"])
+        rows = metrics(path)
+        assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+        assert [row["rollout/shortfall_groups"] for row in rows[3:]] == [4, 4]
+        weights = [(path / f"checkpoints/step_00000{step}/weights.safetensors").read_bytes() for step in (2, 3, 4)]
+        assert weights[0] == weights[1] == weights[2]
+    assert (
+        f"with the same options the step would end the same way: dapo resume {path} OPTION" in capsys.readouterr().out
+    )
+
+
+def test_a_reward_without_spread_is_named_once_where_every_group_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    constant = ["reward.verifier=helpers.reward_functions:always", "reward.options={verdict: false}"]
+    config = tiny("preset=grpo", "overlong.mode=off", "train.num_steps=2", "data.eval=null", *constant)
+    start_run(config, run_dir=tmp_path / "r", config_name="t")
+    assert capsys.readouterr().out.count("every advantage is zero") == 1
 
 
 def test_every_judged_response_is_written_with_the_outcome_of_its_group(tmp_path: Path):

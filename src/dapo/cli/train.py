@@ -120,7 +120,7 @@ def open_run(config: Config, inputs: Inputs, judge: VerifierPool, directory: Run
         reason = "failed"
         try:
             yield run
-            reason = "finished"
+            reason = "solved" if run.is_solved else "finished"
         except Interrupted as error:
             reason = f"interrupted: {error}"
             raise

@@ -1,9 +1,11 @@
 """What a run says of itself where a beginner would look for the cause: each piece of advice once, with what to do."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from dapo.evaluation.scores import Evaluation, JudgedProblem, question_text
+from dapo.training.shortfall import reward_test_command
 from dapo.training.state import Run
+from dapo.types import Sample
 
 TRUNCATED = 0.5
 """The fraction of responses that end at the limit of tokens above which a run says so."""
@@ -37,6 +39,17 @@ def advise_after_step(run: Run, metrics: Mapping[str, float]) -> None:
             "verifier",
             f"the engine waited {waited:.1f} of {training_s:.1f} s for verdicts: the verifier is slower than "
             "the model; raise reward.workers or make it faster (dapo reward test times it)",
+        )
+
+
+def advise_on_advantages(run: Run, samples: Sequence[Sample]) -> None:
+    """Whether the step had no advantage but zeros, and so taught nothing: possible without dynamic sampling only."""
+    if samples and not any(sample.advantage for sample in samples):
+        _say(
+            run,
+            "advantages",
+            "every advantage is zero, as the responses of each group have equal rewards: such a step teaches nothing; "
+            f"{reward_test_command(run.config)} shows what the reward gives",
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dapo.core.errors import CheckpointError, DapoError, NumericsError, TrainerLost
+from dapo.core.errors import CheckpointError, DapoError, NumericsError, ShortfallError, TrainerLost
 from dapo.core.files import atomic_write_json, read_json
 from dapo.training.checkpoint_writer import StorageError
 from dapo.training.prefetched_batch import read_prefetched_batch, write_prefetched_batch
@@ -86,7 +86,11 @@ def save_after_failure(run: Run, error: DapoError | OSError) -> None:
             log(str(another))
     newest = run.directory.newest_step()
     saved = "nothing is saved yet" if newest is None else f"saved: step {newest} of {run.config.train.num_steps}"
-    log(f"{saved}; continue with: dapo resume {shlex.quote(str(run.directory.path))}")
+    resume = f"dapo resume {shlex.quote(str(run.directory.path))}"
+    if isinstance(error, ShortfallError):  # what is sampled is a function of the options and the step
+        log(f"{saved}; with the same options the step would end the same way: {resume} OPTION=VALUE")
+    else:
+        log(f"{saved}; continue with: {resume}")
 
 
 def restore(run: Run, checkpoint: Path) -> None:

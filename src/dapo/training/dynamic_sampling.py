@@ -15,6 +15,9 @@ Outcome: TypeAlias = Literal[
 ]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
+REWARD_TEST = "dapo reward test VERIFIER --data DATA"
+"""The command that shows what a reward does, where the run's own verifier and data are not known."""
+
 
 class DynamicSampler:
     """Eq. 11 as a decision on each group, and a running keep rate that says how many to have in flight."""
@@ -28,7 +31,9 @@ class DynamicSampler:
         keep: Callable[[Group], bool] | None = None,
         thresholds: ScoreThresholds | None = None,
         max_error_rate: float = 1.0,
+        reward_test: str = REWARD_TEST,
     ) -> None:
+        """`reward_test` is the command that shows what the run's reward does: advice where it gives no verdicts."""
         self.prompts_per_step = prompts_per_step
         self.max_groups_per_step = max_groups_per_step
         self._enabled = enabled
@@ -36,7 +41,7 @@ class DynamicSampler:
         self._thresholds = thresholds
         self._decay = 1.0 - 1.0 / (4 * prompts_per_step)  # the keep rate of about the last four batches
         self._kept = self._decided = 1.0
-        self._errors = RollingErrorRate(max_error_rate)
+        self._errors = RollingErrorRate(max_error_rate, reward_test)
 
     def outcome(self, group: Group) -> Outcome:
         """What becomes of a judged group; counts towards the keep rate.
@@ -90,6 +95,8 @@ class DynamicSampler:
 
 
 WINDOW = 256  # responses over which the rate of verifier errors is taken
+FIRST_RESPONSES = 32
+"""A run stops where none of its first responses, at least so many, has a verdict."""
 MAX_ERROR_RATE = 0.5  # fraction of error verdicts among the last WINDOW responses above which a run stops
 _CAUSES = 3
 _SHOWN_CHARS = 200
@@ -104,17 +111,22 @@ _Entry: TypeAlias = tuple[str, str, str] | None
 class RollingErrorRate:
     """The last WINDOW judged responses, in the order in which their groups were decided."""
 
-    def __init__(self, max_rate: float) -> None:
-        self._max_rate = max_rate
+    def __init__(self, max_rate: float, reward_test: str = REWARD_TEST) -> None:
+        self._max_rate, self._reward_test = max_rate, reward_test
         self._last: deque[_Entry] = deque(maxlen=WINDOW)
 
     def add(self, problem_id: str, responses: Sequence[str], verdicts: Sequence[Verdict]) -> None:
-        """A group's verdicts. Raises VerifierFailed when a full window holds more errors than `max_rate` allows."""
+        """A group's verdicts.
+
+        Raises VerifierFailed when a full window holds more errors than `max_rate` allows, or the first responses
+        nothing else.
+        """
         for response, verdict in zip(responses, verdicts, strict=True):
             shown = repr(response[:_SHOWN_CHARS])
             self._last.append(None if verdict.error is None else (verdict.error, problem_id, shown))
         errors = [entry for entry in self._last if entry is not None]
-        if len(self._last) == WINDOW and len(errors) > self._max_rate * WINDOW:
+        is_full, none_has_a_verdict = len(self._last) == WINDOW, len(errors) == len(self._last) >= FIRST_RESPONSES
+        if (is_full and len(errors) > self._max_rate * WINDOW) or (none_has_a_verdict and self._max_rate < 1):
             raise VerifierFailed(self._explain(errors))
 
     def state(self) -> list[Any]:
@@ -132,8 +144,14 @@ class RollingErrorRate:
         counts = Counter({cause: len(entries) for cause, entries in by_cause.items()}).most_common(_CAUSES)
         message = "; ".join(f"{count} times: {by_cause[cause][-1][0]}" for cause, count in counts)
         _, problem, response = by_cause[counts[0][0]][-1]
+        if len(errors) == len(self._last):
+            found = f"none of the {len(errors)} responses judged last has a verdict"
+        else:
+            found = (
+                f"{len(errors)} of the last {WINDOW} judged responses have no verdict, more than the "
+                f"{self._max_rate:.0%} that a run accepts"
+            )
         return (
-            f"{len(errors)} of the last {WINDOW} judged responses have no verdict, more than the {self._max_rate:.0%} "
-            f"that a run accepts. {message}. For example problem {problem}, response {response}. Mend the verifier or "
-            "the references, and resume the run"
+            f"{found}. {message}. For example problem {problem}, response {response}.\n"
+            f"Mend the verifier or the references ({self._reward_test} shows what it says), and resume the run"
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dapo.config import Config
-from dapo.core.errors import EngineError, ShortfallError
+from dapo.core.errors import EngineError
 from dapo.core.rng import keyed_seed
 from dapo.data.prompts import Encoder
 from dapo.data.stream import ProblemStream
@@ -319,15 +319,6 @@ class _Collector:
         return (
             f"{len(decided)} groups were judged (dynamic_sampling.max_groups_per_step) and {len(self.accepted)} of the "
             f"{self.sampling.sampler.prompts_per_step} wanted carry a signal: {message}"
-        )
-
-
-def require_groups(batch: Batch, *, on_shortfall: str) -> None:
-    """Raise ShortfallError where a short batch must not (`on_shortfall: stop`) or cannot be trained on."""
-    if batch.shortfall and (on_shortfall == "stop" or not batch.groups):
-        raise ShortfallError(
-            f"{batch.reason}. Choose problems nearer to what the model can do, raise rollout.group_size or "
-            "dynamic_sampling.max_groups_per_step, or look at the responses in rollouts/"
         )
 
 

@@ -54,6 +54,8 @@ class TrainState:
     wall_s: float = 0.0
     entropy_collapse_steps: int = 0
     """Steps in a row in which the policy was all but deterministic."""
+    empty_steps: int = 0
+    """Steps in a row that had no group to train on."""
     unlogged: dict[str, float] | None = field(default_factory=dict)
     """Metrics of `step` (or of the time before the first) that are not written yet: its evaluation is still due."""
     accuracy: float | None = None
@@ -92,6 +94,7 @@ class TrainState:
             "tokens_trained": self.tokens_trained,
             "wall_s": self.wall_s,
             "entropy_collapse_steps": self.entropy_collapse_steps,
+            "empty_steps": self.empty_steps,
         }
 
 
@@ -113,6 +116,8 @@ class Run:
     """Seconds per phase of the step at hand."""
     given_advice: set[str] = field(default_factory=set)
     """The kinds of advice that this process has printed: each is given once."""
+    is_solved: bool = False
+    """The run has ended because its problems are solved."""
     checkpoints: CheckpointWriter = field(init=False)
 
     def __post_init__(self) -> None:

@@ -13,9 +13,10 @@ from dapo.evaluation.evaluate import EngineSampler, evaluate
 from dapo.evaluation.scores import Evaluation
 from dapo.telemetry.metrics import engine_gap_metrics, mean_of_updates, reflection_metrics, rollout_metrics
 from dapo.telemetry.rollout_table import short_fields, write_rollouts
-from dapo.training.advice import advise_after_evaluation, advise_after_step
+from dapo.training.advice import advise_after_evaluation, advise_after_step, advise_on_advantages
 from dapo.training.divergence import entropy_collapse_steps, warn_divergence
-from dapo.training.rollout import Batch, require_groups
+from dapo.training.rollout import Batch
+from dapo.training.shortfall import require_groups, reward_test_command
 from dapo.training.state import Run
 from dapo.types import Sample
 
@@ -25,8 +26,8 @@ def rollouts_in_background(run: Run, batch: Batch, samples: Sequence[Sample]) ->
     """While the block runs, write the step's judged responses to rollouts/step_*.parquet and search their texts.
 
     Both take long at scale. When the block has ended, the table is on disk, and what was yielded holds the metrics of
-    the texts. Raises ShortfallError where the batch is too small to train on, and OSError where the table cannot be
-    written.
+    the texts. Raises what `require_groups` does where the batch is too small to train on, and OSError where the table
+    cannot be written.
     """
     step = run.state.step + 1
     text_metrics: dict[str, float] = {}
@@ -37,7 +38,13 @@ def rollouts_in_background(run: Run, batch: Batch, samples: Sequence[Sample]) ->
             write_rollouts(run.directory.rollouts(step), _rollout_rows(run, batch, samples, step=step))
 
     with in_background(work, name="dapo-rollouts") as pending:
-        require_groups(batch, on_shortfall=run.config.dynamic_sampling.on_shortfall)
+        require_groups(
+            batch,
+            on_shortfall=run.config.dynamic_sampling.on_shortfall,
+            step=step,
+            empty_steps=run.state.empty_steps,
+            reward_test=reward_test_command(run.config),
+        )
         if batch.shortfall:
             run.tracker.message(f"step {step}: short batch: {batch.reason}")
         yield text_metrics
@@ -60,7 +67,9 @@ def report_step(run: Run, batch: Batch, samples: Sequence[Sample], more: Mapping
     warn_divergence(run, metrics, step=step)
     state.entropy_collapse_steps = entropy_collapse_steps(batch, state.entropy_collapse_steps)
     run.problem_stats.record((group for group, _ in batch.decided), step=step)
+    state.empty_steps = 0 if batch.groups else state.empty_steps + 1
     state.advance(metrics, tokens_generated=batch.num_generated_tokens, tokens_trained=tokens_trained)
+    advise_on_advantages(run, samples)
 
 
 def evaluate_and_log(run: Run) -> None:
@@ -87,6 +96,18 @@ def evaluate_and_log(run: Run) -> None:
     if metrics:
         run.tracker.log(step, metrics)
     state.unlogged, state.is_saved = None, False
+
+
+def evaluate_last(run: Run) -> None:
+    """Evaluate the last finished step if that was not due; the metrics are a further line of that step."""
+    step = run.state.step
+    if run.directory.eval(step).exists():
+        return
+    run.sync_engine()
+    if (evaluation := _evaluate(run, step)) is not None:
+        run.state.accuracy = evaluation.metrics()[f"eval/{evaluation.plan.name}/accuracy"]
+        run.tracker.log(step, evaluation.metrics())
+        run.state.is_saved = False  # its checkpoint does not hold the accuracy
 
 
 def _evaluate(run: Run, step: int) -> Evaluation | None:

@@ -17,8 +17,9 @@ from dapo.training.checkpointing import save_after_failure, save_if_due, save_no
 from dapo.training.divergence import check_divergence
 from dapo.training.rollout import collect
 from dapo.training.samples import minibatches, with_advantages
+from dapo.training.shortfall import ProblemsSolved
 from dapo.training.state import Run
-from dapo.training.step_metrics import evaluate_and_log, report_step, rollouts_in_background
+from dapo.training.step_metrics import evaluate_and_log, evaluate_last, report_step, rollouts_in_background
 
 
 def train(run: Run) -> None:
@@ -53,8 +54,22 @@ def train(run: Run) -> None:
 def saved_on_failure(run: Run) -> Iterator[None]:
     """Where the block fails: undo the sampling of the step at hand, and save the last finished step."""
     try:
-        yield
+        with ended_when_solved(run):
+            yield
     except (DapoError, OSError) as error:
         run.sampling.roll_back(finished_steps=run.state.step)
         save_after_failure(run, error)
         raise
+
+
+@contextmanager
+def ended_when_solved(run: Run) -> Iterator[None]:
+    """Where the block finds the problems solved: undo the sampling of the step at hand, evaluate, save, and end."""
+    try:
+        yield
+    except ProblemsSolved as solved:
+        run.sampling.roll_back(finished_steps=run.state.step)
+        run.tracker.message(f"solved: {solved}")
+        evaluate_last(run)
+        save_now(run)
+        run.is_solved = True

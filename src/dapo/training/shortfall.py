@@ -1,0 +1,100 @@
+"""What becomes of a step whose search for groups came to an end without a full batch.
+
+With `on_shortfall: train` a short batch is trained on. A step without any group changes no weight; after a first step
+that trained such steps are tolerated, as with small batches they come by chance, up to MAX_EMPTY_STEPS in a row. Where
+every response of the whole search was correct, the problems are solved, and the run ends well: it is evaluated, saved
+and finished. Before any step has trained that is an error too: nothing was learned, or the reward accepts everything.
+"""
+
+import shlex
+from collections import Counter
+
+from dapo.config import Config
+from dapo.core.errors import ShortfallError
+from dapo.training.dynamic_sampling import REWARD_TEST
+from dapo.training.rollout import Batch
+
+MAX_EMPTY_STEPS = 3
+"""Steps in a row without a group to train on that end a run; before any step has trained, one does."""
+
+_FOUND = {
+    "all_wrong": "all wrong",
+    "all_correct": "all correct",
+    "zero_variance": "with equal scores",
+    "filtered": "refused by dynamic_sampling.filter",
+    "invalid": "with fewer than two verdicts",
+}
+"""A group's outcome, as it is printed."""
+
+_ADVICE = {
+    "all_wrong": (
+        "Read the responses in rollouts/: what is cut off, or written otherwise than the reward expects, is wrong too; "
+        "or choose easier problems, or raise rollout.group_size or dynamic_sampling.max_groups_per_step"
+    ),
+    "all_correct": (
+        "Choose harder problems; if these are hard, the reward accepts too much: {reward_test} shows what it accepts"
+    ),
+    "zero_variance": (
+        "A reward that gives every response of a group the same score teaches nothing: {reward_test} shows its scores"
+    ),
+    "filtered": "Loosen dynamic_sampling.filter",
+    "invalid": "See what the verifier makes of a response: {reward_test}",
+}
+
+
+class ProblemsSolved(ShortfallError):
+    """Every response of a step's whole search was correct: a run that has trained has nothing left to learn."""
+
+
+def require_groups(
+    batch: Batch, *, on_shortfall: str, step: int = 1, empty_steps: int = 0, reward_test: str = REWARD_TEST
+) -> None:
+    """Return if the step can go on with this batch, which may be short.
+
+    Args:
+        batch: what the step has sampled.
+        on_shortfall: `dynamic_sampling.on_shortfall`.
+        step: the number of the step, from 1.
+        empty_steps: how many of the steps before it, in a row, had no group.
+        reward_test: the command that shows what the run's reward does.
+
+    Raises:
+        ProblemsSolved: every response was correct, and the run has trained.
+        ShortfallError: the run must stop; says what was found and what to do.
+    """
+    has_trained = empty_steps < step - 1
+    found = Counter(outcome for _, outcome in batch.decided if outcome != "trained")
+    if not batch.shortfall or (batch.groups and on_shortfall == "train"):
+        return
+    if not batch.groups and has_trained:
+        if found.keys() == {"all_correct"}:
+            raise ProblemsSolved(
+                f"all {found['all_correct']} groups of step {step} are all correct: nothing is left to learn from "
+                f"them, and the run ends after step {step - 1}"
+            )
+        if on_shortfall == "train" and empty_steps + 1 < MAX_EMPTY_STEPS:
+            return
+    raise ShortfallError(_explain(batch, found, step=step, empty_steps=empty_steps, reward_test=reward_test))
+
+
+def reward_test_command(config: Config) -> str:
+    """The command that shows what the reward of a run does with its data, as far as it can be written on a line."""
+    verifier = config.reward.verifier
+    name = verifier if isinstance(verifier, str) else next(iter(verifier))
+    data = config.data.train if isinstance(config.data.train, str) else "DATA"
+    return f"dapo reward test {shlex.quote(name)} --data {shlex.quote(data)}"
+
+
+def _explain(batch: Batch, found: Counter[str], *, step: int, empty_steps: int, reward_test: str) -> str:
+    """One line with what was found, and one with what to do."""
+    judged = ", ".join(f"{count} {_FOUND[outcome]}" for outcome, count in found.most_common())
+    errors = Counter(v.error for group, _ in batch.decided for v in group.verdicts if v.error is not None)
+    if errors:
+        judged += f" ({errors.total()} verifier errors, most often: {errors.most_common(1)[0][0]})"
+    wanted = len(batch.groups) + batch.shortfall
+    steps = f"{empty_steps + 1} steps in a row, the last of them " if empty_steps > 0 else ""
+    learn = f"{len(batch.groups)} of the {wanted} groups wanted" if batch.groups else "nothing"
+    return (
+        f"{steps}step {step}: {learn} to learn from, in {len(batch.decided)} groups: {judged}\n"
+        f"{_ADVICE[found.most_common(1)[0][0]].format(reward_test=reward_test)}"
+    )
