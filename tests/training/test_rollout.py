@@ -213,7 +213,7 @@ def test_where_nothing_can_be_learned_the_cause_comes_first_and_then_what_to_do(
     assert advice in second
 
 
-def test_after_a_step_that_trained_a_search_with_all_correct_is_solved_and_with_all_wrong_tolerated_twice():
+def test_after_training_all_correct_is_solved_and_all_wrong_is_tolerated_twice():
     def searched(marks):
         return run(in_order(20), ScriptedEngine(by_group(lambda problem: marks)), sampler(prompts=2, bound=8))
 
