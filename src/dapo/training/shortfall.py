@@ -63,7 +63,7 @@ def require_groups(
         ShortfallError: the run must stop; says what was found and what to do.
     """
     has_trained = empty_steps < step - 1
-    found = Counter(outcome for _, outcome in batch.decided if outcome != "trained")
+    found: Counter[str] = Counter(outcome for _, outcome in batch.decided if outcome != "trained")
     if not batch.shortfall or (batch.groups and on_shortfall == "train"):
         return
     if not batch.groups and has_trained:
