@@ -93,34 +93,55 @@ def is_less(one: Value, other: Value) -> bool:
 
 
 def is_rounding(decimal: Fraction, num_decimals: int, value: Value) -> bool:
-    """Whether a decimal with so many digits behind the point is the value to its last digit, rounded or cut."""
-    return is_real(value) and bool(abs(to_mp(decimal) - value) <= _mp().mpf(10) ** -num_decimals)
+    """Whether a decimal with so many digits behind the point is a value, rounded to the last of them or cut there."""
+    if not is_real(value):
+        return False
+    missing = (real_key(to_mp(value)) - to_mp(decimal)) * _mp().mpf(10) ** num_decimals
+    is_cut = 0 <= (missing if decimal > 0 else -missing) < 1
+    return bool(abs(missing) <= _mp().mpf(1) / 2 or is_cut)
+
+
+def is_near(number: Fraction, value: Value) -> bool:
+    """Whether a number is a value in double precision, as `1.4142135623730951` is."""
+    return bool(abs(to_mp(number) - value) <= abs(value) * _mp().mpf(2) ** -52)
 
 
 def same_function(one: Node, other: Node) -> bool:
-    """Whether two expressions with variables agree: at points of both signs at which `one` is real."""
+    """Whether two expressions with variables agree at points of both signs at which `one` is real.
+
+    The points are fractions; integers if `one` is real at too few of them, as `(-1)^n` is.
+    """
     names = sorted(names_of(one) | names_of(other))
-    compared = 0
-    for trial in range(_POINTS):
-        point = {name: _coordinate(index, trial) for index, name in enumerate(names)}
-        try:
-            expected = value_of(one, point)
-            if not is_real(expected):
-                continue
-        except Undefined:
-            continue
-        try:
-            if not same_values(expected, value_of(other, point)):
-                return False
-        except Undefined:
-            return False
-        compared += 1
-    return compared >= _MIN_POINTS
+    for coordinate in (_fraction, _integer_coordinate):
+        points = [{name: coordinate(i, trial) for i, name in enumerate(names)} for trial in range(_POINTS)]
+        expected = [(point, value) for point in points if (value := _real_value(one, point)) is not None]
+        if len(expected) >= _MIN_POINTS:
+            return all(_has_value(other, point, value) for point, value in expected)
+    return False
 
 
-def _coordinate(index: int, trial: int) -> Fraction:
+def _real_value(node: Node, point: Mapping[str, Fraction]) -> Value | None:
+    try:
+        value = value_of(node, point)
+    except Undefined:
+        return None
+    return value if is_real(value) else None
+
+
+def _has_value(node: Node, point: Mapping[str, Fraction], expected: Value) -> bool:
+    try:
+        return same_values(expected, value_of(node, point))
+    except Undefined:
+        return False
+
+
+def _fraction(index: int, trial: int) -> Fraction:
     value = Fraction(17 + 38 * index + 13 * trial + index * index * trial, 29 + 2 * trial + 3 * index)
     return -value if trial % 2 and (trial // 2 + index) % 2 else value
+
+
+def _integer_coordinate(index: int, trial: int) -> Fraction:
+    return Fraction(3 + 5 * index + trial * (2 + index))
 
 
 def to_mp(value: Value) -> Any:

@@ -9,6 +9,7 @@ from fractions import Fraction
 from dapo.rewards.answers.tokens import Token
 
 _MAX_DEPTH = 60
+_MAX_PERIOD = 1000
 _MAX_EXPONENT = 20_000  # of scientific notation, in decimal digits
 
 
@@ -33,7 +34,7 @@ class Node:
 
 def number(value: int | Fraction, text: str = "") -> Node:
     """The node of a number; `text` is how it is written."""
-    return Node("number", value=Fraction(value), text=text or str(value))
+    return Node("number", value=Fraction(value), text=text or "computed")
 
 
 def parse_expression(tokens: Sequence[Token]) -> Node:
@@ -335,7 +336,7 @@ def _call(name: str, arguments: tuple[Node, ...]) -> Node:
 
 def _repeating(text: str, digits: str) -> Node:
     r"""`0.1` and `6`: the decimal 0.1666..."""
-    if not re.fullmatch(r"\d*\.\d*|\d+", text) or not digits.isdigit() or "." not in text:
+    if not re.fullmatch(r"\d*\.\d*", text) or not digits.isdigit() or len(digits) > _MAX_PERIOD:
         raise Unreadable("a repeating decimal")
     decimals = len(text.partition(".")[2])
     tail = Fraction(int(digits), (10 ** len(digits) - 1) * 10**decimals)

@@ -151,6 +151,8 @@ def _of_product(node: Node) -> Counter[str]:
         found["product of roots"] += max(0, len(roots) - 1)
         bases = Counter(_base(f) for f in factors if f not in numbers and _base(f).op != "+")
         found["repeated factor"] += sum(bases.values()) - len(bases)
+    bases_of = [{_base(f) for f in factors if not _is_rational(f)} for factors in (above, below)]
+    found["common factor"] += len(bases_of[0] & bases_of[1])
     found["/"] += all(any(_is_rational(f) and not is_literal(f) for f in factors) for factors in (above, below))
     numerators = [f for f in above if _is_rational(f)]
     denominators = [f for f in below if _is_rational(f)]

@@ -84,6 +84,8 @@ class _Reader:
 
     def parts(self, tokens: Sequence[Token]) -> list[Part]:
         """The parts of a list, a set, or a single value."""
+        if is_bracketed(tokens, "{") and any(t.is_sign(",", "|") for t, depth in with_depth(tokens) if depth == 1):
+            tokens = [Token("sign", "{set"), *tokens[1:-1], Token("sign", "}set")]
         is_set = is_bracketed(tokens, "{set") and not self._is_set_builder(tokens[1:-1])
         if is_set:
             if len(tokens) == 2:
@@ -255,7 +257,8 @@ class _Reader:
         try:
             return self._quantity(side)
         except Unreadable:
-            if any(t.text.lower() in ("not", "no", "never") for t in side):
+            is_arithmetic = all(t.kind in ("number", "sign") for t in side)
+            if is_arithmetic or any(t.text.lower() in ("not", "no", "never") for t in side):
                 raise
             return None
 

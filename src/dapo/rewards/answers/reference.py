@@ -7,13 +7,14 @@ from functools import cached_property
 
 from dapo.core.math_text import normalize_number
 from dapo.rewards.answers.evaluate import (
+    is_near,
     is_rounding,
     names_of,
     same_function,
     same_values,
     value_of,
 )
-from dapo.rewards.answers.expressions import Node, Unreadable
+from dapo.rewards.answers.expressions import Node, Unreadable, number
 from dapo.rewards.answers.forms import constants_of, form_allows, is_literal
 from dapo.rewards.answers.parts import (
     Answer,
@@ -39,6 +40,7 @@ _EXTRA_CHARS = 500
 """An answer that is longer than the reference by this is none."""
 _MIN_DIGITS = 7
 """A decimal answers an irrational reference if it has so many significant digits, each of them right."""
+_DIGITS_OF_A_DOUBLE = (16, 17)
 _PERCENT: Unit = (("percent", 1),)
 _DEGREE: Unit = (("degree", 1),)
 _MIRRORED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠"}
@@ -221,7 +223,7 @@ class _Comparison:
             return True
         for one, other in ((reference, value), (value, reference)):
             if one.unit == _PERCENT and not other.unit and is_literal(one.node):
-                hundredth = Node("/", (one.node, Node("number", value=Fraction(100), text="100")))
+                hundredth = Node("/", (one.node, number(100, "100")))
                 pair = (hundredth, value.node) if one is reference else (reference.node, hundredth)
                 if all(is_literal(part) for part in (one.node, value.node)) and _same_exact(*pair):
                     return True
@@ -306,7 +308,10 @@ def _rounds(answer: Node, value: object) -> bool:
     digits = (answer.args[0] if answer.op == "neg" else answer).text
     whole, _, decimals = digits.partition(".")
     exact = value_of(answer)
-    if len((whole + decimals).lstrip("0")) >= _MIN_DIGITS and is_rounding(exact, len(decimals), value):
+    num_digits = len((whole + decimals).lstrip("0"))
+    if num_digits >= _MIN_DIGITS and is_rounding(exact, len(decimals), value):
+        return True
+    if num_digits in _DIGITS_OF_A_DOUBLE and is_near(exact, value):
         return True
     return same_values(exact, value)  # a reference such as 2^{1/2} \cdot 2^{3/2}, which is rational
 
@@ -326,7 +331,7 @@ def _is_multiple(one: Node, other: Node, *, positive: bool = False) -> bool:
     if not isinstance(first, Fraction) or not isinstance(second, Fraction):
         return same_function(one, other) or (not positive and same_function(one, Node("neg", (other,))))
     factor = first / second
-    scaled = Node("*", (Node("number", value=factor, text=str(factor)), other))
+    scaled = Node("*", (number(factor), other))
     return (factor > 0 or not positive) and same_function(one, scaled)
 
 

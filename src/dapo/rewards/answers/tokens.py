@@ -20,6 +20,7 @@ class Token(NamedTuple):
     kind: str
     text: str
     spaced: bool = False  # whether white space comes before it
+    literal: bool = False  # whether it is in a text command
 
     def is_sign(self, *texts: str) -> bool:
         """Whether it is one of these signs."""
@@ -65,6 +66,13 @@ _RULES = (
     (re.compile(r"\*\*"), "^"),
     (re.compile(r"<=|=<"), r"\\le "),
     (re.compile(r">="), r"\\ge "),
+    (re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)"), "*"),
+    (re.compile(r"(?<=\d)\s*\^\s*(?:\{o\}|o(?![A-Za-z]))"), "°"),
+    (re.compile(r"(?<=[)\]])\s*U\s*(?=[(\[])"), r"\\cup "),
+    (
+        re.compile(r"^\\(?:textbf|mathbf|boldsymbol|bm|underline|emph)\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}$"),
+        r"\1",
+    ),
     (re.compile(r"(?<![=<>])==(?!=)"), "="),
     (re.compile(r"(?<!\\)\\[()\[\]]|\\\]|\\\)|__"), " "),
     (re.compile(r"\\(?:left|right)\s*\."), " "),
@@ -219,7 +227,7 @@ class _Lexer:
         elif not literal and self._is_product(run):
             yield from (Token("name", letter) for letter in run)
         else:
-            yield Token("word", run)
+            yield Token("word", run, literal=literal)
 
     def _is_product(self, run: str) -> bool:
         if self._names is not None:

@@ -151,6 +151,8 @@ class _UnitReader:
         canonical = _canonical(word)
         if canonical in ("celsius", "fahrenheit"):
             self._factors.pop("degree", None)
+        if canonical not in UNITS and not (token.spaced or token.literal):
+            return None  # 6ab is no number of abs
         if canonical in UNITS:
             self._factors[canonical] += self._sign * self._power * exponent
             self._power = 1

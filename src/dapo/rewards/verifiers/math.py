@@ -17,6 +17,11 @@ _ONLY_WORDS = re.compile(r"(?:[A-Za-z\s.,:;!*$'’]|\\[()\[\]])*")
 _JOINED = re.compile(r"[\s$*]*(?:\\[()\]\[])?\s*(?:[,;]|\\text\{\s*)?\s*(?:and|or)?\s*\}?\s*(?:\\[()\]\[])?[\s$*]*")
 """What may be between two boxes that are one list."""
 
+_ALTERNATIVE = re.compile(
+    r"[^.\n\d]{0,80}\b(?:or(?! rather)|alternatively|maybe|perhaps|possibly|otherwise)\b[^.\n\d]{0,80}", re.IGNORECASE
+)
+"""What may be between two boxes of which the second does not replace the first: a list of both."""
+
 
 class MathVerifier:
     """Right if the marked answer is the reference's value; strict about everything around it.
@@ -74,7 +79,8 @@ def _last_boxes(text: str) -> str | None:
         return None
     contents = [found[-1].content]
     for box, following in zip(reversed(found[:-1]), reversed(found[1:]), strict=True):
-        if box.end > following.start or not _JOINED.fullmatch(text[box.end : following.start]):
+        between = text[box.end : following.start]
+        if not (_JOINED.fullmatch(between) or _ALTERNATIVE.fullmatch(between)) or box.end > following.start:
             break
         contents.insert(0, box.content)
     return ", ".join(contents)
