@@ -1,7 +1,5 @@
 """The policy in several processes, as the controller sees it: trainer ranks that execute every call together."""
 
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +22,6 @@ GRACE_S = 10.0  # how long to wait, when one rank has failed, for the others to 
 
 MIN_POLL_INTERVAL_S, MAX_POLL_INTERVAL_S = 0.02, 1.0
 """While a checkpoint is written, it is polled for; the interval doubles from the first to the last."""
-
-LOOPBACK_HOST = "127.0.0.1"
 
 
 class TrainerGroup:
@@ -51,8 +47,9 @@ class TrainerGroup:
         names = [f"trainer-{rank}" for rank in range(len(specs))]
         try:
             self._workers: Sequence[Worker] = launcher.start(names, specs, together=True)
-            self._init_process_group()
-            self._has_shared_memory = bool(self._all("can_access", self._folder.path)[0])
+            can_access = self._all("can_access", self._folder.path)
+            self._has_shared_memory = bool(can_access[0])
+            self._init_process_group(on_one_machine=all(can_access))
         except BaseException:
             self._folder.close()
             raise
@@ -108,11 +105,12 @@ class TrainerGroup:
             worker.close()
         self._folder.close()
 
-    def _init_process_group(self) -> None:
-        host = None if self._config.uses_ray else LOOPBACK_HOST
-        request = self._workers[0].call("rendezvous_address", host)
-        [address] = self._answers([request], self._config.distributed.start_timeout_s)
-        self._all("init_process_group", *address, timeout_s=self._timeout_s)
+    def _init_process_group(self, *, on_one_machine: bool) -> None:
+        rendezvous: Any = self._folder.path / "rendezvous"
+        if not on_one_machine:
+            request = self._workers[0].call("rendezvous_address")
+            [rendezvous] = self._answers([request], self._config.distributed.start_timeout_s)
+        self._all("init_process_group", rendezvous, timeout_s=self._timeout_s)
 
     def _write(self, directory: Path) -> None:
         self._all("start_writing", directory.absolute())
@@ -185,9 +183,6 @@ def trainer_specs(config: Config, *, cluster_gpus: float) -> list[WorkerSpec]:
     if gpus is None:
         gpus = 1.0 if cluster_gpus > 0 and config.train.device != "cpu" else 0.0
     environment = {"OMP_NUM_THREADS": str(threads)}
-    interfaces = [name for _, name in socket.if_nameindex()]
-    if not config.uses_ray and "GLOO_SOCKET_IFNAME" not in os.environ and "lo" in interfaces:
-        environment["GLOO_SOCKET_IFNAME"] = "lo"  # the machine's name need not resolve to an address that works
     factory = "dapo.distributed.trainer_worker:TrainerWorker"
     options = [{"config": config, "rank": rank, "threads": threads} for rank in range(ranks)]
     return [WorkerSpec(factory, own, environment, cpus=threads, gpus=gpus) for own in options]

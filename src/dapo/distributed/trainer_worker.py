@@ -1,5 +1,6 @@
 """One rank of the trainer group: the object in its process, whose methods the group calls on all ranks at once."""
 
+import os
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,9 @@ UNROUTED_ADDRESS = ("10.255.255.255", 1)
 """Nothing is sent there: connecting only asks the system from which of its addresses it would send."""
 
 
+LOOPBACK_INTERFACES = ("lo", "lo0")
+
+
 class TrainerWorker:
     """Loads the model at once, and shards it when the ranks form a process group."""
 
@@ -36,32 +40,44 @@ class TrainerWorker:
             dtype=getattr(torch, config.model.dtype),
             trust_remote_code=config.model.trust_remote_code,
         )
+        self._start_timeout = timedelta(seconds=config.distributed.start_timeout_s)
         self._store: Any = None
         self._policy: Any = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="dapo-checkpoint")
         self._written: Any = None
 
-    def rendezvous_address(self, host: str | None) -> tuple[str, int]:
-        """Open the store through which the ranks meet, on rank 0; returns its host (None: found here) and port."""
-        host = host or _own_address()
-        timeout = timedelta(seconds=self._config.distributed.start_timeout_s)
-        self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
-        return host, self._store.port
+    def rendezvous_address(self) -> tuple[str, int]:
+        """Open the store through which ranks of several machines meet, on rank 0; returns its host and port.
 
-    def init_process_group(self, host: str, port: int, *, timeout_s: float) -> None:
-        """Connect to the other ranks, which call this at the same time, through rank 0's store; shard the model.
-
-        `timeout_s` is for every collective operation after this one.
+        It listens on this one address, not on all of the machine's; whoever reaches that may read and write it.
         """
-        limits = self._config.distributed
-        if self._store is None:
-            timeout = timedelta(seconds=limits.start_timeout_s)
-            self._store = dist.TCPStore(host, port, is_master=False, timeout=timeout)
+        host = _own_address()
+        with socket.create_server((host, 0)) as listener:
+            port = listener.getsockname()[1]
+            options = {"is_master": True, "wait_for_workers": False, "timeout": self._start_timeout}
+            self._store = dist.TCPStore(host, port, master_listen_fd=listener.detach(), **options)
+        return host, port
+
+    def init_process_group(self, rendezvous: Path | tuple[str, int], *, timeout_s: float) -> None:
+        """Connect to the other ranks, which call this at the same time, and shard the model.
+
+        Args:
+            rendezvous: Where the ranks meet: a file in a private folder of the machine on which all of them are, or the
+                host and port of rank 0's store.
+            timeout_s: For every collective operation after this one.
+        """
+        size = self._config.distributed.trainer_ranks
+        if isinstance(rendezvous, Path):
+            _talk_over_loopback()
+            self._store = dist.FileStore(str(rendezvous), size)
+            self._store.set_timeout(self._start_timeout)
+        elif self._store is None:
+            self._store = dist.TCPStore(*rendezvous, is_master=False, timeout=self._start_timeout)
         dist.init_process_group(
             "gloo" if self._device.type == "cpu" else "cpu:gloo,cuda:nccl",
             store=self._store,
             rank=self._rank,
-            world_size=limits.trainer_ranks,
+            world_size=size,
             timeout=timedelta(seconds=timeout_s),
         )
         assert self._loaded is not None
@@ -133,6 +149,13 @@ def _device(wanted: str, rank: int) -> torch.device:
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
+
+
+def _talk_over_loopback() -> None:
+    """Have gloo and NCCL, which listen for the other ranks, do that where no other machine can reach them."""
+    names = [name for _, name in socket.if_nameindex() if name in LOOPBACK_INTERFACES]
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if names else ():
+        os.environ.setdefault(variable, names[0])
 
 
 def _own_address() -> str:

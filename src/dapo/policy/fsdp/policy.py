@@ -5,6 +5,7 @@ layer's weights are gathered when it computes. Those of the embedding, the last 
 forward to the end of the backward, so that between the two the head can be applied chunk by chunk.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn import functional
 from torch.nn.utils import get_total_norm
 from transformers import PreTrainedModel
 
@@ -58,10 +60,15 @@ class Ranks:
         self.checkpoint_group = dist.new_group(backend="gloo", timeout=timeout)
 
     def gather(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-        """The values of all ranks, in their order; every rank calls it."""
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=group or self._group)
-        return values
+        """The JSON values of all ranks, in their order; every rank calls it. Nothing that arrives is unpickled."""
+        group = group or self._group
+        own = torch.frombuffer(bytearray(json.dumps(value), "ascii"), dtype=torch.uint8)
+        sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(own)]), group=group)
+        longest = max(int(size) for size in sizes)
+        texts = [torch.empty(longest, dtype=torch.uint8) for _ in sizes]
+        dist.all_gather(texts, functional.pad(own, (0, longest - len(own))), group=group)
+        return [json.loads(text[: int(size)].numpy().tobytes()) for text, size in zip(texts, sizes, strict=True)]
 
 
 class ShardedModel(nn.Module):
