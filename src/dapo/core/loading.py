@@ -7,8 +7,10 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from operator import attrgetter
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from dapo.core.errors import DapoError, DataError
@@ -22,16 +24,17 @@ _MESSAGE_CHARS = 300
 def load_callable(path: str, *, error: type[DapoError], option: str = "") -> Callable[..., Any]:
     """Import `module:function` (dots allowed on both sides), looking in the current directory first.
 
-    Raises an `error` with the cause on one line; `option` is `name=` of the option that holds the path.
+    The current directory stays at the end of the import path, for what the module imports from beside it: there it
+    hides no installed module. Raises an `error` with the cause on one line; `option` is `name=` of the option that holds the path.
     """
     name, _, attribute = path.partition(":")
     if not name or not attribute:
         raise error(f"{option}{path!r}: expected module:function, for example my_rewards:brevity")
     directory = os.getcwd()
     if directory not in sys.path:
-        sys.path.insert(0, directory)  # as with `python -m`
+        sys.path.append(directory)
     importlib.invalidate_caches()
-    module = try_call(lambda: importlib.import_module(name))
+    module = try_call(lambda: _import_module(name, directory))
     if isinstance(module, Failure):
         found = try_call(lambda: importlib.util.find_spec(name))
         if found is None or isinstance(found, Failure):
@@ -48,6 +51,20 @@ def load_callable(path: str, *, error: type[DapoError], option: str = "") -> Cal
     if not callable(function):
         raise error(f"{option}{path!r} is not callable: it is a {type(function).__name__}")
     return function
+
+
+def _import_module(name: str, directory: str) -> ModuleType:
+    """Import a module whose first part is taken from `directory` if it is there; all others as usual."""
+    first = name.partition(".")[0]
+    spec = PathFinder.find_spec(first, [directory]) if first not in sys.modules else None
+    if spec is not None and spec.loader is not None:
+        module = sys.modules[first] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            sys.modules.pop(first, None)
+            raise
+    return importlib.import_module(name)
 
 
 def require_package(package: str, *, extra: str, purpose: str) -> None:
