@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -40,6 +41,7 @@ from dapo.training.run_directory import RunDirectory
 from dapo.training.train import train
 from dapo.types import Generation
 from helpers.processes import wait_until, wait_until_ended
+from helpers.sockets import descendants, is_private, listeners
 from helpers.tiny_runs import CONFIGS, contents, differences, tiny
 
 ray = pytest.importorskip("ray")
@@ -192,7 +194,7 @@ worker = start(launcher)
 assert worker.call("add", 1).result(120) == 1
 assert signal.getsignal(signal.SIGTERM) is mine, "SIGTERM was taken"
 busy = worker.call("sleep", 60)
-print(json.dumps({"worker": worker.pid, "session": ray_session()}), flush=True)
+print(json.dumps({"worker": worker.pid, "session": ray_session(), "address": ray_address()}), flush=True)
 sys.stdin.readline()
 launcher.close()
 print(repr(busy.exception(5)), flush=True)
@@ -202,6 +204,10 @@ SESSION = """
 def ray_session():
     import ray
     return ray._private.worker._global_node.get_session_dir_path()
+
+def ray_address():
+    import ray
+    return ray.get_runtime_context().gcs_address
 """
 
 
@@ -214,6 +220,14 @@ def run_program(tmp_path: Path, address: str) -> "subprocess.Popen[str]":
         text=True,
         env=PROGRAM_ENVIRONMENT | {"HOME": str(tmp_path)},
     )
+
+
+def stranger(address: str) -> "subprocess.CompletedProcess[str]":
+    """Someone who reaches the cluster's port and has another secret."""
+    program = "import sys, ray; from ray._raylet import GcsClient; print(GcsClient(sys.argv[1]).get_all_node_info())"
+    environment = PROGRAM_ENVIRONMENT | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
+    command = [sys.executable, "-c", program, address]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
 
 
 def session_processes(session: str) -> list[int]:
@@ -246,6 +260,12 @@ def test_a_cluster_of_the_runs_own_ends_with_it(tmp_path: Path, is_killed: bool)
         info = json.loads(driver.stdout.readline())
         processes = session_processes(info["session"])
         assert len(processes) > 2
+        if not is_killed:
+            found = listeners(descendants(driver.pid))
+            assert len({listener.pid for listener in found}) > 3
+            assert [listener for listener in found if not is_private(listener)] == []
+            assert stat.S_IMODE(Path(info["session"]).parents[1].stat().st_mode) == 0o700
+            assert "Authentication" in stranger(info["address"]).stderr
         if is_killed:
             driver.kill()
         else:

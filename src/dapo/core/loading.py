@@ -25,7 +25,8 @@ def load_callable(path: str, *, error: type[DapoError], option: str = "") -> Cal
     """Import `module:function` (dots allowed on both sides), looking in the current directory first.
 
     The current directory stays at the end of the import path, for what the module imports from beside it: there it
-    hides no installed module. Raises an `error` with the cause on one line; `option` is `name=` of the option that holds the path.
+    hides no installed module. Raises an `error` with the cause on one line; `option` is `name=` of the option that
+    holds the path.
     """
     name, _, attribute = path.partition(":")
     if not name or not attribute:

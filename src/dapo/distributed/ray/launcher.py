@@ -2,12 +2,15 @@
 
 import logging
 import os
+import secrets
+import shutil
 import signal
 import socket
+import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -26,6 +29,7 @@ from dapo.engines.engine import WeightSource
 
 MAX_CAUSE_CHARS = 400
 CONNECT_TIMEOUT_S = 10.0
+AUTHENTICATION = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN")
 PRESTART = ("RAY_prestart_worker_first_driver", "RAY_enable_worker_prestart")
 
 
@@ -170,6 +174,7 @@ class RayLauncher:
         self._address, self._use_shared_memory = address, use_shared_memory
         self._callbacks: ThreadPoolExecutor | None = None
         self._owns_connection = self._owns_cluster = False
+        self._private: PrivateCluster | None = None
         self._workers: list[RayWorker] = []
         self._weights: WeightsFolder | None = None
         self._published: list[RayWeights] = []
@@ -202,6 +207,8 @@ class RayLauncher:
         try:
             self._wait_until_ready(workers, specs, since)
         except BaseException:
+            if self._private is not None:
+                self._private.keeps_logs = True
             for worker in workers:
                 worker.kill()
             raise
@@ -224,16 +231,23 @@ class RayLauncher:
             self._callbacks = None
             if self._owns_connection:
                 _import_ray().shutdown()
+        self._close_private()
         if self._weights is not None:
             self._weights.close()
             self._weights = None
 
+    def _close_private(self) -> None:
+        if self._private is not None:
+            self._private.close()
+            self._private = None
+
     def _wait_until_ready(self, workers: Sequence[RayWorker], specs: Sequence[WorkerSpec], since: float) -> None:
         wait = partial(wait_until_ready, since=since, timeout_s=self._timeout_s)
         folder = self._folder().path if self._use_shared_memory else None
+        logs = "Ray's logs" if self._private is None else self._private.logs
         handshakes = [worker.send("handshake", worker.name, self._logs, folder) for worker in workers]
         for worker, handshake in zip(workers, handshakes, strict=True):
-            info = wait(handshake, what=f"{worker.name} is scheduled, but its process", see="see Ray's logs")
+            info = wait(handshake, what=f"{worker.name} is scheduled, but its process", see=f"see {logs}")
             if info.version != dapo.__version__:
                 versions = f"node {info.node} has dapo {info.version}, this machine {dapo.__version__}"
                 raise LaunchError(f"{versions}; install the same version on all nodes")
@@ -256,7 +270,12 @@ class RayLauncher:
         self._owns_cluster = self._owns_connection and self._address is None
         if self._owns_connection:
             with _preserve_signal_handlers():
-                _init(self._address)
+                self._private = PrivateCluster() if self._owns_cluster else None
+                try:
+                    _init(self._address, self._private)
+                except BaseException:
+                    self._close_private()
+                    raise
         self._callbacks = ThreadPoolExecutor(1, thread_name_prefix="ray-callbacks")
 
 
@@ -268,9 +287,57 @@ def _import_ray() -> Any:
     return ray
 
 
-def _init(address: str | None) -> None:
+class PrivateCluster:
+    """What makes a cluster of this machine private: loopback addresses, a secret, and a folder for its Unix sockets.
+
+    Ray reads all of it from the process: it is set here and put back by `close`, for a cluster that is joined later.
+    """
+
+    def __init__(self) -> None:
+        from ray._private import ray_constants
+
+        self._constants = ray_constants
+        # not gettempdir(), which may be too long for a Unix socket
+        self.folder = Path(tempfile.mkdtemp(prefix="dapo-ray-", dir="/tmp" if os.path.isdir("/tmp") else None))
+        self.ray_folder = self.folder / "ray"  # opened to all by Ray, inside of one that is not
+        self.logs = self.ray_folder / "session_latest" / "logs"
+        self.keeps_logs = False
+        secret = self.folder / "token"
+        secret.write_text(secrets.token_hex(32))
+        self._variables = {name: os.environ.get(name) for name in AUTHENTICATION}
+        self._set(dict(zip(AUTHENTICATION, ("token", str(secret), None), strict=True)))
+        self._spans_machines = ray_constants.ENABLE_RAY_CLUSTER
+        ray_constants.ENABLE_RAY_CLUSTER = False  # all of it listens on 127.0.0.1, as it does on macOS
+
+    def close(self) -> None:
+        """Remove the folder, unless its logs are to be read, and leave the process as it was."""
+        self._set(self._variables)
+        self._constants.ENABLE_RAY_CLUSTER = self._spans_machines
+        if not self.keeps_logs:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _set(self, variables: Mapping[str, str | None]) -> None:
+        from ray._raylet import AuthenticationTokenLoader, Config
+
+        for name, value in variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        Config.initialize("")  # Ray has read them before
+        AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _init(address: str | None, private: PrivateCluster | None) -> None:
     import ray
     from ray._private import worker as ray_driver
+    from ray.job_config import JobConfig
+
+    class PathlessJobConfig(JobConfig):  # type: ignore[misc]
+        """Ray puts the current directory in front of the workers' import path, except where the job brings its own."""
+
+        def _runtime_env_has_working_dir(self) -> bool:
+            return True
 
     if address is not None and "://" in address:
         raise LaunchError(
@@ -285,7 +352,9 @@ def _init(address: str | None) -> None:
             _check_reachable(address)
         ray.init(
             address="local" if address is None else address,
+            job_config=PathlessJobConfig(),
             include_dashboard=False,
+            _temp_dir=None if private is None else str(private.ray_folder),
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
