@@ -2,10 +2,12 @@
 
 import os
 import signal
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,11 @@ from dapo.cli.train import export_run, resume_run, start_run
 from dapo.config import Config
 from dapo.core.errors import NumericsError, TrainerLost, WorkerDied, WorkerFault
 from dapo.distributed.trainer_group import TrainerGroup
+from dapo.distributed.trainer_worker import TrainerWorker
 from dapo.distributed.weight_files import WeightsFolder
 from dapo.policy.checkpoint import SavedWeights
 from dapo.policy.model import load_model
+from helpers.sockets import listeners
 from helpers.tiny_policies import groups_of
 from helpers.tiny_runs import metrics, saved_steps, tiny
 
@@ -173,11 +177,14 @@ class FakeWorker:
     def __init__(self, name: str, answers: dict[str, Any]) -> None:
         self.name = name
         self.answers = {"rendezvous_address": ("here", 1), "init_process_group": ..., "can_access": True} | answers
+        self.calls: dict[str, Any] = {}
+        """The first argument of the last call of each method."""
         self.is_killed = False
 
     def call(self, method: str, /, *arguments: Any, **options: Any) -> "Future[Any]":
         future: Future[Any] = Future()
         given = self.answers[method]
+        self.calls[method] = arguments[0] if arguments else None
         if isinstance(given, Exception):
             future.set_exception(given)
         elif given is not None:
@@ -298,3 +305,17 @@ def test_weights_come_in_a_message_where_rank_0_runs_on_another_machine(trainer_
     )
     weights = trainer_group.weights(version=1)
     assert {name: tensor.tolist() for name, tensor in weights.open().named_tensors()} == {"a": [1, 1], "b": [1, 1]}
+
+
+def test_ranks_of_several_machines_meet_on_one_address_and_not_on_all() -> None:
+    worker = TrainerWorker(tiny("distributed.trainer_ranks=2"), rank=0, threads=1)
+    host, port = worker.rendezvous_address()
+    [listener] = [found for found in listeners({os.getpid()}) if found.port == port]
+    assert listener.address == host
+    assert not ip_address(host).is_unspecified
+
+
+def test_ranks_of_one_machine_meet_in_a_folder_of_their_user_alone(trainer_group_of: Any) -> None:
+    group, launcher = trainer_group_of({}, {})
+    assert all(worker.calls["init_process_group"].parent == group._folder.path for worker in launcher.workers)
+    assert stat.S_IMODE(group._folder.path.stat().st_mode) == 0o700

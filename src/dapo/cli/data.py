@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dapo.core.terminal import print_text
+
 if TYPE_CHECKING:
     from dapo.config import DataSpec
     from dapo.data.sources.builtin import Split
@@ -31,7 +33,7 @@ def import_(spec: Spec, out: Out, force: Force = False) -> None:
     require_new_data(out, force=force)
     problems = _read(spec)
     write_data(out, problems)
-    print(f"{out}: {len(problems):,} problems, {len(unique_problems(problems)):,} distinct")
+    print_text(f"{out}: {len(problems):,} problems, {len(unique_problems(problems)):,} distinct")
 
 
 @data_app.command()
@@ -88,7 +90,7 @@ def stats(
     if "run" in rates:
         data_stats.print_most_visited(data, rates["run"])
     if output is not None:
-        print(f"written: {output}")
+        print_text(f"written: {output}")
 
 
 @data_app.command()
@@ -196,7 +198,7 @@ def integerize(
     settings["prompts"] = keyed_seed(rewriting.REWRITE, rewriting.SOLVE)
     with open_journal(journal_path, settings) as journal:
         if journal.records:
-            print(f"{len(journal.records):,} problems were decided before the interruption")
+            print_text(f"{len(journal.records):,} problems were decided before the interruption")
         with progress("integerize") as update_progress:
             how = {"num_solutions": num_solutions, "concurrency": concurrency}
             kept, decisions = rewriting.integerize(problems, ask, journal, **how, on_progress=update_progress)
@@ -220,14 +222,14 @@ def _read(
 
 
 def _print_result(title: str, counts: Mapping[str, int], *paths: Path) -> None:
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Column, Table
 
+    from dapo.telemetry.console import SafeConsole
+
     columns = "", Column(justify="right")
-    table = Table(*columns, title=escape(title), title_style="bold", title_justify="left", show_header=False)
+    table = Table(*columns, title=title, title_style="bold", title_justify="left", show_header=False)
     for name, count in counts.items():
         table.add_row(name, f"{count:,}")
-    Console().print(table)
+    SafeConsole().print(table)
     for path in paths:
-        print(f"written: {path}")
+        print_text(f"written: {path}")

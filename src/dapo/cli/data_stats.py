@@ -5,8 +5,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
 
 from dapo.cli.progress import progress
@@ -15,10 +13,12 @@ from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import DataError
 from dapo.core.files import read_json
 from dapo.core.rng import keyed_permutation
+from dapo.core.terminal import print_text
 from dapo.data.prepare.stats import PassRate
 from dapo.data.problems import unique_problems
 from dapo.data.sources.rows import prompt_text
 from dapo.rewards.data_check import unusable_rows
+from dapo.telemetry.console import SafeConsole
 from dapo.types import Problem
 
 BAR_WIDTH = 40
@@ -115,7 +115,7 @@ def problem_rows(
 
 def print_description(result: Mapping[str, Any]) -> None:
     """Print the contents of a data set, from `describe_problems`."""
-    title = escape(str(result["data"]))
+    title = str(result["data"])
     table = Table("", "", title=title, title_style="bold", title_justify="left", show_header=False)
     table.add_row("rows", f"{result['rows']:,}")
     table.add_row("distinct problems", f"{result['distinct']:,}")
@@ -125,13 +125,13 @@ def print_description(result: Mapping[str, Any]) -> None:
             table.add_row(name.replace("_", ", "), ", ".join(f"{key} {value:,.0f}" for key, value in summary.items()))
     for name in ("instruction_before", "instruction_after"):
         if result[name]:
-            table.add_row(name.replace("_", " "), escape(shortened(result[name])))
+            table.add_row(name.replace("_", " "), shortened(result[name]))
     kinds = [f"{kind} {count:,}" for kind, count in result["answer_types"].items() if count]
     table.add_row("answer types", ", ".join(kinds))
-    sources = [f"{escape(name)} {count:,}" for name, count in result["sources"].items()]
+    sources = [f"{name} {count:,}" for name, count in result["sources"].items()]
     more = [f"and {len(sources) - SHOWN_SOURCES} more"] if len(sources) > SHOWN_SOURCES else []
     table.add_row("sources", ", ".join([*sources[:SHOWN_SOURCES], *more]))
-    Console().print(table)
+    SafeConsole().print(table)
 
 
 def print_unusable_rows(spec: str, data: Sequence[Problem], overrides: Sequence[str]) -> None:
@@ -155,18 +155,18 @@ def print_unusable_rows(spec: str, data: Sequence[Problem], overrides: Sequence[
     chosen = [item for item in overrides if item.startswith("reward.")]
     reward = resolve_auto_verifier(build_config(raw, chosen, where="dapo data stats")).reward
     for rows in unusable_rows(data, reward.verifier, reward.options):
-        print(f"warning: {rows}")
+        print_text(f"warning: {rows}")
 
 
 def print_difficulty(result: Mapping[str, Any], title: str) -> None:
     """Print the histogram of pass rates and the expected keep rate, from `describe_difficulty`."""
     columns = ("pass rate", Column("problems", justify="right"), "")
-    table = Table(*columns, title=escape(title), title_style="bold", title_justify="left")
+    table = Table(*columns, title=title, title_style="bold", title_justify="left")
     most = max(1, *result["histogram"])
     for tenth, count in enumerate(result["histogram"]):
         bar = "█" * -(-BAR_WIDTH * count // most)
         table.add_row(f"{tenth / 10:.1f} to {(tenth + 1) / 10:.1f}", f"{count:,}", bar)
-    console = Console()
+    console = SafeConsole()
     console.print(table)
     lines = [f"{result['problems']:,} problems with {result['responses']:,} verdicts, {result['unseen']:,} without"]
     if result["not_in_data"]:
@@ -179,7 +179,7 @@ def print_difficulty(result: Mapping[str, Any], title: str) -> None:
             f"expected keep rate of dynamic sampling with groups of {result['group_size']}: {keep_rate:.1%} ({cost})",
         ]
     for line in lines:
-        console.print(line, soft_wrap=True, highlight=False)
+        console.print(line, soft_wrap=True)
 
 
 def print_most_visited(data: Sequence[Problem], rates: Mapping[str, PassRate]) -> None:
@@ -191,8 +191,8 @@ def print_most_visited(data: Sequence[Problem], rates: Mapping[str, PassRate]) -
     for rate, problem in sorted(known, key=lambda pair: (-pair[0].visits, pair[0].rate, pair[1].id))[:SHOWN_PROBLEMS]:
         question = shortened(prompt_text(problem.prompt), 60)
         cells = (problem.id, f"{rate.visits}", f"{rate.responses}", f"{rate.rate:.0%}", f"{rate.last_seen}", question)
-        table.add_row(*(escape(cell) for cell in cells))
-    Console().print(table)
+        table.add_row(*cells)
+    SafeConsole().print(table)
 
 
 def shortened(text: str, length: int = 100) -> str:

@@ -18,6 +18,7 @@ from dapo.config.data_spec import BENCHMARKS, INSTRUCTION, parse_spec
 from dapo.core.errors import CheckpointError, ConfigError, DataError
 from dapo.core.files import atomic_write_json
 from dapo.core.journal import open_journal
+from dapo.core.terminal import print_text
 from dapo.data.prepare.write import require_new
 from dapo.data.prompts import PromptEncoder, chat_messages
 from dapo.distributed.launch import open_launcher
@@ -152,7 +153,7 @@ def _evaluate(
             problems, copies = distinct(load_rows(config, "eval", judge.needed_columns)[0], source)
         plan = evaluation_plan(config, inputs.loaded.stop_ids if inputs is not None else ())
         if copies > 1 and not request.sets_samples_per_problem:
-            print(
+            print_text(
                 f"{plan.name} holds each problem {copies} times: {copies} samples for each of {len(problems)} problems"
             )
             plan = replace(plan, samples_per_problem=copies)
@@ -169,7 +170,9 @@ def _evaluate(
             identity = _identity(model, checkpoint, request.server, config, plan, problems)
             records = stack.enter_context(open_journal(journal, identity))
             if records.records:
-                print(f"continuing: {len(records.records)} of {len(problems)} problems are judged already ({journal})")
+                print_text(
+                    f"continuing: {len(records.records)} of {len(problems)} problems are judged already ({journal})"
+                )
         stop = stack.enter_context(signals_as_requests("stopping; Ctrl-C ends at once"))
         advice = "; the same command continues" if journal is not None else "; with --output it could be continued"
         show = stack.enter_context(progress(f"evaluate {model}"))

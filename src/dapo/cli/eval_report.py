@@ -5,19 +5,19 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 
+from dapo.core.terminal import printable
 from dapo.evaluation.scores import CORRECT, count_votes
-from dapo.telemetry.console import printable
+from dapo.telemetry.console import SafeConsole
 
 
 def print_evaluation(
     summary: Mapping[str, Any], output: Path | None, table: Sequence[Mapping[str, Any]] | None = None
 ) -> None:
     """Print a result; with `table`, also one line per problem."""
-    console = Console()
+    console = SafeConsole()
     console.print(_result_table([summary]))
     _print_notes(console, summary)
     if table is not None:
@@ -30,7 +30,7 @@ def print_comparison(
     results: Sequence[Mapping[str, Any]], difference: Mapping[str, Any], output: Path | None, *, by_problem: bool
 ) -> None:
     """Print both results side by side, and the paired difference; with `by_problem`, also one line per problem."""
-    console = Console()
+    console = SafeConsole()
     console.print(_result_table(results))
     for result in results:
         _print_notes(console, result)
@@ -57,14 +57,14 @@ def _describe_difference(difference: Mapping[str, Any]) -> str:
 
 def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:
     first = results[0]
-    title = escape(f"{first['model']} on {first['name']}" if len(results) == 1 else f"on {first['name']}")
+    title = Text(printable(f"{first['model']} on {first['name']}" if len(results) == 1 else f"on {first['name']}"))
     for result in results:
         if warning := result.get("warning"):
             of = "" if len(results) == 1 else f"{result['model']}: "
-            title += f"\n[red]WARNING: {escape(f'{of}{warning}')}[/red]"
+            title.append(printable(f"\nWARNING: {of}{warning}"), style="red")
     names = ["result"] if len(results) == 1 else [str(result["model"]) for result in results]
     # folded: two files of one folder differ at the end of their names
-    columns = [Column(escape(name), justify="right", overflow="fold") for name in names]
+    columns = [Column(name, justify="right", overflow="fold") for name in names]
     table = Table("", *columns, title=title, title_style="bold", title_justify="left")
     k = first["samples_per_problem"]
     row = table.add_row
@@ -92,7 +92,7 @@ def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _print_notes(console: Console, summary: Mapping[str, Any]) -> None:
+def _print_notes(console: SafeConsole, summary: Mapping[str, Any]) -> None:
     if not summary["binary"]:
         console.print("the verifier gives scores, not correct or wrong (reward.threshold decides)", soft_wrap=True)
     if note := summary.get("interval_note"):
@@ -100,7 +100,7 @@ def _print_notes(console: Console, summary: Mapping[str, Any]) -> None:
     if summary["verifier_errors"]:
         errors, total = summary["verifier_errors"], summary["problems"] * summary["samples_per_problem"]
         line = f"{errors} of {total} responses have no verdict: {summary['most_frequent_error']}"
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+        console.print(line, soft_wrap=True)
 
 
 def _problem_table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -157,7 +157,7 @@ def _paired_problem_table(first: Sequence[Mapping[str, Any]], second: Sequence[M
 
 
 def _one_line(text: str) -> str:
-    return escape(printable(" ".join(text.split())))
+    return printable(" ".join(text.split()))
 
 
 def _format_fraction(value: float, interval: Sequence[float | None], *, binary: bool = True) -> str:

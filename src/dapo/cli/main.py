@@ -2,16 +2,21 @@
 
 import errno
 import sys
+import traceback
+import warnings
 from collections.abc import Sequence
 from datetime import datetime
+from io import StringIO
 from pathlib import Path
-from typing import Annotated
+from types import TracebackType
+from typing import Annotated, Any
 
 import typer
 
 from dapo import __version__
 from dapo.cli.data import data_app
 from dapo.core.errors import ConfigError, DapoError
+from dapo.core.terminal import print_text, printable
 
 # torch and transformers are imported inside the commands, so that --help and a config error answer at once
 
@@ -29,6 +34,9 @@ app.add_typer(data_app, name="data", help="Import, inspect and clean problems.")
 ConfigPath = Annotated[
     Path, typer.Argument(metavar="CONFIG.yaml", help="file with options, such as configs/quickstart.yaml")
 ]
+CommandLineError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+"""What typer raises for an option that does not exist and the like; it has no public name there."""
+
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
@@ -40,21 +48,42 @@ Overrides = Annotated[
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command with `arguments`, or the process's own; errors meant for users come without a traceback."""
+    warnings.formatwarning = _format_warning
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         for argument in given:
             if not argument.isascii() and argument.encode(errors="ignore").decode() != argument:
                 raise ConfigError(f"the argument {argument!a} is not UTF-8")
-        app(given)
+        code = app(given, standalone_mode=False)
     except OSError as error:
+        sys.excepthook = _print_traceback  # instead of typer's
         # the name is the user's: no name that is made here is that long
         if error.errno != errno.ENAMETOOLONG:
             raise
-        print(f"error: {str(error.filename)[:60]}...: {error.strerror}", file=sys.stderr)
-        sys.exit(ConfigError.exit_code)
+        print_text(f"error: {str(error.filename)[:60]}...: {error.strerror}", file=sys.stderr)
+        code = ConfigError.exit_code
     except DapoError as error:
-        print(f"error: {error}" if error.exit_code < 128 else error, file=sys.stderr)
-        sys.exit(error.exit_code)
+        print_text(f"error: {error}" if error.exit_code < 128 else error, file=sys.stderr)
+        code = error.exit_code
+    except CommandLineError as error:  # it shows what was typed
+        text = StringIO()
+        error.show(text)
+        print_text(text.getvalue(), file=sys.stderr, end="")
+        code = error.exit_code
+    except Exception:
+        sys.excepthook = _print_traceback  # instead of typer's
+        raise
+    sys.exit(code or 0)
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    return printable(f"{filename}:{lineno}: {category.__name__}: {message}\n")
+
+
+def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    print_text("".join(traceback.format_exception(kind, error, trace)), file=sys.stderr, end="")
 
 
 @app.command()
@@ -176,13 +205,13 @@ def check(
     if not elsewhere:
         require_hardware(loaded)
     for line in explain(loaded, needed_columns):
-        print(line)
-    print()
+        print_text(line)
+    print_text()
     for line in describe_response_end(loaded):
-        print(line)
+        print_text(line)
     problems = 0
     for line in describe_estimate(loaded, assume or []):
-        print(line)
+        print_text(line)
         problems += line.startswith("problem: ")
     if problems:
         raise typer.Exit(ConfigError.exit_code)
@@ -280,7 +309,7 @@ def reward_test(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"dapo {__version__}")
+        print_text(f"dapo {__version__}")
         raise typer.Exit
 
 

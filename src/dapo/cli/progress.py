@@ -4,10 +4,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from dapo.telemetry.console import duration
+from dapo.core.terminal import print_text
+from dapo.telemetry.console import SafeConsole, duration
 
 _TOTAL_LINES = 10
 
@@ -15,7 +15,7 @@ _TOTAL_LINES = 10
 @contextmanager
 def progress(title: str, *, unit: str = "problems") -> Iterator[Callable[[int, int], None]]:
     """Yield a function `(done, total)` that shows progress on stderr: a bar on a terminal, else ten lines."""
-    console = Console(stderr=True)
+    console = SafeConsole(stderr=True)
     is_terminal = console.is_terminal
     name = TextColumn("{task.description}", markup=False)
     columns = name, BarColumn(), MofNCompleteColumn(), unit, TimeElapsedColumn(), "left", TimeRemainingColumn()
@@ -30,7 +30,7 @@ def progress(title: str, *, unit: str = "problems") -> Iterator[Callable[[int, i
             printed_lines = done * _TOTAL_LINES // total
             left = bar.tasks[0].time_remaining
             line = f"{title}: {done:,}/{total:,} {unit}" + (f", {duration(left)} left" if left else "")
-            print(line, file=sys.stderr, flush=True)
+            print_text(line, file=sys.stderr)
 
     with bar:
         yield report

@@ -4,7 +4,6 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 
 from dapo.config import DataSpec, build_config
@@ -15,6 +14,7 @@ from dapo.rewards.audit import EXAMPLES, SUM, Audit, CheckResult, audit_reward
 from dapo.rewards.columns import missing_columns, require_columns
 from dapo.rewards.combine import RewardSpec
 from dapo.rewards.workers.pool import VerifierPool
+from dapo.telemetry.console import SafeConsole
 from dapo.types import Problem
 
 PROBLEMS = 3
@@ -60,11 +60,11 @@ def report_on_reward(
     with VerifierPool(config.reward) as pool:
         _require_columns(pool, problems, data)
         audits = [audit_reward(pool, problem, right or None) for problem in problems]
-    console = Console()
+    console = SafeConsole()
     for audit in audits:
         console.print(table_of(audit, show_all=show_all))
         for line in audit_summary(audit):
-            console.print(line, highlight=False, soft_wrap=True)
+            console.print(line, soft_wrap=True)
     return not any(audit.suspicious for audit in audits)
 
 

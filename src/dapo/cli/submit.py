@@ -11,6 +11,7 @@ from dapo.cli.check.summary import explain
 from dapo.config import Config, dump_config, load_config
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.files import atomic_write_text, open_no_link
+from dapo.core.terminal import print_text
 from dapo.distributed.slurm.job import Allocation, Job, batch_script, folder_of, require_sbatch, submit
 from dapo.training.run_directory import RunDirectory, default_run_path, require_new_run
 
@@ -46,7 +47,7 @@ def submit_run(
     )
     script = batch_script(job, allocation)
     if dry_run:
-        print(script, end="")
+        print_text(script, end="")
         return
     require_sbatch()
     if not is_run:
@@ -56,7 +57,7 @@ def submit_run(
     number = submit(path)
     with open_no_link(job.folder / JOBS, "a", encoding="ascii") as jobs:
         jobs.write(f"{number}\n")
-    print(
+    print_text(
         f"job {number}: {allocation.nodes} node{'s' if allocation.nodes > 1 else ''}, "
         f"run {run_dir}\n"
         f"  log              {job.folder}/{number}.log\n"

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from dapo.assemble import Inputs, build_run, read_inputs, read_model, require_hardware, resolve_auto
 from dapo.cli.start import open_judge
 from dapo.config import Config, dump_config, load_config
 from dapo.core.errors import CheckpointError, DapoError, DataError, TrainerLost
+from dapo.core.terminal import print_text
 from dapo.policy.hf_io import require_new
 from dapo.policy.lora import export_adapter, saved_weights
 from dapo.policy.model import export_model
 from dapo.rewards.workers.pool import VerifierPool
-from dapo.telemetry.console import ProgressDisplay, final_report
+from dapo.telemetry.console import ProgressDisplay, SafeConsole, final_report
 from dapo.telemetry.curves import plot_curves
 from dapo.training import one_step_off
 from dapo.training.checkpoint_writer import describe, disk_errors_as_storage_error
@@ -156,7 +156,7 @@ def close_run(run: Run, reason: str) -> None:
 
 def warn(text: str) -> None:
     """Print a warning to the standard error."""
-    print(f"warning: {text}", file=sys.stderr)
+    print_text(f"warning: {text}", file=sys.stderr)
 
 
 def report(config: Config, directory: RunDirectory) -> None:
@@ -171,7 +171,7 @@ def report(config: Config, directory: RunDirectory) -> None:
     # without held-out problems of its own a run has nothing to be evaluated on; one that has them may get more samples
     asked = "--samples-per-problem 8" if evaluations else "--data problems.jsonl"
     final_report(
-        Console(),
+        SafeConsole(),
         before=evaluations[0] if evaluations else None,
         after=evaluations[-1] if evaluations else None,
         samples=compared_responses(evaluations, SHOWN_SAMPLES),
@@ -220,4 +220,4 @@ def export_run(path: Path, out_dir: Path, *, step: int | None, adapter: bool = F
         export_adapter(checkpoint, loaded, out_dir)
     else:
         export_model(saved_weights(checkpoint, loaded.model).named_tensors(), loaded, out_dir)
-    print(f"{out_dir}: {'adapter of ' if adapter else ''}{config.model.name} after {step_of(checkpoint)} steps")
+    print_text(f"{out_dir}: {'adapter of ' if adapter else ''}{config.model.name} after {step_of(checkpoint)} steps")

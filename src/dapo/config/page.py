@@ -3,6 +3,7 @@
 from typing import Any
 
 from dapo.config.options import CONDITIONS, known_about, options_of, section_in
+from dapo.core.terminal import print_text
 
 
 def options_page() -> str:
@@ -45,4 +46,4 @@ def _yaml(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    print(options_page(), end="")
+    print_text(options_page(), end="")

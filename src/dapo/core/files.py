@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from dapo.core.terminal import printable_json
+
 CHUNK_BYTES = 2**25
 """Large, because between two chunks a thread of low priority holds the interpreter, and training waits for it."""
 
@@ -80,8 +82,8 @@ def fsync(path: Path) -> None:
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Standard JSON: numbers that are not finite become null."""
-    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
+    """Standard JSON that a terminal may show; numbers that are not finite become null."""
+    return printable_json(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent))
 
 
 def read_json(path: Path) -> Any:

@@ -57,7 +57,7 @@ def open_journal(path: Path, settings: Mapping[str, Any]) -> Iterator[Journal]:
 
 
 def _line(value: Mapping[str, Any]) -> bytes:
-    return (json.dumps(value, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
+    return (json.dumps(value) + "\n").encode()
 
 
 def _read(content: bytes, path: Path) -> list[dict[str, Any]]:

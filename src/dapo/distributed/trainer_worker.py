@@ -53,9 +53,10 @@ class TrainerWorker:
         """
         host = _own_address()
         with socket.create_server((host, 0)) as listener:
-            port = listener.getsockname()[1]
-            options = {"is_master": True, "wait_for_workers": False, "timeout": self._start_timeout}
-            self._store = dist.TCPStore(host, port, master_listen_fd=listener.detach(), **options)
+            port, handle = listener.getsockname()[1], listener.detach()
+        self._store = dist.TCPStore(
+            host, port, is_master=True, wait_for_workers=False, timeout=self._start_timeout, master_listen_fd=handle
+        )
         return host, port
 
     def init_process_group(self, rendezvous: Path | tuple[str, int], *, timeout_s: float) -> None:

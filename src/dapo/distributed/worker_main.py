@@ -17,6 +17,7 @@ from pickle import PicklingError
 from typing import Any
 
 from dapo.core.errors import DapoError, WorkerFault
+from dapo.core.terminal import print_text
 
 
 def main() -> None:
@@ -44,7 +45,7 @@ def try_call(action: Callable[..., Any], *arguments: Any) -> tuple[bool, Any]:
     except DapoError as error:
         return False, error
     except Exception as error:
-        traceback.print_exc()
+        print_text(traceback.format_exc(), file=sys.stderr)
         return False, WorkerFault(f"{type(error).__name__}: {error}")
 
 
@@ -56,7 +57,7 @@ def _read(connection: "Connection[Any, Any]", messages: "queue.SimpleQueue[Any]"
     except (EOFError, OSError):
         os._exit(0)
     except Exception:  # a call that cannot be unpickled would never be answered
-        traceback.print_exc()
+        print_text(traceback.format_exc(), file=sys.stderr)
         os._exit(1)
 
 

@@ -3,20 +3,21 @@
 import math
 import sys
 import time
-import unicodedata
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean, median
 from typing import Any, NamedTuple, TextIO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
+from dapo.core.terminal import UNSAFE, print_text, printable
 from dapo.telemetry.metric_table import PHASES, metric_of
 
 REFRESHES_PER_SECOND = 2  # 0.7 % of a core
@@ -55,6 +56,26 @@ METRIC_COLUMNS = (
     MetricColumn("", "time/tokens_per_s", 5, 0),
     MetricColumn("", "time/step_s", 6, 1),
 )
+
+
+class SafeConsole(Console):
+    """A console on which text is text: no markup, no emoji codes, no highlighting, unsafe characters escaped.
+
+    What is to have a style is a `rich.text.Text` or has a style argument.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """The text of a cell, escaped before its width is measured."""
+        return super().render_str(printable(text, self.encoding), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Segments of text are escaped, whatever made them; rich's own control codes are not text."""
+        for segment in super().render(renderable, options):
+            is_safe = segment.control or UNSAFE.search(segment.text) is None
+            yield segment if is_safe else Segment(printable(segment.text, self.encoding), segment.style)
 
 
 class ProgressDisplay:
@@ -108,7 +129,7 @@ class ProgressDisplay:
         # not rich's own test: FORCE_COLOR and the like make it take a log file for a terminal
         if not self._stream.isatty():
             return None
-        console = Console(file=self._stream, force_terminal=True, highlight=False)
+        console = SafeConsole(file=self._stream, force_terminal=True)
         if console.is_dumb_terminal:
             return None
         is_own = self._stream in (sys.stdout, sys.stderr)
@@ -125,10 +146,9 @@ class ProgressDisplay:
     def _print(self, text: str, *, cut: bool = False) -> None:
         """Print a text; on a terminal that is too narrow for it, wrapped or `cut`."""
         if self._live is None:
-            print(printable(text, self._stream.encoding or "utf-8"), file=self._stream, flush=True)
+            print_text(text, file=self._stream)
         else:
-            shown = Text(printable(text, self._live.console.encoding))
-            self._live.console.print(shown, no_wrap=cut, overflow="ellipsis" if cut else None)
+            self._live.console.print(text, no_wrap=cut, overflow="ellipsis" if cut else None)
 
     def _seconds_left(self) -> float | None:
         if not self._training_seconds:
@@ -251,12 +271,6 @@ def final_report(
         console.print(line, soft_wrap=True)  # a path that is broken over two lines cannot be copied
 
 
-def printable(text: str, encoding: str = "utf-8") -> str:
-    """The text with control, format and direction characters, and what cannot be encoded, as escapes."""
-    safe = "".join(c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs") else _escape(c) for c in text)
-    return safe.encode(encoding, "backslashreplace").decode(encoding)
-
-
 def excerpt(text: str) -> str:
     """The beginning and the end of a long text, with a note of how much was left out."""
     lines = text.strip("\n").split("\n")
@@ -273,10 +287,6 @@ def excerpt(text: str) -> str:
 def _append_finite(values: list[float] | deque[float], value: float | None) -> None:
     if value is not None and math.isfinite(value):
         values.append(value)
-
-
-def _escape(character: str) -> str:
-    return character.encode("ascii", "backslashreplace").decode() if ord(character) > 127 else repr(character)[1:-1]
 
 
 def _comparison(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dapo.core.errors import DataError
 from dapo.core.files import atomic_file
+from dapo.core.terminal import printable
 from dapo.telemetry.metric_table import metric_of
 from dapo.telemetry.sinks import read_metrics
 
@@ -168,5 +169,5 @@ def _running_mean(values: Sequence[float], window: int) -> list[float]:
 
 
 def _plain(text: str) -> str:
-    """The text with dollar signs escaped: matplotlib reads text between two of them as a formula."""
-    return text.replace("$", r"\$")
+    """Printable text with dollar signs escaped: matplotlib reads text between two of them as a formula."""
+    return printable(text).replace("$", r"\$")

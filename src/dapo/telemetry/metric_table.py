@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from dapo.core.terminal import print_text
+
 SECTIONS = {
     "reward": "Rewards of the step's judged responses.",
     "rollout": "What a step generated. `groups_*` and `tokens_*` count all of it; the other metrics, and those of "
@@ -193,4 +195,4 @@ def metrics_page() -> str:
 
 
 if __name__ == "__main__":
-    print(metrics_page(), end="")
+    print_text(metrics_page(), end="")

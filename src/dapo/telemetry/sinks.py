@@ -34,7 +34,7 @@ class JsonlSink:
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Append one line, completely or not at all. Raises OSError, for example if the disk is full."""
-        line = (to_json({"step": step, **metrics}) + "\n").encode(errors="backslashreplace")
+        line = (to_json({"step": step, **metrics}) + "\n").encode()
         before = os.fstat(self._file.fileno()).st_size
         try:
             while line:

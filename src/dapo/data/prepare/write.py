@@ -10,6 +10,7 @@ from typing import Any
 
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.files import fsync
+from dapo.core.terminal import printable_json
 from dapo.data.sources.files import read_rows, require_file_type
 from dapo.data.sources.rows import problem_from_row
 from dapo.types import Problem
@@ -114,7 +115,7 @@ def row_of(problem: Problem) -> dict[str, Any]:
 def _write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     with open(path, "w", encoding="utf-8", newline="\n") as file:
         for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+            file.write(printable_json(json.dumps(row, ensure_ascii=False, allow_nan=False)) + "\n")
 
 
 def _write_parquet(path: Path, problems: Sequence[Problem]) -> None:

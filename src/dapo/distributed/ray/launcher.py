@@ -317,15 +317,16 @@ class PrivateCluster:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _set(self, variables: Mapping[str, str | None]) -> None:
-        from ray._raylet import AuthenticationTokenLoader, Config
+        from ray import _raylet
 
         for name, value in variables.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        Config.initialize("")  # Ray has read them before
-        AuthenticationTokenLoader.instance().reset_cache()
+        raylet: Any = _raylet
+        raylet.Config.initialize("")  # Ray has read them before
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _init(address: str | None, private: PrivateCluster | None) -> None:
@@ -333,7 +334,7 @@ def _init(address: str | None, private: PrivateCluster | None) -> None:
     from ray._private import worker as ray_driver
     from ray.job_config import JobConfig
 
-    class PathlessJobConfig(JobConfig):  # type: ignore[misc]
+    class PathlessJobConfig(JobConfig):
         """Ray puts the current directory in front of the workers' import path, except where the job brings its own."""
 
         def _runtime_env_has_working_dir(self) -> bool:

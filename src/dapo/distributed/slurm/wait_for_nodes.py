@@ -8,6 +8,7 @@ import sys
 import time
 
 from dapo.core.errors import DapoError, LaunchError
+from dapo.core.terminal import print_text
 
 POLL_INTERVAL_S = 0.5
 
@@ -38,4 +39,5 @@ if __name__ == "__main__":
     try:
         wait_for_nodes(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
     except DapoError as error:
-        sys.exit(f"error: {error}")
+        print_text(f"error: {error}", file=sys.stderr)
+        sys.exit(1)

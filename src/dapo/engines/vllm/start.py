@@ -5,6 +5,7 @@ in a worker, whose environment `dapo.distributed.engine_specs` sets.
 """
 
 import os
+import sys
 import tempfile
 import traceback
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.core.errors import EngineError
+from dapo.core.terminal import print_text
 from dapo.engines.engine import WeightSource
 from dapo.engines.vllm.engine import VllmEngine
 from dapo.types import GenerationRequest
@@ -68,7 +70,7 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
     except EngineError:
         raise
     except Exception as error:  # vLLM refuses with errors of many kinds
-        traceback.print_exc()
+        print_text(traceback.format_exc(), file=sys.stderr)
         raise EngineError(
             f"vLLM does not start with model {options.model} (sequences of up to {options.max_tokens} tokens, "
             f"rollout.vllm.cache_gib={options.cache_gib:g}, {options.dtype}): {_cause(error)}"

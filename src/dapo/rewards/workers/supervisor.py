@@ -21,14 +21,14 @@ from glob import glob
 from pathlib import Path
 from typing import NamedTuple
 
+from dapo.core.terminal import UNSAFE
+
 MAX_PROCESSES = 256  # A worker with more live processes has leaked them, or is a fork bomb
 SHOWN_BYTES = 8192  # how much of a worker's output is shown at once, and then per minute
 _POLL_INTERVAL_MS = 250
 _STOP_TIMEOUT_S = 3.0
 _LINUX = sys.platform == "linux"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_CONTROL = bytes(b for b in (*range(32), 127) if b not in b"\t\n")
-_HARMLESS = bytes.maketrans(_CONTROL, b"?" * len(_CONTROL))
 
 
 def supervise(worker: int, *, keepalive_pipe: int, output: int, report: int, memory_bytes: int) -> None:
@@ -69,7 +69,7 @@ class Event(NamedTuple):
 
 
 class Console:
-    """Passes on a worker's output up to SHOWN_BYTES per minute and counts the rest; control characters become `?`.
+    """Passes on a worker's output up to SHOWN_BYTES per minute and counts the rest; unsafe characters become `?`.
 
     Never waits for a console that does not read.
     """
@@ -102,7 +102,7 @@ class Console:
     def _try_write(self, data: bytes) -> bool:
         with contextlib.suppress(OSError):
             if select.select([], [self._descriptor], [], 0)[1]:
-                os.write(self._descriptor, data.translate(_HARMLESS))
+                os.write(self._descriptor, UNSAFE.sub("?", data.decode(errors="surrogateescape")).encode())
                 self._left -= len(data)
                 return True
         return False

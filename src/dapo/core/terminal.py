@@ -1,0 +1,41 @@
+"""The way to a terminal: text of models, data, verifiers and errors is shown there, and cannot control it.
+
+Everything that this package prints goes through `print_text`, or through a `SafeConsole` (telemetry/console.py).
+Control characters (escape sequences, carriage returns, the C1 set), characters that change the direction of the text or
+cannot be seen, line separators and halves of surrogate pairs appear as escapes.
+"""
+
+import json
+import re
+import sys
+from typing import TextIO
+
+_INVISIBLE = (
+    r"\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    r"\ud800-\udfff\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001345f\U0001bca0-\U0001bca3"
+    r"\U0001d173-\U0001d17a\U000e0000-\U000e007f"
+)
+UNSAFE = re.compile(rf"[\x00-\x08\x0b-\x1f{_INVISIBLE}]")
+"""Every character of the categories Cc, Cf, Cs, Zl and Zp, but line feed and tab."""
+_UNSAFE_IN_JSON = re.compile(f"[{_INVISIBLE}]")
+
+
+def printable(text: str, encoding: str = "utf-8") -> str:
+    """The text with unsafe characters, and what `encoding` does not have, as escapes."""
+    return UNSAFE.sub(_escape, text).encode(encoding, "backslashreplace").decode(encoding)
+
+
+def printable_json(text: str) -> str:
+    """JSON text that a terminal may show: of equal value, with unsafe characters in its strings as JSON's escapes."""
+    return _UNSAFE_IN_JSON.sub(lambda match: json.dumps(match[0])[1:-1], text)
+
+
+def print_text(text: object = "", *, file: TextIO | None = None, end: str = "\n") -> None:
+    """Print text as it is, unsafe characters escaped, to the standard output or another stream."""
+    stream = sys.stdout if file is None else file
+    print(printable(str(text), stream.encoding or "utf-8"), end=end, file=stream, flush=True)
+
+
+def _escape(match: re.Match[str]) -> str:
+    character = match[0]
+    return character.encode("ascii", "backslashreplace").decode() if ord(character) > 127 else repr(character)[1:-1]
