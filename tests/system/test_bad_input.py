@@ -796,8 +796,8 @@ def test_there_are_well_over_sixty_cases():
 
 
 def test_what_is_named_like_a_secret_is_refused_and_its_value_is_not_repeated():
-    secrets = {"api_key", "openaiApiKey", "token", "hf_token", "access-token", "password", "client_secret"}
-    harmless = {"stop_token", "eos_token", "max_tokens", "answer_key", "key", "tokenizer", "api_key_env", "secretary"}
+    secrets = {"api_key", "key", "openaiApiKey", "token", "hf_token", "access-token", "password", "client_secret"}
+    harmless = {"stop_token", "eos_token", "max_tokens", "answer_key", "tokenizer", "api_key_env", "secretary"}
     options = dict.fromkeys(secrets | harmless, "v4lue")
     assert set(secret_names(options)) == secrets
     assert {name for name, value in mask_options(options).items() if value != "v4lue"} == secrets

@@ -327,7 +327,7 @@ class TestManifest:
             ("--password=x", "--password=***"),
             ("reward.options={url: a, api_key: sk-123}", "reward.options=***"),
             ('{"secret": "x"}', "***"),
-            ("data.train=https://me:pass@host/p.jsonl", "data.train=https://me:***@host/p.jsonl"),
+            ("data.train=https://me:pass@host/p.jsonl", "data.train=https://***@host/p.jsonl"),
             # these only sound like secrets
             ("loss.aggregate=token", "loss.aggregate=token"),
             ("train.microbatch_tokens=4096", "train.microbatch_tokens=4096"),

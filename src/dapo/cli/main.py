@@ -15,6 +15,7 @@ import typer
 
 from dapo import __version__
 from dapo.cli.data import data_app
+from dapo.config.secrets import mask_text
 from dapo.core.errors import ConfigError, DapoError
 from dapo.core.terminal import print_text, printable
 
@@ -63,12 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print_text(f"error: {str(error.filename)[:60]}...: {error.strerror}", file=sys.stderr)
         code = ConfigError.exit_code
     except DapoError as error:
-        print_text(f"error: {error}" if error.exit_code < 128 else error, file=sys.stderr)
+        text = mask_text(str(error))
+        print_text(f"error: {text}" if error.exit_code < 128 else text, file=sys.stderr)
         code = error.exit_code
     except CommandLineError as error:  # it shows what was typed
-        text = StringIO()
-        error.show(text)
-        print_text(text.getvalue(), file=sys.stderr, end="")
+        typed = StringIO()
+        error.show(typed)
+        print_text(mask_text(typed.getvalue()), file=sys.stderr, end="")
         code = error.exit_code
     except Exception:
         sys.excepthook = _print_traceback  # instead of typer's
@@ -83,7 +85,7 @@ def _format_warning(
 
 
 def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    print_text("".join(traceback.format_exception(kind, error, trace)), file=sys.stderr, end="")
+    print_text(mask_text("".join(traceback.format_exception(kind, error, trace))), file=sys.stderr, end="")
 
 
 @app.command()

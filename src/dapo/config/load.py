@@ -1,18 +1,21 @@
 """Reads a configuration: YAML, presets, `key=value` overrides, and back to YAML."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
 from pydantic import ValidationError
 from yaml import YAMLError
 
 from dapo.config.messages import SECTIONS, format_validation_errors
 from dapo.config.model_data import DataSpec
 from dapo.config.options import Config
+from dapo.config.secrets import may_be_written
 from dapo.core.errors import ConfigError
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -57,7 +60,8 @@ def build_config(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, where
         merged = preset
         for layer in layers:
             merged = _merge(merged, layer)
-        values = OmegaConf.to_container(OmegaConf.create(_plain(merged)), resolve=True)
+        with _guarded_environment():
+            values = OmegaConf.to_container(OmegaConf.create(_plain(merged)), resolve=True)
         assert isinstance(values, dict)
         # a section with nothing under it, or everything commented out, means its defaults
         values = {name: value for name, value in values.items() if not (value is None and name in SECTIONS)}
@@ -68,6 +72,27 @@ def build_config(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, where
     except ValidationError as error:
         messages = "\n".join(f"  {line}" for line in format_validation_errors(error))
         raise ConfigError(f"{where}:\n{messages}" if "\n" in messages else f"{where}: {messages.strip()}") from None
+
+
+@contextmanager
+def _guarded_environment() -> Iterator[None]:
+    """Inside, `${oc.env:NAME}` gives only variables that name places: config.yaml would hold what others hold."""
+
+    def environment(name: str, *default: str | None) -> str | None:
+        if not may_be_written(name):
+            raise ConfigError(
+                f"${{oc.env:{name}}}: the value of this environment variable would be written to config.yaml and to "
+                "trackers, and it may be a secret; have what needs it read the environment, or rename it: variables "
+                "that end in DIR, PATH, ROOT, HOME, NAME, HOST and the like are filled in"
+            )
+        value: str | None = oc.env(name, *default)
+        return value
+
+    OmegaConf.register_resolver("oc.env", environment, replace=True)
+    try:
+        yield
+    finally:
+        OmegaConf.register_resolver("oc.env", oc.env, replace=True)
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dapo.config.model_data import DataConfig, ModelConfig
 from dapo.config.reward import OverlongConfig, RewardConfig
 from dapo.config.run import DistributedConfig, EvalConfig, LogConfig, ProfileConfig
 from dapo.config.sampling import DynamicSamplingConfig, RolloutConfig
+from dapo.config.secrets import find_secrets
 from dapo.config.section import Section, option
 from dapo.config.training import AdvantageConfig, LossConfig, OptimConfig, TrainConfig
 
@@ -47,6 +48,19 @@ class Config(Section):
     distributed: DistributedConfig = DistributedConfig()
     log: LogConfig = LogConfig()
     profile: ProfileConfig = ProfileConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _holds_no_secrets(cls, values: Any) -> Any:
+        for name, why in find_secrets(values):
+            reason = f"{name} {why}, and options are written to config.yaml and to trackers; "
+            if not name.startswith("reward.options."):
+                raise ValueError(f"{reason}leave it out, and have what needs it read an environment variable")
+            raise ValueError(
+                f"{reason}have the verifier read an environment variable, which its processes inherit, and give at "
+                f"most the variable's name: {name}_env=NAME"
+            )
+        return values
 
     def changed(self, section: str, **values: Any) -> Self:
         """This configuration with some options of a section changed; nothing is validated again."""

@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import model_validator
 
-from dapo.config.secrets import secret_names
 from dapo.config.section import Float, Gibibytes, Processes, Seconds, Section, Switch, Tokens, option
 from dapo.core.verifier_limits import CODE_TIME_S, SERVER_TOTAL_S
 
@@ -33,16 +32,6 @@ class RewardConfig(Section):
     )
     workers: Processes = option(2, "Processes that run verifiers.")
     memory_gib: Gibibytes = option(4.0, "GiB that each verifier process may use, with all that it starts.")
-
-    @model_validator(mode="after")
-    def _no_secrets(self) -> "RewardConfig":
-        for name in secret_names(self.options):
-            raise ValueError(
-                f"reward.options.{name} looks like a secret, and options are written to config.yaml and to trackers; "
-                "have the verifier read an environment variable, which its processes inherit, and give at most the "
-                f"variable's name: reward.options.{name}_env=NAME"
-            )
-        return self
 
     @model_validator(mode="after")
     def _verifiers_end_in_time(self) -> "RewardConfig":

@@ -1,55 +1,203 @@
-"""Keeps passwords and keys out of what a run writes down and sends to trackers."""
+"""What is a secret: the one list, for options that are refused and for text in which secrets are masked.
 
+Options are written to config.yaml and to trackers, so one that is a secret is refused. What a run writes besides, and
+whose words are others' (the command line, messages of errors), is masked.
+"""
+
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 MASK = "***"
-# `stop_token` and `max_tokens` are no secrets, `token` and `hf_token` are
-_NAME = (
-    r"(?<![a-z0-9])(password|passwd|passphrase|secret|credentials?|(api|access|private|auth|secret)[_-]?key"
-    r"|(api|access|auth|bearer|bot|github|hf|hub|openai|refresh|session|secret|wandb)[_-]?token|(?<![_-])token)"
+
+_ALWAYS = frozenset(
+    (
+        *("apikey", "auth", "authorization", "authtoken", "bearer", "cookie", "cookies", "cred", "credential"),
+        *("credentials", "creds", "jwt", "keytab", "pass", "passcode", "passphrase", "passwd", "password"),
+        *("passwords", "pat", "pw", "pwd", "secret", "secrets"),
+    )
 )
-_ASSIGNED = re.compile(_NAME + r"['\"]?\s*[=:]")
-_NAMED = re.compile(_NAME + "$")
-_URL_PASSWORD = re.compile(r"(://[^/@\s:]+:)[^/@\s]+@")
+"""A name that ends in one of these words is a secret's, whatever stands before."""
+_HARMLESS_BEFORE = {
+    "token": (
+        *("answer", "begin", "bos", "buffer", "cache", "cls", "code", "context", "delimiter", "draft", "end"),
+        *("eos", "first", "image", "last", "mask", "max", "microbatch", "min", "model", "new", "next", "num"),
+        *("number", "of", "pad", "padding", "per", "prefix", "prompt", "reasoning", "response", "sep"),
+        *("separator", "special", "start", "stop", "suffix", "system", "text", "think", "tool", "total", "unk"),
+        "vocabulary",
+    ),
+    "key": (
+        *("answer", "cache", "column", "config", "data", "dict", "dictionary", "feature", "field", "foreign"),
+        *("group", "id", "index", "input", "item", "json", "label", "lookup", "map", "mapping", "merge"),
+        *("metric", "name", "order", "output", "partition", "primary", "problem", "prompt", "public"),
+        *("question", "reference", "response", "result", "reward", "row", "score", "shard", "shortcut", "sort"),
+        *("source", "task", "text", "unique", "value"),
+    ),
+}
+"""Words that make a name harmless though it ends in `token` or `key`: `stop_token`, `answer_key`."""
+_IN_URLS = frozenset(("sig", "signature", "sign", "code", "assertion"))
+
+_NAME_WITH_VALUE = re.compile(r"""([A-Za-z][\w.-]*)['"]?\s*[:=]\s*['"]?(?=[^\s'",}\]])""")
+_PAIR = re.compile(r"""\[\s*['"]?([A-Za-z][\w-]*)['"]?\s*,""")
+_USER_IN_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/?#\s'\"]+@")
+_PARAMETER = re.compile(r"([?&;#])([A-Za-z][\w.-]*)=([^&;#\s'\"]+)")
+_HEADER = re.compile(
+    r"(?i)\b((?:proxy-)?authorization|x-[a-z-]*(?:key|token|secret)|api-key|(?:set-)?cookie)(['\"]?\s*[:=]\s*['\"]?)"
+    r"[^\r\n'\"]+"
+)
+_SHAPE = re.compile(
+    r"\b[Bb]earer\s+(?=\S*\d|\S{16})\S+|\bBasic\s+(?=\S*\d)(?=\S*[A-Z])[A-Za-z0-9+/]{8,}=*"
+    r"|(?<![\w-])("
+    r"hf_[A-Za-z0-9]{16,}|sk-(?=[\w-]*\d)[\w-]{12,}|gh[oprsu]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
+    r"|xox[abeoprs]-[\w-]{10,}|nvapi-[\w-]{16,}|r8_[A-Za-z0-9]{20,}|AIza[\w-]{30,}|(AKIA|ASIA)[A-Z0-9]{16}"
+    r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]+"
+    r")(?![\w-])"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+)
+"""Tokens of Hugging Face, OpenAI, GitHub, GitLab, Slack, NVIDIA, Replicate, Google and AWS; JSON web tokens; keys."""
+_PLACES = (
+    *("cache", "data", "dir", "directory", "folder", "home", "host", "hostname", "id", "name", "path", "port"),
+    *("project", "root", "scratch"),
+)
+_NO_PASSWORDS = ("PWD", "OLDPWD")
+_MIN_VALUE_CHARS = 6  # a shorter value of a variable would be found in words of every kind
 
 
 def is_secret_name(name: str) -> bool:
-    """`api_key`, `openaiApiKey` and `HF_TOKEN`, but not `max_tokens`."""
-    return _NAMED.search(_words(name)) is not None
+    """`api_key`, `openaiApiKey`, `X-Api-Key` and `HF_TOKEN`, but not `max_tokens` or `answer_key`."""
+    *before, last = _words(name) or [""]
+    for ending, harmless in _HARMLESS_BEFORE.items():
+        if last in (ending, f"{ending}s"):
+            return not before or before[-1] not in harmless
+    return last in _ALWAYS
+
+
+def find_secrets(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """The dotted names of what is a secret in an option's value, and in a few words why it counts as one.
+
+    A text is one by its own name or by that of a mapping around it, by a user's name, a password or a key in its URL,
+    or by its shape.
+    """
+    yield from _find(value, name, ())
 
 
 def secret_names(options: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The dotted names of the options whose name says that their text is a secret."""
+    """The dotted names of the options that are secrets."""
     for name, value in options.items():
-        if isinstance(value, Mapping):
-            yield from secret_names(value, f"{prefix}{name}.")
-        elif isinstance(value, str) and value and is_secret_name(str(name)):
-            yield f"{prefix}{name}"
-
-
-def mask_secrets(command: Sequence[str]) -> list[str]:
-    """`reward.options.api_key=abc` -> `reward.options.api_key=***`, also where the key is inside a mapping."""
-    masked = []
-    for argument in command:
-        if _ASSIGNED.search(_words(argument)):
-            argument = f"{argument.partition('=')[0]}={MASK}" if "=" in argument else MASK
-        masked.append(_URL_PASSWORD.sub(rf"\1{MASK}@", argument))
-    return masked
+        yield from (found for found, _ in find_secrets({name: value}, prefix.rstrip(".")))
 
 
 def mask_options(options: Any) -> Any:
-    """The same mappings and lists with `***` for every text that is named like a secret, and for URLs' passwords."""
-    if isinstance(options, Mapping):
-        return {
-            name: MASK if isinstance(value, str) and is_secret_name(str(name)) else mask_options(value)
-            for name, value in options.items()
-        }
-    if isinstance(options, list | tuple):
-        return [mask_options(value) for value in options]
-    return _URL_PASSWORD.sub(rf"\1{MASK}@", options) if isinstance(options, str) else options
+    """The same mappings and lists with `***` for every text that is a secret."""
+    return _masked(options, ())
 
 
-def _words(text: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", text).lower()  # openaiApiKey is three words
+def mask_secrets(command: Sequence[str]) -> list[str]:
+    """A command line without its secrets: `reward.options.api_key=abc` -> `reward.options.api_key=***`."""
+    masked: list[str] = []
+    hides_next = False
+    for argument in command:
+        is_flag = argument.startswith("-") and "=" not in argument
+        if hides_next and not is_flag:
+            masked.append(MASK)
+            hides_next = argument.strip().lower() in ("bearer", "basic")
+            continue
+        hides_next = _announces_secret(argument)
+        masked.append(argument if hides_next else _mask_argument(argument))
+    return masked
+
+
+def mask_text(text: str) -> str:
+    """Text of others without secrets: URLs' users and keys, headers, tokens of known shapes, our environment's."""
+    for name, value in os.environ.items():
+        if len(value) >= _MIN_VALUE_CHARS and value in text and name not in _NO_PASSWORDS and is_secret_name(name):
+            text = text.replace(value, MASK)
+    return _mask_patterns(text)
+
+
+def may_be_written(variable: str) -> bool:
+    """Whether `${oc.env:VARIABLE}` may stand in a configuration: the variable names a place, or who runs this."""
+    return variable in ("USER", "PWD", "LOGNAME", "TMPDIR") or (_words(variable) or [""])[-1] in _PLACES
+
+
+_Names = tuple[str, ...]
+"""The names of a value and of the mappings around it that are a secret's."""
+
+
+def _find(value: Any, name: str, secrets: _Names) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _find(item, f"{name}.{key}" if name else str(key), _with(secrets, key))
+    elif isinstance(value, list | tuple):
+        for item, names in _items(value, secrets):
+            yield from _find(item, name, names)
+    elif _is_secret(value, secrets):
+        yield name, "looks like a secret"
+    elif isinstance(value, str) and _USER_IN_URL.search(value):
+        yield name, "has a user's name or a password in its URL"
+    elif isinstance(value, str) and _mask_patterns(value) != value:
+        yield name, "holds what looks like a secret"
+
+
+def _masked(value: Any, secrets: _Names) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _masked(item, _with(secrets, key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_masked(item, names) for item, names in _items(value, secrets)]
+    if _is_secret(value, secrets):
+        return MASK
+    return mask_text(value) if isinstance(value, str) else value
+
+
+def _items(values: Sequence[Any], secrets: _Names) -> Iterator[tuple[Any, _Names]]:
+    """The items of a list; the second of a pair such as `[Authorization, Bearer abc]` has the first as its name."""
+    is_pair = len(values) == 2 and all(isinstance(value, str) for value in values)
+    for position, value in enumerate(values):
+        yield value, _with(secrets, values[0]) if is_pair and position == 1 else secrets
+
+
+def _with(secrets: _Names, name: object) -> _Names:
+    # `my_rewards:token` is a verifier
+    return (*secrets, str(name)) if ":" not in str(name) and is_secret_name(str(name)) else secrets
+
+
+def _is_secret(value: Any, secrets: _Names) -> bool:
+    """A text under the name of a secret; a number too, but for tokens and keys, which are counted and numbered."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return any(_words(name)[-1] in _ALWAYS or _words(name)[-2:-1] == ["api"] for name in secrets)
+    return isinstance(value, str) and bool(value) and bool(secrets)
+
+
+def _announces_secret(argument: str) -> bool:
+    """Whether the next argument is a secret: after `--api-key`, `Authorization:` or `Bearer`."""
+    if argument.startswith("-"):
+        return "=" not in argument and is_secret_name(argument)
+    return argument.lower() in ("bearer", "basic") or (argument.endswith(":") and is_secret_name(argument[:-1]))
+
+
+def _mask_argument(argument: str) -> str:
+    for match in (*_NAME_WITH_VALUE.finditer(argument), *_PAIR.finditer(argument)):
+        # `my_rewards:token` is no pair, and neither is the scheme of a URL
+        is_pair = re.search(r"[=,\s'\"]", match[0]) is not None or not argument[: match.start()].strip("{ ")
+        rest = argument[match.end() :]
+        if is_pair and is_secret_name(match[1]) and not rest.startswith("//"):
+            first, equals, _ = argument[: match.end()].partition("=")
+            return f"{first}={MASK}" if equals else MASK
+    return mask_text(argument)
+
+
+def _mask_patterns(text: str) -> str:
+    text = _USER_IN_URL.sub(rf"\1{MASK}@", text)
+    text = _PARAMETER.sub(lambda match: f"{match[1]}{match[2]}={MASK}" if _is_url_secret(match[2]) else match[0], text)
+    text = _HEADER.sub(rf"\1\2{MASK}", text)
+    return _SHAPE.sub(MASK, text)
+
+
+def _is_url_secret(name: str) -> bool:
+    return is_secret_name(name) or (_words(name) or [""])[-1] in _IN_URLS
+
+
+def _words(name: str) -> list[str]:
+    """`openaiApiKey` is three words."""
+    return re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower())

@@ -60,13 +60,21 @@ class ChatClient:
         Raises:
             DataError: `url` is not an address.
         """
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError:  # brackets that do not match
+            parts = urlsplit("")
+        if "@" in url or parts.query or parts.fragment:  # not repeated: it may hold a secret
+            raise DataError(
+                "the server's address has a user, a password, a query or a fragment in it; expected one such as "
+                "http://localhost:8000/v1, and the key in an environment variable"
+            )
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise DataError(f"server {url!r}: expected an address such as http://localhost:8000/v1")
         # it warns of every attempt that fails; complete() raises the last failure
         logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
         self.url = url.rstrip("/")
-        self._model = model
+        self._model, self._key = model, api_key
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._pool = urllib3.PoolManager(
             maxsize=connections,
@@ -91,7 +99,7 @@ class ChatClient:
         if response.status != 200:
             is_transient = response.status in RETRYABLE_STATUSES or response.status >= 500
             raise (ServerFailed if is_transient else ServerRefused)(
-                f"{self.url}: status {response.status}: {_error_message(response)}"
+                f"{self.url}: status {response.status}: {self._error_message(response)}"
             )
         try:
             values = response.json()
@@ -100,7 +108,9 @@ class ChatClient:
             tokens = int((values.get("usage") or {}).get("completion_tokens") or 0)
             finish = str(choice.get("finish_reason") or "stop")
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
-            raise ServerFailed(f"{self.url}: the answer is no chat completion: {_error_message(response)}") from None
+            raise ServerFailed(
+                f"{self.url}: the answer is no chat completion: {self._error_message(response)}"
+            ) from None
         if not isinstance(text, str):
             raise ServerFailed(f"{self.url}: the answer's content is a {type(text).__name__}, not text")
         return Completion(text, tokens, finish)
@@ -122,15 +132,19 @@ class ChatClient:
         """Close idle connections."""
         self._pool.clear()
 
+    def _error_message(self, response: urllib3.BaseHTTPResponse) -> str:
+        try:
+            values: Any = response.json()
+            error = values.get("error", values)
+            text = error.get("message", error) if isinstance(error, dict) else error
+        except (ValueError, AttributeError, RecursionError):
+            text = response.data.decode(errors="replace")
+        return without_key(" ".join(str(text).split()), self._key)[:_SHOWN_CHARS] or "(nothing)"
 
-def _error_message(response: urllib3.BaseHTTPResponse) -> str:
-    try:
-        values: Any = response.json()
-        error = values.get("error", values)
-        text = error.get("message", error) if isinstance(error, dict) else error
-    except (ValueError, AttributeError, RecursionError):
-        text = response.data.decode(errors="replace")
-    return " ".join(str(text).split())[:_SHOWN_CHARS] or "(nothing)"
+
+def without_key(text: str, key: str | None) -> str:
+    """A server's text with `***` for the key that it was sent, which it may quote."""
+    return text.replace(key, "***") if key else text
 
 
 def error_cause(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+from dapo.config.secrets import mask_text
 from dapo.types import Problem, Verdict
 
 TokenIds: TypeAlias = Sequence[Sequence[int]]  # the tokens of each of several responses
@@ -14,9 +15,11 @@ def binary_verdict(correct: bool, answer: str | None = None) -> Verdict:
 
 
 def error_verdict(reason: str) -> Verdict:
-    """A verdict without judgement; the reason names the verifier. Its score is a placeholder, not a zero."""
-    # a reason may quote what no file can hold: halves of surrogate pairs
-    return Verdict(correct=None, score=0.0, error=reason.encode(errors="backslashreplace").decode())
+    """A verdict without judgement; the reason names the verifier, and secrets in it are masked.
+
+    Its score is a placeholder, not a zero.
+    """
+    return Verdict(correct=None, score=0.0, error=mask_text(reason))
 
 
 def problem_to_json(problem: Problem) -> dict[str, Any]:

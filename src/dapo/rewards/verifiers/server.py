@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 
 import urllib3
 
+from dapo.config.secrets import mask_text
 from dapo.core.errors import RewardError
-from dapo.core.openai_client import RETRYABLE_STATUSES, ServerFailed, error_cause
+from dapo.core.openai_client import RETRYABLE_STATUSES, ServerFailed, error_cause, without_key
 from dapo.core.verifier_limits import SERVER_TOTAL_S
 from dapo.rewards.verdicts import TokenIds, error_verdict, problem_to_json
 from dapo.rewards.verifiers.function import NOT_APPLIED
@@ -60,21 +61,33 @@ class ServerVerifier:
         Raises:
             RewardError: an option cannot be used.
         """
-        parts = urlsplit(url) if isinstance(url, str) else None
+        try:
+            parts = urlsplit(url) if isinstance(url, str) else None
+        except ValueError:  # brackets that do not match
+            parts = None
+        if parts is not None and "@" in parts.netloc:  # not repeated: it may be a secret
+            raise RewardError(
+                "server: url has a user's name or a password in it, which is not sent; give the address without it, "
+                "and a bearer token by token_env=NAME, the environment variable that holds it"
+            )
         if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
-            raise RewardError(f"server: url must be http://HOST[:PORT]/PATH or https://..., got {url!r}")
+            raise RewardError(
+                f"server: url must be http://HOST[:PORT]/PATH or https://..., got {mask_text(str(url))!r}"
+            )
         _require("batch_size", batch_size, lambda v: isinstance(v, int) and v > 0, "a positive integer")
         _require("retries", retries, lambda v: isinstance(v, int) and v >= 0, "a non-negative integer")
         for name, seconds in (("request_s", request_s), ("total_s", total_s)):
             _require(name, seconds, lambda v: isinstance(v, int | float) and 0 < v < math.inf, "a positive number")
         self._url, self._batch_size, self._retries = url, batch_size, retries
+        self._shown_url = mask_text(url)
+        self._token: str | None = None
         self._request_s, self._total_s = request_s, total_s
         self._headers = {"Content-Type": "application/json", "User-Agent": "dapo"}
         if token_env is not None:
-            token = os.environ.get(token_env)
-            if not token:
-                raise RewardError(f"server: the environment variable {token_env} (token_env) is not set")
-            self._headers["Authorization"] = f"Bearer {token}"
+            self._token = os.environ.get(token_env)
+            if not self._token:
+                raise RewardError(f"server: the environment variable {mask_text(token_env)} (token_env) is not set")
+            self._headers["Authorization"] = f"Bearer {self._token}"
         is_direct = parts.hostname in _LOOPBACK or urllib.request.proxy_bypass(parts.hostname)
         proxy = None if is_direct else urllib.request.getproxies().get(parts.scheme)
         self._pool = urllib3.ProxyManager(proxy) if proxy else urllib3.PoolManager()
@@ -101,12 +114,11 @@ class ServerVerifier:
         try:
             answer = json.loads(body)
         except (ValueError, RecursionError):
-            raise ServerFailed(f"{self._url} answered what is not JSON: {_shown(body)}") from None
+            raise ServerFailed(f"{self._shown_url} answered what is not JSON: {self._shown(body)}") from None
         verdicts = answer.get("verdicts") if isinstance(answer, dict) else None
         if not isinstance(verdicts, list) or len(verdicts) != len(items):
-            raise ServerFailed(
-                f'{self._url} must answer {{"verdicts": [...]}} with {len(items)} of them, got {_shown(body)}'
-            )
+            wanted = f'{{"verdicts": [...]}} with {len(items)} of them'
+            raise ServerFailed(f"{self._shown_url} must answer {wanted}, got {self._shown(body)}")
         return [_to_verdict(verdict) for verdict in verdicts]
 
     def _post(self, body: str, deadline: float) -> bytes:
@@ -132,16 +144,19 @@ class ServerVerifier:
             else:
                 if response.status == 200:
                     return content
-                reason = f"status {response.status} {response.reason}: {_shown(content)}"
+                reason = f"status {response.status} {response.reason}: {self._shown(content)}"
                 if response.status not in RETRYABLE_STATUSES:
-                    raise ServerFailed(f"{self._url}: {reason}")
+                    raise ServerFailed(f"{self._shown_url}: {reason}")
                 wanted = response.headers.get("Retry-After", "")
                 delay_s = max(delay_s, min(float(wanted), _MAX_BACKOFF_S)) if wanted.isdecimal() else delay_s
             backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
             if attempt == self._retries or time.monotonic() + delay_s >= deadline:
                 break
             time.sleep(delay_s)
-        raise ServerFailed(f"{self._url}: {reason} ({attempt + 1} tries)")
+        raise ServerFailed(f"{self._shown_url}: {reason} ({attempt + 1} tries)")
+
+    def _shown(self, body: bytes) -> str:
+        return repr(without_key(body.decode(errors="replace"), self._token)[:_SHOWN_CHARS])
 
 
 def _read(response: urllib3.BaseHTTPResponse, deadline: float) -> bytes:
@@ -170,7 +185,3 @@ def _to_verdict(value: Any) -> Verdict | None:
 def _require(name: str, value: Any, is_valid: Callable[[Any], bool], expected: str) -> None:
     if isinstance(value, bool) or not is_valid(value):
         raise RewardError(f"server: {name} must be {expected}, got {value!r}")
-
-
-def _shown(body: bytes) -> str:
-    return repr(body[:_SHOWN_CHARS].decode(errors="replace"))
