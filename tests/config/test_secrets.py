@@ -120,7 +120,7 @@ def test_what_only_sounds_like_a_secret_is_taken_and_not_masked(option: str):
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_no_shipped_configuration_holds_what_looks_like_a_secret(path: Path):
+def test_no_shipped_configuration_is_taken_to_hold_a_secret(path: Path):
     options = load_config(path).model_dump(mode="json")
     assert list(find_secrets(options)) == []
     assert mask_options(options) == options
@@ -139,7 +139,7 @@ def test_a_variable_of_the_environment_is_not_written_to_the_configuration(text:
         assert K not in str(caught.value)
 
 
-def test_a_variable_that_names_a_place_is_filled_in_and_text_that_looks_like_one_stays(
+def test_a_variable_that_names_a_location_is_filled_in_and_an_escaped_one_stays(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setenv("MY_DATA_DIR", "/data")

@@ -56,7 +56,7 @@ _SHAPE = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
 )
 """Tokens of Hugging Face, OpenAI, GitHub, GitLab, Slack, NVIDIA, Replicate, Google and AWS; JSON web tokens; keys."""
-_PLACES = (
+_LOCATION_WORDS = (
     *("cache", "data", "dir", "directory", "folder", "home", "host", "hostname", "id", "name", "path", "port"),
     *("project", "root", "scratch"),
 )
@@ -118,7 +118,7 @@ def mask_text(text: str) -> str:
 
 def may_be_written(variable: str) -> bool:
     """Whether `${oc.env:VARIABLE}` may stand in a configuration: the variable names a place, or who runs this."""
-    return variable in ("USER", "PWD", "LOGNAME", "TMPDIR") or (_words(variable) or [""])[-1] in _PLACES
+    return variable in ("USER", "PWD", "LOGNAME", "TMPDIR") or (_words(variable) or [""])[-1] in _LOCATION_WORDS
 
 
 _Names = tuple[str, ...]
