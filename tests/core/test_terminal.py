@@ -21,8 +21,12 @@ from dapo.telemetry.console import ProgressDisplay, SafeConsole
 ATTACK = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eevil\u2066\r\x08[red]m[/red] :bomb: \ud800"
 ESCAPED = "\\x1b]0;owned\\x07\\x1b[2J\\x9b31m\\u202eevil\\u2066\\r\\x08[red]m[/red] :bomb: \\ud800"
 SOURCES = Path(dapo.__file__).parent
-RIM = {"core/terminal.py": {"print"}, "telemetry/console.py": {"Console"}}
-"""The files that reach a terminal, and by what."""
+RIM = {
+    "core/terminal.py": {"print"},
+    "telemetry/console.py": {"Console"},
+    "rewards/sandbox/probes.py": {"sys.stdout.write"},  # JSON to its parent's pipe, from inside of the sandbox
+}
+"""The files that write to a stream, and by what."""
 
 
 def test_every_character_that_controls_is_hidden_or_separates_lines_is_unsafe_and_no_other_is():
