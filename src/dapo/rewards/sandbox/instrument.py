@@ -92,11 +92,14 @@ class Flows:
                 yield Names.of(node.iter), _bound_by(node.target)
             case ast.With() | ast.AsyncWith():
                 yield from self._flows_of_with(node)
+            case ast.If() | ast.While():
+                yield Names.of(node.test), _bound_in([*node.body, *node.orelse])
             case ast.Try(body=body, handlers=handlers):
                 yield Names.of(*body), Names({handler.name for handler in handlers if handler.name})
             case ast.Match(subject=subject):
                 captures = [part for part in ast.walk(node) if isinstance(part, ast.MatchAs | ast.MatchStar)]
                 yield Names.of(subject), Names({part.name for part in captures if part.name})
+                yield Names.of(subject), _bound_in([part for case in node.cases for part in case.body])
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 yield Names.of(*node.body), Names({node.name}, {node.name})
                 defaults = [*node.args.defaults, *node.args.kw_defaults]
@@ -146,6 +149,23 @@ def _bound_by(*targets: ast.expr) -> Names:
     return bound
 
 
+def _bound_in(statements: Iterable[ast.stmt]) -> Names:
+    """What these statements may change, by assignment or a method: `ok = False`, `errors.append(x)`."""
+    bound = Names()
+    for part in _walk(statements):
+        match part:
+            case ast.Assign(targets=targets):
+                bound.add(_bound_by(*targets))
+            case ast.AnnAssign(target=target) | ast.AugAssign(target=target) | ast.NamedExpr(target=target):
+                bound.add(_bound_by(target))
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=value))):
+                bound.add(_bound_by(value))
+    return bound
+
+
+_NEVER_FALSE = ("str", "repr", "map", "filter", "zip", "iter", "enumerate", "reversed")
+
+
 def constant_truth(test: ast.expr | None) -> bool | None:
     """Whether an expression is always true or always false whatever the program; None: neither is plain to see."""
     match test:
@@ -169,7 +189,21 @@ def constant_truth(test: ast.expr | None) -> bool | None:
             return truth if truth == constant_truth(orelse) else None
         case ast.Compare(left=left, ops=[ast.Eq() | ast.Is() | ast.LtE() | ast.GtE()], comparators=[right]):
             return True if ast.dump(left) == ast.dump(right) else None
-    return True if isinstance(test, ast.GeneratorExp | ast.Lambda) else None
+    return True if _is_never_false(test) else None
+
+
+def _is_never_false(test: ast.expr | None) -> bool:
+    """Whether an expression only looks as if it could be false, such as a list of comparisons without `all`."""
+    match test:
+        case (
+            ast.ListComp(elt=part, generators=loops)
+            | ast.SetComp(elt=part, generators=loops)
+            | ast.DictComp(value=part, generators=loops)
+        ):
+            return isinstance(part, ast.Compare) and not any(loop.ifs for loop in loops)
+        case ast.Call(func=ast.Name(id=name), args=[_, *_]):
+            return name in _NEVER_FALSE
+    return isinstance(test, ast.GeneratorExp | ast.Lambda | ast.JoinedStr)
 
 
 class Instrument(ast.NodeTransformer):
@@ -211,6 +245,8 @@ class Instrument(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         name = _last_name(node.func)
         of_program = Names.of(*node.args, *node.keywords).meets(self._of_program)
+        if name in ("assertTrue", "assertFalse") and node.args and constant_truth(node.args[0]) is not None:
+            of_program = False
         self.generic_visit(node)
         if of_program and name not in self._defined and (name.startswith("assert") or name == "raises"):
             self.num_counted += 1
@@ -296,5 +332,5 @@ def _catches_assertions(kind: ast.expr | None) -> bool:
     return any(each is None or _last_name(each) in _CATCHES_ASSERTIONS for each in kinds)
 
 
-def _walk(body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
+def _walk(body: Iterable[ast.stmt]) -> Iterator[ast.AST]:
     return (part for statement in body for part in ast.walk(statement))

@@ -265,7 +265,8 @@ class Connection:
         if kind == "raised":
             self.raised.append(error)
             raise error
-        self.values += action in (CALL, NEXT, AWAIT) or not isinstance(value, Remote)
+        of_name = action in (BOOL, IS_INSTANCE) or action.startswith("__")  # such as: assert f; f.__name__
+        self.values += action in (CALL, NEXT, AWAIT) or not (of_name or isinstance(value, Remote))
         return value
 
     def _next(self) -> Any:
