@@ -1,6 +1,7 @@
 """Finds the rows of a data set that a reward cannot judge whatever the response, before anything is sampled."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ from dapo.rewards.verifier import problem_check
 from dapo.types import Problem
 
 _SHOWN_ROWS = 5
+TIME_S = 3.0
+"""Processor time for one verifier: the start of a run on many rows with long tests does not wait for all of them."""
 
 
 @dataclass(frozen=True)
@@ -18,20 +21,31 @@ class UnusableRows:
 
     verifier: str
     reasons: Mapping[int, str]
+    num_checked: int  # the first so many rows
     num_rows: int  # of the whole data set
+
+    @property
+    def is_all(self) -> bool:
+        """Whether it is every row that was checked."""
+        return len(self.reasons) == self.num_checked
 
     def __str__(self) -> str:
         """One line: how many rows, the first of them, and what is wrong with the very first."""
         rows = list(self.reasons)
         named = ", ".join(f"{row:,}" for row in rows[:_SHOWN_ROWS]) + ", ..." * (len(rows) > _SHOWN_ROWS)
+        first = f"the first {self.num_checked:,} of " if self.num_checked < self.num_rows else ""
         return (
-            f"{self.verifier} can judge no response to {len(rows):,} of {self.num_rows:,} rows "
+            f"{self.verifier} can judge no response to {len(rows):,} of {first}{self.num_rows:,} rows "
             f"({'rows' if len(rows) > 1 else 'row'} {named}); row {rows[0]:,}: {self.reasons[rows[0]]}"
         )
 
 
 def unusable_rows(
-    problems: Sequence[Problem], verifier: str | Mapping[str, float], options: Mapping[str, Any]
+    problems: Sequence[Problem],
+    verifier: str | Mapping[str, float],
+    options: Mapping[str, Any],
+    *,
+    time_s: float = TIME_S,
 ) -> list[UnusableRows]:
     """The rows that each verifier of a `reward` section cannot judge, as far as it can find out without a response.
 
@@ -39,6 +53,7 @@ def unusable_rows(
         problems: the rows of a data set, in order.
         verifier: `reward.verifier`.
         options: `reward.options`.
+        time_s: processor time for each verifier, after which no more rows are checked once one can be judged.
 
     Returns:
         One entry per verifier with such rows.
@@ -52,15 +67,28 @@ def unusable_rows(
         check = problem_check(name, spec.options[name])
         if check is None:
             continue
-        checked: dict[int, str | None] = {}  # by object: equal rows of a file share one
-        for problem in problems:
-            if id(problem) not in checked:
-                reason = check(problem)
-                checked[id(problem)] = None if reason is None else reason.removeprefix(f"{name}: ")
-        reasons = {row: why for row, p in enumerate(problems, 1) if (why := checked[id(p)]) is not None}
+        reasons, num_checked = _reasons(name, check, problems, time_s)
         if reasons:
-            found.append(UnusableRows(name, reasons, len(problems)))
+            found.append(UnusableRows(name, reasons, num_checked, len(problems)))
     return found
+
+
+def _reasons(
+    name: str, check: Callable[[Problem], str | None], problems: Sequence[Problem], time_s: float
+) -> tuple[dict[int, str], int]:
+    """Why rows cannot be judged, by their numbers, and how many were checked: one that can be is among them."""
+    checked: dict[int, str | None] = {}  # by object: equal rows of a file share one
+    reasons: dict[int, str] = {}
+    end = time.process_time() + time_s
+    for row, problem in enumerate(problems, 1):
+        if id(problem) not in checked:
+            if time.process_time() > end and len(reasons) < row - 1:
+                return reasons, row - 1
+            reason = check(problem)
+            checked[id(problem)] = None if reason is None else reason.removeprefix(f"{name}: ")
+        if (why := checked[id(problem)]) is not None:
+            reasons[row] = why
+    return reasons, len(problems)
 
 
 def warnings_about_rows(
@@ -73,7 +101,7 @@ def warnings_about_rows(
     lines = []
     for unusable in unusable_rows(problems, verifier, options):
         line = f"{where}: {unusable}"
-        if len(unusable.reasons) == unusable.num_rows:
+        if unusable.is_all:
             raise RewardError(line)
         lines.append(line)
     return lines

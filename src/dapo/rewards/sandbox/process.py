@@ -43,7 +43,7 @@ def main() -> None:
     init_message: Mapping[str, Any] = json.loads(sys.argv[1])
     with os.fdopen(init_message["sources_fd"], encoding="utf-8", errors="surrogatepass") as file:
         sources = json.load(file)
-    rpc.load(init_message["role"])
+    rpc.load(init_message["role"], sources)
     del sys.path[0], sys.modules["rpc"]  # the program imports from the standard library only
     libc = ctypes.CDLL(None, use_errno=True)
     files_hidden = "namespaces" in init_message["layers"] and _separate(libc, init_message["readable"])

@@ -17,14 +17,12 @@ import sys
 import types
 from collections import namedtuple
 
+import rpc  # from this script's own folder
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
-
-
-class UnusableTest(Exception):
-    """The tests use what is not there."""
 
 
 class Skipped(BaseException):
@@ -42,7 +40,7 @@ def module() -> types.ModuleType:
 
 
 def _not_covered(*args: Any, **kwargs: Any) -> Any:
-    raise UnusableTest("the tests use a part of pytest that is not there")
+    raise rpc.UnusableTest("the tests use a part of pytest that is not there")
 
 
 def main(*args: Any, **kwargs: Any) -> int:
@@ -185,7 +183,7 @@ class _Mark:
             for value in values:
                 row = value.values if isinstance(value, param) else (value,) if len(names) == 1 else tuple(value)
                 if len(row) != len(names):
-                    raise UnusableTest(f"parametrize names {len(names)} arguments and gives {len(row)}")
+                    raise rpc.UnusableTest(f"parametrize names {len(names)} arguments and gives {len(row)}")
                 rows.append(dict(zip(names, row, strict=True)))
             function.parameter_rows = [*getattr(function, "parameter_rows", []), rows]
             return function
@@ -264,10 +262,10 @@ class Fixtures:
     def _value(self, name: str, values: dict[str, Any], fixtures: dict[str, Any], opened: list[Iterator[Any]]) -> Any:
         if name not in values:
             if name not in fixtures:
-                raise UnusableTest(f"there is no fixture {name!r}")
+                raise rpc.UnusableTest(f"there is no fixture {name!r}")
             function = fixtures[name]
             if function.fixture_params is not None:
-                raise UnusableTest(f"fixture {name!r} has params, which are not covered")
+                raise rpc.UnusableTest(f"fixture {name!r} has params, which are not covered")
             wanted = inspect.signature(function).parameters
             arguments = {other: self._value(other, values, fixtures, opened) for other in wanted}
             values[name] = fixture_value(function, arguments, opened, self._finished)

@@ -27,11 +27,13 @@ CALL, SET, NEXT, AWAIT, BOOL, IS_INSTANCE = "()", "=", ">", "~", "?", "is a"  # 
 _PLAIN: tuple[type, ...] = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
 
 
-def load(role: str) -> None:
+def load(role: str, sources: list[Any]) -> None:
     """Import what the role needs from this folder, which a confined process cannot read."""
     if role == "test_runner":
-        import pytest_subset  # noqa: F401
         import test_runner  # noqa: F401
+
+        if sources[0]["collect"] or sources[0]["pytest"]:
+            import pytest_subset  # noqa: F401
 
 
 def program(channel_fd: int, source: str) -> None:
@@ -214,6 +216,10 @@ def _send(channel: BinaryIO, message: Any) -> None:
 
 class Unsendable(BaseException):
     """The tests need what cannot cross: they pass the submission a function, or compare two of its objects."""
+
+
+class UnusableTest(Exception):
+    """The tests use what is not there."""
 
 
 class SubmissionLost(BaseException):

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import base64
 import importlib
-import inspect
 import marshal
 import sys
 import types
 
-import pytest_subset  # from this script's own folder
-import rpc
+import rpc  # from this script's own folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-_DATA_ERRORS = (ImportError, NameError, SyntaxError, OSError, pytest_subset.UnusableTest)
-_SETUP = ("setUp", "setUpClass", "setUpModule", "asyncSetUp", "setup_method", "setup_class", "setup_module")
+_DATA_ERRORS = (ImportError, NameError, SyntaxError, OSError, rpc.UnusableTest)
+_SETUP = {"setUp", "setUpClass", "setUpModule", "asyncSetUp", "setup_method", "setup_class", "setup_module"}
+_SETUP |= {"fixture_value"}  # of `pytest_subset`, which is imported where tests are collected only
 
 
 class Counter:
@@ -122,9 +121,13 @@ class Runner:
             exec(code, self.names)
         if check is not None and "check" not in self.entered and callable(self.names.get("check")):
             finished(self.names["check"](eval(check, self.names)))
-        self._run_collected()
 
-    def _run_collected(self) -> None:
+    def run_collected(self) -> None:
+        """Run the functions and classes that the tests have defined."""
+        import inspect
+
+        import pytest_subset  # `rpc.load` has read it
+
         own = {id(v): v for v in self.names.values() if getattr(v, "__module__", None) == "__main__"}
         defined = list(own.values())
         functions = [f for f in defined if inspect.isfunction(f) and f.__name__.startswith("test")]
@@ -146,7 +149,7 @@ class Runner:
         if cases:
             _run_cases(cases)
 
-    def _run_class(self, kind: type, fixtures: pytest_subset.Fixtures) -> None:
+    def _run_class(self, kind: type, fixtures: Any) -> None:
         methods = [name for name in dir(kind) if name.startswith("test") and callable(getattr(kind, name))]
         if methods:
             _call_on(kind, "setup_class")
@@ -191,6 +194,8 @@ def run(connection: rpc.Connection, message: Mapping[str, Any]) -> str:
             argument = _only_function(public, message["mentioned"])
             runner.names[argument] = public[argument]
         runner.run([marshal.loads(base64.b64decode(each)) for each in message["code"]], argument)
+        if message["collect"]:
+            runner.run_collected()
     except BaseException as error:
         result = blame(error, runner)
         if result is not None:
@@ -220,9 +225,7 @@ def blame(error: BaseException, runner: Runner) -> str | None:
     unused = not connection.values and not connection.raised
     of_tests = isinstance(error, _DATA_ERRORS) and not isinstance(error, TimeoutError | UnboundLocalError)
     of_module = isinstance(error, AttributeError) and isinstance(error.obj, types.ModuleType)
-    in_setup = _functions_of(error) & {*_SETUP, pytest_subset.fixture_value.__name__} and not isinstance(
-        error, AssertionError
-    )
+    in_setup = _functions_of(error) & _SETUP and not isinstance(error, AssertionError)
     if of_tests or of_module or in_setup or unused:
         return f"broken: {type(error).__name__}: {error}"
     return "failed"
@@ -230,7 +233,7 @@ def blame(error: BaseException, runner: Runner) -> str | None:
 
 def finished(result: Any) -> Any:
     """The result of a call, run to its end where it is a coroutine."""
-    if inspect.iscoroutine(result):
+    if isinstance(result, types.CoroutineType):
         import asyncio
 
         return asyncio.run(result)
@@ -251,6 +254,8 @@ def prepare(message: Mapping[str, Any], public: Mapping[str, Any]) -> None:
             rpc.coroutine(main) if isinstance(main, rpc.Remote) else main, **options
         )
     if message["pytest"]:
+        import pytest_subset
+
         sys.modules["pytest"] = pytest_subset.module()
     if message["unittest"]:
         import unittest
@@ -262,7 +267,7 @@ def _only_function(public: Mapping[str, Any], mentioned: Sequence[str]) -> str:
     functions = [name for name, value in public.items() if isinstance(value, rpc.Remote)]
     asked = [name for name in functions if name in mentioned] or functions
     if len(asked) != 1:
-        raise pytest_subset.UnusableTest(
+        raise rpc.UnusableTest(
             f"check(candidate) may mean any of {len(asked)} names of the program; a column entry_point says which"
         )
     return asked[0]
@@ -302,11 +307,12 @@ def _run_cases(cases: Sequence[type]) -> None:
 
 def _call(names: dict[str, Any], name: str, argument: Any) -> None:
     function = names.get(name)
-    if inspect.isfunction(function):
-        finished(function(argument) if inspect.signature(function).parameters else function())
+    if isinstance(function, types.FunctionType):
+        finished(function(argument) if function.__code__.co_argcount else function())
 
 
 def _call_on(owner: Any, name: str, *arguments: Any) -> None:
     function = getattr(owner, name, None)
-    if callable(function):
-        finished(function(*arguments) if inspect.signature(function).parameters else function())
+    if isinstance(function, types.FunctionType | types.MethodType):
+        takes = function.__code__.co_argcount - isinstance(function, types.MethodType)
+        finished(function(*arguments) if takes else function())

@@ -3,11 +3,14 @@
 import math
 import time
 from collections.abc import Mapping
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from dapo.core.errors import RewardError
 from dapo.core.math_text import fences, final_part
 from dapo.core.verifier_limits import CODE_TIME_S
+from dapo.rewards.sandbox import sandbox
 from dapo.rewards.sandbox.sandbox import Sandbox, SandboxError
 from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.rewards.verifiers.code_tests import COLUMNS, Pairs, Statements, read_tests
@@ -63,6 +66,7 @@ class CodeVerifier:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise RewardError(f"code: {name} must be a positive number, got {value!r}")
         self._field, self._time_s = field, time_s
+        _cache_bytecode()
         self._sandbox = Sandbox(round(memory_mib * 2**20), require_confinement=isolation == "require")
         try:
             gaps = self._sandbox.gaps()
@@ -121,6 +125,12 @@ def program_in(response: str) -> str:
     if programs:
         return programs[-1]
     return "" if found else text
+
+
+def _cache_bytecode() -> None:
+    """Compile the modules of the sandbox's processes, which read them before they are confined and write nothing."""
+    for name in ("rpc", "test_runner", "pytest_subset"):
+        SourceFileLoader(name, str(Path(sandbox.__file__).with_name(f"{name}.py"))).get_code(name)
 
 
 def _lines(output: str) -> list[str]:

@@ -114,7 +114,8 @@ def _compile(texts: Sequence[str], entry_point: str | None, prompt: str) -> Stat
         num_counted += instrument.num_counted
     if not num_counted:
         raise ValueError("its tests run no assertion on a value of the program")
-    attributes = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     if unseen := sorted(_UNSEEN & attributes):
         raise ValueError(f"its tests use {unseen[0]}, which cannot see into the program's process")
     message = {
@@ -125,6 +126,7 @@ def _compile(texts: Sequence[str], entry_point: str | None, prompt: str) -> Stat
         "program_modules": sorted(asked.modules_imported),
         "check": asked.check,
         "mentioned": sorted(set(re.findall(r"\w+", prompt))) if asked.check == "" else [],
+        "collect": any(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) for node in nodes),
         "asynchronous": any("async" in text for text in texts),
         "pytest": any("pytest" in text for text in texts),
         "unittest": any("unittest" in text for text in texts),
@@ -169,7 +171,9 @@ class _Asked:
             self.names = own
         else:
             self.certain = {name for name in unresolved if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", prompt)}
-            self.names = self.certain | self._alone(trees, unresolved, called, imported.starred)
+            self.names = self.certain | (
+                self._alone(trees, unresolved, called, imported.starred) if unresolved - self.certain else set()
+            )
             if len(unresolved) == 1:
                 self.certain = self.names
         self.names = self.names | imported.names
