@@ -58,7 +58,7 @@ CONFIG = (
 )
 
 
-def test_when_the_time_for_checking_is_over_the_rest_is_left_out_and_that_is_said():
+def test_when_the_time_for_checking_is_over_the_rest_of_the_rows_is_left_out():
     (found,) = unusable_rows(problems("x", "y", "3", "z"), "gsm8k", {}, time_s=0)
     assert list(found.reasons) == [1, 2]
     assert str(found).startswith("gsm8k can judge no response to 2 of the first 3 of 4 rows (rows 1, 2)")

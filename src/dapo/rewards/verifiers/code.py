@@ -28,9 +28,11 @@ class CodeVerifier:
 
     - `[{"input": "1 2", "output": "3"}, ...]` or `{"inputs": [...], "outputs": [...]}`: the program reads standard
       input, and what it prints must equal the output, apart from white space at the ends of lines and of the whole;
-    - `["assert add(1, 2) == 3", ...]`, or one string of Python: statements that use the program's functions. A column
-      `entry_point` names the one function, which a `def check(candidate)` in the tests is called with. Names of
-      built-ins and standard modules mean those, whatever the program defines.
+    - `["assert add(1, 2) == 3", ...]`, or one string of Python: statements, functions of pytest, cases of unittest, or
+      `def check(candidate)`, which is called with the column `entry_point`.
+
+    Tests of the second kind are passed only if assertions on values of the program were executed and held; tests that
+    execute none are an error. docs/verifiers.md says what is run and counted, and which names are the program's.
 
     The program never sees the tests: it gets inputs and arguments, and answers with text or plain values (see
     `sandbox.rpc`), which are compared in another process. So a test cannot pass it a function, see a list that it
@@ -82,8 +84,11 @@ class CodeVerifier:
     @staticmethod
     def check_problem(problem: Problem, options: Mapping[str, Any]) -> str | None:
         """Why no program can be judged by the tests of this row."""
+        field = options.get("field", COLUMNS[0])
+        if not isinstance(field, str):
+            return None  # the constructor refuses it
         try:
-            read_tests(problem, options.get("field", COLUMNS[0]))
+            read_tests(problem, field)
         except ValueError as error:
             return str(error)
         return None
