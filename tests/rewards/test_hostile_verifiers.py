@@ -8,9 +8,10 @@ import time
 import pytest
 
 from dapo.rewards.combine import RewardSpec
+from dapo.rewards.workers.output import MAX_LOG_BYTES, VerifierOutput
 from dapo.rewards.workers.supervisor import SHOWN_BYTES
 from dapo.types import Problem, Verdict
-from helpers.processes import is_alive
+from helpers.processes import is_alive, wait_until
 from helpers.verifier_pools import open_pool
 
 NAME = "helpers.hostile_functions:does"
@@ -171,3 +172,27 @@ def test_five_percent_hanging_verifiers_cost_their_time_limit_and_little_more():
     assert late == [text == "sleep" for text in texts]
     hangs_s = sum(late) * timeout_s / workers
     assert hangs_s <= took < 1.3 * (without_hangs_s + hangs_s) + start_s
+
+
+def test_what_verifiers_of_a_run_print_is_in_its_file_once_and_what_is_left_on_the_console(tmp_path, capfd):
+    output, log = VerifierOutput(), tmp_path / "logs" / "verifier.log"
+    with open_pool(NAME, workers=1, output=output) as pool:
+        judged(pool, "escape_codes")
+        wait_until(lambda: log.exists() or bool(output.move_to(log)))
+        assert output.move_to(log) == b"", "nothing is moved twice"
+        judged(pool, "escape_codes")
+    line = "?]0;owned??[2J and\ta word\n"
+    assert log.read_text() == line
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", line)
+
+
+def test_the_file_of_what_verifiers_print_is_bounded(tmp_path):
+    log, output = tmp_path / "verifier.log", VerifierOutput()
+    os.truncate(output.fileno(), MAX_LOG_BYTES + 100)
+    assert len(output.move_to(log)) == MAX_LOG_BYTES + 100
+    assert log.stat().st_size < MAX_LOG_BYTES + 30
+    os.pwrite(output.fileno(), b"more", MAX_LOG_BYTES + 100)
+    assert output.move_to(log) == b"more"
+    assert log.read_bytes().endswith(b"[more is not kept]\n")
+    output.close()

@@ -167,6 +167,8 @@ class TestPlainProgress:
         }
         assert evaluation_line(20, metrics) == "step 20: evaluation: mix 50.0% (41.2% to 59.0%), sums 100.0%"
         assert evaluation_line(20, STEP) == ""
+        graded = {"eval/mix/accuracy": 6.25, "eval/mix/low": 5.0, "eval/mix/high": 7.5}
+        assert evaluation_line(20, graded) == "step 20: evaluation: mix 6.250 (5.000 to 7.500)"
 
     def test_without_a_terminal_there_are_lines_and_nothing_else(self):
         stream = io.StringIO()

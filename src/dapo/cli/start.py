@@ -12,6 +12,7 @@ from dapo.config.model_data import MODEL_ALIASES
 from dapo.core.errors import ConfigError
 from dapo.core.loading import load_callable
 from dapo.core.suggest import did_you_mean
+from dapo.rewards.workers.output import VerifierOutput
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.training.run_directory import require_new_run
 
@@ -37,7 +38,7 @@ def open_judge(config: Config, *, run_dir: Path | None = None, elsewhere: bool =
         _require_model(config.model.name)
     if isinstance(name := config.dynamic_sampling.filter, str):
         load_callable(name, error=ConfigError, option="dynamic_sampling.filter=")
-    with VerifierPool(resolve_auto_verifier(config).reward) as judge:
+    with VerifierPool(resolve_auto_verifier(config).reward, output=VerifierOutput()) as judge:
         yield judge
 
 

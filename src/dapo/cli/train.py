@@ -110,7 +110,7 @@ def open_run(config: Config, inputs: Inputs, judge: VerifierPool, directory: Run
         signals_as_requests() as stop,
         build_run(config, inputs, judge, directory, display, first_step=step + 1) as run,
     ):
-        run.stop = stop
+        run.stop, run.verifier_output = stop, judge.output
         for note in [*inputs.notes, f"writing to {directory.path}"]:
             run.tracker.message(note)
         if checkpoint:
@@ -138,6 +138,7 @@ def close_run(run: Run, reason: str) -> None:
         for each in run.directory.evaluations(warn=lambda text: None)  # the report says it
     ]
     try:
+        run.keep_verifier_output()
         run.tracker.close()
         run.directory.write_summary(
             {

@@ -203,8 +203,9 @@ def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
         if metric != f"eval/{name}/accuracy" or accuracy is None:
             continue
         low, high = metrics.get(f"eval/{name}/low"), metrics.get(f"eval/{name}/high")
-        interval = f" ({low:.1%} to {high:.1%})" if low is not None and high is not None else ""
-        entries.append(f"{name} {accuracy:.1%}{interval}")
+        style = ".1%" if 0 <= accuracy <= 1 else ".3f"  # the score of a verifier need not be a fraction
+        interval = f" ({low:{style}} to {high:{style}})" if low is not None and high is not None else ""
+        entries.append(f"{name} {accuracy:{style}}{interval}")
     took = f", in {stopwatch(metrics['time/evaluate_s'])}" if metrics.get("time/evaluate_s") is not None else ""
     return f"step {step}: evaluation: {', '.join(entries)}{took}" if entries else ""
 
@@ -293,9 +294,12 @@ def _comparison(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
     columns = [Column(name, justify="right") for name in ("before training", "after training")]
     table = Table("", *columns, title="Held-out problems", title_style="bold", title_justify="left")
     results = before, after
-    table.add_row("accuracy", *(Text(f"{result['accuracy']:.1%}", style="bold") for result in results))
+    label, style = ("accuracy", ".1%") if before.get("binary", True) else ("mean score", ".3f")
+    table.add_row(label, *(Text(f"{result['accuracy']:{style}}", style="bold") for result in results))
     intervals = [(result["low"], result["high"]) for result in results]
-    table.add_row("95 % interval", *("none" if low is None else f"{low:.1%} to {high:.1%}" for low, high in intervals))
+    table.add_row(
+        "95 % interval", *("none" if low is None else f"{low:{style}} to {high:{style}}" for low, high in intervals)
+    )
     table.add_row("problems", *(f"{result['problems']:,}" for result in results))
     table.add_row("mean response, tokens", *(f"{result['response_tokens_mean']:,.1f}" for result in results))
     table.add_row("truncated", *(f"{result['truncated_fraction']:.1%}" for result in results))

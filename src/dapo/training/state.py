@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 from dapo.config import Config
 from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.evaluation.scores import EvaluationPlan
+from dapo.rewards.workers.output import VerifierOutput
 from dapo.telemetry.metrics import StepTimer
 from dapo.telemetry.profiler import profiled_step
 from dapo.telemetry.sinks import Tracker
@@ -22,6 +23,9 @@ from dapo.training.signals import StopRequest
 from dapo.types import Problem, Sample
 
 T = TypeVar("T")
+
+VERIFIER_LOG = "verifier.log"
+_SHOWN_CHARS = 80
 
 
 class TrainablePolicy(Protocol):
@@ -118,6 +122,8 @@ class Run:
     """The kinds of advice that this process has printed: each is given once."""
     is_solved: bool = False
     """The run has ended because its problems are solved."""
+    verifier_output: VerifierOutput | None = None
+    """What the verifiers print, where it is kept from the console."""
     checkpoints: CheckpointWriter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -158,6 +164,14 @@ class Run:
             if self.state.engine_version != self.state.step:
                 self.engine.load_weights(self.policy.weights(version=self.state.step), version=self.state.step)
                 self.state.engine_version = self.state.step
+
+    def keep_verifier_output(self) -> None:
+        """Move what the verifiers have printed to logs/verifier.log; the first time, show how it begins."""
+        path = self.directory.logs / VERIFIER_LOG
+        is_first = not path.exists()
+        if self.verifier_output is not None and (new := self.verifier_output.move_to(path)) and is_first:
+            first_line = new.decode(errors="replace").strip().partition("\n")[0]
+            self.tracker.message(f"the verifier prints: {first_line[:_SHOWN_CHARS]!r}; all of it is in {path}")
 
     def drop_engine_weights(self) -> None:
         """Let the engine free its weights while the policy updates: the next step brings others."""

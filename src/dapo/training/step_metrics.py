@@ -77,6 +77,7 @@ def evaluate_and_log(run: Run) -> None:
     state, step = run.state, run.state.step
     if state.unlogged is None:
         return
+    run.keep_verifier_output()
     metrics = dict(state.unlogged)
     every = run.config.train.eval_every
     if step in (0, run.config.train.num_steps) or (every and step % every == 0):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dapo.core.errors import RewardError
 from dapo.rewards.combine import RewardSpec, Scope
 from dapo.rewards.verdicts import TokenIds, error_verdict, problem_to_json
+from dapo.rewards.workers.output import VerifierOutput
 from dapo.rewards.workers.process import WorkerLost, WorkerProcess, encode_init_message, frame
 from dapo.types import Problem, Verdict
 
@@ -44,15 +45,19 @@ class VerifierPool:
     `reward.memory_gib` bounds the private memory of each process, and of a worker with all that it has started.
     """
 
-    def __init__(self, reward: "RewardConfig", *, startup_s: float = STARTUP_S) -> None:
+    def __init__(
+        self, reward: "RewardConfig", *, startup_s: float = STARTUP_S, output: VerifierOutput | None = None
+    ) -> None:
         """Start the workers and wait for the first; the others start meanwhile.
 
-        Raises RewardError if the verifier cannot be built there, or not within `startup_s`.
+        What the verifiers print is shown on the standard error, or kept in `output`, which closes with the pool. Raises
+        RewardError if the verifier cannot be built there, or not within `startup_s`.
         """
         self.spec = RewardSpec.of(reward.verifier, options=reward.options, threshold=reward.threshold)
         self._init_message = encode_init_message(self.spec)
         self._timeout_s, self._startup_s = reward.timeout_s, startup_s
         self._memory_bytes = round(reward.memory_gib * 2**30)
+        self.output = output
         self._slow_s = reward.timeout_s / 2
         """The time after which a worker's standby is started."""
         self._tasks: queue.SimpleQueue[VerifierTask | None] = queue.SimpleQueue()
@@ -114,6 +119,8 @@ class VerifierPool:
             worker.interrupt()
         for thread in self._threads:
             thread.join()
+        if self.output is not None:
+            self.output.close()
 
     def __enter__(self) -> "VerifierPool":
         return self
@@ -206,7 +213,11 @@ class VerifierPool:
             if self._closed:
                 return "the pool is closed"
             try:
-                worker = WorkerProcess(self._init_message, memory_bytes=self._memory_bytes)
+                worker = WorkerProcess(
+                    self._init_message,
+                    memory_bytes=self._memory_bytes,
+                    **({} if self.output is None else {"output": self.output.fileno()}),
+                )
             except OSError as error:
                 return f"it cannot be started ({error})"
             self._live_workers.add(worker)

@@ -51,11 +51,11 @@ def encode_init_message(spec: RewardSpec) -> bytes:
 class WorkerProcess:
     """A supervisor and its child, the worker, in a session of its own; never forked from this process.
 
-    Messages go over a socket pair. What the verifier prints goes, shortened, to this process's standard error. One
-    thread calls; any thread may `interrupt`.
+    Messages go over a socket pair. What the verifier prints goes, shortened, to the descriptor `output`. One thread
+    calls; any thread may `interrupt`.
     """
 
-    def __init__(self, init_message: bytes, *, memory_bytes: int) -> None:
+    def __init__(self, init_message: bytes, *, memory_bytes: int, output: int = _STDERR) -> None:
         """Start the process; `begin` sends it the `init_message`, `wait_ready` says whether it works."""
         self._connection, theirs = socket.socketpair()
         their_keepalive_pipe, keepalive_pipe = os.pipe()
@@ -67,7 +67,8 @@ class WorkerProcess:
                 # -P: a file of the current directory called random.py must not stop the worker from starting
                 [sys.executable, "-P", "-m", "dapo.rewards.workers.worker", *map(str, given), str(memory_bytes)],
                 stdin=subprocess.DEVNULL,
-                stdout=_STDERR,
+                stdout=output,
+                stderr=output,
                 pass_fds=given,
                 start_new_session=True,
                 # a fixed hash seed: what iterates over sets gives the same verdict in every worker and every run

@@ -1,0 +1,57 @@
+"""Keeps what the verifiers of a run print away from the console, and moves it into a file of the run."""
+
+import contextlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from dapo.core.files import open_no_link
+
+MAX_LOG_BYTES = 10 * 2**20
+_CHUNK = 1 << 20
+
+
+class VerifierOutput:
+    """A temporary file to which all verifier processes append, each at most as much as its supervisor lets through."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  close() closes it
+        self._moved = 0
+
+    def fileno(self) -> int:
+        """The descriptor that verifier processes write to."""
+        return self._file.fileno()
+
+    def move_to(self, path: Path) -> bytes:
+        """Append what is new to the file at `path`, which holds at most MAX_LOG_BYTES; returns the new text.
+
+        Raises OSError where the file cannot be written.
+        """
+        new = self._read()
+        if not new:
+            return b""
+        path.parent.mkdir(exist_ok=True)
+        with open_no_link(path, "ab") as file:
+            room = max(0, MAX_LOG_BYTES - os.fstat(file.fileno()).st_size)
+            file.write(new[:room])
+            if 0 < room < len(new):
+                file.write(b"\n[more is not kept]\n")
+        return new
+
+    def close(self) -> None:
+        """Print what was not moved to the standard error: nothing is lost where there is no run to keep it."""
+        if self._file.closed:
+            return
+        if left := self._read():
+            with contextlib.suppress(OSError):
+                sys.stderr.write(left.decode(errors="replace"))
+        self._file.close()
+
+    def _read(self) -> bytes:
+        """What was written since the last call; pread, as the processes share the file's position."""
+        parts = []
+        while part := os.pread(self._file.fileno(), _CHUNK, self._moved):
+            self._moved += len(part)
+            parts.append(part)
+        return b"".join(parts)
