@@ -126,6 +126,10 @@ TABLES = [
     ("\\sqrt{2}", "2^{1/2} \\frac{2}{\\sqrt{2}} \\sqrt[4]{4} 1.414214 1.41421356 1.41421356237 1.4142135623730951",
      "1.414 1.41421 1.41421357 1.4142135624001 -\\sqrt2 \\sqrt{3-1} \\sqrt{\\sqrt{4}} 99/70"),
     ("\\pi", "3.141593 3.141592 3.14159265358979 1\\pi", "3.14 3.14159 22/7 355/113 3.141594 \\frac{\\pi^2}{\\pi}"),
+    ("\\log_{2}5", "\\frac{\\ln5}{\\ln2} \\log_{4}25 2.321928", "2.32 \\log_{5}2"),
+    ("\\sqrt{2}+1", "1+\\sqrt2 \\sqrt{2}+1\\approx2.414", "\\sqrt{2}+1\\approx2.5 2.414\\approx\\sqrt{2}+1"),
+    ("1.6\\times10^{5}", "16\\times10^{4} 160000", "1.7\\times10^{5} 16\\times10^{5}"),
+    ("1", "1", "10^0 \\sin90^\\circ e^0 0! 0.9999999999999999999999"),
     ("e^{-20}", "\\frac{1}{e^{20}}", "0 0.0 2e-9 e^{-21}"),
     ("\\sqrt{10^{12}+1}-10^6", "\\sqrt{10^{12}+1}-1000000", "0 0.0 5e-7 0.0000005"),
     ("\\frac{1}{20!}", "\\frac{1}{2432902008176640000}", "\\frac{1}{21!} 0 0.0"),
@@ -182,6 +186,7 @@ SENTENCES = [
     ("5 \\text{ cm}", ["5 cm", "5", "5\\,\\mathrm{cm}", "5 \\textrm{ cm}", "5 centimeters", "5 \\operatorname{cm}"],
      ["5 m", "5 km", "5 cm^2", "0.05 m", "50 mm", "6 cm"]),
     ("5 m", ["5 m", "5", "5 \\text{ m}", "5 meters"], ["5 km", "5 s", "500 cm", "5 m^2"]),
+    ("120 \\text{ minutes}", ["2 hours = 120 minutes", "120 min"], ["2 hours", "3 hours = 120 minutes", "120 hours"]),
     ("9.8 \\text{ m/s}^2", ["9.8 m/s^2", "9.8 meters per second squared", "9.8"], ["9.8 m/s", "9.8 N"]),
     ("6\\pi \\text{ cm}", ["6\\pi", "6\\pi cm"], ["6\\pi m", "6 cm"]),
     ("6\\pi", ["6\\pi \\text{ cm}", "6π cm"], ["6", "6\\pi^2"]),
@@ -193,9 +198,11 @@ SENTENCES = [
     ("3:00 \\text{ p.m.}", ["3:00 PM", "3:00"], ["3:00 AM", "15:00"]),
     ("5 \\text{ feet } 6 \\text{ inches}", ["5 ft 6 in", "5 feet and 6 inches"],
      ["66 inches", "6 feet 5 inches", "5 feet"]),
-    ("13", ["13 ways", "$13$ ways", "The total number of ways is 13.", "There are 13 ways.", "It takes 13 minutes."],
+    ("13", ["13 ways", "$13$ ways", "The total number of ways is 13.", "There are 13 ways.",
+     "It takes 13 minutes.", "There were 13 students in the class."],
      ["13 of 14", "13 million", "13 squared", "13 tenths", "13!", "13?", "The answer is not 13.", "It could be 13",
-      "There are 13 apples and 3 pears.", "13 or so", "about 13", "13x", "13ab"]),
+      "There are 13 apples and 3 pears.", "13 or so", "about 13", "13x", "13ab",
+      "13 \\text{x}", "13 th", "13 bn", "It is 13 in the wrong order.", "The answer is 13 of the other half."]),
     ("3500000", ["3.5 million", "3,500,000", "3{,}500{,}000", "3\\,500\\,000", "3\\!500\\!000", "3 500 000"], ["3.5"]),
     # connectives
     ("x > 5 \\text{ and } x < 7", ["5 < x < 7", "x<7 and x>5", "(5,7)", "x \\in (5,7)", "x > 5, x < 7"],
@@ -222,7 +229,10 @@ def test_units_words_and_connectives(reference, right, wrong):
     assert [answer for answer in wrong if is_right(reference, answer)] == []
 
 
-@pytest.mark.parametrize("reference", ["9^{9^{9^9}}", "((9!)!)!", "1/0", "2 + 2 = 5", "\\int_0^1 x dx", "\\log 0"])
+@pytest.mark.parametrize(
+    "reference",
+    ["9^{9^{9^9}}", "((9!)!)!", "1/0", "\\sqrt{10^{200}+1}-10^{100}", "2 + 2 = 5", "\\int_0^1 x dx", "\\log 0"],
+)
 def test_a_reference_that_has_no_value_or_one_too_large_is_an_error(reference):
     for answer in (reference, "1", "4"):
         assert judged(reference, answer).correct is None

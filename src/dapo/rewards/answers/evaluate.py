@@ -86,6 +86,24 @@ def real_key(value: Value) -> Any:
     return value if isinstance(value, Fraction) else _mp().re(value)
 
 
+def is_accurate(node: Node) -> bool:
+    """Whether the digits of a constant are those that more digits would give: they do not cancel."""
+    value = value_of(node)
+    if isinstance(value, Fraction):
+        return True
+    with _mp().workdps(3 * _DIGITS):
+        return same_values(value, value_of(node))
+
+
+def is_zero(node: Node) -> bool:
+    """Whether a constant is zero: exactly, or by as many digits as are computed."""
+    value = value_of(node)
+    if isinstance(value, Fraction):
+        return value == 0
+    with _mp().workdps(3 * _DIGITS):
+        return bool(abs(value_of(node)) <= abs(value) * _mp().mpf(10) ** -_DIGITS)
+
+
 def is_less(one: Value, other: Value) -> bool:
     """Whether one real value is smaller than another."""
     one, other = _both(one, other)
@@ -200,6 +218,9 @@ def _power(base: Value, exponent: Value) -> Value:
         exact = _rational_power(base, exponent)
         if exact is not None:
             return exact
+    if isinstance(exponent, Fraction) and exponent.denominator % 2 == 1 < exponent.denominator and _is_negative(base):
+        root = _power(-base, exponent)
+        return -root if exponent.numerator % 2 else root  # the real root, as of \sqrt[3]{-8}
     mp = _mp()
     base, exponent = to_mp(base), to_mp(exponent)
     if base == 0:
@@ -209,6 +230,10 @@ def _power(base: Value, exponent: Value) -> Value:
     if abs(exponent) * max(1, abs(mp.log(abs(base), 2))) > _MAX_MAGNITUDE:
         raise TooCostly("too large a power")
     return mp.power(base, exponent)
+
+
+def _is_negative(value: Value) -> bool:
+    return is_real(value) and bool(real_key(value) < 0)
 
 
 def _rational_power(base: Fraction, exponent: Fraction) -> Fraction | None:

@@ -9,6 +9,7 @@ from dapo.rewards.answers.expressions import Node
 
 _COMBINATORIAL = ("binom", "!", "×", "/")
 _MIN_MANTISSA, _MAX_MANTISSA = 1, 10
+_MIN_BARE_EXPONENT = 3  # 10^2 for 100 is the question restated
 
 
 def is_literal(node: Node) -> bool:
@@ -35,11 +36,18 @@ def _is_fraction(node: Node) -> bool:
 
 def _is_scientific(node: Node) -> bool:
     if _is_power_of_ten(node):
-        return True
+        return abs(int(_unsigned(node.args[1]).text[:9])) >= _MIN_BARE_EXPONENT
     if node.op != "*" or not _is_power_of_ten(node.args[1]):
         return False
     mantissa = _unsigned(node.args[0])
+    if not _unsigned(node.args[1].args[1]).text.strip("0") and "." not in mantissa.text:
+        return False  # 7 times 10^0
     return mantissa.op == "number" and _MIN_MANTISSA <= (mantissa.value or 0) < _MAX_MANTISSA
+
+
+def _is_product_with_power(node: Node) -> bool:
+    r"""Scientific notation with any mantissa: `16 \times 10^4`."""
+    return node.op == "*" and _unsigned(node.args[0]).op == "number" and _is_power_of_ten(node.args[1])
 
 
 def _is_power_of_ten(node: Node) -> bool:
@@ -55,7 +63,7 @@ def form_allows(reference: Node, answer: Node) -> bool:
     if is_literal(answer):
         return True
     if is_literal(reference):
-        return False
+        return _is_product_with_power(_unsigned(reference)) and _is_product_with_power(_unsigned(answer))
     if not constants_of(answer) <= constants_of(reference):
         return False
     named = bool(names_of(reference))
@@ -74,6 +82,8 @@ def _free(allowed: Counter[str], *, named: bool) -> set[str]:
     free = {"name power"} | {op for op in allowed if op.startswith("call ")}
     if named:
         free.add("+")
+    if allowed["log"]:
+        free |= {"call ln", "call log", "call lg"}
     if allowed["root"]:
         free |= {"root"}
     if allowed["power"]:

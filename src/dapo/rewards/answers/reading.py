@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from dapo.rewards.answers.equality import approximation_holds
 from dapo.rewards.answers.evaluate import names_of
 from dapo.rewards.answers.expressions import Node, Unreadable, number, parse_expression
 from dapo.rewards.answers.parts import (
@@ -113,6 +114,8 @@ class _Reader:
         signs = [t.text for t, depth in with_depth(tokens) if depth == 0 and t.kind == "sign"]
         if "in" in signs:
             return self._membership(tokens)
+        if "≈" in signs:
+            return self._approximated(tokens)
         if "≡" in signs or "pmod" in signs:
             return [self._congruence(tokens)]
         if any(sign in _RELATIONS for sign in signs):
@@ -120,6 +123,18 @@ class _Reader:
         if "=" in signs:
             return self._equation(tokens)
         return [Part(self._value(tokens))]
+
+    def _approximated(self, tokens: Sequence[Token]) -> list[Part]:
+        r"""`\sqrt{2} \approx 1.41`: the value before the sign, if what follows is its rounding."""
+        exact, *decimals = split(tokens, "≈")
+        parts = self._single(exact)
+        (value,) = [part.value for part in parts]
+        if not isinstance(value, Quantity) or names_of(value.node):
+            raise Unreadable("an approximation of no number")
+        for decimal in decimals:
+            if not approximation_holds(value.node, self._quantity(decimal).node):
+                raise Unreadable("an approximation that is not the value")
+        return parts
 
     def _value(self, tokens: Sequence[Token]) -> Value:
         if not tokens:

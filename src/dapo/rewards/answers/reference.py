@@ -6,12 +6,18 @@ from fractions import Fraction
 from functools import cached_property
 
 from dapo.core.math_text import normalize_number
+from dapo.rewards.answers.equality import (
+    claim_holds,
+    difference,
+    is_below_one,
+    is_multiple,
+    same_exact,
+    same_expression,
+)
 from dapo.rewards.answers.evaluate import (
-    is_near,
-    is_rounding,
+    is_accurate,
     names_of,
     same_function,
-    same_values,
     value_of,
 )
 from dapo.rewards.answers.expressions import Node, Unreadable, number
@@ -34,14 +40,10 @@ from dapo.rewards.answers.parts import (
 )
 from dapo.rewards.answers.reading import read_answer
 from dapo.rewards.answers.regions import infinity_of, same_ends
-from dapo.rewards.answers.units import Unit, format_unit
+from dapo.rewards.answers.units import PERCENT, Unit, format_unit
 
 _EXTRA_CHARS = 500
 """An answer that is longer than the reference by this is none."""
-_MIN_DIGITS = 7
-"""A decimal answers an irrational reference if it has so many significant digits, each of them right."""
-_DIGITS_OF_A_DOUBLE = (16, 17)
-_PERCENT: Unit = (("percent", 1),)
 _DEGREE: Unit = (("degree", 1),)
 _MIRRORED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠"}
 
@@ -105,21 +107,12 @@ def _check(part: Part) -> None:
         if infinity_of(node):
             continue
         if not names_of(node):
-            value_of(node)
+            if not is_accurate(node):
+                raise Unreadable("its digits cancel")
         elif not same_function(node, node):
             raise Unreadable("it cannot be computed")
-    if not all(_same_number(claim, part.value) for claim in part.claims):
+    if not all(claim_holds(claim, part.value) for claim in part.claims):
         raise Unreadable("its sides are not equal")
-
-
-def _same_number(claim: Quantity, value: Value) -> bool:
-    """Whether a claim (the left side of an equation) is true of the value, which has another side's unit or none."""
-    if not isinstance(value, Quantity) or names_of(value.node):
-        return False
-    if claim.unit and value.unit and claim.unit != value.unit:
-        return True  # 2 hours = 120 minutes: the last side is the answer
-    one, other = value_of(claim.node), value_of(value.node)
-    return same_values(one, other) or _PERCENT in (claim.unit, value.unit)
 
 
 @dataclass(frozen=True)
@@ -176,7 +169,7 @@ class _Comparison:
             return self._equation(reference, part)
         if reference.names and (part.left or (part.names and not _same_names(reference.names, part.names))):
             return False
-        if not all(_same_number(claim, part.value) for claim in part.claims):
+        if not all(claim_holds(claim, part.value) for claim in part.claims):
             return False
         return self._value(reference.value, part.value)
 
@@ -189,8 +182,8 @@ class _Comparison:
             side = Node("name", text=part.names[0])
         if side is None or not isinstance(reference.value, Quantity) or not isinstance(part.value, Quantity):
             return False
-        own, other = _difference(reference.left[0], reference.value.node), _difference(side, part.value.node)
-        return _is_multiple(own, other)
+        own, other = difference(reference.left[0], reference.value.node), difference(side, part.value.node)
+        return is_multiple(own, other)
 
     def _value(self, reference: Value, value: Value) -> bool:
         if isinstance(reference, Quantity):
@@ -218,14 +211,14 @@ class _Comparison:
             return False
         if not reference.unit and value.unit == _DEGREE and "pi" in constants_of(reference.node):
             return False  # the reference is in radians
-        is_fraction = not reference.unit and value.unit == _PERCENT and _is_below_one(reference.node)
+        is_fraction = not reference.unit and value.unit == PERCENT and is_below_one(reference.node)
         if not is_fraction and same_expression(reference.node, value.node):
             return True
         for one, other in ((reference, value), (value, reference)):
-            if one.unit == _PERCENT and not other.unit and is_literal(one.node):
+            if one.unit == PERCENT and not other.unit and is_literal(one.node):
                 hundredth = Node("/", (one.node, number(100, "100")))
                 pair = (hundredth, value.node) if one is reference else (reference.node, hundredth)
-                if all(is_literal(part) for part in (one.node, value.node)) and _same_exact(*pair):
+                if all(is_literal(part) for part in (one.node, value.node)) and same_exact(*pair):
                     return True
         return False
 
@@ -259,8 +252,8 @@ class _Comparison:
                 continue
             if all(map(same_expression, reference.sides, candidate.sides)):
                 return True
-            if len(reference.signs) == 1 and _is_multiple(
-                _difference(*reference.sides), _difference(*candidate.sides), positive=reference.signs != ("≠",)
+            if len(reference.signs) == 1 and is_multiple(
+                difference(*reference.sides), difference(*candidate.sides), positive=reference.signs != ("≠",)
             ):
                 return not any(side.op == "name" for side in reference.sides)
         return False
@@ -269,70 +262,6 @@ class _Comparison:
         if reference.unit and value.unit and reference.unit != value.unit:
             return False
         return len(reference.terms) == len(value.terms) and all(map(same_expression, reference.terms, value.terms))
-
-
-def same_expression(reference: Node, answer: Node) -> bool:
-    """Whether an expression is the reference's value, in a form that leaves nothing to be computed."""
-    if infinity_of(reference) or infinity_of(answer):
-        return infinity_of(reference) == infinity_of(answer)
-    if reference == answer:
-        return True
-    if names_of(answer) != names_of(reference):
-        return False
-    if _is_decimal(answer) and not names_of(reference):
-        value = value_of(reference)
-        if not isinstance(value, Fraction):
-            return _rounds(answer, value)
-    if not form_allows(reference, answer):
-        return False
-    if names_of(reference):
-        return same_function(reference, answer)
-    return same_values(value_of(reference), value_of(answer))
-
-
-def _is_below_one(node: Node) -> bool:
-    return is_literal(node) and abs(value_of(node)) < 1
-
-
-def _same_exact(one: Node, other: Node) -> bool:
-    first, second = value_of(one), value_of(other)
-    return isinstance(first, Fraction) and first == second
-
-
-def _is_decimal(node: Node) -> bool:
-    node = node.args[0] if node.op == "neg" else node
-    return node.op == "number" and "." in node.text and "e" not in node.text.lower()
-
-
-def _rounds(answer: Node, value: object) -> bool:
-    digits = (answer.args[0] if answer.op == "neg" else answer).text
-    whole, _, decimals = digits.partition(".")
-    exact = value_of(answer)
-    num_digits = len((whole + decimals).lstrip("0"))
-    if num_digits >= _MIN_DIGITS and is_rounding(exact, len(decimals), value):
-        return True
-    if num_digits in _DIGITS_OF_A_DOUBLE and is_near(exact, value):
-        return True
-    return same_values(exact, value)  # a reference such as 2^{1/2} \cdot 2^{3/2}, which is rational
-
-
-def _difference(left: Node, right: Node) -> Node:
-    return Node("+", (left, Node("neg", (right,))))
-
-
-def _is_multiple(one: Node, other: Node, *, positive: bool = False) -> bool:
-    """Whether one expression is the other times a constant that is not zero."""
-    if names_of(one) != names_of(other):
-        return False
-    point = {name: Fraction(19 + 7 * i, 11 + 2 * i) for i, name in enumerate(sorted(names_of(one)))}
-    first, second = value_of(one, point), value_of(other, point)
-    if first == 0 or second == 0:
-        return False
-    if not isinstance(first, Fraction) or not isinstance(second, Fraction):
-        return same_function(one, other) or (not positive and same_function(one, Node("neg", (other,))))
-    factor = first / second
-    scaled = Node("*", (number(factor), other))
-    return (factor > 0 or not positive) and same_function(one, scaled)
 
 
 def _mirrored(relation: Relation) -> Relation:
@@ -348,11 +277,10 @@ def _same_names(reference: Sequence[str], names: Sequence[str]) -> bool:
 
 
 def _same_residue(reference: Congruence, value: Congruence) -> bool:
-    if not _same_exact(reference.modulus, value.modulus):
+    if not same_exact(reference.modulus, value.modulus):
         return False
-    difference = value_of(_difference(reference.residue, value.residue))
-    modulus = value_of(reference.modulus)
-    return is_literal(value.residue) and isinstance(difference, Fraction) and difference % modulus == 0
+    distance, modulus = value_of(difference(reference.residue, value.residue)), value_of(reference.modulus)
+    return is_literal(value.residue) and isinstance(distance, Fraction) and distance % modulus == 0
 
 
 def _same_words(reference: Words, value: Value) -> bool:

@@ -2,6 +2,8 @@
 
 import re
 
+from dapo.rewards.answers.vocabulary import NO_UNIT
+
 _ANSWER_IS = re.compile(
     r"(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+)?(?:final\s+|correct\s+)?answer\s+is:?\s*", re.IGNORECASE
 )
@@ -15,7 +17,11 @@ _SENTENCE = re.compile(
     rf"(?:\s+(?:him|her|them|it|us|me|you|only|exactly|a total of))?\s+(?P<value>[^A-Za-z\s,.;].*|\\.*)",
     re.IGNORECASE,
 )
-_TAIL = re.compile(r"\s+(?:in total|in all|altogether|overall|total|of the [a-z]+)$", re.IGNORECASE)
+_TAIL = re.compile(
+    r"\s+(?:in total|in all|altogether|overall|total"
+    r"|(?:in|at|on|for|of) (?:the|his|her|their|its|this|that|each) (?P<words>[a-z]+(?: [a-z]+){0,2}))$",
+    re.IGNORECASE,
+)
 _IT_IS = re.compile(r"(?:it|this|that) (?:is|was) (?:an? )?(?P<words>[A-Za-z][A-Za-z -]*)", re.IGNORECASE)
 _DOUBTFUL = re.compile(
     r"\b(?:not|no|never|nobody|none|cannot|\w+n['’]?t|neither|nor|or|false|wrong|incorrect|maybe|perhaps|possibly|might|may"
@@ -43,12 +49,19 @@ def value_in_sentence(line: str) -> str | None:
     if words := _IT_IS.fullmatch(line):
         return words["words"]
     if match is None:
-        value = _TAIL.sub("", line)
+        value = _without_tail(line)
         return None if value == line or is_doubtful(line) else value
-    if _subject_is_doubtful(match["subject"]):
+    if _subject_is_doubtful(match["subject"]) or is_doubtful(re.sub(r"\\[A-Za-z]+", " ", match["value"])):
         return None
-    value = _TAIL.sub("", match["value"])
-    return None if is_doubtful(re.sub(r"\\[A-Za-z]+", " ", value)) else value
+    return _without_tail(match["value"])
+
+
+def _without_tail(text: str) -> str:
+    """The text without `in total` and `in the class`, but with words that may change the number before them."""
+    tail = _TAIL.search(text)
+    if tail is None or (tail["words"] and not NO_UNIT.isdisjoint(tail["words"].lower().split())):
+        return text
+    return text[: tail.start()]
 
 
 def _subject_is_doubtful(subject: str) -> bool:

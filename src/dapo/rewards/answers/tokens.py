@@ -34,15 +34,15 @@ _WORD_SIGNS = {
 }  # fmt: skip
 _COMMAND_SIGNS = {
     "times": "*", "cdot": "*", "ast": "*", "div": "÷", "pi": "pi", "infty": "infinity", "infin": "infinity",
-    "le": "≤", "leq": "≤", "leqslant": "≤", "ge": "≥", "geq": "≥", "geqslant": "≥", "lt": "<", "gt": ">",
-    "ne": "≠", "neq": "≠", "in": "in", "cup": "∪", "cap": "∩", "setminus": "∖", "backslash": "∖", "pm": "±", "mp": "∓",
+    "le": "≤", "leq": "≤", "leqslant": "≤", "ge": "≥", "geq": "≥", "geqslant": "≥", "lt": "<", "gt": ">", "ne": "≠",
+    "neq": "≠", "in": "in", "cup": "∪", "cap": "∩", "setminus": "∖", "backslash": "∖", "pm": "±", "mp": "∓",
     "lbrace": "{set", "rbrace": "}set", "{": "{set", "}": "}set", "langle": "⟨", "rangle": "⟩", "lbrack": "[",
     "rbrack": "]", "lparen": "(", "rparen": ")", "lvert": "|", "rvert": "|", "vert": "|", "mid": "|", "lfloor": "⌊",
     "rfloor": "⌋", "lceil": "⌈", "rceil": "⌉", "emptyset": "∅", "varnothing": "∅", "bmod": "mod", "mod": "mod",
-    "pmod": "pmod", "colon": ":", "ratio": ":", "land": "and", "lor": "or", "wedge": "and", "vee": "or", "\\": "\\\\",
-    "%": "%", "$": "$", "&": "&", "degree": "°", "circ": "∘", "prime": "'", "frac": "frac", "sqrt": "sqrt",
-    "binom": "binom", "choose": "choose", "equiv": "≡", "R": "ℝ", "Z": "ℤ", "N": "ℕ", "Q": "ℚ", "C": "ℂ", "euro": "€",
-    "pounds": "£", "implies": "implies", "to": "to",
+    "pmod": "pmod", "colon": ":", "ratio": ":", "land": "and", "lor": "or", "wedge": "and", "vee": "or",
+    "\\": "\\\\", "%": "%", "$": "$", "&": "&", "degree": "°", "circ": "∘", "prime": "'", "frac": "frac",
+    "sqrt": "sqrt", "binom": "binom", "choose": "choose", "equiv": "≡", "approx": "≈", "thickapprox": "≈", "R": "ℝ",
+    "Z": "ℤ", "N": "ℕ", "Q": "ℚ", "C": "ℂ", "euro": "€", "pounds": "£", "implies": "implies", "to": "to",
 }  # fmt: skip
 _CHARACTERS: dict[int, str] = {
     **{ord(character): "-" for character in "−–‐‑—"},

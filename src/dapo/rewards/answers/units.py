@@ -12,6 +12,16 @@ from dapo.rewards.answers.vocabulary import BARE_UNITS, CASED_UNITS, NO_UNIT, UN
 Unit: TypeAlias = tuple[tuple[str, int], ...]  # each factor with its exponent, sorted; empty: no unit
 
 _CANONICAL = {name: unit for unit, names in UNITS.items() for name in (unit, *names.split())}
+PERCENT: Unit = (("percent", 1),)
+_CONVERTED = (
+    {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "week": 604_800},
+    {"millimeter": 1, "centimeter": 10, "meter": 1000, "kilometer": 1_000_000},
+    {"inch": 1, "foot": 12, "yard": 36, "mile": 63_360},
+    {"milligram": 1, "gram": 1000, "kilogram": 1_000_000},
+    {"milliliter": 1, "liter": 1000},
+    {"cent": 1, "dollar": 100},
+)
+"""Units whose ratio is known: only to find that `2 hours = 5 minutes` is false, never to accept another unit."""
 _COMPOUND = {
     "mph": (("mile", 1), ("hour", -1)),
     "kph": (("kilometer", 1), ("hour", -1)),
@@ -151,8 +161,8 @@ class _UnitReader:
         canonical = _canonical(word)
         if canonical in ("celsius", "fahrenheit"):
             self._factors.pop("degree", None)
-        if canonical not in UNITS and not (token.spaced or token.literal):
-            return None  # 6ab is no number of abs
+        if canonical not in UNITS and (len(word) < 3 or not (token.spaced or token.literal)):
+            return None  # neither 6abc nor 6 ab is a number of things
         if canonical in UNITS:
             self._factors[canonical] += self._sign * self._power * exponent
             self._power = 1
@@ -181,6 +191,17 @@ def _canonical(word: str) -> str:
         return _CANONICAL[word]
     singular = re.sub(r"(?<=[a-z]{2})s$", "", word)
     return _CANONICAL.get(singular, singular)
+
+
+def conversion(unit: Unit, other: Unit) -> Fraction | None:
+    """How many of the other unit one of this unit is, where that is known."""
+    if len(unit) != 1 or len(other) != 1 or unit[0][1] != other[0][1]:
+        return None
+    (name, exponent), (target, _) = unit[0], other[0]
+    for sizes in _CONVERTED:
+        if name in sizes and target in sizes:
+            return Fraction(sizes[name], sizes[target]) ** exponent
+    return None
 
 
 def format_unit(unit: Unit) -> str:

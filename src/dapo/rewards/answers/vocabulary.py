@@ -17,10 +17,9 @@ COMMAND_OF = {
     "÷": "div", "π": "pi", "∞": "infty", "≤": "le", "≥": "ge", "⩽": "le", "⩾": "ge", "≠": "ne", "∪": "cup",
     "∩": "cap", "∈": "in", "√": "sqrt", "±": "pm", "∓": "mp", "∅": "emptyset", "ℝ": "R", "ℤ": "Z", "ℕ": "N",
     "ℚ": "Q", "ℂ": "C", "∧": "land", "∨": "lor", "⟨": "langle", "⟩": "rangle", "∖": "setminus", "¢": "cent",
-    "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon", "θ": "theta", "λ": "lambda",
-    "μ": "mu", "ν": "nu", "ρ": "rho", "σ": "sigma", "τ": "tau", "φ": "phi", "χ": "chi", "ψ": "psi",
-    "ω": "omega", "Δ": "Delta", "Ω": "Omega", "Γ": "Gamma", "Σ": "Sigma", "Φ": "Phi", "Ψ": "Psi",
-    "≡": "equiv",
+    "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon", "θ": "theta", "λ": "lambda", "μ": "mu",
+    "ν": "nu", "ρ": "rho", "σ": "sigma", "τ": "tau", "φ": "phi", "χ": "chi", "ψ": "psi", "ω": "omega", "Δ": "Delta",
+    "Ω": "Omega", "Γ": "Gamma", "Σ": "Sigma", "Φ": "Phi", "Ψ": "Psi", "≡": "equiv", "≈": "approx",
 }  # fmt: skip
 """The LaTeX command that says the same as a character."""
 SHORT_WORDS = _words(
@@ -30,8 +29,8 @@ SHORT_WORDS = _words(
 )
 """Runs of two or three letters that are words, not products of variables."""
 NO_UNIT = _words(
-    "not no nor neither never cannot is are was were be been being it its this that these those he she "
-    "they we you i of or and but if unless because since so as than then else otherwise maybe perhaps possibly "
+    "not no nor neither never cannot is are was were be been being it its this that these those he she they we "
+    "you i of or and but if unless because since so as than then else otherwise maybe perhaps possibly "
     "probably about around approximately approx roughly nearly almost exactly only just at by to from with "
     "without for on into out up down over under above below between among before after more less fewer greater "
     "larger smaller least most another other others extra additional false wrong incorrect right correct true "
@@ -44,7 +43,8 @@ NO_UNIT = _words(
     "fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty "
     "ninety hundreds thousands millions billions dozens instead rather alternatively also depending depends "
     "except excluding including the a an different too many few several print eval root roots reciprocal "
-    "inverse opposite complement power hundredfold tenfold ish"
+    "inverse opposite complement power hundredfold tenfold ish mil lakh crore tens ones "
+    "prime presumably hopefully rounded estimate estimated approximated supposedly apparently tentatively"
 )
 """Words that change, deny or explain a number: what they are in is no unit."""
 UNITS = {
@@ -52,7 +52,7 @@ UNITS = {
     "kilometer": "km kilometre kms", "inch": "in inches", "foot": "ft feet", "yard": "yd yds", "mile": "mi",
     "gram": "g gr gramme gm gms", "kilogram": "kg kilo kgs kilogramme", "milligram": "mg", "pound": "lb lbs £ gbp",
     "ounce": "oz", "liter": "l litre", "milliliter": "ml millilitre", "second": "s sec secs", "minute": "min mins",
-    "hour": "h hr hrs", "day": "", "week": "wk wks", "month": "", "year": "yr yrs", "radian": "rad rads",
+    "hour": "h hr hrs", "day": "d", "week": "wk wks", "month": "", "year": "yr yrs", "radian": "rad rads",
     "degree": "° deg degs", "dollar": "$ usd", "cent": "¢ \\cent", "euro": "€ eur", "yen": "¥",
     "rupee": "rs inr", "newton": "N", "joule": "J", "watt": "W", "volt": "V", "ampere": "A amp",
     "kelvin": "K", "hertz": "hz", "mole": "mol", "calorie": "cal", "people": "person persons", "child": "children",
@@ -62,5 +62,5 @@ UNITS = {
 """Every unit that has other names, with these."""
 CASED_UNITS = _words("N J W V A K")
 """Units of one capital: a small letter is another unit or none."""
-BARE_UNITS = _words("m g s h L l N J W V")
+BARE_UNITS = _words("m g s h d L l N J W V")
 """Letters that are a unit behind a number and a space even outside of `\\text{}`."""
