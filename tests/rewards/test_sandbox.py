@@ -7,11 +7,12 @@ import platform
 import struct
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from dapo.rewards.sandbox.probes import KINDS
-from dapo.rewards.sandbox.sandbox import Layer, Sandbox, SandboxError, get_args
+from dapo.rewards.sandbox.sandbox import Layer, Sandbox, SandboxError, get_args, shared_libraries
 from dapo.rewards.sandbox.system_calls import allowed_numbers, filter_program
 from dapo.rewards.verifiers.code_tests import read_tests
 from dapo.types import Problem
@@ -223,6 +224,20 @@ print(opened)
     if run(source, []).output == b"0\n":
         pytest.skip("nothing is installed there")
     assert run(source).output == b"0\n"
+
+
+def test_shared_libraries_of_python_are_found_under_each_of_their_names(tmp_path):
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    in_use = next(line.split()[-1] for line in maps if "/libc.so" in line)
+    installed = tmp_path / "lib"
+    installed.mkdir()
+    (installed / "libunused.so").write_bytes(b"")
+    assert shared_libraries(str(tmp_path)) == []
+    for name in ("libfound.so", "libfound.so.1"):
+        (installed / name).symlink_to(in_use)
+    shared_libraries.cache_clear()
+    assert sorted(shared_libraries(str(tmp_path))) == [f"{installed}/libfound.so", f"{installed}/libfound.so.1"]
+    assert shared_libraries(str(tmp_path / "none")) == ()
 
 
 @needs_filter

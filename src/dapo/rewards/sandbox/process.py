@@ -1,8 +1,7 @@
 """The process that runs a model's program: `python process.py INIT_MESSAGE`. It gives up its rights first.
 
 Standard library only, and little of it, since every response waits for its imports. What it is confined to:
-`sandbox.py`. A layer that this kernel does not have is left out, which `Sandbox.gaps` finds; a layer that it has and
-that does not take effect ends the process before the program starts.
+`sandbox.py`. A layer that this system does not have is left out: the process says whether it is confined without it.
 """
 
 from __future__ import annotations
@@ -214,18 +213,14 @@ def _filter_system_calls(libc: ctypes.CDLL, program: bytes) -> bool:
     """Load the program that `system_calls.py` made.
 
     Returns:
-        Whether it is in force: a kernel may have no filters, and there is no program for some machines.
+        Whether it is in force: a system may allow no filters, and there is no program for some machines.
     """
     if not program:
         return False
     instructions = ctypes.create_string_buffer(program, len(program))
     # a struct sock_fprog: the count in the first 16 bits, and the address
     description = (ctypes.c_uint64 * 2)(len(program) // 8, ctypes.addressof(instructions))
-    result = libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(description), 0, 0)
-    if result != 0 and ctypes.get_errno() == errno.EINVAL:
-        return False
-    _require(result)
-    return True
+    return libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(description), 0, 0) == 0
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ Not covered:
 
 import contextlib
 import ctypes
+import functools
 import json
 import math
 import os
@@ -181,7 +182,7 @@ class Sandbox:
                 "layers": self.layers,
                 "landlock_abi": self.landlock_abi,
                 "filter_program": (filter_program(platform.machine()) or b"").hex(),
-                "readable": [*{sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}, *_LIBRARIES],
+                "readable": [*_python_libraries(), *_LIBRARIES, *shared_libraries(sys.base_prefix)],
             }
             try:
                 process = subprocess.Popen(
@@ -230,6 +231,36 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
     if process.stdout is not None:
         process.stdout.close()
+
+
+def _python_libraries() -> set[str]:
+    return {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+
+
+@functools.cache
+def shared_libraries(prefix: str) -> Sequence[str]:
+    """The files in `lib` of a Python installation that its modules load: conda brings zlib, SQLite and OpenSSL."""
+    files = [file for file in Path(prefix, "lib").glob("lib*.so*") if not file.name.startswith("libpython")]
+    if not files or sys.platform != "linux":
+        return ()
+    command = [sys.executable, "-I", "-S", "-B", "-c", _LOAD_ALL, *_python_libraries()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    loaded = set(done.stdout.splitlines())
+    return [str(file) for file in files if str(file.resolve()) in loaded]
+
+
+_LOAD_ALL = """
+import os, sys
+for folder in sys.argv[1:]:
+    for name in os.listdir(folder + "/lib-dynload") if os.path.isdir(folder + "/lib-dynload") else []:
+        try:
+            __import__(name.partition(".")[0])
+        except Exception:
+            pass
+for line in open("/proc/self/maps"):
+    if ".so" in line:
+        print(line.rstrip("\\n").split(None, 5)[5])
+"""
 
 
 @contextlib.contextmanager
