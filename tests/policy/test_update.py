@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -43,11 +44,17 @@ LOSSES: list[dict[str, Any]] = [
 ]
 
 
-def off_policy(samples: list[Sample]) -> list[Sample]:
-    """Old log-probabilities far enough from the present ones (about -5) that some ratios are clipped."""
+RATIOS = (0.4, 0.76, 1.0, 1.24, 3.5)
+"""Of the float64 model to the policy before: on both sides of the clips 0.8 and 1.28, and where these change places."""
+
+
+def off_policy(samples: list[Sample], *, seed: int = 0) -> list[Sample]:
+    """Old log-probabilities that give the tokens of the float64 model, at temperature 0.7, each of RATIOS in turn."""
+    scores = [logprobs.detach().numpy() for logprobs, _ in plain_scores(float64_model(seed), samples, 0.7)]
+    ratios = [[RATIOS[(i + 3 * t) % len(RATIOS)] for t in range(len(row.mask))] for i, row in enumerate(samples)]
     return [
-        dataclasses.replace(row, old_logprobs=tuple(-5.0 + 1.5 * ((i + 3 * t) % 5 - 2) for t in range(len(row.mask))))
-        for i, row in enumerate(samples)
+        dataclasses.replace(row, old_logprobs=tuple(now - np.log(ratio)))
+        for row, now, ratio in zip(samples, scores, ratios, strict=True)
     ]
 
 
@@ -106,10 +113,16 @@ def test_any_cut_into_microbatches_gives_the_gradient_of_the_whole(options: dict
         assert_close(found, expected, relative=1e-10)
 
 
-def test_the_example_above_clips_on_both_sides() -> None:
-    metrics = make_policy().update(off_policy(ragged()), step=1)
-    assert metrics["loss/clip_low_fraction"] > 0.05
-    assert metrics["loss/clip_high_fraction"] > 0.05
+def test_the_example_above_clips_on_both_sides_at_the_two_limits() -> None:
+    samples = off_policy(ragged())
+    metrics = make_policy(loaded(float64_model()), temperature=0.7).update(samples, step=1)
+    signs = [(row.advantage > 0, i + 3 * t) for i, row in enumerate(samples) for t in range(len(row.mask))]
+    ratios = [(is_positive, RATIOS[index % len(RATIOS)]) for is_positive, index in signs]
+    assert metrics["loss/clip_high_fraction"] == pytest.approx(ratios.count((True, 3.5)) / len(ratios))
+    assert metrics["loss/clip_low_fraction"] == pytest.approx(
+        (ratios.count((False, 0.4)) + ratios.count((False, 0.76))) / len(ratios)
+    )
+    assert min(ratios.count((True, 1.24)), ratios.count((False, 0.76))) > 5  # where clips that change sides would show
     assert 0 < metrics["loss/clipped_high_prob_mean"] < 1
 
 
@@ -209,7 +222,7 @@ def test_metrics_are_means_over_the_trained_tokens() -> None:
 
 
 def test_the_kl_term_pulls_to_the_initial_model_not_to_the_weights_that_were_loaded(tmp_path: Path) -> None:
-    samples = with_masked_tokens(off_policy(ragged()))
+    samples = with_masked_tokens(off_policy(ragged(), seed=1))
     make_policy(loaded(float64_model(seed=1))).save(tmp_path)
     options = {"kl_coef": 0.5, "entropy_coef": 0.05}
     policy = make_policy(loaded(float64_model()), loss=options, temperature=0.7, microbatch_tokens=20)

@@ -13,6 +13,7 @@ from dapo.cli.train import start_run
 from dapo.config import Config
 from dapo.core.errors import ConfigError
 from dapo.policy.model import export_model, load_model
+from helpers.paths import TINY
 from helpers.tiny_runs import new_run, tiny
 
 PAD, EOS = 0, 2
@@ -91,10 +92,8 @@ def test_a_template_without_a_turn_end_is_reported_at_the_start_and_by_check(
     assert inputs.loaded.stop_ids == (EOS,)
     (note,) = inputs.notes
     assert note.startswith(r"the chat template puts no special token behind an assistant's turn ('\n\n' there)")
-    config = tmp_path / "config.yaml"
-    config.write_text(f"model: {model}\ndata: {{train: 'builtin:sums'}}\n")
     with pytest.raises(SystemExit) as stopped:
-        main(["check", str(config)])
+        main(["check", str(TINY), f"model={model}"])
     assert stopped.value.code in (None, 0)
     printed = capsys.readouterr().out
     assert "responses end at '<eos>'" in printed

@@ -64,11 +64,11 @@ def open_run(config: Config, path: Path) -> Iterator[Run]:
 
 
 def test_a_weight_is_the_ratio_of_trainer_to_engine_up_to_the_cap():
-    old = torch.tensor([[-1.0, -1.0, -1.0, -1.0, -1.0]], dtype=torch.float64, requires_grad=True)
-    ratios = [1.0, 1.5, 0.5, 2.0, 4.0]
+    old = torch.tensor([[-1.0] * 7], dtype=torch.float64, requires_grad=True)
+    ratios = [1.0, 1.5, 0.5, 0.1, 0.001, 2.0, 4.0]  # there is no lower bound
     engine = torch.tensor([[-1.0 - math.log(r) for r in ratios]], dtype=torch.float64)
-    weights = engine_weights(old, engine, torch.ones(1, 5), cap=2.0)
-    assert weights.tolist()[0] == pytest.approx([1.0, 1.5, 0.5, 2.0, 2.0], rel=1e-12)
+    weights = engine_weights(old, engine, torch.ones(1, 7), cap=2.0)
+    assert weights.tolist()[0] == pytest.approx([1.0, 1.5, 0.5, 0.1, 0.001, 2.0, 2.0], rel=1e-12)
     assert not weights.requires_grad
 
 
@@ -102,7 +102,7 @@ TIS = {"engine_correction": "tis"}
 
 @pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize(
-    ("nats", "weight", "truncated"), [(0.0, 1.0, 0.0), (math.log(1.5), 1.5, 0.0), (-0.5, math.exp(-0.5), 0.0)]
+    ("nats", "weight", "truncated"), [(0.0, 1.0, 0.0), (math.log(1.5), 1.5, 0.0), (-3.0, math.exp(-3.0), 0.0)]
 )
 def test_a_corrected_gradient_is_the_plain_one_times_the_weights(
     tmp_path: Path, nats: float, weight: float, truncated: float, recorded: bool
