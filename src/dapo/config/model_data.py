@@ -31,7 +31,9 @@ class ModelConfig(Section):
         "auto: bfloat16 where the processor multiplies it fast, else float32.",
     )
     trust_remote_code: bool = option(False, "Run the Python code that comes with the model.")
-    lora: LoraConfig | None = option(None, "Train low-rank adapters, {rank: 16, alpha: 32}; none: all weights.")
+    lora: LoraConfig | None = option(
+        None, "Train low-rank adapters, {rank: 16, alpha: 32}; none: all weights.", paper=None
+    )
 
 
 class DataConfig(Section):

@@ -24,6 +24,7 @@ class RewardConfig(Section):
         None,
         "A score from this number on counts as correct, for verifiers that give scores; none: a score is neither "
         "correct nor wrong.",
+        paper=None,
     )
     timeout_s: Seconds = option(
         10.0,

@@ -57,6 +57,7 @@ class LossConfig(Section):
         10.0,
         "Nats to the old policy (ratio - 1 - log ratio), mean over an update's tokens, above which the ratio has "
         "exploded and the update is skipped and counted; none: no limit.",
+        paper=None,
         gt=0,
     )
 
@@ -65,7 +66,7 @@ class OptimConfig(Section):
     lr: Float = option(1.0e-6, "AdamW's learning rate after the warm-up; constant.", paper=1e-6, gt=0)
     warmup_steps: Int = option(20, "Training steps over which the learning rate grows linearly.", paper=20, ge=0)
     weight_decay: Float = option(0.1, "AdamW's weight decay.", paper=0.1, ge=0)
-    betas: tuple[Beta, Beta] = option((0.9, 0.999), "AdamW's decay rates of the two moments.")
+    betas: tuple[Beta, Beta] = option((0.9, 0.999), "AdamW's decay rates of the two moments.", paper=(0.9, 0.999))
     max_grad_norm: Float = option(1.0, "Norm at which an update's gradient is clipped.", paper=1.0, gt=0)
 
 

@@ -37,6 +37,7 @@ def explain(config: Config, needed_columns: Mapping[str, Collection[str]] = NO_C
     for title, lines in (
         ("ignored", list(ignored_options(config))),
         ("differs from the paper", list(differences_from_paper(config))),
+        ("safeguards, which the paper does not have", list(safeguards(config))),
     ):
         yield ""
         yield f"{title}:" if lines else f"{title}: nothing"
@@ -54,6 +55,32 @@ def differences_from_paper(config: Config) -> Iterator[str]:
         known = known_about(info)
         if "paper" in known and (value := value_of(config, name)) != known["paper"]:
             yield f"{name}: {_show(value)} (paper: {_show(known['paper'])})"
+
+
+def safeguards(config: Config) -> Iterator[str]:
+    """What can skip an update, change it or end the run, and is not in the paper (docs/paper.md, Safeguards)."""
+    from dapo.algo.loss import LOG_RATIO_BOUND
+    from dapo.training.divergence import ENTROPY_COLLAPSE_STEPS, MAX_SKIPPED_UPDATES, MIN_ENTROPY
+    from dapo.training.dynamic_sampling import MAX_ERROR_RATE
+    from dapo.training.shortfall import MAX_EMPTY_STEPS
+
+    sampling, limit = config.dynamic_sampling, config.loss.max_approx_kl
+    skipped = "its loss or its gradient is not finite"
+    if limit is not None:
+        skipped += f", or its mean approximate KL to the old policy exceeds loss.max_approx_kl={limit:g} nats"
+    yield f"an update is skipped if {skipped}; {MAX_SKIPPED_UPDATES} in a row end the run"
+    yield f"a token whose log-ratio to the old policy is beyond +-{LOG_RATIO_BOUND:g} has no gradient"
+    yield f"prompts longer than data.max_prompt_tokens={config.data.max_prompt_tokens:,} are left out"
+    if sampling.enabled:
+        short = {"train": "a short batch is trained on", "stop": "a short batch ends the run"}[sampling.on_shortfall]
+        bound = f"dynamic_sampling.max_groups_per_step={config.max_groups_per_step:,}"
+        yield f"a step ends at {bound}: {short} (dynamic_sampling.on_shortfall={sampling.on_shortfall})"
+        yield f"{MAX_EMPTY_STEPS} steps in a row without a group to train on end the run, at the start one"
+    yield (
+        "responses without a verdict train nothing, nor do groups with fewer than two verdicts; more than "
+        f"{MAX_ERROR_RATE:.0%} of errors end the run"
+    )
+    yield (f"{ENTROPY_COLLAPSE_STEPS} steps in a row with an entropy below {MIN_ENTROPY:g} nats per token end the run")
 
 
 def ignored_options(config: Config) -> Iterator[str]:
