@@ -7,7 +7,10 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from pathlib import Path
+
+from dapo.types import Verdict
 
 LEFT_BEHIND: list[object] = []
 
@@ -255,3 +258,14 @@ ACTIONS = {
         long_error,
     )
 }
+
+
+ATTACK = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e[red]x[/red]\ud800"
+
+
+def drives_the_terminal(problem, response):
+    """Verdicts, every fourth time an error, whose text holds escape sequences, half a surrogate pair and a secret."""
+    number = zlib.crc32(response.encode(errors="replace"))
+    if number % 4 == 0:
+        raise ValueError(f"{ATTACK} at http://user:zqK7vX31@host/?api_key=zqK7vX31")
+    return Verdict(number % 4 == 1, 1.0 if number % 4 == 1 else -1.0, answer=f"{ATTACK}{number % 4}")

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -60,7 +61,8 @@ def test_a_run_of_many_processes_cannot_be_reached_and_runs_no_file_of_the_curre
     environment = {**os.environ, "PYTHONPATH": str(Path(dapo.__file__).parents[1])}
     environment.pop("GLOO_SOCKET_IFNAME", None)
     with open(hostile_folder / "output", "wb") as output:
-        run = subprocess.Popen(command, cwd=hostile_folder, env=environment, stdout=output, stderr=output)
+        options = {"cwd": hostile_folder, "env": environment, "stdout": output, "stderr": output, "umask": 0o022}
+        run: subprocess.Popen[bytes] = subprocess.Popen(command, **options)  # type: ignore[call-overload]
     try:
         judging = hostile_folder / "judging"
         wait_until(lambda: judging.exists() or run.poll() is not None, timeout_s=240, what="a verdict is asked for")
@@ -76,6 +78,8 @@ def test_a_run_of_many_processes_cannot_be_reached_and_runs_no_file_of_the_curre
     assert [listener for listener in found if not is_private(listener)] == []
     assert set(answers) == {b""}
     assert not (hostile_folder / "ran").exists(), (hostile_folder / "ran").read_text()
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (hostile_folder / "run").rglob("*")}
+    assert {path: mode for path, mode in modes.items() if mode != (0o755 if path.is_dir() else 0o644)} == {}
     assert json.loads((hostile_folder / "run" / "summary.json").read_text())["exit_reason"] == "finished"
 
 

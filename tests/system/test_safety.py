@@ -10,17 +10,22 @@ from typing import Any
 
 import pytest
 import torch
+from pyarrow.parquet import read_table
 
+from dapo.cli.main import main
 from dapo.cli.train import start_run
 from dapo.config import Config, load_config
 from dapo.core.errors import CheckpointError, ConfigError
+from dapo.core.terminal import UNSAFE
 from dapo.policy.model import export_model, load_model
 from dapo.rewards import get_verifier
 from dapo.telemetry.sinks import JsonlSink
 from dapo.training.run_directory import RunDirectory
 from dapo.types import Problem
+from helpers.hostile_functions import ATTACK
 from helpers.paths import CONFIGS
 
+SECRET = "zqK7vX31"
 CANARY = "canary-5c1d7e"
 
 
@@ -256,3 +261,35 @@ def test_leftovers_that_are_links_or_files_are_removed_and_their_targets_stay(
     assert sorted(path.name for path in run.path.iterdir() if path.name.startswith(".")) == []
     assert victims[0].is_dir()
     assert victims[1].read_text() == "mine"
+
+
+def test_text_that_is_an_attack_ends_no_run_reaches_no_terminal_and_tells_no_secret(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    source = ATTACK[:-1]  # what is read from a file is valid Unicode
+    rows = [{"prompt": f"{source} {i} + 1?", "answer": f"{source}{i}", "source": source} for i in range(8)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    overrides = ["data.train=rows.jsonl", "data.eval={builtin: {sums: {}}, size: 8, seed: 2}", "train.threads=1"]
+    overrides += ["reward.verifier=helpers.hostile_functions:drives_the_terminal", "train.num_steps=2"]
+    overrides += ["train.eval_every=1", "dynamic_sampling.enabled=false"]
+    run_dir = tmp_path / "run"
+    start_run(load_config(CONFIGS / "tiny.yaml", overrides), run_dir=run_dir, config_name="tiny")
+    for command in (["data", "stats", "run"], ["data", "stats", "rows.jsonl"]):
+        with pytest.raises(SystemExit) as ended:
+            main(command)
+        assert ended.value.code == 0
+    shown = capfd.readouterr()
+    assert UNSAFE.search(shown.out + shown.err) is None
+    assert "\\x1b]0;owned\\x07" in shown.out
+    table = read_table(run_dir / "rollouts" / "step_000001.parquet").to_pylist()
+    errors = {row["error"] for row in table if row["error"] is not None}
+    assert errors, "the verifier fails sometimes"
+    assert all("http://***@host" in error and "api_key=***" in error for error in errors)
+    assert all(SECRET not in error for error in errors)
+    for path in run_dir.rglob("*.json*"):
+        text = path.read_text(encoding="utf-8")
+        assert UNSAFE.search(text) is None, path
+        assert SECRET not in text, path
+    answers = json.dumps(json.loads((run_dir / "eval" / "step_000002.json").read_text()))
+    assert json.dumps(ATTACK)[1:-1] in answers  # it was written, and is read back as it was

@@ -5,6 +5,7 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from dapo.config.secrets import mask_text
 from dapo.core.errors import ConfigError, DapoError, DataError
 from dapo.core.openai_client import ChatClient, ServerFailed, ServerRefused
 from dapo.core.rng import keyed_seed
@@ -118,4 +119,4 @@ class ServerSampler:
 
 
 def _failed_response(reason: str) -> Response:
-    return Response("", (), 0, None, f"server: {reason}")
+    return Response("", (), 0, None, mask_text(f"server: {reason}"))

@@ -466,7 +466,8 @@ def _version(package: str) -> str | None:
 
 def _git_commit() -> str | None:
     """Of the current directory, with `-dirty` where tracked files differ from it; None outside a repository."""
-    command = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--abbrev=40", "--match="]
+    options = ["--no-optional-locks", "-c", "core.fsmonitor=false"]  # a repository may name a program as its monitor
+    command = ["git", *options, "describe", "--always", "--dirty", "--abbrev=40", "--match="]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -75,7 +75,7 @@ start_ray() {
     unset RAY_ADDRESS RAY_AUTH_TOKEN # the user's would override ours
     export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$state/$SLURM_JOB_ID-token" RAY_USAGE_STATS_ENABLED=0
     rm -f "$RAY_AUTH_TOKEN_PATH"
-    (umask 077 && "$python" -c 'import secrets; print(secrets.token_hex(32), end="")' >"$RAY_AUTH_TOKEN_PATH") ||
+    (umask 077 && "$python" -P -c 'import secrets; print(secrets.token_hex(32), end="")' >"$RAY_AUTH_TOKEN_PATH") ||
         fail "$RAY_AUTH_TOKEN_PATH cannot be written"
     ray_tmp=$(mktemp -d /tmp/dapo-ray-XXXXXX) || fail "/tmp of $SLURMD_NODENAME cannot be written to"
 

@@ -12,7 +12,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dapo.config.secrets import mask_text
 from dapo.core.errors import RewardError
+from dapo.core.terminal import print_text
 from dapo.rewards.combine import RewardSpec, Scope
 from dapo.rewards.verdicts import TokenIds, error_verdict, problem_to_json
 from dapo.rewards.workers.output import VerifierOutput
@@ -353,9 +355,9 @@ def _verdict_of(values: Any) -> Verdict | None:
             return None
         case [bool() | None as correct, int() | float() as score, str() | None as error, str() | None as answer]:
             if math.isfinite(score):
-                return Verdict(correct, score, error, answer)
+                return Verdict(correct, score, error and mask_text(error), answer)
     raise WorkerLost("the worker process answered something else than a verdict")
 
 
 def _print_to_stderr(text: str) -> None:
-    print(text, file=sys.stderr)
+    print_text(text, file=sys.stderr)
