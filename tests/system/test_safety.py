@@ -263,7 +263,7 @@ def test_leftovers_that_are_links_or_files_are_removed_and_their_targets_stay(
     assert victims[1].read_text() == "mine"
 
 
-def test_text_that_is_an_attack_ends_no_run_reaches_no_terminal_and_tells_no_secret(
+def test_text_that_is_an_attack_ends_no_run_and_reaches_no_terminal(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
