@@ -115,7 +115,11 @@ def open_policy(config: Config, loaded: LoadedModel, launcher: Launcher | None) 
 
 
 def read_inputs(
-    config: Config, needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS, *, training: bool = True
+    config: Config,
+    needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS,
+    *,
+    training: bool = True,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Inputs:
     """Load data (for `dapo eval` only the held-out problems) and model, check that they fit; writes nothing."""
     load_filter(config.dynamic_sampling.filter)
@@ -136,15 +140,17 @@ def read_inputs(
     encoder = PromptEncoder(loaded.tokenizer, config.data)
     notes += turn_end_notes(loaded.tokenizer, loaded.stop_ids, encoder.turn_end)
     loaded = stop_at_turn_end(loaded, encoder)
-    problems, dropped = encoder.split_by_length(problems) if training else ([], 0)
+    problems, dropped = encoder.split_by_length(problems, on_progress=on_progress) if training else ([], 0)
     if dropped:
         notes.append(f"{dropped} training prompts left out: longer than data.max_prompt_tokens")
     if held_out:
         held_out, dropped = encoder.split_by_length(held_out)
         if dropped:
             notes.append(f"{dropped} evaluation prompts left out: longer than data.max_prompt_tokens")
-    longest = max(encoder.length(problem) for problem in [*problems, *held_out])
-    require_context(loaded, longest, response_limit(config, training=training))
+    response_tokens = response_limit(config, training=training)
+    if (positions := max_positions(loaded)) is not None:
+        longest = encoder.measure([*problems, *held_out], above=positions - response_tokens)
+        require_context(loaded, longest, response_tokens)
     return Inputs(loaded, encoder, problems, held_out, notes, copies)
 
 
@@ -243,12 +249,18 @@ def distinct(problems: Sequence[Problem], source: Source) -> tuple[list[Problem]
 
 def require_context(loaded: LoadedModel, prompt_tokens: int, response_tokens: int) -> None:
     """Raise ConfigError where prompt and response together exceed the model's positions."""
-    limit = getattr(loaded.model.config, "max_position_embeddings", None)
+    limit = max_positions(loaded)
     if limit is not None and prompt_tokens + response_tokens > limit:
         raise ConfigError(
             f"a prompt of {prompt_tokens} tokens and a response of {response_tokens} exceed the {limit} positions of "
             f"{loaded.name}; lower rollout.max_response_tokens (or eval.max_response_tokens) or data.max_prompt_tokens"
         )
+
+
+def max_positions(loaded: LoadedModel) -> int | None:
+    """The tokens of prompt and response together that a model was made for; None: it does not say."""
+    limit: int | None = getattr(loaded.model.config, "max_position_embeddings", None)
+    return limit
 
 
 def build_engine(

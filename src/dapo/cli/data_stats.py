@@ -76,6 +76,8 @@ def model_pass_rates(
     encoder = PromptEncoder(loaded.tokenizer, config.data)
     loaded = stop_at_turn_end(loaded, encoder)
     unique = [problem for problem, _ in unique_problems(data)]
+    with progress("count tokens", unit="prompts", after_s=1) as update_progress:
+        encoder.measure(unique, on_progress=update_progress)
     tokens = {problem.id: encoder.length(problem) for problem in unique}
     if not samples:
         return tokens, {}

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from dapo.assemble import Inputs, build_run, read_inputs, read_model, require_hardware, resolve_auto
+from dapo.cli.progress import progress
 from dapo.cli.start import open_judge
 from dapo.config import Config, dump_config, load_config
 from dapo.core.errors import CheckpointError, DapoError, DataError, TrainerLost
@@ -56,7 +57,7 @@ def start_run(
     with open_judge(config, run_dir=path) if judge is None else nullcontext(judge) as verifiers:
         require_hardware(config)
         config = resolve_auto(config)
-        inputs = read_inputs(config, verifiers.needed_columns)
+        inputs = _read_inputs(config, verifiers)
         started = datetime.now(UTC)
         gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         manifest = make_manifest(sys.argv, seed=config.train.seed, started=started, gpus=gpus)
@@ -70,8 +71,14 @@ def resume_run(path: Path, overrides: Sequence[str]) -> None:
     directory = RunDirectory.open(path)
     config = resolve_auto(load_config(directory.config, overrides))
     with disk_errors_as_storage_error(), directory.lock(), open_judge(config) as judge:
-        inputs = read_inputs(config, judge.needed_columns)
+        inputs = _read_inputs(config, judge)
         run_training(config, inputs, judge, directory)
+
+
+def _read_inputs(config: Config, judge: VerifierPool) -> Inputs:
+    """The inputs of a run, with a progress bar where it takes more than a second to prepare the prompts."""
+    with progress("prepare prompts", unit="prompts", after_s=1) as update_progress:
+        return read_inputs(config, judge.needed_columns, on_progress=update_progress)
 
 
 def run_training(

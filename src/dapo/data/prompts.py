@@ -2,11 +2,12 @@
 
 import threading
 from array import array
-from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dapo.core.errors import DataError
 from dapo.data.byte_decoder import ByteDecoder
+from dapo.data.token_bound import TokenBound
 from dapo.data.turn_end import TextEnd, TurnEnd, find_turn_end
 from dapo.types import Message, Problem, Prompt
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from dapo.config import DataConfig
 
+_BATCH = 1024
 MAX_CACHED_PROMPTS = 2**17  # the number of prompts whose token ids are cached, about one kilobyte each
 
 
@@ -41,6 +43,8 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._config = config
         self._lengths: dict[Hashable, int] = {}
+        self._bounds: dict[Hashable, int] = {}  # of prompts whose length has not been needed
+        self._bound = TokenBound.of(tokenizer, add_special_tokens=not self.uses_template)
         self._cached_ids: dict[Hashable, Sequence[int]] = {}
         self._responses = ByteDecoder.of(tokenizer, skip_special_tokens=True)
         self._prompts = ByteDecoder.of(tokenizer, skip_special_tokens=False)
@@ -56,8 +60,7 @@ class PromptEncoder:
             return tuple(self._cached_ids[key])
         text = self.render(problem)
         with self._lock:
-            # a template contains the special tokens
-            ids = tuple(self._tokenizer(text, add_special_tokens=not self.uses_template)["input_ids"])
+            ids = tuple(self._tokenized(text))
         self._lengths[key] = len(ids)
         if len(self._cached_ids) < MAX_CACHED_PROMPTS:
             self._cached_ids[key] = array("i", ids)
@@ -67,6 +70,30 @@ class PromptEncoder:
         """The number of tokens of the prompt, cached."""
         key = _key(problem.prompt)
         return self._lengths[key] if key in self._lengths else len(self.encode(problem))
+
+    def measure(
+        self, problems: Sequence[Problem], *, above: int = -1, on_progress: Callable[[int, int], None] | None = None
+    ) -> int:
+        """The number of tokens of the longest prompt if it has more than `above`, else 0; encodes in batches.
+
+        Every prompt is rendered, but one whose bytes show that it is not longer than `above` is not encoded.
+        """
+        waiting = {_key(problem.prompt): problem for problem in problems}
+        waiting = {key: p for key, p in waiting.items() if key not in self._lengths and self._may_exceed(key, above)}
+        keys = list(waiting)
+        for start in range(0, len(keys), _BATCH):
+            texts = {key: self.render(waiting[key]) for key in keys[start : start + _BATCH]}
+            if self._bound is not None:
+                self._bounds |= {key: self._bound(text) for key, text in texts.items()}
+            texts = {key: text for key, text in texts.items() if self._may_exceed(key, above)}
+            if texts:
+                with self._lock:
+                    tokenized = self._tokenized(list(texts.values()))
+                self._lengths |= dict(zip(texts, map(len, tokenized), strict=True))
+            if on_progress is not None:
+                on_progress(min(start + _BATCH, len(keys)), len(keys))
+        longest = max((self._lengths.get(_key(problem.prompt), 0) for problem in problems), default=0)
+        return longest if longest > above else 0
 
     def render(self, problem: Problem) -> str:
         """The prompt as text, with the template's special tokens. Raises DataError if it cannot be rendered."""
@@ -85,19 +112,29 @@ class PromptEncoder:
         """The text of a prompt, with special tokens."""
         return self._text(ids, skip_special_tokens=False) if self._prompts is None else self._prompts.decode(ids)
 
-    def split_by_length(self, problems: Sequence[Problem]) -> tuple[list[Problem], int]:
+    def split_by_length(
+        self, problems: Sequence[Problem], *, on_progress: Callable[[int, int], None] | None = None
+    ) -> tuple[list[Problem], int]:
         """The problems of at most `data.max_prompt_tokens` tokens, in order, and the number of longer ones.
 
         Raises DataError if all are longer.
         """
         limit = self._config.max_prompt_tokens
-        kept = [problem for problem in problems if self.length(problem) <= limit]
+        longest = self.measure(problems, above=limit, on_progress=on_progress)
+        kept = [p for p in problems if self._lengths.get(_key(p.prompt), 0) <= limit] if longest else list(problems)
         if problems and not kept:
             raise DataError(
                 f"all {len(problems)} prompts are longer than data.max_prompt_tokens={limit}; "
                 f"the shortest has {min(map(self.length, problems))} tokens"
             )
         return kept, len(problems) - len(kept)
+
+    def _may_exceed(self, key: Hashable, length: int) -> bool:
+        return self._bounds.get(key, length + 1) > length
+
+    def _tokenized(self, text: str | list[str]) -> Any:
+        # a template contains the special tokens; lengths are checked here, and need no warning
+        return self._tokenizer(text, add_special_tokens=not self.uses_template, verbose=False)["input_ids"]
 
     def _templated(self, messages: list[dict[str, str]], problem: Problem) -> str:
         from jinja2 import TemplateError

@@ -92,7 +92,7 @@ def _decoded(line: bytes, where: str, *, first: bool) -> str:
 def _object(text: str, where: str) -> dict[str, Any]:
     example = '{"prompt": "...", "answer": "..."}'
     try:
-        row = json.loads(text, object_pairs_hook=_without_duplicates)
+        row = _ROW_DECODER.decode(text)
     except json.JSONDecodeError as error:
         reason = f"not valid JSON ({error.msg} at column {error.colno})"
         raise DataError(f"{where}: {reason}; expected one object per line, like {example}") from None
@@ -115,6 +115,9 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         counts = Counter(key for key, _ in pairs)
         raise DuplicateKey(repr(counts.most_common(1)[0][0]))
     return row
+
+
+_ROW_DECODER = json.JSONDecoder(object_pairs_hook=_without_duplicates)  # json.loads would make one for each row
 
 
 def _require_distinct_columns(fields: Iterable[Any], path: Path, parent: str = "") -> None:

@@ -20,6 +20,7 @@ SOURCE_COLUMNS = ("data_source", "source")
 # pandas writes a frame's index as a column of this name; it would make copies of a problem differ
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 _MISSING = object()
+_SORTED_JSON = json.JSONEncoder(sort_keys=True)  # json.dumps would make one for each row
 _THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
 
 
@@ -69,7 +70,7 @@ def problem_from_row(
 def problem_id(prompt: Prompt, answer: str) -> str:
     """A hash of the content as 16 hexadecimal digits, which is equal for copies."""
     content = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
-    text = json.dumps([content, answer], sort_keys=True)
+    text = _SORTED_JSON.encode([content, answer])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -195,6 +196,8 @@ def _name(key: object, where: str) -> str:
 
 def _encodable(text: str, where: str) -> str:
     """`text`, or DataError for half of a surrogate pair, which JSON can contain but no tokenizer or file accepts."""
+    if text.isascii():
+        return text
     try:
         text.encode()
     except UnicodeEncodeError as error:
