@@ -1,4 +1,4 @@
-"""What each math verifier gets wrong on a table of cases: `python -m benchmarks.verifier_report [--list NAME]`."""
+"""What each verifier gets wrong on tables of judged answers: `python -m benchmarks.verifier_report [--list NAME]`."""
 
 import argparse
 import json
@@ -15,16 +15,25 @@ from dapo.config.reward import RewardConfig
 from dapo.rewards import VerifierPool
 from dapo.types import Problem, Verdict
 
-CASES = Path(__file__).parents[1] / "tests" / "data" / "math_cases.jsonl"
+DATA = Path(__file__).parents[1] / "tests" / "data"
+TABLES: Mapping[str, str] = {
+    "cases": "math_cases.jsonl",
+    "families": "math_families.jsonl",
+    "unseen": "math_unseen.jsonl",
+}
+MATH_VERIFY = "Math-Verify"
 VERIFIERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "math_dapo (as released)": ("math_dapo", {}),
     "math": ("math", {}),
+    "math_dapo (as released)": ("math_dapo", {}),
+    MATH_VERIFY: ("benchmarks.verifier_report:math_verify_as_documented", {}),
     "gsm8k": ("gsm8k", {}),
     "gsm8k, flexible": ("gsm8k", {"flexible": True}),
+    "exact, final": ("exact", {"extract": "final"}),
     "exact, answer line": ("exact", {"extract": "answer_line"}),
     "exact, last number": ("exact", {"extract": "last_number"}),
 }
-TIMEOUT_S = 5.0
+BY_KIND = ("math", "math_dapo (as released)", MATH_VERIFY)
+TIMEOUT_S = 15.0  # Math-Verify ends a comparison after 5 s, its parser another 5 s for each text
 
 
 @dataclass(frozen=True)
@@ -35,11 +44,51 @@ class Case:
     response: str
     expected: bool
     why: str
+    kind: str = ""
 
 
-def read_cases() -> list[Case]:
-    """The committed table."""
-    return [Case(**json.loads(line)) for line in CASES.read_text(encoding="utf-8").splitlines()]
+@dataclass(frozen=True)
+class Mistakes:
+    """What a verifier got wrong of some cases."""
+
+    right: int  # the number of right answers
+    wrong: int
+    false_positives: Sequence[Case]
+    false_negatives: Sequence[Case]
+    errors: int
+
+    @classmethod
+    def of(cls, judged: Sequence[tuple[Case, Verdict]]) -> "Mistakes":
+        """The mistakes in these verdicts; an error is not right."""
+        right = sum(case.expected for case, _ in judged)
+        return cls(
+            right,
+            len(judged) - right,
+            [case for case, verdict in judged if verdict.correct and not case.expected],
+            [case for case, verdict in judged if not verdict.correct and case.expected],
+            sum(verdict.error is not None for _, verdict in judged),
+        )
+
+    def cells(self) -> list[str]:
+        """False positives of wrong answers, false negatives of right answers, errors."""
+        return [
+            _share(len(self.false_positives), self.wrong),
+            _share(len(self.false_negatives), self.right),
+            str(self.errors),
+        ]
+
+
+def read_cases(table: str = "cases") -> list[Case]:
+    """A committed table, by its name in `TABLES`."""
+    return [Case(**json.loads(line)) for line in (DATA / TABLES[table]).read_text(encoding="utf-8").splitlines()]
+
+
+def math_verify_as_documented(problem: Problem, response: str) -> bool:
+    """Math-Verify as its README uses it: parse the reference and the response, and verify."""
+    from math_verify import parse, verify
+
+    reference = problem.answer if "$" in problem.answer or "\\boxed" in problem.answer else f"${problem.answer}$"
+    return verify(parse(reference), parse(response))
 
 
 def judge(cases: Sequence[Case], name: str, options: Mapping[str, Any]) -> tuple[list[Verdict], float]:
@@ -52,32 +101,53 @@ def judge(cases: Sequence[Case], name: str, options: Mapping[str, Any]) -> tuple
 
 
 def main() -> None:
-    """Print the table, and with `--list` the cases that one verifier gets wrong."""
+    """Print the mistakes by table and by kind, and with `--list` the cases that one verifier gets wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--list", metavar="NAME", choices=VERIFIERS, help="show what this verifier gets wrong")
     wanted = parser.parse_args().list
-    cases = read_cases()
-    wrong, right = sum(not c.expected for c in cases), sum(c.expected for c in cases)
-    table = Table(title=f"{len(cases)} cases: {right} right answers, {wrong} wrong ones", title_justify="left")
-    for column in ("verifier", "false positives", "false negatives", "no judgement", "ms a verdict"):
-        table.add_column(column, justify="left" if column == "verifier" else "right")
-    for title, (name, options) in VERIFIERS.items():
-        verdicts, seconds = judge(cases, name, options)
-        pairs = list(zip(cases, verdicts, strict=True))
-        false_positives = [c for c, v in pairs if v.correct and not c.expected]
-        false_negatives = [c for c, v in pairs if not v.correct and c.expected]
-        table.add_row(
-            title,
-            f"{len(false_positives)} ({len(false_positives) / wrong:.1%})",
-            f"{len(false_negatives)} ({len(false_negatives) / right:.1%})",
-            str(sum(v.error is not None for v in verdicts)),
-            f"{1000 * seconds / len(cases):.1f}",
-        )
+    cases = {name: read_cases(name) for name in TABLES}
+    totals = Table("verifier", title="false positives, false negatives, errors", title_justify="left")
+    for name, table in cases.items():
+        right = sum(case.expected for case in table)
+        totals.add_column(f"{name}: {right} right, {len(table) - right} wrong", justify="right")
+    totals.add_column("ms a verdict", justify="right")
+    by_kind: dict[str, dict[str, Mistakes]] = {}
+    for title, (verifier, options) in VERIFIERS.items():
+        every = [case for table in cases.values() for case in table]
+        verdicts, seconds = judge(every, verifier, options)
+        judged = list(zip(every, verdicts, strict=True))
+        parts = iter(judged)
+        mistakes = [Mistakes.of([next(parts) for _ in table]) for table in cases.values()]
+        totals.add_row(title, *(", ".join(found.cells()) for found in mistakes), f"{1000 * seconds / len(every):.1f}")
+        kinds = sorted({case.kind for case in every if case.kind})
+        by_kind[title] = {kind: Mistakes.of([pair for pair in judged if pair[0].kind == kind]) for kind in kinds}
         if title == wanted:
-            for kind, found in (("false positive", false_positives), ("false negative", false_negatives)):
-                for c in found:
-                    print(f"{kind}: {c.truth!r} <- {c.response[:80]!r} ({c.why})")
-    Console().print(table)
+            _print_mistakes(Mistakes.of(judged))
+    console = Console()
+    console.print(totals)
+    console.print(_kinds_table(by_kind))
+
+
+def _kinds_table(by_kind: Mapping[str, Mapping[str, Mistakes]]) -> Table:
+    table = Table("kind (families and unseen)", title="false positives / false negatives by kind", title_justify="left")
+    table.add_column("wrong / right", justify="right")
+    for title in BY_KIND:
+        table.add_column(title, justify="right")
+    for kind, mistakes in by_kind[BY_KIND[0]].items():
+        counts = [by_kind[title][kind] for title in BY_KIND]
+        found = [f"{len(count.false_positives)} / {len(count.false_negatives)}" for count in counts]
+        table.add_row(kind, f"{mistakes.wrong} / {mistakes.right}", *found)
+    return table
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part} ({part / whole:.1%})"
+
+
+def _print_mistakes(mistakes: Mistakes) -> None:
+    for kind, found in (("false positive", mistakes.false_positives), ("false negative", mistakes.false_negatives)):
+        for case in found:
+            print(f"{kind}: {case.truth!r} <- {case.response[:80]!r} ({case.kind or case.why})")
 
 
 if __name__ == "__main__":

@@ -234,13 +234,14 @@ It is 1, it is 2, it is 42. | It is 1. It is 2. It is 42. | 41? 42? | It could b
 The answer is 41 or 42 | The answer is 1. The answer is 42. | 1\n2\n42 | - 1\n- 2\n- 42 | 1.\n2.\n42.
 1. 2. 42. | Answer: 41\nAnswer: 42 | Answer: 42\nAnswer: something | Answer: 41, 42 | \boxed{41} \boxed{42}
 12 or 30 or 42 | 12, 30, 42 | 12/30/42 | What is 12 + 30?"""
-DENIED = r"""not 42 | It is not 42 | It isn't 42. | 42 is wrong | 42. No, that is wrong.
+DENIED = r"""anything but 42 | 42 is false | all except 42
+not 42 | It is not 42 | It isn't 42. | 42 is wrong | 42. No, that is wrong.
 The answer is 42. No, 41. | never 42 | ≠ 42 | 42? | Is it 42? | about 42 | less than 42 | more than 42
 at least 42 | ~42 | ≈ 42 | < 42"""
 ANOTHER = r"""-42 | −42 | - 42 | minus 42 | negative 42 | ±42 | \pm 42 | +-42 | --42 | 4 2 | 1,42 | 4,2 | 42k
 x42 | 42 million | 42e1 | 1e42 | 0x42 | 42_1 | √42 | \sqrt{42} | 42² | ½ 42 | 42/1 | \frac{42}{1} | 42^1 | |-42
 42 + 0 | 12 + 30 | 42%41 | 41.42 | ٤٢ | 42万 | 420 | 0.42 | 42.5 | twice 42 | half of 42 | 42 squared
-42 hundred | a dozen 42 | \lnot 42 | 4{,}2 | 4\,2"""
+42 hundred | a dozen 42 | \lnot 42 | !42 | (42!)! | int(42) | one of the 42 | 4{,}2 | 4\,2"""
 
 
 def texts(table):
@@ -279,7 +280,17 @@ def test_exact_final_reads_sentences_of_a_small_model_as_a_person_does():
 
 @pytest.mark.parametrize("mark", ["#### {}", "Answer: {}", "so \\boxed{{{}}}"])
 def test_gsm8k_refuses_signs_and_symbols_that_make_another_value(mark):
-    for text in [*texts(DENIED), *texts(ANOTHER), "1 or 42", "41 and 42", "41/42", "42, 43", "41 = 42", "42 or so"]:
+    for text in [
+        *texts(DENIED),
+        *texts(ANOTHER),
+        "1 or 42",
+        "41} or \\boxed{42",
+        "41 and 42",
+        "41/42",
+        "42, 43",
+        "41 = 42",
+        "42 or so",
+    ]:
         assert judged("gsm8k", "#### 42", mark.format(text)) is False, text
 
 

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar
 
-from dapo.core.math_text import final_part, marked_answer, normalize_number, numbers_in, plain_number, strip_formatting
+from dapo.core.math_text import final_part, normalize_number, numbers_in, plain_number, strip_formatting
 from dapo.rewards.verdicts import binary_verdict, error_verdict
+from dapo.rewards.verifiers.math import claimed_answer
 from dapo.rewards.verifiers.stated_number import stated_number
 from dapo.types import Problem, Verdict
 
@@ -34,7 +35,7 @@ class Gsm8kVerifier:
 
     def _number(self, text: str) -> Fraction | None:
         _, mark, tail = text.rpartition(_MARK)
-        marked = tail.strip().partition("\n")[0] if mark else marked_answer(text)
+        marked = tail.strip().partition("\n")[0] if mark else claimed_answer(text)
         if marked is not None:
             return stated_number(marked)
         found = numbers_in(_strip_currency(text)) if self.flexible else []

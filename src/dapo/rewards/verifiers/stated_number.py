@@ -15,24 +15,25 @@ _RULES = (
     (TEXT_COMMAND, r" \1 "),
     (re.compile(r"(\*{1,3}|_{1,2}|`)(?=\S)([^*_`]*)(?<=\S)\1"), r"\2"),  # bold, italic, code
     (re.compile(r"(?<=\d)(?:\{,\}|\\,|\\!,|,\\!)(?=\d{3}(?!\d))"), ","),
-    (re.compile(r"\\[,;:! ]"), " "),
+    (re.compile(r"\\[,;:! ]|(?<=[\w.])!\s*$"), " "),  # a factorial's sign is an exclamation at the end
     (re.compile(r"^([\s(\[{\"']*[-+])\s+(?=[\d.])"), r"\1"),
     (re.compile(r"(?<=[A-Za-z])[/-](?=[A-Za-z])|(?<=\d)[/-](?=[A-Za-z]{2})"), " "),  # km/h, a 3-day trip
 )
 _DENIED = re.compile(
-    r"\b(?:not|cannot|never|neither|nor|no|wrong|incorrect|or|either|between)\b|n['’]t\b|≠|\\neq?(?![A-Za-z])",
+    r"\b(?:not|cannot|never|neither|nor|no|wrong|incorrect|false|except|anything but|too|or|either|between)\b"
+    r"|n['’]t\b|≠|\\neq?(?![A-Za-z])",
     re.IGNORECASE,
 )
 _ANOTHER_VALUE = re.compile(
     r"\b(?:than|at least|at most|up to|about|around|approx\w*|roughly|nearly|almost|close to"
     r"|minus|negative|hundreds?|thousands?|[mbtr]+illions?|dozens?|twice|double|triple|half|squared|cubed|root"
-    r"|factorial|point)\b|\?",
+    r"|factorial|point|one of|two of)\b|\bof the\s+\d|\?",
     re.IGNORECASE,
 )
-_SCALED = re.compile(r"[A-Za-z][-+]?\.?\d|\d(?:[A-Za-z](?![A-Za-z])|(?![A-Za-z])[^\W\d_])")
-"""A letter before a number, or a single one behind it: `x3`, `3k`."""
+_SCALED = re.compile(r"[A-Za-z][(\['\"]*[-+]?\.?\d|\d(?:[A-Za-z](?![A-Za-z])|(?![A-Za-z])[^\W\d_])")
+"""A letter before a number, or a single one behind it: `x3`, `int(3)`, `3k`."""
 _NUMBER = re.compile(r"(?<!\d)[-+]?(?:\d+(?:,\d+)*(?:\.\d+)?|\.\d+)", re.ASCII)
-_PUNCTUATION = frozenset(".,;:!'\"()[]{}%#&°‘’“”…—•")
+_PUNCTUATION = frozenset(".,;:'\"()[]{}%#&°‘’“”…—•")
 _EQUALS = re.compile(r"(?<![<>!=\\:])=(?![=>])")
 _CLAIM = re.compile(
     _EQUALS.pattern + r"|:(?!\d)|→|\b(?:is|are|was|were|be|equals?|gives?|makes?|yields?|becomes?|gets?)\b", re.I
