@@ -86,7 +86,7 @@ mutants: install-dev
 	$(VENV)/bin/python -m benchmarks.mutants $(ARGS)
 
 # what each math verifier gets wrong on tests/data/math_cases.jsonl
-verifier-report: install
+verifier-report: install-dev
 	$(VENV)/bin/python -m benchmarks.verifier_report $(ARGS)
 
 bench-peers: .venv-trl/.installed .venv-vllm/.installed

@@ -69,13 +69,8 @@ class Mistakes:
             sum(verdict.error is not None for _, verdict in judged),
         )
 
-    def cells(self) -> list[str]:
-        """False positives of wrong answers, false negatives of right answers, errors."""
-        return [
-            _share(len(self.false_positives), self.wrong),
-            _share(len(self.false_negatives), self.right),
-            str(self.errors),
-        ]
+    def __str__(self) -> str:
+        return f"{len(self.false_positives)} / {len(self.false_negatives)} / {self.errors}"
 
 
 def read_cases(table: str = "cases") -> list[Case]:
@@ -106,7 +101,7 @@ def main() -> None:
     parser.add_argument("--list", metavar="NAME", choices=VERIFIERS, help="show what this verifier gets wrong")
     wanted = parser.parse_args().list
     cases = {name: read_cases(name) for name in TABLES}
-    totals = Table("verifier", title="false positives, false negatives, errors", title_justify="left")
+    totals = Table("verifier", title="false positives / false negatives / errors", title_justify="left")
     for name, table in cases.items():
         right = sum(case.expected for case in table)
         totals.add_column(f"{name}: {right} right, {len(table) - right} wrong", justify="right")
@@ -118,7 +113,7 @@ def main() -> None:
         judged = list(zip(every, verdicts, strict=True))
         parts = iter(judged)
         mistakes = [Mistakes.of([next(parts) for _ in table]) for table in cases.values()]
-        totals.add_row(title, *(", ".join(found.cells()) for found in mistakes), f"{1000 * seconds / len(every):.1f}")
+        totals.add_row(title, *map(str, mistakes), f"{1000 * seconds / len(every):.1f}")
         kinds = sorted({case.kind for case in every if case.kind})
         by_kind[title] = {kind: Mistakes.of([pair for pair in judged if pair[0].kind == kind]) for kind in kinds}
         if title == wanted:
@@ -138,10 +133,6 @@ def _kinds_table(by_kind: Mapping[str, Mapping[str, Mistakes]]) -> Table:
         found = [f"{len(count.false_positives)} / {len(count.false_negatives)}" for count in counts]
         table.add_row(kind, f"{mistakes.wrong} / {mistakes.right}", *found)
     return table
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part} ({part / whole:.1%})"
 
 
 def _print_mistakes(mistakes: Mistakes) -> None:

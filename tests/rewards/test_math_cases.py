@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.verifier_report import TABLES, judge, read_cases
+from benchmarks.verifier_report import TABLES, Case, judge, read_cases
 from dapo.rewards import get_verifier
 from dapo.types import Problem
 
@@ -27,6 +27,11 @@ REFUSED_RIGHT = {
     ("25", "They will meet after 25 minutes."),
 }
 """All right answers that `math` refuses: reference, and how the response ends."""
+
+
+def is_named(case: Case) -> bool:
+    answer = case.response.removeprefix("\\boxed{").removesuffix("}") if "boxed" in case.response else case.response
+    return any(case.truth == truth and answer.endswith(end) for truth, end in REFUSED_RIGHT)
 
 
 def verdict(truth: str, response: str) -> bool:
@@ -59,17 +64,15 @@ def test_math_accepts_no_wrong_answer_of_the_first_table_and_every_right_one():
 @pytest.mark.parametrize("kind", KINDS)
 def test_math_accepts_no_wrong_answer_of_a_kind_and_every_right_one_but_those_named(kind):
     verifier = get_verifier("math")
-    accepted_wrong, refused_right = [], []
+    accepted_wrong, refused_right, named = [], [], []
     for case in (case for name in ("families", "unseen") for case in read_cases(name) if case.kind == kind):
         accepted = verifier(Problem("1", "Q", case.truth), case.response).correct is True
         if accepted and not case.expected:
             accepted_wrong.append((case.truth, case.response))
-        named = any(
-            case.truth == truth and case.response.rstrip("}").endswith(end.rstrip("}")) for truth, end in REFUSED_RIGHT
-        )
-        if case.expected and not accepted and not named:
+        if case.expected and not accepted:
             refused_right.append((case.truth, case.response))
-    assert (accepted_wrong, refused_right) == ([], [])
+        named += [(case.truth, case.response)] if case.expected and is_named(case) else []
+    assert (accepted_wrong, refused_right) == ([], named)
 
 
 # the numbers of a family are any numbers
