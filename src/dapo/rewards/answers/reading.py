@@ -51,6 +51,7 @@ from dapo.rewards.answers.units import split_unit
 _RELATIONS = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠"}  # each with its mirror image
 _MATRICES = frozenset(("pmatrix", "bmatrix", "Bmatrix", "matrix", "smallmatrix", "array"))
 _MAX_TOKENS = 5000
+_ONLY_WORDS = re.compile(r"(?=.*[A-Za-z]{2})[A-Za-z]+(?:(?:['.-]|[ .]+)[A-Za-z]+)*")
 _VERBAL_SETS = {
     "all real numbers": REALS, "all reals": REALS, "the real numbers": REALS, "real numbers": REALS,
     "all real x": REALS, "no solution": (), "no solutions": (), "no real solution": (), "no real solutions": (),
@@ -73,8 +74,9 @@ def read_answer(text: str, names: frozenset[str] | None = None, *, thousands: bo
     tokens = tokenize(cleaned, names)
     if not tokens or len(tokens) > _MAX_TOKENS or any(token.kind == "other" for token in tokens):
         raise Unreadable("it is empty or has signs that are no mathematics")
-    if names is None and len(tokens) > 1 and re.fullmatch(r"[A-Za-z][A-Za-z' .-]*", cleaned):
-        tokens = [Token("word", word, spaced=True) for word in cleaned.split()]
+    if names is None and len(tokens) > 1 and _ONLY_WORDS.fullmatch(cleaned):
+        signs = ("and", "or")
+        tokens = [Token("sign" if word in signs else "word", word, spaced=True) for word in cleaned.split()]
     reader = _Reader(names or frozenset())
     return Answer(tuple(reader.parts(tokens)), "".join(cleaned.split()))
 

@@ -5,7 +5,7 @@ import re
 from dapo.rewards.answers.vocabulary import NO_UNIT
 
 _ANSWER_IS = re.compile(
-    r"(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+)?(?:final\s+|correct\s+)?answer\s+is:?\s*", re.IGNORECASE
+    r"(?:(?:so|thus|hence|therefore),?\s+)?(?:(?:the\s+)?(?:final\s+|correct\s+)?answer\s+is:?\s*)?", re.IGNORECASE
 )
 _VERBS = (
     r"(?:is|are|was|were|equals?|is equal to|has|have|had|needs?|needed|takes?|took|costs?|makes?|made|gets?|got|earns?"
@@ -13,7 +13,7 @@ _VERBS = (
     r"|runs?|ran|weighs?|weighed|receives?|received|buys?|bought|gives?|gave|uses?|used|collects?|collected|will be)"
 )
 _SENTENCE = re.compile(
-    rf"(?P<subject>[A-Za-z][A-Za-z ,'’$\\()\-]*?)\s+(?:{_VERBS})(?P<colon>\s*:)?"
+    rf"(?P<subject>[A-Za-z$][A-Za-z ,'’$\\()\-]*?)(?:\s+(?:{_VERBS})\s*:?|:)"
     rf"(?:\s+(?:him|her|them|it|us|me|you|only|exactly|a total of))?\s+(?P<value>[^A-Za-z\s,.;].*|\\.*)",
     re.IGNORECASE,
 )
@@ -29,8 +29,10 @@ _DOUBTFUL = re.compile(
     r"|around|roughly|nearly|almost|than|unsure|uncertain|least|most)\b",
     re.IGNORECASE,
 )
-_NUMBER_WORD = re.compile(
-    r"\b(?:twice|half|double|triple|two|three|four|five|six|seven|eight|nine|ten)\b", re.IGNORECASE
+_OTHER_NUMBER = re.compile(
+    r"\b(?:of (?:the|my|this) answer|opposite|reciprocal|plus|minus|zero|one|twice|half|double|triple|two|three|four"
+    r"|five|six|seven|eight|nine|ten)\b",
+    re.IGNORECASE,
 )
 
 
@@ -44,7 +46,8 @@ def value_in_sentence(line: str) -> str | None:
 
     What is before the verb has no digits and no words of denial or doubt; what follows must be readable as a value.
     """
-    line = line.strip().rstrip(".").rstrip()
+    line = re.sub(r"\\text\{([A-Za-z ,:]*)\}", r"\1", line.strip().rstrip(".").rstrip())
+    line = re.sub(r"^(it|that)['’]s\b", r"\1 is", line, flags=re.IGNORECASE)
     match = _SENTENCE.fullmatch(line)
     if words := _IT_IS.fullmatch(line):
         return words["words"]
@@ -66,7 +69,7 @@ def _without_tail(text: str) -> str:
 
 def _subject_is_doubtful(subject: str) -> bool:
     quantities = re.sub(r"\b(?:the|at) (?:least|most)\b(?= [a-z]+)", " ", subject, flags=re.IGNORECASE)
-    return is_doubtful(quantities) or _NUMBER_WORD.search(subject) is not None
+    return is_doubtful(quantities) or _OTHER_NUMBER.search(subject) is not None
 
 
 def without_preamble(line: str) -> str:

@@ -54,7 +54,7 @@ _CHARACTERS: dict[int, str] = {
 }
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ", "0123456789+-()n")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙ", "0123456789+-()n")
-_THIN = r"(?:\{,\}|,?\\[!,;: ]|[\u2009\u202f\u200a])"
+_THIN = r"(?:\{,\}|,?\\[!,;: ] ?|[\u2009\u202f\u200a])"
 _UNIT_GROUP = r"\\(?:text|mathrm)\s*\{[^{}]*\}(?:\^(?:\d|\{\d\}))?"
 _RULES = (
     (re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+"), lambda found: f"^{{{found[0].translate(_RAISED)}}}"),
@@ -80,7 +80,7 @@ _RULES = (
     (re.compile(r"(?<!\\)\\(?:[,;:! ]|q?quad(?![A-Za-z])|thinspace(?![A-Za-z]))|~|[\u2009\u202f\u200a]"), " "),
     (re.compile(r"\{\}"), ""),
     (re.compile(r"(?<=[A-Za-z])\.(?=\s|\}|$)"), ""),
-    (re.compile(r"^(?:=|exactly|precisely|either)(?![A-Za-z])\s*(?!=)"), ""),
+    (re.compile(r"^(?:=|[Ee]xactly|[Pp]recisely|[Ee]ither)(?![A-Za-z])\s*(?!=)|\s*\\\\\s*$"), ""),
     (re.compile(r"\\?%\s*(?:\\text\{\s*of\s*\}|of\b)"), "/100*"),
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
     (re.compile(r"\\[dt]binom(?![A-Za-z])"), r"\\binom"),
