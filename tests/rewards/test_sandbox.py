@@ -18,7 +18,7 @@ from dapo.rewards.verifiers.code_tests import read_tests
 from dapo.types import Problem
 from helpers.other_users import run_as
 
-MEMORY_BYTES = 2**28
+MEMORY_BYTES = 2**27
 ALL = get_args(Layer)
 MACHINE = platform.machine()
 
@@ -161,6 +161,11 @@ def test_namespaces_alone_hide_files_other_processes_and_the_network_or_are_not_
     hidden |= {"connect by UDP", "connect to an abstract name", "connect to a Unix socket", "list processes"}
     assert successes["namespaces"] & {*hidden, *READING, "open to write", "chmod", "truncate", "mkdir"} == set()
     assert successes["namespaces"] >= {"socket", "socketpair", "fork", "pipe", "inotify_init"}
+
+
+def test_another_user_alone_takes_the_rights_of_root(successes):
+    assert successes["user"] & {"mount", "chroot", "fsopen"} == set()
+    assert successes["user"] >= {"socket", "fork", "open to read", "kill"}
 
 
 def test_limits_alone_bound_memory_and_the_bytes_of_files(successes):
