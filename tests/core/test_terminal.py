@@ -24,7 +24,9 @@ SOURCES = Path(dapo.__file__).parent
 RIM = {
     "core/terminal.py": {"print"},
     "telemetry/console.py": {"Console"},
-    "rewards/sandbox/probes.py": {"sys.stdout.write"},  # JSON to its parent's pipe, from inside of the sandbox
+    # inside of the sandbox: JSON to the parent's pipe, and what the tests of a program print, which is kept in memory
+    "rewards/sandbox/probes.py": {"sys.stdout.write"},
+    "rewards/sandbox/rpc.py": {"sys.stdout.write"},
 }
 """The files that write to a stream, and by what."""
 

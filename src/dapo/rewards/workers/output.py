@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from dapo.core.files import open_no_link
+from dapo.core.terminal import print_text
 
 MAX_LOG_BYTES = 10 * 2**20
 _CHUNK = 1 << 20
@@ -45,7 +46,7 @@ class VerifierOutput:
             return
         if left := self._read():
             with contextlib.suppress(OSError):
-                sys.stderr.write(left.decode(errors="replace"))
+                print_text(left.decode(errors="replace"), file=sys.stderr, end="")
         self._file.close()
 
     def _read(self) -> bytes:
