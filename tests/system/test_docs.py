@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +115,17 @@ def dead_links(page: str, folder: Path) -> list[str]:
 
 
 def missing_tests(page: str) -> list[str]:
-    """Named test files that are not there."""
-    return [name for name in re.findall(r"tests/[\w/]+\.py", page) if not (ROOT / name).is_file()]
+    """Named test files that are not there, and named tests that are in none of them."""
+    files = [name for name in re.findall(r"tests/[\w/]+\.py", page) if not (ROOT / name).is_file()]
+    named = re.findall(r"((?:\w+/)*test_\w+\.py)::(test_\w+)", page)
+    return files + [f"{file}::{test}" for file, test in named if test not in names_of_tests(file.removeprefix("tests/"))]
+
+
+@cache
+def names_of_tests(file: str) -> set[str]:
+    """The names of the tests in a file below tests/; none if there is no such file."""
+    path = ROOT / "tests" / file
+    return set(re.findall(r"def (test_\w+)\(", path.read_text(encoding="utf-8"))) if path.is_file() else set()
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -168,6 +178,11 @@ dapo resume RUN_DIR [key=value ...]
     assert missing_targets(page) == ["nothing"]
     assert dead_links(page, tmp_path) == ["nowhere.md"]
     assert missing_tests(page) == ["tests/test_none.py"]
+    named = "`system/test_docs.py::test_each_kind_of_mistake_is_found`, `tests/system/test_docs.py::test_nothing`"
+    assert missing_tests(named + " and `nowhere/test_x.py::test_y`") == [
+        "tests/system/test_docs.py::test_nothing",
+        "nowhere/test_x.py::test_y",
+    ]
 
 
 def test_the_checks_find_something_on_the_pages_at_all():
