@@ -38,6 +38,13 @@ def test_zeros_and_ones_have_wilsons_interval():
     assert mean_interval([1.0] * 3 + [0.0] * 7) == pytest.approx((0.1078, 0.6032), abs=1e-4)
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 30, 49, 1000])
+def test_an_interval_holds_its_mean_and_stays_within_zero_and_one(count: int):
+    for values in ([1.0] * count, [0.0] * count, [*[1.0] * count, 0.0], [*[0.0] * count, 0.5]):
+        low, high = mean_interval(values) or (1, 0)
+        assert 0 <= low <= np.mean(values) <= high <= 1
+
+
 def test_proportions_have_wilsons_interval_with_the_trials_that_explain_their_variance():
     # mean 1/2, variance of the values 1/16: a mean of 4 of them varies like a fraction of 16 trials
     assert mean_interval([0.25, 0.75, 0.25, 0.75]) == pytest.approx(wilson(0.5, 16, 3.18245), abs=1e-4)

@@ -100,6 +100,14 @@ def test_a_template_without_a_turn_end_is_reported_at_the_start_and_by_check(
     assert note in printed
 
 
+def test_an_evaluation_stops_at_the_turn_end_and_says_so(with_turn_end: Path, capsys: pytest.CaptureFixture[str]):
+    options = ("eval.samples_per_problem=2", "eval.max_response_tokens=8", "train.threads=1")
+    with pytest.raises(SystemExit) as stopped:
+        main(["eval", str(with_turn_end), "--data", "{builtin: {sums: {}}, size: 6}", *options])
+    assert stopped.value.code in (None, 0)
+    assert "responses also stop at '<pad>', which ends an assistant's turn" in capsys.readouterr().out
+
+
 def test_text_before_the_turn_end_is_reported(tmp_path: Path):
     (note,) = inputs_of(model_with(tmp_path / "mixed", template("### End<eos>"))).notes
     assert note.startswith("the chat template ends an assistant's turn with '### End<eos>', no single special token")

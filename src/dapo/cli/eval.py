@@ -2,14 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dapo.assemble import build_engine, distinct, evaluation_plan, read_inputs, resolve_auto
+from dapo.assemble import Inputs, build_engine, distinct, evaluation_plan, read_inputs, resolve_auto
 from dapo.cli.eval_report import print_comparison, print_evaluation
 from dapo.cli.progress import progress
 from dapo.cli.train import warn
@@ -144,7 +144,7 @@ def _evaluate(
     with ExitStack() as stack:
         judge = stack.enter_context(VerifierPool(config.reward))
         if request.server is None:
-            inputs = read_inputs(config, judge.needed_columns, training=False)
+            inputs = _read_inputs(config, judge.needed_columns)
             problems, copies = inputs.held_out, inputs.copies
         else:  # nothing is loaded here
             inputs = None
@@ -179,6 +179,14 @@ def _evaluate(
         check = partial(stop.check, advice)
         result = evaluate(sampler, judge, problems, journal=records, on_progress=show, check=check)
     return {"model": model, "data": request.data or data, **result.summary()}, result
+
+
+def _read_inputs(config: Config, needed_columns: Mapping[str, Collection[str]]) -> Inputs:
+    """Model and held-out problems; prints what a user should know about them."""
+    inputs = read_inputs(config, needed_columns, training=False)
+    for note in inputs.notes:
+        print_text(note)
+    return inputs
 
 
 def evaluation_data(request: EvalRequest, base: Mapping[str, Any] | None) -> DataSpec:

@@ -100,4 +100,5 @@ def _wilson(fraction: float, trials: float, quantile: float) -> Interval:
     centre = (fraction + square / (2 * trials)) / (1 + square / trials)
     variance = fraction * (1 - fraction) / trials + square / (4 * trials * trials)
     half = quantile / (1 + square / trials) * sqrt(variance)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # by rounding alone an end may lie on the wrong side of the fraction
+    return min(fraction, max(0.0, centre - half)), max(fraction, min(1.0, centre + half))

@@ -67,7 +67,7 @@ def _evaluation(axes: "Axes", records: Sequence[Record], name: str, colour: str,
     _, high = _series(records, f"eval/{name}/high", scale)
     label = f"held out: {_plain(name)}"
     if len(low) == len(high) == len(accuracy):
-        # a bootstrap interval may just miss its mean by rounding; matplotlib refuses negative bars
+        # an interval may just miss its mean by rounding; matplotlib refuses negative bars
         below = [max(0.0, mean - end) for mean, end in zip(accuracy, low, strict=True)]
         above = [max(0.0, end - mean) for mean, end in zip(accuracy, high, strict=True)]
         axes.errorbar(steps, accuracy, yerr=[below, above], color=colour, capsize=3, linewidth=1.2, zorder=4)

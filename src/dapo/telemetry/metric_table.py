@@ -149,8 +149,10 @@ METRICS = (
     Metric("time/peak_memory_gib", "GiB", "The largest resident memory of this process so far."),
     Metric("eval/{data}/accuracy", "fraction", "The mean over problems of the fraction of correct responses, or of the "
            "score where the verifier does not decide; also for each source, where the data set has several.", "avg@32"),
-    Metric("eval/{data}/low", "fraction", "The lower end of the 95 % interval of the accuracy."),
-    Metric("eval/{data}/high", "fraction", "The upper end of the 95 % interval of the accuracy."),
+    Metric("eval/{data}/low", "fraction", "The lower end of the 95 % interval of the accuracy; missing for "
+           "scores that do not vary."),
+    Metric("eval/{data}/high", "fraction", "The upper end of the 95 % interval of the accuracy; missing for "
+           "scores that do not vary."),
     Metric("eval/{data}/avg@{k}", "fraction", "The accuracy, under a name that holds the number k of samples per "
            "problem.", "avg@32"),
     Metric("eval/{data}/response_tokens_mean", "tokens", "The mean length of a response in the evaluation."),
