@@ -106,7 +106,7 @@ class Flows:
                 yield Names.of(*node.decorator_list, *defaults), Names(parameters_of(node))
             case ast.ClassDef(name=name, body=body):
                 yield Names.of(*body), Names({name})
-            case ast.Call():
+            case ast.Call() | ast.Expr(value=ast.Call()):
                 yield from self._flows_of_call(node)
 
     def _flows_of_with(self, node: ast.With | ast.AsyncWith) -> Iterator[tuple[Names, Names]]:
@@ -116,7 +116,11 @@ class Flows:
             if item.optional_vars is not None:
                 yield Names.of(item.context_expr, *node.body), _bound_by(item.optional_vars)
 
-    def _flows_of_call(self, call: ast.Call) -> Iterator[tuple[Names, Names]]:
+    def _flows_of_call(self, call: ast.Call | ast.Expr) -> Iterator[tuple[Names, Names]]:
+        if isinstance(call, ast.Expr):  # such as sort_numbers(numbers)
+            assert isinstance(call.value, ast.Call)
+            yield Names.of(call.value.func), _bound_by(*call.value.args)
+            return
         given = Names.of(*call.args, *call.keywords)
         called = Names.of(call.func)
         for function in called.variables | called.attributes | given.variables:
@@ -251,6 +255,13 @@ class Instrument(ast.NodeTransformer):
         if of_program and name not in self._defined and (name.startswith("assert") or name == "raises"):
             self.num_counted += 1
             node.func = _call("__method__", node.func)
+        return node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        modifying = isinstance(node.value, ast.Call) and Names.of(node.value.func).meets(self._of_program)
+        self.generic_visit(node)
+        if modifying and isinstance(node.value, ast.Call):
+            node.value.func = _call("__modifying__", node.value.func)
         return node
 
     def visit_With(self, node: ast.With) -> ast.AST | list[ast.AST]:

@@ -1,9 +1,9 @@
 """The roles of a sandboxed process: program, submission whose functions are called, test runner that calls them.
 
 The submission's process holds the model's code, the test runner's the tests. Only plain values cross: each is rebuilt
-as exactly bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset or None. So nothing that a model
-defines (an `__eq__` that is always true) can be compared, and no expected value ever reaches its process. Anything else
-is a `Remote` to the test runner. Standard library only.
+as exactly bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, None or a type of `_VALUES`. So
+nothing that a model defines (an `__eq__` that is always true) can be compared, and no expected value ever reaches its
+process. Anything else is a `Remote` to the test runner. Standard library only.
 """
 
 from __future__ import annotations
@@ -23,6 +23,20 @@ if TYPE_CHECKING:
 _MAX_LINE = 1 << 24
 _SMALL = 1 << 62
 _MAX_PRINTED = 1 << 20
+_VALUES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    "builtins.range": lambda value: (value.start, value.stop, value.step),
+    "builtins.bytearray": lambda value: (bytes(value),),
+    "collections.deque": lambda value: (list(value), value.maxlen),
+    "decimal.Decimal": lambda value: (str(value),),
+    "fractions.Fraction": lambda value: (value.numerator, value.denominator),
+    "datetime.timedelta": lambda value: (value.days, value.seconds, value.microseconds),
+    "datetime.datetime": lambda value: (value.isoformat(),),
+    "datetime.date": lambda value: (value.isoformat(),),
+    "datetime.time": lambda value: (value.isoformat(),),
+}
+"""Other types that cross: the arguments from which the value is built again, by `fromisoformat` where there is one."""
+
+CALL_MODIFYING = "()="  # a call whose arguments come back as the program has left them
 CALL, SET, NEXT, AWAIT, BOOL, IS_INSTANCE = "()", "=", ">", "~", "?", "is a"  # else an action is an attribute's name
 _PLAIN: tuple[type, ...] = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
 
@@ -94,7 +108,7 @@ class Submission:
 
     def _answer(self, action: str, thing: Any, given: list[Any], named: dict[str, Any]) -> list[Any]:
         try:
-            if action == CALL:
+            if action in (CALL, CALL_MODIFYING):
                 result = thing(*given, **named)
             elif action == SET:
                 setattr(thing, *given)
@@ -113,7 +127,8 @@ class Submission:
             if action in (NEXT, AWAIT):
                 return ["stop"]
             raise
-        return ["ok", encode(result, self._keep)]
+        arguments = [encode(arg, self._keep) for arg in given] if action == CALL_MODIFYING else None
+        return ["ok", encode(result, self._keep), arguments]
 
     def _finish(self, awaitable: Any) -> Any:
         import asyncio
@@ -260,6 +275,9 @@ class Connection:
                 raise ValueError("printed what is no text")
             if kind == "ok":
                 value = decode(content[0], self._kept)
+                if action == CALL_MODIFYING:
+                    for arg, left in zip(args, [decode(each, self._kept) for each in content[1]], strict=True):
+                        _update(arg, left)
             elif kind == "raised":
                 error = self._exception(*content)
             elif kind != "stop" or action not in (NEXT, AWAIT):
@@ -272,7 +290,7 @@ class Connection:
             self.raised.append(error)
             raise error
         of_name = action in (BOOL, IS_INSTANCE) or action.startswith("__")  # such as: assert f; f.__name__
-        self.values += action in (CALL, NEXT, AWAIT) or not (of_name or isinstance(value, Remote))
+        self.values += action in (CALL, CALL_MODIFYING, NEXT, AWAIT) or not (of_name or isinstance(value, Remote))
         return value
 
     def _next(self) -> Any:
@@ -361,6 +379,17 @@ class _Answer:
         if isinstance(error, Exception):
             self._connection.lost = True
             raise SubmissionLost from error
+
+
+def _update(value: Any, changed: Any) -> None:
+    """Give a list, dictionary or set of the tests the contents that the program has left in its copy."""
+    if type(value) is not type(changed):
+        return
+    if isinstance(value, list):
+        value[:] = changed
+    elif isinstance(value, dict | set):
+        value.clear()
+        value.update(changed)
 
 
 def _forwarded(name: str, *, calculates: bool = False) -> Any:
@@ -467,7 +496,16 @@ def encode(value: Any, keep: Callable[[Any], list[Any]]) -> Any:
         return ["dict", [[encode(key, keep), encode(item, keep)] for key, item in value.items()]]
     if kind is not None:
         return [kind.__name__, [encode(item, keep) for item in value]]
-    return ["not implemented"] if value is NotImplemented else keep(value)
+    return _encode_other(value, keep)
+
+
+def _encode_other(value: Any, keep: Callable[[Any], list[Any]]) -> list[Any]:
+    for name, arguments_of in _VALUES.items():
+        module, _, of_module = name.partition(".")
+        known = getattr(sys.modules.get(module), of_module, None)
+        if known is not None and isinstance(value, known):
+            return ["value", name, [encode(argument, keep) for argument in arguments_of(value)]]
+    return ["value", "not implemented", []] if value is NotImplemented else keep(value)
 
 
 def decode(value: Any, kept: Callable[[Any], Any]) -> Any:
@@ -489,6 +527,16 @@ def decode(value: Any, kept: Callable[[Any], Any]) -> Any:
             return getattr(builtins, name)(decode(item, kept) for item in items)
         case ["kept", (int() | list()) as handle]:
             return kept(handle)
-        case ["not implemented"]:
-            return NotImplemented
+        case ["value", str() as name, list() as items]:
+            return _decode_other(name, [decode(item, kept) for item in items])
     raise ValueError(f"not a value: {value!r:.80}")
+
+
+def _decode_other(name: str, arguments: list[Any]) -> Any:
+    if name == "not implemented":
+        return NotImplemented
+    if name not in _VALUES:
+        raise ValueError(f"not a value: {name:.80}")
+    module, _, of_module = name.partition(".")
+    kind = getattr(__import__(module), of_module)
+    return getattr(kind, "fromisoformat", kind)(*arguments)

@@ -47,6 +47,7 @@ class Counter:
             "__raised__": self.raised,
             "__caught__": self.caught,
             "__method__": self.method,
+            "__modifying__": self.modifying,
             "__assertion_error__": AssertionError,
         }
 
@@ -57,8 +58,9 @@ class Counter:
         return true
 
     def fail(self) -> None:
-        """An assertion is false, or cannot be evaluated."""
-        self.failed = True
+        """An assertion is false, or evaluating it has raised, and not by a fault of the tests."""
+        error = sys.exc_info()[1]
+        self.failed |= error is None or not is_fault_of_tests(error, self._connection)
 
     def forgive(self) -> None:
         """The tests handle a failed assertion themselves."""
@@ -100,6 +102,12 @@ class Counter:
             return result
 
         return counted
+
+    def modifying(self, function: Any) -> Any:
+        """A function whose result the tests do not use: what it does to their lists is what they are about."""
+        if not isinstance(function, rpc.Remote):
+            return function
+        return lambda *args, **kwargs: self._connection.call(rpc.CALL_MODIFYING, function._handle, args, kwargs)
 
 
 class Runner:
@@ -187,7 +195,7 @@ def run(connection: rpc.Connection, message: Mapping[str, Any]) -> str:
             is_wrong = set(missing) & set(message["certain"]) or len(missing) == len(names)
             return "failed" if is_wrong else f"broken: neither they nor the program define {', '.join(missing)}"
         runner.names.update({name: public[name] for name in names})
-        connection.values += sum(not isinstance(public[name], rpc.Remote | type) for name in names)
+        connection.values += sum(not isinstance(public[name], rpc.Remote) for name in names)
         runner.names.update({name: importlib.import_module(name) for name in message["standard_modules"]})
         prepare(message, public)
         if (argument := message["check"]) == "":
@@ -211,7 +219,7 @@ def blame(error: BaseException, runner: Runner) -> str | None:
     """What an exception that ends the tests means: `failed`, or `broken: why` for a fault of the tests; None: nothing.
 
     A fault of the tests is one that no program could avoid: something that they import or use is not there, a file, a
-    fixture, anything before the program was first used.
+    fixture that fails, anything before the program was first used.
     """
     connection, counter = runner.connection, runner.counter
     if connection.refused is not None:
@@ -222,13 +230,19 @@ def blame(error: BaseException, runner: Runner) -> str | None:
         return "failed" if error.code else None
     if isinstance(error, rpc.Unsendable | rpc.SubmissionLost):
         return "failed"
+    return f"broken: {type(error).__name__}: {error}" if is_fault_of_tests(error, connection) else "failed"
+
+
+def is_fault_of_tests(error: BaseException, connection: rpc.Connection) -> bool:
+    """Whether no program could have avoided the exception."""
+    if any(error is each for each in connection.raised):
+        return False
     unused = not connection.values and not connection.raised
-    of_tests = isinstance(error, _DATA_ERRORS) and not isinstance(error, TimeoutError | UnboundLocalError)
+    if isinstance(error, AssertionError):
+        return unused
+    missing = isinstance(error, _DATA_ERRORS) and not isinstance(error, TimeoutError | UnboundLocalError)
     of_module = isinstance(error, AttributeError) and isinstance(error.obj, types.ModuleType)
-    in_setup = _functions_of(error) & _SETUP and not isinstance(error, AssertionError)
-    if of_tests or of_module or in_setup or unused:
-        return f"broken: {type(error).__name__}: {error}"
-    return "failed"
+    return unused or missing or of_module or bool(_functions_of(error) & _SETUP)
 
 
 def finished(result: Any) -> Any:

@@ -35,8 +35,7 @@ class CodeVerifier:
     execute none are an error. docs/verifiers.md says what is run and counted, and which names are the program's.
 
     The program never sees the tests: it gets inputs and arguments, and answers with text or plain values (see
-    `sandbox.rpc`), which are compared in another process. So a test cannot pass it a function, see a list that it
-    changes in place, or compare its objects.
+    `sandbox.rpc`), which are compared in another process. So a test cannot pass it a function or compare its objects.
 
     Python's standard library only, one thread, no files (`sandbox.sandbox` says what holds on which system). Too
     much time, memory or output is wrong, as a failed test is; tests that cannot run are an error.

@@ -115,9 +115,8 @@ def _compile(texts: Sequence[str], entry_point: str | None, prompt: str) -> Stat
     if not num_counted:
         raise ValueError("its tests run no assertion on a value of the program")
     nodes = [node for tree in trees for node in ast.walk(tree)]
-    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    if unseen := sorted(_UNSEEN & attributes):
-        raise ValueError(f"its tests use {unseen[0]}, which cannot see into the program's process")
+    if unseen := sorted(filter(None, map(_unseen, nodes))):
+        raise ValueError(f"its tests use {unseen[0]}, which does not reach into the program's process")
     message = {
         "code": [base64.b64encode(marshal.dumps(code)).decode() for code in codes],
         "names": sorted(asked.names),
@@ -132,6 +131,20 @@ def _compile(texts: Sequence[str], entry_point: str | None, prompt: str) -> Stat
         "unittest": any("unittest" in text for text in texts),
     }
     return Statements(message)
+
+
+def _unseen(node: ast.AST) -> str | None:
+    """What a part of the tests would change or see in the program's process, which is another one."""
+    match node:
+        case ast.Attribute(attr=name) if name in _UNSEEN:
+            return name
+        case ast.Attribute(attr="patch", value=ast.Name(id="mock")) | ast.arg(arg="monkeypatch"):
+            return "patch"
+        case ast.ImportFrom(module="unittest.mock", names=names) if any(alias.name == "patch" for alias in names):
+            return "patch"
+        case ast.Attribute(attr="stdin", ctx=ast.Store()):
+            return "sys.stdin"
+    return None
 
 
 class _Asked:
