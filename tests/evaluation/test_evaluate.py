@@ -42,7 +42,7 @@ VERDICTS = {
 }
 
 
-def evaluated(marks: dict[int, str], *, length: int = 1, **engine: int) -> Evaluation:
+def evaluated(marks: dict[int, str], *, length: int = 1, **engine: Any) -> Evaluation:
     """`marks[problem]` holds one digit a sample."""
     k = len(next(iter(marks.values())))
 
@@ -138,6 +138,8 @@ def test_pass_at_j_grows_with_j_whatever_is_right_wrong_or_an_error(marks: list[
 def test_the_result_does_not_depend_on_the_engines_order():
     marks = {number: f"{number % 2}{(number + 1) % 2}0" for number in range(20)}
     assert evaluated(marks, slots=1).summary() == evaluated(marks, slots=64).summary()
+    last_first = evaluated(marks, delay=lambda request: 9 - int(request.id.split("/")[-1]))
+    assert last_first.table() == evaluated(marks).table(), "each response stands at the index of its sample"
 
 
 def judged(*answers: str, right: Collection[str] = ("4",)) -> JudgedProblem:
