@@ -10,6 +10,7 @@ import pytest
 from dapo.core.errors import DataError
 from dapo.data.problems import load_problems, remove_overlap, unique_problems
 from helpers.paths import SHARED_DATA
+from helpers.released import GSM8K_TEST, GSM8K_TRAIN, aime_parquet, dapo_math_parquet
 
 needs_shared = pytest.mark.skipif(not SHARED_DATA.is_dir(), reason=f"no data folder {SHARED_DATA}")
 LINE = b'{"prompt": "1+1?", "answer": "2"}\n'
@@ -143,6 +144,33 @@ def test_broken_parquet_is_a_data_error(tmp_path):
 def test_parquet_rows_are_counted_from_one(tmp_path):
     pq.write_table(pa.table({"prompt": ["q", "r"], "answer": ["1", None]}), tmp_path / "x.parquet")
     assert error_message(str(tmp_path / "x.parquet")).startswith(f"{tmp_path}/x.parquet, row 2: answer is null;")
+
+
+def test_rows_in_the_form_of_aime_are_problems_with_copies(tmp_path):
+    problems = load_problems(str(aime_parquet(tmp_path)))
+    unique = unique_problems(problems)
+    assert (len(problems), len(unique), {copies for _, copies in unique}) == (12, 3, {4})
+    assert len({id(problem) for problem in problems}) == 3
+    first = problems[0]
+    assert (first.answer, first.source, first.prompt[0]["role"]) == ("56", "math_dapo", "user")
+    assert first.fields["extra_info"]["index"] == 2
+
+
+def test_rows_in_the_form_of_dapo_math_may_be_copies_and_contradictions(tmp_path):
+    problems = load_problems(str(dapo_math_parquet(tmp_path)))
+    assert (len(problems), len(unique_problems(problems))) == (10, 9)
+    assert len({problem.prompt[0]["content"] for problem in problems}) == 8
+    assert [problem.answer for problem in problems[:4]] == ["12", "-15", "40320", "-3"]
+    assert {problem.source for problem in problems} == {"dapo_math"}
+
+
+def test_rows_in_the_form_of_gsm8k_have_the_number_behind_the_mark_as_answer():
+    train, test = load_problems(str(GSM8K_TRAIN)), load_problems(str(GSM8K_TEST))
+    assert remove_overlap(train, test) == (train, 0)
+    assert remove_overlap([*train, test[0]], test) == (train, 1)
+    assert [problem.answer for problem in train] == ["1200", "57", "8", "-5"]
+    assert [problem.answer for problem in test] == ["100", "15", "2880"]
+    assert train[0].fields["solution"].endswith("#### 1,200")
 
 
 @needs_shared

@@ -13,6 +13,7 @@ from dapo.data.problems import load_problems
 from dapo.data.sources.rows import problem_id
 from dapo.types import Problem
 from helpers.paths import SHARED_DATA
+from helpers.released import aime_parquet, dapo_math_parquet
 
 BEFORE = "Solve the following math problem step by step. The last line should be of the form Answer: $Answer."
 AFTER = 'Remember to put your answer on its own line after "Answer:".'
@@ -204,6 +205,14 @@ def test_a_short_evaluation_problem_matches_an_equal_one_only():
 def test_a_passage_is_the_longest_series_of_adjacent_ngrams():
     shingles = [("a", "b"), ("b", "c"), ("c", "d"), ("d", "e"), ("e", "f"), ("f", "g")]
     assert longest_passage(shingles, {shingles[0], shingles[2], shingles[3], shingles[5]}) == "c d e"
+
+
+def test_an_evaluation_problem_among_rows_in_the_form_of_dapo_math_is_removed(tmp_path):
+    train = load_problems(str(dapo_math_parquet(tmp_path)))
+    held_out = load_problems(str(aime_parquet(tmp_path)))
+    kept, removed = find_contaminated([*train, held_out[0]], held_out, ngram=8, min_overlap=0.5)
+    assert len(kept) == len(train) == 10
+    assert [r.problem for r in removed] == [held_out[0]]
 
 
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="the data sets are not on this machine")

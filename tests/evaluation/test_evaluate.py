@@ -30,6 +30,7 @@ from dapo.evaluation.scores import (
 from dapo.types import GenerationRequest, Problem, Verdict
 from helpers.fake_rollout import FakeEncoder, FakeJudge
 from helpers.paths import SHARED_DATA
+from helpers.released import aime_parquet
 
 AIME = SHARED_DATA / "aime-2024.parquet"
 
@@ -283,6 +284,13 @@ def test_an_evaluation_that_was_killed_continues_where_it_was(tmp_path: Path):
     assert asked == []
     with pytest.raises(DataError, match="plan was 1 and is now 2"), open_journal(path, {"plan": 2}):
         pass
+
+
+def test_rows_in_the_form_of_aime_are_three_problems_of_four_samples(tmp_path):
+    source = parse_spec(str(aime_parquet(tmp_path)))
+    problems, copies = distinct(load_problems(source, split="eval"), source)
+    assert (len(problems), copies) == (3, 4)
+    assert distinct(load_problems(source, split="eval")[:-1], source)[1] == 1  # not as many of all
 
 
 @pytest.mark.skipif(not AIME.exists(), reason="needs the released evaluation file beside the checkout")

@@ -1,12 +1,11 @@
 """`math`: extraction, equivalence, and above all what is not accepted."""
 
+import pyarrow.parquet
 import pytest
 
 from dapo.rewards import get_verifier
 from dapo.types import Problem
-from helpers.paths import SHARED_DATA
-
-DAPO_MATH = SHARED_DATA / "dapo-math-17k.parquet"
+from helpers.released import dapo_math_parquet, released
 
 
 @pytest.fixture(scope="module")
@@ -189,17 +188,12 @@ def test_a_reference_that_cannot_be_read_is_an_error_whatever_the_response(verif
     assert judged(verifier, answer, response) == f"math: the reference {answer!r} cannot be read as mathematics"
 
 
-def test_every_dapo_math_reference_is_right_for_itself_and_wrong_for_the_next(verifier):
-    if not DAPO_MATH.is_file():
-        pytest.skip(f"needs {DAPO_MATH}")
-    import pyarrow.parquet
-
-    rows = pyarrow.parquet.read_table(DAPO_MATH, columns=["reward_model"]).to_pylist()
-    answers = {row["reward_model"]["ground_truth"] for row in rows}
-    assert len(answers) > 1000
-    for answer in answers:
-        assert judged(verifier, answer, f"Answer: ${answer}$") is True
-        assert judged(verifier, answer, f"\\boxed{{{int(answer) + 1}}}") is False
+def test_every_dapo_math_reference_is_right_for_itself_and_wrong_for_the_next(verifier, tmp_path):
+    for file in (dapo_math_parquet(tmp_path), *released("dapo-math-17k.parquet")):
+        rows = pyarrow.parquet.read_table(file, columns=["reward_model"]).to_pylist()
+        for answer in {row["reward_model"]["ground_truth"] for row in rows}:
+            assert judged(verifier, answer, f"Answer: ${answer}$") is True
+            assert judged(verifier, answer, f"\\boxed{{{int(answer) + 1}}}") is False
 
 
 def test_it_sets_no_alarm_and_works_outside_the_main_thread(verifier):

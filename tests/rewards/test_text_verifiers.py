@@ -7,9 +7,7 @@ import pytest
 from dapo.rewards import get_verifier
 from dapo.rewards.verifiers.math_dapo import normalize
 from dapo.types import Problem
-from helpers.paths import SHARED_DATA
-
-GSM8K = SHARED_DATA / "gsm8k" / "test.jsonl"
+from helpers.released import GSM8K_TEST, GSM8K_TRAIN, released
 
 
 def judged(name, answer, response, **options):
@@ -115,11 +113,10 @@ def test_gsm8k_reads_signs_and_decimals_of_the_reference():
     assert "does not end in a number" in judged("gsm8k", "", "#### 7")
 
 
-def test_every_gsm8k_reference_judges_its_own_solution_right():
-    if not GSM8K.is_file():
-        pytest.skip(f"needs {GSM8K}")
+@pytest.mark.parametrize("file", [GSM8K_TRAIN, GSM8K_TEST, *released("gsm8k/test.jsonl")])
+def test_every_gsm8k_reference_judges_its_own_solution_right(file):
     verifier = get_verifier("gsm8k")
-    for row in map(json.loads, GSM8K.read_text().splitlines()):
+    for row in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
         problem = Problem("1", row["question"], row["answer"])
         assert verifier(problem, row["answer"]).correct is True
         assert verifier(problem, row["answer"] + "1").correct is False
