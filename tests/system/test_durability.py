@@ -16,7 +16,7 @@ import pytest
 
 from dapo.cli.train import resume_run, start_run
 from dapo.config import Config
-from dapo.core.errors import DapoError, NumericsError, RewardError
+from dapo.core.errors import CheckpointError, DapoError, NumericsError, RewardError
 from dapo.telemetry.sinks import JsonlSink
 from dapo.training.checkpoint_writer import StorageError
 from dapo.training.run_directory import RunDirectory
@@ -86,17 +86,24 @@ class TestSignals:
     ):
         whole, calls = counted
         run, log = tmp_path / "run", tmp_path / "log"
-        moment = {"area": area, "calls": calls[area] // 2, "signals": [(0, signum)]}
+        # judging for a step, not for the evaluation in the middle; the first checkpoint, not the last
+        share = {"judging": 0.4, "saving": 0.25}.get(area, 0.5)
+        moment = {"area": area, "calls": int(share * calls[area]), "signals": [(0, signum)]}
         ended, _ = server.run(*train_command(run), output=log, **moment)
         printed = log.read_text()
         assert ended == code, printed
         name = signal.Signals(signum).name
-        assert f"{name}: saving as soon as the work in hand allows" in printed
+        assert f"{name}: saving, then stopping; Ctrl-C now ends at once" in printed
         assert printed.endswith(f"stopped by {name}\n")
         done = metrics(run)[-1]["step"]
         assert f"saved: step {done} of 4; continue with: dapo resume {run}\n" in printed
         assert f"step_{done:06d}" in saved_steps(run)
-        assert json.loads((run / "summary.json").read_text())["exit_reason"] == f"interrupted: stopped by {name}"
+        summary = json.loads((run / "summary.json").read_text())
+        assert summary["exit_reason"] == f"interrupted: stopped by {name}"
+        kept = sum(row["rollout/tokens_generated"] for row in metrics(run)[1:])
+        assert summary["tokens_generated"] - summary["tokens_discarded"] == kept
+        assert summary["tokens_discarded"] > 0 or area in ("update", "saving")
+        assert summary["wall_s"] > 0
         assert "Traceback" not in printed
         assert_ends_like(run, whole)
 
@@ -110,7 +117,7 @@ class TestSignals:
             *train_command(run), output=log, signals=[(0, signal.SIGINT), (1, signal.SIGINT)], **moment
         )
         assert code == -signal.SIGINT
-        assert "saving as soon as the work in hand allows" in log.read_text()
+        assert "saving, then stopping; Ctrl-C now ends at once" in log.read_text()
         assert "saved: " not in log.read_text()
         assert_ends_like(run, whole)
 
@@ -329,6 +336,81 @@ def fill(path: Path) -> None:
 def log_for_ever(sink: JsonlSink) -> None:
     for step in itertools.count():
         sink.log(step, {"a": 1.0 + step, "b" * 1000: 2.0})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps."""
+    run = tmp_path_factory.mktemp("finished") / "run"
+    start_run(tiny(*STEPS, "train.num_steps=2", "data.eval=null"), run_dir=run, config_name="tiny")
+    return run
+
+
+class TestWhatIsSaidOnResuming:
+    @pytest.fixture
+    def run(self, finished: Path, tmp_path: Path) -> Path:
+        return Path(shutil.copytree(finished, tmp_path / "run"))
+
+    def test_a_finished_run_says_how_to_train_on(self, run: Path, capsys: pytest.CaptureFixture[str]):
+        before = contents(run)
+        resume_run(run, [])
+        assert capsys.readouterr().out.endswith(
+            f"already at step 2 of 2; to train on: dapo resume {run} train.num_steps=4\n"
+        )
+        assert contents(run) == before
+
+    def test_checkpoints_that_are_gone_are_missed_and_the_metrics_stay(self, run: Path):
+        shutil.rmtree(run / "checkpoints")
+        metrics_before = (run / "metrics.jsonl").read_bytes()
+        with pytest.raises(CheckpointError, match="holds no checkpoint, though the run has saved some") as error:
+            resume_run(run, ["train.num_steps=4"])
+        assert error.value.exit_code == 2
+        assert (run / "metrics.jsonl").read_bytes() == metrics_before
+
+    @pytest.mark.parametrize(("keep", "first"), [(None, 1), (0, 1), (1, 2)])
+    def test_metrics_that_are_gone_are_named_and_the_run_goes_on(
+        self, run: Path, capsys: pytest.CaptureFixture[str], keep: int | None, first: int
+    ):
+        path = run / "metrics.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True)
+        path.unlink() if keep is None else path.write_bytes(b"".join(lines[:keep]))
+        resume_run(run, ["train.num_steps=3"])
+        said = f"warning: {path} has no line for {3 - first} of the steps 1 to 2, the first is {first}"
+        assert said in capsys.readouterr().err
+        assert metrics(run)[-1]["step"] == 3
+
+    def test_what_the_bytes_depend_on_is_named_if_it_has_changed(self, run: Path, capsys: pytest.CaptureFixture[str]):
+        resume_run(run, ["train.num_steps=3"])
+        assert "warning" not in capsys.readouterr().out
+        other = ("train.seed=5", "data.train={builtin: {sums: {}}, size: 64, seed: 7}")
+        resume_run(run, [*other, "train.num_steps=4"])
+        said = capsys.readouterr().out
+        for line in (
+            "warning: train.seed was 0 up to step 3 and is 5 now; from here on this is another run",
+            "warning: data.train.seed was 1 up to step 3 and is 7 now; from here on this is another run",
+            "warning: training problems was 64 with checksum ",
+        ):
+            assert line in said
+        resume_run(run, ["train.num_steps=5"])  # back to the options of config.yaml
+        assert "warning: train.seed was 5 up to step 4 and is 0 now" in capsys.readouterr().out
+
+    def test_another_version_of_a_package_is_named(self, run: Path, capsys: pytest.CaptureFixture[str]):
+        directory = RunDirectory(run)
+        (checkpoint,) = directory.checkpoints.iterdir()
+        before = json.loads((checkpoint / "made_with.json").read_text())
+
+        def write(folder: Path) -> None:
+            shutil.copytree(checkpoint, folder, dirs_exist_ok=True)
+            (folder / "manifest.json").unlink()
+            (folder / "made_with.json").write_text(
+                json.dumps(before | {"versions": {**before["versions"], "torch": "1.0"}})
+            )
+
+        directory.save_checkpoint(2, write, keep=1)
+        resume_run(run, ["train.num_steps=3"])
+        now = before["versions"]["torch"]
+        said = f"warning: torch was 1.0 up to step 2 and is {now} now; from here on the last digits may differ"
+        assert said in capsys.readouterr().out
 
 
 class TestStartsThatAreKilled:

@@ -31,12 +31,11 @@ CODE_STARTS = ("assert ", "def check(", "def test_")
 
 def run_pass_rates(path: Path) -> dict[str, PassRate]:
     """The pass rates of a run's problems by id, as of its newest checkpoint. Raises DataError before the first one."""
-    from dapo.training.checkpointing import PROBLEM_STATS_FILE
     from dapo.training.run_directory import RunDirectory
 
-    file = RunDirectory.open(path).path / PROBLEM_STATS_FILE
+    file = RunDirectory.open(path).problem_stats
     if not file.is_file():
-        raise DataError(f"{path} has no {PROBLEM_STATS_FILE} yet; a run writes it with its first checkpoint")
+        raise DataError(f"{path} has no {file.name} yet; a run writes it with its first checkpoint")
     try:
         return {
             problem: PassRate(problem, entry["decided"], entry["correct"], entry["visits"], entry["last_step"])

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
@@ -23,9 +24,11 @@ from dapo.policy.model import export_model
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.telemetry.console import ProgressDisplay, SafeConsole, final_report
 from dapo.telemetry.curves import plot_curves
+from dapo.telemetry.sinks import read_metrics
 from dapo.training import one_step_off
 from dapo.training.checkpoint_writer import describe, disk_errors_as_storage_error
 from dapo.training.checkpointing import is_logged, restore
+from dapo.training.made_with import changes_since, made_with
 from dapo.training.run_directory import RunDirectory, default_run_path, make_manifest, step_of
 from dapo.training.signals import Interrupted, signals_as_requests
 from dapo.training.state import Run
@@ -70,9 +73,17 @@ def resume_run(path: Path, overrides: Sequence[str]) -> None:
     """`dapo resume`: continue from the newest complete checkpoint, with the options of the run."""
     directory = RunDirectory.open(path)
     config = resolve_auto(load_config(directory.config, overrides))
-    with disk_errors_as_storage_error(), directory.lock(), open_judge(config) as judge:
-        inputs = _read_inputs(config, judge)
-        run_training(config, inputs, judge, directory)
+    with disk_errors_as_storage_error(), directory.lock():
+        checkpoint = directory.latest_checkpoint(warn=lambda text: None)
+        num_steps = config.train.num_steps
+        if checkpoint and step_of(checkpoint) >= num_steps and directory.exit_reason() == "finished":
+            report(config, directory)
+            at, more = f"{step_of(checkpoint)} of {num_steps}", f"train.num_steps={2 * step_of(checkpoint)}"
+            print(f"\nalready at step {at}; to train on: dapo resume {shlex.quote(str(path))} {more}")
+            return
+        with open_judge(config) as judge:
+            inputs = _read_inputs(config, judge)
+            run_training(config, inputs, judge, directory)
 
 
 def _read_inputs(config: Config, judge: VerifierPool) -> Inputs:
@@ -103,25 +114,23 @@ def run_training(
 @contextmanager
 def open_run(config: Config, inputs: Inputs, judge: VerifierPool, directory: RunDirectory) -> Iterator[Run]:
     """A run at its newest checkpoint (or its beginning); signals ask it to stop; its summary is written at the end."""
-    directory.clear_leftovers()
-    checkpoint = directory.latest_checkpoint(warn=warn)
+    checkpoint = cut_after_checkpoint(config, directory)
     step = step_of(checkpoint) if checkpoint else 0
-    if checkpoint:
-        directory.cut_after(step, is_logged=is_logged(checkpoint))
-        # a kill may have come before the old ones were dropped
-        directory.drop_old_checkpoints(step, config.train.keep_checkpoints)
-    else:
-        directory.cut_after(-1)
     display = ProgressDisplay(config.train.num_steps, first_step=step + 1)
     with (
         signals_as_requests() as stop,
         build_run(config, inputs, judge, directory, display, first_step=step + 1) as run,
     ):
         run.stop, run.verifier_output = stop, judge.output
+        run.made_with = made_with(config, inputs.train, inputs.held_out)
         for note in [*inputs.notes, f"writing to {directory.path}"]:
             run.tracker.message(note)
         if checkpoint:
             restore(run, checkpoint)
+            for line in changes_since(checkpoint, run.made_with, step=step):
+                run.tracker.message(line)
+            display.recall(read_metrics(directory.metrics) if directory.metrics.exists() else [])
+        started, seconds_before = time.perf_counter(), run.state.wall_s
         if config.schedule == "sync":  # the run may have had another, whose prefetched batch is stale
             one_step_off.requeue(run)
         reason = "failed"
@@ -135,11 +144,32 @@ def open_run(config: Config, inputs: Inputs, judge: VerifierPool, directory: Run
             reason = f"{type(error).__name__}: {error}"
             raise
         finally:
-            close_run(run, reason)
+            close_run(run, reason, wall_s=seconds_before + time.perf_counter() - started)
 
 
-def close_run(run: Run, reason: str) -> None:
-    """Close the trackers and write summary.json; a full disk must not hide why the run ended."""
+def cut_after_checkpoint(config: Config, directory: RunDirectory) -> Path | None:
+    """The newest checkpoint, if there is one, with nothing in the run directory that is later."""
+    directory.clear_leftovers()
+    checkpoint = directory.latest_checkpoint(warn=warn)
+    if checkpoint is None:
+        directory.cut_after(-1)
+        return None
+    step = step_of(checkpoint)
+    logged = step if is_logged(checkpoint) else step - 1
+    if missing := directory.missing_metrics(logged):
+        lost = f"{len(missing)} of the steps 1 to {logged}, the first is {missing[0]}"
+        warn(f"{directory.metrics} has no line for {lost}; they are not computed again")
+    directory.cut_after(step, is_logged=logged == step)
+    # a kill may have come before the old ones were dropped
+    directory.drop_old_checkpoints(step, config.train.keep_checkpoints)
+    return checkpoint
+
+
+def close_run(run: Run, reason: str, *, wall_s: float) -> None:
+    """Close the trackers and write summary.json; a full disk must not hide why the run ended.
+
+    Its `tokens_generated` and `wall_s` count the unfinished step too, whose work is thrown away.
+    """
     evaluations = [
         {name: value for name, value in each.items() if name != "table"}
         for each in run.directory.evaluations(warn=lambda text: None)  # the report says it
@@ -150,8 +180,9 @@ def close_run(run: Run, reason: str) -> None:
         run.directory.write_summary(
             {
                 "steps": run.state.step,
-                "wall_s": round(run.state.wall_s, 3),
-                "tokens_generated": run.state.tokens_generated,
+                "wall_s": round(wall_s, 3),
+                "tokens_generated": run.state.tokens_generated + run.sampling.tokens_discarded,
+                "tokens_discarded": run.sampling.tokens_discarded,
                 "tokens_trained": run.state.tokens_trained,
                 "eval_first": evaluations[0] if evaluations else None,
                 "eval_last": evaluations[-1] if evaluations else None,

@@ -115,6 +115,11 @@ class ProgressDisplay:
         if evaluation:
             self.message(evaluation)
 
+    def recall(self, earlier_steps: Iterable[Mapping[str, float]]) -> None:
+        """Take the metrics of the steps before a run was resumed, so that its curve begins at the first."""
+        for metrics in earlier_steps:
+            _append_finite(self._accuracies, metrics.get("reward/accuracy"))
+
     def message(self, text: str) -> None:
         """Print a message; on a terminal it appears above the live display."""
         self._print(text)
@@ -286,7 +291,7 @@ def excerpt(text: str) -> str:
 
 
 def _append_finite(values: list[float] | deque[float], value: float | None) -> None:
-    if value is not None and math.isfinite(value):
+    if isinstance(value, float | int) and math.isfinite(value):
         values.append(value)
 
 

@@ -9,12 +9,12 @@ from typing import Any
 from dapo.core.errors import CheckpointError, DapoError, NumericsError, ShortfallError, TrainerLost
 from dapo.core.files import atomic_write_json, read_json
 from dapo.training.checkpoint_writer import StorageError
+from dapo.training.made_with import MADE_WITH_FILE
 from dapo.training.prefetched_batch import read_prefetched_batch, write_prefetched_batch
+from dapo.training.run_directory import PROBLEM_STATS_FILE
 from dapo.training.state import Run, TrainState
 
 STATE_FILE = "state.json"
-PROBLEM_STATS_FILE = "problems.json"
-"""Statistics per problem: in each checkpoint, and a copy of the newest in the run directory."""
 
 
 def save_if_due(run: Run) -> None:
@@ -56,12 +56,14 @@ def checkpoint_of(run: Run, write_policy: Callable[[Path], None]) -> Callable[[]
         write_policy(folder)
         atomic_write_json(folder / STATE_FILE, counts)
         atomic_write_json(folder / PROBLEM_STATS_FILE, problem_stats)
+        if run.made_with:
+            atomic_write_json(folder / MADE_WITH_FILE, run.made_with)
         if prefetched_batch is not None:
             write_prefetched_batch(folder, prefetched_batch)
 
     def save() -> Path:
         path = directory.save_checkpoint(step, write, config.train.keep_checkpoints, accuracy=accuracy)
-        atomic_write_json(directory.path / PROBLEM_STATS_FILE, problem_stats)
+        atomic_write_json(directory.problem_stats, problem_stats)
         return path
 
     return save
@@ -101,7 +103,7 @@ def restore(run: Run, checkpoint: Path) -> None:
     run.sampling.sampler.load_state_dict(state["sampler"])
     run.problem_stats.load_state_dict(_read(checkpoint / PROBLEM_STATS_FILE))
     # a kill may have come between the checkpoint and the run's own copy
-    atomic_write_json(run.directory.path / PROBLEM_STATS_FILE, run.problem_stats.state_dict())
+    atomic_write_json(run.directory.problem_stats, run.problem_stats.state_dict())
     prefetched_batch = read_prefetched_batch(checkpoint, run.sampling.stream)
     run.state = TrainState(
         **state["train_state"], unlogged=_unlogged(state), prefetched_batch=prefetched_batch, is_saved=True

@@ -107,7 +107,8 @@ def requeue(run: Run) -> None:
     """Put the problems of the prefetched batch back, to be sampled again by the policy and options of that time."""
     if run.state.prefetched_batch is None:
         return
-    run.sampling.restart_at(run.state.prefetched_batch.start)
+    prefetched = run.state.prefetched_batch
+    run.sampling.restart_at(prefetched.start, discarding=prefetched.batch.num_generated_tokens)
     run.state.prefetched_batch, run.state.is_saved = None, False
 
 

@@ -4,11 +4,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dapo.config import Config
-from dapo.core.errors import EngineError
+from dapo.core.errors import DapoError, EngineError
 from dapo.core.rng import keyed_seed
 from dapo.data.prompts import Encoder
 from dapo.data.stream import ProblemStream
@@ -116,13 +117,19 @@ class Sampling:
     judge_wait_s: float = 0.0
     """Seconds since the last reported step in which verdicts were outstanding and nothing was left to generate."""
 
+    tokens_since_start: int = 0
+    """Generated for the newest batch, whether it is complete or has failed."""
+    tokens_discarded: int = 0
+    """Generated for batches that were undone."""
+
     def roll_back(self, *, finished_steps: int) -> None:
         """Undo the newest batch if its step is not finished: its problems and the keep rate go back."""
         if self.start is not None and self.start.step > finished_steps:
-            self.restart_at(self.start)
+            self.restart_at(self.start, discarding=self.tokens_since_start)
 
-    def restart_at(self, start: "SamplingStart") -> None:
-        """Put stream and sampler to where a batch began."""
+    def restart_at(self, start: "SamplingStart", *, discarding: int) -> None:
+        """Put stream and sampler to where a batch of so many tokens began."""
+        self.tokens_discarded += discarding
         if self.stream.position != start.position:
             self.stream.rewind(start.position)
         self.sampler.load_state_dict(start.sampler)
@@ -183,12 +190,22 @@ class _Collector:
     tokens: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
 
     def run(self) -> Batch:
+        try:
+            batch = self.sample()
+        except BaseException:
+            received = (g for pending in self.undecided for g in pending.generations if g is not None)
+            self.sampling.tokens_since_start = sum(self.tokens.values()) + sum(len(g.token_ids) for g in received)
+            raise
+        self.sampling.tokens_since_start = batch.num_generated_tokens
+        return batch
+
+    def sample(self) -> Batch:
         while self.shortfall > 0:
             self.refill()
             if not self.undecided:
                 break
             if self.by_request:
-                self.check()
+                self.check_or_abort()
                 self.receive(self.sampling.engine.poll())
                 self.polls += 1
             self.classify()
@@ -203,6 +220,14 @@ class _Collector:
             reason=reason,
             epoch=self.sampling.stream.epoch,
         )
+
+    def check_or_abort(self) -> None:
+        try:
+            self.check()
+        except BaseException:
+            with suppress(DapoError):  # what ends the sampling is the other error
+                self.abort_all()
+            raise
 
     @property
     def shortfall(self) -> int:
@@ -278,9 +303,7 @@ class _Collector:
         if not self.undecided:
             return
         self.sampling.stream.rewind(self.undecided[0].position)
-        for generation in self.sampling.engine.abort(list(self.by_request)):
-            pending, i = self.by_request.pop(generation.request_id)
-            pending.generations[i] = generation
+        self.abort_all()
         if self.by_request:
             raise EngineError(f"the engine did not answer the abort of {next(iter(self.by_request))!r}")
         for pending in self.undecided:
@@ -289,6 +312,11 @@ class _Collector:
             elif tokens := sum(len(g.token_ids) for g in pending.generations if g is not None):
                 self.counts["aborted"] += 1
                 self.tokens["aborted"] += tokens
+
+    def abort_all(self) -> None:
+        for generation in self.sampling.engine.abort(list(self.by_request)):
+            pending, i = self.by_request.pop(generation.request_id)
+            pending.generations[i] = generation
 
     def count_group(self, group: Group, outcome: Outcome) -> None:
         self.judged.append((group, outcome))

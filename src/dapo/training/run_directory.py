@@ -30,9 +30,11 @@ from dapo.core.files import (
     to_json,
 )
 from dapo.evaluation.scores import require_summary
-from dapo.telemetry.sinks import truncate_after
+from dapo.telemetry.sinks import read_metrics, truncate_after
 
 _STEP_NAME = re.compile(r"step_(\d{6,})(\.parquet|\.json)?")
+PROBLEM_STATS_FILE = "problems.json"
+"""Statistics per problem: in each checkpoint, and a copy of the newest in the run directory."""
 CHECKPOINT_MANIFEST = "manifest.json"
 _REPLACED = ".replaced.tmp"
 _REMOVED = ".gone.tmp"
@@ -95,6 +97,11 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
+    def problem_stats(self) -> Path:
+        """Statistics per problem, as of the newest checkpoint."""
+        return self.path / PROBLEM_STATS_FILE
+
+    @property
     def summary(self) -> Path:
         """Written at the end."""
         return self.path / "summary.json"
@@ -126,6 +133,18 @@ class RunDirectory:
     def eval(self, step: int) -> Path:
         """The evaluation at a step."""
         return self.path / "eval" / f"step_{step:06d}.json"
+
+    def exit_reason(self) -> str | None:
+        """How the run has ended, by its summary; None where that is absent or damaged."""
+        try:
+            return str(read_json(self.summary)["exit_reason"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def missing_metrics(self, step: int) -> list[int]:
+        """The steps up to this one that have no line in the metrics. Raises DataError if a line is damaged."""
+        found = {record["step"] for record in read_metrics(self.metrics)} if self.metrics.exists() else set()
+        return sorted(set(range(1, step + 1)) - found)
 
     def evaluations(self, warn: Callable[[str], None]) -> list[dict[str, Any]]:
         """The evaluations of the run, oldest first, each with its table; `warn` is told of each that is damaged."""
@@ -221,7 +240,7 @@ class RunDirectory:
     def latest_checkpoint(self, warn: Callable[[str], None]) -> Path | None:
         """The newest checkpoint whose checksums hold; None if none was ever saved.
 
-        `warn` is told of each damaged one that is passed over. Raises CheckpointError if all are damaged.
+        `warn` is told of each damaged one that is passed over. Raises CheckpointError if all are damaged, or gone.
         """
         saved = _numbered(self.checkpoints)
         for path in reversed(saved):
@@ -231,6 +250,12 @@ class RunDirectory:
             warn(f"checkpoint {path} is damaged ({damage}); trying the one before it")
         if saved:
             raise CheckpointError(f"every checkpoint in {self.checkpoints} is damaged; start again in a new --run-dir")
+        if self.problem_stats.exists():
+            raise CheckpointError(
+                f"{self.checkpoints} holds no checkpoint, though the run has saved some ({PROBLEM_STATS_FILE} was "
+                "written with one): without them it would begin at step 1 and lose its metrics; put them back, or "
+                "start again in a new --run-dir"
+            )
         return None
 
     def newest_step(self) -> int | None:
@@ -316,14 +341,10 @@ def make_manifest(command: Sequence[str], *, seed: int, started: datetime, gpus:
         "command": mask_secrets(command),
         "seed": seed,
         "git_commit": _git_commit(),
-        "versions": {
-            "dapo": dapo.__version__,
-            "python": platform.python_version(),
-            **{name: _version(name) for name in ("torch", "transformers", "numpy")},
-        },
+        "versions": package_versions(),
         "machine": {
             "platform": platform.platform(),
-            "cpu": _cpu_model(),
+            "cpu": cpu_model(),
             "cores": os.cpu_count(),
             "gpus": list(gpus),
         },
@@ -457,6 +478,15 @@ def _mark_for_removal(checkpoint: Path) -> None:
     os.rename(checkpoint, checkpoint.with_name(f".{checkpoint.name}.old.tmp"))
 
 
+def package_versions() -> dict[str, str | None]:
+    """The versions on which the bytes of a run depend; None for what is not installed."""
+    return {
+        "dapo": dapo.__version__,
+        "python": platform.python_version(),
+        **{name: _version(name) for name in ("torch", "transformers", "numpy")},
+    }
+
+
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
@@ -475,7 +505,8 @@ def _git_commit() -> str | None:
     return answer.stdout.strip() or None
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """The name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

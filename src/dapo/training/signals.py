@@ -48,8 +48,7 @@ class StopRequest:
 
 @contextmanager
 def signals_as_requests(
-    message: str = "saving as soon as the work in hand allows; Ctrl-C ends at once (the run then continues from "
-    "its newest checkpoint)",
+    message: str = "saving, then stopping; Ctrl-C now ends at once",
 ) -> Iterator[StopRequest]:
     """Inside, the first SIGINT or SIGTERM becomes a request; a SIGINT after that ends the process at once.
 

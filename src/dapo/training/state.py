@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from dapo.config import Config
 from dapo.engines.engine import RolloutEngine, WeightSource
@@ -120,6 +120,8 @@ class Run:
     """Seconds per phase of the step at hand."""
     given_advice: set[str] = field(default_factory=set)
     """The kinds of advice that this process has printed: each is given once."""
+    made_with: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What the run is computed with (`made_with.py`); each checkpoint holds it."""
     is_solved: bool = False
     """The run has ended because its problems are solved."""
     verifier_output: VerifierOutput | None = None

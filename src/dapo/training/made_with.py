@@ -1,0 +1,71 @@
+"""What a checkpoint was computed with, beside its state: the bytes of the steps after it depend on all of it."""
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dapo.config import Config
+from dapo.config.secrets import mask_options
+from dapo.core.files import read_json
+from dapo.training.run_directory import cpu_model, package_versions
+from dapo.types import Problem
+
+MADE_WITH_FILE = "made_with.json"
+
+_FREE_OPTIONS = (
+    "train.num_steps",
+    "train.save_every",
+    "train.eval_every",
+    "train.keep_checkpoints",
+    "log.",
+    "profile.",
+)
+"""Options, and beginnings of them, that change no step."""
+
+
+def made_with(config: Config, train: Sequence[Problem], held_out: Sequence[Problem]) -> dict[str, dict[str, Any]]:
+    """Options, versions, processor and data of this process, as JSON values."""
+    options = dict(_flat(mask_options(config.model_dump(mode="json"))))
+    return {
+        "options": {name: value for name, value in options.items() if not name.startswith(_FREE_OPTIONS)},
+        "versions": package_versions(),
+        "machine": {"processor": cpu_model(), "number of threads": torch.get_num_threads()},
+        "data": {"training problems": _fingerprint(train), "evaluation problems": _fingerprint(held_out)},
+    }
+
+
+def changes_since(checkpoint: Path, now: Mapping[str, Mapping[str, Any]], *, step: int) -> list[str]:
+    """A line for each thing that differs from what the checkpoint of a step was made with."""
+    try:
+        before = read_json(checkpoint / MADE_WITH_FILE)
+    except FileNotFoundError:
+        return []
+    lines = []
+    for kind, values in now.items():
+        for name in sorted(values.keys() | before[kind].keys()):
+            old, new = before[kind].get(name), values.get(name)
+            if old != new:
+                means = "this is another run" if kind in ("options", "data") else "the last digits may differ"
+                lines.append(f"warning: {name} was {old} up to step {step} and is {new} now; from here on {means}")
+    return lines
+
+
+def _flat(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in options.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _fingerprint(problems: Sequence[Problem]) -> str:
+    """The number of problems, and a checksum of all of them in their order."""
+    crc = 0
+    for problem in problems:
+        text = json.dumps([problem.id, problem.prompt, problem.answer, dict(problem.fields)], default=str)
+        crc = zlib.crc32(text.encode(), crc)
+    return f"{len(problems)} with checksum {crc:08x}"
