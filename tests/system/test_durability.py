@@ -346,7 +346,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-class TestWhatIsSaidOnResuming:
+class TestMessagesOnResuming:
     @pytest.fixture
     def run(self, finished: Path, tmp_path: Path) -> Path:
         return Path(shutil.copytree(finished, tmp_path / "run"))
@@ -375,8 +375,8 @@ class TestWhatIsSaidOnResuming:
         lines = path.read_bytes().splitlines(keepends=True)
         path.unlink() if keep is None else path.write_bytes(b"".join(lines[:keep]))
         resume_run(run, ["train.num_steps=3"])
-        said = f"warning: {path} has no line for {3 - first} of the steps 1 to 2, the first is {first}"
-        assert said in capsys.readouterr().err
+        message = f"warning: {path} has no line for {3 - first} of the steps 1 to 2, the first is {first}"
+        assert message in capsys.readouterr().err
         assert metrics(run)[-1]["step"] == 3
 
     def test_what_the_bytes_depend_on_is_named_if_it_has_changed(self, run: Path, capsys: pytest.CaptureFixture[str]):
@@ -384,13 +384,13 @@ class TestWhatIsSaidOnResuming:
         assert "warning" not in capsys.readouterr().out
         other = ("train.seed=5", "data.train={builtin: {sums: {}}, size: 64, seed: 7}")
         resume_run(run, [*other, "train.num_steps=4"])
-        said = capsys.readouterr().out
+        printed = capsys.readouterr().out
         for line in (
             "warning: train.seed was 0 up to step 3 and is 5 now; from here on this is another run",
             "warning: data.train.seed was 1 up to step 3 and is 7 now; from here on this is another run",
             "warning: training problems was 64 with checksum ",
         ):
-            assert line in said
+            assert line in printed
         resume_run(run, ["train.num_steps=5"])  # back to the options of config.yaml
         assert "warning: train.seed was 5 up to step 4 and is 0 now" in capsys.readouterr().out
 
@@ -409,8 +409,8 @@ class TestWhatIsSaidOnResuming:
         directory.save_checkpoint(2, write, keep=1)
         resume_run(run, ["train.num_steps=3"])
         now = before["versions"]["torch"]
-        said = f"warning: torch was 1.0 up to step 2 and is {now} now; from here on the last digits may differ"
-        assert said in capsys.readouterr().out
+        message = f"warning: torch was 1.0 up to step 2 and is {now} now; from here on the last digits may differ"
+        assert message in capsys.readouterr().out
 
 
 class TestStartsThatAreKilled:

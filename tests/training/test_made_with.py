@@ -55,5 +55,5 @@ def test_options_and_the_number_of_threads_are_named_with_old_and_new(tmp_path: 
     ]
 
 
-def test_a_checkpoint_that_does_not_say_is_not_doubted(tmp_path: Path):
+def test_a_checkpoint_without_the_file_is_resumed_without_a_word(tmp_path: Path):
     assert changes_since(tmp_path, made_with(tiny(), PROBLEMS, []), step=4) == []
