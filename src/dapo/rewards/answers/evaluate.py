@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeAlias
 
 from dapo.rewards.answers.expressions import Node
@@ -287,10 +287,15 @@ def _factorial(value: Value) -> Value:
             raise Undefined("the factorial of a negative number")
         if value > _MAX_FACTORIAL:
             raise TooCostly("too large a factorial")
-        return Fraction(math.factorial(int(value)))
+        return Fraction(_exact_factorial(int(value)))
     if abs(value) > _MAX_FACTORIAL:
         raise TooCostly("too large a factorial")
     return _mp().gamma(to_mp(value) + 1)
+
+
+@lru_cache(16)
+def _exact_factorial(value: int) -> int:
+    return math.factorial(value)
 
 
 def _binomial(above: Value, below: Value) -> Value:

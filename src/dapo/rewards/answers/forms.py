@@ -73,6 +73,8 @@ def form_allows(reference: Node, answer: Node) -> bool:
             return False
         if len(list(_terms(answer))) > _num_additions(reference) + 1:
             return False
+        if _degree_below(answer) > _degree_below(reference):
+            return False  # a fraction that is not reduced
     free = _free(allowed, named=named)
     return all(op in free or count <= allowed[op] for op, count in found.items())
 
@@ -124,6 +126,23 @@ def _operations(node: Node) -> Counter[str]:
     return +found
 
 
+def _degree_below(node: Node) -> int:
+    """The highest degree of a denominator in its variables."""
+    if node.op == "/":
+        return max(_degree(node.args[1]), *map(_degree_below, node.args))
+    return max(map(_degree_below, node.args), default=0)
+
+
+def _degree(node: Node) -> int:
+    if node.op == "name":
+        return 1
+    if node.op in ("*", "/"):
+        return _degree(node.args[0]) + (_degree(node.args[1]) if node.op == "*" else 0)
+    if node.op == "^":
+        return _degree(node.args[0]) * _multiplicity(node)
+    return max(map(_degree, node.args), default=0)
+
+
 def _num_additions(node: Node) -> int:
     """The additions of an expression that are not in an exponent."""
     own = len(list(_terms(node))) - 1 if node.op == "+" else 0
@@ -136,7 +155,19 @@ def _of_sum(node: Node) -> Counter[str]:
     found = sum((_operations(term) for term in terms), Counter())
     found["+"] += len(terms) - 1
     found["sum of numbers"] += max(0, sum(_is_rational(term) for term in terms) - 1)
+    kinds = Counter(_kind_of_term(term) for term in terms if not _is_rational(term))
+    found["like terms"] += sum(kinds.values()) - len(kinds)
     return +found
+
+
+def _kind_of_term(term: Node) -> frozenset[tuple[Node, bool, int]]:
+    """The factors of a term but for its numbers: equal for `2x` and `x`, which are one term."""
+    above: list[Node] = []
+    below: list[Node] = []
+    _factors(term, above, below)
+    factors = [(factor, is_below) for is_below, side in enumerate((above, below)) for factor in side]
+    counts = Counter((factor, bool(is_below)) for factor, is_below in factors if not _is_rational(factor))
+    return frozenset((factor, is_below, count) for (factor, is_below), count in counts.items())
 
 
 def _terms(node: Node) -> Iterator[Node]:

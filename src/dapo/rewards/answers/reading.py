@@ -274,7 +274,7 @@ class _Reader:
         try:
             return self._quantity(side)
         except Unreadable:
-            is_arithmetic = all(t.kind in ("number", "sign") for t in side)
+            is_arithmetic = all(t.kind in ("number", "sign", "function") for t in side)
             if is_arithmetic or any(t.text.lower() in ("not", "no", "never") for t in side):
                 raise
             return None
