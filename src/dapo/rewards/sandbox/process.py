@@ -15,8 +15,6 @@ import resource
 import signal
 import sys
 
-import rpc  # from this script's own folder
-
 TYPE_CHECKING = False  # as in typing, whose import takes a tenth of the start
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -39,11 +37,14 @@ _MAX_FILES = 32
 
 def main() -> None:
     """Fork, confine the child and run its role there; this process waits and exits as the child did."""
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # behind the standard library, for the roles only
+    import rpc
+
     init_message: Mapping[str, Any] = json.loads(sys.argv[1])
     with os.fdopen(init_message["sources_fd"], encoding="utf-8", errors="surrogatepass") as file:
         sources = json.load(file)
     rpc.load(init_message["role"], sources)
-    del sys.path[0], sys.modules["rpc"]  # the program imports from the standard library only
+    del sys.path[-1], sys.modules["rpc"]  # the program imports from the standard library only
     libc = ctypes.CDLL(None, use_errno=True)
     files_hidden = "namespaces" in init_message["layers"] and _separate(libc, init_message["readable"])
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until this process can pass it on

@@ -186,7 +186,12 @@ class Sandbox:
             }
             try:
                 process = subprocess.Popen(
-                    [sys.executable, *["-s", "-S", "-B", "-X", "utf8"], str(_SANDBOX_SCRIPT), json.dumps(init_message)],
+                    [
+                        sys.executable,
+                        *["-P", "-s", "-S", "-B", "-X", "utf8"],
+                        str(_SANDBOX_SCRIPT),
+                        json.dumps(init_message),
+                    ],
                     stdin=stdin,
                     stdout=subprocess.DEVNULL if role == "submission" else subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
