@@ -82,14 +82,15 @@ def test_pass_at_powers_of_two_are_reported_up_to_k():
     assert [summary[f"pass@{j}"] for j in (1, 2, 4)] == pytest.approx([0.125, 0.25, 0.5])
 
 
-@pytest.mark.parametrize("length", [1, 15, 20])
+@pytest.mark.parametrize("length", [1, 15, 20, 25])
 def test_scores_are_the_verifiers_own_whatever_the_length_of_the_response(length: int):
-    """The overlong penalty would take up to 1 from the longest: at the limit of 20 tokens, and before it."""
+    """The overlong penalty would take up to 1 from the longest: before the limit of 20 tokens, at it, and truncated."""
     binary, graded = evaluated({0: "1100"}, length=length), evaluated({0: "55"}, length=length)
     assert [response.score for response in binary.problems[0].responses] == [1.0, 1.0, -1.0, -1.0]
     assert [response.score for response in graded.problems[0].responses] == [0.5, 0.5]
     assert (binary.summary()["accuracy"], graded.summary()["accuracy"]) == (0.5, 0.5)
-    assert {response.tokens for response in binary.problems[0].responses} == {length}
+    finishes = {(response.tokens, response.finish) for response in binary.problems[0].responses}
+    assert finishes == {(min(length, 20), "stop" if length < 20 else "length")}
 
 
 def test_errors_play_no_part_in_the_accuracy():
