@@ -1,5 +1,6 @@
 """Laws of the vLLM engine that need no vLLM: what its process is started with, and what it says where vLLM fails."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from dapo.engines.vllm.engine import VllmEngine
 from dapo.engines.vllm.start import engine_arguments, open_vllm_engine
 from dapo.types import GenerationRequest
 from helpers import vllm_engines
-from helpers.paths import TINY
+from helpers.paths import ROOT, TESTS, TINY
 from helpers.tiny_models import ModelWeights, wide_model
 
 
@@ -215,3 +216,29 @@ def test_temperatures_that_vllm_does_not_sample_at_are_a_config_error() -> None:
     with pytest.raises(ConfigError, match=r"eval\.temperature must be from 0\.01 to 2.*got 0\.001"):
         tiny("eval.temperature=0.001")
     assert tiny("eval.temperature=0").eval.temperature == 0
+
+
+LISTENING = """
+import os, socket, sys
+from dapo.engines.vllm.start import listen_on_loopback
+from helpers.sockets import is_private, listeners
+if sys.argv[1] == "loopback":
+    listen_on_loopback()
+import torch.distributed as dist
+with socket.create_server(("127.0.0.1", 0)) as free:
+    port = free.getsockname()[1]
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", world_size=1, rank=0)
+dist.barrier()
+found = listeners({os.getpid()})
+print(len(found) > 0, all(map(is_private, found)))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+@pytest.mark.parametrize(("how", "private"), [("loopback", "True"), ("by itself", "False")])
+def test_the_group_of_an_engines_process_listens_on_the_loopback_interface_only(how: str, private: str) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(TESTS)])}
+    command = [sys.executable, "-P", "-c", LISTENING, how]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=100)
+    assert done.stdout.split() == ["True", private]

@@ -1,6 +1,5 @@
 """One rank of the trainer group: the object in its process, whose methods the group calls on all ranks at once."""
 
-import os
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from safetensors.torch import save
 
 from dapo.config import Config
 from dapo.core.errors import ConfigError
+from dapo.core.loopback import use_loopback_interface
 from dapo.distributed.weight_files import dense_weights, write_weights
 from dapo.engines.engine import WeightSource
 from dapo.policy.fsdp.policy import Ranks, ShardedPolicy
@@ -23,9 +23,6 @@ from dapo.policy.packing import RankMicrobatch
 
 UNROUTED_ADDRESS = ("10.255.255.255", 1)
 """Nothing is sent there: connecting only asks the system from which of its addresses it would send."""
-
-
-LOOPBACK_INTERFACES = ("lo", "lo0")
 
 
 class TrainerWorker:
@@ -69,7 +66,7 @@ class TrainerWorker:
         """
         size = self._config.distributed.trainer_ranks
         if isinstance(rendezvous, Path):
-            _talk_over_loopback()
+            use_loopback_interface()
             self._store = dist.FileStore(str(rendezvous), size)
             self._store.set_timeout(self._start_timeout)
         elif self._store is None:
@@ -150,13 +147,6 @@ def _device(wanted: str, rank: int) -> torch.device:
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
-
-
-def _talk_over_loopback() -> None:
-    """Have gloo and NCCL, which listen for the other ranks, do that where no other machine can reach them."""
-    names = [name for _, name in socket.if_nameindex() if name in LOOPBACK_INTERFACES]
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if names else ():
-        os.environ.setdefault(variable, names[0])
 
 
 def _own_address() -> str:

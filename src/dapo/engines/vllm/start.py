@@ -4,7 +4,9 @@ vLLM changes its process for good (threads, process groups, generators, torch it
 in a worker, whose environment `dapo.distributed.engine_specs` sets.
 """
 
+import importlib
 import os
+import socket
 import sys
 import tempfile
 import traceback
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.core.errors import EngineError
+from dapo.core.loopback import use_loopback_interface
 from dapo.core.terminal import print_text
 from dapo.engines.engine import WeightSource
 from dapo.engines.vllm.engine import VllmEngine
@@ -23,6 +26,7 @@ INSTALL = (
     "install it: pip install 'dapo-rl[vllm]' on a GPU; docs/vllm.md has the steps for a CPU; or name the interpreter "
     "of another environment, rollout.vllm.python=PATH"
 )
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
 _GIB = 2**30
 # prefix caching shares whole blocks only: vLLM's default for CPUs, 128, is longer than most prompts
 _CPU_BLOCK_TOKENS = 32
@@ -60,6 +64,7 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
         raise EngineError(
             f"rollout.engine=vllm needs the Python package vllm, which cannot be imported here ({error}); {INSTALL}"
         ) from None
+    listen_on_loopback()
     try:
         with tempfile.TemporaryDirectory(prefix="dapo-vllm-") as folder:
             (Path(folder) / "config.json").write_text(options.model_config, encoding="utf-8")
@@ -77,6 +82,26 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
         ) from None
     shapes, sequences = options.weight_shapes, options.max_sequences
     return VllmEngine(engine, sampling_params=sampling_params, weight_shapes=shapes, max_sequences=sequences)
+
+
+def listen_on_loopback() -> None:
+    """Have torch's store, by which even a single process forms a group, listen on the address that it is given.
+
+    By itself it listens on all of them, also for `tcp://127.0.0.1:PORT`, and knows no secret.
+    """
+    use_loopback_interface()
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
+    original = rendezvous.TCPStore
+
+    def store(
+        host_name: str, port: int, world_size: int | None = None, is_master: bool = False, *more: Any, **options: Any
+    ) -> Any:
+        if is_master and host_name in LOOPBACK_HOSTS:
+            with socket.create_server((host_name, port)) as listener:
+                options["master_listen_fd"] = listener.detach()
+        return original(host_name, port, world_size, is_master, *more, **options)
+
+    rendezvous.TCPStore = store
 
 
 def engine_arguments(options: VllmOptions, folder: str, *, on_cpu: bool) -> Mapping[str, Any]:
