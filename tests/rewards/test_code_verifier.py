@@ -92,6 +92,14 @@ def test_functions_must_make_the_statements_true(verifier, source, tests, expect
     assert judged(verifier, source, tests) is expected
 
 
+def test_a_failed_assertion_of_the_program_is_none_of_the_tests(verifier):
+    source = "def half(n):\n    assert n % 2 == 0\n    return n // 2"
+    tests = "try:\n    ok = half(3) == 1\nexcept {}:\n    ok = True\nassert ok"
+    assert judged(verifier, source, [tests.format("AssertionError")]) is False
+    assert judged(verifier, source, [tests.format("RuntimeError")]) is True
+    assert judged(verifier, source.replace("assert n % 2 == 0", "int('x')"), [tests.format("ValueError")]) is True
+
+
 def test_a_check_function_is_given_the_entry_point(verifier):
     check = "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(3) == 9\n"
     assert judged(verifier, "def square(x):\n    return x * x", check, entry_point="square") is True
