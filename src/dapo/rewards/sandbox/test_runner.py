@@ -155,7 +155,7 @@ class Runner:
         if functions or classes:
             _call(self.names, "teardown_module", self.module)
         if cases:
-            _run_cases(cases)
+            _run_cases(cases, self.counter)
 
     def _run_class(self, kind: type, fixtures: Any) -> None:
         methods = [name for name in dir(kind) if name.startswith("test") and callable(getattr(kind, name))]
@@ -299,7 +299,7 @@ def _is_case(kind: type) -> bool:
     return any(base.__module__ == "unittest.case" for base in kind.__mro__)
 
 
-def _run_cases(cases: Sequence[type]) -> None:
+def _run_cases(cases: Sequence[type], counter: Counter) -> None:
     import unittest
 
     class Result(unittest.TestResult):
@@ -311,6 +311,9 @@ def _run_cases(cases: Sequence[type]) -> None:
         def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:  # noqa: N802
             if err is not None:
                 raise err[1]
+
+        def addExpectedFailure(self, test: Any, err: Any) -> None:  # noqa: N802
+            counter.forgive()
 
         def addUnexpectedSuccess(self, test: Any) -> None:  # noqa: N802
             raise AssertionError("an expected failure did not come")

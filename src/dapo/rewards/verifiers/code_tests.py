@@ -3,6 +3,7 @@
 import ast
 import base64
 import builtins
+import importlib
 import json
 import marshal
 import re
@@ -24,6 +25,7 @@ _SETUP_COLUMNS = ("test_imports", "test_setup_code")
 PROGRAM_MODULES = frozenset({"solution", "main", "__main__", "candidate", "submission", "program", "your_module"})
 """Modules from which tests may import the program's names."""
 
+_STARRED_MODULES = ("collections", "datetime", "functools", "itertools", "math", "random", "typing", "unittest")
 _UNSEEN = {"assertWarns", "assertWarnsRegex", "assertLogs", "assertNoLogs"}
 _HELPERS = {"np", "numpy", "pd", "pandas", "torch", "tf", "plt", "scipy", "pytest", "unittest", "mock"}
 _HELPERS |= {"approx", "raises", "fixture", "isclose", "allclose"}
@@ -103,6 +105,7 @@ def _compiled(texts: Sequence[str], entry_point: str | None, prompt: str) -> Sta
 def _compile(texts: Sequence[str], entry_point: str | None, prompt: str) -> Statements:
     trees = [ast.parse(text) for text in texts]
     defined, used = _global_names(texts)
+    defined |= _starred(trees)
     asked = _Asked(trees, defined, used, entry_point, prompt)
     flows = Flows(trees)
     of_program = flows.reached_from({*asked.names, *asked.aliases, *asked.check_parameters})
@@ -275,6 +278,16 @@ def _global_names(texts: Iterable[str]) -> tuple[set[str], set[str]]:
     for text in texts:
         visit(symtable.symtable(text, "tests", "exec"), True)
     return defined, used
+
+
+def _starred(trees: Iterable[ast.Module]) -> set[str]:
+    """The names that `from MODULE import *` defines, of the standard modules from which that is usual."""
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    modules = [node.module for node in nodes if node.names[0].name == "*" and node.module in _STARRED_MODULES]
+    found = set[str]()
+    for module in map(importlib.import_module, filter(None, modules)):
+        found |= set(getattr(module, "__all__", dir(module)))
+    return found
 
 
 def _expressions(tree: ast.AST) -> Iterator[ast.AST]:
