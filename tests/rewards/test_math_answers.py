@@ -222,6 +222,7 @@ SENTENCES = [
     ("1, 2",
      ["1 and 2", "x = 1 or x = 2", "\\boxed{1} and \\boxed{2}", "$\\boxed{x=1}$, $\\boxed{x=2}$", "either 2 or 1"],
      ["1", "1 or 2 or 3", "\\boxed{1} \\boxed{3}"]),
+    ("7", ["\\log_2 128 = 7", "\\log_{2} 128 = 7"], ["\\log_2 127 = 7", "\\log_2 128"]),
     ("5", ["x = 5", "exactly 5", "2 + 3 = 5", "5 = x", "= 5"],
      ["5 = 2 + 3", "5 or 6", "maybe 5", "\\approx 5", "~5", "at least 5", "\\boxed{5} or \\boxed{6}", "2 + 2 = 5",
       "4 = 5", "((((9!)!)!)!)! = 5", "2^{2^{2^{99}}} = 5", "five", "the answer is not \\boxed{5}"]),

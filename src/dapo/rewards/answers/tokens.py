@@ -95,7 +95,7 @@ _RULES = (
 )
 _THOUSANDS = re.compile(
     r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])(?!, ?\d{3}\b)"
-    r"|(?<![\d.,])(?<![\d.,] )\d{1,3}(?: \d{3})+(?! ?[\d,])"
+    r"|(?<![\d.,_^])(?<![\d.,] )\d{1,3}(?: \d{3})+(?! ?[\d,])"
 )
 _TEXT_NAMES = (
     r"(?:text(?:bf|it|rm|sf|tt|up|normal)?|math(?:rm|bf|it|sf|tt|normal|cal|scr|frak|bb)|mbox|hbox|operatorname\*?"
