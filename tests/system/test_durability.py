@@ -135,7 +135,7 @@ def test_verifier_processes_that_are_killed_or_stopped_leave_the_run_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     disturbances = [kill_worker, stop_worker, kill_supervisor, stop_and_continue_both, kill_both, stop_both]
-    for name, every in (("whole", 0), ("disturbed", 23)):
+    for name, every in (("whole", 0), ("disturbed", 9)):
         (tmp_path / name).mkdir()
         verifier = "reward.verifier=helpers.reward_functions:waits_for_a_signal"
         options = f"reward.options={{folder: {tmp_path / name}, every: {every}}}"
