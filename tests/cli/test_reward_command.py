@@ -1,5 +1,7 @@
 """`dapo reward test`: what is suspicious, what is printed, and how it ends."""
 
+import re
+
 import pytest
 
 from dapo.cli.main import main
@@ -76,6 +78,7 @@ def test_the_nonsense_holds_what_the_documentation_says():
 def test_nothing_suspicious_is_exit_0_and_a_false_positive_is_exit_1(capsys):
     code, out, _ = run(capsys, "math", "reward.workers=1")
     assert (code, "nothing suspicious" in out, "19 of 19 verdicts are errors" in out) == (0, True, True)
+    assert re.search(r"a group of 16 responses: [\d.e-]+ s with 1 workers\n$", out)
     code, out, _ = run(capsys, "exact", "reward.options.extract=last_number", "reward.workers=1")
     assert code == 1
     assert "4 false positives" in out
@@ -88,6 +91,20 @@ def test_what_is_not_suspicious_is_shown_on_demand_only(capsys):
     assert "praise of itself" not in short
     assert "praise of itself" in long
     assert len(short.splitlines()) < len(long.splitlines()) - 20
+
+
+def test_a_function_that_needs_a_column_is_to_be_audited_on_data_that_has_it(capsys, tmp_path):
+    code, out, err = run(capsys, "helpers.reward_functions:needs_solution")
+    assert (code, out) == (2, "")
+    assert err == (
+        "error: helpers.reward_functions:needs_solution needs solution, which the example problem does not have; audit "
+        "it on problems of your data that have it: --data train.jsonl\n"
+    )
+    (tmp_path / "train.jsonl").write_text('{"prompt": "6 * 7?", "solution": "42"}\n')
+    assert (
+        "Reference '42'"
+        in run(capsys, "helpers.reward_functions:needs_solution", "--data", str(tmp_path / "train.jsonl"))[1]
+    )
 
 
 def test_problems_come_from_data_or_an_answer_is_given(capsys):

@@ -189,3 +189,34 @@ def test_check_says_where_the_prompts_ask_for_another_mark_than_the_verifier_rea
     assert ("warning: " in out) == (expected is not None)
     assert expected is None or f"data.train: the verifier {verifier} reads an answer marked by" in out
     assert expected is None or expected in out
+
+
+def test_a_run_continues_in_another_folder_with_its_own_data_and_modules(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path_factory: pytest.TempPathFactory
+):
+    options = [*ONE_STEP, "data.train={path: trl.jsonl}", "reward.verifier=my_rewards:brevity"]
+    assert run(capsys, "train", TINY, *options, "--run-dir", "run")[0] == 0
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "trl.jsonl").write_text('{"prompt": "another file of that name", "answer": "1"}\n')
+    command = [sys.executable, "-m", "dapo", "resume", str(folder / "run"), "train.num_steps=2"]
+    done = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(Path("run/metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_run_whose_folder_is_gone_says_where_it_was_started(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "old").mkdir()
+    monkeypatch.chdir(tmp_path / "old")
+    Path("rows.jsonl").write_text("".join(f'{{"prompt": "{i}+1", "answer": "1"}}\n' for i in range(16)))
+    assert run(capsys, "train", TINY, *ONE_STEP, "data.train=rows.jsonl", "--run-dir", "../run")[0] == 0
+    monkeypatch.chdir(tmp_path)
+    Path("old/rows.jsonl").unlink()
+    code, _, err = run(capsys, "resume", "run", "train.num_steps=2")
+    assert code == 2
+    assert (
+        f"no data file rows.jsonl; the folder holds no .jsonl or .parquet file (the run was started in {tmp_path}/old: "
+        in err
+    )
+    assert "data.train=PATH and the like override" in err

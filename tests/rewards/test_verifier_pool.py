@@ -182,7 +182,7 @@ def test_what_a_function_prints_corrupts_nothing(scripted_pool, capfd):
 def test_a_group_function_that_hangs_costs_its_group_and_no_other():
     with open_pool({f"{F}hang_group": 1.0, "exact": 1.0}, timeout_s=1.0, workers=2) as pool:
         bad, good = submit(pool, ["42", "hang"]), submit(pool, ["42", "x"])
-        assert [verdict.error for verdict in bad.result(60)] == [f"{F}hang_group: timed out after 1 s"] * 2
+        assert [verdict.error for verdict in bad.result(60)] == [f"{F}hang_group: timed out after 2 s"] * 2
         assert good.result(60) == (Verdict(True, 2.0), Verdict(False, 0.0))
 
 

@@ -55,7 +55,7 @@ def stats(
 ) -> None:
     """Show contents and difficulty of a data source, and the fraction of groups that dynamic sampling would keep."""
     from dapo.cli import data_stats
-    from dapo.config import load_config
+    from dapo.cli.start import load_run_config
     from dapo.core.errors import ConfigError
     from dapo.core.files import atomic_write_json
     from dapo.data.prepare.stats import PassRate, describe_difficulty, describe_problems
@@ -69,7 +69,7 @@ def stats(
     source: DataSpec = spec
     if (Path(spec) / "manifest.json").is_file():
         run = Path(spec)
-        source = load_config(RunDirectory.open(run).config).data.train
+        source = load_run_config(RunDirectory.open(run)).data.train
     data = _read(source)
     rates: dict[str, dict[str, PassRate]] = {} if run is None else {"run": data_stats.run_pass_rates(run)}
     tokens: dict[str, int] | None = None

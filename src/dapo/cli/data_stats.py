@@ -8,7 +8,8 @@ from typing import Any
 from rich.table import Column, Table
 
 from dapo.cli.progress import progress
-from dapo.config import DataSpec, build_config, load_config, parse_data_argument
+from dapo.cli.start import load_run_config
+from dapo.config import DataSpec, build_config, parse_data_argument
 from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import DataError
 from dapo.core.files import read_json
@@ -147,7 +148,7 @@ def print_unusable_rows(spec: str, data: Sequence[Problem], overrides: Sequence[
 
     raw: dict[str, Any] = {"model": "none"}
     if (Path(spec) / "manifest.json").is_file():
-        config = load_config(RunDirectory.open(Path(spec)).config).model_dump(mode="json")
+        config = load_run_config(RunDirectory.open(Path(spec))).model_dump(mode="json")
         raw |= {"data": {"train": config["data"]["train"]}, "reward": config["reward"]}
     else:
         raw["data"] = {"train": parse_data_argument(spec)}

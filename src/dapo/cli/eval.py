@@ -12,8 +12,9 @@ from typing import Any
 from dapo.assemble import Inputs, build_engine, distinct, evaluation_plan, read_inputs, resolve_auto
 from dapo.cli.eval_report import print_comparison, print_evaluation
 from dapo.cli.progress import progress
+from dapo.cli.start import load_run_config
 from dapo.cli.train import warn
-from dapo.config import Config, DataSpec, build_config, load_config, parse_data_argument, parse_overrides
+from dapo.config import Config, DataSpec, build_config, parse_data_argument, parse_overrides
 from dapo.config.data_spec import BENCHMARKS, INSTRUCTION, parse_spec
 from dapo.core.errors import CheckpointError, ConfigError, DataError
 from dapo.core.files import atomic_write_json
@@ -96,7 +97,7 @@ def run_options(model: str) -> dict[str, Any] | None:
     """The options that a run was trained with; None if `model` is not a run directory."""
     if not (Path(model) / "manifest.json").is_file():
         return None
-    return load_config(RunDirectory.open(model).config).model_dump(mode="json")
+    return load_run_config(RunDirectory.open(model)).model_dump(mode="json")
 
 
 def evaluation_config(
@@ -125,7 +126,7 @@ def evaluation_config(
         checkpoint = run.latest_checkpoint(warn=warn)
         if checkpoint is None:
             raise CheckpointError(f"{run.path} has no checkpoint yet, so there is nothing to evaluate")
-        raw["model"] = load_config(run.config).model_dump(mode="json")["model"]
+        raw["model"] = load_run_config(run).model_dump(mode="json")["model"]
     elif base is not None:
         raw["model"] = {"name": model, "dtype": raw["model"]["dtype"]}  # trust in one model is not trust in another
     raw["data"] |= {"train": data, "eval": data}

@@ -1,6 +1,7 @@
 """`dapo reward test`: audits a reward and prints the result as a table. Imports no torch."""
 
 import statistics
+import time
 from collections import Counter
 from collections.abc import Sequence
 
@@ -60,12 +61,22 @@ def report_on_reward(
     with VerifierPool(config.reward) as pool:
         _require_columns(pool, problems, data)
         audits = [audit_reward(pool, problem, right or None) for problem in problems]
+        group_s, size = _group_seconds(pool, problems[0], config.rollout.group_size), config.rollout.group_size
     console = SafeConsole()
     for audit in audits:
         console.print(table_of(audit, show_all=show_all))
         for line in audit_summary(audit):
             console.print(line, soft_wrap=True)
+    console.print(f"a group of {size} responses: {group_s:.2g} s with {config.reward.workers} workers", highlight=False)
     return not any(audit.suspicious for audit in audits)
+
+
+def _group_seconds(pool: VerifierPool, problem: Problem, size: int) -> float:
+    """The time in which a group of responses without a trick is judged, as in training."""
+    responses = [f"I think it is this.\nAnswer: {number}" for number in range(size)]
+    began = time.perf_counter()
+    pool.submit(problem, responses, [()] * size).result()
+    return time.perf_counter() - began
 
 
 def _require_columns(pool: VerifierPool, problems: Sequence[Problem], data: DataSpec | None) -> None:

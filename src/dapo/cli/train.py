@@ -4,7 +4,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import UTC, datetime
 from itertools import count, zip_longest
 from pathlib import Path
@@ -14,8 +14,8 @@ import torch
 
 from dapo.assemble import Inputs, build_run, read_inputs, read_model, require_hardware, resolve_auto
 from dapo.cli.progress import progress
-from dapo.cli.start import open_judge
-from dapo.config import Config, dump_config, load_config
+from dapo.cli.start import load_run_config, naming_start_folder, open_judge
+from dapo.config import Config, dump_config
 from dapo.core.errors import CheckpointError, DapoError, DataError, TrainerLost
 from dapo.core.terminal import print_text
 from dapo.policy.hf_io import require_new
@@ -72,8 +72,10 @@ def start_run(
 def resume_run(path: Path, overrides: Sequence[str]) -> None:
     """`dapo resume`: continue from the newest complete checkpoint, with the options of the run."""
     directory = RunDirectory.open(path)
-    config = resolve_auto(load_config(directory.config, overrides))
-    with disk_errors_as_storage_error(), directory.lock():
+    config = resolve_auto(load_run_config(directory, overrides))
+    with ExitStack() as stack:
+        stack.enter_context(disk_errors_as_storage_error())
+        stack.enter_context(directory.lock())
         checkpoint = directory.latest_checkpoint(warn=lambda text: None)
         num_steps = config.train.num_steps
         if checkpoint and step_of(checkpoint) >= num_steps and directory.exit_reason() == "finished":
@@ -81,9 +83,10 @@ def resume_run(path: Path, overrides: Sequence[str]) -> None:
             at, more = f"{step_of(checkpoint)} of {num_steps}", f"train.num_steps={2 * step_of(checkpoint)}"
             print(f"\nalready at step {at}; to train on: dapo resume {shlex.quote(str(path))} {more}")
             return
-        with open_judge(config) as judge:
+        with naming_start_folder(directory):
+            judge = stack.enter_context(open_judge(config))
             inputs = _read_inputs(config, judge)
-            run_training(config, inputs, judge, directory)
+        run_training(config, inputs, judge, directory)
 
 
 def _read_inputs(config: Config, judge: VerifierPool) -> Inputs:
@@ -250,7 +253,7 @@ def export_run(path: Path, out_dir: Path, *, step: int | None, adapter: bool = F
     """`dapo export`: a checkpoint as a Hugging Face model directory, or its `adapter` alone as peft's."""
     run = RunDirectory.open(path)
     require_new(out_dir)
-    config = resolve_auto(load_config(run.config))
+    config = resolve_auto(load_run_config(run))
     checkpoint = run.checkpoint(step) if step is not None else run.latest_checkpoint(warn=warn)
     if checkpoint is None:
         raise CheckpointError(f"{run.path} has no checkpoint yet, so there is nothing to export")

@@ -339,6 +339,7 @@ def make_manifest(command: Sequence[str], *, seed: int, started: datetime, gpus:
     return {
         "started": started.astimezone(UTC).isoformat(timespec="seconds"),
         "command": mask_secrets(command),
+        "folder": os.getcwd(),  # where relative paths and modules of the configuration are
         "seed": seed,
         "git_commit": _git_commit(),
         "versions": package_versions(),

@@ -38,7 +38,7 @@ class VerifierPool:
     """Judges groups in `reward.workers` processes; verdicts depend neither on their number nor on which of them judges.
 
     A verifier of single responses gets one task per response, a function that wants a whole group one task per group. A
-    task that outlasts `reward.timeout_s` is an error verdict for all of its responses (a group's call is not tried
+    task that outlasts `reward.timeout_s` for each of its responses is an error verdict for all of them (it is not tried
     again), and its worker is killed with all that it has started, and replaced. So is a worker that dies, or that a
     task leaves in another state than it found. The timeout counts from when a worker receives the task. When a task is
     about to time out, a standby worker is started already. A task whose worker is killed or stopped by a signal is
@@ -168,8 +168,11 @@ class VerifierPool:
                 task.group.abandon()
                 return worker
             try:
+                # a call that judges a whole group may take the time of each of its responses
+                timeout_s = self._timeout_s * len(task.response_indices)
+                slow_s = timeout_s - self._timeout_s + self._slow_s
                 answer = worker.call(
-                    task.request, self._timeout_s, slow_s=self._slow_s, when_slow=lambda: self._spawn_standby(standby)
+                    task.request, timeout_s, slow_s=slow_s, when_slow=lambda: self._spawn_standby(standby)
                 )
                 rows = _rows_of(answer, len(task.response_indices), len(task.verifier_indices))
             except WorkerLost as error:
