@@ -96,8 +96,15 @@ def test_a_failed_assertion_of_the_program_is_none_of_the_tests(verifier):
     source = "def half(n):\n    assert n % 2 == 0\n    return n // 2"
     tests = "try:\n    ok = half(3) == 1\nexcept {}:\n    ok = True\nassert ok"
     assert judged(verifier, source, [tests.format("AssertionError")]) is False
-    assert judged(verifier, source, [tests.format("RuntimeError")]) is True
+    assert judged(verifier, source, [tests.format("Exception")]) is True
     assert judged(verifier, source.replace("assert n % 2 == 0", "int('x')"), [tests.format("ValueError")]) is True
+
+
+def test_a_variable_that_says_whether_the_program_has_raised_is_a_value_of_it(verifier):
+    tests = "def test_raises():\n    raised = False\n    try:\n        root(-1)\n    except ValueError:\n"
+    tests += "        raised = True\n    assert raised"
+    assert judged(verifier, "def root(x):\n    raise ValueError", tests) is True
+    assert judged(verifier, "def root(x):\n    return x", tests) is False
 
 
 def test_a_check_function_is_given_the_entry_point(verifier):

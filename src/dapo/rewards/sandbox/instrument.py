@@ -94,8 +94,10 @@ class Flows:
                 yield from self._flows_of_with(node)
             case ast.If() | ast.While():
                 yield Names.of(node.test), _bound_in([*node.body, *node.orelse])
-            case ast.Try(body=body, handlers=handlers):
+            case ast.Try(body=body, handlers=handlers, orelse=orelse):
                 yield Names.of(*body), Names({handler.name for handler in handlers if handler.name})
+                # whether the body raises decides what is assigned: `raised = True`
+                yield Names.of(*body), _bound_in([*body, *orelse, *(part for h in handlers for part in h.body)])
             case ast.Match(subject=subject):
                 captures = [part for part in ast.walk(node) if isinstance(part, ast.MatchAs | ast.MatchStar)]
                 yield Names.of(subject), Names({part.name for part in captures if part.name})
