@@ -357,7 +357,7 @@ class Connection:
 _STEERING_MODULES = frozenset({"unittest", "asyncio"})
 
 
-class ProgramError(Exception):
+class ProgramError(RuntimeError):
     """An AssertionError of the program, which is no failed assertion of the tests."""
 
 
