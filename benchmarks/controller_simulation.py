@@ -56,7 +56,7 @@ class StepRecorder:
         self.steps: list[dict[str, Any]] = []
         self.messages: list[str] = []
 
-    def phase(self, name: str, done: int = 0, total: int = 0) -> None:
+    def phase(self, name: str, done: int = 0, total: int = 0, note: str = "") -> None:
         """Book the time from here on under this phase."""
         self._clock.now(DESCRIBING if name == "generate" and 0 < total == done else PHASES.get(name, BETWEEN))
 
