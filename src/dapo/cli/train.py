@@ -81,7 +81,7 @@ def resume_run(path: Path, overrides: Sequence[str]) -> None:
         if checkpoint and step_of(checkpoint) >= num_steps and directory.exit_reason() == "finished":
             report(config, directory)
             at, more = f"{step_of(checkpoint)} of {num_steps}", f"train.num_steps={2 * step_of(checkpoint)}"
-            print(f"\nalready at step {at}; to train on: dapo resume {shlex.quote(str(path))} {more}")
+            print_text(f"\nalready at step {at}; to train on: dapo resume {shlex.quote(str(path))} {more}")
             return
         with naming_start_folder(directory):
             judge = stack.enter_context(open_judge(config))
