@@ -493,7 +493,10 @@ COMMANDS = {
     "unknown command": ("trian", "Error: No such command 'trian'. Did you mean 'train'?"),
     "no config": ("train", "Error: Missing argument 'CONFIG.yaml'."),
     "unknown flag": ("train {tiny} --rundir x", "Error: No such option: --rundir (Possible options: --run-dir)"),
-    "eval without data": ("eval tiny-random", "Error: Missing option '--data'."),
+    "eval without data": (
+        "eval tiny-random",
+        "error: dapo eval needs --data SOURCE: only a run knows the problems that it was evaluated on",
+    ),
     "text for a count": (
         "eval tiny-random --data builtin:sums --samples-per-problem many",
         "Error: Invalid value for '--samples-per-problem': Input should be a valid integer, unable to parse string as "
