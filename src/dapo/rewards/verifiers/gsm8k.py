@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar
 
-from dapo.core.math_text import final_part, normalize_number, numbers_in, plain_number, strip_formatting
+from dapo.core.math_text import answer_line, final_part, normalize_number, numbers_in, plain_number, strip_formatting
 from dapo.rewards.verdicts import binary_verdict, error_verdict
-from dapo.rewards.verifiers.math import claimed_answer
+from dapo.rewards.verifiers.math import claimed_answer, last_boxes
 from dapo.rewards.verifiers.stated_number import stated_number
 from dapo.types import Problem, Verdict
 
@@ -35,9 +35,13 @@ class Gsm8kVerifier:
 
     def _number(self, text: str) -> Fraction | None:
         _, mark, tail = text.rpartition(_MARK)
-        marked = tail.strip().partition("\n")[0] if mark else claimed_answer(text)
-        if marked is not None:
-            return stated_number(marked)
+        if mark:
+            return stated_number(tail.strip().partition("\n")[0])
+        if (line := claimed_answer(text)) is not None and answer_line(text) is not None:
+            return stated_number(line)
+        if joined := last_boxes(text):
+            numbers = {stated_number(content) for content in joined}
+            return numbers.pop() if len(numbers) == 1 else None
         found = numbers_in(_strip_currency(text)) if self.flexible else []
         return found[-1] if found else None
 

@@ -59,7 +59,7 @@ def claimed_answer(response: str) -> str | None:
     """
     text = final_part(response)
     if (line := answer_line(text)) is None:
-        return _last_boxes(text)
+        return ", ".join(last_boxes(text)) or None
     line = without_preamble(line)
     found = boxes(line)
     if not found:
@@ -68,22 +68,20 @@ def claimed_answer(response: str) -> str | None:
     if len(found) > 1 and not (_ONLY_WORDS.fullmatch(before + after) and _all_joined(line)):
         return _without_boxes(line)
     if _ONLY_WORDS.fullmatch(before + after):
-        return line if is_doubtful(before + " " + after) else _last_boxes(line)
+        return line if is_doubtful(before + " " + after) else ", ".join(last_boxes(line))
     return _without_boxes(line)
 
 
-def _last_boxes(text: str) -> str | None:
-    """The content of the last box, with those that are joined to it as a list."""
+def last_boxes(text: str) -> list[str]:
+    """The content of the last box, with those before it that are joined to it as a list; empty without a box."""
     found = sorted(boxes(text), key=lambda box: box.start)
-    if not found:
-        return None
-    contents = [found[-1].content]
+    contents = [box.content for box in found[-1:]]
     for box, following in zip(reversed(found[:-1]), reversed(found[1:]), strict=True):
         between = text[box.end : following.start]
         if not (_JOINED.fullmatch(between) or _ALTERNATIVE.fullmatch(between)) or box.end > following.start:
             break
         contents.insert(0, box.content)
-    return ", ".join(contents)
+    return contents
 
 
 def _without_boxes(text: str) -> str:
