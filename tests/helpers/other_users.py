@@ -21,16 +21,19 @@ def mount(source, target, kind, flags, data=None):
         raise OSError(ctypes.get_errno(), "mount")
 assert libc.unshare(0x20000) == 0
 mount("none", "/", None, 0x4000 | 0x40000)
-for needed in {needed}:
-    parts = os.path.realpath(needed).split("/")
+opened, closed = {{}}, []
+for needed in map(os.path.realpath, {needed}):
+    parts = needed.split("/")
     above = ["/".join(parts[:n]) for n in range(2, len(parts))]
-    closed = next((folder for folder in above if not os.stat(folder).st_mode & 1), None)
-    if closed is not None:
-        opened = os.open(needed, os.O_PATH)
-        mount("none", closed, b"tmpfs", 0, b"mode=755")
-        os.makedirs(os.path.realpath(needed))
-        mount(f"/proc/self/fd/{{opened}}", os.path.realpath(needed), None, 0x1000 | 0x4000)
-        os.close(opened)
+    closed += [folder for folder in above if not os.stat(folder).st_mode & 1][:1]
+    opened[needed] = os.open(needed, os.O_PATH)
+for folder in dict.fromkeys(closed):
+    mount("none", folder, b"tmpfs", 0, b"mode=755")
+for needed, descriptor in opened.items():
+    if any(needed.startswith(folder + "/") for folder in closed):
+        os.makedirs(needed, exist_ok=True)
+        mount(f"/proc/self/fd/{{descriptor}}", needed, None, 0x1000 | 0x4000)
+    os.close(descriptor)
 os.setgroups([])
 os.setresgid({user}, {user}, {user})
 os.setresuid({user}, {user}, {user})

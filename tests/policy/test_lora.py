@@ -487,5 +487,5 @@ class TestRuns:
         assert "model.lora.targets: LlamaForCausalLM has no linear layer query" in capsys.readouterr().err
         monkeypatch.setitem(sys.modules, "peft", None)  # as where it is not installed
         assert dapo("train", TINY, "model.lora.rank=4", "--run-dir", str(path)) == 2
-        assert 'run: pip install "dapo-rl[lora]"' in capsys.readouterr().err
+        assert "pip install 'dapo-rl[lora]'" in capsys.readouterr().err
         assert not path.exists()

@@ -15,8 +15,8 @@ from dapo.cli.main import main
 from dapo.config import build_config, load_config
 from dapo.config.data_spec import EXPECTED
 from dapo.config.options import options_of
-from dapo.config.secrets import mask_options, secret_names
 from dapo.core.errors import ConfigError, DapoError, DataError, RewardError
+from dapo.core.secrets import mask_options, secret_names
 from dapo.data.problems import load_problems
 from dapo.rewards import build_verifier
 from helpers import paths

@@ -15,8 +15,8 @@ import typer
 
 from dapo import __version__
 from dapo.cli.data import data_app
-from dapo.config.secrets import mask_text
 from dapo.core.errors import ConfigError, DapoError
+from dapo.core.secrets import mask_text
 from dapo.core.terminal import print_text, printable
 
 # torch and transformers are imported inside the commands, so that --help and a config error answer at once

@@ -15,8 +15,8 @@ from yaml import YAMLError
 from dapo.config.messages import SECTIONS, format_validation_errors
 from dapo.config.model_data import DataSpec
 from dapo.config.options import Config
-from dapo.config.secrets import may_be_written
 from dapo.core.errors import ConfigError
+from dapo.core.secrets import may_be_written
 
 PRESETS: dict[str, dict[str, Any]] = {
     "dapo": {},

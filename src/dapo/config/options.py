@@ -10,9 +10,9 @@ from dapo.config.model_data import DataConfig, ModelConfig
 from dapo.config.reward import OverlongConfig, RewardConfig
 from dapo.config.run import DistributedConfig, EvalConfig, LogConfig, ProfileConfig
 from dapo.config.sampling import DynamicSamplingConfig, RolloutConfig
-from dapo.config.secrets import find_secrets
 from dapo.config.section import Section, option
 from dapo.config.training import AdvantageConfig, LossConfig, OptimConfig, TrainConfig
+from dapo.core.secrets import find_secrets
 
 
 def _launcher(value: str) -> str:

@@ -5,10 +5,10 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from dapo.config.secrets import mask_text
 from dapo.core.errors import ConfigError, DapoError, DataError
 from dapo.core.openai_client import ChatClient, ServerFailed, ServerRefused
 from dapo.core.rng import keyed_seed
+from dapo.core.secrets import mask_text
 from dapo.evaluation.evaluate import Response
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.types import Finish, Problem

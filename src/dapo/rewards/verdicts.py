@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from dapo.config.secrets import mask_text
+from dapo.core.secrets import mask_text
 from dapo.types import Problem, Verdict
 
 TokenIds: TypeAlias = Sequence[Sequence[int]]  # the tokens of each of several responses
@@ -19,7 +19,8 @@ def error_verdict(reason: str) -> Verdict:
 
     Its score is a placeholder, not a zero.
     """
-    return Verdict(correct=None, score=0.0, error=mask_text(reason))
+    # a reason may quote what no file can hold: halves of surrogate pairs
+    return Verdict(correct=None, score=0.0, error=mask_text(reason.encode(errors="backslashreplace").decode()))
 
 
 def problem_to_json(problem: Problem) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from dapo.config.secrets import mask_options
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.files import atomic_file, atomic_write_text, open_no_link, to_json
+from dapo.core.secrets import mask_options
 
 Metrics: TypeAlias = Mapping[str, float | int]
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from dapo.config import Config
-from dapo.config.secrets import mask_options
 from dapo.core.files import read_json
+from dapo.core.secrets import mask_options
 from dapo.training.run_directory import cpu_model, package_versions
 from dapo.types import Problem
 

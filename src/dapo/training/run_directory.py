@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import dapo
-from dapo.config.secrets import mask_secrets
 from dapo.core.errors import CheckpointError, DataError
 from dapo.core.files import (
     atomic_write_json,
@@ -29,6 +28,7 @@ from dapo.core.files import (
     remove,
     to_json,
 )
+from dapo.core.secrets import mask_secrets
 from dapo.evaluation.scores import require_summary
 from dapo.telemetry.sinks import read_metrics, truncate_after
 

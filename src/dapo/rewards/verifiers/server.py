@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 import urllib3
 
-from dapo.config.secrets import mask_text
 from dapo.core.errors import RewardError
 from dapo.core.openai_client import RETRYABLE_STATUSES, ServerFailed, error_cause, without_key
+from dapo.core.secrets import mask_text
 from dapo.core.verifier_limits import SERVER_TOTAL_S
 from dapo.rewards.verdicts import TokenIds, error_verdict, problem_to_json
 from dapo.rewards.verifiers.function import NOT_APPLIED

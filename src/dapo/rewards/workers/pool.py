@@ -12,8 +12,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dapo.config.secrets import mask_text
 from dapo.core.errors import RewardError
+from dapo.core.secrets import mask_text
 from dapo.core.terminal import print_text
 from dapo.rewards.combine import RewardSpec, Scope
 from dapo.rewards.verdicts import TokenIds, error_verdict, problem_to_json

@@ -7,9 +7,9 @@ import pytest
 
 from dapo.config import build_config, dump_config, load_config
 from dapo.config.options import options_of
-from dapo.config.secrets import find_secrets, is_secret_name, mask_options, mask_secrets, mask_text
 from dapo.core.errors import ConfigError, DataError, RewardError
 from dapo.core.openai_client import ChatClient
+from dapo.core.secrets import find_secrets, is_secret_name, mask_options, mask_secrets, mask_text
 from dapo.rewards import get_verifier
 from dapo.rewards.verdicts import error_verdict
 from dapo.training.run_directory import make_manifest
