@@ -40,7 +40,7 @@ from dapo.telemetry.console import ProgressDisplay
 from dapo.training.run_directory import RunDirectory
 from dapo.training.train import train
 from dapo.types import Generation
-from helpers.processes import wait_until, wait_until_ended
+from helpers.processes import is_alive, wait_until, wait_until_ended
 from helpers.sockets import descendants, is_private, listeners
 from helpers.tiny_runs import CONFIGS, contents, differences, tiny
 
@@ -335,7 +335,10 @@ def test_a_killed_engine_and_a_node_lost_in_mid_step_change_nothing_of_a_run(clu
 
     def leave() -> None:
         holder.kill()
+        engines = [launcher.running[name].pid for name in ("engine-0", "engine-1")]
         cluster.remove_node(second, allow_graceful=False)
+        # a worker outlives its node for a moment, in which a fast run may end
+        wait_until(lambda: not all(map(is_alive, engines)), what="the end of the engine of the lost node")
 
     faults = {12: lambda: os.kill(launcher.running["engine-0"].pid, signal.SIGKILL), 30: leave}
     inputs = read_inputs(config)

@@ -103,6 +103,8 @@ def train(
 
     path = run_dir or default_run_path(config, datetime.now())
     with open_judge(loaded, run_dir=path) as judge:
+        if sys.stdout.isatty():  # the imports and the model take a while, in which nothing else is shown
+            print_text(f"the verifier is ready; loading {loaded.model.name} and {loaded.data.train_source.label} ...")
         from dapo.cli.train import start_run
 
         start_run(loaded, run_dir=path, config_name=config.stem, judge=judge)
