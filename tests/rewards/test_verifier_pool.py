@@ -167,6 +167,17 @@ def test_a_worker_that_is_killed_while_it_is_idle_costs_nothing():
             assert judged(pool, ["42"]) == (Verdict(True, 1.0),)
 
 
+def test_a_process_that_is_killed_while_it_starts_is_started_again(tmp_path, monkeypatch):
+    (tmp_path / "dies_once.py").write_text(
+        "import os, pathlib, signal\nflag = pathlib.Path(__file__).with_suffix('.flag')\nif not flag.exists():\n"
+        "    flag.touch()\n    os.kill(os.getpid(), signal.SIGKILL)\ndef f(problem, response):\n    return 1.0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with open_pool("dies_once:f", workers=1) as pool:
+        assert judged(pool, ["a"]) == (Verdict(None, 1.0),)
+    assert (tmp_path / "dies_once.flag").exists()
+
+
 def test_a_function_that_kills_its_process_each_time_is_asked_three_times(tmp_path):
     with open_pool(f"{F}kills_itself", workers=1, options={"folder": str(tmp_path)}) as pool:
         assert "the worker process was killed by SIGKILL" in judged(pool, ["a"])[0].error
