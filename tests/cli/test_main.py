@@ -9,19 +9,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dapo.cli.main import main
 from dapo.policy.checkpoint import SavedWeights
+from helpers.commands import run
 from helpers.paths import CONFIGS
 
 TINY = str(CONFIGS / "tiny.yaml")
 QUICK = ["train.num_steps=2", "train.threads=1", "data.eval.builtin.sums.low=1"]
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit code, standard output, standard error."""
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    out, err = capsys.readouterr()
-    code = stopped.value.code
-    return (code if isinstance(code, int) else 0), out, err
 
 
 @pytest.fixture(scope="module")

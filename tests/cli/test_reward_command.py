@@ -4,18 +4,15 @@ import re
 
 import pytest
 
-from dapo.cli.main import main
 from dapo.rewards import InlineJudge
 from dapo.rewards.audit import EXAMPLES, SUM, audit_reward, nonsense
 from dapo.types import Problem
+from helpers import commands
 
 
 def run(capsys, *arguments):
-    """Exit code, standard output, standard error."""
-    with pytest.raises(SystemExit) as stopped:
-        main(["reward", "test", *arguments])
-    out, err = capsys.readouterr()
-    return stopped.value.code or 0, out, err
+    """Exit code, standard output, standard error of `dapo reward test`."""
+    return commands.run(capsys, "reward", "test", *arguments)
 
 
 def issues(verifier, problem=SUM, right=None, **options):

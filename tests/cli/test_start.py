@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dapo.cli.main import main
+from helpers.commands import run
 from helpers.paths import CONFIGS
 
 TINY = str(CONFIGS / "tiny.yaml")
@@ -27,15 +27,6 @@ def brevity(completions, **kwargs):
 def unit(completions, unit, level):
     return [1.0 for _ in completions]
 """
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit code, standard output, standard error."""
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    out, err = capsys.readouterr()
-    code = stopped.value.code
-    return (code if isinstance(code, int) else 0), out, err
 
 
 @pytest.fixture
