@@ -1,5 +1,6 @@
 """What several test files share."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,17 @@ def _close_shared_workers() -> Iterator[None]:
     """Whatever engine processes tests have started and shared, end with the last of them."""
     yield
     SHARED_WORKERS.close()
+
+
+@pytest.fixture(autouse=True)
+def _forget_modules_of_the_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a test wrote and imported is unknown to the next one, which may write another module of the same name."""
+    temporary, path, modules = str(tmp_path_factory.getbasetemp()), list(sys.path), set(sys.modules)
+    yield
+    for name in set(sys.modules) - modules:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(temporary):
+            del sys.modules[name]
+    sys.path[:] = [entry for entry in sys.path if entry in path or not entry.startswith(temporary)]
 
 
 @pytest.fixture(scope="session")

@@ -15,14 +15,9 @@ PROBLEM = Problem("1", "What is 6 * 7?", "42")
 
 @pytest.fixture
 def directory(tmp_path, monkeypatch):
-    """A current directory whose modules are forgotten afterwards."""
+    """A temporary current directory."""
     monkeypatch.chdir(tmp_path)
-    path, modules = list(sys.path), set(sys.modules)
-    yield tmp_path
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        if Path(getattr(sys.modules[name], "__file__", None) or "").parent == tmp_path:
-            del sys.modules[name]
+    return tmp_path
 
 
 @pytest.mark.parametrize("name", ["exact", "gsm8k", "math", "math_dapo"])
@@ -93,8 +88,6 @@ def test_dots_name_packages_and_attributes(directory):
         "class Rules:\n    @staticmethod\n    def even(problem, response):\n        return int(response) % 2 == 0\n"
     )
     assert get_verifier("pack.inner:Rules.even")(PROBLEM, "3").correct is False
-    sys.modules.pop("pack")
-    sys.modules.pop("pack.inner")
 
 
 def test_the_verifiers_themselves_say_whether_they_are_binary_without_importing_torch():
