@@ -16,7 +16,7 @@ from dapo.cli.check.summary import ignored_options
 from dapo.cli.eval import EvalRequest, evaluate_model
 from dapo.cli.train import start_run
 from dapo.config import Config
-from dapo.core.errors import EngineError, WorkerDied
+from dapo.core.errors import EngineError, OutOfMemory, WorkerDied
 from dapo.core.rng import keyed_seed
 from dapo.distributed.engine_pool import EnginePool
 from dapo.distributed.engine_specs import engine_specs, engine_threads, gpu_assignments
@@ -101,6 +101,15 @@ def test_an_engine_that_breaks_down_is_an_error_and_no_loss(launcher: LightLaunc
     engine = pool(launcher, engine_spec("FailingEngine"))
     engine.submit(group(1))
     with pytest.raises(EngineError, match="engine-0 failed with 3 requests in flight: ZeroDivisionError: by zero"):
+        engine.poll()
+    assert launcher.starts == 1
+
+
+def test_an_engine_that_finds_no_memory_is_named_with_the_option_to_lower(launcher: LightLauncher) -> None:
+    engine = pool(launcher, engine_spec("FullEngine"))
+    engine.submit(group(1))
+    words = r"generation found no memory \(1\.50 GiB were asked for\): lower rollout\.native\.slots"
+    with pytest.raises(OutOfMemory, match=words):
         engine.poll()
     assert launcher.starts == 1
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dapo.cli.train import export_run, resume_run, start_run
 from dapo.config import Config
-from dapo.core.errors import NumericsError, TrainerLost, WorkerDied, WorkerFault
+from dapo.core.errors import NumericsError, OutOfMemory, TrainerLost, WorkerDied, WorkerFault
 from dapo.distributed.trainer_group import TrainerGroup
 from dapo.distributed.trainer_worker import TrainerWorker
 from dapo.distributed.weight_files import WeightsFolder
@@ -265,6 +265,14 @@ def test_a_fault_in_the_ranks_is_raised_as_it_is_and_ends_the_trainer_group(trai
     with pytest.raises(WorkerFault, match="by zero"):
         trainer_group.update(groups_of([(3, (4, 4))]), step=1)
     assert all(worker.is_killed for worker in launcher.workers)
+
+
+def test_a_rank_without_memory_is_the_error_where_others_fail_because_of_it(trainer_group_of: Any) -> None:
+    trainer_group, _ = trainer_group_of(
+        {"update": WorkerFault("connection reset")}, {"update": OutOfMemory("lower train.microbatch_tokens")}
+    )
+    with pytest.raises(OutOfMemory, match=r"train\.microbatch_tokens"):
+        trainer_group.update(groups_of([(3, (4, 4))]), step=1)
 
 
 def test_a_disk_that_refuses_a_checkpoint_is_an_os_error_like_in_one_process(

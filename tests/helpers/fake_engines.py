@@ -138,6 +138,21 @@ class FailingEngine(ScriptedEngine):
         raise ZeroDivisionError("by zero")
 
 
+class FullEngine(ScriptedEngine):
+    """Finds no memory in its first poll, as the engines that compute do."""
+
+    def __init__(self) -> None:
+        super().__init__(keyed_script())
+
+    def poll(self) -> list[Generation]:
+        import torch
+
+        from dapo.core.out_of_memory import explain_out_of_memory
+
+        with explain_out_of_memory(torch.OutOfMemoryError, "generation", "lower rollout.native.slots"):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB.")
+
+
 @dataclass(frozen=True)
 class EmptyWeightsHandle:
     """A handle that needs no torch to be read."""

@@ -45,6 +45,10 @@ class EngineError(DapoError):
     """A rollout engine broke its contract or cannot serve this model."""
 
 
+class OutOfMemory(DapoError):
+    """A GPU had no memory left for a part of a step; names that part, and the options that make it smaller."""
+
+
 class NumericsError(DapoError):
     """The numbers of training went wrong: updates skipped in a row, a collapsed policy, weights that are not finite."""
 

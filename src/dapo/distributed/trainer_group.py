@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dapo.config import Config
-from dapo.core.errors import TrainerLost, WorkerDied, WorkerFault
+from dapo.core.errors import OutOfMemory, TrainerLost, WorkerDied, WorkerFault
 from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, Worker, WorkerSpec
 from dapo.distributed.weight_files import WeightsFile, WeightsFolder
 from dapo.policy.packing import partition
@@ -172,7 +172,9 @@ class TrainerGroup:
 
 
 def _errors(futures: "Sequence[Future[Any]]") -> list[BaseException]:
-    return [error for future in futures if future.done() and (error := future.exception()) is not None]
+    """The errors so far; that a rank ran out of memory first, since other errors may follow from it."""
+    found = [error for future in futures if future.done() and (error := future.exception()) is not None]
+    return sorted(found, key=lambda error: not isinstance(error, OutOfMemory))
 
 
 def trainer_specs(config: Config, *, cluster_gpus: float) -> list[WorkerSpec]:

@@ -18,6 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from dapo.algo.loss import aggregation_weights
 from dapo.config import Config
 from dapo.core.errors import ConfigError
+from dapo.core.out_of_memory import explain_out_of_memory
 from dapo.policy.checkpoint import StateCopy, load_optimizer, state_of, write_state
 from dapo.policy.hf_io import NamedWeights
 from dapo.policy.logprobs import chunks, hidden_states, score_tokens, token_logprobs, use_packed_forward
@@ -60,6 +61,18 @@ def partition_minibatch(minibatch: Sequence[Sample], config: Config, *, ranks: i
     chosen = [i for i, sample in enumerate(minibatch) if lengths[i] and (every_sample or sample.advantage != 0)]
     samples, max_tokens = [minibatch[i] for i in chosen], config.train.microbatch_tokens
     return partition(samples, weights[chosen].tolist(), ranks=ranks, max_tokens=max_tokens)
+
+
+def peak_gpu_memory(device: torch.device, cuda: Any = torch.cuda) -> dict[str, float]:
+    """The metric `time/peak_gpu_memory_gib` since the last call, for a GPU; nothing for a CPU."""
+    if device.type != "cuda" or not cuda.is_available():
+        return {}
+    peak = cuda.max_memory_allocated(device)
+    cuda.reset_peak_memory_stats(device)
+    return {"time/peak_gpu_memory_gib": round(peak / 2**30, 3)}
+
+
+SMALLER_MICROBATCHES = "lower train.microbatch_tokens or set train.recompute=true"
 
 
 class PolicyCore:
@@ -113,7 +126,11 @@ class PolicyCore:
         rate = learning_rate(step, lr=optim.lr, warmup_steps=optim.warmup_steps)
         metrics = objective_metrics(sums, self._config.loss)
         norm, skipped = self._optimizer.update(rate, is_valid=is_valid_update(metrics, self._config.loss))
-        return metrics | {"optim/grad_norm": norm, "optim/lr": rate, "optim/skipped": float(skipped)}
+        metrics |= {"optim/grad_norm": norm, "optim/lr": rate, "optim/skipped": float(skipped)}
+        return metrics | self._peak_gpu_memory()
+
+    def _peak_gpu_memory(self) -> dict[str, float]:
+        return peak_gpu_memory(self._model.device)
 
     @contextmanager
     def _head(self) -> Iterator[Any]:
@@ -195,6 +212,7 @@ class Policy(PolicyCore):
             return self._adapters.merged(master_weights)
         return NamedWeights(lambda: ((n, w.detach()) for n, w in master_weights.items()), self._optimizer.tied)
 
+    @explain_out_of_memory(torch.OutOfMemoryError, "the old log-probabilities", SMALLER_MICROBATCHES)
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
         """The same samples in the same order with `old_logprobs`: pi_old of a step with several updates (Eq. 6)."""
         microbatches = pack(samples, max_tokens=self._config.train.microbatch_tokens, device=self._model.device)
@@ -202,6 +220,7 @@ class Policy(PolicyCore):
         rows = in_callers_order(microbatches, scores, len(samples))
         return [replace(sample, old_logprobs=row) for sample, row in zip(samples, rows, strict=True)]
 
+    @explain_out_of_memory(torch.OutOfMemoryError, "an update of the policy", SMALLER_MICROBATCHES)
     def update(self, minibatch: Sequence[Sample], *, step: int) -> dict[str, float]:
         """One optimiser update on whole groups, at the learning rate of training step `step` (from 1).
 
@@ -209,7 +228,8 @@ class Policy(PolicyCore):
         computed only where KL or entropy need them; they count in the loss weights (Eq. 12) all the same. The update is
         skipped where the loss or the gradient's norm is not finite, or `loss/approx_kl` above `loss.max_approx_kl`.
 
-        Returns the metrics `loss/*`, `optim/*` and `rollout/engine_logprob_gap_*` of docs/metrics.md.
+        Returns the metrics `loss/*`, `optim/*` and `rollout/engine_logprob_gap_*` of docs/metrics.md, and on a GPU
+        `time/peak_gpu_memory_gib`.
         Raises NumericsError where the update made a weight infinite or NaN.
         """
         (passes,) = partition_minibatch(minibatch, self._config, ranks=1)

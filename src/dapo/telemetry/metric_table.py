@@ -147,6 +147,8 @@ METRICS = (
     Metric("time/step_s", "s", "The seconds of the whole step."),
     Metric("time/tokens_per_s", "tokens/s", "Generated tokens per second of the whole step."),
     Metric("time/peak_memory_gib", "GiB", "The largest resident memory of this process so far."),
+    Metric("time/peak_gpu_memory_gib", "GiB", "The largest memory of tensors on the GPU of a process that trains, "
+           "since the last update of the step before; the largest of all trainer ranks.", "", "max", "with a GPU"),
     Metric("eval/{data}/accuracy", "fraction", "The mean over problems of the fraction of correct responses, or of the "
            "score where the verifier does not decide; also for each source, where the data set has several.", "avg@32"),
     Metric("eval/{data}/low", "fraction", "The lower end of the 95 % interval of the accuracy; missing for "

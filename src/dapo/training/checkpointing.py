@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dapo.core.errors import CheckpointError, DapoError, NumericsError, ShortfallError, TrainerLost
+from dapo.core.errors import CheckpointError, DapoError, NumericsError, OutOfMemory, ShortfallError, TrainerLost
 from dapo.core.files import atomic_write_json, read_json
 from dapo.training.checkpoint_writer import StorageError
 from dapo.training.made_with import MADE_WITH_FILE
@@ -89,7 +89,7 @@ def save_after_failure(run: Run, error: DapoError | OSError) -> None:
     newest = run.directory.newest_step()
     saved = "nothing is saved yet" if newest is None else f"saved: step {newest} of {run.config.train.num_steps}"
     resume = f"dapo resume {shlex.quote(str(run.directory.path))}"
-    if isinstance(error, ShortfallError):  # what is sampled is a function of the options and the step
+    if isinstance(error, ShortfallError | OutOfMemory):  # a step is a function of the options
         log(f"{saved}; with the same options the step would end the same way: {resume} OPTION=VALUE")
     else:
         log(f"{saved}; continue with: {resume}")

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from dapo.config.sampling import NativeConfig
+from dapo.core.out_of_memory import explain_out_of_memory
 from dapo.engines.engine import WeightSource
 from dapo.engines.native.cache import SlotCache
 from dapo.engines.native.compatibility import patch_model
@@ -28,6 +29,8 @@ from dapo.engines.request_checks import EngineState, require_finite
 from dapo.types import Finish, Generation, GenerationRequest
 
 PREFILL_TOKENS = 4096  # positions in one prefill, padding included (a longer prompt goes alone): bounds its activations
+
+FEWER_SLOTS = "lower rollout.native.slots or rollout.native.cache_tokens"
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ class NativeEngine(EngineState):
     def in_flight(self) -> list[str]:
         return [*(seq.request.id for seq in self._running()), *self._scheduler.waiting]
 
+    @explain_out_of_memory(torch.OutOfMemoryError, "giving the engine its weights", FEWER_SLOTS)
     def load_weights(self, weights: WeightSource, version: int) -> None:
         self._require_idle("load_weights")
         self._version = None
@@ -96,6 +100,7 @@ class NativeEngine(EngineState):
         self._require_new(requests)
         self._scheduler.submit(requests)
 
+    @explain_out_of_memory(torch.OutOfMemoryError, "generation", FEWER_SLOTS)
     @torch.inference_mode()
     def poll(self) -> list[Generation]:
         """Sample one token for every running sequence, start waiting ones, and return what has finished.

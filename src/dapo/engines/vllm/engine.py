@@ -5,7 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from dapo.core.errors import EngineError
+from dapo.core.out_of_memory import explain_out_of_memory
 from dapo.engines import request_checks as checks
 from dapo.engines.engine import WeightSource, float_array
 from dapo.types import Finish, Generation, GenerationRequest
@@ -104,6 +107,9 @@ class VllmEngine(checks.EngineState):
                 )
         self._waiting.update((request.id, request) for request in requests)
 
+    @explain_out_of_memory(
+        torch.OutOfMemoryError, "generation with vLLM", "lower rollout.vllm.cache_gib or rollout.vllm.max_sequences"
+    )
     def poll(self) -> list[Generation]:
         """Run one step of vLLM, mostly a token for every running sequence. Returns what has finished.
 

@@ -27,6 +27,7 @@ from transformers import PreTrainedModel
 
 from dapo.config import Config, OptimConfig
 from dapo.core.errors import CheckpointError, ConfigError
+from dapo.core.out_of_memory import explain_out_of_memory
 from dapo.policy.checkpoint import (
     State,
     as_checkpoint_error,
@@ -43,7 +44,7 @@ from dapo.policy.model import LoadedModel
 from dapo.policy.objective import add_sums
 from dapo.policy.optim import MasterAdamW
 from dapo.policy.packing import DUMMY_MICROBATCH, Microbatch, RankMicrobatch, pack_microbatch, rows_of
-from dapo.policy.policy import PolicyCore
+from dapo.policy.policy import SMALLER_MICROBATCHES, PolicyCore
 
 
 class Ranks:
@@ -210,6 +211,7 @@ class ShardedPolicy(PolicyCore):
         model.reshard()
         return scores
 
+    @explain_out_of_memory(torch.OutOfMemoryError, "an update of the policy on a trainer rank", SMALLER_MICROBATCHES)
     def update(self, rank_microbatches: Sequence[RankMicrobatch], *, step: int) -> dict[str, float]:
         """One optimiser update, of which this rank computes `rank_microbatches`; metrics of all, as of `Policy.update`.
 
@@ -221,6 +223,7 @@ class ShardedPolicy(PolicyCore):
             sums += self._backward(rank_microbatch)
         return self._apply_gradient(add_sums(self._ranks.gather(add_sums(sums))), step=step)
 
+    @explain_out_of_memory(torch.OutOfMemoryError, "log-probabilities on a trainer rank", SMALLER_MICROBATCHES)
     def logprobs(self, rank_microbatches: Sequence[RankMicrobatch]) -> list[list[Sequence[float]]]:
         """The log-probabilities of each sample of each rank microbatch. Every rank calls it, with as many of them."""
         rows = []
@@ -283,6 +286,10 @@ class ShardedPolicy(PolicyCore):
         yield SimpleNamespace(**copies)
         for name, weight in gathered.items():
             weight.grad = sums[name].to(weight.dtype)
+
+    def _peak_gpu_memory(self) -> dict[str, float]:
+        own = super()._peak_gpu_memory()
+        return {name: max(self._ranks.gather(value)) for name, value in own.items()}
 
     def _to_dtensors(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """This rank's shards in main memory as DTensors, in the shapes and layouts of the weights of their names."""
