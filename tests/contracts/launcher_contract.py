@@ -1,7 +1,10 @@
 """Laws of every launcher: calls in order, errors with their cause. A test file has its launcher take them over."""
 
 import os
+from array import array
 from collections.abc import Iterator
+from pickle import PickleBuffer
+from zlib import crc32
 
 import pytest
 import torch
@@ -50,6 +53,12 @@ class LauncherContract:
         log = worker.log.read_text()
         assert "before the fall" in log
         assert "Traceback" in log
+
+    def test_buffers_reach_a_worker_byte_by_byte(self, launcher: Launcher) -> None:
+        rows = [array("f", [0.5, -1.25]), array("i"), array("q", range(10**6))]
+        worker = start(launcher)
+        found = worker.call("checksums", [PickleBuffer(row) for row in rows]).result(120)
+        assert found == [(row.itemsize * len(row), crc32(row)) for row in rows]
 
     def test_a_worker_that_dies_fails_all_its_calls_with_its_log_tail(self, launcher: Launcher) -> None:
         worker = start(launcher)

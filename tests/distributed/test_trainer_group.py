@@ -176,7 +176,8 @@ class FakeWorker:
 
     def __init__(self, name: str, answers: dict[str, Any]) -> None:
         self.name = name
-        self.answers = {"rendezvous_address": ("here", 1), "init_process_group": ..., "can_access": True} | answers
+        always = {"rendezvous_address": ("here", 1), "init_process_group": ..., "can_access": True, "store": ...}
+        self.answers = always | answers
         self.calls: dict[str, Any] = {}
         """The first argument of the last call of each method."""
         self.is_killed = False

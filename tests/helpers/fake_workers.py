@@ -2,6 +2,7 @@
 
 import os
 import time
+import zlib
 
 from dapo.core.errors import ConfigError
 
@@ -29,6 +30,9 @@ class CountingWorker:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+    def checksums(self, buffers: list) -> list[tuple[int, int]]:
+        return [(memoryview(buffer).nbytes, zlib.crc32(buffer)) for buffer in buffers]
 
     def variable(self, name: str) -> str | None:
         return os.environ.get(name)

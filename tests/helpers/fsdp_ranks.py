@@ -80,6 +80,9 @@ class RankWorker:
     def logprobs(self, rank_microbatches: Sequence[RankMicrobatch]) -> list[list[tuple[float, ...]]]:
         return self.policy.logprobs(rank_microbatches)
 
+    def exchange(self, messages: Sequence[bytes]) -> list[bytes]:
+        return self.ranks.exchange(messages)
+
     def weights(self) -> bytes:
         return save({name: weight.clone() for name, weight in self.policy.full_weights()})
 

@@ -41,6 +41,14 @@ def two(rank_groups: dict[int, RankGroup]) -> RankGroup:
     return rank_groups[2]
 
 
+def test_ranks_send_each_other_messages_of_any_length(rank_groups: dict[int, RankGroup]) -> None:
+    long = bytes(range(256)) * 5000
+    sent = [[b"", long], [b"from 1 to 0", b""]]
+    assert rank_groups[2].each("exchange", sent) == [[b"", b"from 1 to 0"], [long, b""]]
+    assert rank_groups[2].each("exchange", [[b"", b""]] * 2) == [[b"", b""]] * 2
+    assert rank_groups[1].each("exchange", [[b"own"]]) == [[b"own"]]
+
+
 def with_old(samples: list[Sample], gap: float) -> list[Sample]:
     """Recorded by another policy than the one that trains, so that ratios leave 1 on both sides."""
 

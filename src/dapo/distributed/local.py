@@ -14,12 +14,12 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from dapo.core.errors import WorkerDied
 from dapo.core.files import open_no_link
+from dapo.distributed.channel import Channel
 from dapo.distributed.launch import import_path, log_tail, wait_until_ready
 from dapo.distributed.protocol import WorkerSpec
 from dapo.distributed.weight_files import WeightsFile, WeightsFolder
@@ -51,7 +51,7 @@ class LocalWorker:
                 stderr=output,
                 start_new_session=True,  # Ctrl-C reaches the controller alone
             )
-        self._connection: Connection[Any, Any] = Connection(ours.detach())
+        self._channel = Channel(ours.detach())
         threading.Thread(target=self._read, name=f"{name}-answers", daemon=True).start()
         self._send((spec.factory, dict(spec.options)))
 
@@ -76,7 +76,7 @@ class LocalWorker:
 
     def close(self) -> None:
         with self._lock, contextlib.suppress(OSError, ValueError):
-            self._connection.send_bytes(b"")  # no call: the worker's reader ends, and the process with it
+            self._channel.send_end()  # no call: the worker's reader ends, and the process with it
         try:
             self._process.wait(CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -85,13 +85,13 @@ class LocalWorker:
     def _send(self, message: Any) -> None:
         # on failure the reader sees the end of the connection too, and fails what is pending
         with contextlib.suppress(OSError, ValueError):
-            self._connection.send(message)
+            self._channel.send(message)
 
     def _read(self) -> None:
         cause = ""
         try:
             while True:
-                is_ok, value = self._connection.recv()
+                is_ok, value = self._channel.receive()
                 future = self._pending.popleft()
                 if is_ok:
                     future.set_result(value)

@@ -2,10 +2,11 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import replace
 from pathlib import Path
+from pickle import PickleBuffer
 from typing import Any
 
 import torch
@@ -13,10 +14,12 @@ import torch
 from dapo.config import Config
 from dapo.core.errors import OutOfMemory, TrainerLost, WorkerDied, WorkerFault
 from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, Worker, WorkerSpec
+from dapo.distributed.rank_samples import NumberedPass
+from dapo.distributed.sample_columns import IDS, REST, encode
 from dapo.distributed.weight_files import WeightsFile, WeightsFolder
-from dapo.policy.packing import partition
+from dapo.policy.packing import RankMicrobatch, partition
 from dapo.policy.policy import partition_minibatch
-from dapo.types import Sample
+from dapo.types import RankRecord, Sample
 
 GRACE_S = 10.0  # how long to wait, when one rank has failed, for the others to fail too; then they wait for it in vain
 
@@ -40,6 +43,10 @@ class TrainerGroup:
         self._timeout_s = call_timeout_s
         self._lock = threading.Lock()
         self._lost: str | None = None
+        self._batch = 0
+        """Counts the calls of `record_old_logprobs`: the ranks keep the samples of the last one."""
+        self._rank_of: dict[int, int] = {}
+        """The rank that has each of those samples, by number."""
         self.skipped_in_a_row = 0
         """The number of updates skipped since the last one that was made."""
         self._folder = WeightsFolder()
@@ -55,22 +62,76 @@ class TrainerGroup:
             raise
 
     def update(self, minibatch: Sequence[Sample], *, step: int) -> dict[str, float]:
-        """One update as `Policy.update`, on the same rows with the same loss weights."""
+        """One update as `Policy.update`, on the same rows with the same loss weights.
+
+        Samples of `record_old_logprobs` are on the ranks; of others the tokens are sent.
+        """
         partitions = partition_minibatch(minibatch, self._config, ranks=len(self._workers))
-        metrics, self.skipped_in_a_row = self._each("update", partitions, step=step)[0]
+        requests: list[Future[Any]] = []
+        if any(sample.rank_record is None for sample in minibatch):
+            if any(sample.rank_record is not None for sample in minibatch):
+                raise ValueError("old log-probabilities must be recorded for all samples of a minibatch or for none")
+            passes, moved = self._number(partitions, lambda i, sample: i), None
+            blocks = [encode(_numbered(own), (*IDS, *REST)) for own in partitions]
+            requests = self._request_each("store", ([_buffers(block)] for block in blocks))
+        else:
+            passes = self._number(partitions, self._recorded_number)
+            moved = self._moved(passes)
+        updates = self._request_each(
+            "update", ([own, moved and moved[rank]] for rank, own in enumerate(passes)), step=step
+        )
+        self._answers(requests, self._timeout_s)
+        metrics, self.skipped_in_a_row = self._answers(updates, self._timeout_s)[0]
         return metrics
 
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
-        """The samples with `old_logprobs`, as `Policy.record_old_logprobs`."""
+        """The samples with a `rank_record`: the ranks keep them with their old log-probabilities.
+
+        The tokens go out first. The rest of each sample follows while the ranks compute.
+        """
         max_tokens = self._config.train.microbatch_tokens
         partitions = partition(samples, ranks=len(self._workers), max_tokens=max_tokens)
-        rows: list[tuple[float, ...]] = [()] * len(samples)
-        for rank_microbatches, answers in zip(partitions, self._each("logprobs", partitions), strict=True):
-            for rank_microbatch, scores in zip(rank_microbatches, answers, strict=True):
-                # not strict: a dummy microbatch has a row of scores and no index
-                for i, row in zip(rank_microbatch.indices, scores, strict=False):
-                    rows[i] = row
-        return [replace(sample, old_logprobs=row) for sample, row in zip(samples, rows, strict=True)]
+        passes = self._number(partitions, lambda i, sample: i)
+        self._batch += 1
+        self._rank_of = {i: rank for rank, own in enumerate(passes) for each in own for i in each.numbers}
+        numbered = [_numbered(own) for own in partitions]
+        blocks = (_buffers(encode(own, IDS)) for own in numbered)
+        scored = self._request_each("score", ([block, own] for block, own in zip(blocks, passes, strict=True)))
+        compared = self._request_each("engine_gaps", ([_buffers(encode(own, REST))] for own in numbered))
+        self._answers(scored, self._timeout_s)
+        gaps = {i: gap for found in self._answers(compared, self._timeout_s) for i, gap in found.items()}
+        return [
+            replace(sample, rank_record=RankRecord(self._batch, i, gaps.get(i))) for i, sample in enumerate(samples)
+        ]
+
+    def _number(
+        self, partitions: Sequence[Sequence[RankMicrobatch]], number_of: Callable[[int, Sample], int]
+    ) -> list[list[NumberedPass]]:
+        """What each rank computes, by the numbers of its samples."""
+        return [
+            [
+                NumberedPass(tuple(map(number_of, each.indices, each.samples)), each.weights if each.indices else ())
+                for each in own
+            ]
+            for own in partitions
+        ]
+
+    def _recorded_number(self, index: int, sample: Sample) -> int:
+        assert sample.rank_record is not None
+        if sample.rank_record.batch != self._batch:
+            raise ValueError("the trainer ranks keep the samples of the newest batch only; record these again")
+        return sample.rank_record.number
+
+    def _moved(self, passes: Sequence[Sequence[NumberedPass]]) -> list[list[list[int]]] | None:
+        """For each rank the samples that it has and another updates with, by that rank; None if there are none."""
+        ranks = range(len(self._workers))
+        moved: list[list[list[int]]] = [[[] for _ in ranks] for _ in ranks]
+        for rank, own in enumerate(passes):
+            for number in (number for each in own for number in each.numbers):
+                if (owner := self._rank_of[number]) != rank:
+                    moved[owner][rank].append(number)
+                    self._rank_of[number] = rank
+        return moved if any(numbers for by_rank in moved for numbers in by_rank) else None
 
     def weights(self, *, version: int) -> WeightsFile:
         """The weights as they are now, in the model's compute dtype; readable until the next version but one.
@@ -127,19 +188,16 @@ class TrainerGroup:
             poll_interval_s = min(2 * poll_interval_s, MAX_POLL_INTERVAL_S)
 
     def _all(self, method: str, *arguments: Any, **options: Any) -> list[Any]:
-        return self._call(worker.call(method, *arguments, **options) for worker in self._workers)
+        requests = self._request_each(method, (arguments for _ in self._workers), **options)
+        return self._answers(requests, self._timeout_s)
 
-    def _each(self, method: str, arguments: Sequence[Any], **options: Any) -> list[Any]:
-        """Every rank's answer to a call with its own argument."""
-        pairs = zip(self._workers, arguments, strict=True)
-        return self._call(worker.call(method, own, **options) for worker, own in pairs)
-
-    def _call(self, calls: "Iterator[Future[Any]]") -> list[Any]:
+    def _request_each(self, method: str, arguments: Iterable[Sequence[Any]], **options: Any) -> "list[Future[Any]]":
+        """Call every rank with its own arguments, which are made one after the other."""
         with self._lock:  # the calls of two threads reach every rank in the same order
             if self._lost is not None:
                 raise TrainerLost(self._lost)
-            futures = list(calls)
-        return self._answers(futures, self._timeout_s)
+            pairs = zip(self._workers, arguments, strict=True)
+            return [worker.call(method, *own, **options) for worker, own in pairs]
 
     def _answers(self, futures: "Sequence[Future[Any]]", timeout_s: float) -> list[Any]:
         """The ranks' answers. Raises what they raised; if one of them cannot go on, all are ended."""
@@ -169,6 +227,14 @@ class TrainerGroup:
             self._lost = reason
         for worker in self._workers:
             worker.kill()
+
+
+def _numbered(passes: Sequence[RankMicrobatch]) -> dict[int, Sample]:
+    return {i: sample for each in passes for i, sample in zip(each.indices, each.samples, strict=False)}
+
+
+def _buffers(block: Sequence[Any]) -> list[PickleBuffer]:
+    return [PickleBuffer(buffer) for buffer in block]
 
 
 def _errors(futures: "Sequence[Future[Any]]") -> list[BaseException]:

@@ -15,11 +15,12 @@ from safetensors.torch import save
 from dapo.config import Config
 from dapo.core.errors import ConfigError
 from dapo.core.loopback import use_loopback_interface
+from dapo.distributed.rank_samples import NumberedPass, RankSamples
 from dapo.distributed.weight_files import dense_weights, write_weights
 from dapo.engines.engine import WeightSource
 from dapo.policy.fsdp.policy import Ranks, ShardedPolicy
 from dapo.policy.model import LoadedModel, load_model
-from dapo.policy.packing import RankMicrobatch
+from dapo.types import EngineGap
 
 UNROUTED_ADDRESS = ("10.255.255.255", 1)
 """Nothing is sent there: connecting only asks the system from which of its addresses it would send."""
@@ -79,20 +80,46 @@ class TrainerWorker:
             timeout=timedelta(seconds=timeout_s),
         )
         assert self._loaded is not None
-        self._policy = ShardedPolicy(self._config, self._loaded, Ranks(self._device, timeout_s=timeout_s))
+        ranks = Ranks(self._device, timeout_s=timeout_s)
+        self._policy = ShardedPolicy(self._config, self._loaded, ranks)
+        self._samples = RankSamples(ranks.exchange)
         self._loaded = None
 
     def can_access(self, folder: Path) -> bool:
         """Whether this process sees a folder of the controller."""
         return folder.is_dir()
 
-    def update(self, rank_microbatches: Sequence[RankMicrobatch], *, step: int) -> tuple[dict[str, float], int]:
-        """One update; returns its metrics and the number of updates skipped in a row."""
-        return self._policy.update(rank_microbatches, step=step), self._policy.skipped_in_a_row
+    def store(self, buffers: Sequence[Any]) -> None:
+        """Take the samples of the next update, which `sample_columns.encode` has made buffers of."""
+        self._samples.store(buffers)
 
-    def logprobs(self, rank_microbatches: Sequence[RankMicrobatch]) -> list[list[tuple[float, ...]]]:
-        """The log-probabilities of each sample's response tokens, by microbatch."""
-        return self._policy.logprobs(rank_microbatches)
+    def score(self, buffers: Sequence[Any], passes: Sequence[NumberedPass]) -> None:
+        """Take the samples of a step, and keep their log-probabilities under the policy as it is now."""
+        self._samples.store(buffers)
+        scores = self._policy.logprobs(self._samples.microbatches(passes))
+        for each, rows in zip(passes, scores, strict=True):
+            # not strict: a dummy microbatch has a row of scores and no number
+            self._samples.set_old_logprobs(dict(zip(each.numbers, rows, strict=False)))
+
+    def engine_gaps(self, buffers: Sequence[Any]) -> dict[int, EngineGap]:
+        """Take what scoring did not need of the samples; returns by number how far engine and trainer are apart."""
+        self._samples.add_rest(buffers)
+        return self._samples.engine_gaps()
+
+    def update(
+        self, passes: Sequence[NumberedPass], moved: Sequence[Sequence[int]] | None, *, step: int
+    ) -> tuple[dict[str, float], int]:
+        """One update; returns its metrics and the number of updates skipped in a row.
+
+        Args:
+            passes: what this rank computes.
+            moved: the samples to give to each rank before; None for every rank where all have theirs.
+            step: the training step.
+        """
+        if moved is not None:
+            self._samples.move(moved)
+        metrics = self._policy.update(self._samples.microbatches(passes), step=step)
+        return metrics, self._policy.skipped_in_a_row
 
     def export_weights(self, path: Path, version: int) -> None:
         """Gather all weights and write them to `path` on rank 0."""

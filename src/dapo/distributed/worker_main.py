@@ -11,31 +11,31 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from operator import methodcaller
 from pickle import PicklingError
 from typing import Any
 
 from dapo.core.errors import DapoError, WorkerFault
 from dapo.core.terminal import print_text
+from dapo.distributed.channel import Channel
 
 
 def main() -> None:
     """Serve until the controller closes the connection or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's business
-    connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    channel = Channel(int(sys.argv[1]))
     messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(connection, messages), daemon=True).start()
+    threading.Thread(target=_read, args=(channel, messages), daemon=True).start()
     factory, options = messages.get()
     is_ok, target = try_call(lambda: pkgutil.resolve_name(factory)(**options))
-    connection.send((is_ok, None if is_ok else target))
+    channel.send((is_ok, None if is_ok else target))
     while is_ok:
         method, arguments, options = messages.get()
         answer = try_call(methodcaller(method, *arguments, **options), target)
         try:
-            connection.send(answer)
+            channel.send(answer)
         except (TypeError, AttributeError, PicklingError) as error:
-            connection.send((False, WorkerFault(f"the answer of {method} cannot be sent: {error}")))
+            channel.send((False, WorkerFault(f"the answer of {method} cannot be sent: {error}")))
 
 
 def try_call(action: Callable[..., Any], *arguments: Any) -> tuple[bool, Any]:
@@ -49,11 +49,11 @@ def try_call(action: Callable[..., Any], *arguments: Any) -> tuple[bool, Any]:
         return False, WorkerFault(f"{type(error).__name__}: {error}")
 
 
-def _read(connection: "Connection[Any, Any]", messages: "queue.SimpleQueue[Any]") -> None:
+def _read(channel: Channel, messages: "queue.SimpleQueue[Any]") -> None:
     """Queue messages; end the process when the controller is gone, even in the middle of a call."""
     try:
         while True:
-            messages.put(connection.recv())
+            messages.put(channel.receive())
     except (EOFError, OSError):
         os._exit(0)
     except Exception:  # a call that cannot be unpickled would never be answered

@@ -12,10 +12,8 @@ from math import fsum
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from dapo.telemetry.metric_table import metric_of
 from dapo.telemetry.rollout_table import storable
@@ -92,12 +90,12 @@ def reflection_metrics(groups: Iterable[Group]) -> dict[str, float]:
 
 def engine_gap_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """The mean and the largest |log pi_engine - log pi_old| over trained tokens; empty where either is unknown."""
-    gaps = [row for sample in samples if len(row := _gaps(sample))]
+    gaps = [gap for sample in samples if (gap := sample.engine_gap) is not None and gap.tokens]
     if not gaps:
         return {}
     return {
-        "rollout/engine_logprob_gap_mean": fsum(row.sum(dtype=np.float64) for row in gaps) / sum(map(len, gaps)),
-        "rollout/engine_logprob_gap_max": float(max(row.max() for row in gaps)),
+        "rollout/engine_logprob_gap_mean": fsum(gap.total for gap in gaps) / sum(gap.tokens for gap in gaps),
+        "rollout/engine_logprob_gap_max": max(gap.largest for gap in gaps),
     }
 
 
@@ -171,19 +169,6 @@ class StepTimer:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         metrics["time/peak_memory_gib"] = round(peak / 2**30, 3)
         return metrics
-
-
-def _gaps(sample: Sample) -> NDArray[Any]:
-    """`[trained tokens]` |engine - old|; empty where the trainer has recorded no log-probabilities."""
-    if sample.old_logprobs is None:
-        return np.empty(0)
-    # float64: a difference of float32 numbers would be rounded
-    engine, old = (np.asarray(row, np.float64) for row in (sample.engine_logprobs, sample.old_logprobs))
-    mask = np.asarray(sample.mask, np.bool_)
-    if len(engine) != len(old):
-        raise ValueError(f"{len(engine)} log-probabilities of the engine, {len(old)} of the trainer")
-    gaps: NDArray[Any] = np.abs(engine - old)
-    return gaps if mask.all() else gaps[mask]
 
 
 def _mean(values: Sequence[float]) -> float:

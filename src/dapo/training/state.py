@@ -33,7 +33,8 @@ class TrainablePolicy(Protocol):
 
     def weights(self, *, version: int) -> WeightSource: ...
 
-    def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]: ...
+    def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
+        """The samples with `old_logprobs`, or with a `rank_record` where trainer ranks keep them."""
 
     @property
     def skipped_in_a_row(self) -> int: ...

@@ -71,6 +71,15 @@ class Ranks:
         dist.all_gather(texts, functional.pad(own, (0, longest - len(own))), group=group)
         return [json.loads(text[: int(size)].numpy().tobytes()) for text, size in zip(texts, sizes, strict=True)]
 
+    def exchange(self, messages: Sequence[bytes]) -> list[bytes]:
+        """Send one message to each rank, and return those of all ranks to this one; every rank calls it."""
+        lengths = self.gather([len(message) for message in messages])
+        incoming, outgoing = [row[self.rank] for row in lengths], lengths[self.rank]
+        received = torch.empty(sum(incoming), dtype=torch.uint8)
+        sent = torch.frombuffer(bytearray(b"".join(messages) or b"-"), dtype=torch.uint8)[: sum(outgoing)]
+        dist.all_to_all_single(received, sent, incoming, outgoing, group=self._group)
+        return [part.numpy().tobytes() for part in received.split(incoming)]
+
 
 class ShardedModel(nn.Module):
     """A model whose layers are sharded one by one, and the weights around them together.

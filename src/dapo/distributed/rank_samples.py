@@ -1,0 +1,67 @@
+"""The samples of a step as one trainer rank keeps them: they come once, and later calls name them by number."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dapo.distributed.sample_columns import ALL, REST, decode, encode, join, split
+from dapo.policy.packing import DUMMY_MICROBATCH, RankMicrobatch
+from dapo.types import EngineGap, Sample
+
+
+@dataclass(frozen=True)
+class NumberedPass:
+    """What a rank computes in one forward and backward: a rank microbatch whose samples the rank has."""
+
+    numbers: tuple[int, ...]
+    """Empty for a dummy microbatch."""
+    weights: tuple[float, ...]
+
+
+class RankSamples:
+    """The samples that this rank has, by number. A sample is on one rank at a time."""
+
+    def __init__(self, exchange: Callable[[Sequence[bytes]], list[bytes]]) -> None:
+        """`exchange` sends one message to each rank and returns those of all; every rank calls it at the same time."""
+        self._exchange = exchange
+        self._samples: dict[int, Sample] = {}
+
+    def store(self, buffers: Sequence[Any]) -> None:
+        """Replace all samples by those of `sample_columns.encode`."""
+        self._samples.clear()
+        self._samples = decode(buffers)
+
+    def add_rest(self, buffers: Sequence[Any]) -> None:
+        """Add the columns to the samples that scoring does not need."""
+        for number, found in decode(buffers).items():
+            columns = {name: getattr(found, name) for name in REST}
+            self._samples[number] = replace(self._samples[number], **columns)
+
+    def set_old_logprobs(self, rows: Mapping[int, Sequence[float]]) -> None:
+        """Keep what the policy before the step's first update says of the samples."""
+        for number, row in rows.items():
+            self._samples[number] = replace(self._samples[number], old_logprobs=row)
+
+    def engine_gaps(self) -> dict[int, EngineGap]:
+        """How far engine and trainer are apart on each sample of which `old_logprobs` are known."""
+        gaps = {number: sample.engine_gap for number, sample in self._samples.items()}
+        return {number: gap for number, gap in gaps.items() if gap is not None}
+
+    def move(self, numbers_by_rank: Sequence[Sequence[int]]) -> None:
+        """Give scored samples to the ranks that update with them, and take what they give; every rank calls it."""
+        messages = []
+        for numbers in numbers_by_rank:
+            own = {number: self._samples.pop(number) for number in numbers}
+            messages.append(join(encode(own, ALL)) if own else b"")
+        for message in self._exchange(messages):
+            if message:
+                self._samples |= decode(split(message))
+
+    def microbatches(self, passes: Sequence[NumberedPass]) -> list[RankMicrobatch]:
+        """The passes with their samples."""
+        return [
+            RankMicrobatch(each.numbers, tuple(self._samples[number] for number in each.numbers), each.weights)
+            if each.numbers
+            else DUMMY_MICROBATCH
+            for each in passes
+        ]

@@ -1,0 +1,189 @@
+"""Laws of a step's samples on the way to trainer ranks and between them: nothing is lost, and no bit changes."""
+
+import pickle
+import socket
+import threading
+from array import array
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dapo.distributed.channel import BUFFERS_PER_WRITE, Channel
+from dapo.distributed.protocol import WorkerSpec
+from dapo.distributed.rank_samples import NumberedPass, RankSamples
+from dapo.distributed.sample_columns import ALL, IDS, REST, decode, encode, join, split
+from dapo.distributed.trainer_group import TrainerGroup
+from dapo.policy.packing import DUMMY_MICROBATCH
+from dapo.types import EngineGap, Sample
+from helpers.tiny_policies import groups_of
+from helpers.tiny_runs import tiny
+
+SAMPLES = {
+    4: Sample(7, (1, 2), (3, 4), 0.1, -1 / 3, (-0.1, -1 / 3), (-0.25, -1e-300), (True, False), 5),
+    9: Sample(7, (1, 2), array("i", [5]), 1.0, 1 / 3, array("f", [-0.1]), array("d", [-1 / 7]), array("b", [1])),
+    2: Sample(8, (2**31,), array("i"), 0.0, 0.0, (), array("f"), ()),
+}
+
+
+def plain(samples: dict[int, Sample]) -> dict[int, Sample]:
+    """The samples with tuples for arrays, which are compared by value and not by type."""
+    rows = {name: lambda row: None if row is None else tuple(row) for name in ALL}
+    return {
+        number: replace(sample, **{name: of(getattr(sample, name)) for name, of in rows.items()})
+        for number, sample in samples.items()
+    }
+
+
+def test_samples_arrive_as_they_were_to_the_last_bit_also_in_one_message() -> None:
+    for buffers in (encode(SAMPLES, ALL), split(join(encode(SAMPLES, ALL)))):
+        found = decode(buffers)
+        assert plain(found) == plain(SAMPLES)
+        assert [found[9].engine_logprobs.typecode, found[9].old_logprobs.typecode] == ["f", "d"]  # type: ignore[union-attr]
+        assert list(found) == [4, 9, 2]
+
+
+def test_what_scoring_does_not_need_may_come_later() -> None:
+    rank = RankSamples(lambda messages: list(messages))
+    unscored = {number: replace(sample, old_logprobs=None) for number, sample in SAMPLES.items()}
+    rank.store(encode(unscored, IDS))
+    [microbatch] = rank.microbatches([NumberedPass((9,), (0.5,))])
+    assert (microbatch.samples[0].response_ids, microbatch.samples[0].mask) == (array("i", [5]), ())
+    assert rank.microbatches([NumberedPass((), ())]) == [DUMMY_MICROBATCH]
+    rank.set_old_logprobs({4: (-0.25, -1e-300), 9: array("d", [-1 / 7]), 2: array("f")})
+    rank.add_rest(encode(unscored, REST))
+    [microbatch] = rank.microbatches([NumberedPass((4, 9, 2), (1.0, 2.0, 3.0))])
+    assert plain(dict(zip((4, 9, 2), microbatch.samples, strict=True))) == plain(SAMPLES)
+    first = float(array("f", [-0.1])[0]) + 1 / 7
+    assert rank.engine_gaps() == {4: (0.15, 0.15, 1), 9: (first, first, 1), 2: EngineGap(0.0, 0.0, 0)}
+
+
+class Exchange:
+    """Ranks in threads: every message waits until all ranks have sent theirs."""
+
+    def __init__(self, ranks: int) -> None:
+        self._barrier = threading.Barrier(ranks, timeout=60)
+        self._sent: list[Sequence[bytes]] = [()] * ranks
+
+    def of(self, rank: int) -> Any:
+        def exchange(messages: Sequence[bytes]) -> list[bytes]:
+            self._sent[rank] = messages
+            self._barrier.wait()
+            found = [row[rank] for row in self._sent]
+            self._barrier.wait()
+            return found
+
+        return exchange
+
+
+class ThreadRank:
+    """A rank without a model: the log-probability of a token is its negative, and an update remembers what it got."""
+
+    def __init__(self, name: str, exchange: Any) -> None:
+        self.name = name
+        self.samples, self.stored, self.updates = RankSamples(exchange), 0, []
+        self._thread = ThreadPoolExecutor(1)
+
+    def call(self, method: str, /, *arguments: Any, **options: Any) -> "Future[Any]":
+        buffers: list[pickle.PickleBuffer] = []  # as between processes
+        content = pickle.dumps(arguments, 5, buffer_callback=buffers.append)
+        return self._thread.submit(
+            getattr(self, method), *pickle.loads(content, buffers=map(bytes, buffers)), **options
+        )
+
+    def can_access(self, folder: Path) -> bool:
+        return True
+
+    def init_process_group(self, rendezvous: Any, *, timeout_s: float) -> None: ...
+
+    def store(self, buffers: Sequence[Any]) -> None:
+        self.stored += 1
+        self.samples.store(buffers)
+
+    def score(self, buffers: Sequence[Any], passes: Sequence[NumberedPass]) -> None:
+        self.store(buffers)
+        for each, microbatch in zip(passes, self.samples.microbatches(passes), strict=True):
+            rows = [array("d", [-float(t) for t in sample.response_ids]) for sample in microbatch.samples]
+            self.samples.set_old_logprobs(dict(zip(each.numbers, rows, strict=False)))
+
+    def engine_gaps(self, buffers: Sequence[Any]) -> dict[int, EngineGap]:
+        self.samples.add_rest(buffers)
+        return self.samples.engine_gaps()
+
+    def update(self, passes: Sequence[NumberedPass], moved: Any, *, step: int) -> tuple[dict[str, float], int]:
+        if moved is not None:
+            self.samples.move(moved)
+        found = self.samples.microbatches(passes)
+        self.updates.append((moved, [s for m in found if m is not DUMMY_MICROBATCH for s in m.samples]))
+        return {}, 0
+
+    def kill(self) -> None: ...
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+
+class ThreadLauncher:
+    """Three of them."""
+
+    gpus = 0.0
+
+    def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> list[ThreadRank]:
+        exchange = Exchange(len(names))
+        self.ranks = [ThreadRank(name, exchange.of(i)) for i, name in enumerate(names)]
+        return self.ranks
+
+
+def test_a_step_s_samples_are_sent_once_and_every_update_gets_them_with_their_old_logprobs() -> None:
+    launcher: Any = ThreadLauncher()
+    config = tiny("distributed.trainer_ranks=3", "train.microbatch_tokens=60", "rollout.max_response_tokens=64")
+    group = TrainerGroup(config, launcher, call_timeout_s=60)
+    lengths = [(3, (5, 9)), (4, (30, 2)), (2, (7, 7)), (5, (40, 1)), (1, (3, 16)), (6, (11, 0))]
+    samples = [
+        replace(sample, engine_logprobs=array("d", [1.0 - t for t in sample.response_ids]))
+        for sample in groups_of(lengths)
+    ]
+    recorded = group.record_old_logprobs(samples)
+    assert [sample.old_logprobs for sample in recorded] == [None] * len(samples)
+    assert [sample.engine_gap for sample in recorded[:2]] == [(5.0, 1.0, 5), (9.0, 1.0, 9)]
+    for step in range(2):
+        group.update(recorded[6 * step : 6 * step + 6], step=1)
+    updates = [[rank.updates[i] for rank in launcher.ranks] for i in range(2)]
+    for i, update in enumerate(updates):
+        found = sorted((s.group_id, len(s.response_ids), s.advantage) for _, own in update for s in own)
+        wanted = [s for s in recorded[6 * i : 6 * i + 6] if s.response_ids]
+        assert found == sorted((s.group_id, len(s.response_ids), s.advantage) for s in wanted)
+        for own in (s for _, samples in update for s in samples):
+            assert list(own.old_logprobs) == [-float(t) for t in own.response_ids]
+            assert list(own.engine_logprobs) == [1.0 - t for t in own.response_ids]
+            assert list(own.mask) == [1] * len(own.response_ids)
+    assert any(moved is not None for update in updates for moved, _ in update)  # other ranks score than update
+    assert [rank.stored for rank in launcher.ranks] == [1, 1, 1]
+    group.record_old_logprobs(samples)
+    with pytest.raises(ValueError, match="newest batch only"):
+        group.update(recorded[:6], step=2)
+    group.update(samples[:4], step=2)  # a single update per step: sent with it
+    assert [rank.stored for rank in launcher.ranks] == [3, 3, 3]
+    group.close()
+
+
+def test_buffers_of_a_message_cross_a_socket_outside_of_its_pickle() -> None:
+    ours, theirs = socket.socketpair()
+    here, there = Channel(ours.detach()), Channel(theirs.detach())
+    rows = [array("i", range(i % 50)) for i in range(BUFFERS_PER_WRITE + 300)] + [array("i", range(10**6))]
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit(there.receive)
+        here.send(("call", [pickle.PickleBuffer(row) for row in rows], {"a": 1}))
+        name, buffers, options = received.result(60)
+        assert (name, options) == ("call", {"a": 1})
+        assert [bytes(buffer) for buffer in buffers] == [row.tobytes() for row in rows]
+        with pytest.raises(TypeError):
+            here.send(threading.Lock())  # nothing of it is sent
+        here.send("next")
+        assert there.receive() == "next"
+        here.send_end()
+        with pytest.raises(EOFError):
+            there.receive()
