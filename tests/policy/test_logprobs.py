@@ -13,6 +13,9 @@ from transformers.utils import logging as transformers_logging
 from dapo.core.errors import ConfigError
 from dapo.policy.logprobs import (
     CHUNK_LOGITS,
+    PACKED_TOLERANCE,
+    chunk_bytes,
+    chunk_tokens,
     chunks,
     hidden_states,
     score_tokens,
@@ -199,12 +202,12 @@ def test_bfloat16_models_are_scored_in_float32() -> None:
 
 def test_chunks_cover_every_position_and_bound_the_logits() -> None:
     for vocabulary in (100, 49_152, 151_936, 2 * CHUNK_LOGITS):
-        parts = list(chunks(5_000, vocabulary)) if vocabulary < CHUNK_LOGITS else list(chunks(3, vocabulary))
+        parts = list(chunks(5_000 if vocabulary < CHUNK_LOGITS else 3, vocabulary, "cpu"))
         assert all(
             (part.stop - part.start) * vocabulary <= CHUNK_LOGITS or part.stop - part.start == 1 for part in parts
         )
         assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
-    assert list(chunks(0, 100)) == []
+    assert list(chunks(0, 100, "cpu")) == []
 
 
 class LargestTensor(TorchDispatchMode):
@@ -230,6 +233,19 @@ def test_no_tensor_of_all_tokens_by_the_vocabulary_exists_in_an_update() -> None
     with LargestTensor() as largest:
         policy.update(policy.record_old_logprobs(samples), step=1)
     assert CHUNK_LOGITS / 2 < largest.elements <= CHUNK_LOGITS
+
+
+def test_a_chunk_on_a_gpu_is_four_times_one_on_a_cpu_and_its_bytes_follow_its_tensors() -> None:
+    assert [chunk_tokens(151_936, kind) for kind in ("cpu", "cuda")] == [441, 1_766]
+    assert chunk_tokens(2**40, "cuda") == 1
+    by_type = {dtype: (chunk_bytes(1, "cpu", dtype), chunk_bytes(1, "cuda", dtype)) for dtype in PACKED_TOLERANCE}
+    assert by_type == {torch.bfloat16: (6, 10), torch.float32: (4, 8), torch.float64: (8, 16)}
+
+
+def test_a_policy_switches_cudnn_attention_off() -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    make_policy()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 @pytest.mark.parametrize("name", REFUSED)

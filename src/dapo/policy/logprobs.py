@@ -21,8 +21,13 @@ from dapo.types import Sample
 
 CHUNK_LOGITS = 2**26  # logits that exist at a time: 256 MB in float32, 1,365 positions of a vocabulary of 49,152
 
+CUDA_CHUNK_LOGITS = 2**28
+"""The same on a GPU, where each chunk also reads and writes the head's whole gradient: 1,766 positions of a vocabulary
+of 152,000, so that the products of a microbatch of 16,384 tokens take ten passes over it."""
+
 BLOCK_LOGITS = 2**21
-"""Logits that elementwise work takes at a time: its temporaries stay in the cache and their memory is reused."""
+"""Logits that elementwise work takes at a time on a CPU: its temporaries stay in the cache and their memory is reused.
+On a GPU, where each operation is a kernel to launch, it takes the whole chunk."""
 
 PACKED_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Nats by which packed and plain log-probabilities may differ on average."""
@@ -59,9 +64,28 @@ def score_tokens(
     return logprobs, entropies
 
 
-def chunks(num_tokens: int, vocabulary: int) -> Iterator[slice]:
-    """Slices that cover `num_tokens` positions, each with at most `CHUNK_LOGITS` logits (but one position at least)."""
-    return _slices(num_tokens, max(1, CHUNK_LOGITS // vocabulary))
+def chunk_tokens(vocabulary: int, device_type: str) -> int:
+    """The positions whose logits exist at a time on a device of that type: one at least."""
+    return max(1, (CUDA_CHUNK_LOGITS if device_type == "cuda" else CHUNK_LOGITS) // vocabulary)
+
+
+def chunk_bytes(vocabulary: int, device_type: str, dtype: torch.dtype) -> int:
+    """The bytes per position of a chunk at their peak, which is the forward: all tensors as wide as the vocabulary.
+
+    These are the logits in the weights' type `dtype`, their probabilities (in the logits' memory, unless that type is
+    narrower than float32), and on a GPU also their logarithms, which a CPU has of one small block at a time. The
+    backward holds less: the probabilities and, in a narrow type, their gradient.
+    """
+    wide = torch.promote_types(dtype, torch.float32)
+    tensors = [dtype] if wide == dtype else [dtype, wide]
+    if device_type == "cuda":
+        tensors.append(wide)
+    return vocabulary * sum(tensor.itemsize for tensor in tensors)
+
+
+def chunks(num_tokens: int, vocabulary: int, device_type: str) -> Iterator[slice]:
+    """Slices that cover `num_tokens` positions, each of `chunk_tokens` but for the last."""
+    return _slices(num_tokens, chunk_tokens(vocabulary, device_type))
 
 
 @torch.no_grad()
@@ -70,7 +94,7 @@ def token_logprobs(model: PreTrainedModel, microbatch: Microbatch, *, temperatur
     hidden = hidden_states(model, microbatch)
     head: Any = model.get_output_embeddings()
     scores = []
-    for part in chunks(len(hidden), len(head.weight)):
+    for part in chunks(len(hidden), len(head.weight), hidden.device.type):
         logits, targets = linear(hidden[part], head.weight, getattr(head, "bias", None)), microbatch.targets[part]
         scores += [
             _log_softmax(logits[rows], temperature).gather(1, targets[rows, None]).flatten() for rows in _blocks(logits)
@@ -138,10 +162,15 @@ class _Score(torch.autograd.Function):
         p = logits if logits.dtype == wide else torch.empty_like(logits, dtype=wide)
         logprobs, entropies = p.new_empty(len(p)), p.new_empty(len(p))
         for rows in _blocks(logits):
-            log_p = _log_softmax(logits[rows], temperature)  # [block, V]
+            block = p[rows]
+            if p is not logits:
+                block.copy_(logits[rows])
+            if temperature != 1:
+                block.div_(temperature)
+            log_p = block.log_softmax(dim=1)  # [block, V]
             logprobs[rows] = log_p.gather(1, targets[rows, None]).flatten()
-            torch.exp(log_p, out=p[rows])
-            entropies[rows] = -torch.linalg.vecdot(p[rows], log_p)
+            torch.exp(log_p, out=block)
+            entropies[rows] = -log_p.mul_(block).sum(dim=1)
         ctx.save_for_backward(hidden, weight, bias, targets, entropies)
         ctx.probabilities = p  # not a saved tensor: backward overwrites it
         ctx.temperature, ctx.differentiable_entropy = temperature, differentiable_entropy
@@ -178,7 +207,8 @@ def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
 
 
 def _blocks(logits: Tensor) -> Iterator[slice]:
-    return _slices(len(logits), max(1, BLOCK_LOGITS // logits.shape[1]))
+    size = len(logits) if logits.device.type == "cuda" else BLOCK_LOGITS // logits.shape[1]
+    return _slices(len(logits), max(1, size))
 
 
 def _slices(length: int, size: int) -> Iterator[slice]:

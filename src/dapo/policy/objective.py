@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dapo.algo.loss import engine_weights, kl_penalty, policy_loss
 from dapo.config import LossConfig
+from dapo.policy.transfer import to_numbers
 
 MEANS = {
     "loss/entropy": "entropy",
@@ -24,7 +25,9 @@ MEANS = {
 def token_objective(
     logprobs: Tensor, entropies: Tensor, tokens: Mapping[str, Tensor], config: LossConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The scalar loss of `[n]` packed tokens, and sums over the trained ones that describe it.
+    """The scalar loss of `[n]` packed tokens, and sums over the trained ones that describe it, on their device.
+
+    Masked tokens are replaced by 0 rather than left out: how many there are need not be known, so nothing waits.
 
     Args:
         logprobs: `[n]` of the policy that trains.
@@ -39,30 +42,35 @@ def token_objective(
     if (cap := config.engine_correction) is not None:
         correction = engine_weights(old, tokens["engine"], mask, cap=cap)
         corrected = weights * correction
-        about_correction["engine_weight"] = correction[mask].sum(dtype=torch.float64)
-        about_correction["engine_truncated"] = (correction[mask] >= cap).sum()
+        about_correction["engine_weight"] = torch.where(mask, correction, 0.0).sum(dtype=torch.float64)
+        about_correction["engine_truncated"] = (mask & (correction >= cap)).sum()
     clip = {"clip_low": config.clip_low, "clip_high": config.clip_high}
     loss, sums = policy_loss(logprobs, old, tokens["advantages"], mask, corrected, dual_clip=config.dual_clip, **clip)
-    sums |= about_correction | {"loss": loss.detach(), "entropy": entropies.detach()[mask].sum()}
+    sums |= about_correction | {"loss": loss.detach(), "entropy": torch.where(mask, entropies.detach(), 0.0).sum()}
     if "engine" in tokens:
-        gaps = (tokens["engine"] - old).abs()[mask]
-        sums["gap"], sums["gap_tokens"] = gaps.sum(), mask.sum()
-        sums["gap_max"] = gaps.max() if len(gaps) else gaps.sum()
+        gaps = torch.where(mask, (tokens["engine"] - old).abs(), 0.0)
+        sums["gap"], sums["gap_tokens"], sums["gap_max"] = gaps.sum(), mask.sum(), gaps.max()
     if "reference" in tokens:
         kl = kl_penalty(logprobs, tokens["reference"], mask, weights)
         sums["kl"] = kl.detach()
         loss = loss + config.kl_coef * kl
     if config.entropy_coef > 0:
-        loss = loss - config.entropy_coef * (weights * entropies)[mask].sum()
+        loss = loss - config.entropy_coef * torch.where(mask, weights * entropies, 0.0).sum()
     return loss, sums
 
 
 def add_sums(parts: Iterable[Mapping[str, Tensor | float]]) -> dict[str, float]:
-    """Sums over chunks, microbatches or ranks by name (the maximum for names ending in `_max`); 0 for other names."""
+    """Sums over chunks, microbatches or ranks by name (the maximum for names ending in `_max`); 0 for other names.
+
+    Tensors come to main memory in one copy for all parts.
+    """
+    parts = list(parts)
+    fetched = iter(to_numbers([value for part in parts for value in part.values() if isinstance(value, Tensor)]))
     sums: dict[str, float] = defaultdict(float)
     for part in parts:
         for name, value in part.items():
-            sums[name] = max(sums[name], float(value)) if name.endswith("_max") else sums[name] + float(value)
+            number = next(fetched) if isinstance(value, Tensor) else float(value)
+            sums[name] = max(sums[name], number) if name.endswith("_max") else sums[name] + number
     return sums
 
 

@@ -70,11 +70,12 @@ class MasterAdamW:
             if master.grad is None:  # no sample reached it: decay and momentum continue
                 master.grad = torch.zeros_like(master)
         gradients = [master.grad for master in self.master_weights.values() if master.grad is not None]
-        total_norm = self._total_norm(gradients)
-        norm = float(total_norm)
+        norm = self._total_norm(gradients)
         if skipped := not (is_valid and norm < float("inf")):
             self.skipped_in_a_row += 1
         else:
+            # the number becomes a tensor again on the device itself, which does not wait for a copy
+            total_norm = torch.full((), norm, dtype=gradients[0].dtype, device=gradients[0].device)
             clip_grads_with_norm_(self.master_weights.values(), self._config.max_grad_norm, total_norm)
             for group in self._adamw.param_groups:
                 group["lr"] = lr
@@ -86,8 +87,8 @@ class MasterAdamW:
         self.zero_grad()
         return norm, skipped
 
-    def _total_norm(self, gradients: list[Tensor]) -> Tensor:
-        return get_total_norm(gradients)
+    def _total_norm(self, gradients: list[Tensor]) -> float:
+        return float(get_total_norm(gradients))
 
     def require_finite(self) -> None:
         """Raise NumericsError, naming the weight, unless all weights are finite."""

@@ -121,10 +121,14 @@ def build_attention_plan(
 def use_packed_attention(model: PreTrainedModel) -> None:
     """Make `model` attend by the `packed_attention_plan` that its forward is given.
 
+    cuDNN's attention is switched off for the whole process: it plans each new shape anew, which takes longer than the
+    attention itself, and here every microbatch has its own shapes.
+
     Raises ConfigError, naming model type and field, for models with features that are not supported here.
     """
     for problem in _problems(model):
         raise unsupported_model_error(model, problem)
+    torch.backends.cuda.enable_cudnn_sdp(False)
     AttentionInterface.register(IMPLEMENTATION, packed_attention)
     model.set_attn_implementation(IMPLEMENTATION)
 

@@ -8,12 +8,13 @@ import heapq
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate, chain, groupby
 
 import torch
 from torch import Tensor
 
 from dapo.policy.packed_attention import PackedAttentionPlan, Segment, build_attention_plan
+from dapo.policy.transfer import to_device
 from dapo.types import Sample
 
 # for balance, several ranks cut a group that has more than a quarter of one rank's tokens, but not into chunks of less
@@ -175,7 +176,7 @@ def pack(samples: Sequence[Sample], *, max_tokens: int, device: str | torch.devi
 
 
 def pack_microbatch(rank_microbatch: RankMicrobatch, device: str | torch.device) -> Microbatch:
-    """One stream of all samples: the prompt of each group, followed by its responses."""
+    """One stream of all samples: the prompt of each group, followed by its responses. Nothing waits for the device."""
     stream: list[int] = []
     positions: list[int] = []
     predictors: list[int] = []
@@ -193,14 +194,18 @@ def pack_microbatch(rank_microbatch: RankMicrobatch, device: str | torch.device)
             stream += inputs
             positions += range(prompt_length, prompt_length + len(inputs))
             predictors += [prompt_start + prompt_length - 1, *range(response_start, response_start + len(inputs))]
+    targets = [token for sample in rank_microbatch.samples for token in sample.response_ids]
+    rows = (stream, positions, predictors, targets)
+    on_device = to_device(torch.tensor([*chain(*rows)]), torch.device(device))
+    tensors = on_device.split([len(row) for row in rows])
     return Microbatch(
         indices=rank_microbatch.indices,
         lengths=tuple(len(sample.response_ids) for sample in rank_microbatch.samples),
-        input_ids=torch.tensor(stream, device=device),
-        positions=torch.tensor(positions, device=device),
+        input_ids=tensors[0],
+        positions=tensors[1],
         attention_plan=build_attention_plan(segments, len(stream), torch.device(device)),
-        predictors=torch.tensor(predictors, device=device),
-        targets=torch.tensor([t for sample in rank_microbatch.samples for t in sample.response_ids], device=device),
+        predictors=tensors[2],
+        targets=tensors[3],
     )
 
 

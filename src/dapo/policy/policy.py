@@ -27,6 +27,7 @@ from dapo.policy.model import LoadedModel
 from dapo.policy.objective import add_sums, is_valid_update, objective_metrics, token_objective
 from dapo.policy.optim import MasterAdamW, learning_rate
 from dapo.policy.packing import Microbatch, RankMicrobatch, in_callers_order, pack, pack_microbatch, partition
+from dapo.policy.transfer import to_device
 from dapo.types import Sample
 
 
@@ -149,7 +150,7 @@ class PolicyCore:
         gradient = torch.empty_like(hidden)
         sums = []
         with self._head() as head:
-            for part in chunks(len(hidden), len(head.weight)):
+            for part in chunks(len(hidden), len(head.weight), hidden.device.type):
                 inputs = hidden.detach()[part].requires_grad_()
                 logprobs, entropies = score_tokens(
                     inputs,
@@ -168,32 +169,34 @@ class PolicyCore:
         return sums
 
     def _per_token(self, rank_microbatch: RankMicrobatch, microbatch: Microbatch) -> dict[str, Tensor]:
-        """`[S]` each: the `tokens` of `token_objective`."""
+        """`[S]` each: the `tokens` of `token_objective`, which go to the device in one copy."""
         samples = rank_microbatch.samples
-        device, dtype = self._model.device, torch.promote_types(self._model.dtype, torch.float32)
-        lengths = torch.tensor(microbatch.lengths)
+        dtype, lengths = torch.promote_types(self._model.dtype, torch.float32), torch.tensor(microbatch.lengths)
 
         def of_samples(values: Sequence[float]) -> Tensor:
-            return torch.tensor(values, dtype=torch.float64).to(dtype).repeat_interleave(lengths).to(device)
+            return torch.tensor(values, dtype=torch.float64).to(dtype).repeat_interleave(lengths)
 
         def of_tokens(rows: Sequence[Sequence[float]]) -> Tensor:
-            return torch.from_numpy(np.concatenate(rows)).to(device, dtype)
+            return torch.from_numpy(np.concatenate(rows)).to(dtype)
 
-        tokens = {
+        numbers = {
             "advantages": of_samples([sample.advantage for sample in samples]),
             "weights": of_samples(rank_microbatch.weights),
-            "mask": of_tokens([sample.mask for sample in samples]).bool(),
+            "mask": of_tokens([sample.mask for sample in samples]),
         }
         if old := [sample.old_logprobs for sample in samples if sample.old_logprobs is not None]:
-            tokens["old"] = of_tokens(old)
+            numbers["old"] = of_tokens(old)
         if all(sample.engine_logprobs for sample in samples):
-            tokens["engine"] = of_tokens([sample.engine_logprobs for sample in samples])
+            numbers["engine"] = of_tokens([sample.engine_logprobs for sample in samples])
         elif self._config.loss.engine_correction is not None:
             raise ValueError("loss.engine_correction=tis needs engine_logprobs for all samples")
+        if any(len(values) != sum(microbatch.lengths) for values in numbers.values()):
+            raise ValueError("mask, old_logprobs and engine_logprobs must have one value for each response token")
+        on_device = to_device(torch.stack(list(numbers.values())), self._model.device)
+        tokens = dict(zip(numbers, on_device.unbind(), strict=True))
+        tokens["mask"] = tokens["mask"].bool()
         if self._config.loss.kl_coef > 0:
             tokens["reference"] = self._reference_logprobs(microbatch)
-        if any(len(values) != sum(microbatch.lengths) for values in tokens.values()):
-            raise ValueError("mask, old_logprobs and engine_logprobs must have one value for each response token")
         return tokens
 
 

@@ -179,10 +179,10 @@ class ShardedAdamW(MasterAdamW):
                 self.master_weights[name].grad = _local(weight.grad)
         return super().update(lr, is_valid=is_valid)
 
-    def _total_norm(self, gradients: list[Tensor]) -> Tensor:
+    def _total_norm(self, gradients: list[Tensor]) -> float:
         own = get_total_norm(gradients)
         norms = self._ranks.gather(float(own))
-        return own.new_tensor(sum(norm * norm for norm in norms) ** 0.5)
+        return float(torch.tensor(sum(norm * norm for norm in norms) ** 0.5, dtype=own.dtype))
 
     def _not_finite(self) -> list[str]:
         return sorted({name for names in self._ranks.gather(super()._not_finite()) for name in names})
@@ -235,11 +235,12 @@ class ShardedPolicy(PolicyCore):
     @explain_out_of_memory(torch.OutOfMemoryError, "log-probabilities on a trainer rank", SMALLER_MICROBATCHES)
     def logprobs(self, rank_microbatches: Sequence[RankMicrobatch]) -> list[list[Sequence[float]]]:
         """The log-probabilities of each sample of each rank microbatch. Every rank calls it, with as many of them."""
-        rows = []
+        lengths, scores = [], []
         for rank_microbatch in rank_microbatches:
             microbatch = pack_microbatch(rank_microbatch, self._ranks.device)
-            rows.append(rows_of(self._score(microbatch, self._model), microbatch.lengths))
-        return rows
+            lengths.append(microbatch.lengths)
+            scores.append(self._score(microbatch, self._model))
+        return [rows_of(values, of_samples) for values, of_samples in zip(scores, lengths, strict=True)]
 
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight by its Hugging Face name, adapters merged, unsharded and in the type that the model computes in.
