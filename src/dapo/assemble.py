@@ -270,7 +270,7 @@ def build_engine(
     engine: RolloutEngine
     if config.engine_processes:
         assert launcher is not None, "engine processes need a launcher"
-        specs = engine_specs(config, cluster_gpus=launcher.gpus)
+        specs = engine_specs(config, launcher.nodes)
         engine = EnginePool(launcher, specs, log=log, reproducible=config.rollout.reproducible)
     else:
         engine = NativeEngine(copy.deepcopy(loaded.model), config.rollout.native)

@@ -159,6 +159,12 @@ def test_an_engine_holds_its_part_of_the_weights_and_the_cache_it_is_given():
     assert found.sync_copies == 8  # 64 GPUs with engines are 8 nodes
 
 
+def test_a_cache_of_auto_is_what_the_weights_leave_of_nine_tenths_of_a_gpu():
+    found = make_estimate(paper("rollout.vllm.cache_gib=auto")).engine_memory()
+    assert sum(found.values()) == pytest.approx(0.9 * 80 * GIB)
+    assert found["cache"] == pytest.approx(0.9 * 80 * GIB - 2 * 32_763_876_352 / 4 - 4 * GIB)
+
+
 @pytest.mark.parametrize("repeats", [2, 6])
 def test_activations_are_what_the_layers_really_keep(repeats: int):
     """All bytes that a forward saves for its backward, each storage once, against the estimate a token."""

@@ -21,7 +21,7 @@ from dapo.core.rng import keyed_seed
 from dapo.distributed.engine_pool import EnginePool
 from dapo.distributed.engine_specs import engine_specs, engine_threads, gpu_assignments
 from dapo.distributed.local import LocalWorker
-from dapo.distributed.protocol import WorkerSpec
+from dapo.distributed.protocol import Node, WorkerSpec
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.scripted import cut
@@ -465,7 +465,8 @@ def test_a_worker_spec_sets_the_threads_before_the_interpreter_starts() -> None:
 
 def test_a_clusters_gpus_are_asked_for_where_it_has_any() -> None:
     def gpus(*options: str, of: float) -> list[float]:
-        return [b.gpus for b in engine_specs(tiny("launcher=ray", "rollout.engines=2", *options), cluster_gpus=of)]
+        config = tiny("launcher=ray", "rollout.engines=2", *options)
+        return [spec.gpus for spec in engine_specs(config, [Node(cpus=8, gpus=of)])]
 
     assert gpus(of=0) == [0, 0]
     assert gpus(of=8) == [1, 1]

@@ -129,7 +129,7 @@ class ThreadRank:
 class ThreadLauncher:
     """Three of them."""
 
-    gpus = 0.0
+    nodes = ()
 
     def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> list[ThreadRank]:
         exchange = Exchange(len(names))

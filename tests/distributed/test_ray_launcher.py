@@ -281,7 +281,7 @@ def test_a_cluster_that_cannot_be_joined_is_an_error_that_names_the_address() ->
     program = (
         "import sys, pathlib; from dapo.distributed.ray.launcher import RayLauncher; from dapo.core.errors import *\n"
         "for address in sys.argv[1:]:\n"
-        "    try: RayLauncher(pathlib.Path('.'), timeout_s=1, address=address).gpus\n"
+        "    try: RayLauncher(pathlib.Path('.'), timeout_s=1, address=address).nodes\n"
         "    except LaunchError as error: print(error)"
     )
     addresses = ["127.0.0.1:1", "ray://127.0.0.1:1"]

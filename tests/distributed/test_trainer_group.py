@@ -201,7 +201,7 @@ class FakeWorker:
 class FakeLauncher:
     """Starts what it was given."""
 
-    gpus = 0.0
+    nodes = ()
 
     def __init__(self, *answers: dict[str, Any]) -> None:
         self.workers = [FakeWorker(f"trainer-{i}", given) for i, given in enumerate(answers)]

@@ -4,6 +4,8 @@ The contract that it shares with other engines is in test_engine_contract.py.
 """
 
 import json
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +18,15 @@ from dapo.cli.train import start_run
 from dapo.config import load_config
 from dapo.core.errors import EngineError
 from dapo.core.rng import keyed_seed
+from dapo.distributed.engine_specs import engine_specs
+from dapo.engines.vllm.start import engine_arguments
 from dapo.policy.model import load_model
 from dapo.types import Generation, GenerationRequest
 from helpers import vllm_engines
-from helpers.paths import CONFIGS
+from helpers.paper_model import NODES, PARAMETERS, paper_config
+from helpers.paths import CONFIGS, ROOT, TESTS
+from helpers.processes import wait_until_ended
+from helpers.sockets import descendants, is_private, listeners
 from helpers.tiny_models import ModelWeights, tiny_model, wide_model
 
 pytestmark = [
@@ -157,6 +164,84 @@ def test_sequences_that_the_cache_cannot_hold_at_once_are_answered_as_if_alone()
     assert largest_gap(model, wanted[-32:], together) < TOLERANCE
     alone = run(engine, wanted[-32:])
     assert [alone[one.id].token_ids == together[one.id].token_ids for one in wanted[-32:]] == [True] * 32
+
+
+def test_an_engine_of_two_processes_samples_as_one_and_listens_for_nobody_else() -> None:
+    """What `tensor_parallel` is on GPUs, with the CPU in their place."""
+    model, wanted = wide_model("tied llama"), requests()
+    engine = vllm_engines.start("two-processes", vllm_engines.options_for(model, tensor_parallel=2, max_sequences=16))
+    for version in range(2):
+        model = wide_model("tied llama", seed=version)
+        engine.load_weights(ModelWeights(model), version)
+        assert largest_gap(model, wanted, run(engine, wanted)) < TOLERANCE
+    processes = descendants(engine.worker.pid)
+    assert len(processes) >= 3
+    found = listeners(processes)
+    assert any(listener.port for listener in found)
+    assert [listener for listener in found if listener.port and not is_private(listener)] == []
+    # sockets by which they have met, in a folder that is gone
+    assert [listener.address for listener in found if not listener.port and Path(listener.address).exists()] == []
+    engine.worker.close()
+    wait_until_ended(*processes, timeout_s=120)
+
+
+PAPER = {
+    "executor": "mp",
+    "tensor_parallel": 4,
+    "uses_ray": False,
+    "max_num_seqs": 256,
+    "max_num_batched_tokens": 8192,
+    "async_scheduling": True,
+    "max_model_len": 22528,
+    "dtype": "torch.bfloat16",
+    "eager": False,
+    "graphs": "FULL_AND_PIECEWISE",
+    "cache_bytes": 48 * 2**30,
+    "memory": 0.01,
+    "prefix_caching": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], PAPER),
+        (["rollout.vllm.cache_gib=auto"], PAPER | {"cache_bytes": None, "memory": 0.9}),
+        (
+            ["rollout.vllm={tensor_parallel: 1, eager: true, cache_gib: auto}", "rollout.reproducible=true"],
+            PAPER
+            | {"executor": "uni", "tensor_parallel": 1, "eager": True, "graphs": "NONE"}
+            | {"cache_bytes": None, "memory": 0.9, "async_scheduling": False, "seed": 0},
+        ),
+    ],
+)
+def test_vllms_own_classes_take_the_papers_layout_as_it_is_meant(
+    overrides: list[str], expected: dict[str, object], tmp_path: Path
+) -> None:
+    config = paper_config(tmp_path, *overrides)
+    spec = engine_specs(config, NODES)[0]
+    arguments = engine_arguments(spec.options["options"], str(tmp_path), on_cpu=False)
+    command = [sys.executable, "-P", "-m", "helpers.vllm_config_on_cuda", str(tmp_path), json.dumps(dict(arguments))]
+    environment = os.environ | spec.environment | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(TESTS)])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert {name: found[name] for name in expected} == expected
+    # engines that draw without seeds of requests must not draw the same
+    assert (found["seed"] == 0) == config.rollout.reproducible
+    weights = 2 * PARAMETERS / found["tensor_parallel"]
+    assert found["cache_bytes"] is None or weights + found["cache_bytes"] < 0.9 * 80 * 2**30
+
+
+def test_without_seeds_of_requests_responses_differ_and_their_logprobs_are_right() -> None:
+    model = wide_model("tied llama")
+    options = vllm_engines.options_for(model, reproducible=False, max_sequences=16)
+    engine, wanted = vllm_engines.start("unseeded", options), requests()
+    engine.load_weights(ModelWeights(model), 0)
+    first, second = run(engine, wanted), run(engine, wanted)
+    assert largest_gap(model, wanted, first) < TOLERANCE
+    assert all(first[one.id].token_ids != second[one.id].token_ids for one in wanted)
+    engine.worker.close()
 
 
 def test_a_process_takes_no_more_memory_than_the_model_and_the_cache_need() -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from dapo.config import Config, load_config
 from dapo.core.errors import ConfigError, EngineError
 from dapo.distributed.engine_specs import vllm_engine_spec, vllm_options, weight_shapes
 from dapo.engines.vllm.engine import VllmEngine
-from dapo.engines.vllm.start import engine_arguments, open_vllm_engine
+from dapo.engines.vllm.start import engine_arguments, open_vllm_engine, sampling_arguments
 from dapo.types import GenerationRequest
 from helpers import vllm_engines
 from helpers.paths import ROOT, TESTS, TINY
@@ -74,18 +75,51 @@ def test_memory_is_what_the_option_says() -> None:
     assert arguments["kv_cache_memory_bytes"] == 3 * 2**29
 
 
+def test_memory_and_graphs_are_chosen_by_the_device_where_no_option_says_it() -> None:
+    options = vllm_options(tiny())
+    on_cpu, on_gpu = (engine_arguments(options, "folder", on_cpu=is_cpu) for is_cpu in (True, False))
+    assert (on_cpu["kv_cache_memory_bytes"], on_cpu["enforce_eager"]) == (2 * 2**30, True)
+    assert "kv_cache_memory_bytes" not in on_gpu
+    assert (on_gpu["gpu_memory_utilization"], on_gpu["enforce_eager"]) == (0.9, False)
+    shared = engine_arguments(replace(options, gpu_processes=2), "folder", on_cpu=False)
+    assert shared["gpu_memory_utilization"] == 0.45
+    given = engine_arguments(vllm_options(tiny("rollout.vllm.eager=true")), "folder", on_cpu=False)
+    assert given["enforce_eager"] is True
+
+
+def test_only_a_reproducible_run_has_seeds_per_request_and_steps_that_wait_for_each_other() -> None:
+    request = GenerationRequest("a", (1, 2), 3, 1.0, 1.0, 5, ())
+    slow, fast = (vllm_options(tiny(f"rollout.reproducible={value}")) for value in ("true", "false"))
+    assert engine_arguments(slow, "folder", on_cpu=False)["async_scheduling"] is False
+    assert engine_arguments(fast, "folder", on_cpu=False)["async_scheduling"] is None
+    # else the engines of a run would draw the same numbers
+    seeds = {engine_arguments(fast, "folder", on_cpu=False)["seed"] for _ in range(20)}
+    assert len(seeds) > 1
+    assert sampling_arguments(request, seeded=True)["seed"] == 5
+    assert sampling_arguments(request, seeded=False)["seed"] is None
+
+
+def test_an_engine_on_several_gpus_is_no_ray_cluster_of_its_own() -> None:
+    backends = [
+        engine_arguments(vllm_options(tiny(f"rollout.vllm.tensor_parallel={n}")), "folder", on_cpu=False)
+        for n in (1, 4)
+    ]
+    assert [found["distributed_executor_backend"] for found in backends] == ["uni", "mp"]
+
+
 def test_a_seeded_request_never_meets_a_chunked_prefill_on_a_cpu() -> None:
     arguments = engine_arguments(vllm_options(tiny()), "folder", on_cpu=True)
     assert arguments["enable_chunked_prefill"] is False
     assert arguments["max_num_batched_tokens"] >= arguments["max_model_len"]
 
 
-def test_threads_and_compilation_are_settled_before_the_interpreter_starts() -> None:
+def test_threads_are_settled_before_the_interpreter_starts() -> None:
     environment = vllm_engine_spec(tiny(), threads=3).environment
     assert environment["OMP_NUM_THREADS"] == "3"
     assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-    assert environment["TORCH_COMPILE_DISABLE"] == "1"
-    assert "TORCH_COMPILE_DISABLE" not in vllm_engine_spec(tiny("rollout.vllm.eager=false"), threads=3).environment
+    assert environment["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+    divided = vllm_engine_spec(tiny("rollout.vllm.tensor_parallel=2"), threads=6)
+    assert (divided.cpus, divided.environment["OMP_NUM_THREADS"]) == (6, "3")
 
 
 def test_another_interpreter_sees_this_package_and_none_of_its_neighbours(

@@ -152,7 +152,7 @@ def start(name: str, options: VllmOptions) -> RemoteEngine:
 
 def start_worker(name: str, factory: str, **options: Any) -> LocalWorker:
     """A process with something of this module."""
-    environment = vllm_environment(threads=int(os.environ.get("OMP_NUM_THREADS", "2")), eager=True)
+    environment = vllm_environment(threads=int(os.environ.get("OMP_NUM_THREADS", "2")))
     path = os.pathsep.join([str(TESTS), str(Path(dapo.__file__).parents[1])])
     spec = WorkerSpec(f"helpers.vllm_engines:{factory}", options, environment | {"PYTHONPATH": path})
     [worker] = launcher().start([name], [spec])

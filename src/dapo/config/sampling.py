@@ -1,11 +1,12 @@
 """Options of what is sampled and kept: `rollout`, `dynamic_sampling`."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import field_validator
 
 from dapo.config.section import (
     MAX_PROCESSES,
+    Auto,
     Float,
     Gibibytes,
     Int,
@@ -29,10 +30,16 @@ class NativeConfig(Section):
 class VllmConfig(Section):
     """`rollout.vllm`: options of the vLLM engine."""
 
-    cache_gib: Gibibytes = option(2.0, "GiB for keys and values on each GPU of an engine.")
+    cache_gib: Annotated[Gibibytes | None, Auto] = option(
+        None,
+        "GiB for keys and values on each GPU of an engine; none or auto: what the weights leave of the engine's part "
+        "of the GPU's memory (90 %, divided by the processes that share it); 2 on a CPU.",
+    )
     max_sequences: Positive = option(256, "Sequences that each engine decodes at a time.", le=16384)
     tensor_parallel: Processes = option(1, "GPUs per engine.")
-    eager: bool = option(True, "No compilation and no captured graphs: starts at once, decodes slower.")
+    eager: Annotated[bool | None, Auto] = option(
+        None, "No compilation and no captured graphs: starts at once, decodes slower; none or auto: on a CPU only."
+    )
     python: str | None = option(
         None, "Python interpreter of an environment that has vLLM; none: the one that runs the training."
     )
@@ -47,12 +54,14 @@ class RolloutConfig(Section):
         le=MAX_PROCESSES,
     )
     engine_threads: Processes | None = option(
-        None, "CPU threads per engine process; none: an equal part of the machine's.", only_with="engine_processes"
+        None,
+        "CPU threads per engine; none: an equal part of its machine's, or the part that its GPUs are of the machine's.",
+        only_with="engine_processes",
     )
     reproducible: bool = option(
         True,
         "Several engines get their requests by key and advance in lockstep, so that two runs are equal; off: by load, "
-        "equal only up to rounding.",
+        "equal only up to rounding. With vllm, off also samples without a seed per request, which is faster.",
         only_with="engine_processes",
     )
     native: NativeConfig = option(NativeConfig(), only_with="rollout.engine=native")

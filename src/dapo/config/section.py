@@ -57,3 +57,5 @@ Seconds: TypeAlias = Annotated[Float, Field(gt=0, le=MAX_SECONDS)]
 Gibibytes: TypeAlias = Annotated[Float, Field(gt=0, le=1e6)]
 Seed: TypeAlias = Annotated[int, BeforeValidator(reject_bool), Field(ge=0, lt=2**63)]
 Switch = BeforeValidator(_yaml_switch)
+Auto = BeforeValidator(lambda value: None if value == "auto" else value)
+"""`auto` is another word for none, where that stands for a choice made at the start."""

@@ -88,6 +88,7 @@ class TrainConfig(Section):
     )
     seed: Seed = option(0, "Seed of everything that is random in a run.")
     threads: Processes | None = option(
-        None, "CPU threads per process that trains; none: torch's own choice, divided among the trainer ranks."
+        None,
+        "CPU threads per process that trains; none: torch's own choice, divided among a machine's trainer ranks.",
     )
     device: Literal["auto", "cpu", "cuda"] = option("auto", "Where the model computes; auto: a GPU where there is one.")

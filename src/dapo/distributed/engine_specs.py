@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle, islice
+from math import ceil
 from pathlib import Path
 
 import torch
@@ -15,38 +16,49 @@ from transformers import PreTrainedModel
 import dapo
 from dapo.config import Config
 from dapo.core.errors import ConfigError
-from dapo.distributed.protocol import WorkerSpec
+from dapo.distributed.launch import allocator_environment, threads_on_cluster
+from dapo.distributed.protocol import Node, WorkerSpec
 from dapo.engines.native.engine import NativeEngine
 from dapo.engines.vllm.start import INSTALL, VllmOptions
 from dapo.policy.hf_io import config_of
 from dapo.policy.model import load_meta_model, load_model
 
 
-def engine_specs(config: Config, *, cluster_gpus: float = 0.0) -> list[WorkerSpec]:
+def engine_specs(config: Config, nodes: Sequence[Node] = ()) -> list[WorkerSpec]:
     """One spec for each of the `config.engine_processes`; `model.dtype` must be settled.
 
-    `cluster_gpus` are the launcher's. If it has none, the processes see this machine's GPUs, which are divided here.
+    `nodes` are the launcher's. If it has none, the processes see this machine's GPUs, which are divided here.
     """
-    threads, count = engine_threads(config, torch.get_num_threads()), config.engine_processes
-    if config.rollout.engine == "vllm":
-        spec, gpus_per_engine = vllm_engine_spec(config, threads=threads), config.rollout.vllm.tensor_parallel
-    else:
-        spec, gpus_per_engine = native_engine_spec(config, threads=threads), 1
+    count, gpus_per_engine = config.engine_processes, config.gpus_per_engine
     if config.uses_ray:
         gpus = config.distributed.gpus_per_process
-        return [replace(spec, gpus=float(gpus_per_engine if cluster_gpus else 0) if gpus is None else gpus)] * count
-    trainers = config.distributed.trainer_ranks
-    assignments = gpu_assignments(visible_gpus(), trainers=trainers, engines=count, gpus_per_engine=gpus_per_engine)
+        if gpus is None:
+            gpus = float(gpus_per_engine) if any(node.gpus for node in nodes) else 0.0
+        processes = ceil(1 / gpus) if 0 < gpus < 1 else 1
+        given = config.rollout.engine_threads or threads_on_cluster(config, nodes, gpus=gpus)
+        threads = given or engine_threads(config, torch.get_num_threads())
+        return [replace(_engine_spec(config, threads=threads, gpu_processes=processes), gpus=gpus)] * count
+    trainers, visible = config.distributed.trainer_ranks, visible_gpus()
+    processes = ceil((trainers + count * gpus_per_engine) / max(1, len(visible)))
+    spec = _engine_spec(config, threads=engine_threads(config, torch.get_num_threads()), gpu_processes=processes)
+    assignments = gpu_assignments(visible, trainers=trainers, engines=count, gpus_per_engine=gpus_per_engine)
     return [
         replace(spec, environment={**spec.environment, "CUDA_VISIBLE_DEVICES": gpu_ids}) if gpu_ids else spec
         for gpu_ids in assignments
     ]
 
 
+def _engine_spec(config: Config, *, threads: int, gpu_processes: int) -> WorkerSpec:
+    if config.rollout.engine == "vllm":
+        return vllm_engine_spec(config, threads=threads, gpu_processes=gpu_processes)
+    return native_engine_spec(config, threads=threads)
+
+
 def native_engine_spec(config: Config, *, threads: int) -> WorkerSpec:
     """A native engine, which loads the model by its name; the policy's weights are loaded later."""
+    environment = {"OMP_NUM_THREADS": str(threads)} | allocator_environment(config)
     factory, options = "dapo.distributed.engine_specs:native_engine", {"config": config, "threads": threads}
-    return WorkerSpec(factory, options, environment={"OMP_NUM_THREADS": str(threads)}, cpus=threads)
+    return WorkerSpec(factory, options, environment=environment, cpus=threads)
 
 
 def native_engine(*, config: Config, threads: int) -> NativeEngine:
@@ -60,16 +72,21 @@ def native_engine(*, config: Config, threads: int) -> NativeEngine:
     return NativeEngine(loaded.model, config.rollout.native)
 
 
-def vllm_engine_spec(config: Config, *, threads: int) -> WorkerSpec:
+def vllm_engine_spec(config: Config, *, threads: int, gpu_processes: int = 1) -> WorkerSpec:
     """A vLLM engine for the model of `config`; the policy's weights are loaded later.
+
+    Args:
+        config: The run's.
+        threads: CPU threads, divided among the processes of `rollout.vllm.tensor_parallel`.
+        gpu_processes: Processes that share each of its GPUs, this one included.
 
     Raises ConfigError for a model with tensors that are no weights, and for an interpreter that does not exist.
     """
     vllm = config.rollout.vllm
     return WorkerSpec(
         "dapo.engines.vllm.start:open_vllm_engine",
-        {"options": vllm_options(config)},
-        environment=vllm_environment(threads=threads, eager=vllm.eager) | _import_path(vllm.python),
+        {"options": replace(vllm_options(config), gpu_processes=gpu_processes)},
+        environment=vllm_environment(threads=max(1, threads // vllm.tensor_parallel)) | _import_path(vllm.python),
         python=None if vllm.python is None else _interpreter(vllm.python),
         cpus=threads,
     )
@@ -96,6 +113,7 @@ def vllm_options(config: Config) -> VllmOptions:
         weight_shapes=weight_shapes(meta_model),
         dtype="float32" if model.dtype == "float64" else model.dtype,  # vLLM has nothing wider
         max_tokens=min(tokens, getattr(meta_model.config, "max_position_embeddings", None) or tokens),
+        reproducible=rollout.reproducible,
         trust_remote_code=model.trust_remote_code,
         **rollout.vllm.model_dump(exclude={"python"}),
     )
@@ -112,17 +130,17 @@ def weight_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def vllm_environment(*, threads: int, eager: bool) -> dict[str, str]:
+def vllm_environment(*, threads: int) -> dict[str, str]:
     """Variables that vLLM reads when it is imported."""
-    variables = {
+    return {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the process that answers calls also steps the engine
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # otherwise it binds every core
         "VLLM_HOST_IP": "127.0.0.1",  # no access from other machines
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # the processes of tensor_parallel; a fork cannot use CUDA
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),  # at INFO it logs every weight update
         "OMP_NUM_THREADS": str(threads),
     }
-    return variables | ({"TORCH_COMPILE_DISABLE": "1"} if eager else {})
 
 
 def _interpreter(python: str) -> str:

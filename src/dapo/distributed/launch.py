@@ -1,11 +1,12 @@
-"""Opens the launcher that a configuration names; and what both launchers share: waiting, import path, log tail."""
+"""Opens the launcher that a configuration names; and what both share: resources, waiting, import path, log."""
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack, closing, contextmanager
+from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,10 +14,11 @@ from typing import Any
 import dapo
 from dapo.config import Config
 from dapo.core.errors import LaunchError
-from dapo.distributed.protocol import Launcher
+from dapo.distributed.protocol import Launcher, Node
 
 LOG_TAIL_LINES = 5
 LOG_TAIL_BYTES = 16384
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 @contextmanager
@@ -41,6 +43,31 @@ def open_launcher(config: Config, logs: Path | None = None) -> Iterator[Launcher
 
             launcher = LocalLauncher(folder, timeout_s=timeout_s)
         yield stack.enter_context(closing(launcher))
+
+
+def threads_on_cluster(config: Config, nodes: Sequence[Node], *, gpus: float) -> int | None:
+    """CPU threads of a worker with so many GPUs; None where all workers are on one machine and share its CPUs.
+
+    Workers with GPUs get the same part of their node's CPUs as of its GPUs: whichever of them are placed together, they
+    find their CPUs there. Workers without any spread evenly over the nodes.
+    """
+    if gpus and (with_gpus := [node for node in nodes if node.gpus]):
+        return max(1, int(min(node.cpus * min(1.0, gpus / node.gpus) for node in with_gpus)))
+    if len(nodes) < 2:
+        return None
+    workers = config.distributed.trainer_ranks + config.engine_processes
+    return max(1, int(min(node.cpus for node in nodes)) // ceil(workers / len(nodes)))
+
+
+def allocator_environment(config: Config) -> dict[str, str]:
+    """Variables for torch's allocator in a worker that may compute on a GPU, unless the user has set them.
+
+    Segments that grow keep memory from being cut into parts that no tensor fits in. Not for vLLM, which plans its
+    memory by itself and with several GPUs does not start with them (vLLM issue 42609).
+    """
+    if config.train.device == "cpu" or any(name in os.environ for name in ALLOCATOR_VARIABLES):
+        return {}
+    return {ALLOCATOR_VARIABLES[0]: "expandable_segments:True"}
 
 
 def wait_until_ready(future: "Future[Any]", *, since: float, timeout_s: float, what: str, see: str) -> Any:

@@ -21,7 +21,7 @@ from dapo.core.errors import WorkerDied
 from dapo.core.files import open_no_link
 from dapo.distributed.channel import Channel
 from dapo.distributed.launch import import_path, log_tail, wait_until_ready
-from dapo.distributed.protocol import WorkerSpec
+from dapo.distributed.protocol import Node, WorkerSpec
 from dapo.distributed.weight_files import WeightsFile, WeightsFolder
 from dapo.engines.engine import WeightSource
 
@@ -121,7 +121,7 @@ class LocalWorker:
 class LocalLauncher:
     """Starts processes on this machine, which print to `logs/NAME.log`."""
 
-    gpus = 0.0
+    nodes: Sequence[Node] = ()
 
     def __init__(self, logs: Path, *, timeout_s: float) -> None:
         self._logs, self._timeout_s = logs, timeout_s

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dapo.core.errors import WorkerDied
 
@@ -55,12 +55,19 @@ class WeightsHandle(Protocol):
         """The weights, in a worker. Raises EngineError if they are gone or of another version."""
 
 
+class Node(NamedTuple):
+    """What a machine of a cluster has in all, in use or free."""
+
+    cpus: float
+    gpus: float
+
+
 class Launcher(Protocol):
     """Starts workers and publishes weights to them."""
 
     @property
-    def gpus(self) -> float:
-        """GPUs to assign to workers by `WorkerSpec.gpus`; 0 where every worker sees all of the machine's."""
+    def nodes(self) -> Sequence[Node]:
+        """The machines whose resources workers get by their specs; none where each sees all of this machine's."""
 
     def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> Sequence[Worker]:
         """Start one worker for each spec and wait until every object exists.

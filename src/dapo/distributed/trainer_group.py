@@ -13,7 +13,8 @@ import torch
 
 from dapo.config import Config
 from dapo.core.errors import OutOfMemory, TrainerLost, WorkerDied, WorkerFault
-from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, Worker, WorkerSpec
+from dapo.distributed.launch import allocator_environment, threads_on_cluster
+from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, Node, Worker, WorkerSpec
 from dapo.distributed.rank_samples import NumberedPass
 from dapo.distributed.sample_columns import IDS, REST, encode
 from dapo.distributed.weight_files import WeightsFile, WeightsFolder
@@ -50,7 +51,7 @@ class TrainerGroup:
         self.skipped_in_a_row = 0
         """The number of updates skipped since the last one that was made."""
         self._folder = WeightsFolder()
-        specs = trainer_specs(config, cluster_gpus=launcher.gpus)
+        specs = trainer_specs(config, launcher.nodes)
         names = [f"trainer-{rank}" for rank in range(len(specs))]
         try:
             self._workers: Sequence[Worker] = launcher.start(names, specs, together=True)
@@ -243,14 +244,15 @@ def _errors(futures: "Sequence[Future[Any]]") -> list[BaseException]:
     return sorted(found, key=lambda error: not isinstance(error, OutOfMemory))
 
 
-def trainer_specs(config: Config, *, cluster_gpus: float) -> list[WorkerSpec]:
-    """The worker spec of each rank; `cluster_gpus` are the launcher's."""
+def trainer_specs(config: Config, nodes: Sequence[Node]) -> list[WorkerSpec]:
+    """The worker spec of each rank; `nodes` are the launcher's."""
     ranks = config.distributed.trainer_ranks
-    threads = config.train.threads or max(1, torch.get_num_threads() // ranks)
     gpus = config.distributed.gpus_per_process
     if gpus is None:
-        gpus = 1.0 if cluster_gpus > 0 and config.train.device != "cpu" else 0.0
-    environment = {"OMP_NUM_THREADS": str(threads)}
+        gpus = 1.0 if any(node.gpus for node in nodes) and config.train.device != "cpu" else 0.0
+    local_threads = max(1, torch.get_num_threads() // ranks)
+    threads = config.train.threads or threads_on_cluster(config, nodes, gpus=gpus) or local_threads
+    environment = {"OMP_NUM_THREADS": str(threads)} | allocator_environment(config)
     factory = "dapo.distributed.trainer_worker:TrainerWorker"
     options = [{"config": config, "rank": rank, "threads": threads} for rank in range(ranks)]
     return [WorkerSpec(factory, own, environment, cpus=threads, gpus=gpus) for own in options]

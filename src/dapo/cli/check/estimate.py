@@ -10,6 +10,7 @@ from typing import Any, Self
 from dapo.cli.check.hardware_profile import GIB, HardwareProfile
 from dapo.cli.check.model_dimensions import ModelDimensions
 from dapo.config import Config
+from dapo.engines.vllm.start import CPU_CACHE_GIB, GPU_MEMORY
 from dapo.policy.logprobs import CHUNK_LOGITS
 
 GB = 10**9
@@ -123,8 +124,8 @@ class ResourceEstimate:
         dimensions, e, tp = self.dimensions, self.element_bytes, self.config.gpus_per_engine
         breakdown = {"weights": e * dimensions.parameters / tp}
         if self.config.rollout.engine == "vllm":
-            breakdown["cache"] = self.config.rollout.vllm.cache_gib * GIB
             breakdown["vLLM overhead"] = self.profile.engine_overhead_gib * GIB
+            breakdown["cache"] = self.vllm_cache(sum(breakdown.values()))
             return breakdown
         if self.profile.device == "cpu" and dimensions.tied:
             breakdown["prepacked head"] = e * dimensions.embedding_parameters
@@ -134,6 +135,13 @@ class ResourceEstimate:
         breakdown["cache"] = self.cached_token_bytes * (native.cache_tokens or native.slots * longest)
         breakdown["logits"] = 3 * 4 * native.slots * dimensions.vocabulary
         return breakdown
+
+    def vllm_cache(self, others: float) -> float:
+        """Bytes of vLLM's cache on each device, of which it takes `others` bytes for the rest."""
+        given = self.config.rollout.vllm.cache_gib
+        if given is None and self.profile.device == "gpu":
+            return max(0.0, GPU_MEMORY * self.profile.memory_gib * GIB - others)
+        return (given or CPU_CACHE_GIB) * GIB
 
     @property
     def cached_token_bytes(self) -> int:

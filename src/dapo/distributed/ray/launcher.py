@@ -20,9 +20,9 @@ from typing import Any
 import dapo
 from dapo.core.errors import LaunchError, WorkerDied, WorkerFault
 from dapo.distributed.launch import import_path, log_tail, wait_until_ready
-from dapo.distributed.protocol import WorkerSpec
+from dapo.distributed.protocol import Node, WorkerSpec
 from dapo.distributed.ray.actor import ActorInfo, WorkerActor
-from dapo.distributed.ray.placement import Reservation, reserve, total
+from dapo.distributed.ray.placement import Reservation, cluster_nodes, reserve, total
 from dapo.distributed.ray.weights import RayWeights
 from dapo.distributed.weight_files import WeightsFolder
 from dapo.engines.engine import WeightSource
@@ -180,10 +180,10 @@ class RayLauncher:
         self._published: list[RayWeights] = []
 
     @property
-    def gpus(self) -> float:
-        """The GPUs of the whole cluster. Raises LaunchError if it cannot be reached."""
+    def nodes(self) -> list[Node]:
+        """The living nodes of the cluster. Raises LaunchError if it cannot be reached."""
         self._connect()
-        return total("GPU")
+        return cluster_nodes()
 
     def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> list[RayWorker]:
         self._connect()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from dapo.core.errors import LaunchError
-from dapo.distributed.protocol import WorkerSpec
+from dapo.distributed.protocol import Node, WorkerSpec
 
 UNCOUNTED_CPUS = 0.001  # A placement group cannot be empty: this much is requested where processes share the CPUs
 
@@ -73,10 +73,7 @@ def reserve(
     deadline = time.monotonic() + timeout_s
     if gpus_left is not None and sum(spec.gpus for spec in specs) > gpus_left:
         raise LaunchError(f"not enough resources for {describe_demand(names, specs)}; {describe_cluster()}")
-    bundles = [
-        {"CPU": spec.cpus if counts_cpus and (spec.cpus or spec.gpus) else UNCOUNTED_CPUS, "GPU": spec.gpus}
-        for spec in specs
-    ]
+    bundles = [bundle_of(spec, counts_cpus=counts_cpus) for spec in specs]
     reservations = [Reservation(part) for part in ([bundles] if together else [[bundle] for bundle in bundles])]
     placed = [(reservation, index) for reservation in reservations for index in range(len(reservation.bundles))]
     try:
@@ -90,6 +87,19 @@ def reserve(
             reservation.cancel()
         raise
     return placed
+
+
+def bundle_of(spec: WorkerSpec, *, counts_cpus: bool) -> dict[str, float]:
+    """The resources of one worker, all of them on one node."""
+    return {"CPU": spec.cpus if counts_cpus and (spec.cpus or spec.gpus) else UNCOUNTED_CPUS, "GPU": spec.gpus}
+
+
+def cluster_nodes() -> list[Node]:
+    """The living nodes of the cluster."""
+    import ray
+
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return [Node(cpus=resources.get("CPU", 0.0), gpus=resources.get("GPU", 0.0)) for resources in alive]
 
 
 def total(resource: str) -> float:
@@ -116,12 +126,11 @@ def describe_cluster() -> str:
     """Nodes, CPUs and GPUs of the cluster, how many are free, and how many the largest node has."""
     import ray
 
-    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    free = ray.available_resources()
+    alive, free = cluster_nodes(), ray.available_resources()
     descriptions = [
-        f"{_amount(total(kind), kind)} ({_number(free.get(kind, 0.0))} free; "
-        f"{_number(max((node.get(kind, 0.0) for node in alive), default=0.0))} on the largest node)"
-        for kind in ("CPU", "GPU")
+        f"{_amount(sum(amounts), kind)} ({_number(free.get(kind, 0.0))} free; "
+        f"{_number(max(amounts, default=0.0))} on the largest node)"
+        for kind, amounts in (("CPU", [node.cpus for node in alive]), ("GPU", [node.gpus for node in alive]))
     ]
     return f"the cluster has {len(alive)} node{'s' * (len(alive) != 1)} with {' and '.join(descriptions)}"
 

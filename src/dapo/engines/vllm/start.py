@@ -6,14 +6,18 @@ in a worker, whose environment `dapo.distributed.engine_specs` sets.
 
 import importlib
 import os
+import secrets
 import socket
 import sys
 import tempfile
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from dapo.core.errors import EngineError
 from dapo.core.loopback import use_loopback_interface
@@ -27,10 +31,13 @@ INSTALL = (
     "of another environment, rollout.vllm.python=PATH"
 )
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
+CPU_CACHE_GIB = 2.0  # what `rollout.vllm.cache_gib: auto` is on a CPU
+GPU_MEMORY = 0.9
+"""Part of a GPU's memory that its processes share where `rollout.vllm.cache_gib` is `auto`."""
 _GIB = 2**30
 # prefix caching shares whole blocks only: vLLM's default for CPUs, 128, is longer than most prompts
 _CPU_BLOCK_TOKENS = 32
-_CPU_BATCH_TOKENS = 8192
+_BATCH_TOKENS = 8192  # positions that a step computes at most: vLLM's default of 2048 lets prompts wait
 _CAUSE_CHARS = 600
 
 
@@ -43,11 +50,13 @@ class VllmOptions:
     weight_shapes: Mapping[str, tuple[int, ...]]
     """Shapes of all weights by their Hugging Face names, tied ones under each of them."""
     dtype: str
-    cache_gib: float
+    cache_gib: float | None  # None: what the device has room for
     max_sequences: int
     max_tokens: int  # the longest prompt and response together
     tensor_parallel: int = 1
-    eager: bool = True
+    eager: bool | None = None  # None: on a CPU
+    reproducible: bool = True  # every request has a seed of its own, and a step ends before the next is scheduled
+    gpu_processes: int = 1  # processes that share each GPU, this one included
     trust_remote_code: bool = False
 
 
@@ -57,6 +66,8 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
     Raises EngineError if the package is missing, or where vLLM refuses the model or the sizes.
     """
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override rollout.vllm.cache_gib
+    if is_eager(options, on_cpu=not torch.cuda.is_available()):
+        os.environ["TORCH_COMPILE_DISABLE"] = "1"  # read when vLLM is imported, and by its worker processes
     try:
         from vllm import EngineArgs, LLMEngine
         from vllm.platforms import current_platform
@@ -66,7 +77,9 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
         ) from None
     listen_on_loopback()
     try:
-        with tempfile.TemporaryDirectory(prefix="dapo-vllm-") as folder:
+        # processes of tensor_parallel connect during the start by sockets in this folder, which nobody else may enter
+        with tempfile.TemporaryDirectory(prefix="dapo-vllm-", dir="/tmp" if os.path.isdir("/tmp") else None) as folder:
+            os.environ["VLLM_RPC_BASE_PATH"] = folder
             (Path(folder) / "config.json").write_text(options.model_config, encoding="utf-8")
             arguments = engine_arguments(options, folder, on_cpu=current_platform.is_cpu())
             engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
@@ -78,10 +91,20 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
         print_text(traceback.format_exc(), file=sys.stderr)
         raise EngineError(
             f"vLLM does not start with model {options.model} (sequences of up to {options.max_tokens} tokens, "
-            f"rollout.vllm.cache_gib={options.cache_gib:g}, {options.dtype}): {_cause(error)}"
+            f"rollout.vllm.cache_gib={'auto' if options.cache_gib is None else f'{options.cache_gib:g}'}, "
+            f"{options.dtype}): {_cause(error)}"
         ) from None
-    shapes, sequences = options.weight_shapes, options.max_sequences
-    return VllmEngine(engine, sampling_params=sampling_params, weight_shapes=shapes, max_sequences=sequences)
+    return VllmEngine(
+        engine,
+        sampling_params=partial(sampling_params, seeded=options.reproducible),
+        weight_shapes=options.weight_shapes,
+        max_sequences=options.max_sequences,
+    )
+
+
+def is_eager(options: VllmOptions, *, on_cpu: bool) -> bool:
+    """Whether vLLM neither compiles nor captures graphs: as the option says, else on a CPU only."""
+    return on_cpu if options.eager is None else options.eager
 
 
 def listen_on_loopback() -> None:
@@ -106,7 +129,7 @@ def listen_on_loopback() -> None:
 
 def engine_arguments(options: VllmOptions, folder: str, *, on_cpu: bool) -> Mapping[str, Any]:
     """Arguments of `vllm.EngineArgs`, with log-probabilities of the distribution that tokens are sampled from."""
-    arguments = {
+    arguments: dict[str, Any] = {
         "model": folder,
         "load_format": "dummy",
         "skip_tokenizer_init": True,
@@ -116,42 +139,58 @@ def engine_arguments(options: VllmOptions, folder: str, *, on_cpu: bool) -> Mapp
         "logprobs_mode": "processed_logprobs",
         "max_model_len": options.max_tokens,
         "max_num_seqs": options.max_sequences,
-        "kv_cache_memory_bytes": int(options.cache_gib * _GIB),
-        "gpu_memory_utilization": 0.01,  # unused given the line above, but vLLM requires this much free memory
+        "max_num_batched_tokens": max(options.max_sequences, _BATCH_TOKENS),
         "enable_prefix_caching": True,
-        "enforce_eager": options.eager,
+        "enforce_eager": is_eager(options, on_cpu=on_cpu),
         "tensor_parallel_size": options.tensor_parallel,
-        "async_scheduling": False,  # requests in a running step could not be aborted with their tokens
+        # in a Ray actor vLLM would take "ray" by itself, which refuses an actor with several GPUs
+        "distributed_executor_backend": "mp" if options.tensor_parallel > 1 else "uni",
+        # None: vLLM's own choice. It schedules a step before it knows the tokens of the one before
+        "async_scheduling": False if options.reproducible or on_cpu else None,
         "worker_extension_cls": f"{WeightReader.__module__}.{WeightReader.__qualname__}",
         "disable_log_stats": True,
-        "seed": 0,
+        # requests without seeds of their own draw from the engine's: engines of one run must not draw the same
+        "seed": 0 if options.reproducible else secrets.randbits(32),
     }
+    if options.cache_gib is None and not on_cpu:
+        arguments["gpu_memory_utilization"] = GPU_MEMORY / options.gpu_processes
+    else:
+        arguments["kv_cache_memory_bytes"] = int((options.cache_gib or CPU_CACHE_GIB) * _GIB)
+        arguments["gpu_memory_utilization"] = 0.01  # unused given the line above, but vLLM wants this much free memory
     if on_cpu:
         arguments |= {
             "block_size": _CPU_BLOCK_TOKENS,
             "enable_chunked_prefill": False,  # a request with a seed would end the process
-            "max_num_batched_tokens": max(options.max_tokens, options.max_sequences, _CPU_BATCH_TOKENS),
+            "max_num_batched_tokens": max(options.max_tokens, options.max_sequences, _BATCH_TOKENS),
         }
     return arguments
 
 
-def sampling_params(request: GenerationRequest) -> Any:
-    """The request as `vllm.SamplingParams`, whose seeds have 63 bits as well."""
+def sampling_params(request: GenerationRequest, *, seeded: bool) -> Any:
+    """The request as `vllm.SamplingParams`."""
     from vllm import SamplingParams
 
-    return SamplingParams(
-        temperature=request.temperature,
-        top_p=request.top_p,
-        seed=request.seed,
-        max_tokens=request.max_new_tokens,
-        min_tokens=request.min_new_tokens,
-        stop_token_ids=list(request.stop_ids),
-        ignore_eos=True,
-        logprobs=0,  # only of the sampled token
-        flat_logprobs=True,
-        detokenize=False,
-        skip_clone=True,
-    )
+    return SamplingParams(**sampling_arguments(request, seeded=seeded))
+
+
+def sampling_arguments(request: GenerationRequest, *, seeded: bool) -> Mapping[str, Any]:
+    """Arguments of `vllm.SamplingParams`, whose seeds have 63 bits as well.
+
+    Without a seed all requests of a step are drawn together; vLLM draws those that have one in a loop over them.
+    """
+    return {
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "seed": request.seed if seeded else None,
+        "max_tokens": request.max_new_tokens,
+        "min_tokens": request.min_new_tokens,
+        "stop_token_ids": list(request.stop_ids),
+        "ignore_eos": True,
+        "logprobs": 0,  # only of the sampled token
+        "flat_logprobs": True,
+        "detokenize": False,
+        "skip_clone": True,
+    }
 
 
 class WeightReader:

@@ -1,0 +1,84 @@
+"""Laws of configs/dapo_32b.yaml on its cluster of 16 nodes with 8 GPUs, as far as they need no GPU."""
+
+from pathlib import Path
+
+import pytest
+
+from dapo.config import Config, load_config
+from dapo.distributed.engine_specs import engine_specs
+from dapo.distributed.launch import threads_on_cluster
+from dapo.distributed.protocol import Node
+from dapo.distributed.ray.placement import bundle_of
+from dapo.distributed.trainer_group import trainer_specs
+from dapo.engines.vllm.start import engine_arguments
+from helpers.paper_model import NODES, PARAMETERS, paper_config
+from helpers.paths import TINY
+
+GIB = 2**30
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    return paper_config(tmp_path)
+
+
+def test_every_rank_and_engine_gets_its_gpus_and_their_part_of_the_nodes_cpus(config: Config) -> None:
+    ranks, engines = trainer_specs(config, NODES), engine_specs(config, NODES)
+    assert [(spec.gpus, spec.cpus) for spec in ranks] == [(1, 12)] * 64
+    assert [(spec.gpus, spec.cpus) for spec in engines] == [(4, 48)] * 16
+    assert {spec.environment["OMP_NUM_THREADS"] for spec in (*ranks, *engines)} == {"12"}
+    assert {spec.options["threads"] for spec in ranks} == {12}
+
+
+def test_all_bundles_fit_on_the_sixteen_nodes_at_once(config: Config) -> None:
+    specs = [*trainer_specs(config, NODES), *engine_specs(config, NODES)]
+    free = [node._asdict() for node in NODES]
+    for bundle in (bundle_of(spec, counts_cpus=True) for spec in specs):
+        node = next(n for n in free if n["cpus"] >= bundle["CPU"] and n["gpus"] >= bundle["GPU"])
+        node["cpus"] -= bundle["CPU"]
+        node["gpus"] -= bundle["GPU"]
+    assert all(node["gpus"] == 0 for node in free)
+
+
+def test_segments_of_torchs_allocator_grow_in_ranks_and_native_engines_but_not_in_vllm(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variable = "PYTORCH_CUDA_ALLOC_CONF"
+    native = load_config(TINY, ["rollout.engines=1", "launcher=ray"])
+    trainers = trainer_specs(config, NODES)
+    assert {spec.environment[variable] for spec in (*trainers, *engine_specs(native))} == {"expandable_segments:True"}
+    # its all-reduce between GPUs cannot share such memory: vLLM issue 42609
+    assert all(variable not in spec.environment for spec in engine_specs(config, NODES))
+    assert variable not in trainer_specs(config.changed("train", device="cpu"), NODES)[0].environment
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
+    assert variable not in trainer_specs(config, NODES)[0].environment
+
+
+def test_an_engine_is_one_process_per_gpu_without_ray_and_its_weights_and_cache_fit(config: Config) -> None:
+    options = engine_specs(config, NODES)[0].options["options"]
+    arguments = engine_arguments(options, "folder", on_cpu=False)
+    assert (arguments["distributed_executor_backend"], arguments["tensor_parallel_size"]) == ("mp", 4)
+    assert (arguments["enforce_eager"], arguments["async_scheduling"], arguments["max_num_seqs"]) == (False, None, 256)
+    assert (arguments["max_model_len"], arguments["dtype"]) == (2048 + 20480, "bfloat16")
+    assert arguments["kv_cache_memory_bytes"] == 48 * GIB
+    assert 2 * PARAMETERS / 4 + arguments["kv_cache_memory_bytes"] < 0.9 * 80 * GIB
+    assert sum(map(_elements, options.weight_shapes.values())) == PARAMETERS
+    assert "rope_theta" in options.model_config
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    return shape[0] * (shape[1] if len(shape) == 2 else 1)
+
+
+def test_threads_follow_the_gpus_of_a_node_or_spread_over_nodes_without_any() -> None:
+    config = load_config(TINY, ["launcher=ray:auto", "distributed.trainer_ranks=3", "rollout.engines=2"])
+    head = Node(cpus=4, gpus=0)
+    assert threads_on_cluster(config, [head, *NODES], gpus=1) == 12
+    assert threads_on_cluster(config, [Node(cpus=32, gpus=4), *NODES], gpus=1) == 8
+    assert threads_on_cluster(config, NODES, gpus=0.5) == 6
+    assert threads_on_cluster(config, [Node(cpus=2, gpus=8)], gpus=1) == 1
+    assert threads_on_cluster(config, [head], gpus=0) is None
+    assert threads_on_cluster(config, [head, Node(cpus=9, gpus=0)], gpus=0) == 1  # 3 processes on a node of 4
+    assert threads_on_cluster(config, [head] * 5, gpus=0) == 4
