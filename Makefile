@@ -8,7 +8,7 @@ PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check 
 # the extra dev is what `make test` and `make check` need
 PYTEST ?= $(VENV)/bin/python -m pytest
 
-.PHONY: install install-dev install-gym quickstart test test-changed test-vllm nightly soak check docs format golden bench bench-peers verifier-report mutants simulate clean
+.PHONY: install install-dev install-gym quickstart test test-changed test-vllm nightly soak gpu-acceptance check docs format golden bench bench-peers verifier-report mutants simulate clean
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -56,6 +56,11 @@ nightly: install-dev
 # 2,000 steps in one process: do memory and file handles stay flat? Two to four minutes
 soak: install
 	$(VENV)/bin/python -m benchmarks.soak $(ARGS)
+
+# the first thing to run on a machine with GPUs: writes gpu-acceptance.md, within 15 minutes and without a network
+#   VLLM_PYTHON=PATH names the interpreter of an environment with vLLM; ARGS="--device cpu": what a CPU can check
+gpu-acceptance: install
+	$(VENV)/bin/python -m benchmarks.gpu_acceptance $(ARGS)
 
 check: install-dev
 	$(VENV)/bin/ruff format --check src tests benchmarks examples

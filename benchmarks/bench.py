@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 from benchmarks.accuracy import joined, measure_accuracy
 from benchmarks.compare import COMPARED, measure_four_updates, measure_one_update
 from benchmarks.dapo_only import measure_checkpoint, measure_growth, measure_longtail, measure_shared
-from benchmarks.gpu import measure_gpu
 from benchmarks.machine import describe_commit, describe_machine, today
 from benchmarks.protocol import WorkerFailed
 from benchmarks.report import console_table
@@ -35,7 +34,7 @@ OURS_ALONE = {
     "schedule": measure_schedule,
     "profile": measure_profile,
 }
-PARTS = (*COMPARED, VARIANT, *OURS_ALONE, "accuracy", "gpu")
+PARTS = (*COMPARED, VARIANT, *OURS_ALONE, "accuracy")
 QUICK = Settings(rounds=1, prompts=4, group=4, tokens=16, seeds=1, cap=2.0, trl_microbatches=(8, 16), quick=True)
 
 
@@ -114,9 +113,8 @@ def plan_of(parts: Sequence[str]) -> list[tuple[Any, list[str]]]:
     if VARIANT in parts:
         plan.append((_variant, [VARIANT]))
     plan += [(measure, [name]) for name, measure in OURS_ALONE.items() if name in parts]
-    plan += [
-        (measure, [name]) for name, measure in (("accuracy", measure_accuracy), ("gpu", measure_gpu)) if name in parts
-    ]
+    if "accuracy" in parts:
+        plan.append((measure_accuracy, ["accuracy"]))
     return plan
 
 

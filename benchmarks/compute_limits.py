@@ -19,6 +19,14 @@ def share_of_limit(tokens_per_s: float, gflops: float, parameters: int, flop_per
     return tokens_per_s / limit_tokens_per_s(gflops, parameters, flop_per_parameter)
 
 
+def memory_limit_tokens_per_s(gb_per_s: float, *, rows: int, weight_bytes: int, cache_bytes_per_row: float) -> float:
+    """Generated tokens per second if reading memory at `gb_per_s` (1e9 bytes/s) were all that counted.
+
+    A decode step reads all weights once, and of each row its keys and values; it gives each row one token.
+    """
+    return rows * gb_per_s * 1e9 / (weight_bytes + rows * cache_bytes_per_row)
+
+
 def static_slot_steps(lengths: Sequence[int], slots: int) -> int:
     """Slot-steps of batches of `slots` responses, in order, each batch running until its longest one ends.
 

@@ -1,0 +1,118 @@
+"""The native engine against the policy and against itself on the CPU."""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from benchmarks.acceptance.check import Measurement, Setting, compute_exactly, mean_and_largest_gap
+from benchmarks.acceptance.correctness import MEAN_GAP_NATS
+from benchmarks.acceptance.models import (
+    Geometry,
+    as_loaded,
+    compared_geometries,
+    policy_config,
+    random_model,
+    token_ids,
+)
+from dapo.config.sampling import NativeConfig
+from dapo.core.rng import keyed_seed
+from dapo.engines.engine import RolloutEngine
+from dapo.engines.native.engine import NativeEngine
+from dapo.policy.policy import Policy
+from dapo.types import Generation, GenerationRequest, Sample
+
+PROMPTS = (3, 40, 90)
+"""Lengths in tokens."""
+GROUP_SIZE, RESPONSE_TOKENS = 4, 60
+EQUAL_RESPONSES = 0.9
+"""Of float32 responses: rounding differs by 1e-6, so that a draw falls between two tokens' bounds once in thousands."""
+
+
+def check_engine_gap(setting: Setting) -> list[Measurement]:
+    """In bfloat16, the engine's log-probabilities of what it sampled against the policy's of the same tokens."""
+    found = []
+    for name, geometry in compared_geometries(on_gpu=setting.on_gpu).items():
+        model = random_model(geometry, device=setting.device, dtype=torch.bfloat16)
+        requests = sampling_requests(geometry.vocabulary, tokens=RESPONSE_TOKENS if setting.on_gpu else 20)
+        done = answers(NativeEngine(copy.deepcopy(model), NativeConfig(slots=8)), requests)
+        config = policy_config(setting.device, microbatch_tokens=512, max_response_tokens=RESPONSE_TOKENS)
+        mean, largest = engine_gap(Policy(config, as_loaded(model, name)), requests, done)
+        found += [
+            Measurement(f"{name}: mean gap", mean, "nats", at_most=MEAN_GAP_NATS),
+            Measurement(f"{name}: largest gap", largest, "nats"),
+        ]
+    return found
+
+
+def check_equal_tokens(setting: Setting) -> list[Measurement]:
+    """In float32 the engine samples on the device what it samples on the CPU, with another number of slots."""
+    compute_exactly()
+    found = []
+    for name, geometry in compared_geometries(on_gpu=setting.on_gpu).items():
+        requests = sampling_requests(geometry.vocabulary)
+        here = answers(_float32_engine(geometry, setting.device, slots=8), requests)
+        there = answers(_float32_engine(geometry, "cpu", slots=12), requests)
+        found.append(Measurement(f"{name}: equal responses", equal_share(here, there), at_least=EQUAL_RESPONSES))
+    return found
+
+
+def _float32_engine(geometry: Geometry, device: str, *, slots: int) -> NativeEngine:
+    model: PreTrainedModel = random_model(geometry, device="cpu", dtype=torch.float32)
+    return NativeEngine(model.to(device), NativeConfig(slots=slots))
+
+
+def sampling_requests(vocabulary: int, *, tokens: int = RESPONSE_TOKENS) -> list[GenerationRequest]:
+    """Groups of requests for exactly `tokens` tokens."""
+    return [
+        GenerationRequest(
+            id=f"{p}/{i}",
+            prompt_ids=token_ids(length, "prompt", p, vocabulary=vocabulary),
+            max_new_tokens=tokens,
+            temperature=1.0,
+            top_p=1.0,
+            seed=keyed_seed("acceptance", p, i),
+            stop_ids=(),
+        )
+        for p, length in enumerate(PROMPTS)
+        for i in range(GROUP_SIZE)
+    ]
+
+
+def answers(engine: RolloutEngine, requests: Sequence[GenerationRequest]) -> list[Generation]:
+    """All responses, in the order of the requests; closes the engine."""
+    engine.submit(requests)
+    done: dict[str, Generation] = {}
+    while len(done) < len(requests):
+        done |= {generation.request_id: generation for generation in engine.poll()}
+    engine.close()
+    return [done[request.id] for request in requests]
+
+
+def engine_gap(
+    policy: Policy, requests: Sequence[GenerationRequest], done: Sequence[Generation]
+) -> tuple[float, float]:
+    """Nats, mean and largest, between an engine's log-probabilities and the policy's."""
+    scored = policy.record_old_logprobs(
+        [
+            Sample(
+                group_id=int(request.id.split("/")[0]),
+                prompt_ids=request.prompt_ids,
+                response_ids=generation.token_ids,
+                reward=0.0,
+                advantage=0.0,
+                engine_logprobs=generation.logprobs,
+                old_logprobs=None,
+                mask=(True,) * len(generation.token_ids),
+            )
+            for request, generation in zip(requests, done, strict=True)
+        ]
+    )
+    return mean_and_largest_gap([sample.old_logprobs or () for sample in scored], [g.logprobs for g in done])
+
+
+def equal_share(found: Sequence[Generation], expected: Sequence[Generation]) -> float:
+    """The fraction of responses whose tokens are all equal."""
+    equal = [list(a.token_ids) == list(b.token_ids) for a, b in zip(found, expected, strict=True)]
+    return sum(equal) / len(equal)

@@ -1,0 +1,193 @@
+"""Engines and trainer ranks in processes of their own: what reaches them, what they compute, and their settings."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from pkgutil import resolve_name
+from time import perf_counter
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from benchmarks.acceptance.check import Measurement, Setting, Skipped, mean_and_largest_gap
+from benchmarks.acceptance.correctness import MEAN_GAP_NATS, total_error
+from benchmarks.acceptance.engines import EQUAL_RESPONSES, answers, engine_gap, equal_share, sampling_requests
+from benchmarks.acceptance.models import ragged_samples
+from dapo.assemble import build_engine
+from dapo.config import Config
+from dapo.config.load import build_config
+from dapo.config.sampling import NativeConfig
+from dapo.distributed.local import LocalLauncher, LocalWorker
+from dapo.distributed.protocol import WorkerSpec
+from dapo.distributed.trainer_group import TrainerGroup
+from dapo.engines.native.engine import NativeEngine
+from dapo.policy.model import LoadedModel, load_model
+from dapo.policy.policy import Policy
+
+RANKS = 2
+GRADIENT_ERROR = 1e-4
+"""Of float32, in which ranks add up in another order."""
+START_S = 240.0
+
+
+class Observed:
+    """In a worker: the object that the run would create there, and what its process is set to."""
+
+    def __init__(self, factory: str, options: dict[str, Any]) -> None:
+        self._target: Any = resolve_name(factory)(**options)
+
+    def prefers_cudnn_attention(self) -> bool:
+        """Whether torch may choose cuDNN's attention in this process, after its model has been set up."""
+        return bool(torch.backends.cuda.cudnn_sdp_enabled())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+
+class ObservingLauncher(LocalLauncher):
+    """Starts every worker's object inside of an `Observed`."""
+
+    def __init__(self, logs: Path) -> None:
+        super().__init__(logs, timeout_s=START_S)
+        self.started: list[LocalWorker] = []
+
+    def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> list[LocalWorker]:
+        wrapped = [
+            replace(
+                spec,
+                factory=f"{Observed.__module__}:{Observed.__qualname__}",
+                options={"factory": spec.factory, "options": dict(spec.options)},
+            )
+            for spec in specs
+        ]
+        workers = super().start(names, wrapped, together=together)
+        self.started += workers
+        return workers
+
+    def with_cudnn_attention(self) -> int:
+        """How many of the started processes prefer cuDNN's attention."""
+        return sum(worker.call("prefers_cudnn_attention").result(START_S) for worker in self.started)
+
+
+def check_engine_process(setting: Setting) -> list[Measurement]:
+    """A native engine in a process of its own, given weights, samples what one in this process does."""
+    config = _config(setting, dtype="float32", rollout={"engines": 1})
+    loaded = _load(config)
+    policy = Policy(config, _load(config))
+    requests = sampling_requests(_vocabulary(loaded))
+    with closing(ObservingLauncher(setting.folder / "logs")) as launcher:
+        engine = build_engine(config, loaded, launcher)
+        policy.update(ragged_samples(_vocabulary(loaded)), step=1)  # other weights than those of the files
+        started = perf_counter()
+        engine.load_weights(policy.weights(version=1), 1)
+        seconds = perf_counter() - started
+        preferring = launcher.with_cudnn_attention()
+        found = answers(engine, requests)
+    here = NativeEngine(loaded.model, NativeConfig(slots=16))
+    before = answers(here, requests)
+    here = NativeEngine(_load(config).model, NativeConfig(slots=16))
+    here.load_weights(policy.weights(version=1), 1)
+    gigabytes = sum(weight.nbytes for _, weight in loaded.named_tensors()) / 1e9
+    return [
+        Measurement(
+            "responses equal to this process's", equal_share(found, answers(here, requests)), at_least=EQUAL_RESPONSES
+        ),
+        Measurement("responses equal to those of the old weights", equal_share(found, before), at_most=0.5),
+        Measurement("processes that prefer cuDNN's attention", preferring, at_most=0 if setting.on_gpu else None),
+        Measurement(f"sending {gigabytes:.2g} GB of weights", seconds, "s"),
+    ]
+
+
+def check_vllm(setting: Setting) -> list[Measurement]:
+    """VLLM's log-probabilities of what it sampled against the policy's of the same tokens, in bfloat16."""
+    if setting.vllm_python is None and find_spec("vllm") is None:
+        raise Skipped("no vLLM in this environment, and none named: VLLM_PYTHON=PATH of another one's interpreter")
+    vllm = {"python": setting.vllm_python, "cache_gib": 1.0, "max_sequences": 16}
+    config = _config(setting, dtype="bfloat16", rollout={"engine": "vllm", "engines": 1, "vllm": vllm}, small=False)
+    loaded = _load(config)
+    policy = Policy(config, loaded)
+    requests = sampling_requests(_vocabulary(loaded))
+    with closing(LocalLauncher(setting.folder / "logs", timeout_s=START_S)) as launcher:
+        engine = build_engine(config, loaded, launcher)
+        engine.load_weights(policy.weights(version=1), 1)
+        done = answers(engine, requests)
+    mean, largest = engine_gap(policy, requests, done)
+    return [
+        Measurement("mean gap", mean, "nats", at_most=MEAN_GAP_NATS),
+        Measurement("largest gap", largest, "nats"),
+    ]
+
+
+def check_ranks(setting: Setting) -> list[Measurement]:
+    """The gradient of a model sharded over two ranks against that of one process; the weights that they gather."""
+    if setting.on_gpu and (count := torch.cuda.device_count()) < RANKS:
+        raise Skipped(f"NCCL needs {RANKS} GPUs, and there is {count}")
+    config = _config(setting, dtype="float32", distributed={"trainer_ranks": RANKS})
+    alone = Policy(_config(setting, dtype="float32"), _load(config))
+    samples = ragged_samples(_vocabulary(_load(config)))
+    with closing(ObservingLauncher(setting.folder / "logs")) as launcher, _group(config, launcher) as group:
+        group.update(samples, step=1)
+        group.save(_new_folder(setting, "group"))
+        weights = dict(group.weights(version=1).open().named_tensors())
+        preferring = launcher.with_cudnn_attention()
+        scored = [sample.old_logprobs or () for sample in group.record_old_logprobs(samples)]
+    alone.update(samples, step=1)
+    expected = _moments(alone, _new_folder(setting, "alone"))
+    alone_weights = {name: weight.clone().cpu() for name, weight in alone.weights(version=1).named_tensors()}
+    alone_scored = [sample.old_logprobs or () for sample in alone.record_old_logprobs(samples)]
+    alone.load(setting.folder / "group")
+    found = _moments(alone, _new_folder(setting, "joined"))
+    _, gap = mean_and_largest_gap(scored, alone_scored)
+    error = total_error({name: weight.float().cpu() for name, weight in weights.items()}, alone_weights)
+    return [
+        Measurement("error of the gradient", total_error(found, expected), at_most=GRADIENT_ERROR),
+        Measurement("error of the gathered weights", error, at_most=GRADIENT_ERROR),
+        Measurement("largest gap of log-probabilities", gap, "nats", at_most=1e-3),
+        Measurement("processes that prefer cuDNN's attention", preferring, at_most=0 if setting.on_gpu else None),
+    ]
+
+
+@contextmanager
+def _group(config: Config, launcher: LocalLauncher) -> Iterator[TrainerGroup]:
+    with closing(TrainerGroup(config, launcher)) as group:
+        yield group
+
+
+def _config(setting: Setting, *, dtype: str, small: bool | None = None, **sections: Any) -> Config:
+    """A run of the builtin small model; on a CPU of the tiny one, unless `small` is False."""
+    tiny = not setting.on_gpu if small is None else small
+    return build_config(
+        {
+            "model": {"name": "tiny-random" if tiny else "smollm2-135m-instruct", "dtype": dtype},
+            "data": {"train": "builtin:sums"},
+            "overlong": {"mode": "off"},
+            "optim": {"lr": 1e-2 if tiny else 1e-3, "warmup_steps": 0},
+            "train": {"microbatch_tokens": 512, "device": setting.device},
+            **sections,
+            "rollout": {"max_response_tokens": 200, **sections.get("rollout", {})},
+        }
+    )
+
+
+def _load(config: Config) -> LoadedModel:
+    return load_model(config.model.name, dtype=getattr(torch, config.model.dtype), device=config.train.device)
+
+
+def _vocabulary(loaded: LoadedModel) -> int:
+    return int(loaded.model.config.vocab_size)
+
+
+def _new_folder(setting: Setting, name: str) -> Path:
+    folder = setting.folder / name
+    folder.mkdir()
+    return folder
+
+
+def _moments(policy: Policy, folder: Path) -> dict[str, Tensor]:
+    """AdamW's first moments, which after one update are a multiple of the gradient."""
+    policy.save(folder)
+    return load_file(folder / "exp_avg.safetensors")

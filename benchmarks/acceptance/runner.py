@@ -1,0 +1,89 @@
+"""Runs a check in a process of its own: an error, a crash or too long a time is the failure of that check alone."""
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.acceptance.check import Check, Setting, Skipped
+from benchmarks.acceptance.report import Result, without_names
+
+LOG_LINES = 15
+"""Of what a check printed, in the report of one that failed."""
+IMPORTED_ONCE = tuple(f"{__package__}.{name}" for name in ("correctness", "engines", "processes", "speed", "training"))
+"""By the server; torch and transformers among what these import."""
+END_S = 10.0
+"""For a process to end by itself once its result is there."""
+
+
+def run_check(check: Check, device: Literal["cuda", "cpu"], vllm_python: str | None, *, limit_s: float) -> Result:
+    """Run a check for at most `limit_s` seconds, of those that all checks have left."""
+    started = time.monotonic()
+    result = partial(Result, check.name, check.about)
+    if limit_s <= 0:
+        return result("fail", 0.0, reason="not begun: the time of all checks was used up")
+    with tempfile.TemporaryDirectory(prefix="dapo-acceptance-") as folder:
+        setting = Setting(device, Path(folder) / "work", vllm_python)
+        setting.folder.mkdir()
+        log = Path(folder) / "log"
+        kind, value = in_own_process(partial(check.measure, setting), limit_s=limit_s, log=log)
+        seconds = time.monotonic() - started
+        tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:] if log.exists() else []
+    if kind == "skipped":
+        return result("skipped", seconds, reason=value)
+    if kind == "error":
+        return result("fail", seconds, reason=without_names(value), log_tail=[without_names(line) for line in tail])
+    return result("pass" if all(m.ok for m in value) else "fail", seconds, measurements=value)
+
+
+def in_own_process(compute: Callable[[], Any], *, limit_s: float, log: Path | None = None) -> tuple[str, Any]:
+    """(`ok`, the result), (`skipped`, why) or (`error`, what happened), of a function in a new process.
+
+    The process is forked off a server that has imported everything and never touched a GPU.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(IMPORTED_ONCE))
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_compute, args=(compute, sender, log))
+    process.start()
+    sender.close()
+    patience_s = 0.0
+    try:
+        if not receiver.poll(limit_s):
+            return "error", f"no result within {limit_s:.0f} s"
+        patience_s = END_S
+        found: tuple[str, Any] = receiver.recv()
+    except EOFError:
+        process.join(END_S)
+        return "error", f"the process ended with exit code {process.exitcode} and without a result"
+    else:
+        return found
+    finally:
+        process.join(patience_s)
+        if process.is_alive():
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid or 0, signal.SIGKILL)
+            process.join()
+
+
+def _compute(compute: Callable[[], Any], sender: "Connection[Any, Any]", log: Path | None) -> None:
+    """In the process: it leads a group of its own, so that what it starts can be ended with it."""
+    os.setpgrp()
+    if log is not None:
+        with open(log, "w", encoding="utf-8") as output:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+    try:
+        sender.send(("ok", compute()))
+    except Skipped as reason:
+        sender.send(("skipped", str(reason)))
+    except Exception:
+        sender.send(("error", traceback.format_exc()))

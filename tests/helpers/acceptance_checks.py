@@ -1,0 +1,51 @@
+"""Checks for the acceptance's runner: one of each way to end."""
+
+import os
+import time
+
+from benchmarks.acceptance.check import Check, Measurement, Setting, Skipped
+
+
+def within(setting: Setting) -> list[Measurement]:
+    """A number within its bounds, and one without."""
+    return [Measurement("gap", 0.5, "nats", at_most=0.5), Measurement("speed", 1e6, "tokens/s")]
+
+
+def beyond(setting: Setting) -> list[Measurement]:
+    """One of two numbers is below its bound."""
+    return [Measurement("gap", 0.5, at_most=1.0), Measurement("rise", 0.09, at_least=0.1, detail="of 3 steps")]
+
+
+def not_finite(setting: Setting) -> list[Measurement]:
+    """A NaN, for which no comparison is true."""
+    return [Measurement("gap", float("nan"), at_most=1.0)]
+
+
+def raises(setting: Setting) -> list[Measurement]:
+    """An error whose text has a folder and a secret in it."""
+    print("what a library prints")
+    raise ValueError(
+        f"no file {os.path.expanduser('~')}/models/x.safetensors, asked with token=hf_abcdefghij0123456789"
+    )
+
+
+def dies(setting: Setting) -> list[Measurement]:
+    """As a process that is killed for its memory."""
+    os._exit(7)
+
+
+def hangs(setting: Setting) -> list[Measurement]:
+    """Longer than any limit."""
+    time.sleep(600)
+    return []
+
+
+def skips(setting: Setting) -> list[Measurement]:
+    """For a reason."""
+    raise Skipped("there is one GPU")
+
+
+ALL = tuple(
+    Check(compute.__name__, str(compute.__doc__), compute, 1.0 if compute is hangs else 100.0)
+    for compute in (raises, dies, hangs, skips, not_finite, beyond, within)
+)
