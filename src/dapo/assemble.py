@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 
 import torch
@@ -30,7 +31,9 @@ from dapo.engines.engine import RolloutEngine
 from dapo.engines.native.engine import NativeEngine
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.policy.lora import check_adapters
+from dapo.policy.memory_model import GIB, FreeMemory, settle_microbatches
 from dapo.policy.model import LoadedModel, load_model
+from dapo.policy.model_dimensions import find_dimensions
 from dapo.policy.policy import Policy
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.telemetry.console import ProgressDisplay
@@ -43,6 +46,9 @@ from dapo.training.samples import shaped_reward
 from dapo.training.shortfall import reward_test_command
 from dapo.training.state import Run, TrainablePolicy
 from dapo.types import Group, Problem
+
+ASSUMED_GIB = 80.0
+"""Memory of a GPU that is not seen: an H100's or an A100's."""
 
 
 @dataclass
@@ -214,11 +220,23 @@ def response_limit(config: Config, *, training: bool) -> int:
     return max(evaluation, config.rollout.max_response_tokens) if training else evaluation
 
 
-def resolve_auto(config: Config, *, cuda: bool | None = None) -> Config:
-    """`auto` of device, number format and verifier replaced by what they stand for on this machine and this data.
+def resolve_auto(
+    config: Config,
+    *,
+    cuda: bool | None = None,
+    training: bool = True,
+    log: Callable[[str], None] = lambda text: None,
+) -> Config:
+    """`auto` of options replaced by what they stand for on this machine, for this model and this data.
 
-    On Ray the device stays `auto`: each process takes what its own machine has. `cuda` may say that there is a GPU
-    that is not here.
+    Args:
+        config: The configuration.
+        cuda: There is a GPU, though it may not be here; None: whether there is one here.
+        training: Settle also what only an update needs: `train.microbatch_tokens` and `train.recompute`.
+        log: Takes a line about what was chosen for an update and why.
+
+    On Ray the device stays `auto`: each process takes what its own machine has. Raises ConfigError where an update
+    does not fit on the GPU.
     """
     cuda = torch.cuda.is_available() if cuda is None else cuda
     device = config.train.device if config.train.device != "auto" else "cuda" if cuda else "cpu"
@@ -226,7 +244,40 @@ def resolve_auto(config: Config, *, cuda: bool | None = None) -> Config:
         config = config.changed("train", device=device)
     if config.model.dtype == "auto":
         config = config.changed("model", dtype="bfloat16" if multiplies_bfloat16_fast(device) else "float32")
-    return resolve_auto_verifier(config)
+    config = resolve_auto_verifier(config)
+    if training:
+        gpu = trainer_gpu(config, device)
+        config, reason = settle_microbatches(config, find_dimensions(config.model.name), gpu)
+        if reason is not None:
+            log(reason)
+    return config
+
+
+def trainer_gpu(config: Config, device: str) -> FreeMemory | None:
+    """The memory of the GPU that a process trains on; None: processes train on a CPU.
+
+    Several processes that share a GPU get equal parts of it. Where the controller sees no GPU of the cluster, that of
+    the paper's hardware is assumed.
+    """
+    if not torch.cuda.is_available():
+        is_elsewhere = device == "cuda" or (config.ray_address is not None and config.train.device == "auto")
+        return FreeMemory(ASSUMED_GIB * GIB, "assumed: no GPU is seen from here") if is_elsewhere else None
+    if device == "cpu":
+        return None
+    free, total = torch.cuda.mem_get_info()
+    sharing = processes_per_gpu(config, torch.cuda.device_count())
+    origin = f"free on {torch.cuda.get_device_name()}" + (f", which {sharing:g} processes share" if sharing > 1 else "")
+    return FreeMemory(min(free + torch.cuda.memory_reserved(), total / sharing), origin)
+
+
+def processes_per_gpu(config: Config, gpus: int) -> float:
+    """How many trainer ranks and engines share the GPU of a process that trains; at least 1."""
+    if config.uses_ray:
+        return 1 / min(1.0, config.distributed.gpus_per_process or 1.0)
+    ranks, engines = config.distributed.trainer_ranks, config.engine_processes * config.gpus_per_engine
+    if ranks + engines <= gpus:
+        return 1
+    return ceil(ranks / gpus) + ceil(engines / gpus)
 
 
 def multiplies_bfloat16_fast(device: str) -> bool:

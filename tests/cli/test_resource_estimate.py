@@ -19,12 +19,12 @@ from transformers import (
 from dapo.assemble import resolve_auto
 from dapo.cli.check.estimate import ResourceEstimate
 from dapo.cli.check.hardware_profile import HardwareProfile, hardware_profile_for
-from dapo.cli.check.model_dimensions import KNOWN_DIMENSIONS, dimensions_from_config, find_dimensions
-from dapo.cli.check.report import describe_estimate, find_problems
+from dapo.cli.check.report import describe_estimate, find_problems, settle_estimate
 from dapo.config import Config, build_config, load_config
 from dapo.core.errors import ConfigError
 from dapo.policy.builtin_models import tiny_random
 from dapo.policy.logprobs import hidden_states, use_packed_forward
+from dapo.policy.model_dimensions import KNOWN_DIMENSIONS, dimensions_from_config, find_dimensions
 from dapo.policy.packing import pack
 from dapo.policy.policy import recompute_layers
 from helpers.paths import CONFIGS
@@ -40,7 +40,8 @@ def paper(*overrides: str) -> Config:
 
 def make_estimate(config: Config, dimensions: str = "qwen2.5-32b", **profile: float) -> ResourceEstimate:
     hardware = replace(hardware_profile_for(config, ["device=gpu"]), **profile)
-    return ResourceEstimate(resolve_auto(config, cuda=True), KNOWN_DIMENSIONS[dimensions], hardware)
+    resolved = resolve_auto(config, cuda=True, training=False)
+    return settle_estimate(ResourceEstimate(resolved, KNOWN_DIMENSIONS[dimensions], hardware))[0]
 
 
 OWN_HEAD_DIM = {name: value for name, value in COMMON.items() if name != "head_dim"}
@@ -145,7 +146,7 @@ def test_lora_trains_adapters_and_keeps_the_weights_frozen():
     breakdown, adapters = lora.trainer_memory(), KNOWN_DIMENSIONS["qwen2.5-32b"].lora_parameters(16, "all-linear")
     assert breakdown["frozen weights"] == 2 * 32_763_876_352
     assert breakdown["AdamW's moments"] == 8 * adapters
-    assert lora.trainable_parameters == adapters
+    assert lora.memory.trainable_parameters == adapters
     assert lora.sync_bytes == 4 * 32_763_876_352  # engines get merged weights, of one process in float32
 
 
@@ -188,11 +189,13 @@ def test_activations_are_what_the_layers_really_keep(repeats: int):
         del hidden
         return sum(kept.values())
 
-    config = load_config(CONFIGS / "tiny.yaml", [f"rollout.group_size={repeats}"])
+    config = load_config(CONFIGS / "tiny.yaml", [f"rollout.group_size={repeats}", "model.dtype=float32"])
     dimensions = dimensions_from_config(tiny.model.config.to_dict())
     assert dimensions is not None
     profile = replace(hardware_profile_for(config), prompt_tokens=prompt, mean_response_tokens=response)
-    estimate = ResourceEstimate(config, dimensions, profile).activation_bytes() * microbatch.num_tokens
+    estimate = (
+        ResourceEstimate(config, dimensions, profile).memory.activation_bytes(recompute=False) * microbatch.num_tokens
+    )
     total_kept = kept_bytes()
     assert 0.7 * total_kept < estimate < 1.4 * total_kept
     recompute_layers(tiny.model)

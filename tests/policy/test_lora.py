@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from dapo.cli.check.estimate import ResourceEstimate
 from dapo.cli.check.hardware_profile import HardwareProfile
-from dapo.cli.check.model_dimensions import KNOWN_DIMENSIONS
 from dapo.cli.check.report import describe_estimate
 from dapo.cli.main import main
 from dapo.config import build_config
@@ -26,6 +25,7 @@ from dapo.engines.native.engine import NativeEngine
 from dapo.policy.checkpoint import SavedWeights
 from dapo.policy.lora import adapted_layers, export_adapter, saved_weights
 from dapo.policy.model import load_model
+from dapo.policy.model_dimensions import KNOWN_DIMENSIONS
 from dapo.policy.policy import Policy
 from dapo.types import GenerationRequest
 from helpers.tiny_models import tiny_model

@@ -134,7 +134,7 @@ def evaluation_config(
         raw["data"]["instruction"] = INSTRUCTION
     if request.samples_per_problem is not None:
         raw["eval"] = {**raw.get("eval", {}), "samples_per_problem": request.samples_per_problem}
-    return resolve_auto(build_config(raw, request.overrides, where="dapo eval")), checkpoint
+    return resolve_auto(build_config(raw, request.overrides, where="dapo eval"), training=False), checkpoint
 
 
 def _evaluate(

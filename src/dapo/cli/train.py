@@ -59,8 +59,10 @@ def start_run(
     path = run_dir or default_run_path(config_name, datetime.now())
     with open_judge(config, run_dir=path) if judge is None else nullcontext(judge) as verifiers:
         require_hardware(config)
-        config = resolve_auto(config)
+        notes: list[str] = []
+        config = resolve_auto(config, log=notes.append)
         inputs = _read_inputs(config, verifiers)
+        inputs.notes += notes
         started = datetime.now(UTC)
         gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         manifest = make_manifest(sys.argv, seed=config.train.seed, started=started, gpus=gpus)
@@ -253,7 +255,7 @@ def export_run(path: Path, out_dir: Path, *, step: int | None, adapter: bool = F
     """`dapo export`: a checkpoint as a Hugging Face model directory, or its `adapter` alone as peft's."""
     run = RunDirectory.open(path)
     require_new(out_dir)
-    config = resolve_auto(load_run_config(run))
+    config = resolve_auto(load_run_config(run), training=False)
     checkpoint = run.checkpoint(step) if step is not None else run.latest_checkpoint(warn=warn)
     if checkpoint is None:
         raise CheckpointError(f"{run.path} has no checkpoint yet, so there is nothing to export")

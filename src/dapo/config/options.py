@@ -77,6 +77,14 @@ class Config(Section):
         return self.rollout.prompts_per_step // self.train.minibatch_groups
 
     @property
+    def microbatch_tokens(self) -> int:
+        """`train.microbatch_tokens`, where `auto` is settled (`assemble.resolve_auto`)."""
+        tokens = self.train.microbatch_tokens
+        if tokens is None:
+            raise ValueError("train.microbatch_tokens=auto is not settled: see dapo.assemble.resolve_auto")
+        return tokens
+
+    @property
     def reuses_samples(self) -> bool:
         """Whether a step updates more than once, so that the policy leaves the one that the step began with."""
         return self.updates_per_step > 1

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
-from dapo.config.section import Float, Int, Positive, Processes, Section, Seed, Tokens, option, reject_bool
+from dapo.config.section import Auto, Float, Int, Positive, Processes, Section, Seed, Tokens, option, reject_bool
 
 TIS_CAP = 2.0  # the usual cap of truncated importance sampling, which `loss.engine_correction: tis` stands for
 
@@ -73,13 +73,16 @@ class OptimConfig(Section):
 class TrainConfig(Section):
     num_steps: Positive = option(300, "Training steps of the run.")
     minibatch_groups: Positive = option(32, "Groups per optimiser update.", paper=32)
-    microbatch_tokens: Tokens = option(
-        16384, "Prompt and response tokens per backward pass; more take more memory and change no result."
+    microbatch_tokens: Annotated[Tokens | None, Auto] = option(
+        None,
+        "Prompt and response tokens per backward pass; more take more memory and change no result. none or auto: as "
+        "many as fit on the GPU, by the model of memory that `dapo check` prints; 16384 on a CPU.",
     )
-    recompute: bool = option(
-        False,
+    recompute: Annotated[bool | None, Auto] = option(
+        None,
         "Keep only each layer's input for the backward pass and compute the rest again: a third more arithmetic, a "
-        "fraction of the memory.",
+        "fraction of the memory. none or auto: on a GPU on which 8192 tokens per backward pass, or the longest prompt "
+        "and response, do not fit otherwise.",
     )
     save_every: Int = option(20, "Steps between checkpoints; 0: only at the end.", ge=0)
     keep_checkpoints: Positive = option(2, "Newest checkpoints that are kept; so is the best evaluated one.")

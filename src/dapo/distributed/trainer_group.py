@@ -90,7 +90,7 @@ class TrainerGroup:
 
         The tokens go out first. The rest of each sample follows while the ranks compute.
         """
-        max_tokens = self._config.train.microbatch_tokens
+        max_tokens = self._config.microbatch_tokens
         partitions = partition(samples, ranks=len(self._workers), max_tokens=max_tokens)
         passes = self._number(partitions, lambda i, sample: i)
         self._batch += 1

@@ -60,7 +60,7 @@ def partition_minibatch(minibatch: Sequence[Sample], config: Config, *, ranks: i
     weights = aggregation_weights(lengths, group_ids, aggregate=config.loss.aggregate, max_length=max_length)
     every_sample = config.loss.kl_coef > 0 or config.loss.entropy_coef > 0
     chosen = [i for i, sample in enumerate(minibatch) if lengths[i] and (every_sample or sample.advantage != 0)]
-    samples, max_tokens = [minibatch[i] for i in chosen], config.train.microbatch_tokens
+    samples, max_tokens = [minibatch[i] for i in chosen], config.microbatch_tokens
     return partition(samples, weights[chosen].tolist(), ranks=ranks, max_tokens=max_tokens)
 
 
@@ -218,7 +218,7 @@ class Policy(PolicyCore):
     @explain_out_of_memory(torch.OutOfMemoryError, "the old log-probabilities", SMALLER_MICROBATCHES)
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
         """The same samples in the same order with `old_logprobs`: pi_old of a step with several updates (Eq. 6)."""
-        microbatches = pack(samples, max_tokens=self._config.train.microbatch_tokens, device=self._model.device)
+        microbatches = pack(samples, max_tokens=self._config.microbatch_tokens, device=self._model.device)
         scores = [self._score(microbatch, self._model) for microbatch in microbatches]
         rows = in_callers_order(microbatches, scores, len(samples))
         return [replace(sample, old_logprobs=row) for sample, row in zip(samples, rows, strict=True)]

@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Self
 
-from dapo.cli.check.hardware_profile import GIB, HardwareProfile
-from dapo.cli.check.model_dimensions import ModelDimensions
+from dapo.cli.check.hardware_profile import HardwareProfile
 from dapo.config import Config
 from dapo.engines.vllm.start import CPU_CACHE_GIB, GPU_MEMORY
-from dapo.policy.logprobs import CHUNK_LOGITS
+from dapo.policy.memory_model import GIB, ResponseLengths, TrainerMemory
+from dapo.policy.model_dimensions import ModelDimensions
 
 GB = 10**9
-DTYPE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 
 
 @dataclass(frozen=True)
@@ -30,14 +29,16 @@ class ResourceEstimate:
         return replace(self, config=self.config.changed(section, **values))
 
     @property
-    def element_bytes(self) -> int:
-        """Bytes of a number in `model.dtype`, in which trainer and engine compute."""
-        return DTYPE_BYTES[self.config.model.dtype]
+    def memory(self) -> TrainerMemory:
+        """The model of memory for a process that trains."""
+        lengths = ResponseLengths(self.profile.prompt_tokens, self.profile.mean_response_tokens)
+        device_type = "cpu" if self.profile.device == "cpu" else "cuda"
+        return TrainerMemory(self.config, self.dimensions, lengths, device_type)
 
     @property
-    def master_bytes(self) -> int:
-        """Bytes of a master weight; a gradient and each of AdamW's two moments have as many."""
-        return max(4, self.element_bytes)
+    def element_bytes(self) -> int:
+        """Bytes of a number in `model.dtype`, in which trainer and engine compute."""
+        return self.memory.element_bytes
 
     @property
     def ranks(self) -> int:
@@ -57,12 +58,6 @@ class ResourceEstimate:
         return self.ranks + max(1, self.config.engine_processes) * self.config.gpus_per_engine
 
     @property
-    def trainable_parameters(self) -> int:
-        """Parameters that the optimiser updates: the model's, or its adapters'."""
-        lora = self.config.model.lora
-        return self.dimensions.parameters if lora is None else self.dimensions.lora_parameters(lora.rank, lora.targets)
-
-    @property
     def sequence_tokens(self) -> int:
         """Tokens of a prompt and a response at their limits."""
         return self.config.data.max_prompt_tokens + self.config.rollout.max_response_tokens
@@ -71,53 +66,11 @@ class ResourceEstimate:
     def microbatch_tokens(self) -> int:
         """The most tokens that one backward pass can have: longer sequences go alone, uncut."""
         mean_prompt = round(self.profile.prompt_tokens) + self.config.rollout.max_response_tokens
-        return max(self.config.train.microbatch_tokens, mean_prompt)
+        return max(self.config.microbatch_tokens, mean_prompt)
 
     def trainer_memory(self) -> dict[str, float]:
         """Bytes on the device of a trainer rank, by part, at the peak of an update."""
-        dimensions, n, e, master = self.dimensions, self.ranks, self.element_bytes, self.master_bytes
-        trained, lora = self.trainable_parameters, self.config.model.lora
-        breakdown: dict[str, float] = {}
-        if lora is not None:
-            breakdown["frozen weights"] = e * dimensions.parameters / n
-        if n == 1 and e < master:
-            breakdown["compute weights"] = e * trained
-        breakdown["master weights"] = master * trained / n
-        breakdown["gradients"] = master * trained / n
-        breakdown["AdamW's moments"] = 2 * master * trained / n
-        if self.config.loss.kl_coef > 0 and lora is None:
-            breakdown["reference for the KL term"] = e * dimensions.parameters / n
-        if n > 1:
-            layer, ends = dimensions.layer_parameters, dimensions.embedding_parameters
-            # two layers at a time, since the next is on its way; embedding and head stay to the end of the backward
-            breakdown["all-gathered layers, embedding and head"] = e * (2 * layer + ends)
-            unsharded = max(layer, ends)
-            breakdown["unsharded gradients, before the reduce-scatter"] = (e + master) * unsharded
-        breakdown["activations"] = self.activation_bytes() * self.microbatch_tokens
-        positions = min(self.microbatch_tokens, max(1, CHUNK_LOGITS // dimensions.vocabulary))
-        logit_bytes = positions * (e if e >= 4 else 4 + e)
-        breakdown["logits (one chunk)"] = dimensions.vocabulary * (logit_bytes + dimensions.hidden * e)
-        return breakdown
-
-    def activation_bytes(self) -> float:
-        """Bytes per token of a microbatch that the layers keep for the backward pass."""
-        kept = self.layer_activation_bytes()
-        if not self.config.train.recompute:
-            return self.dimensions.layers * kept
-        inputs = self.dimensions.layers * self.element_bytes * self.dimensions.hidden
-        return inputs + kept  # each layer's input, and one layer
-
-    def layer_activation_bytes(self) -> float:
-        """Bytes per token and layer, counted along transformers' Llama with packed attention."""
-        dimensions, e = self.dimensions, self.element_bytes
-        queries, keys = dimensions.heads * dimensions.head_dim, dimensions.kv_heads * dimensions.head_dim
-        prompt, response = self.profile.prompt_tokens, self.profile.mean_response_tokens
-        size = self.config.rollout.group_size
-        # a group's prompt is there once, but each of its responses gets the prompt's keys and values
-        repeated = size * (prompt + response) / (prompt + size * response)
-        norms = 2 * (4 + 2 * e) * dimensions.hidden  # the input in float32, the normed values, the output
-        attention = e * (3 * queries + 2 * keys * repeated)  # queries, outputs in both orders; keys and values
-        return norms + attention + 4 * e * dimensions.intermediate
+        return self.memory.breakdown(self.microbatch_tokens, recompute=bool(self.config.train.recompute))
 
     def engine_memory(self) -> dict[str, float]:
         """Bytes on the device of an engine, by part."""
@@ -167,7 +120,9 @@ class ResourceEstimate:
 
     def checkpoint_copy_bytes(self) -> float:
         """Bytes of weights and moments in main memory, from which a checkpoint is written while training goes on."""
-        return 0 if not self.config.train.save_every else 3 * self.master_bytes * self.trainable_parameters
+        return (
+            0 if not self.config.train.save_every else 3 * self.memory.master_bytes * self.memory.trainable_parameters
+        )
 
     @property
     def sync_bytes(self) -> int:
@@ -175,7 +130,7 @@ class ResourceEstimate:
 
         They come from one process as its optimiser has them, from a trainer group in the type that it computes in.
         """
-        each = self.element_bytes if self.config.uses_trainer_group else self.master_bytes
+        each = self.element_bytes if self.config.uses_trainer_group else self.memory.master_bytes
         return each * self.dimensions.parameters
 
     @property

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from dapo.cli.check.model_dimensions import KNOWN_DIMENSIONS
 from dapo.config import Config
 from dapo.core.errors import ConfigError
-
-GIB = 2**30
+from dapo.policy.memory_model import GIB, ResponseLengths
+from dapo.policy.model_dimensions import KNOWN_DIMENSIONS
 
 
 def _assumed(value: Any, meaning: str) -> Any:
@@ -44,13 +43,11 @@ def hardware_profile_for(config: Config, given: Sequence[str] = ()) -> HardwareP
     if device not in ("cpu", "gpu"):
         raise ConfigError(f"--assume device={device}: expected gpu or cpu")
     base = HardwareProfile() if device == "gpu" else _this_machine()
-    limit = config.rollout.max_response_tokens
-    prompt = 64 if config.data.train_source.kind in ("builtin", "gym") else 256
+    lengths = ResponseLengths.expected(config)
     base = replace(
         base,
-        # a long limit is there for the few; a short one is what the task needs
-        mean_response_tokens=max(1, round((0.3 if limit > 1024 else 0.7) * limit)),
-        prompt_tokens=min(prompt, config.data.max_prompt_tokens),
+        mean_response_tokens=lengths.response,
+        prompt_tokens=lengths.prompt,
         keep_rate=base.keep_rate if config.dynamic_sampling.enabled else 1.0,
     )
     profile = replace(base, **changed)

@@ -1,18 +1,19 @@
 """Describes a resource estimate: what runs where, memory, weight sync, an estimated step, and what cannot work."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from math import ceil
 
 from dapo.assemble import resolve_auto, turn_end_notes
 from dapo.cli.check.estimate import GB, ResourceEstimate
-from dapo.cli.check.hardware_profile import GIB, HardwareProfile, hardware_profile_for
-from dapo.cli.check.model_dimensions import KNOWN_DIMENSIONS, find_dimensions
+from dapo.cli.check.hardware_profile import HardwareProfile, hardware_profile_for
 from dapo.config import Config, LoraConfig, ModelConfig
 from dapo.core.errors import ConfigError
 from dapo.data.prompts import PromptEncoder
 from dapo.policy.lora import adapted_layers
+from dapo.policy.memory_model import GIB, FreeMemory, settle_microbatches
 from dapo.policy.model import load_local_tokenizer, load_meta_model
+from dapo.policy.model_dimensions import KNOWN_DIMENSIONS, find_dimensions
 from dapo.telemetry.console import duration
 
 
@@ -28,8 +29,12 @@ def describe_estimate(config: Config, given: Sequence[str] = ()) -> Iterator[str
         if config.model.lora is not None:
             yield from _adapters_of_layers(config.model, config.model.lora)
         return
-    estimate = ResourceEstimate(resolve_auto(config, cuda=profile.device == "gpu"), dimensions, profile)
+    resolved = resolve_auto(config, cuda=profile.device == "gpu", training=False)
+    estimate, line = settle_estimate(ResourceEstimate(resolved, dimensions, profile))
     yield from _processes(estimate)
+    if line is not None:
+        yield ""
+        yield line
     yield ""
     yield from _memory(estimate)
     yield ""
@@ -43,6 +48,22 @@ def describe_estimate(config: Config, given: Sequence[str] = ()) -> Iterator[str
     for problem in find_problems(estimate):
         yield ""
         yield f"problem: {problem}"
+
+
+def settle_estimate(estimate: ResourceEstimate) -> tuple[ResourceEstimate, str | None]:
+    """The estimate with `train.microbatch_tokens` and `train.recompute` settled, and a line about what `auto` chose.
+
+    Where nothing fits, it is the estimate of the smallest update, and the line is a problem.
+    """
+    is_gpu, memory = estimate.profile.device == "gpu", estimate.memory
+    gpu = FreeMemory(estimate.profile.memory_gib * GIB, "--assume memory_gib") if is_gpu else None
+    try:
+        config, reason = settle_microbatches(estimate.config, estimate.dimensions, gpu, memory.lengths)
+    except ConfigError as error:
+        train, longest = estimate.config.train, memory.longest_sequence
+        smallest = {"microbatch_tokens": train.microbatch_tokens or longest, "recompute": train.recompute is not False}
+        return estimate.changed("train", **smallest), f"problem: {error}"
+    return replace(estimate, config=config), reason
 
 
 def describe_response_end(config: Config) -> Iterator[str]:
@@ -224,7 +245,7 @@ def _other_device(estimate: ResourceEstimate) -> str:
 
 def _suggest_fixes(estimate: ResourceEstimate, available: float) -> Iterator[str]:
     """Single changes of the configuration with which it would fit."""
-    halves = [estimate.config.train.microbatch_tokens // 2**k for k in range(1, 8)]
+    halves = [estimate.config.microbatch_tokens // 2**k for k in range(1, 8)]
     ranks = [estimate.ranks * 2**k for k in range(1, 12)] if estimate.profile.device == "gpu" else []
     for section, option, values in (
         ("train", "recompute", [True]),

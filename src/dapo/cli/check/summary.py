@@ -142,6 +142,7 @@ def _source(
 def _step(config: Config) -> Iterator[str]:
     rollout, train = config.rollout, config.train
     responses = rollout.prompts_per_step * rollout.group_size
+    microbatch = "as many as fit" if train.microbatch_tokens is None else f"{train.microbatch_tokens:,}"
     yield "one step:"
     kept = "that carry a signal (Eq. 11)" if config.dynamic_sampling.enabled else "whatever their verdicts"
     yield f"  prompts     {rollout.prompts_per_step:,} {kept}; at most {config.max_groups_per_step:,} are judged"
@@ -152,8 +153,8 @@ def _step(config: Config) -> Iterator[str]:
     )
     yield (
         f"  updates     {config.updates_per_step} of {train.minibatch_groups} prompts = "
-        f"{train.minibatch_groups * rollout.group_size:,} responses each, in microbatches of at most "
-        f"{train.microbatch_tokens:,} tokens"
+        f"{train.minibatch_groups * rollout.group_size:,} responses each, in microbatches of at most {microbatch} "
+        "tokens"
     )
     shaping = {
         "soft": f"minus up to {config.overlong.penalty:g} over the last {config.overlong.buffer_tokens:,} tokens",

@@ -14,7 +14,11 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 @dataclass(frozen=True)
 class ModelDimensions:
-    """A decoder of the Llama kind: attention with grouped heads, a gated feed-forward layer, RMSNorm."""
+    """A decoder of the Llama kind: attention with grouped heads, a gated feed-forward layer, RMSNorm.
+
+    `qk_norm`: queries and keys are normalised per head (Qwen3, Gemma3). `post_norms`: attention and feed-forward layer
+    have a norm behind them too, and `wide_norms`: norms multiply by their weights in float32 (Gemma3).
+    """
 
     layers: int
     hidden: int
@@ -28,6 +32,8 @@ class ModelDimensions:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    post_norms: bool = False
+    wide_norms: bool = False
     max_positions: int | None = None
 
     @property
@@ -52,7 +58,7 @@ class ModelDimensions:
             inputs * outputs + outputs * bias.get(name, self.mlp_bias)
             for name, (inputs, outputs) in self.linears.items()
         )
-        return products + 2 * self.hidden + 2 * self.head_dim * self.qk_norm
+        return products + (4 if self.post_norms else 2) * self.hidden + 2 * self.head_dim * self.qk_norm
 
     @property
     def embedding_parameters(self) -> int:
@@ -126,8 +132,10 @@ KNOWN_DIMENSIONS: Mapping[str, ModelDimensions] = (
 )
 _VARIANTS = ("-instruct", "-base", "-math", "-coder")  # of one shape with the plain model
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma3_text")
 """Values of `model_type` whose parameters are counted exactly."""
+TIED_BY_DEFAULT = ("smollm3", "gemma3_text")
+"""Those whose head is the embedding where the configuration does not say."""
 
 
 def find_dimensions(name: str) -> ModelDimensions | None:
@@ -167,10 +175,12 @@ def dimensions_from_config(config: Mapping[str, Any]) -> ModelDimensions | None:
         kv_heads=config.get("num_key_value_heads") or heads,
         head_dim=config.get("head_dim") or config["hidden_size"] // heads,
         vocabulary=config["vocab_size"],
-        tied=bool(config.get("tie_word_embeddings", False)),
+        tied=bool(config.get("tie_word_embeddings", family in TIED_BY_DEFAULT)),
         qkv_bias=family == "qwen2" or has_bias,
         output_bias=family != "qwen2" and has_bias,
         mlp_bias=bool(config.get("mlp_bias", False)),
-        qk_norm=family == "qwen3",
+        qk_norm=family in ("qwen3", "gemma3_text"),
+        post_norms=family == "gemma3_text",
+        wide_norms=family == "gemma3_text",
         max_positions=config.get("max_position_embeddings"),
     )

@@ -1,0 +1,282 @@
+"""What a process that trains holds on its device, by arithmetic: `auto` settles by it, and `dapo check` prints it.
+
+Nothing is allocated and nothing measured. `tests/policy/test_memory_model.py` compares the activations with what
+autograd saves of a forward, for every family of models.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from dapo.config import Config
+from dapo.core.errors import ConfigError
+from dapo.policy.logprobs import chunk_bytes, chunk_tokens
+from dapo.policy.model_dimensions import ModelDimensions
+
+GIB = 2**30
+
+RESERVE = 0.1
+"""The fraction of a device's memory that `auto` leaves: for the fragments of the allocator, NCCL's buffers, kernels'
+workspaces, and what this model leaves out."""
+
+USEFUL_TOKENS = 8192
+"""A microbatch of fewer tokens leaves a GPU idle between its kernels: rather than that, `auto` recomputes."""
+
+MAX_TOKENS = 32768
+"""More tokens per microbatch make no GPU faster: `auto` takes no more, however much memory there is."""
+
+ROUNDED_TO = 1024
+CPU_TOKENS = 16384
+"""What `auto` stands for on a CPU, without recomputation."""
+
+
+@dataclass(frozen=True)
+class ResponseLengths:
+    """Tokens of a prompt and of a response, on average."""
+
+    prompt: float
+    response: float
+
+    @classmethod
+    def expected(cls, config: Config) -> "ResponseLengths":
+        """What is assumed where nothing is measured yet."""
+        limit = config.rollout.max_response_tokens
+        prompt = 64 if config.data.train_source.kind in ("builtin", "gym") else 256
+        # a long limit is there for the few; a short one is what the task needs
+        response = max(1, round((0.3 if limit > 1024 else 0.7) * limit))
+        return cls(min(prompt, config.data.max_prompt_tokens), response)
+
+
+@dataclass(frozen=True)
+class TrainerMemory:
+    """The memory of a process that trains: `config.model.dtype` is settled, `lengths` are those of the responses."""
+
+    config: Config
+    dimensions: ModelDimensions
+    lengths: ResponseLengths
+    device_type: str = "cuda"
+
+    @property
+    def ranks(self) -> int:
+        """Processes that the policy is sharded over."""
+        return self.config.distributed.trainer_ranks
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that trainer and engine compute in."""
+        found: torch.dtype = getattr(torch, self.config.model.dtype)
+        return found
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of a number in the type that trainer and engine compute in."""
+        return self.dtype.itemsize
+
+    @property
+    def master_bytes(self) -> int:
+        """Bytes of a master weight; a gradient and each of AdamW's two moments have as many."""
+        return max(4, self.element_bytes)
+
+    @property
+    def trainable_parameters(self) -> int:
+        """Parameters that the optimiser updates: the model's, or its adapters'."""
+        lora = self.config.model.lora
+        return self.dimensions.parameters if lora is None else self.dimensions.lora_parameters(lora.rank, lora.targets)
+
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens of the longest prompt and response, which is never cut: a microbatch has at least as many."""
+        limits = self.config.data.max_prompt_tokens + self.config.rollout.max_response_tokens
+        return min(limits, self.dimensions.max_positions or limits)
+
+    def breakdown(self, tokens: int, *, recompute: bool) -> dict[str, float]:
+        """Bytes by part at the peak of an update in microbatches of `tokens`."""
+        logit_tokens = min(tokens, chunk_tokens(self.dimensions.vocabulary, self.device_type))
+        logits = logit_tokens * chunk_bytes(self.dimensions.vocabulary, self.device_type, self.dtype)
+        head_gradient = self.element_bytes * self.dimensions.vocabulary * self.dimensions.hidden
+        return self.state() | {
+            "activations": tokens * self.activation_bytes(recompute=recompute),
+            "gradients of activations": tokens * self.gradient_bytes(),
+            "logits (one chunk)": logits + head_gradient,
+        }
+
+    def state(self) -> dict[str, float]:
+        """Bytes by part of what stays from one microbatch to the next: weights, gradients, moments."""
+        dimensions, n, e, master = self.dimensions, self.ranks, self.element_bytes, self.master_bytes
+        trained, lora = self.trainable_parameters, self.config.model.lora
+        breakdown: dict[str, float] = {}
+        if lora is not None:
+            breakdown["frozen weights"] = e * dimensions.parameters / n
+        if n == 1 and e < master:
+            breakdown["compute weights"] = e * trained
+        breakdown["master weights"] = master * trained / n
+        breakdown["gradients"] = master * trained / n
+        breakdown["AdamW's moments"] = 2 * master * trained / n
+        if self.config.loss.kl_coef > 0 and lora is None:
+            breakdown["reference for the KL term"] = e * dimensions.parameters / n
+        if n > 1:
+            layer, ends = dimensions.layer_parameters, dimensions.embedding_parameters
+            # two layers at a time, since the next is on its way; embedding and head stay to the end of the backward
+            breakdown["all-gathered layers, embedding and head"] = e * (2 * layer + ends)
+            unsharded = max(layer, ends)
+            breakdown["unsharded gradients, before the reduce-scatter"] = (e + master) * unsharded
+        return breakdown
+
+    def activation_bytes(self, *, recompute: bool) -> float:
+        """Bytes per token of a microbatch that autograd keeps from the forward to the backward."""
+        dimensions, e = self.dimensions, self.element_bytes
+        layer = self._layer_bytes()
+        # cosines and sines of the positions, shared by all layers; and the last norm
+        around = 2 * e * dimensions.head_dim + self._norm_bytes(dimensions.hidden)
+        if not recompute:
+            return around + dimensions.layers * layer
+        return around + dimensions.layers * e * dimensions.hidden + layer  # each layer's input, and one layer again
+
+    def gradient_bytes(self) -> float:
+        """Bytes per token of the gradients that exist at a time: at three products of a feed-forward layer, of its
+        input and of the residual, and of the last hidden states, which are there themselves too."""
+        return self.element_bytes * (3 * self.dimensions.intermediate + 4 * self.dimensions.hidden)
+
+    def _layer_bytes(self) -> float:
+        """Bytes per token that one layer keeps, counted along transformers' layers with packed attention."""
+        dimensions, e = self.dimensions, self.element_bytes
+        queries, keys = dimensions.heads * dimensions.head_dim, dimensions.kv_heads * dimensions.head_dim
+        norms = 2 * self._norm_bytes(dimensions.hidden)
+        if dimensions.post_norms:  # their outputs are added to the residual, which keeps nothing
+            norms += 2 * (self._norm_bytes(dimensions.hidden) - e * dimensions.hidden)
+        if dimensions.qk_norm:  # what comes out is rotated, which keeps nothing
+            norms += self._norm_bytes(queries + keys) - e * (queries + keys)
+        log_sum_exp = 4 * dimensions.heads
+        # queries, keys and values, outputs in the order of the attention and in that of the stream
+        attention = e * (3 * queries + 2 * keys * self._repeated_keys()) + log_sum_exp
+        return norms + attention + 4 * e * dimensions.intermediate  # the gate, activated, the other product, both
+
+    def _norm_bytes(self, width: int) -> float:
+        """Bytes per token that an RMSNorm keeps: its input and the normed values, and its output for the next product.
+
+        The input is widened to float32 for it; Gemma multiplies by the weights in float32 too.
+        """
+        e, wide = self.element_bytes, self.master_bytes
+        return width * (wide + (wide if self.dimensions.wide_norms else e) + e)
+
+    def _repeated_keys(self) -> float:
+        """Keys per token: a group's prompt is there once, but each response attends to a copy of its keys."""
+        size, prompt, response = self.config.rollout.group_size, self.lengths.prompt, self.lengths.response
+        return size * (prompt + response) / (prompt + size * response)
+
+
+@dataclass(frozen=True)
+class FreeMemory:
+    """The memory of a GPU that a process which trains may use."""
+
+    available: float
+    """Bytes that the process may fill, before the reserve: what is free, or its part of a device that several share."""
+    origin: str
+    """Where the number comes from, for a message."""
+
+
+def settle_microbatches(
+    config: Config,
+    dimensions: ModelDimensions | None,
+    gpu: FreeMemory | None,
+    lengths: ResponseLengths | None = None,
+) -> tuple[Config, str | None]:
+    """`train.microbatch_tokens` and `train.recompute` instead of `auto`, and a line that says what was chosen and why.
+
+    Without recomputation if a useful microbatch (USEFUL_TOKENS, and the longest sequence) fits; then as many tokens as
+    fit. Where the model's sizes are not known, what needs the least memory of CPU_TOKENS.
+
+    Args:
+        config: The configuration; `model.dtype` is settled.
+        dimensions: The model's sizes; None: not known.
+        gpu: The memory to fill; None: the policy trains on a CPU, where `auto` are fixed values.
+        lengths: Mean lengths; None: what is expected of the configuration.
+
+    Raises ConfigError where nothing fits.
+    """
+    tokens, recompute = config.train.microbatch_tokens, config.train.recompute
+    if tokens is not None and recompute is not None:
+        return config, None
+    if gpu is None or dimensions is None:
+        tokens, recompute = tokens or CPU_TOKENS, gpu is not None if recompute is None else recompute
+        reason = (
+            None if gpu is None else f"{_chosen(tokens, recompute)}: the sizes of {config.model.name} are not known"
+        )
+    else:
+        memory = TrainerMemory(config, dimensions, lengths or ResponseLengths.expected(config))
+        tokens, recompute = _largest_microbatch(memory, gpu)
+        reason = _reason(memory, gpu, tokens, recompute)
+    return config.changed("train", microbatch_tokens=tokens, recompute=recompute), reason
+
+
+def _largest_microbatch(memory: TrainerMemory, gpu: FreeMemory) -> tuple[int, bool]:
+    """The tokens of a microbatch and whether to recompute, of which the configuration has settled one at most."""
+    asked, asked_recompute = memory.config.train.microbatch_tokens, memory.config.train.recompute
+    needed = max(asked or 0, memory.longest_sequence)
+    choices = [False, True] if asked_recompute is None else [asked_recompute]
+    for recompute in choices:
+        fitting = fitting_tokens(memory, gpu, recompute=recompute)
+        is_last = recompute == choices[-1]
+        if fitting >= (needed if is_last or asked else max(needed, USEFUL_TOKENS)):
+            rounded = min(MAX_TOKENS, fitting // ROUNDED_TO * ROUNDED_TO)
+            return asked or max(rounded, memory.longest_sequence), recompute
+    raise ConfigError(_too_little(memory, gpu, needed, choices[-1]))
+
+
+def fitting_tokens(memory: TrainerMemory, gpu: FreeMemory, *, recompute: bool) -> int:
+    """The tokens of the largest microbatch that fits, at least 0."""
+    available = (1 - RESERVE) * gpu.available
+    low, high = 0, 10**8
+    while low < high:  # a bisection: the head's chunk stops growing, so the sum is not one straight line
+        middle = (low + high + 1) // 2
+        fits = sum(_held(memory, middle, recompute=recompute).values()) <= available
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
+
+
+def _held(memory: TrainerMemory, tokens: int, *, recompute: bool) -> dict[str, float]:
+    """The parts on the device, with the weights of an engine in the same process; its cache is empty in an update."""
+    held = memory.breakdown(tokens, recompute=recompute)
+    if not memory.config.is_multiprocess:
+        held["the engine's weights"] = memory.element_bytes * memory.dimensions.parameters
+    return held
+
+
+def _chosen(tokens: int, recompute: bool) -> str:
+    return f"auto: train.microbatch_tokens={tokens}, train.recompute={str(recompute).lower()}"
+
+
+def _reason(memory: TrainerMemory, gpu: FreeMemory, tokens: int, recompute: bool) -> str:
+    total = sum(_held(memory, tokens, recompute=recompute).values())
+    per_token = memory.activation_bytes(recompute=recompute) / 1e6
+    return (
+        f"{_chosen(tokens, recompute)}: an update takes {total / GIB:.1f} GiB ({per_token:.2f} MB of activations per "
+        f"token) of {_kept(gpu)}"
+    )
+
+
+def _too_little(memory: TrainerMemory, gpu: FreeMemory, tokens: int, recompute: bool) -> str:
+    held = _held(memory, tokens, recompute=recompute)
+    largest = max(held, key=lambda name: held[name])
+    recomputed = "with train.recompute=true" if recompute else "with train.recompute=false"
+    return (
+        f"an update in microbatches of train.microbatch_tokens={tokens} {recomputed} takes "
+        f"{sum(held.values()) / GIB:.1f} GiB, the largest part of it {largest} ({held[largest] / GIB:.1f} GiB), and "
+        f"there are {_kept(gpu)}: {', '.join(_ways_out(memory, recompute))}; or set both train.microbatch_tokens and "
+        "train.recompute to have nothing checked"
+    )
+
+
+def _kept(gpu: FreeMemory) -> str:
+    return f"{gpu.available / GIB:.1f} GiB ({gpu.origin}), less {RESERVE:.0%} in reserve"
+
+
+def _ways_out(memory: TrainerMemory, recompute: bool) -> Iterator[str]:
+    if not recompute:
+        yield "set train.recompute=true"
+    if memory.config.model.lora is None:
+        yield "raise distributed.trainer_ranks, train adapters (model.lora)"
+    yield "lower rollout.max_response_tokens or data.max_prompt_tokens"
+    if memory.config.train.microbatch_tokens is not None:
+        yield "lower train.microbatch_tokens"
