@@ -339,16 +339,13 @@ class TestTargets:
             torch.testing.assert_close(adapted(input_ids=ids).logits, merged(input_ids=ids).logits, rtol=0, atol=1e-4)
 
 
-STATE = ("frozen weights", "compute weights", "master weights", "gradients", "AdamW's moments")
-
-
 def estimate(lora: dict[str, Any] | None = None, dtype: str = "float32") -> ResourceEstimate:
     config = build_config({"model": {"name": "tiny-random", "dtype": dtype, "lora": lora}, "data": {"train": "x"}})
     return ResourceEstimate(config, KNOWN_DIMENSIONS["tiny-random"], HardwareProfile())
 
 
 def state_bytes(estimated: ResourceEstimate) -> float:
-    return sum(size for name, size in estimated.trainer_memory().items() if name in STATE)
+    return sum(estimated.memory.state().values())
 
 
 class TestSizes:

@@ -135,7 +135,8 @@ class TrainerMemory:
 
     def gradient_bytes(self) -> float:
         """Bytes per token of the gradients that exist at a time: at three products of a feed-forward layer, of its
-        input and of the residual, and of the last hidden states, which are there themselves too."""
+        input and of the residual, and of the last hidden states, which are there themselves too.
+        """
         return self.element_bytes * (3 * self.dimensions.intermediate + 4 * self.dimensions.hidden)
 
     def _layer_bytes(self) -> float:

@@ -14,6 +14,7 @@ from dapo.policy.memory_model import GIB, ResponseLengths, TrainerMemory
 from dapo.policy.model_dimensions import ModelDimensions
 
 GB = 10**9
+UPDATE_PARTS = ("activations", "gradients of activations", "logits (one chunk)")
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class ResourceEstimate:
     def process_memory(self) -> dict[str, float]:
         """Bytes of the one process that samples and trains, by part; the larger of the two phases counts."""
         trainer, engine = self.trainer_memory(), self.engine_memory()
-        training = {name: trainer.pop(name) for name in ("activations", "logits (one chunk)")}
+        training = {name: trainer.pop(name) for name in UPDATE_PARTS}
         sampling = {name: engine.pop(name) for name in ("cache", "logits")}
         breakdown = trainer | {f"engine: {name}": value for name, value in engine.items()}
         breakdown |= training if sum(training.values()) > sum(sampling.values()) else sampling

@@ -1,0 +1,175 @@
+"""Laws of the model of memory: what `auto` chooses from it fits, and is the most that does."""
+
+from dataclasses import replace
+
+import pytest
+
+from dapo.assemble import processes_per_gpu, resolve_auto
+from dapo.config import Config, build_config
+from dapo.core.errors import ConfigError
+from dapo.policy.memory_model import (
+    CPU_TOKENS,
+    GIB,
+    MAX_TOKENS,
+    RESERVE,
+    ROUNDED_TO,
+    USEFUL_TOKENS,
+    FreeMemory,
+    ResponseLengths,
+    TrainerMemory,
+    fitting_tokens,
+    settle_microbatches,
+)
+from dapo.policy.model_dimensions import KNOWN_DIMENSIONS
+
+H100 = FreeMemory(80 * GIB, "an H100")
+
+
+def config_of(*overrides: str) -> Config:
+    """Prompts of up to 1,024 tokens and responses of up to 4,096 in bfloat16."""
+    raw = {
+        "model": {"name": "nobody/model", "dtype": "bfloat16"},
+        "data": {"train": "hub:nobody/data", "max_prompt_tokens": 1024},
+        "rollout": {"max_response_tokens": 4096},
+    }
+    return build_config(raw, overrides)
+
+
+def memory_of(name: str, *overrides: str) -> TrainerMemory:
+    config = config_of(*overrides)
+    return TrainerMemory(config, KNOWN_DIMENSIONS[name], ResponseLengths.expected(config))
+
+
+def settled(name: str, *overrides: str, gpu: FreeMemory | None = H100) -> tuple[int, bool]:
+    """What `auto` chooses: microbatch_tokens and recompute."""
+    config, _ = settle_microbatches(config_of(*overrides), KNOWN_DIMENSIONS[name], gpu)
+    assert config.train.recompute is not None
+    return config.microbatch_tokens, config.train.recompute
+
+
+def test_a_layers_activations_are_the_sum_of_its_parts():
+    # Qwen2.5-1.5B, one layer, bytes per token: two norms keep 4 + 2 + 2 bytes of each of 1,536 numbers; four products
+    # of 8,960 numbers; queries and outputs, twice, of 1,536; keys and values of 256; log-sum-exps of 12 heads
+    memory = replace(memory_of("qwen2.5-1.5b", "rollout.group_size=2"), lengths=ResponseLengths(0, 1000))
+    layer = 2 * 8 * 1536 + 4 * 2 * 8960 + 3 * 2 * 1536 + 2 * 2 * 256 + 4 * 12
+    around = 8 * 1536 + 2 * 2 * 128  # the last norm; cosines and sines
+    assert memory.activation_bytes(recompute=False) == 28 * layer + around
+    assert memory.activation_bytes(recompute=True) == 28 * 2 * 1536 + layer + around
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "expected"),
+    [
+        ("qwen2.5-0.5b", [], (32768, False)),
+        ("qwen2.5-1.5b", [], (13312, False)),
+        # the longest sequence, 21,504 tokens, does not fit without
+        ("qwen2.5-1.5b", ["rollout.max_response_tokens=20480"], (32768, True)),
+        ("qwen2.5-7b", ["model.lora={rank: 16, alpha: 32}"], (32768, True)),
+        ("qwen2.5-7b", ["distributed.trainer_ranks=8"], (32768, True)),
+        ("qwen2.5-32b", ["distributed.trainer_ranks=64", "rollout.max_response_tokens=20480"], (32768, True)),
+    ],
+)
+def test_auto_on_gpus_of_80_gib(name: str, overrides: list[str], expected: tuple[int, bool]):
+    assert settled(name, *overrides) == expected
+
+
+def held(memory: TrainerMemory, tokens: int, *, recompute: bool) -> float:
+    engine = 0 if memory.config.is_multiprocess else 2 * memory.dimensions.parameters
+    return sum(memory.breakdown(tokens, recompute=recompute).values()) + engine
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-0.5b", "qwen2.5-1.5b", "qwen3-1.7b", "llama-3.2-3b"])
+@pytest.mark.parametrize("gib", [24, 40, 80, 141])
+def test_what_auto_chooses_fits_and_more_would_not(name: str, gib: int):
+    memory, gpu = memory_of(name), FreeMemory(gib * GIB, "a GPU")
+    try:
+        tokens, recompute = settled(name, gpu=gpu)
+    except ConfigError:
+        assert held(memory, memory.longest_sequence, recompute=True) > (1 - RESERVE) * gpu.available
+        return
+    assert held(memory, tokens, recompute=recompute) <= (1 - RESERVE) * gpu.available
+    assert tokens >= memory.longest_sequence
+    if tokens < MAX_TOKENS:
+        assert tokens == memory.longest_sequence or tokens % ROUNDED_TO == 0
+        assert held(memory, tokens + ROUNDED_TO, recompute=recompute) > (1 - RESERVE) * gpu.available
+    if recompute:
+        least = max(memory.longest_sequence, USEFUL_TOKENS)
+        assert held(memory, least, recompute=False) > (1 - RESERVE) * gpu.available
+
+
+def test_an_option_that_is_set_stays_and_the_other_follows_from_it():
+    assert settled("qwen2.5-1.5b", "train.microbatch_tokens=24576") == (24576, True)
+    assert settled("qwen2.5-1.5b", "train.microbatch_tokens=6000") == (6000, False)
+    assert settled("qwen2.5-1.5b", "train.recompute=true") == (32768, True)
+    both = config_of("train.microbatch_tokens=99999", "train.recompute=false")
+    assert settle_microbatches(both, KNOWN_DIMENSIONS["qwen2.5-72b"], H100) == (both, None)
+
+
+def test_where_nothing_fits_both_options_are_named():
+    with pytest.raises(ConfigError) as caught:
+        settled("qwen2.5-7b")
+    message = str(caught.value)
+    for words in (
+        "train.microbatch_tokens=5120 with train.recompute=true takes ",
+        "the largest part of it AdamW's moments (56.7 GiB)",
+        "80.0 GiB (an H100), less 10% in reserve",
+        "distributed.trainer_ranks",
+        "set both train.microbatch_tokens and train.recompute",
+    ):
+        assert words in message
+    with pytest.raises(ConfigError, match=r"with train\.recompute=false .* set train\.recompute=true"):
+        settled("qwen2.5-1.5b", "train.recompute=false", "rollout.max_response_tokens=20480")
+
+
+def test_a_line_says_what_was_chosen_and_why():
+    _, reason = settle_microbatches(config_of(), KNOWN_DIMENSIONS["qwen2.5-1.5b"], H100)
+    assert reason is not None
+    assert reason.startswith("auto: train.microbatch_tokens=13312, train.recompute=false: an update takes ")
+    assert "MB of activations per token) of 80.0 GiB (an H100), less 10% in reserve" in reason
+
+
+def test_a_model_of_unknown_size_gets_what_takes_little_memory():
+    config, reason = settle_microbatches(config_of(), None, H100)
+    assert (config.microbatch_tokens, config.train.recompute) == (CPU_TOKENS, True)
+    assert reason is not None
+    assert "the sizes of nobody/model are not known" in reason
+
+
+def test_on_a_cpu_auto_is_16384_tokens_without_recomputation():
+    assert settled("qwen2.5-72b", gpu=None) == (16384, False)
+    found = resolve_auto(config_of("train.device=cpu"))
+    assert (found.train.microbatch_tokens, found.train.recompute) == (16384, False)
+
+
+def test_auto_is_settled_once_and_its_result_is_settled_to_itself():
+    chosen, _ = settle_microbatches(config_of(), KNOWN_DIMENSIONS["qwen2.5-1.5b"], H100)
+    less = FreeMemory(10 * GIB, "what is left when the run is resumed")
+    assert settle_microbatches(chosen, KNOWN_DIMENSIONS["qwen2.5-1.5b"], less) == (chosen, None)
+
+
+def test_auto_without_being_settled_is_an_error_where_it_is_used():
+    with pytest.raises(ValueError, match=r"train\.microbatch_tokens=auto is not settled"):
+        _ = config_of("train.microbatch_tokens=auto").microbatch_tokens
+
+
+def test_the_most_tokens_that_fit_are_found_exactly():
+    memory = memory_of("qwen2.5-1.5b")
+    fitting = fitting_tokens(memory, H100, recompute=False)
+    limit = (1 - RESERVE) * H100.available
+    assert held(memory, fitting, recompute=False) <= limit < held(memory, fitting + 1, recompute=False)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpus", "expected"),
+    [
+        ([], 1, 1),
+        (["rollout.engine=vllm"], 2, 1),
+        (["rollout.engine=vllm"], 1, 2),  # the trainer and the engine
+        (["distributed.trainer_ranks=4"], 2, 2),
+        (["distributed.trainer_ranks=2", "rollout.engines=4"], 2, 3),
+        (["launcher=ray", "distributed.gpus_per_process=0.5"], 8, 2),
+        (["launcher=ray", "distributed.trainer_ranks=64"], 8, 1),
+    ],
+)
+def test_processes_that_share_a_gpu_are_counted(overrides: list[str], gpus: int, expected: float):
+    assert processes_per_gpu(config_of(*overrides), gpus) == expected
