@@ -204,3 +204,23 @@ class Sample:
         if self.num_trained_tokens < len(gaps):
             gaps = gaps[np.asarray(self.mask, np.bool_)]
         return EngineGap(float(gaps.sum()), float(gaps.max()), len(gaps)) if len(gaps) else EngineGap(0.0, 0.0, 0)
+
+
+@dataclass(frozen=True)
+class WeightLayout:
+    """The names, types and shapes of a set of weights, which are known before any of them is computed.
+
+    A linear layer and a head that is tied to the embedding:
+    `WeightLayout({"embed": ("bfloat16", (197, 48)), "up": ("bfloat16", (96, 48))}, {"head": "embed"})`.
+    """
+
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]]
+    """Type, as torch names it, and shape of each stored weight, in the order in which a `WeightSource` yields them."""
+    tied: Mapping[str, str] = field(default_factory=dict)
+    """Each further name of a weight -> the name under which it is stored."""
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every weight, tied ones under each of their names."""
+        stored = {name: shape for name, (_, shape) in self.tensors.items()}
+        return stored | {name: stored[first] for name, first in self.tied.items()}

@@ -11,6 +11,8 @@ import torch
 
 from dapo.core.errors import ConfigError, EngineError, LaunchError, WorkerDied, WorkerFault
 from dapo.distributed.protocol import Launcher, WorkerSpec, wait_for_result
+from dapo.policy.hf_io import layout_of
+from dapo.types import WeightLayout
 from helpers.paths import TESTS
 from helpers.processes import wait_until_ended
 
@@ -25,6 +27,12 @@ COUNTING_WORKER = WorkerSpec("helpers.fake_workers:CountingWorker", environment=
 class Weights:
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self.tensors = tensors
+
+    def layout(self) -> WeightLayout:
+        """Tensors that are the same object are tied."""
+        first = {id(tensor): name for name, tensor in reversed(self.tensors.items())}
+        stored = {name: tensor for name, tensor in self.tensors.items() if first[id(tensor)] == name}
+        return layout_of(stored, {n: first[id(t)] for n, t in self.tensors.items() if n not in stored})
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self.tensors.items()

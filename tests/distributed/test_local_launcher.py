@@ -14,6 +14,7 @@ from contracts.launcher_contract import PROGRAM_ENVIRONMENT, LauncherContract, W
 from dapo.core.errors import EngineError, WorkerDied
 from dapo.distributed.local import LocalLauncher
 from dapo.distributed.weight_files import WeightsFolder
+from dapo.types import WeightLayout
 from helpers.processes import is_alive, wait_until_ended
 
 
@@ -83,13 +84,16 @@ def test_tied_weights_are_written_once(launcher: LocalLauncher) -> None:
 
 def test_weights_that_are_made_one_by_one_in_the_same_memory_are_not_taken_for_tied() -> None:
     class InOneBuffer:
+        def layout(self) -> WeightLayout:
+            return WeightLayout(dict.fromkeys("abc", ("float32", (3, 2))))
+
         def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
             buffer = torch.empty(2, 3)
             for value, name in enumerate("abc"):
                 yield name, buffer.fill_(value).t()  # not contiguous, so what is kept is a copy
 
     folder = WeightsFolder()
-    found = dict(folder.write(InOneBuffer(), 1).open().named_tensors())
+    found = dict(folder.write(InOneBuffer(), 1).named_tensors())
     assert {name: tensor.unique().tolist() for name, tensor in found.items()} == {"a": [0], "b": [1], "c": [2]}
     folder.close()
 
@@ -97,12 +101,12 @@ def test_weights_that_are_made_one_by_one_in_the_same_memory_are_not_taken_for_t
 def test_the_last_two_versions_of_the_weights_can_be_read() -> None:
     folder = WeightsFolder()
     handles = [folder.write(Weights({"a": torch.full((2,), float(v))}), v) for v in range(3)]
-    assert [dict(h.open().named_tensors())["a"][0].item() for h in handles[1:]] == [1.0, 2.0]
-    with pytest.raises(EngineError, match="version 0 cannot be read"):
-        handles[0].open()
+    assert [dict(h.named_tensors())["a"][0].item() for h in handles[1:]] == [1.0, 2.0]
+    with pytest.raises(EngineError, match="version 0 cannot be read"), handles[0].open():
+        pass
     os.replace(handles[1].path, handles[2].path)
-    with pytest.raises(EngineError, match="holds weights of version 1, expected 2"):
-        handles[2].open()
+    with pytest.raises(EngineError, match="holds weights of version 1, expected 2"), handles[2].open():
+        pass
     folder.close()
 
 

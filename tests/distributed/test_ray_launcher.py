@@ -33,6 +33,7 @@ from dapo.distributed.engine_pool import EnginePool
 from dapo.distributed.engine_specs import engine_specs
 from dapo.distributed.protocol import WorkerSpec
 from dapo.distributed.ray.launcher import PRESTART, RayLauncher, RayWorker
+from dapo.distributed.ray.weights import PREFIX
 from dapo.engines.checked import CheckedEngine
 from dapo.policy.builtin_models import TINY_VOCABULARY
 from dapo.rewards.workers.pool import VerifierPool
@@ -154,9 +155,9 @@ def test_weights_reach_a_worker_that_reads_no_files_of_this_machine(start_in: Ca
     launcher = start_in(60, use_shared_memory=False)
     worker = start(launcher)
     read_weights(launcher, worker)
-    assert (
-        worker.call("source", launcher.publish_weights(Weights({"a": torch.ones(2)}), 4)).result(120) == "StoredWeights"
-    )
+    path = worker.call("source", launcher.publish_weights(Weights({"a": torch.ones(2)}), 4)).result(120)
+    assert Path(path).name.startswith(f"{PREFIX}dapo-weights-")
+    assert not Path(path).exists()  # nobody reads it any more
 
 
 # --- losses and newcomers

@@ -20,8 +20,9 @@ from dapo.core.errors import EngineError
 from dapo.core.rng import keyed_seed
 from dapo.distributed.engine_specs import engine_specs
 from dapo.engines.vllm.start import engine_arguments
+from dapo.policy.hf_io import layout_of
 from dapo.policy.model import load_model
-from dapo.types import Generation, GenerationRequest
+from dapo.types import Generation, GenerationRequest, WeightLayout
 from helpers import vllm_engines
 from helpers.paper_model import NODES, PARAMETERS, paper_config
 from helpers.paths import CONFIGS, ROOT, TESTS
@@ -132,6 +133,9 @@ def test_a_wrong_set_of_weights_is_refused_and_the_old_ones_stay(changes: dict[s
 class Weights:
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self.tensors = tensors
+
+    def layout(self) -> WeightLayout:
+        return layout_of(self.tensors, {})
 
     def named_tensors(self) -> list[tuple[str, torch.Tensor]]:
         return list(self.tensors.items())

@@ -4,6 +4,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -159,8 +160,9 @@ class EmptyWeightsHandle:
 
     version: int
 
-    def open(self) -> "EmptyWeightsHandle":
-        return self
+    @contextmanager
+    def open(self) -> "Iterator[EmptyWeightsHandle]":
+        yield self
 
     def named_tensors(self) -> Iterator[tuple[str, Any]]:
         yield from ()

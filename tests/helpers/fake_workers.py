@@ -41,10 +41,12 @@ class CountingWorker:
         return (n for n in ())
 
     def read(self, handle, name: str) -> list[float]:
-        return dict(handle.open().named_tensors())[name].tolist()
+        with handle.open() as weights:
+            return dict(weights.named_tensors())[name].tolist()
 
     def source(self, handle) -> str:
-        return type(handle.open()).__name__
+        with handle.open() as weights:
+            return str(weights.path)
 
 
 def failing(**_: object) -> None:

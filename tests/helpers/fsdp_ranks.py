@@ -84,7 +84,7 @@ class RankWorker:
         return self.ranks.exchange(messages)
 
     def weights(self) -> bytes:
-        return save({name: weight.clone() for name, weight in self.policy.full_weights()})
+        return save({name: weight.clone() for name, weight in self.policy.weights().named_tensors()})
 
     def save(self, directory: Path) -> None:
         self.policy.snapshot()

@@ -39,6 +39,9 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from dapo.policy.hf_io import layout_of, tied_names
+from dapo.types import WeightLayout
+
 VOCABULARY = 197
 WINDOW = 6
 
@@ -207,6 +210,10 @@ class ModelWeights:
     """A `WeightSource`: a model's parameters, tied ones under each of their names."""
 
     model: PreTrainedModel
+
+    def layout(self) -> WeightLayout:
+        """Of the parameters."""
+        return layout_of(dict(self.model.named_parameters()), tied_names(self.model))
 
     def named_tensors(self) -> Iterable[tuple[str, Tensor]]:
         """Every parameter by name."""

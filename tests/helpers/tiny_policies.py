@@ -138,6 +138,11 @@ def weights_of(policy: Policy) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in policy.weights(version=0).named_tensors()}
 
 
+def master_weights_of(policy: Policy) -> dict[str, Tensor]:
+    """A copy of the weights that the optimiser holds, which a bfloat16 model computes with in rounded copies."""
+    return {name: weight.detach().clone() for name, weight in policy._optimizer.master_weights.items()}
+
+
 def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], *, relative: float) -> None:
     """Every tensor within `relative` of the largest number in it."""
     assert actual.keys() == expected.keys()

@@ -68,7 +68,8 @@ class ReusableVllmWorker:
         )
 
     def load_weights(self, handle: WeightsHandle) -> None:
-        self._engine.load_weights(handle.open(), handle.version)
+        with handle.open() as weights:
+            self._engine.load_weights(weights, handle.version)
 
     def cached_tokens(self, request: GenerationRequest) -> list[int]:
         """Of a request's prompt, how many positions vLLM did not compute: at first, and when it is asked again."""

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from dapo.policy.hf_io import NamedWeights, write_tensors
+from dapo.policy.hf_io import NamedWeights, layout_of, write_tensors
 
 TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32)
 
@@ -60,6 +60,6 @@ def test_a_disk_that_refuses_is_an_os_error_with_code_and_path(tmp_path: Path):
 
 def test_a_tied_weight_follows_the_one_it_is_stored_with():
     a, b = torch.zeros(1), torch.ones(1)
-    weights = NamedWeights(lambda: {"a": a, "b": b}.items(), {"head": "a"})
+    weights = NamedWeights(lambda: {"a": a, "b": b}.items(), layout_of({"a": a, "b": b}, {"head": "a"}))
     for _ in range(2):
         assert list(weights.named_tensors()) == [("a", a), ("head", a), ("b", b)]

@@ -28,6 +28,7 @@ from helpers.tiny_policies import (
     groups_of,
     loaded,
     make_policy,
+    master_weights_of,
     plain_copy,
     plain_scores,
     ragged,
@@ -329,11 +330,11 @@ def test_updates_make_rewarded_responses_likelier_and_punished_ones_less_likely(
 def test_float32_master_weights_take_steps_below_the_resolution_of_bfloat16() -> None:
     model = loaded("tied llama", dtype=torch.bfloat16)
     policy = make_policy(model, optim={"lr": 1e-6, "weight_decay": 0.0})
-    before = weights_of(policy)
+    before = master_weights_of(policy)
     rounded = {name: p.detach().clone() for name, p in model.model.named_parameters()}
     for step in range(1, 4):
         policy.update(ragged(), step=step)
-    after = weights_of(policy)
+    after = master_weights_of(policy)
     assert {tensor.dtype for tensor in after.values()} == {torch.float32}
     moves = torch.cat([(after[name] - before[name]).abs().flatten() for name in after])
     assert 1e-6 < moves.max() < 4e-6
@@ -343,6 +344,21 @@ def test_float32_master_weights_take_steps_below_the_resolution_of_bfloat16() ->
     assert stayed.double().mean() > 0.95
     for name, working in model.model.named_parameters():
         assert torch.equal(working, after[name].bfloat16())
+
+
+@pytest.mark.parametrize("adapters", [{}, {"lora": {"rank": 2}}])
+def test_engines_get_the_weights_in_the_type_that_the_model_computes_in(adapters: dict[str, Any]) -> None:
+    """Half the bytes of float32 master weights, and what an engine that rounds them itself would compute with."""
+    policy = make_policy(loaded("tied llama", dtype=torch.bfloat16), **adapters)
+    policy.update(ragged(), step=1)
+    source = policy.weights(version=1)
+    found = dict(source.named_tensors())
+    assert {tensor.dtype for tensor in found.values()} == {torch.bfloat16}
+    assert {dtype for dtype, _ in source.layout().tensors.values()} == {"bfloat16"}
+    assert {name: tuple(tensor.shape) for name, tensor in found.items()} == source.layout().shapes
+    if not adapters:
+        for name, master in master_weights_of(policy).items():
+            assert torch.equal(found[name], master.bfloat16())
 
 
 def test_bfloat16_gradients_are_added_up_in_float32(tmp_path: Path) -> None:
@@ -389,7 +405,7 @@ def test_a_saved_policy_goes_on_bit_for_bit(dtype: torch.dtype, updates: int, tm
     resumed.load(tmp_path)
     for step in (3, 4):
         assert resumed.update(ragged(), step=step) == policy.update(ragged(), step=step)
-        assert_close(weights_of(resumed), weights_of(policy), relative=0)
+        assert_close(master_weights_of(resumed), master_weights_of(policy), relative=0)
 
 
 def test_the_count_of_skips_in_a_row_is_saved(tmp_path: Path) -> None:
@@ -417,8 +433,11 @@ def test_saved_weights_are_a_weight_source_with_tied_names(tmp_path: Path) -> No
     policy.update(ragged(), step=1)
     policy.save(tmp_path)
     source = SavedWeights(tmp_path)
+    assert source.layout().shapes == policy.weights(version=0).layout().shapes
     for _ in range(2):
-        assert_close(dict(source.named_tensors()), weights_of(policy), relative=0)
+        found = dict(source.named_tensors())
+        assert torch.equal(found.pop("lm_head.weight"), found["model.embed_tokens.weight"])
+        assert_close(found, master_weights_of(policy), relative=0)
 
 
 def saved(directory: Path) -> Policy:

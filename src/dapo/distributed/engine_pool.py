@@ -37,7 +37,8 @@ class EngineWorker:
         self.submit, self.poll, self.abort, self.close = engine.submit, engine.poll, engine.abort, engine.close
 
     def load_weights(self, handle: WeightsHandle) -> int:
-        self._engine.load_weights(handle.open(), handle.version)
+        with handle.open() as weights:
+            self._engine.load_weights(weights, handle.version)
         return handle.version
 
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -51,8 +52,8 @@ class WeightsHandle(Protocol):
     @property
     def version(self) -> int: ...
 
-    def open(self) -> "WeightSource":
-        """The weights, in a worker. Raises EngineError if they are gone or of another version."""
+    def open(self) -> "AbstractContextManager[WeightSource]":
+        """The weights, in a worker, which reads them in the block. EngineError: they are gone or of another version."""
 
 
 class Node(NamedTuple):

@@ -17,7 +17,7 @@ from dapo.distributed.launch import allocator_environment, threads_on_cluster
 from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, Node, Worker, WorkerSpec
 from dapo.distributed.rank_samples import NumberedPass
 from dapo.distributed.sample_columns import IDS, REST, encode
-from dapo.distributed.weight_files import WeightsFile, WeightsFolder
+from dapo.distributed.weight_files import PIECE_BYTES, WeightsFile, WeightsFolder, write_chunks
 from dapo.policy.packing import RankMicrobatch, partition
 from dapo.policy.policy import partition_minibatch
 from dapo.types import RankRecord, Sample
@@ -143,7 +143,9 @@ class TrainerGroup:
         if self._has_shared_memory:
             self._all("export_weights", path, version)
         else:
-            path.write_bytes(self._all("send_weights", version)[0])
+            size = self._all("export_weights", None, version)[0]
+            chunks = (self._of_rank_0("read_weights", at, PIECE_BYTES) for at in range(0, size, PIECE_BYTES))
+            write_chunks(path, chunks, size=size)
         return self._folder.keep(path, version)
 
     def save(self, directory: Path) -> None:
@@ -192,12 +194,18 @@ class TrainerGroup:
         requests = self._request_each(method, (arguments for _ in self._workers), **options)
         return self._answers(requests, self._timeout_s)
 
-    def _request_each(self, method: str, arguments: Iterable[Sequence[Any]], **options: Any) -> "list[Future[Any]]":
-        """Call every rank with its own arguments, which are made one after the other."""
+    def _of_rank_0(self, method: str, *arguments: Any) -> Any:
+        requests = self._request_each(method, [arguments], ranks=1)
+        return self._answers(requests, self._timeout_s)[0]
+
+    def _request_each(
+        self, method: str, arguments: Iterable[Sequence[Any]], *, ranks: int | None = None, **options: Any
+    ) -> "list[Future[Any]]":
+        """Call every rank, or the first `ranks`, with its own arguments, which are made one after the other."""
         with self._lock:  # the calls of two threads reach every rank in the same order
             if self._lost is not None:
                 raise TrainerLost(self._lost)
-            pairs = zip(self._workers, arguments, strict=True)
+            pairs = zip(self._workers[:ranks], arguments, strict=True)
             return [worker.call(method, *own, **options) for worker, own in pairs]
 
     def _answers(self, futures: "Sequence[Future[Any]]", timeout_s: float) -> list[Any]:

@@ -1,23 +1,20 @@
 """One rank of the trainer group: the object in its process, whose methods the group calls on all ranks at once."""
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save
 
 from dapo.config import Config
 from dapo.core.errors import ConfigError
 from dapo.core.loopback import use_loopback_interface
 from dapo.distributed.rank_samples import NumberedPass, RankSamples
-from dapo.distributed.weight_files import dense_weights, write_weights
-from dapo.engines.engine import WeightSource
+from dapo.distributed.weight_files import WeightsFolder, write_weights
 from dapo.policy.fsdp.policy import Ranks, ShardedPolicy
 from dapo.policy.model import LoadedModel, load_model
 from dapo.types import EngineGap
@@ -43,6 +40,8 @@ class TrainerWorker:
         self._policy: Any = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="dapo-checkpoint")
         self._written: Any = None
+        self._folder: WeightsFolder | None = None
+        self._exported: Path | None = None
 
     def rendezvous_address(self) -> tuple[str, int]:
         """Open the store through which ranks of several machines meet, on rank 0; returns its host and port.
@@ -121,18 +120,34 @@ class TrainerWorker:
         metrics = self._policy.update(self._samples.microbatches(passes), step=step)
         return metrics, self._policy.skipped_in_a_row
 
-    def export_weights(self, path: Path, version: int) -> None:
-        """Gather all weights and write them to `path` on rank 0."""
-        self._gather(lambda weights: write_weights(path, weights, version))
+    def export_weights(self, path: Path | None, version: int) -> int:
+        """Gather all weights, one at a time, which every rank must do; rank 0 writes them to a file.
 
-    def send_weights(self, version: int) -> bytes | None:
-        """Gather all weights; rank 0 returns the contents of a weights file."""
+        Args:
+            path: The file; None: one in the shared memory of rank 0's machine, for `read_weights`.
+            version: Of the weights.
 
-        def contents(weights: WeightSource) -> bytes:
-            tensors, metadata = dense_weights(weights, version)
-            return save(tensors, metadata=metadata)
+        Returns:
+            The size of the file, on rank 0.
+        """
+        weights = self._policy.weights()
+        if self._rank:
+            for _ in weights.named_tensors():
+                pass
+            return 0
+        if path is None:
+            self._folder = self._folder or WeightsFolder()
+            self._exported = path = self._folder.write(weights, version).path
+        else:
+            write_weights(path, weights, version)
+        return path.stat().st_size
 
-        return self._gather(contents)
+    def read_weights(self, start: int, size: int) -> bytes:
+        """A part of the file that `export_weights` wrote on this machine."""
+        assert self._exported is not None
+        with open(self._exported, "rb") as file:
+            file.seek(start)
+            return file.read(size)
 
     def snapshot(self) -> None:
         self._policy.snapshot()
@@ -154,15 +169,6 @@ class TrainerWorker:
         """Load a checkpoint; returns the number of updates skipped in a row."""
         self._policy.load(directory)
         return int(self._policy.skipped_in_a_row)
-
-    def _gather(self, use: Callable[[WeightSource], Any]) -> Any:
-        """Gather the full weights, one at a time, which every rank must do; rank 0 uses them."""
-        source: Any = SimpleNamespace(named_tensors=self._policy.full_weights)
-        if self._rank == 0:
-            return use(source)
-        for _ in source.named_tensors():
-            pass
-        return None
 
 
 def _device(wanted: str, rank: int) -> torch.device:

@@ -2,21 +2,30 @@
 
 import contextlib
 import fcntl
+import json
+import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from torch import Tensor
 
 from dapo.core.errors import EngineError
 from dapo.engines.engine import WeightSource
+from dapo.types import WeightLayout
 
+METADATA = "__metadata__"
+TYPE_CODES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+"""The names of types in a safetensors header."""
+_TYPES = {code: dtype for dtype, code in TYPE_CODES.items()}
+PIECE_BYTES = 2**26
+"""The most that is copied at a time between a device, main memory and another machine."""
 VERSION_KEY = "version"
 TIED_KEY = "tied"
 PREFIX = "dapo-weights-"
@@ -30,8 +39,9 @@ class WeightsFile:
     path: Path
     version: int
 
-    def open(self) -> "WeightsFile":
-        """Check that the file exists and holds this version. Raises EngineError."""
+    @contextlib.contextmanager
+    def open(self) -> "Iterator[WeightsFile]":
+        """The file itself. Raises EngineError unless it exists and holds this version."""
         try:
             with safe_open(self.path, framework="pt") as file:
                 found = (file.metadata() or {}).get(VERSION_KEY)
@@ -39,26 +49,44 @@ class WeightsFile:
             raise EngineError(f"the weights of version {self.version} cannot be read: {error}") from error
         if found != str(self.version):
             raise EngineError(f"{self.path} holds weights of version {found}, expected {self.version}")
-        return self
+        yield self
 
-    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def layout(self) -> WeightLayout:
+        """Names, types and shapes, read from the header alone."""
         with safe_open(self.path, framework="pt") as file:
-            for name, stored in stored_names(file).items():
+            tensors = {}
+            for name in file.offset_keys():
+                entry = file.get_slice(name)
+                dtype = _TYPES[entry.get_dtype()]
+                tensors[name] = str(dtype).removeprefix("torch."), tuple(entry.get_shape())
+            return WeightLayout(tensors, _tied(file))
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight by its name, mapped from the file."""
+        layout = self.layout()
+        with safe_open(self.path, framework="pt") as file:
+            for name in layout.tensors:
+                yield name, file.get_tensor(name)
+            for name, stored in layout.tied.items():
                 yield name, file.get_tensor(stored)
 
 
-def stored_names(file: Any) -> dict[str, str]:
-    """The name under which an open weights file stores each weight: tied weights are stored once."""
-    tied = (file.metadata() or {}).get(TIED_KEY, "").split()
-    return {name: name for name in file.keys()} | dict(pair.split("=", 1) for pair in tied)  # noqa: SIM118
+def _tied(file: Any) -> dict[str, str]:
+    """Each further name of a tied weight -> the name under which an open weights file stores it."""
+    pairs = (file.metadata() or {}).get(TIED_KEY, "").split()
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def shared_folder() -> Path:
+    """Where the processes of a machine share files: `/dev/shm`, or the temporary folder."""
+    return SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
 
 
 class WeightsFolder:
     """A private folder in shared memory (`/dev/shm` where it exists) that keeps the last two versions."""
 
     def __init__(self, parent: Path | None = None) -> None:
-        if parent is None:
-            parent = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+        parent = parent or shared_folder()
         _remove_abandoned(parent)
         self._folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent)
         self._lock = _locked(self.path)
@@ -96,32 +124,146 @@ class WeightsFolder:
 
 
 def write_weights(path: Path, weights: WeightSource, version: int) -> None:
-    """Write a complete file under another name, then rename it to `path`. Raises EngineError."""
-    tensors, metadata = dense_weights(weights, version)
+    """Write a complete file under another name, tensor by tensor, then rename it to `path`. Raises EngineError."""
+    layout = weights.layout()
+    header, starts = file_header(layout, version)
+    with _new_file(path, size=file_size(layout, header)) as file:
+        file.write(header)
+        for start, piece in host_pieces(_placed(weights, layout, starts)):
+            file.seek(start)
+            file.write(piece)
+
+
+def write_chunks(path: Path, chunks: Iterable[bytes | memoryview], *, size: int) -> None:
+    """Write the content of a weights file of `size` bytes that comes in chunks. Raises EngineError."""
+    with _new_file(path, size=size) as file:
+        if (written := sum(file.write(chunk) for chunk in chunks)) != size:
+            raise EngineError(f"{path}: {written} bytes of weights came, expected {size}")
+
+
+@contextlib.contextmanager
+def _new_file(path: Path, *, size: int) -> Iterator[IO[bytes]]:
+    """A file whose memory is there from the start, and which has its name once the block has ended."""
     temporary = path.with_suffix(".tmp")
     try:
-        save_file(tensors, temporary, metadata=metadata)
-    except SafetensorError as error:
+        with open(temporary, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+            yield file
+        os.replace(temporary, path)
+    except OSError as error:
+        gib = size / 2**30
+        raise EngineError(f"the weights ({gib:.2f} GiB) cannot be published: {path.parent}: {error}") from error
+    finally:
         temporary.unlink(missing_ok=True)
-        raise EngineError(f"the weights cannot be published to the engines: {path.parent}: {error}") from error
-    os.replace(temporary, path)
 
 
-def dense_weights(weights: WeightSource, version: int) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The contiguous CPU tensors of a weights file, tied ones once, and the file's metadata."""
-    tensors: dict[str, torch.Tensor] = {}
-    first: dict[tuple[int, torch.Size], str] = {}
-    tied: list[str] = []
+def file_header(layout: WeightLayout, version: int) -> tuple[bytes, dict[str, int]]:
+    """The header of a weights file, and where in the file each stored weight starts.
+
+    The safetensors library has no writer that is given one tensor at a time. The widest types come first, so that
+    every weight is aligned to its type.
+    """
+    entries: dict[str, Any] = {METADATA: {VERSION_KEY: str(version), TIED_KEY: _format_tied(layout)}}
+    end, starts = 0, dict[str, int]()
+    for name in sorted(layout.tensors, key=lambda name: -_dtype(layout, name).itemsize):
+        start, end = end, end + _num_bytes(layout, name)
+        code, shape = TYPE_CODES[_dtype(layout, name)], layout.tensors[name][1]
+        entries[name] = {"dtype": code, "shape": shape, "data_offsets": (start, end)}
+        starts[name] = start
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    header = len(text).to_bytes(8, "little") + text
+    return header, {name: len(header) + start for name, start in starts.items()}
+
+
+def file_size(layout: WeightLayout, header: bytes) -> int:
+    """The bytes of a weights file."""
+    return len(header) + sum(_num_bytes(layout, name) for name in layout.tensors)
+
+
+def stored_tensors(weights: WeightSource, layout: WeightLayout) -> Iterator[tuple[str, Tensor]]:
+    """Each stored weight once, in the layout's order. Raises EngineError where a source is not what its layout says."""
+    expected = iter(layout.tensors.items())
     for name, tensor in weights.named_tensors():
-        key = (tensor.data_ptr(), tensor.shape)
-        dense = tensor.detach().cpu().contiguous()
-        # an equal address proves nothing where tensors are generated one after the other in the same memory
-        if key in first and torch.equal(dense, tensors[first[key]]):
-            tied.append(f"{name}={first[key]}")
-        else:
-            first[key] = name
-            tensors[name] = dense
-    return tensors, {VERSION_KEY: str(version), TIED_KEY: " ".join(tied)}
+        if name in layout.tied:
+            continue
+        found = name, (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        if found != (wanted := next(expected, None)):
+            raise EngineError(f"the weights differ from their layout: expected {wanted}, got {found}")
+        yield name, tensor.detach()
+    if (missing := next(expected, None)) is not None:
+        raise EngineError(f"the weights differ from their layout: {missing} is missing")
+
+
+def host_pieces(
+    tensors: Iterable[tuple[int, Tensor]], *, staging: Sequence[Tensor] | None = None
+) -> Iterator[tuple[int, memoryview]]:
+    """The bytes of tensors, each given with the position of its first byte, in pieces in main memory.
+
+    A tensor in main memory is not copied. One on a device is copied in pieces through two pinned buffers: while one
+    piece is used, the next is under way. A piece is valid until the next one is asked for.
+
+    Args:
+        tensors: Read one at a time; a tensor is not needed any more when the next is asked for.
+        staging: Two buffers of bytes, all pieces are copied into in turn; None: pinned ones for tensors on a device.
+
+    Yields:
+        The position and the bytes of each piece, at most `PIECE_BYTES`, or as many as a buffer holds.
+    """
+    waiting: tuple[int, Tensor, Callable[[], None]] | None = None
+    index = 0
+    for start, tensor in tensors:
+        flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+        if staging is None and flat.device.type != "cpu":
+            staging = [torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        size = PIECE_BYTES if staging is None else len(staging[0])
+        for offset in range(0, len(flat), size):
+            piece = flat[offset : offset + size]
+            following = start + offset, *_host_copy(piece, staging, index)
+            index += 1
+            if waiting is not None:
+                yield _finished(*waiting)
+            waiting = following
+    if waiting is not None:
+        yield _finished(*waiting)
+
+
+def _host_copy(piece: Tensor, staging: Sequence[Tensor] | None, index: int) -> tuple[Tensor, Callable[[], None]]:
+    """The piece in main memory, and what waits until it is there."""
+    if staging is None:
+        return piece, lambda: None
+    target = staging[index % 2][: len(piece)].copy_(piece, non_blocking=True)
+    if piece.device.type == "cpu":
+        return target, lambda: None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(piece.device))
+    return target, event.synchronize
+
+
+def _finished(start: int, piece: Tensor, wait: Callable[[], None]) -> tuple[int, memoryview]:
+    wait()
+    return start, piece.numpy().data
+
+
+def _placed(weights: WeightSource, layout: WeightLayout, starts: Mapping[str, int]) -> Iterator[tuple[int, Tensor]]:
+    for name, tensor in stored_tensors(weights, layout):
+        yield starts[name], tensor
+
+
+def _dtype(layout: WeightLayout, name: str) -> torch.dtype:
+    dtype = getattr(torch, layout.tensors[name][0])
+    if dtype not in TYPE_CODES:
+        known = ", ".join(str(one).removeprefix("torch.") for one in TYPE_CODES)
+        raise EngineError(f"{name} is of type {layout.tensors[name][0]}, which is not handed to engines ({known} are)")
+    return dtype
+
+
+def _num_bytes(layout: WeightLayout, name: str) -> int:
+    return math.prod(layout.tensors[name][1]) * _dtype(layout, name).itemsize
+
+
+def _format_tied(layout: WeightLayout) -> str:
+    return " ".join(f"{name}={stored}" for name, stored in layout.tied.items())
 
 
 def _locked(folder: Path) -> int:

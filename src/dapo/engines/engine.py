@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from dapo.types import Generation, GenerationRequest
+from dapo.types import Generation, GenerationRequest, WeightLayout
 
 if TYPE_CHECKING:
     import torch
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 class WeightSource(Protocol):
     """A complete set of weights that can be read any number of times."""
+
+    def layout(self) -> WeightLayout:
+        """What `named_tensors` will yield, without computing or copying any of it."""
 
     def named_tensors(self) -> "Iterable[tuple[str, torch.Tensor]]":
         """Every parameter by its Hugging Face name, tied ones under each of their names."""

@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dapo.core.errors import CheckpointError
-from dapo.policy.hf_io import with_tied, write_tensors
+from dapo.policy.hf_io import layout_of, with_tied, write_tensors
 from dapo.policy.optim import MOMENTS, MasterAdamW
+from dapo.types import WeightLayout
 
 WEIGHTS = "weights"
 COUNTERS_FILE = "policy.json"
@@ -121,6 +122,10 @@ class SavedWeights:
         self._tied = counters["tied"]
         self.lora: dict[str, float] | None = counters.get("lora")
         """Rank and alpha, if these are adapters only: then `policy.lora.saved_weights` gives the complete set."""
+
+    def layout(self) -> WeightLayout:
+        """Names, types and shapes of the trained weights."""
+        return layout_of(dict(self._stored()), self._tied)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every trained weight by its Hugging Face name, tied ones under each of their names."""

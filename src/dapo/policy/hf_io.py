@@ -18,6 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.utils import logging as transformers_logging
 
 from dapo.core.errors import ConfigError
+from dapo.types import WeightLayout
 
 
 @contextlib.contextmanager
@@ -41,16 +42,26 @@ def tied_names(model: torch.nn.Module) -> dict[str, str]:
     return {name: first[parameter] for name, parameter in names if first[parameter] != name}
 
 
+def layout_of(weights: Mapping[str, Tensor], tied: Mapping[str, str], dtype: torch.dtype | None = None) -> WeightLayout:
+    """The layout of stored weights in their own types, or all in `dtype`; `tied` is as of `tied_names`."""
+    types = {name: str(dtype or weight.dtype).removeprefix("torch.") for name, weight in weights.items()}
+    return WeightLayout({name: (types[name], tuple(weight.shape)) for name, weight in weights.items()}, tied)
+
+
 @dataclass(frozen=True)
 class NamedWeights:
     """A `WeightSource`: weights by their Hugging Face names, read anew at each iteration."""
 
     read: Callable[[], Iterable[tuple[str, Tensor]]]  # every stored weight by name
-    tied: Mapping[str, str]  # as of `tied_names`
+    stored: WeightLayout
+
+    def layout(self) -> WeightLayout:
+        """Names, types and shapes of the weights."""
+        return self.stored
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight by its Hugging Face name, tied ones under each of their names."""
-        return with_tied(self.read(), self.tied)
+        return with_tied(self.read(), self.stored.tied)
 
 
 def with_tied(weights: Iterable[tuple[str, Tensor]], tied: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:

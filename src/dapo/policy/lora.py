@@ -19,7 +19,7 @@ from dapo.config import LoraConfig
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.policy.checkpoint import SavedWeights
-from dapo.policy.hf_io import NamedWeights, appearing_directory, require_new, tied_names, write_tensors
+from dapo.policy.hf_io import NamedWeights, appearing_directory, layout_of, require_new, tied_names, write_tensors
 from dapo.policy.model import LoadedModel
 
 INSTALL = 'pip install "dapo-rl[lora]"'
@@ -36,9 +36,14 @@ class Adapters:
     tied: Mapping[str, str]  # as of `tied_names`
     layers: Sequence[Any]  # peft's layers, each around a linear layer
 
-    def merged(self, factors: Mapping[str, Tensor]) -> NamedWeights:
-        """The model's weights with these factors, by their names in the model, merged into them."""
-        return NamedWeights(lambda: merged_weights(self.frozen.items(), factors, self.settings), self.tied)
+    def merged(self, factors: Mapping[str, Tensor], dtype: torch.dtype) -> NamedWeights:
+        """The model's weights with these factors, by their names in the model, merged into them and rounded."""
+
+        def read() -> Iterator[tuple[str, Tensor]]:
+            merged = merged_weights(self.frozen.items(), factors, self.settings)
+            return ((name, weight.to(dtype)) for name, weight in merged)
+
+        return NamedWeights(read, layout_of(self.frozen, self.tied, dtype))
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
@@ -127,7 +132,9 @@ def saved_weights(directory: str | Path, model: PreTrainedModel) -> SavedWeights
         return saved
     frozen, settings = dict(model.named_parameters()), saved.lora
     factors = _saved_factors(saved, directory, frozen)
-    return NamedWeights(lambda: merged_weights(frozen.items(), factors, settings), tied_names(model))
+    wide = torch.promote_types(model.dtype, torch.float32)
+    layout = layout_of(frozen, tied_names(model), wide)
+    return NamedWeights(lambda: merged_weights(frozen.items(), factors, settings), layout)
 
 
 def export_adapter(directory: str | Path, source: LoadedModel, out_dir: str | Path) -> None:

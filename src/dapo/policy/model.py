@@ -23,7 +23,8 @@ from transformers import (
 from dapo.config.model_data import MODEL_ALIASES
 from dapo.core.errors import ConfigError
 from dapo.policy.builtin_models import smollm2_directory, smollm2_path, tiny_random
-from dapo.policy.hf_io import quiet_transformers, require_new, tied_names, write_model_directory
+from dapo.policy.hf_io import layout_of, quiet_transformers, require_new, tied_names, write_model_directory
+from dapo.types import WeightLayout
 
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
@@ -37,6 +38,10 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerBase
     stop_ids: tuple[int, ...]  # all end tokens that the model's files name, ascending; base models often have two
     name: str
+
+    def layout(self) -> WeightLayout:
+        """Names, types and shapes of the weights."""
+        return layout_of(dict(self.model.named_parameters()), tied_names(self.model))
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight by its name, tied ones under each of their names: this is a `WeightSource`."""

@@ -107,6 +107,11 @@ class MasterAdamW:
             return []
         return [name for name, master in self.master_weights.items() if not master.isfinite().all()]
 
+    @property
+    def model_weights(self) -> dict[str, torch.nn.Parameter]:
+        """The trained weights by name as the model computes with them: `master_weights`, rounded to its type."""
+        return self._working
+
     @torch.no_grad()
     def sync_from_master(self) -> None:
         """Round the master weights into the model's, where those are copies."""

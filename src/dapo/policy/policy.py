@@ -20,7 +20,7 @@ from dapo.config import Config
 from dapo.core.errors import ConfigError
 from dapo.core.out_of_memory import explain_out_of_memory
 from dapo.policy.checkpoint import StateCopy, load_optimizer, state_of, write_state
-from dapo.policy.hf_io import NamedWeights
+from dapo.policy.hf_io import NamedWeights, layout_of
 from dapo.policy.logprobs import chunks, hidden_states, score_tokens, token_logprobs, use_packed_forward
 from dapo.policy.lora import add_adapters
 from dapo.policy.model import LoadedModel
@@ -88,6 +88,7 @@ class PolicyCore:
         """
         self._config = config
         self._model: Any = loaded.model
+        self._compute_dtype: torch.dtype = loaded.model.dtype
         lora = config.model.lora
         self._adapters = None if lora is None else add_adapters(self._model, lora, seed=config.train.seed)
         use_packed_forward(self._model)
@@ -204,16 +205,18 @@ class Policy(PolicyCore):
     """A policy in one process."""
 
     def weights(self, *, version: int) -> NamedWeights:
-        """The weights for engines and export, adapters merged; they are read when they are iterated over.
+        """The weights for engines, adapters merged, as the model computes with them; read when they are iterated over.
 
-        `version` names weights that are written to a file; here they are read in place. Raises NumericsError where a
-        weight is not finite.
+        Master weights are rounded to the model's type where they are, before anything travels. Checkpoints keep them
+        unrounded (`save`). `version` names weights that are written to a file; here they are read in place. Raises
+        NumericsError where a weight is not finite.
         """
         self._optimizer.require_finite()
-        master_weights = self._optimizer.master_weights
         if self._adapters is not None:
-            return self._adapters.merged(master_weights)
-        return NamedWeights(lambda: ((n, w.detach()) for n, w in master_weights.items()), self._optimizer.tied)
+            return self._adapters.merged(self._optimizer.master_weights, self._compute_dtype)
+        weights = self._optimizer.model_weights
+        layout = layout_of(weights, self._optimizer.tied)
+        return NamedWeights(lambda: ((name, weight.detach()) for name, weight in weights.items()), layout)
 
     @explain_out_of_memory(torch.OutOfMemoryError, "the old log-probabilities", SMALLER_MICROBATCHES)
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:

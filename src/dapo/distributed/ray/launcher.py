@@ -44,7 +44,8 @@ class RayWorker:
         """Known once the actor is scheduled and its process has answered the handshake."""
         self._actor, self._reservation, self._callbacks = actor, reservation, callbacks
         self._lock = threading.Lock()
-        self._pending: set[Future[Any]] = set()
+        self._pending: dict[Future[Any], Sequence[Any]] = {}
+        """The calls under way with their arguments: published weights are kept for as long as a worker reads them."""
         self._exit_message: str | None = None
 
     @property
@@ -71,7 +72,7 @@ class RayWorker:
                 future.set_exception(WorkerDied(self._exit_message))
                 return future
             reference = getattr(self._actor, entry).remote(*arguments)
-            self._pending.add(future)
+            self._pending[future] = arguments
 
         def completed(done: "Future[Any]") -> None:
             with suppress(RuntimeError):  # the launcher is closed, and so the call has failed
@@ -115,7 +116,7 @@ class RayWorker:
         with self._lock:
             if future not in self._pending:
                 return  # failed already, with the worker
-            self._pending.remove(future)
+            del self._pending[future]
         if isinstance(value, Exception):
             future.set_exception(value)
         else:
@@ -129,7 +130,7 @@ class RayWorker:
             if self._exit_message is not None:
                 return
             self._exit_message = cause
-            pending, self._pending = self._pending, set()
+            pending, self._pending = self._pending, {}
         try:
             if ray.is_initialized():
                 ray.kill(self._actor, no_restart=True)
@@ -177,7 +178,6 @@ class RayLauncher:
         self._private: PrivateCluster | None = None
         self._workers: list[RayWorker] = []
         self._weights: WeightsFolder | None = None
-        self._published: list[RayWeights] = []
 
     @property
     def nodes(self) -> list[Node]:
@@ -215,17 +215,12 @@ class RayLauncher:
         return workers
 
     def publish_weights(self, weights: WeightSource, version: int) -> RayWeights:
-        published = RayWeights(self._folder().write(weights, version), timeout_s=self._timeout_s)
-        for old in self._published[:-1]:
-            old.forget()
-        self._published = [*self._published[-1:], published]
-        return published
+        return RayWeights(self._folder().write(weights, version), timeout_s=self._timeout_s)
 
     def close(self) -> None:
         for worker in self._workers:
             worker.close()
         self._workers.clear()
-        self._published.clear()
         if self._callbacks is not None:
             self._callbacks.shutdown()
             self._callbacks = None

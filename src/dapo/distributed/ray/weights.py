@@ -1,15 +1,26 @@
-"""Weights between machines: a version's tensors as one object in Ray's object store, fetched once per node."""
+"""Weights between machines: the chunks of a weights file as objects in Ray's object store, fetched once per node.
 
-from collections.abc import Iterator, Mapping
+The processes of a node share one file in its shared memory: the first that needs a version writes it from the chunks,
+and the last that has read it removes it. The object store holds a version only while it is fetched.
+"""
+
+import contextlib
+import fcntl
+import os
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
-from safetensors import safe_open
 
 from dapo.core.errors import EngineError
-from dapo.distributed.weight_files import WeightsFile, stored_names
+from dapo.distributed.weight_files import PIECE_BYTES, WeightsFile, shared_folder, write_chunks
+
+PREFIX = "dapo-node-weights-"
+CHUNK_BYTES = 4 * PIECE_BYTES
+"""Of an object in the store."""
 
 
 class RayWeights:
@@ -17,78 +28,119 @@ class RayWeights:
 
     def __init__(self, file: WeightsFile, *, timeout_s: float) -> None:
         self._file, self._timeout_s = file, timeout_s
-        self._object: WeightsObject | None = None
+        self._sent: Callable[[], WeightsObject | None] = lambda: None
 
     @property
     def version(self) -> int:
         return self._file.version
 
-    def open(self) -> WeightsFile:
+    def open(self) -> contextlib.AbstractContextManager[WeightsFile]:
         return self._file.open()
 
     def for_worker(self, *, reads_files: bool) -> "WeightsFile | WeightsObject":
-        """The file itself, or the object store for a worker on another machine. Raises EngineError if it is gone."""
+        """The file itself, or the object store for a worker on another machine. Raises EngineError if it is gone.
+
+        The object store is freed when nothing holds the result any more.
+        """
         if reads_files:
             return self._file
-        if self._object is None:
-            self._object = WeightsObject(_put(self._file.open()), self.version, self._timeout_s)
-        return self._object
-
-    def forget(self) -> None:
-        self._object = None
+        if (sent := self._sent()) is None:
+            name = f"{PREFIX}{self._file.path.parent.name}-{self._file.path.name}"
+            sent = WeightsObject(_put(self._file), name, self._file.path.stat().st_size, self.version, self._timeout_s)
+            self._sent = weakref.ref(sent)
+        return sent
 
 
 @dataclass(frozen=True)
 class WeightsObject:
     """A version's weights in the object store."""
 
-    reference: Any  # the ObjectRef of a StoredWeights
+    chunks: tuple[Any, ...]  # ObjectRefs: the content of a weights file, in order
+    name: str  # of the file that a node keeps while its processes read it
+    size: int  # of that file, in bytes
     version: int
     timeout_s: float
 
-    def open(self) -> "StoredWeights":
-        """Fetch the weights to this node. Raises EngineError if they are gone or do not arrive in time."""
+    @contextlib.contextmanager
+    def open(self) -> Iterator[WeightsFile]:
+        """Fetch the weights to this node, unless they are there; the path can be given to any process of the node.
+
+        Raises EngineError if they are gone or do not arrive in time.
+        """
+        with (
+            shared_file(shared_folder() / self.name, self._fetch) as path,
+            WeightsFile(path, self.version).open() as weights,
+        ):
+            yield weights
+
+    def _fetch(self, path: Path) -> None:
         import ray
 
         try:
-            stored: StoredWeights = ray.get(self.reference, timeout=self.timeout_s)
+            chunks = (memoryview(ray.get(chunk, timeout=self.timeout_s)) for chunk in self.chunks)
+            write_chunks(path, chunks, size=self.size)
         except ray.exceptions.RayError as error:
             late = f"the weights of version {self.version} did not come within {self.timeout_s:g} s"
             raise EngineError(f"{late}: {error}") from error
-        return stored
 
 
-class StoredTensor(NamedTuple):
-    """A tensor's bytes as an array, which Ray stores without pickling it; NumPy has no bfloat16."""
+@contextlib.contextmanager
+def shared_file(path: Path, write: Callable[[Path], None]) -> Iterator[Path]:
+    """A file that processes of this machine share: the first calls `write`, the last to leave removes it.
 
-    data: "np.ndarray[Any, np.dtype[np.uint8]]"
-    dtype: torch.dtype
-    shape: torch.Size
+    Whoever uses the file holds a shared lock, which the system frees however the process ends. Files that processes
+    have left behind are removed when the next one is written.
+    """
+    name = path.with_suffix(".lock")
+    while not (_is_same(lock := _open_locked(name, fcntl.LOCK_SH), name) and path.exists()):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if _is_same(lock, name) and not path.exists():
+                for other in set(path.parent.glob(f"{PREFIX}*.lock")) - {name}:
+                    _remove_unused(other)
+                write(path)
+        finally:
+            os.close(lock)
+    try:
+        yield path
+    finally:
+        os.close(lock)
+        _remove_unused(name)
 
 
-@dataclass(frozen=True)
-class StoredWeights:
-    """Weights whose arrays lie in the node's object store, read-only: one tensor at a time is copied out of it."""
-
-    tensors: Mapping[str, StoredTensor]
-    names: Mapping[str, str]  # every weight's name -> the name in `tensors`; tied weights are stored once
-
-    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, stored in self.names.items():
-            data, dtype, shape = self.tensors[stored]
-            yield name, torch.from_numpy(data.copy()).view(dtype).reshape(shape)
+def _open_locked(name: Path, kind: int) -> int:
+    lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, kind)
+    return lock
 
 
-def _put(source: WeightsFile) -> Any:
+def _is_same(lock: int, name: Path) -> bool:
+    """Whether the lock still has its name: another process may have removed it before it was locked here."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(lock), name.stat())
+    return False
+
+
+def _remove_unused(name: Path) -> None:
+    """Remove a lock and its file, unless a process uses them or they are another user's."""
+    with contextlib.suppress(OSError):
+        lock = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_same(lock, name):
+                name.with_suffix(".tmp").unlink(missing_ok=True)
+                name.with_suffix(".safetensors").unlink(missing_ok=True)
+                name.unlink()
+        finally:
+            os.close(lock)
+
+
+def _put(weights: WeightsFile) -> tuple[Any, ...]:
     import ray
 
-    with safe_open(source.path, framework="pt") as file:
-        names = stored_names(file)
-        tensors = {}
-        for stored in dict.fromkeys(names.values()):
-            tensor = file.get_tensor(stored)  # mapped, not read
-            tensors[stored] = StoredTensor(tensor.reshape(-1).view(torch.uint8).numpy(), tensor.dtype, tensor.shape)
-        try:
-            return ray.put(StoredWeights(tensors, names))
-        except ray.exceptions.RayError as error:
-            raise EngineError(f"the weights do not fit into Ray's object store: {error}") from error
+    with weights.open():
+        content = np.memmap(weights.path, dtype=np.uint8, mode="r")  # mapped, not read
+    try:
+        return tuple(ray.put(content[start : start + CHUNK_BYTES]) for start in range(0, len(content), CHUNK_BYTES))
+    except ray.exceptions.RayError as error:
+        raise EngineError(f"the weights do not fit into Ray's object store: {error}") from error

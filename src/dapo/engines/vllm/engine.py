@@ -154,7 +154,7 @@ class VllmEngine(checks.EngineState):
     def _require_complete(self, weights: WeightSource) -> None:
         """vLLM itself reports no missing weights: the old ones would stay."""
         expected = self._weight_shapes
-        given = {name: tuple(tensor.shape) for name, tensor in weights.named_tensors()}
+        given = weights.layout().shapes
         missing = [name for name in expected if name not in given]
         unexpected = [name for name in given if name not in expected]
         checks.require_all_weights(len(expected), missing=missing, unexpected=unexpected)

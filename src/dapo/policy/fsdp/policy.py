@@ -38,8 +38,8 @@ from dapo.policy.checkpoint import (
     write_counters,
 )
 from dapo.policy.fsdp.checkpoint import read_shards, stored_like, write_shards
-from dapo.policy.hf_io import with_tied
-from dapo.policy.lora import merged_weights
+from dapo.policy.hf_io import NamedWeights, layout_of
+from dapo.policy.lora import Adapters, merged_weights
 from dapo.policy.model import LoadedModel
 from dapo.policy.objective import add_sums
 from dapo.policy.optim import MasterAdamW
@@ -194,7 +194,6 @@ class ShardedPolicy(PolicyCore):
     def __init__(self, config: Config, loaded: LoadedModel, ranks: Ranks) -> None:
         """Take over `loaded.model`: full and the same on every rank, on any device, in the type to compute in."""
         self._ranks = ranks
-        self._compute_dtype: torch.dtype = loaded.model.dtype
         self._snapshot: State | None = None
         super().__init__(config, loaded)
         self._optimizer: ShardedAdamW
@@ -242,24 +241,31 @@ class ShardedPolicy(PolicyCore):
             scores.append(self._score(microbatch, self._model))
         return [rows_of(values, of_samples) for values, of_samples in zip(scores, lengths, strict=True)]
 
-    def full_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def weights(self) -> NamedWeights:
         """Every weight by its Hugging Face name, adapters merged, unsharded and in the type that the model computes in.
 
-        Every rank iterates to the end. Tied weights follow the one they are stored with. Raises NumericsError where a
-        weight is not finite.
+        Every rank calls it and reads it to the end; each weight is gathered when it is read. Raises NumericsError where
+        a weight is not finite.
         """
         self._optimizer.require_finite()
         shards, dtype = self._optimizer.shards, self._compute_dtype
         if self._adapters is None:
-            full = ((name, _full_tensor(weight.detach().to(dtype))) for name, weight in shards.items())
-            return with_tied(full, self._optimizer.tied)
-        factors = {name: _full_tensor(weight) for name, weight in shards.items()}
-        frozen = ((name, _full_tensor(weight)) for name, weight in self._adapters.frozen.items())
-        merged = merged_weights(frozen, factors, self._adapters.settings)
-        return with_tied(((name, tensor.to(dtype)) for name, tensor in merged), self._adapters.tied)
+            layout = layout_of(shards, self._optimizer.tied, dtype)
+            return NamedWeights(
+                lambda: ((name, _full_tensor(weight.detach().to(dtype))) for name, weight in shards.items()), layout
+            )
+        return self._merged(shards, self._adapters, dtype)
+
+    def _merged(self, shards: Mapping[str, Any], adapters: Adapters, dtype: torch.dtype) -> NamedWeights:
+        def read() -> Iterator[tuple[str, Tensor]]:
+            factors = {name: _full_tensor(weight) for name, weight in shards.items()}
+            frozen = ((name, _full_tensor(weight)) for name, weight in adapters.frozen.items())
+            return ((name, weight.to(dtype)) for name, weight in merged_weights(frozen, factors, adapters.settings))
+
+        return NamedWeights(read, layout_of(adapters.frozen, adapters.tied, dtype))
 
     def snapshot(self) -> None:
-        """Copy the state into main memory, over the previous copy. Raises NumericsError like `full_weights`."""
+        """Copy the state into main memory, over the previous copy. Raises NumericsError like `weights`."""
         self._optimizer.require_finite()
         self._snapshot = self._copy.take(state_of(self._optimizer))
 
