@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dapo.policy.packed_attention import Segment, build_attention_plan, packed_attention
+from dapo.policy.packed_attention import PackedAttentionPlan, packed_attention
 from dapo.policy.packing import Microbatch, in_callers_order, pack, partition
+from dapo.policy.segments import Segment
 from helpers.tiny_policies import groups_of, ragged, sample
 
 CPU = torch.device("cpu")
@@ -118,22 +119,20 @@ def test_microbatches_are_nearly_full() -> None:
 def test_less_than_half_of_what_attention_computes_is_padding() -> None:
     samples = groups_of([(5 + 40 * g, (1, 2, 3, 9, 40, 200)) for g in range(4)])
     (microbatch,) = pack(samples, max_tokens=100_000)
-    assert sum(len(block.queries) for block in microbatch.attention_plan.blocks) < 2 * microbatch.num_tokens
+    assert sum(len(block.queries) for block in microbatch.attention_plan.padded.blocks) < 2 * microbatch.num_tokens
 
 
 # Rows as (context_start, context_length, start, length): three prompts, responses before and behind the next prompt.
 # The last two are one block; the padded third query of the very last stands behind all keys.
-SEGMENTS = [
-    *(
-        Segment(0, 0, 0, 5),
-        Segment(0, 5, 5, 2),
-        Segment(0, 0, 7, 2),
-        Segment(0, 5, 9, 7),
-        Segment(7, 2, 16, 3),
-        Segment(0, 0, 19, 6),
-    ),
+SEGMENTS = (
+    Segment(0, 0, 0, 5),
+    Segment(0, 5, 5, 2),
+    Segment(0, 0, 7, 2),
+    Segment(0, 5, 9, 7),
+    Segment(7, 2, 16, 3),
+    Segment(0, 0, 19, 6),
     *(Segment(0, 5, 25, 3), Segment(19, 6, 28, 2)),
-]
+)
 NUM_TOKENS = 30
 
 
@@ -155,10 +154,11 @@ def dense_attention(query: Tensor, key: Tensor, value: Tensor, window: int | Non
 @pytest.mark.parametrize("window", [None, 1, 4, 6, 100])
 @pytest.mark.parametrize("mask_elements", [10**6, 0], ids=["masked", "causal"])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("key_multiple", [1, 16])
 def test_packed_attention_equals_one_dense_mask_in_values_and_gradients(
-    window: int | None, mask_elements: int, kv_heads: int
+    window: int | None, mask_elements: int, kv_heads: int, key_multiple: int
 ) -> None:
-    attention_plan = build_attention_plan(SEGMENTS, NUM_TOKENS, CPU, mask_elements=mask_elements)
+    attention_plan = PackedAttentionPlan(SEGMENTS, CPU, mask_elements, key_multiple)
     generator = torch.Generator().manual_seed(0)
 
     def states(heads: int) -> Tensor:
@@ -177,11 +177,18 @@ def test_packed_attention_equals_one_dense_mask_in_values_and_gradients(
 
 
 def test_blocks_without_masks_are_plain_causal() -> None:
-    causal = build_attention_plan(SEGMENTS, NUM_TOKENS, CPU, mask_elements=0)
+    causal = PackedAttentionPlan(SEGMENTS, CPU, mask_elements=0).padded
     assert all(block.mask(None, torch.float32) is None for block in causal.blocks)
-    masked = build_attention_plan(SEGMENTS, NUM_TOKENS, CPU)
+    masked = PackedAttentionPlan(SEGMENTS, CPU).padded
     without = [block for block in masked.blocks if block.mask(None, torch.float32) is None]
     assert sum(block.size for block in without) == 3  # the prompts
+
+
+def test_masks_have_a_multiple_of_keys_where_the_plan_asks_for_it() -> None:
+    masks = [
+        block.mask(4, torch.float32) for block in PackedAttentionPlan(SEGMENTS, CPU, key_multiple=16).padded.blocks
+    ]
+    assert {mask.shape[-1] for mask in masks if mask is not None} == {16}
 
 
 def test_a_model_that_attends_by_a_plan_raises_when_there_is_none() -> None:

@@ -1,26 +1,43 @@
 """Attention over a packed stream of prompts and responses, for any model that uses transformers' attention interface.
 
-Everything else in a transformer works on one token at a time, so it runs on the flat stream as it is. Here queries,
-keys and values are gathered into padded batches of similar lengths: prompts attend to their own past, responses to
-their group's prompt and their own past, and nothing else. A prompt's keys and values are computed once for its group.
+Everything else in a transformer works on one token at a time, so it runs on the flat stream as it is. Here prompts
+attend to their own past, responses to their group's prompt and their own past, and nothing else. A prompt's keys and
+values are computed once for its group.
+
+16-bit types on a GPU attend by the kernel of `varlen_attention`. Other types, and a CPU, attend by PyTorch's
+`scaled_dot_product_attention`: queries, keys and values are gathered into padded batches of similar lengths. On a GPU
+neither way has gradients that are reproducible to the bit: threads add them up in the order in which they finish.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from dapo.core.errors import ConfigError
+from dapo.policy.segments import Segment, bucket_by_length
+from dapo.policy.transfer import to_device
+from dapo.policy.varlen_attention import (
+    VarlenPlan,
+    build_varlen_plan,
+    capability_of,
+    supports_varlen,
+    varlen_attention,
+)
 
 IMPLEMENTATION = "dapo_packed"
 
 MASK_ELEMENTS = 2**26
 """A batch whose mask would be larger includes the queries of its contexts, which makes it plain causal: no mask."""
+
+CUDA_KEY_MULTIPLE = 16
+"""CUDA's kernels that take a mask would otherwise pad a copy of it in every layer."""
 
 UNSUPPORTED_FIELDS = {
     "attn_logit_softcapping": None,
@@ -38,15 +55,6 @@ UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias")
 
 UNSUPPORTED_ROPE = ("dynamic", "longrope")
 """RoPE types whose angles depend on the longest sequence of a batch, so on what else is in the stream."""
-
-
-class Segment(NamedTuple):
-    """Consecutive tokens of the stream with the context before them: a response and its prompt, or a prompt alone."""
-
-    context_start: int
-    context_length: int
-    start: int
-    length: int
 
 
 @dataclass(frozen=True)
@@ -84,38 +92,73 @@ class SegmentBatch:
 
 
 @dataclass(frozen=True)
-class PackedAttentionPlan:
-    """The batches in which a stream attends."""
+class PaddedBatches:
+    """The batches in which a stream attends by PyTorch's attention."""
 
     blocks: tuple[SegmentBatch, ...]
     outputs: Tensor  # `[T]` the index of each stream token's output in the concatenated outputs of all batches
 
 
-def build_attention_plan(
-    segments: Sequence[Segment], num_tokens: int, device: torch.device, *, mask_elements: int = MASK_ELEMENTS
-) -> PackedAttentionPlan:
-    """The plan for a stream of `num_tokens`, each of which is in exactly one segment."""
-    blocks: list[SegmentBatch] = []
-    outputs = torch.empty(num_tokens, dtype=torch.long)  # [T]
-    offset = 0
-    for bucket in _bucket_by_length(segments):
-        context_start, context, start, length = torch.tensor(bucket).unsqueeze(2).unbind(1)  # each [N, 1]
-        key_index = torch.arange(int((context + length).max()))
-        keys = torch.where(key_index < context, context_start + key_index, start + key_index - context)
-        keys = torch.where(key_index < context + length, keys, 0)  # [N, K]
-        first, num_queries = context, int(length.max())
-        if len(bucket) * num_queries * len(key_index) > mask_elements:
-            first, num_queries = torch.zeros_like(context), len(key_index)
-        at = first + torch.arange(num_queries)  # [N, Q] the position of a query among the keys
-        queries = keys.gather(1, at.clamp(max=len(key_index) - 1))  # [N, Q]
+@dataclass(frozen=True)
+class PackedAttentionPlan:
+    """How a stream attends, whose tokens are in exactly one segment each.
+
+    The index tensors of a kernel are made on the host, and brought to the device without waiting for it, when the
+    first layer asks for them; all layers share them.
+    """
+
+    segments: tuple[Segment, ...]
+    device: torch.device
+    mask_elements: int = MASK_ELEMENTS
+    key_multiple: int = 1
+    """The number of keys of a masked batch is a multiple of it."""
+    _varlen: dict[int | None, VarlenPlan] = field(default_factory=dict, repr=False)
+
+    def varlen(self, window: int | None) -> VarlenPlan:
+        """What the kernel for variable lengths needs; `window` is how many keys a query sees, None: all."""
+        if window is not None and window >= max(segment.context_length + segment.length for segment in self.segments):
+            window = None
+        if window not in self._varlen:
+            self._varlen[window] = build_varlen_plan(self.segments, self.device, window)
+        return self._varlen[window]
+
+    @cached_property
+    def padded(self) -> PaddedBatches:
+        """What PyTorch's attention needs."""
+        buckets = bucket_by_length(self.segments)
+        outputs = np.empty(sum(segment.length for segment in self.segments), np.int64)
+        parts: list[np.ndarray] = []
+        offset = 0
+        for bucket in buckets:
+            queries, keys, first, own = self._indices(bucket)
+            outputs[queries[own]] = offset + np.flatnonzero(own)
+            offset += queries.size
+            parts += [queries.ravel(), keys.ravel(), first.ravel()]
+        on_device = to_device(torch.from_numpy(np.concatenate([*parts, outputs])), self.device)
+        *indices, of_outputs = on_device.split([*map(len, parts), len(outputs)])
+        blocks = [
+            SegmentBatch(queries, keys, len(bucket), first)
+            for bucket, queries, keys, first in zip(buckets, indices[::3], indices[1::3], indices[2::3], strict=True)
+        ]
+        return PaddedBatches(tuple(blocks), of_outputs)
+
+    def _indices(self, bucket: Sequence[Segment]) -> tuple[np.ndarray, ...]:
+        """Stream indices of queries `[N, Q]` and keys `[N, K]`, the first query's key `[N or 1, 1]`, real queries."""
+        context_start, context, start, length = np.array(bucket).T[:, :, None]  # each [N, 1]
+        num_queries, longest = length.max(), (context + length).max()
+        num_keys = -(-longest // self.key_multiple) * self.key_multiple
+        first = context
+        if len(bucket) * num_queries * num_keys > self.mask_elements:
+            first, num_queries = np.zeros_like(context), longest
+        if num_queries == longest:
+            num_queries = num_keys
+        key = np.arange(num_keys)
+        keys = np.where(key < context, context_start + key, start + key - context)
+        keys = np.where(key < context + length, keys, 0)  # [N, K]
+        at = first + np.arange(num_queries)  # [N, Q] the position of a query among the keys
+        queries = np.take_along_axis(keys, np.minimum(at, num_keys - 1), axis=1)
         own = (at >= context) & (at < context + length)
-        outputs[queries[own]] = offset + torch.arange(queries.numel()).view_as(queries)[own]
-        offset += queries.numel()
-        if (first == first[0]).all():
-            first = first[:1]
-        queries, keys, first = (indices.flatten().to(device) for indices in (queries, keys, first))
-        blocks.append(SegmentBatch(queries, keys, len(bucket), first))
-    return PackedAttentionPlan(tuple(blocks), outputs.to(device))
+        return queries, keys, first[:1] if (first == first[0]).all() else first, own
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
@@ -182,9 +225,13 @@ def packed_attention(
         raise ValueError("this model needs an attention plan; call it with packed_attention_plan=")
     # [1, heads, T, d] is a view of [T, heads, d]: rows of the stream can be picked without a copy before
     q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
-    outputs = [_attend(block, q, k, v, scaling, sliding_window) for block in packed_attention_plan.blocks]
+    if v.shape[2] == q.shape[2] and supports_varlen(q.device.type, q.dtype, q.shape[2], capability_of(q.device)):
+        out = varlen_attention(q, k, v, packed_attention_plan.varlen(sliding_window), scale=scaling)
+        return out.unsqueeze(0), None
+    padded = packed_attention_plan.padded
+    outputs = [_attend(block, q, k, v, scaling, sliding_window) for block in padded.blocks]
     joined = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
-    return joined.index_select(0, packed_attention_plan.outputs).unsqueeze(0), None
+    return joined.index_select(0, padded.outputs).unsqueeze(0), None
 
 
 def _attend(
@@ -206,15 +253,3 @@ def _attend(
 def _gather_segments(states: Tensor, indices: Tensor, size: int) -> Tensor:
     """`[T, heads, d]` -> `[N, heads, L, d]`."""
     return states.index_select(0, indices).unflatten(0, (size, -1)).transpose(1, 2)
-
-
-def _bucket_by_length(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """Lists of segments whose lengths differ by less than a factor of two: less than half of a batch is padding.
-
-    Segments without context are not mixed with others: they need no mask.
-    """
-    buckets: dict[tuple[int, int, bool], list[Segment]] = defaultdict(list)
-    for segment in segments:
-        total = segment.context_length + segment.length
-        buckets[segment.length.bit_length(), total.bit_length(), segment.context_length > 0].append(segment)
-    return [buckets[kind] for kind in sorted(buckets)]

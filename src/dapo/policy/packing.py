@@ -13,7 +13,8 @@ from itertools import accumulate, chain, groupby
 import torch
 from torch import Tensor
 
-from dapo.policy.packed_attention import PackedAttentionPlan, Segment, build_attention_plan
+from dapo.policy.packed_attention import CUDA_KEY_MULTIPLE, PackedAttentionPlan
+from dapo.policy.segments import Segment
 from dapo.policy.transfer import to_device
 from dapo.types import Sample
 
@@ -196,14 +197,15 @@ def pack_microbatch(rank_microbatch: RankMicrobatch, device: str | torch.device)
             predictors += [prompt_start + prompt_length - 1, *range(response_start, response_start + len(inputs))]
     targets = [token for sample in rank_microbatch.samples for token in sample.response_ids]
     rows = (stream, positions, predictors, targets)
-    on_device = to_device(torch.tensor([*chain(*rows)]), torch.device(device))
-    tensors = on_device.split([len(row) for row in rows])
+    device = torch.device(device)
+    tensors = to_device(torch.tensor([*chain(*rows)]), device).split([len(row) for row in rows])
+    key_multiple = CUDA_KEY_MULTIPLE if device.type == "cuda" else 1
     return Microbatch(
         indices=rank_microbatch.indices,
         lengths=tuple(len(sample.response_ids) for sample in rank_microbatch.samples),
         input_ids=tensors[0],
         positions=tensors[1],
-        attention_plan=build_attention_plan(segments, len(stream), torch.device(device)),
+        attention_plan=PackedAttentionPlan(tuple(segments), device, key_multiple=key_multiple),
         predictors=tensors[2],
         targets=tensors[3],
     )

@@ -1,0 +1,174 @@
+"""Attention over a packed stream by the flash-attention kernel of `torch.nn.attention.varlen`: 16-bit types on a GPU.
+
+All segments attend in one call without padding, masks or repeated heads. A segment is a sequence whose queries are its
+own tokens and whose keys are its prompt's and its own; the kernel aligns the last query with the last key. Since it
+wants a sequence's keys to be consecutive, those of a prompt are copied for each of its responses, in the forward and
+once more in the backward, so that autograd keeps none of the copies. Their gradients are added up in float32.
+
+Not reproducible to the bit: the kernel's backward adds up the gradients of queries, and this module's those of shared
+keys and values, in the order in which threads happen to finish. `torch.use_deterministic_algorithms` changes both.
+
+The calls are made as by `varlen_attn` of PyTorch 2.13, but not through it, because its own backward would keep the
+copies.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.attention import varlen  # noqa: F401  # defines the operators of torch.ops.torch_attn
+
+from dapo.policy.segments import Segment
+from dapo.policy.transfer import to_device
+
+KEYS_PER_CALL = 2**16
+"""Keys of one call, unless a single sequence has more: this bounds the copies of a long prompt of many responses."""
+
+OLDEST_CAPABILITY = (8, 0)
+
+
+@dataclass(frozen=True)
+class VarlenCall:
+    """N neighbouring segments of the stream that attend in one call of the kernel."""
+
+    rows: slice
+    """The stream tokens that are their queries."""
+    keys: Tensor
+    """`[K]` int32 the stream index of each key, sequence by sequence."""
+    cu_queries: Tensor
+    """`[N + 1]` int32 the number of queries before each sequence, and of all."""
+    cu_keys: Tensor  # likewise
+    max_queries: int
+    max_keys: int
+
+
+@dataclass(frozen=True)
+class VarlenPlan:
+    """The calls for a whole stream, in its order."""
+
+    calls: tuple[VarlenCall, ...]
+    window_size: tuple[int, int]
+    """The keys before and after its own that a query sees; -1 is no limit."""
+
+
+def supports_varlen(device_type: str, dtype: torch.dtype, head_width: int, capability: tuple[int, int]) -> bool:
+    """Whether the kernel runs forward and backward for heads of that width on a device of that compute capability."""
+    return (
+        device_type == "cuda"
+        and dtype in (torch.bfloat16, torch.float16)
+        and capability >= OLDEST_CAPABILITY
+        and head_width % 8 == 0
+        and (head_width <= 192 or 224 < head_width <= 256)  # between them some GPUs have no backward
+    )
+
+
+@lru_cache
+def capability_of(device: torch.device) -> tuple[int, int]:
+    """The compute capability of a GPU; the oldest one supported for tensors without a GPU, such as fake ones."""
+    return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else OLDEST_CAPABILITY
+
+
+def build_varlen_plan(
+    segments: Sequence[Segment], device: torch.device, window: int | None, *, keys_per_call: int = KEYS_PER_CALL
+) -> VarlenPlan:
+    """The plan for segments that follow each other in the stream without a gap.
+
+    `window` is how many keys a query sees, itself included; None: all before it.
+    """
+    parts = _neighbours(segments, window, keys_per_call)
+    calls = tuple(_call(neighbours, device, window) for neighbours in parts)
+    return VarlenPlan(calls, (-1 if window is None else window - 1, 0))
+
+
+def varlen_attention(query: Tensor, key: Tensor, value: Tensor, plan: VarlenPlan, *, scale: float | None) -> Tensor:
+    """`[T, heads, d]` outputs, differentiable once; query `[T, heads, d]`, key and value `[T, kv_heads, d]`."""
+    return _VarlenAttention.apply(query, key, value, plan, scale)
+
+
+class _VarlenAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: VarlenPlan, scale: float | None) -> Tensor:
+        is_grouped, is_causal = query.shape[1] != key.shape[1], plan.window_size == (-1, 0)
+        outs, saved = [], []
+        for call in plan.calls:
+            k, v = key.index_select(0, call.keys), value.index_select(0, call.keys)
+            lengths = (call.cu_queries, call.cu_keys, call.max_queries, call.max_keys)
+            options = (is_causal, scale, list(plan.window_size), is_grouped)
+            out, *for_backward = torch.ops.torch_attn._varlen_attn(query[call.rows], k, v, *lengths, *options)
+            outs.append(out)
+            saved += for_backward  # the logarithm of each softmax's denominator, and the state of (no) dropout
+        joined = _joined(outs)
+        ctx.save_for_backward(query, key, value, joined, *saved)
+        ctx.plan, ctx.scale, ctx.is_causal = plan, scale, is_causal
+        return joined
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, joined, *saved = ctx.saved_tensors
+        wide = torch.promote_types(key.dtype, torch.float32)
+        for_queries = []
+        for_key, for_value = (torch.zeros(s.shape, dtype=wide, device=s.device) for s in (key, value))
+        for i, call in enumerate(ctx.plan.calls):
+            k, v = key.index_select(0, call.keys), value.index_select(0, call.keys)
+            states = (gradient[call.rows], query[call.rows], k, v, joined[call.rows], saved[2 * i])
+            lengths = (call.cu_queries, call.cu_keys, call.max_queries, call.max_keys)
+            options = (ctx.is_causal, saved[2 * i + 1], ctx.scale, list(ctx.plan.window_size))
+            dq, dk, dv = torch.ops.torch_attn._varlen_attn_backward(*states, *lengths, *options)
+            for_queries.append(dq)
+            for_key.index_add_(0, call.keys, dk.to(wide))
+            for_value.index_add_(0, call.keys, dv.to(wide))
+        return _joined(for_queries), for_key.to(key.dtype), for_value.to(value.dtype), None, None
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _visible_context(segment: Segment, window: int | None) -> int:
+    """The tokens of the context that a segment's first query sees; later ones see no more of it."""
+    return segment.context_length if window is None else min(segment.context_length, window - 1)
+
+
+def _neighbours(segments: Sequence[Segment], window: int | None, keys_per_call: int) -> Iterator[list[Segment]]:
+    """The segments in the order of the stream, cut before a call has more than `keys_per_call` keys."""
+    found: list[Segment] = []
+    num_keys = 0
+    for segment in sorted(segments, key=lambda segment: segment.start):
+        keys = _visible_context(segment, window) + segment.length
+        if found and num_keys + keys > keys_per_call:
+            yield found
+            found, num_keys = [], 0
+        assert not found or found[-1].start + found[-1].length == segment.start
+        found.append(segment)
+        num_keys += keys
+    yield found
+
+
+def _call(segments: Sequence[Segment], device: torch.device, window: int | None) -> VarlenCall:
+    keys: list[np.ndarray] = []
+    for segment in segments:
+        context_end = segment.context_start + segment.context_length
+        keys.append(np.arange(context_end - _visible_context(segment, window), context_end))
+        keys.append(np.arange(segment.start, segment.start + segment.length))
+    num_queries = [segment.length for segment in segments]
+    num_keys = [_visible_context(segment, window) + segment.length for segment in segments]
+    cumulative = [np.cumsum([0, *lengths]) for lengths in (num_queries, num_keys)]
+    numbers = np.concatenate([*keys, *cumulative]).astype(np.int32)
+    on_device = to_device(torch.from_numpy(numbers), device)
+    key_index, cu_queries, cu_keys = on_device.split([sum(num_keys), len(segments) + 1, len(segments) + 1])
+    start = segments[0].start
+    return VarlenCall(
+        rows=slice(start, start + sum(num_queries)),
+        keys=key_index,
+        cu_queries=cu_queries,
+        cu_keys=cu_keys,
+        # where no sequence has two queries, the kernel may arrange heads, and with them its results, in another way
+        max_queries=max(2, *num_queries),
+        max_keys=max(num_keys),
+    )

@@ -1,0 +1,163 @@
+"""Packed attention by the kernel for variable lengths, which a CPU lacks: by its formulas it is PyTorch's attention."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import AttentionInterface, PreTrainedModel, Starcoder2Config, Starcoder2ForCausalLM
+
+from dapo.policy.logprobs import token_logprobs, use_packed_forward
+from dapo.policy.packed_attention import PackedAttentionPlan, packed_attention
+from dapo.policy.packing import pack
+from dapo.policy.policy import recompute_layers
+from dapo.policy.varlen_attention import build_varlen_plan, supports_varlen, varlen_attention
+from helpers.tiny_models import COMMON, randomised
+from helpers.tiny_policies import assert_close, gradient_of, groups_of, loaded, make_policy, ragged
+from helpers.varlen_operators import varlen_on_cpu
+
+EXACT: dict[str, Any] = {"rtol": 0, "atol": 1e-10}
+
+LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=4)
+GROUPS = st.lists(st.tuples(st.integers(1, 6), LENGTHS), min_size=1, max_size=3)
+"""The length of each group's prompt, and those of its responses."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def operators() -> Iterator[None]:
+    with varlen_on_cpu():
+        yield
+
+
+def plan_of(groups: list[tuple[int, list[int]]]) -> PackedAttentionPlan:
+    (microbatch,) = pack(groups_of(groups), max_tokens=10_000)
+    return microbatch.attention_plan
+
+
+def states_of(plan: PackedAttentionPlan, heads: int, kv_heads: int) -> tuple[Tensor, ...]:
+    """Query, key and value of one layer, `[1, heads, T, 8]`, and a gradient of its output."""
+    num_tokens, generator = sum(segment.length for segment in plan.segments), torch.Generator().manual_seed(0)
+
+    def random(num_heads: int) -> Tensor:
+        # the layout of a layer: tokens before heads in memory
+        return torch.randn(1, num_tokens, num_heads, 8, generator=generator, dtype=torch.float64).transpose(1, 2)
+
+    return random(heads), random(kv_heads), random(kv_heads), random(heads).transpose(1, 2)
+
+
+def rows(states: Tensor) -> Tensor:
+    """`[1, heads, T, d]` -> `[T, heads, d]`."""
+    return states[0].transpose(0, 1)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    groups=GROUPS,
+    heads=st.sampled_from([(1, 1), (4, 2), (3, 1)]),
+    window=st.none() | st.integers(1, 14),
+    keys_per_call=st.sampled_from([1, 20, 10_000]),
+)
+def test_outputs_and_gradients_are_those_of_padded_attention(
+    groups: list[tuple[int, list[int]]], heads: tuple[int, int], window: int | None, keys_per_call: int
+) -> None:
+    plan = plan_of(groups)
+    *inputs, upstream = states_of(plan, *heads)
+    query, key, value = (states.requires_grad_() for states in inputs)
+    expected, _ = packed_attention(
+        torch.nn.Identity(), query, key, value, None, 0.3, sliding_window=window, packed_attention_plan=plan
+    )
+    calls = build_varlen_plan(plan.segments, plan.device, window, keys_per_call=keys_per_call)
+    found = varlen_attention(rows(query), rows(key), rows(value), calls, scale=0.3).unsqueeze(0)
+    torch.testing.assert_close(found, expected, **EXACT)
+    gradients = [torch.autograd.grad(out, (query, key, value), upstream) for out in (found, expected)]
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, **EXACT)
+
+
+def test_calls_are_cut_at_a_number_of_keys_and_cover_the_stream_in_order() -> None:
+    segments = plan_of([(40, [9, 8, 7]), (3, [5, 5])]).segments
+    # keys with all context: 40, 48, 47, 46, 3, 7, 7; the last token of a response is no input
+    calls = build_varlen_plan(segments, torch.device("cpu"), None, keys_per_call=100).calls
+    assert [len(call.keys) for call in calls] == [88, 96, 14]
+    assert [(call.rows.start, call.rows.stop) for call in calls] == [(0, 48), (48, 64), (64, 72)]
+    # a window of 4 keys sees 3 tokens of the prompt
+    (windowed,) = build_varlen_plan(segments, torch.device("cpu"), 4, keys_per_call=1_000).calls
+    assert windowed.cu_keys.diff().tolist() == [40, 11, 10, 9, 3, 7, 7]
+    assert windowed.keys[40:51].tolist() == [37, 38, 39, *range(40, 48)]
+
+
+def test_a_window_that_holds_every_sequence_shares_the_plan_of_no_window() -> None:
+    plan = plan_of([(5, [4])])
+    assert plan.varlen(8) is plan.varlen(None)
+    assert plan.varlen(7) is not plan.varlen(None)
+
+
+def test_gradients_of_a_shared_prompt_are_added_up_in_float32() -> None:
+    """In bfloat16 a sum of equal numbers stops at 256 of them."""
+    responses = 400
+    plan = plan_of([(1, [2] * responses)])
+    query, key, value, upstream = (torch.ones(responses + 1, 1, 8, dtype=torch.bfloat16) for _ in range(4))
+    value[1:] = 3
+    upstream[0] = 0
+    key.requires_grad_()
+    value.requires_grad_()
+    varlen_attention(query, key, value, plan.varlen(None), scale=None).backward(upstream)
+    assert value.grad is not None
+    assert key.grad is not None
+    # each response has one token, which looks at the prompt's and at itself with weights of 1/2
+    assert value.grad[0].unique().item() == pytest.approx(responses / 2, rel=2**-8)
+    assert key.grad[0].unique().item() == pytest.approx(-float(key.grad[1, 0, 0]) * responses, rel=2**-7)
+
+
+def varlen_everywhere(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **options: Any
+) -> tuple[Tensor, None]:
+    """The attention function of a model that attends as on a GPU."""
+    plan = options["packed_attention_plan"].varlen(options["sliding_window"])
+    return varlen_attention(rows(query), rows(key), rows(value), plan, scale=options["scaling"]).unsqueeze(0), None
+
+
+def exact_model(window: int | None) -> PreTrainedModel:
+    options: dict[str, Any] = COMMON | {"head_dim": None, "pad_token_id": None, "sliding_window": window}
+    return randomised(Starcoder2ForCausalLM(Starcoder2Config(**options)), 0).double().eval()
+
+
+@pytest.mark.parametrize(("window", "recompute"), [(None, False), (7, True)])
+def test_a_whole_model_has_the_same_logprobs_and_gradients(window: int | None, recompute: bool, tmp_path: Path) -> None:
+    AttentionInterface.register("varlen_everywhere", varlen_everywhere)
+    logprobs, gradients = [], []
+    for name in ("dapo_packed", "varlen_everywhere"):
+        model = exact_model(window)
+        use_packed_forward(model)
+        if recompute:
+            recompute_layers(model)
+        policy = make_policy(loaded(model), loss={"entropy_coef": 0.01})
+        model.set_attn_implementation(name)
+        logprobs.append(torch.cat([token_logprobs(model, m, temperature=1.0) for m in pack(ragged(), max_tokens=64)]))
+        gradients.append(gradient_of(policy, ragged(), tmp_path / name))
+    torch.testing.assert_close(*logprobs, **EXACT)
+    assert_close(gradients[1], gradients[0], relative=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "width", "capability", "supported"),
+    [
+        ("cuda", torch.bfloat16, 128, (9, 0), True),
+        ("cuda", torch.float16, 64, (8, 0), True),
+        ("cuda", torch.bfloat16, 256, (12, 0), True),
+        ("cuda", torch.bfloat16, 208, (8, 9), False),
+        ("cuda", torch.bfloat16, 264, (9, 0), False),
+        ("cuda", torch.bfloat16, 100, (9, 0), False),
+        ("cuda", torch.bfloat16, 128, (7, 5), False),
+        ("cuda", torch.float32, 128, (9, 0), False),
+        ("cpu", torch.bfloat16, 128, (9, 0), False),
+    ],
+)
+def test_the_kernel_serves_16_bit_types_on_gpus_since_ampere_in_its_head_widths(
+    device: str, dtype: torch.dtype, width: int, capability: tuple[int, int], supported: bool
+) -> None:
+    assert supports_varlen(device, dtype, width, capability) is supported
