@@ -167,6 +167,22 @@ def test_an_engine_that_finishes_nothing_for_ever_has_hung():
     assert never.polls > 1000
 
 
+def test_the_longest_request_in_flight_is_not_looked_up_at_every_idle_poll():
+    class CountedRequest(GenerationRequest):
+        def __getattribute__(self, name: str) -> object:
+            reads[name] = reads.get(name, 0) + 1
+            return super().__getattribute__(name)
+
+    reads: dict[str, int] = {}
+    engine = CheckedEngine(FaultyEngine(full_length, lambda found: [], slots=1), vocabulary=VOCABULARY)
+    engine.submit([CountedRequest("1/0/0", (1,), 3, 1.0, 1.0, 0, ())])
+    engine.poll()
+    once = reads["max_new_tokens"]
+    for _ in range(50):
+        engine.poll()
+    assert reads["max_new_tokens"] == once
+
+
 def test_a_slow_engine_with_one_token_per_poll_has_not_hung_however_long_it_takes():
     slow = CheckedEngine(ScriptedEngine(random_script, slots=1), vocabulary=VOCABULARY, stall_s=1e-9)
     assert len(collected(slow).groups) == 4

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -14,7 +15,7 @@ from dapo.config.sampling import NativeConfig
 from dapo.core.errors import EngineError
 from dapo.core.rng import keyed_uniforms
 from dapo.engines.native.engine import PREFILL_TOKENS, NativeEngine, prefill_batches
-from dapo.engines.native.sampling import BLOCK, FIRST_CANDIDATES, invert_cdf, sample
+from dapo.engines.native.sampling import BLOCK, FIRST_CANDIDATES, SamplingSettings, invert_cdf, sample
 from dapo.engines.native.scheduler import FIRST_UNIFORMS, RunningSequence, Scheduler
 from dapo.types import Generation, GenerationRequest
 from helpers.tiny_models import REFUSED, SERVED, VOCABULARY, ModelWeights, llama, randomised, tied_llama, tiny_model
@@ -383,8 +384,8 @@ def test_a_head_that_differs_from_the_models_own_logits_is_found_by_numbers() ->
 def draw(
     logits: Tensor, u: Sequence[float], *, temperature: float = 1.0, top_p: float = 1.0
 ) -> tuple[list[int], Tensor]:
-    n = len(logits)
-    tokens, logprobs = sample(logits, u, [temperature] * n, [top_p] * n)
+    settings = np.array([u, [temperature] * len(logits), [top_p] * len(logits)])
+    tokens, logprobs = sample(logits, SamplingSettings.of(settings, torch.from_numpy(settings)))
     return tokens.tolist(), logprobs
 
 

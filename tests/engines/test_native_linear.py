@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dapo.engines.native.cache import SlotCache
+from dapo.engines.native.cache import MaskedSlots
 from dapo.engines.native.compatibility import patch_model
 from dapo.engines.native.prepacked_linear import (
     FusedQKVLinear,
@@ -132,7 +132,7 @@ def test_fused_layers_compute_what_the_model_does(name: str) -> None:
     assert fused == (2 if is_known else 0)
     with torch.inference_mode():
         prefilled = forward.prefill([row[0, :-1].tolist() for row in ids])
-        cache = SlotCache()
+        cache = MaskedSlots()
         cache.reserve(2, 9, 9)
         cache.store(prefilled.cache, [0, 1], [0, 1], 8)
         logits = forward.decode(cache, [row[0, -1].item() for row in ids], [8, 3])

@@ -23,7 +23,9 @@ class NativeConfig(Section):
 
     slots: Positive = option(64, "Sequences that each engine decodes at a time.", le=16384)
     cache_tokens: Tokens | None = option(
-        None, "Prompt and response tokens whose keys and values each engine may hold; none: as many as its slots need."
+        None,
+        "Prompt and response tokens whose keys and values each engine may hold; none: as many as its slots need, on a "
+        "GPU at most what fits into 90 % of the memory that is free when sampling begins and that a step leaves.",
     )
 
 

@@ -69,7 +69,7 @@ def native_engine(*, config: Config, threads: int) -> NativeEngine:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = getattr(torch, model.dtype)
     loaded = load_model(model.name, dtype=dtype, device=device, trust_remote_code=model.trust_remote_code)
-    return NativeEngine(loaded.model, config.rollout.native)
+    return NativeEngine(loaded.model, config.rollout.native, reproducible=config.rollout.reproducible)
 
 
 def vllm_engine_spec(config: Config, *, threads: int, gpu_processes: int = 1) -> WorkerSpec:

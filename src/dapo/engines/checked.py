@@ -145,9 +145,11 @@ class CheckedEngine:
             self._idle_polls, self._last_answer = 0, time.monotonic()
             return
         self._idle_polls += 1
-        longest = max(request.max_new_tokens for request in self._pending.values())
         waited = time.monotonic() - self._last_answer
-        if self._idle_polls > _STALL_POLLS + 2 * longest and waited > self._stall_s:
+        if waited <= self._stall_s:
+            return  # the longest of thousands of requests is looked up only then
+        longest = max(request.max_new_tokens for request in self._pending.values())
+        if self._idle_polls > _STALL_POLLS + 2 * longest:
             raise EngineError(
                 f"the engine has finished nothing for {waited:.0f} s and {self._idle_polls} polls with "
                 f"{len(self._pending)} requests in flight (the first: {next(iter(self._pending))!r}); it has hung"

@@ -1,11 +1,14 @@
 """The attention and mask functions that the engine registers with transformers under its own name.
 
-A decode step's queries `[n, heads, 1, d]` are seen as `[n, kv_heads, group, d]`, so keys and values are never repeated
-for the heads that share them. Masks come from the model's own mask functions, evaluated at the slots' positions, once
-per forward: sliding windows are therefore always the model's own.
+A decode step attends in one of two ways. On a GPU in bfloat16 or float16 the rows' lengths bound what each of them
+reads, and no mask is made (`RowLengths`). Elsewhere its queries `[n, heads, 1, d]` are seen as `[n, kv_heads, group,
+d]`, so keys and values are never repeated for the heads that share them, and masks come from the model's own mask
+functions, evaluated at the slots' positions, once per forward. Either way sliding windows are the model's own.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +27,50 @@ UNSUPPORTED = {
 }
 
 
+VarlenAttention: TypeAlias = Callable[..., Tensor]
+"""`torch.nn.attention.varlen.varlen_attn`, or what computes the same."""
+
+
+@dataclass(frozen=True)
+class RowLengths:
+    """What a decode step attends to where no mask is made: the first positions of each row, its own one included."""
+
+    attend: VarlenAttention
+    num_splits: int | None
+    lengths: Tensor  # [n] int32, positions in use
+    cu_queries: Tensor  # [n + 1] int32: one query per row
+    cu_keys: Tensor  # [n + 1] int32: where each row begins among all positions
+    longest: int
+    window: int | None = None  # positions that a query sees, its own one included; None: all
+
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float | None) -> Tensor:
+        """Attention of `[n, heads, d]` over `[positions, kv_heads, d]`; returns `[n, heads, d]`."""
+        # A single query at the end of its row sees all of it: (-1, -1) is causal, and lets the kernel read keys once
+        # for the heads that share them. The left bound of a window does not count the query's own position.
+        window = (-1, -1) if self.window is None else (self.window - 1, 0)
+        return self.attend(
+            query,
+            keys,
+            values,
+            self.cu_queries,
+            self.cu_keys,
+            1,
+            self.longest,
+            scale=scaling,
+            window_size=window,
+            enable_gqa=True,
+            seqused_k=self.lengths,
+            num_splits=self.num_splits,
+        )
+
+
 def register() -> None:
-    """Register `NAME` with transformers; repeating it changes nothing."""
+    """Register `NAME` with transformers, and turn off cuDNN's attention; repeating it changes nothing.
+
+    torch prefers cuDNN on an H100, which plans each new shape for tens to hundreds of milliseconds, and nearly every
+    step of an engine has a new shape.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
     AttentionInterface.register(NAME, native_attention)
     AttentionMaskInterface.register(NAME, native_mask)
 
@@ -35,18 +80,21 @@ def native_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | RowLengths | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
     """Scaled dot-product attention of `[n, heads, q, d]` over `[n, kv_heads, length, d]`; returns `[n, q, heads, d]`.
 
-    Raises EngineError for what this engine does not compute (`UNSUPPORTED`).
+    With `RowLengths` instead of a mask, keys and values are `[positions, kv_heads, d]` as `cache.LengthSlots` returns
+    them. Raises EngineError for what this engine does not compute (`UNSUPPORTED`).
     """
     for name, what in UNSUPPORTED.items():
         if kwargs.get(name) is not None:
             raise EngineError(f"{what} ({name})")
+    if isinstance(attention_mask, RowLengths):
+        return attention_mask(query.squeeze(2), key, value, scaling).unsqueeze(1), None
     n, heads, length, width = query.shape
     shared = key.shape[1]
     if length == 1:
@@ -64,22 +112,27 @@ def native_mask(
     *,
     q_length: int,
     kv_length: int,
-    q_offset: int | Tensor = 0,
+    q_offset: int | Tensor | RowLengths = 0,
     mask_function: Callable[..., Tensor] | None = None,
     allow_is_causal_skip: bool = True,
     local_size: int | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     **others: object,
-) -> Tensor | None:
+) -> Tensor | RowLengths | None:
     """The positions that queries may attend to, from the model's own `mask_function(batch, head, query, key)`.
 
     A prefill (`q_offset` 0) gives `[1, 1, q, q]` booleans, or None where that is plain causal. A decode step
     (`q_offset` `[n]`, each row's position) gives `[n, 1, 1, kv_length]` of 0 and -inf in `dtype`: attention on the CPU
-    would convert booleans to it once per layer instead of once per step.
+    would convert booleans to it once per layer instead of once per step. A decode step that knows its rows' lengths
+    (`q_offset` is `RowLengths`) gets them back, with the window of the model's mask function.
     """
     if mask_function is None:
         raise EngineError("a model without a mask function")
+    if isinstance(q_offset, RowLengths):
+        if others.get("use_vmap"):  # transformers says so where a model adds to its causal or sliding mask
+            raise EngineError("a mask function of its own")
+        return q_offset if local_size is None else replace(q_offset, window=local_size)
     keys = torch.arange(kv_length, device=device)[None, None, None, :]
     zero = torch.zeros((), dtype=torch.long, device=device)
     if isinstance(q_offset, Tensor):

@@ -1,33 +1,44 @@
 """Keys and values: of running sequences in slots written in place, of prompts until their groups have started.
 
-Both are transformers caches, so the model's own forward fills them. A slot is a row of `[rows, kv_heads, capacity, d]`;
-both `rows` and `capacity` grow as needed, and all memory is freed when nothing runs.
+All are transformers caches, so the model's own forward fills them. A slot is a row of the cache; both `rows` and
+`capacity` grow as needed, and all memory is freed when nothing runs. Growing replaces one tensor after the other and
+frees each before the next: it takes the memory of the larger cache and of one of the smaller cache's tensors.
 """
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import Cache
+
+from dapo.engines.native.attention import RowLengths, VarlenAttention
+from dapo.engines.native.upload import upload
 
 BLOCK = 64  # capacity grows by at least half, in whole blocks of this many positions, so that copying stays rare
 
 ALIGN = 16  # attention runs over a multiple of this many positions: uneven ends are slow, and the mask hides the others
 
 
-class _KeyValueCache(Cache):
+class KeyValueCache(Cache):
+    """A cache that also takes the keys and values of a layer as one tensor."""
+
     def __init__(self) -> None:
         super().__init__(layers=[])
+
+    def update_joint(self, key_values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """As `update`, from `[n, length, 2 * kv_heads, d]`: the heads of the keys, then those of the values."""
+        keys, values = key_values.transpose(1, 2).chunk(2, 1)
+        return self.update(keys, values, layer_idx)
+
+
+class PromptCache(KeyValueCache):
+    """The keys and values of one prefill, per layer `[prompts, kv_heads, positions, d]`."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [*self.keys, *self.values]
-
-
-class PromptCache(_KeyValueCache):
-    """The keys and values of one prefill, per layer `[prompts, kv_heads, positions, d]`."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
@@ -57,54 +68,117 @@ class PromptCache(_KeyValueCache):
         return single
 
 
-class SlotCache(_KeyValueCache):
-    """The keys and values of running sequences, one row each; a decode step uses rows 0 .. n-1.
+class SlotCache(KeyValueCache):
+    """The keys and values of running sequences, one row each; a decode step uses rows 0 .. n-1."""
 
-    Per layer `[rows, kv_heads, capacity, d]`; `d` of keys and values may differ.
-    """
+    position_dim: int
+    """Of the tensors' dimensions, the one of positions."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.tensors: list[Tensor] = []
         self._positions, self._length = torch.empty(0, dtype=torch.long), 0
-        self._flat_indices: dict[int, Tensor] = {}
         self.rows = self.capacity = 0
 
     @property
     def num_bytes(self) -> int:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
-    def reserve(self, rows: int, length: int, limit: int) -> None:
-        """Make room for `rows` sequences of `length` positions; `limit`, the longest reservation, bounds the growth."""
-        if rows <= self.rows and length <= self.capacity:
+    def fits(self, rows: int, length: int) -> bool:
+        """Whether there is room for `rows` sequences of `length` positions."""
+        return rows <= self.rows and length <= self.capacity
+
+    def reserve(self, rows: int, length: int, limit: int, *, most_rows: int | None = None) -> None:
+        """Make room for `rows` sequences of `length` positions.
+
+        `limit`, the longest reservation, bounds the growth of the capacity. With `most_rows` the rows grow by at least
+        half, up to that many, so that copying stays rare.
+        """
+        if self.fits(rows, length):
             return
         if length > self.capacity:
             wanted = max(length, self.capacity + self.capacity // 2)
             self.capacity = max(length, min(-(-wanted // BLOCK) * BLOCK, limit))
         else:
             self.capacity = min(self.capacity, max(length, limit))
-        self.rows = rows
-        for tensors in (self.keys, self.values):
-            for index, tensor in enumerate(tensors):
-                tensors[index] = _resized(tensor, rows, self.capacity)
+        self.rows = rows if most_rows is None or rows <= self.rows else max(rows, min(self.rows * 3 // 2, most_rows))
+        for index, tensor in enumerate(self.tensors):
+            self.tensors[index] = self._resized(tensor)
 
     def store(self, prompts: PromptCache, sources: Sequence[int], rows: Sequence[int], length: int) -> None:
         """Copy prompt `sources[i]`, its first `length` positions, into row `rows[i]`; needs `reserve` before."""
-        if not self.keys:
-            self.keys = [_zeros_like(tensor, self.rows, self.capacity) for tensor in prompts.keys]
-            self.values = [_zeros_like(tensor, self.rows, self.capacity) for tensor in prompts.values]
-        self._copy(prompts, sources, rows, length)
+        if not self.tensors:
+            self._allocate(prompts)
+        self._copy(self._as_stored(prompts), self._stored_parts(), sources, rows, length)
 
     def move(self, sources: Sequence[int], rows: Sequence[int], length: int) -> None:
         """Copy the first `length` positions of rows `sources` over rows `rows`."""
-        self._copy(self, sources, rows, length)
-
-    def _copy(self, cache: _KeyValueCache, sources: Sequence[int], rows: Sequence[int], length: int) -> None:
-        source_rows, target_rows = (torch.tensor(indices, device=self.keys[0].device) for indices in (sources, rows))
-        for source, target in zip(cache.tensors, self.tensors, strict=True):
-            target[:, :, :length].index_copy_(0, target_rows, source[:, :, :length].index_select(0, source_rows))
+        self._copy(self.tensors, self.tensors, sources, rows, length)
 
     def begin_step(self, positions: Tensor, longest: int) -> None:
-        """The next forward writes row i at `positions[i]` `[n]` and attends to the first `longest` positions."""
+        """The next forward writes row i at `positions[i]` `[n]`; the longest row then has `longest` positions."""
+        raise NotImplementedError
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """The number of positions before this step, in the longest row."""
+        return self._length - 1
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """(positions attended to, the first of them)."""
+        return self._length, 0
+
+    def release(self) -> None:
+        """Free all memory of the slots."""
+        self.tensors = []
+        self.rows = self.capacity = 0
+
+    def _allocate(self, prompts: PromptCache) -> None:
+        """Make the slots for keys and values of the prompts' shapes."""
+        raise NotImplementedError
+
+    def _as_stored(self, prompts: PromptCache) -> list[Tensor]:
+        """The prompts' tensors with dimensions in the order of the slots."""
+        raise NotImplementedError
+
+    def _stored_parts(self) -> list[Tensor]:
+        """Views of the slots that take one of `_as_stored` each."""
+        raise NotImplementedError
+
+    def _copy(
+        self, source: list[Tensor], target: list[Tensor], sources: Sequence[int], rows: Sequence[int], length: int
+    ) -> None:
+        device = self.tensors[0].device
+        source_rows, target_rows = upload(np.array([sources, rows], dtype=np.int64), device).unbind()
+        for from_, to in zip(source, target, strict=True):
+            # the last token of a sequence may have no position yet
+            stored = min(length, from_.shape[self.position_dim], to.shape[self.position_dim])
+            copied = from_.narrow(self.position_dim, 0, stored).index_select(0, source_rows)
+            to.narrow(self.position_dim, 0, stored).index_copy_(0, target_rows, copied)
+
+    def _resized(self, tensor: Tensor) -> Tensor:
+        shape = list(tensor.shape)
+        shape[0], shape[self.position_dim] = self.rows, self.capacity
+        larger = tensor.new_zeros(shape)  # zeros: a masked position has weight 0, and 0 * nan is nan
+        n, length = (
+            min(a, b) for a, b in zip(_sizes(tensor, self.position_dim), _sizes(larger, self.position_dim), strict=True)
+        )
+        larger[:n].narrow(self.position_dim, 0, length).copy_(tensor[:n].narrow(self.position_dim, 0, length))
+        return larger
+
+
+class MaskedSlots(SlotCache):
+    """Slots that are attended to up to the longest row, under a mask.
+
+    Per layer `[rows, kv_heads, capacity, d]`, keys of all layers first; `d` of keys and values may differ.
+    """
+
+    position_dim = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._flat_indices: dict[int, Tensor] = {}
+
+    def begin_step(self, positions: Tensor, longest: int) -> None:
         self._positions = positions
         self._length = min(-(-longest // ALIGN) * ALIGN, self.capacity)
         self._flat_indices = {}
@@ -113,7 +187,7 @@ class SlotCache(_KeyValueCache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Write one position per row, `[n, kv_heads, 1, d]`; returns views `[n, kv_heads, length, d]` of the slots."""
-        keys, values = self.keys[layer_idx], self.values[layer_idx]
+        keys, values = self.tensors[layer_idx], self.tensors[len(self.tensors) // 2 + layer_idx]
         n, heads = key_states.shape[:2]
         if heads not in self._flat_indices:  # [n * heads] positions in the storage as [rows * heads * capacity, d]
             lines = torch.arange(n * heads, device=self._positions.device).view(n, heads)
@@ -122,30 +196,82 @@ class SlotCache(_KeyValueCache):
             tensor.view(-1, tensor.shape[-1]).index_copy_(0, self._flat_indices[heads], states.reshape(n * heads, -1))
         return keys[:n, :, : self._length], values[:n, :, : self._length]
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """The number of positions before this step, in the longest row."""
-        return self._length - 1
-
     def get_query_offset(self, layer_idx: int = 0) -> Tensor:  # type: ignore[override]
         """`[n]` position of each row's query; `attention.native_mask` reads it."""
         return self._positions
 
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """(positions attended to, the first of them)."""
-        return self._length, 0
+    def _allocate(self, prompts: PromptCache) -> None:
+        self.tensors = [
+            states.new_zeros(self.rows, states.shape[1], self.capacity, states.shape[3])
+            for states in self._as_stored(prompts)
+        ]
 
-    def release(self) -> None:
-        self.keys, self.values = [], []
-        self._flat_indices = {}
-        self.rows = self.capacity = 0
+    def _as_stored(self, prompts: PromptCache) -> list[Tensor]:
+        return [*prompts.keys, *prompts.values]
+
+    def _stored_parts(self) -> list[Tensor]:
+        return self.tensors
 
 
-def _zeros_like(states: Tensor, rows: int, capacity: int) -> Tensor:
-    return states.new_zeros(rows, states.shape[1], capacity, states.shape[3])
+class LengthSlots(SlotCache):
+    """Slots of which each row is attended to up to its own length.
+
+    Per layer `[rows, capacity, 2 * kv_heads, d]`: at each position the heads of its key, then those of its value. So a
+    row is one sequence in memory, as the kernel reads it, and a step writes keys and values at once.
+    """
+
+    position_dim = 1
+
+    def __init__(self, attend: VarlenAttention, *, num_splits: int | None) -> None:
+        """`attend` and `num_splits` as in `RowLengths`."""
+        super().__init__()
+        self._attend, self._num_splits = attend, num_splits
+        self._row_lengths: RowLengths | None = None
+        self._flat_indices = torch.empty(0, dtype=torch.long)
+
+    def begin_step(self, positions: Tensor, longest: int) -> None:
+        n, device = len(positions), positions.device
+        self._positions, self._length = positions, longest
+        starts = torch.arange(n + 1, device=device)
+        self._flat_indices = torch.add(positions, starts[:n], alpha=self.capacity)  # in [rows * capacity]
+        self._row_lengths = RowLengths(
+            self._attend,
+            self._num_splits,
+            lengths=(positions + 1).to(torch.int32),
+            cu_queries=starts.to(torch.int32),
+            cu_keys=(starts * self.capacity).to(torch.int32),
+            longest=longest,
+        )
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write one position per row, `[n, kv_heads, 1, d]`; returns what `update_joint` does."""
+        return self.update_joint(torch.cat((key_states, value_states), 1).transpose(1, 2), layer_idx)
+
+    def update_joint(self, key_values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """Write one position per row, `[n, 1, 2 * kv_heads, d]`; returns views `[n * capacity, kv_heads, d]`."""
+        slots = self.tensors[layer_idx].flatten(0, 1)
+        slots.index_copy_(0, self._flat_indices, key_values.squeeze(1))
+        keys, values = slots.narrow(0, 0, len(key_values) * self.capacity).chunk(2, 1)
+        return keys, values
+
+    def get_query_offset(self, layer_idx: int = 0) -> RowLengths | None:  # type: ignore[override]
+        """The rows' lengths, which `attention.native_mask` takes instead of positions."""
+        return self._row_lengths
+
+    def _allocate(self, prompts: PromptCache) -> None:
+        self.tensors = [
+            states.new_zeros(self.rows, self.capacity, 2 * states.shape[1], states.shape[3]) for states in prompts.keys
+        ]
+
+    def _as_stored(self, prompts: PromptCache) -> list[Tensor]:
+        return [states.transpose(1, 2) for pair in zip(prompts.keys, prompts.values, strict=True) for states in pair]
+
+    def _stored_parts(self) -> list[Tensor]:
+        return [part for tensor in self.tensors for part in tensor.chunk(2, 2)]
 
 
-def _resized(tensor: Tensor, rows: int, capacity: int) -> Tensor:
-    larger = _zeros_like(tensor, rows, capacity)  # zeros: a masked position has weight 0, and 0 * nan is nan
-    n, length = min(rows, tensor.shape[0]), min(capacity, tensor.shape[2])
-    larger[:n, :, :length] = tensor[:n, :, :length]
-    return larger
+def _sizes(tensor: Tensor, position_dim: int) -> tuple[int, int]:
+    """(rows, positions)."""
+    return tensor.shape[0], tensor.shape[position_dim]

@@ -9,9 +9,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 from dapo.core.errors import EngineError
 from dapo.core.rng import keyed_uniforms
 from dapo.engines.native import attention
-from dapo.engines.native.cache import SlotCache
+from dapo.engines.native.formulation import Formulation, formulation_for
 from dapo.engines.native.forward import Forward
-from dapo.engines.native.fused_layers import fuse_layers
+from dapo.engines.native.fused_layers import fuse_prepacked_layers
+from dapo.engines.native.joint_layers import fuse_joint_layers
 from dapo.engines.native.prepacked_linear import prepack_linears
 
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
@@ -26,23 +27,34 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1, torc
 float16 two plain forwards already differ by a few hundredths."""
 
 
-def patch_model(model: PreTrainedModel, *, rows: int) -> Forward:
-    """Give the model the engine's attention and linear layers, for about `rows` rows; returns it ready to run.
+def patch_model(
+    model: PreTrainedModel, *, rows: int, reproducible: bool = True, formulation: Formulation | None = None
+) -> Forward:
+    """Give the model the engine's attention and decoder layers; returns it ready to run.
 
-    Raises EngineError if the engine cannot reproduce the model's plain forward; then the model gets its own attention
-    back, but its linear layers may stay prepacked.
+    Args:
+        model: is changed; it must be in evaluation mode.
+        rows: about as many are decoded at a time.
+        reproducible: attention rounds the same whatever else is in the batch.
+        formulation: None: the one for the model's device and type.
+
+    Raises:
+        EngineError: the engine cannot reproduce the model's plain forward; then the model gets its own attention back,
+            but its layers may stay fused.
     """
     for problem in _known_problems(model):
         raise _unsupported_model_error(model, problem)
     plain = model.config._attn_implementation
     samples = [_plain_logits(model, ids) for ids in _test_sequences(model)]
     attention.register()
-    fuse_layers(model, rows=rows)
-    prepack_linears(model, rows=rows)
+    formulation = formulation or formulation_for(model, reproducible=reproducible)
+    if not formulation.is_joint:
+        fuse_prepacked_layers(model, rows=rows)
+        prepack_linears(model, rows=rows)
+    forward = Forward(model, formulation, fuse_joint_layers(model) if formulation.is_joint else ())
     model.set_attn_implementation(attention.NAME)
     cause: Exception | None = None
     try:
-        forward = Forward(model)
         difference = _difference(_engine_logits(model, forward), samples, TOLERANCE[model.dtype])
     except Exception as error:  # whatever a model does with a cache that it was not written for
         difference, cause = f"it does not run on the engine's cache and attention ({error})", error
@@ -104,9 +116,10 @@ def _engine_logits(model: PreTrainedModel, forward: Forward) -> list[Tensor]:
     sequences = _test_sequences(model)
     n, longest = len(sequences), max(PROMPT_LENGTHS)
     prefilled = forward.prefill([ids[:length] for ids, length in zip(sequences, PROMPT_LENGTHS, strict=True)])
-    cache = SlotCache()
+    cache = forward.formulation.new_slots()
     cache.reserve(n, longest + DECODE_STEPS, longest + DECODE_STEPS)
     cache.store(prefilled.cache, range(n), range(n), longest)
+    forward.position_bytes = cache.num_bytes // (cache.rows * cache.capacity)
     steps = [prefilled.logits]
     for step in range(DECODE_STEPS):
         positions = [length + step for length in PROMPT_LENGTHS]

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -19,12 +20,13 @@ from transformers import PreTrainedModel
 from dapo.config.sampling import NativeConfig
 from dapo.core.out_of_memory import explain_out_of_memory
 from dapo.engines.engine import WeightSource
-from dapo.engines.native.cache import SlotCache
 from dapo.engines.native.compatibility import patch_model
-from dapo.engines.native.forward import Prefilled, copy_weights
-from dapo.engines.native.prepacked_linear import drop_prepacked
-from dapo.engines.native.sampling import sample
+from dapo.engines.native.device_memory import CudaMemory, DeviceMemory, cache_token_bound, step_bytes
+from dapo.engines.native.formulation import Formulation
+from dapo.engines.native.forward import Prefilled
+from dapo.engines.native.sampling import SamplingSettings, sample
 from dapo.engines.native.scheduler import RunningSequence, Scheduler
+from dapo.engines.native.upload import upload
 from dapo.engines.request_checks import EngineState, require_finite
 from dapo.types import Finish, Generation, GenerationRequest
 
@@ -52,22 +54,38 @@ class NativeEngine(EngineState):
     Until the first `load_weights` it samples from the weights that the model came with, as version 0.
     """
 
-    def __init__(self, model: PreTrainedModel, config: NativeConfig) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        config: NativeConfig,
+        *,
+        reproducible: bool = True,
+        formulation: Formulation | None = None,
+        memory: DeviceMemory | None = None,
+    ) -> None:
         """Raises EngineError for a model that the engine cannot serve (see `compatibility`).
 
-        `model` becomes the engine's own: its weights and attention are replaced. `config.slots` sequences are decoded
-        at a time; `config.cache_tokens` bounds the slots in use times the longest of them (prompt + max_new_tokens).
-        Without it the cache grows with the running sequences.
+        Args:
+            model: becomes the engine's own: its weights, attention and layers are replaced.
+            config: `slots` sequences are decoded at a time; `cache_tokens` bounds the slots in use times the longest of
+                them (prompt + max_new_tokens). Without it the cache grows with the running sequences, on a GPU up to
+                what is free.
+            reproducible: as `compatibility.patch_model`.
+            formulation: as `compatibility.patch_model`.
+            memory: of the device; None: that of the GPU that the model is on, if it is on one.
         """
         super().__init__(version=0)
-        self._forward = patch_model(model.eval().requires_grad_(False), rows=config.slots)
+        model.eval().requires_grad_(False)
+        self._forward = patch_model(model, rows=config.slots, reproducible=reproducible, formulation=formulation)
         self._scheduler = Scheduler(
             config.slots,
             config.cache_tokens,
             max_positions=getattr(model.config, "max_position_embeddings", None),
             vocabulary=self._forward.vocabulary,
         )
-        self._cache = SlotCache()
+        self._memory = CudaMemory(model.device) if memory is None and model.device.type == "cuda" else memory
+        self._is_bound_measured = self._memory is not None and config.cache_tokens is None
+        self._cache = self._forward.formulation.new_slots()
         self._rows: list[RunningSequence | None] = []  # as in the cache; None: to be filled again before the poll ends
         self._cached_prefill: tuple[tuple[int, ...], Prefilled] | None = None
         """A prompt and its prefill, while some requests of its group have started and others wait."""
@@ -86,14 +104,15 @@ class NativeEngine(EngineState):
     def load_weights(self, weights: WeightSource, version: int) -> None:
         self._require_idle("load_weights")
         self._version = None
-        copy_weights(weights, self._forward.model)
+        self._forward.load_weights(weights)
         self._version = version
 
     def drop_weights(self) -> None:
-        """Free the memory of prepacked weights. Raises EngineError while requests are in flight."""
+        """Free the memory of prepacked weights, on a GPU of all. Raises EngineError while requests are in flight."""
         self._require_idle("drop_weights")
         self._version = None
-        drop_prepacked(self._forward.model)
+        self._forward.drop_weights()
+        self._give_back()
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         self._require_weights()
@@ -108,6 +127,8 @@ class NativeEngine(EngineState):
         Raises EngineError if the logits are not finite; then the engine can only be closed.
         """
         self._require_open()
+        if self._is_bound_measured and not self._rows and self._scheduler.waiting:
+            self._scheduler.cache_tokens = self._cache_token_bound()
         finished = self._decode() if self._rows else []
         started = self._scheduler.admit(self._running())
         self._compact(spare=len(started))
@@ -130,16 +151,20 @@ class NativeEngine(EngineState):
             del self._forward
             self._rows, self._cached_prefill = [], None
             self._cache.release()
+            self._give_back()
             self._scheduler.waiting.clear()
 
     def _decode(self) -> list[Generation]:
         """One decode step of all running sequences; the rows of the finished ones are empty afterwards."""
         running = self._running()
-        positions = [seq.length - 1 for seq in running]
-        self._reserve(max(positions) + 1)
-        logits = self._forward.decode(self._cache, [seq.token_ids[-1] for seq in running], positions)
+        tokens, positions = [seq.token_ids[-1] for seq in running], [seq.length - 1 for seq in running]
+        longest = max(positions) + 1
+        if not self._cache.fits(len(self._rows), longest):
+            self._reserve(longest)
+        (ids, at), settings = self._upload([tokens, positions], running)
+        logits = self._forward.step(self._cache, ids, at, longest=longest)
         self._count(decode_steps=1, decode_slot_steps=len(running))
-        finishes = self._sample(running, logits)
+        finishes = self._sample(running, logits, settings)
         for row, finish in enumerate(finishes):
             if finish is not None:
                 self._vacate(row)
@@ -164,29 +189,41 @@ class NativeEngine(EngineState):
     def _begin(self, prefilled: Prefilled, groups: Sequence[Sequence[RunningSequence]]) -> list[Generation]:
         """First tokens of groups whose prompts have been prefilled, in this order; unfinished sequences get a row."""
         entries = [(seq, source) for source, group in enumerate(groups) for seq in group]
-        sources = torch.tensor([source for _, source in entries], device=prefilled.logits.device)
-        finishes = self._sample([seq for seq, _ in entries], prefilled.logits[sources])
+        sequences = [seq for seq, _ in entries]
+        (sources,), settings = self._upload([[source for _, source in entries]], sequences)
+        finishes = self._sample(sequences, prefilled.logits[sources], settings)
         unfinished = [entry for entry, finish in zip(entries, finishes, strict=True) if finish is None]
         if unfinished:
             rows = [self._occupy(seq) for seq, _ in unfinished]
             width = max(len(seq.request.prompt_ids) for seq, _ in unfinished)
             self._reserve(width + 1)
             self._cache.store(prefilled.cache, [source for _, source in unfinished], rows, width)
-        return self._answers([seq for seq, _ in entries], finishes)
+        return self._answers(sequences, finishes)
+
+    def _upload(
+        self, integers: Sequence[Sequence[int]], sequences: Sequence[RunningSequence]
+    ) -> tuple[tuple[Tensor, ...], SamplingSettings]:
+        """Rows of `[n]` integers and how to sample the n sequences' next tokens, copied to the device as one block."""
+        block = np.empty((len(integers) + 3, len(sequences)), dtype=np.int64)
+        block[: len(integers)] = integers
+        settings = block[len(integers) :].view(np.float64)
+        settings[0] = [seq.next_uniform() for seq in sequences]
+        settings[1] = [seq.request.temperature for seq in sequences]
+        settings[2] = [seq.request.top_p for seq in sequences]
+        uploaded = upload(block, self._forward.device)
+        on_device = SamplingSettings.of(settings, uploaded[len(integers) :].view(torch.float64))
+        return uploaded[: len(integers)].unbind(), on_device
 
     def _answers(self, sequences: Sequence[RunningSequence], finishes: Sequence[Finish | None]) -> list[Generation]:
         version = self._require_weights()
         pairs = zip(sequences, finishes, strict=True)
         return [seq.generation(finish, version) for seq, finish in pairs if finish is not None]
 
-    def _sample(self, sequences: Sequence[RunningSequence], logits: Tensor) -> list[Finish | None]:
+    def _sample(
+        self, sequences: Sequence[RunningSequence], logits: Tensor, settings: SamplingSettings
+    ) -> list[Finish | None]:
         """Give each sequence its next token, from `[n, vocabulary]` logits. The only wait for the device in a step."""
-        tokens, logprobs = sample(
-            _mask_tokens(logits, [seq.masked_tokens for seq in sequences]),
-            [seq.next_uniform() for seq in sequences],
-            [seq.request.temperature for seq in sequences],
-            [seq.request.top_p for seq in sequences],
-        )
+        tokens, logprobs = sample(_mask_tokens(logits, [seq.masked_tokens for seq in sequences]), settings)
         # float64 holds every token id, so one transfer brings both
         sampled_ids, scored = torch.stack((tokens.double(), logprobs.double())).tolist()
         require_finite(sum(scored), self._require_weights(), logits.dtype)
@@ -212,7 +249,11 @@ class NativeEngine(EngineState):
     def _reserve(self, longest: int) -> None:
         running = self._running()
         longest = max([longest, *(seq.length for seq in running)])
-        self._cache.reserve(len(self._rows), longest, self._scheduler.longest_reservation(running))
+        limit, bound = self._scheduler.longest_reservation(running), self._scheduler.cache_tokens
+        most_rows = None
+        if self._memory is not None:
+            most_rows = self._scheduler.slots if bound is None else min(self._scheduler.slots, bound // limit)
+        self._cache.reserve(len(self._rows), longest, limit, most_rows=most_rows)
         if self._cache.num_bytes > self.stats.cache_bytes_peak:
             self.stats = replace(self.stats, cache_bytes_peak=self._cache.num_bytes)
 
@@ -234,8 +275,33 @@ class NativeEngine(EngineState):
         self._compact(spare=0)
         if self._cached_prefill is not None and self._cached_prefill[0] != self._scheduler.head_prompt():
             self._cached_prefill = None
-        if not self._rows:
+        if not self._rows and self._cache.rows:
             self._cache.release()
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Return unused memory to the device.
+
+        In a process of its own others need it there. In the trainer's process the update allocates from the same
+        memory, but in other sizes: what it would cut from the cache's large blocks the next cache could not use.
+        """
+        if self._memory is not None:
+            self._memory.give_back()
+
+    def _cache_token_bound(self) -> int:
+        """The positions that the cache may hold, from what is free before there is one."""
+        assert self._memory is not None
+        model, position_bytes = self._forward.model, self._forward.position_bytes
+        needed = step_bytes(
+            slots=self._scheduler.slots,
+            vocabulary=self._forward.vocabulary,
+            prefill_tokens=PREFILL_TOKENS,
+            position_bytes=position_bytes,
+            hidden=model.config.hidden_size,
+            intermediate=model.config.intermediate_size,
+            width=model.dtype.itemsize,
+        )
+        return cache_token_bound(self._memory.free_bytes(), position_bytes=position_bytes, step_bytes=needed)
 
     def _count(self, **added: int) -> None:
         self.stats = replace(self.stats, **{name: getattr(self.stats, name) + n for name, n in added.items()})
@@ -245,7 +311,7 @@ def _mask_tokens(logits: Tensor, masked_tokens: Sequence[Sequence[int]]) -> Tens
     """`[n, vocabulary]` logits, changed in place: row i gives no probability to `masked_tokens[i]`."""
     indices = [(row, token) for row, tokens in enumerate(masked_tokens) for token in tokens]
     if indices:
-        rows, tokens = torch.tensor(indices, device=logits.device).unbind(1)
+        rows, tokens = upload(np.array(indices, dtype=np.int64), logits.device).unbind(1)
         logits[rows, tokens] = -torch.inf
     return logits
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -10,7 +11,10 @@ from transformers import PreTrainedModel
 from dapo.core.errors import EngineError
 from dapo.engines.engine import WeightSource
 from dapo.engines.native.cache import PromptCache, SlotCache
-from dapo.engines.native.prepacked_linear import prepacked_weights
+from dapo.engines.native.formulation import Formulation
+from dapo.engines.native.joint_layers import JointKernels
+from dapo.engines.native.prepacked_linear import drop_prepacked, prepacked_weights
+from dapo.engines.native.upload import upload
 from dapo.engines.request_checks import require_all_weights, require_shape
 
 
@@ -29,28 +33,59 @@ class Prefilled:
 class Forward:
     """Backbone and head of a causal language model; logits are computed only where a token will be sampled."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
+    def __init__(
+        self, model: PreTrainedModel, formulation: Formulation, joint_layers: Sequence[JointKernels] = ()
+    ) -> None:
+        """`joint_layers` are those of the model that have new forms of some weights, to be made anew with them."""
+        self.model, self.formulation, self._joint_layers = model, formulation, joint_layers
         self.backbone: nn.Module = model.base_model
         self.head: nn.Module = model.get_output_embeddings()
         self.device = model.device
         self.vocabulary = next(model.get_input_embeddings().parameters()).shape[0]
+        self.position_bytes = 0
+        """Of the keys and values of one position in all layers, once a cache of this model has been made."""
+        self._dropped: list[tuple[torch.UntypedStorage, int]] = []
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Prefilled:
         """Run prompts together, padded on the right, where causal attention never looks."""
         lengths = list(map(len, prompts))
         width = max(lengths)
-        ids = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=self.device)
+        ids = np.zeros((len(prompts), width), dtype=np.int64)
+        for row, prompt in enumerate(prompts):
+            ids[row, : lengths[row]] = prompt
         cache = PromptCache()
-        hidden = self._hidden(ids, torch.arange(width, device=self.device)[None], cache)  # [prompts, width, hidden]
-        last = torch.tensor(lengths, device=self.device) - 1
+        positions = torch.arange(width, device=self.device)[None]
+        hidden = self._hidden(upload(ids, self.device), positions, cache)  # [prompts, width, hidden]
+        last = upload(np.array(lengths, dtype=np.int64) - 1, self.device)
         return Prefilled(cache, self.head(hidden[torch.arange(len(prompts), device=self.device), last]))
 
     def decode(self, cache: SlotCache, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
         """Feed row i `tokens[i]` at `positions[i]`; returns `[n, vocabulary]` logits of what follows."""
-        ids, at = torch.tensor(tokens, device=self.device), torch.tensor(positions, device=self.device)
-        cache.begin_step(at, max(positions) + 1)
-        return self.head(self._hidden(ids[:, None], at[:, None], cache)[:, 0])
+        ids, at = upload(np.array([tokens, positions], dtype=np.int64), self.device).unbind()
+        return self.step(cache, ids, at, longest=max(positions) + 1)
+
+    def step(self, cache: SlotCache, ids: Tensor, positions: Tensor, *, longest: int) -> Tensor:
+        """As `decode`, from `[n]` numbers on the device; `longest` is the largest position and one."""
+        cache.begin_step(positions, longest)
+        return self.head(self._hidden(ids[:, None], positions[:, None], cache)[:, 0])
+
+    def load_weights(self, source: WeightSource) -> None:
+        """Take new values of every weight. Raises EngineError as `copy_weights` does."""
+        for storage, num_bytes in self._dropped:
+            storage.resize_(num_bytes)
+        self._dropped = []
+        copy_weights(source, self.model)
+        for layer in self._joint_layers:
+            layer.refresh()
+
+    def drop_weights(self) -> None:
+        """Free the memory of the weights that `load_weights` will fill: prepacked ones, on a GPU all."""
+        drop_prepacked(self.model)
+        if self.formulation.is_joint and not self._dropped:
+            storages = {p.untyped_storage()._cdata: p.untyped_storage() for p in self.model.parameters()}
+            self._dropped = [(storage, storage.nbytes()) for storage in storages.values()]
+            for storage, _ in self._dropped:
+                storage.resize_(0)
 
     def _hidden(self, ids: Tensor, positions: Tensor, cache: PromptCache | SlotCache) -> Tensor:
         output = self.backbone(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)

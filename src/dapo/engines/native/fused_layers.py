@@ -1,40 +1,71 @@
-"""Decoder layers that compute element-wise operations together with their matrix products.
+"""Decoder layers that take fewer passes over their inputs and fewer calls than the model's own.
 
 At the few rows of a decode step a processor spends about a third of the time between the products: in norms, gates,
-rotations, residual sums and their calls. So a layer of a known family computes queries, keys and values in one product,
-activation, gate and residual sums where a product ends, and norms and rotary embedding in half the passes.
+rotations, residual sums and their calls; a GPU mostly waits for the next call. So a layer of a known family computes
+queries, keys and values in one product, and what lies between the products in few operations. Which these are depends
+on the device: `PrepackedKernels` for a CPU, `joint_layers.JointKernels` for a GPU.
 
 The arithmetic is the layer's own up to the order of roundings. `compatibility.patch_model` compares the logits with
 those of the plain model, as for everything that the engine changes.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import Cache, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from dapo.engines.native.attention import native_attention
+from dapo.engines.native.cache import KeyValueCache
 from dapo.engines.native.prepacked_linear import FusedQKVLinear, can_prepack, prepack_linears
 
 FAMILIES = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
 """Layers with the same modules in the same order; those of the last family also normalize queries and keys."""
 
 
-def fuse_layers(model: PreTrainedModel, *, rows: int) -> None:
+class LayerKernels(Protocol):
+    """The operations of one decoder layer around its attention; hidden states are `[n, length, hidden]`."""
+
+    def attention_inputs(
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], cache: KeyValueCache
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries `[n, heads, length, d]`, and the keys and values that the cache returns for them."""
+
+    def add_attention(self, hidden_states: Tensor, attn_output: Tensor) -> Tensor:
+        """The hidden states after the attention block, from its heads `[n, length, heads * d]`."""
+
+    def add_mlp(self, hidden_states: Tensor) -> Tensor:
+        """The hidden states after the feed-forward block."""
+
+
+def run_layer(
+    layer: Any,
+    kernels: LayerKernels,
+    hidden_states: Tensor,
+    attention_mask: Any = None,
+    past_key_values: KeyValueCache | None = None,
+    position_embeddings: tuple[Tensor, Tensor] | None = None,
+    **others: object,
+) -> Tensor:
+    """The forward of a decoder layer with its operations replaced."""
+    assert past_key_values is not None
+    assert position_embeddings is not None
+    attention = layer.self_attn
+    query, keys, values = kernels.attention_inputs(hidden_states, position_embeddings, past_key_values)
+    attn_output, _ = native_attention(attention, query, keys, values, attention_mask, scaling=attention.scaling)
+    return kernels.add_mlp(kernels.add_attention(hidden_states, attn_output.flatten(2)))
+
+
+def fuse_prepacked_layers(model: PreTrainedModel, *, rows: int) -> None:
     """Replace the forward of decoder layers of known families whose weights can be prepacked."""
     layers: list[Any] = [layer for layer in model.modules() if type(layer) in FAMILIES and _is_suited(layer)]
     for layer in layers:
-        attention = layer.self_attn
-        fused_qkv = FusedQKVLinear([attention.q_proj, attention.k_proj, attention.v_proj], rows=rows)
-        attention.q_proj, attention.k_proj, attention.v_proj = fused_qkv.layers
-        prepack_linears(layer, rows=rows)
-        layer.forward = partial(_layer, layer, fused_qkv)
+        layer.forward = partial(run_layer, layer, PrepackedKernels(layer, rows=rows))
 
 
 def _is_suited(layer: Any) -> bool:
@@ -44,37 +75,44 @@ def _is_suited(layer: Any) -> bool:
     return attention.config.hidden_act == "silu" and all(map(can_prepack, products))
 
 
-def _layer(
-    layer: Any,
-    fused_qkv: FusedQKVLinear,
-    hidden_states: Tensor,
-    attention_mask: Tensor | None = None,
-    past_key_values: Cache | None = None,
-    position_embeddings: tuple[Tensor, Tensor] | None = None,
-    **others: object,
-) -> Tensor:
-    assert past_key_values is not None
-    assert position_embeddings is not None
-    attention, mlp = layer.self_attn, layer.mlp
-    heads = fused_qkv(_norm(layer.input_layernorm, hidden_states)).unflatten(-1, (-1, attention.head_dim))
-    values_from = heads.shape[2] - attention.v_proj.out_features // attention.head_dim
-    keys_from = attention.q_proj.out_features // attention.head_dim
-    query, key = heads[:, :, :keys_from], heads[:, :, keys_from:values_from]
-    if hasattr(attention, "q_norm"):
-        rotated = torch.cat((_norm(attention.q_norm, query), _norm(attention.k_norm, key)), 2)
-    else:
-        rotated = heads[:, :, :values_from]
-    rotated = _rotate(rotated, *position_embeddings).transpose(1, 2)
-    keys, values = past_key_values.update(
-        rotated[:, keys_from:], heads[:, :, values_from:].transpose(1, 2), attention.layer_idx
-    )
-    attn_output, _ = native_attention(
-        attention, rotated[:, :keys_from], keys, values, attention_mask, scaling=attention.scaling
-    )
-    hidden_states = attention.o_proj.plus(attn_output.flatten(2), hidden_states)
-    inner = _norm(layer.post_attention_layernorm, hidden_states)
-    gated = mlp.up_proj.times(inner, mlp.gate_proj.silu(inner))
-    return mlp.down_proj.plus(gated, hidden_states)
+class PrepackedKernels:
+    """Activation, gate and residual sums where a prepacked product ends; norms and rotations in half the passes."""
+
+    def __init__(self, layer: Any, *, rows: int) -> None:
+        """The layer's linear modules are replaced by prepacked ones."""
+        self._layer, self._attention = layer, layer.self_attn
+        attention = self._attention
+        self._fused_qkv = FusedQKVLinear([attention.q_proj, attention.k_proj, attention.v_proj], rows=rows)
+        attention.q_proj, attention.k_proj, attention.v_proj = self._fused_qkv.layers
+        prepack_linears(layer, rows=rows)
+
+    def attention_inputs(
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], cache: KeyValueCache
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        attention = self._attention
+        normed = _norm(self._layer.input_layernorm, hidden_states)
+        heads = self._fused_qkv(normed).unflatten(-1, (-1, attention.head_dim))
+        values_from = heads.shape[2] - attention.v_proj.out_features // attention.head_dim
+        keys_from = attention.q_proj.out_features // attention.head_dim
+        query, key = heads[:, :, :keys_from], heads[:, :, keys_from:values_from]
+        if hasattr(attention, "q_norm"):
+            rotated = torch.cat((_norm(attention.q_norm, query), _norm(attention.k_norm, key)), 2)
+        else:
+            rotated = heads[:, :, :values_from]
+        rotated = _rotate(rotated, *position_embeddings).transpose(1, 2)
+        keys, values = cache.update(
+            rotated[:, keys_from:], heads[:, :, values_from:].transpose(1, 2), attention.layer_idx
+        )
+        return rotated[:, :keys_from], keys, values
+
+    def add_attention(self, hidden_states: Tensor, attn_output: Tensor) -> Tensor:
+        return self._attention.o_proj.plus(attn_output, hidden_states)
+
+    def add_mlp(self, hidden_states: Tensor) -> Tensor:
+        mlp = self._layer.mlp
+        inner = _norm(self._layer.post_attention_layernorm, hidden_states)
+        gated = mlp.up_proj.times(inner, mlp.gate_proj.silu(inner))
+        return mlp.down_proj.plus(gated, hidden_states)
 
 
 def _norm(norm: Any, inputs: Tensor) -> Tensor:

@@ -5,11 +5,15 @@ into. This takes one pass over the probabilities; a plain cumulative sum needs s
 (Gumbel) many.
 """
 
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from dapo.engines.native.upload import upload
 
 BLOCK = 256  # tokens in a block; near the square root of common vocabularies
 
@@ -22,21 +26,52 @@ CPU_CHUNK = 2**20
 """Probabilities computed at a time on the CPU: they stay in the processor's cache, and the allocator reuses their
 memory; fresh pages for a whole batch of them cost more than the arithmetic."""
 
-Settings: TypeAlias = Sequence[tuple[float, float, float]]  # (uniform number, temperature, top_p) of each row
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How each of n rows is sampled; the numbers lie on the device of the logits."""
+
+    uniforms: Tensor  # [n, 1] float64 in [0, 1)
+    temperatures: Tensor  # [n, 1] float64
+    top_ps: Tensor  # [n, 1] float64
+    samplers: "list[Sampler]"
+    """The function that samples each row, chosen on the host."""
+    is_scaled: bool
+    """Whether any temperature differs from 1."""
+
+    @classmethod
+    def of(cls, values: NDArray[np.float64], uploaded: Tensor) -> "SamplingSettings":
+        """`[3, n]` uniform numbers, temperatures and nuclei (`top_p`), here and on the device of the logits."""
+        rows = zip(values[1].tolist(), values[2].tolist(), strict=True)
+        samplers: list[Sampler] = [
+            _greedy if temperature == 0 else _nucleus if top_p < 1 else _full for temperature, top_p in rows
+        ]
+        uniforms, temperatures, top_ps = uploaded.unsqueeze(2).unbind()
+        return cls(uniforms, temperatures, top_ps, samplers, is_scaled=bool((values[1] != 1).any()))
+
+    def __getitem__(self, rows: slice) -> "SamplingSettings":
+        return self._select(rows, self.samplers[rows])
+
+    def select(self, rows: Sequence[int], index: Tensor) -> "SamplingSettings":
+        """Those of some rows, given on the host and on the device."""
+        return self._select(index, [self.samplers[row] for row in rows])
+
+    def _select(self, index: slice | Tensor, samplers: "list[Sampler]") -> "SamplingSettings":
+        numbers = (self.uniforms[index], self.temperatures[index], self.top_ps[index])
+        return SamplingSettings(*numbers, samplers, self.is_scaled)
 
 
-def sample(
-    logits: Tensor, uniforms: Sequence[float], temperatures: Sequence[float], top_ps: Sequence[float]
-) -> tuple[Tensor, Tensor]:
+Sampler = Callable[[Tensor, SamplingSettings], tuple[Tensor, Tensor]]
+
+
+def sample(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
     """Sample from softmax(logits / temperature), cut to the nucleus of mass `top_p`; temperature 0 is the argmax.
 
     A token of probability zero is never returned.
 
     Args:
         logits: `[n, vocabulary]`.
-        uniforms: one number in [0, 1) per row.
-        temperatures: one per row.
-        top_ps: one per row.
+        settings: of the n rows.
 
     Returns:
         Token ids and their log-probabilities under the distribution sampled from, `[n]` each, computed in float32
@@ -44,42 +79,40 @@ def sample(
         logits are not finite has a log-probability of nan.
     """
     n, size = logits.shape
-    settings = list(zip(uniforms, temperatures, top_ps, strict=True))
     rows = n if logits.is_cuda else max(1, CPU_CHUNK // size)
     chunks = [_sample_rows(logits[i : i + rows], settings[i : i + rows]) for i in range(0, n, rows)]
     tokens, logprobs = zip(*chunks, strict=True)
     return torch.cat(tokens), torch.cat(logprobs)
 
 
-def _sample_rows(logits: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
-    kinds = [_greedy if temperature == 0 else _nucleus if top_p < 1 else _full for _, temperature, top_p in settings]
-    if len(set(kinds)) == 1:
-        return kinds[0](logits, settings)
-    tokens = torch.empty(len(kinds), dtype=torch.long, device=logits.device)
-    logprobs = torch.empty(len(kinds), dtype=_precision(logits), device=logits.device)
-    for sampler in dict.fromkeys(kinds):
-        rows = [i for i, other in enumerate(kinds) if other is sampler]
-        at = torch.tensor(rows, device=logits.device)
-        tokens[at], logprobs[at] = sampler(logits[at], [settings[i] for i in rows])
+def _sample_rows(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
+    samplers = settings.samplers
+    if len(set(samplers)) == 1:
+        return samplers[0](logits, settings)
+    tokens = torch.empty(len(samplers), dtype=torch.long, device=logits.device)
+    logprobs = torch.empty(len(samplers), dtype=_precision(logits), device=logits.device)
+    for sampler in dict.fromkeys(samplers):
+        rows = [i for i, other in enumerate(samplers) if other is sampler]
+        index = upload(np.array(rows, dtype=np.int64), logits.device)
+        tokens[index], logprobs[index] = sampler(logits[index], settings.select(rows, index))
     return tokens, logprobs
 
 
-def _greedy(logits: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
+def _greedy(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
     # bfloat16 has a slow argmax on the CPU
     best, tokens = logits.to(_precision(logits)).max(-1)
     return tokens, best - best  # 0, or nan
 
 
-def _full(logits: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
+def _full(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
     probabilities = _softmax(logits, settings)
-    tokens = invert_cdf(probabilities, _column([uniform for uniform, _, _ in settings], logits))
+    tokens = invert_cdf(probabilities, settings.uniforms)
     return tokens, probabilities.gather(1, tokens[:, None])[:, 0].log()
 
 
-def _nucleus(logits: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
+def _nucleus(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
     probabilities = _softmax(logits, settings)
-    uniforms, top_ps = (_column([row[i] for row in settings], logits) for i in (0, 2))
-    return _sample_nucleus(probabilities, uniforms, top_ps, FIRST_CANDIDATES)
+    return _sample_nucleus(probabilities, settings.uniforms, settings.top_ps, FIRST_CANDIDATES)
 
 
 def invert_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
@@ -139,16 +172,11 @@ def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, target, right=True).clamp(max=cumulative.shape[1] - 1)
 
 
-def _softmax(logits: Tensor, settings: Settings) -> Tensor:
+def _softmax(logits: Tensor, settings: SamplingSettings) -> Tensor:
     scores = logits.to(_precision(logits))
-    temperatures = [temperature for _, temperature, _ in settings]
-    if any(temperature != 1 for temperature in temperatures):
-        scores = scores / torch.tensor(temperatures, dtype=scores.dtype, device=scores.device)[:, None]
+    if settings.is_scaled:
+        scores = scores / settings.temperatures.to(scores.dtype)
     return scores.softmax(-1)
-
-
-def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]
 
 
 def _precision(logits: Tensor) -> torch.dtype:

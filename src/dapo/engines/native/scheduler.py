@@ -68,7 +68,10 @@ class Scheduler:
     """
 
     def __init__(self, slots: int, cache_tokens: int | None, max_positions: int | None, vocabulary: int) -> None:
-        """`max_positions` is the longest sequence that the model takes, `vocabulary` the number of tokens it knows."""
+        """`max_positions` is the longest sequence that the model takes, `vocabulary` the number of tokens it knows.
+
+        `cache_tokens` may be set anew at any time; requests are refused only for the bound given here.
+        """
         self.slots, self.cache_tokens, self.vocabulary = slots, cache_tokens, vocabulary
         bounds = (
             (cache_tokens, "rollout.native.cache_tokens", "raise it"),
@@ -85,11 +88,15 @@ class Scheduler:
     def admit(self, running: Sequence[RunningSequence]) -> list[RunningSequence]:
         """Take from the head of the queue what fits together with `running`; nothing overtakes the head."""
         started: list[RunningSequence] = []
+        if not self.waiting or len(running) >= self.slots:
+            return started
         longest = self.longest_reservation(running)
         for request in islice(self.waiting.values(), self.slots - len(running)):
             candidate = RunningSequence(request)
             longest = max(longest, candidate.reserved)
-            if self.cache_tokens is not None and (len(running) + len(started) + 1) * longest > self.cache_tokens:
+            count = len(running) + len(started) + 1
+            # one sequence alone always runs: where it cannot fit, `submit` has refused it or nothing smaller would help
+            if self.cache_tokens is not None and count > 1 and count * longest > self.cache_tokens:
                 break
             started.append(candidate)
         for seq in started:

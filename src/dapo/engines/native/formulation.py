@@ -1,0 +1,55 @@
+"""Which of several equal formulations of a model the engine computes: chosen by device and type, or by a test."""
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from transformers import PreTrainedModel
+
+from dapo.engines.native.attention import VarlenAttention
+from dapo.engines.native.cache import LengthSlots, MaskedSlots, SlotCache
+
+WIDEST_HEAD = 256
+"""Of the kernel that attends by lengths; it also needs multiples of 8."""
+
+AMPERE = (8, 0)
+"""The compute capability from which on it runs."""
+
+
+@dataclass(frozen=True)
+class Formulation:
+    """How decoder layers and their attention are computed."""
+
+    is_joint: bool
+    """Layers in few kernels around joint weights (`joint_layers`), instead of weights prepacked for a CPU."""
+    attend: VarlenAttention | None = None
+    """Attends a decode step by the lengths of its rows; None: under a mask."""
+    num_splits: int | None = None
+    """1: a row's attention rounds the same whatever else is in the batch. None: the kernel cuts long rows as it likes,
+    which is faster for few of them."""
+
+    def new_slots(self) -> SlotCache:
+        """An empty cache of the kind that the attention reads."""
+        return MaskedSlots() if self.attend is None else LengthSlots(self.attend, num_splits=self.num_splits)
+
+
+def formulation_for(model: PreTrainedModel, *, reproducible: bool) -> Formulation:
+    """On a CPU prepacked weights and masks; on a GPU joint weights, and lengths where a kernel takes them."""
+    if model.device.type == "cpu":
+        return Formulation(is_joint=False)
+    has_kernel = model.dtype in (torch.bfloat16, torch.float16) and _head_width(model) is not None
+    if not (has_kernel and torch.cuda.get_device_capability(model.device) >= AMPERE):
+        return Formulation(is_joint=True)
+    from torch.nn.attention.varlen import varlen_attn  # importing it takes time that a CPU need not spend
+
+    attend = cast(VarlenAttention, varlen_attn)  # it returns more than a tensor only where it is asked to
+    return Formulation(is_joint=True, attend=attend, num_splits=1 if reproducible else None)
+
+
+def _head_width(model: PreTrainedModel) -> int | None:
+    """The width of an attention head, if it is one that the kernel takes."""
+    config = model.config
+    if getattr(config, "v_head_dim", None) is not None:  # keys and values of different widths
+        return None
+    width: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return width if width % 8 == 0 and width <= WIDEST_HEAD else None

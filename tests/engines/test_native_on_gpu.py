@@ -1,0 +1,312 @@
+"""What the native engine does on a GPU, computed on the CPU: joint layers, attention by lengths, bounded memory."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from dapo.config.sampling import NativeConfig
+from dapo.engines.native import attention
+from dapo.engines.native.cache import LengthSlots, SlotCache
+from dapo.engines.native.compatibility import patch_model
+from dapo.engines.native.device_memory import CACHE_SHARE, cache_token_bound, step_bytes
+from dapo.engines.native.engine import NativeEngine
+from dapo.engines.native.formulation import Formulation, formulation_for
+from dapo.engines.native.forward import Forward
+from dapo.engines.native.joint_layers import JointKernels
+from dapo.types import Generation, GenerationRequest
+from helpers.tiny_models import SERVED, WINDOW, ModelWeights, tiny_model
+from helpers.varlen import naive_varlen_attention
+
+JOINT = ["llama", "tied llama", "qwen2", "qwen2 with windows", "qwen3", "mistral with a window", "smollm3", "gemma3"]
+"""Of `SERVED`, those whose layers are computed in few kernels; the others keep their own."""
+
+MASKED, BY_LENGTH = Formulation(is_joint=False), Formulation(is_joint=False, attend=naive_varlen_attention)
+ON_GPU = Formulation(is_joint=True, attend=naive_varlen_attention, num_splits=1)
+
+NORM_ROUNDING = 1e-5
+"""Of models in float64 relative to their logits' spread: transformers computes their norms in float32."""
+
+SEQUENCES = [[(7 * i + 3 * i * i + seq) % 197 for i in range(length)] for seq, length in enumerate((15, 22, 9))]
+PREFILLED = (6, 13, 3)
+
+
+def forward_of(name: str, formulation: Formulation, dtype: torch.dtype = torch.float64) -> Forward:
+    return patch_model(tiny_model(name, dtype=dtype), rows=4, formulation=formulation)
+
+
+@torch.inference_mode()
+def decoded(forward: Forward, *, moved: bool = False) -> list[Tensor]:
+    """Logits of each of `SEQUENCES`, `[tokens after the prefill, vocabulary]`, decoded together as far as each goes.
+
+    The cache is resized twice on the way. `moved`: the last row takes the place of the first that ends.
+    """
+    cache = forward.formulation.new_slots()
+    cache.reserve(3, max(PREFILLED) + 1, 64)
+    prefilled = forward.prefill([ids[:n] for ids, n in zip(SEQUENCES, PREFILLED, strict=True)])
+    cache.store(prefilled.cache, [0, 1, 2], [0, 1, 2], max(PREFILLED))
+    rows, logits = [0, 1, 2], [[prefilled.logits[i]] for i in range(3)]
+    for step in range(max(map(len, SEQUENCES))):
+        for row in reversed([row for row, i in enumerate(rows) if PREFILLED[i] + step >= len(SEQUENCES[i])]):
+            last = rows.pop()
+            if row < len(rows):
+                cache.move([len(rows)], [row], PREFILLED[last] + step)
+                rows[row] = last
+        if not rows:
+            break
+        positions = [PREFILLED[i] + step for i in rows]
+        cache.reserve(len(rows) + step % 2, max(positions) + 1, 64)
+        found = forward.decode(cache, [SEQUENCES[i][p] for i, p in zip(rows, positions, strict=True)], positions)
+        for row, i in enumerate(rows):
+            logits[i].append(found[row])
+    return [torch.stack(entries) for entries in logits]
+
+
+@torch.inference_mode()
+def plain_logits(model: PreTrainedModel) -> list[Tensor]:
+    """The same logits of the model's own forward over whole sequences."""
+    return [
+        model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, n - 1 :]
+        for ids, n in zip(SEQUENCES, PREFILLED, strict=True)
+    ]
+
+
+def distance(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The largest difference, relative to the spread of what is expected."""
+    pairs = zip(found, expected, strict=True)
+    return max(float((a.double() - b.double()).abs().max() / b.double().std()) for a, b in pairs)
+
+
+# --- attention by lengths ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_attention_by_lengths_is_attention_under_masks(name: str) -> None:
+    # rows of different lengths, moved and resized; three of the models have a sliding window shorter than the rows
+    assert distance(decoded(forward_of(name, BY_LENGTH)), decoded(forward_of(name, MASKED))) < 1e-10
+
+
+@pytest.mark.parametrize("name", ["gemma3", "smollm3"])
+def test_joint_layers_attend_by_lengths_as_under_masks(name: str) -> None:
+    masked = decoded(forward_of(name, replace(ON_GPU, attend=None)))
+    assert distance(decoded(forward_of(name, ON_GPU)), masked) < 1e-10
+
+
+def test_a_window_is_given_to_the_kernel_without_the_querys_own_position_and_full_layers_have_none() -> None:
+    windows: list[tuple[int, int]] = []
+    splits = set()
+
+    def recording(*args: Any, **kwargs: Any) -> Tensor:
+        windows.append(kwargs["window_size"])
+        splits.add(kwargs["num_splits"])
+        return naive_varlen_attention(*args, **kwargs)
+
+    decoded(forward_of("gemma3", replace(ON_GPU, attend=recording)))
+    assert windows[:2] == [(WINDOW - 1, 0), (-1, -1)]
+    assert set(windows) == set(windows[:2])
+    assert splits == {1}
+
+
+def test_a_row_is_one_sequence_in_memory() -> None:
+    forward = forward_of("llama", ON_GPU)
+    cache = forward.formulation.new_slots()
+    cache.reserve(2, 9, 9)
+    with torch.inference_mode():
+        prefilled = forward.prefill([[1, 2, 3], [4, 5, 6]])
+    cache.store(prefilled.cache, [0, 1], [0, 1], 3)
+    assert [tensor.shape for tensor in cache.tensors] == [(2, 9, 4, 8)] * 2
+    for tensor, keys, values in zip(cache.tensors, prefilled.cache.keys, prefilled.cache.values, strict=True):
+        assert torch.equal(tensor[:, :3, :2].transpose(1, 2), keys)
+        assert torch.equal(tensor[:, :3, 2:].transpose(1, 2), values)
+
+
+def test_the_processor_and_float32_keep_masks() -> None:
+    assert formulation_for(tiny_model("llama"), reproducible=True) == MASKED
+    assert formulation_for(tiny_model("llama", dtype=torch.bfloat16), reproducible=True) == MASKED
+
+
+def test_attention_of_cudnn_is_off_once_the_engine_has_registered_its_own() -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    attention.register()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+# --- joint layers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attend", [None, naive_varlen_attention])
+@pytest.mark.parametrize("name", JOINT)
+def test_joint_layers_compute_what_the_model_does(name: str, attend: Any) -> None:
+    model = tiny_model(name, dtype=torch.float64)
+    expected = plain_logits(copy.deepcopy(model))
+    forward = patch_model(model, rows=4, formulation=replace(ON_GPU, attend=attend))
+    assert all("forward" in vars(layer) for layer in model.base_model.layers)
+    assert distance(decoded(forward), expected) < NORM_ROUNDING
+
+
+@pytest.mark.parametrize("name", JOINT)
+def test_joint_layers_round_no_more_than_the_model_does(name: str) -> None:
+    exact = plain_logits(tiny_model(name, dtype=torch.bfloat16).double())
+    plain = plain_logits(tiny_model(name, dtype=torch.bfloat16))
+    joint = decoded(forward_of(name, ON_GPU, torch.bfloat16))
+    error = [
+        float(torch.cat([(a.double() - b).abs().flatten() for a, b in zip(logits, exact, strict=True)]).mean())
+        for logits in (joint, plain)
+    ]
+    assert error[0] < 1.1 * error[1]
+
+
+def test_a_norm_that_multiplies_with_one_more_than_its_weight_does_not_round_the_sum() -> None:
+    model = tiny_model("gemma3", dtype=torch.bfloat16)
+    layer: Any = model.base_model.layers[0]
+    weight = layer.post_attention_layernorm.weight
+    weight.requires_grad_(False).fill_(0.0117)  # of 1.0117 bfloat16 makes 1.0078
+    states = torch.randn(1000, 1, 48, generator=torch.Generator().manual_seed(0)).bfloat16()
+    with torch.inference_mode():
+        expected = layer.post_attention_layernorm(layer.self_attn.o_proj(states).double())
+        found = JointKernels(layer).add_attention(torch.zeros_like(states), states).double()
+        scale = float((found * expected).sum() / expected.square().sum())
+    assert scale == pytest.approx(1, abs=1.5e-3)
+
+
+@pytest.mark.parametrize("name", JOINT)
+def test_new_weights_are_those_of_the_joint_layers(name: str) -> None:
+    forward = forward_of(name, ON_GPU)
+    new = tiny_model(name, dtype=torch.float64, seed=1)
+    forward.load_weights(ModelWeights(new))
+    assert distance(decoded(forward), plain_logits(new)) < NORM_ROUNDING
+
+
+@pytest.mark.parametrize("name", ["tied llama", "qwen2", "gemma3"])
+def test_dropped_weights_take_no_memory_and_come_back_with_the_next_load(name: str) -> None:
+    forward = forward_of(name, ON_GPU)
+    before = decoded(forward)
+    for _ in range(2):
+        forward.drop_weights()
+        assert sum(p.untyped_storage().nbytes() for p in forward.model.parameters()) == 0
+    forward.load_weights(ModelWeights(tiny_model(name, dtype=torch.float64)))
+    assert distance(decoded(forward), before) == 0.0
+
+
+def test_joint_weights_take_no_memory_of_their_own() -> None:
+    model = tiny_model("qwen2", dtype=torch.float64)
+    sizes = sum(p.numel() * p.element_size() for p in model.parameters())
+    patch_model(model, rows=4, formulation=ON_GPU)
+    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
+    assert sum(storages.values()) == sizes
+    products = model.base_model.layers[0].self_attn
+    assert products.q_proj.weight.untyped_storage().data_ptr() == products.v_proj.weight.untyped_storage().data_ptr()
+
+
+# --- the engine -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class FakeMemory:
+    """A device's memory that counts what is asked of it."""
+
+    free: int = 10**9
+    returned: int = 0
+
+    def free_bytes(self) -> int:
+        return self.free
+
+    def give_back(self) -> None:
+        self.returned += 1
+
+
+def requests(count: int, **options: Any) -> list[GenerationRequest]:
+    base = GenerationRequest(
+        id="", prompt_ids=(11, 42, 7), max_new_tokens=12, temperature=1.0, top_p=1.0, seed=0, stop_ids=(5,)
+    )
+    return [replace(base, id=f"r{i}", seed=i, **options) for i in range(count)]
+
+
+def run(engine: NativeEngine, asked: Sequence[GenerationRequest]) -> dict[str, Generation]:
+    engine.submit(asked)
+    found: dict[str, Generation] = {}
+    while len(found) < len(asked):
+        found |= {g.request_id: g for g in engine.poll()}
+    return found
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2 with windows", "gemma3"])
+def test_the_engine_samples_the_same_tokens_in_either_formulation(name: str) -> None:
+    asked = [
+        replace(r, prompt_ids=r.prompt_ids * (1 + i % 3), max_new_tokens=5 + 4 * (i % 4), top_p=0.9 if i % 2 else 1.0)
+        for i, r in enumerate(requests(9))
+    ]
+    engines = [
+        NativeEngine(tiny_model(name, dtype=torch.float64), NativeConfig(slots=4), formulation=formulation)
+        for formulation in (MASKED, ON_GPU)
+    ]
+    masked, on_gpu = (run(engine, asked) for engine in engines)
+    assert {i: g.token_ids for i, g in masked.items()} == {i: g.token_ids for i, g in on_gpu.items()}
+    for i, generation in masked.items():
+        assert generation.logprobs == pytest.approx(on_gpu[i].logprobs, abs=1e-4)
+
+
+def test_the_cache_gets_its_share_of_the_memory_that_a_step_leaves() -> None:
+    assert cache_token_bound(10_000, position_bytes=10, step_bytes=2_000) == int(CACHE_SHARE * 8_000) // 10
+    assert cache_token_bound(1_000, position_bytes=10, step_bytes=2_000) == 1
+
+
+def test_a_step_needs_the_larger_of_sampling_and_prefill() -> None:
+    sizes = {"position_bytes": 100, "hidden": 20, "intermediate": 30, "width": 2}
+    assert step_bytes(slots=10, vocabulary=1000, prefill_tokens=1, **sizes) == 3 * 4 * 10 * 1000
+    assert step_bytes(slots=1, vocabulary=1, prefill_tokens=7, **sizes) == 7 * (2 * 100 + 4 * 50 * 2)
+
+
+def test_what_does_not_fit_the_free_memory_waits_and_memory_is_measured_again_each_time() -> None:
+    model = tiny_model("llama", dtype=torch.float64)
+    memory = FakeMemory()
+    engine = NativeEngine(model, NativeConfig(slots=8), formulation=ON_GPU, memory=memory)
+    position_bytes = 2 * 2 * 2 * 8 * 8  # keys and values, 2 layers, 2 heads of 8, float64
+    needed = step_bytes(
+        slots=8, vocabulary=197, prefill_tokens=4096, position_bytes=position_bytes, hidden=48, intermediate=80, width=8
+    )
+    for sequences in (3, 5, 1):
+        memory.free = needed + int((sequences * 15 + 1) * position_bytes / CACHE_SHARE)  # 3 + 12 positions each
+        before = engine.stats
+        run(engine, requests(8, stop_ids=()))
+        steps = engine.stats.decode_steps - before.decode_steps
+        assert engine.stats.decode_slot_steps - before.decode_slot_steps == 8 * 11
+        assert steps == 11 * -(-8 // sequences)
+        assert engine.stats.cache_bytes_peak <= max(5 * 15, sequences * 15) * position_bytes
+
+
+def test_cache_tokens_is_what_counts_where_it_is_given() -> None:
+    memory = FakeMemory(free=0)
+    config = NativeConfig(slots=8, cache_tokens=60)
+    engine = NativeEngine(tiny_model("llama", dtype=torch.float64), config, formulation=ON_GPU, memory=memory)
+    run(engine, requests(8, stop_ids=()))
+    assert engine.stats.decode_steps == 2 * 11
+
+
+def test_memory_is_given_back_when_nothing_runs_and_when_weights_are_dropped() -> None:
+    memory = FakeMemory()
+    engine = NativeEngine(tiny_model("llama"), NativeConfig(slots=4), memory=memory)
+    engine.submit(requests(2, stop_ids=()))
+    engine.poll()
+    assert memory.returned == 0
+    while engine.in_flight:
+        engine.poll()
+    assert (memory.returned, engine.cache_bytes) == (1, 0)
+    engine.poll()
+    assert memory.returned == 1
+    engine.drop_weights()
+    assert memory.returned == 2
+
+
+def test_rows_grow_by_half_where_copying_is_to_stay_rare() -> None:
+    cache: SlotCache = LengthSlots(naive_varlen_attention, num_splits=1)
+    sizes = []
+    for rows in range(1, 30):
+        cache.reserve(rows, 10, 100, most_rows=27)
+        sizes.append(cache.rows)
+    assert sorted(set(sizes)) == [1, 2, 3, 4, 6, 9, 13, 19, 27, 28, 29]
