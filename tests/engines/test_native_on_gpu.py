@@ -97,7 +97,7 @@ def test_joint_layers_attend_by_lengths_as_under_masks(name: str) -> None:
     assert distance(decoded(forward_of(name, ON_GPU)), masked) < 1e-10
 
 
-def test_a_window_is_given_to_the_kernel_without_the_querys_own_position_and_full_layers_have_none() -> None:
+def test_the_kernels_window_leaves_out_the_querys_own_position_and_full_layers_have_none() -> None:
     windows: list[tuple[int, int]] = []
     splits = set()
 
@@ -216,7 +216,7 @@ class FakeMemory:
     def free_bytes(self) -> int:
         return self.free
 
-    def give_back(self) -> None:
+    def free_unused(self) -> None:
         self.returned += 1
 
 

@@ -21,7 +21,7 @@ class DeviceMemory(Protocol):
     def free_bytes(self) -> int:
         """The bytes that this process could allocate now."""
 
-    def give_back(self) -> None:
+    def free_unused(self) -> None:
         """Return what the allocator holds without need to the device, for other processes and other sizes."""
 
 
@@ -32,11 +32,11 @@ class CudaMemory:
         self._device = device
 
     def free_bytes(self) -> int:
-        self.give_back()
+        self.free_unused()
         free: int = torch.cuda.mem_get_info(self._device)[0]
         return free
 
-    def give_back(self) -> None:
+    def free_unused(self) -> None:
         torch.cuda.empty_cache()
 
 

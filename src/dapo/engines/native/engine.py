@@ -112,7 +112,7 @@ class NativeEngine(EngineState):
         self._require_idle("drop_weights")
         self._version = None
         self._forward.drop_weights()
-        self._give_back()
+        self._free_unused()
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         self._require_weights()
@@ -151,7 +151,7 @@ class NativeEngine(EngineState):
             del self._forward
             self._rows, self._cached_prefill = [], None
             self._cache.release()
-            self._give_back()
+            self._free_unused()
             self._scheduler.waiting.clear()
 
     def _decode(self) -> list[Generation]:
@@ -277,16 +277,16 @@ class NativeEngine(EngineState):
             self._cached_prefill = None
         if not self._rows and self._cache.rows:
             self._cache.release()
-            self._give_back()
+            self._free_unused()
 
-    def _give_back(self) -> None:
+    def _free_unused(self) -> None:
         """Return unused memory to the device.
 
         In a process of its own others need it there. In the trainer's process the update allocates from the same
         memory, but in other sizes: what it would cut from the cache's large blocks the next cache could not use.
         """
         if self._memory is not None:
-            self._memory.give_back()
+            self._memory.free_unused()
 
     def _cache_token_bound(self) -> int:
         """The positions that the cache may hold, from what is free before there is one."""
