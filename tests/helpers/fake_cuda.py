@@ -29,6 +29,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.optim import optimizer
+from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -270,18 +272,26 @@ class FakeCuda(TorchDispatchMode):
 def fake_cuda() -> Iterator[FakeCuda]:
     """A device "cuda" whose tensors have no values; all of it is undone when the block ends."""
     gpu = FakeCuda(FakeTensorMode(allow_non_fake_inputs=True))
+    functions: dict[str, Callable[..., Any]] = {
+        "is_available": lambda: True,
+        "current_device": lambda: 0,
+        "device_count": lambda: 1,
+        "synchronize": lambda device=None: gpu.sync("torch.cuda.synchronize"),
+        "mem_get_info": lambda device=None: (GPU_MEMORY, GPU_MEMORY),
+        "max_memory_allocated": lambda device=None: 0,
+        "reset_peak_memory_stats": lambda device=None: None,
+        "empty_cache": lambda: None,
+    }
     with ExitStack() as stack:
         stack.enter_context(_current_device())
         stack.enter_context(backward_in_python.engine())
-        for name, replacement in {
-            "synchronize": lambda device=None: gpu.sync("torch.cuda.synchronize"),
-            "mem_get_info": lambda device=None: (GPU_MEMORY, GPU_MEMORY),
-            "empty_cache": lambda: None,
-        }.items():
-            stack.enter_context(mock.patch.object(torch.cuda, name, replacement))
+        for types in (_foreach_utils._foreach_supported_types, optimizer._foreach_supported_types):
+            stack.callback(types.remove, FakeTensor)
+            types.append(FakeTensor)  # as tensors of a GPU: all of a list in one kernel
         stack.enter_context(gpu._fake)
         stack.enter_context(gpu)
         stack.enter_context(gpu_kernels.KernelsOfGpu(gpu.count_kernel))
+        stack.enter_context(mock.patch.multiple(torch.cuda, **functions))
         yield gpu
 
 

@@ -1,6 +1,5 @@
 """Models on fake CUDA tensors: tiny ones of six families, and the layers of a real one. Call inside `fake_cuda()`."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,41 +31,41 @@ TINY: dict[str, Any] = {
 
 WINDOW = 8
 
-CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
-    "llama": lambda: LlamaConfig(**TINY),
-    "mistral": lambda: MistralConfig(**TINY, sliding_window=WINDOW),
-    "qwen2": lambda: Qwen2Config(**TINY),
-    "qwen3": lambda: Qwen3Config(**TINY),
-    "smollm3": lambda: SmolLM3Config(**TINY, no_rope_layer_interval=2),
-    "gemma3": lambda: Gemma3TextConfig(
-        **TINY, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"]
-    ),
-    # two layers of 28
-    "qwen2.5-1.5b": lambda: Qwen2Config(
-        vocab_size=151_936,
-        hidden_size=1536,
-        intermediate_size=8960,
-        num_hidden_layers=2,
-        num_attention_heads=12,
-        num_key_value_heads=2,
-        max_position_embeddings=32_768,
-        tie_word_embeddings=True,
-    ),
+QWEN: dict[str, Any] = {
+    "vocab_size": 151_936,
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 2,  # of 28
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32_768,
+    "tie_word_embeddings": True,
+}
+"""Qwen2.5-1.5B."""
+
+CONFIGS: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
+    "llama": (LlamaConfig, TINY),
+    "mistral": (MistralConfig, TINY | {"sliding_window": WINDOW}),
+    "qwen2": (Qwen2Config, TINY),
+    "qwen3": (Qwen3Config, TINY),
+    "smollm3": (SmolLM3Config, TINY | {"no_rope_layer_interval": 2}),
+    "gemma3": (Gemma3TextConfig, TINY | {"sliding_window": WINDOW}),
+    "qwen2.5-1.5b": (Qwen2Config, QWEN),
 }
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma3")
 
 
-def fake_model(
-    name: str, *, dtype: torch.dtype = torch.bfloat16, num_layers: int | None = None, **options: Any
-) -> PreTrainedModel:
+def fake_model(name: str, *, dtype: torch.dtype = torch.bfloat16, **options: Any) -> PreTrainedModel:
     """A model of CONFIGS on the fake device; `options` replace fields of its configuration.
 
     Buffers (rotary frequencies) keep their own type, as when weights are read from files.
     """
-    config = CONFIGS[name]()
-    for key, value in (options | ({} if num_layers is None else {"num_hidden_layers": num_layers})).items():
-        setattr(config, key, value)
+    kind, fields = CONFIGS[name]
+    fields = fields | options
+    if name == "gemma3":
+        fields["layer_types"] = ["sliding_attention", "full_attention"] * (fields["num_hidden_layers"] // 2)
+    config = kind(**fields)
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     moved: dict[int, torch.nn.Parameter] = {}

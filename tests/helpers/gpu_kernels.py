@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import Parameter
 from torch.nn.functional import pad, rms_norm, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
@@ -29,9 +30,19 @@ class KernelsOfGpu(TorchFunctionMode):
     ) -> Any:
         if func is scaled_dot_product_attention and isinstance(args[0], FakeTensor):
             return _attend(*args, **(kwargs or {}))
+        if func is Tensor.__deepcopy__ and isinstance(args[0], FakeTensor):
+            return _copy_of(*args)
         if func is rms_norm and isinstance(args[0], FakeTensor):
             return _rms_norm(self._count, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+def _copy_of(tensor: Tensor, memo: dict[int, Tensor]) -> Tensor:
+    """`copy.deepcopy` of a tensor, of which PyTorch's own reads the memory."""
+    if id(tensor) not in memo:
+        copied = tensor.detach().clone()
+        memo[id(tensor)] = Parameter(copied, tensor.requires_grad) if isinstance(tensor, Parameter) else copied
+    return memo[id(tensor)]
 
 
 def _attend(
