@@ -1,12 +1,14 @@
 """Log-probabilities and entropies: packed and chunked they are what a plain forward gives, and nothing large exists."""
 
 import math
+import weakref
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import Lfm2Config, Lfm2ForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -24,6 +26,7 @@ from dapo.policy.logprobs import (
 )
 from dapo.policy.packing import Microbatch, in_callers_order, pack
 from dapo.types import Sample
+from helpers.fake_cuda import fake_cuda
 from helpers.tiny_models import REFUSED, SERVED, llama, randomised, tiny_model
 from helpers.tiny_policies import float64_model, groups_of, ids, loaded, make_policy, plain_scores, ragged, sample
 
@@ -240,6 +243,47 @@ def test_a_chunk_on_a_gpu_is_four_times_one_on_a_cpu_and_its_bytes_follow_its_te
     assert chunk_tokens(2**40, "cuda") == 1
     by_type = {dtype: (chunk_bytes(1, "cpu", dtype), chunk_bytes(1, "cuda", dtype)) for dtype in PACKED_TOLERANCE}
     assert by_type == {torch.bfloat16: (6, 10), torch.float32: (4, 8), torch.float64: (8, 16)}
+
+
+class LiveBytes(TorchDispatchMode):
+    """The most bytes on the device that tensors which operators returned hold at one time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._live: dict[int, list[int]] = {}
+        self.now = self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor) and tensor.device.type == "cuda":
+                storage = tensor.untyped_storage()
+                held = self._live.setdefault(storage._cdata, [0, storage.nbytes()])
+                self.now += 0 if held[0] else held[1]
+                held[0] += 1
+                weakref.finalize(tensor, self._forget, storage._cdata)
+        self.most = max(self.most, self.now)
+        return out
+
+    def _forget(self, key: int) -> None:
+        self._live[key][0] -= 1
+        if not self._live[key][0]:
+            self.now -= self._live.pop(key)[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("differentiable_entropy", [False, True])
+def test_a_chunk_on_a_gpu_holds_the_bytes_that_are_stated(dtype: torch.dtype, differentiable_entropy: bool) -> None:
+    num_tokens, vocabulary = 1_000, 50_000
+    with fake_cuda() as gpu:
+        head = torch.nn.Linear(4, vocabulary, bias=False, device="cuda", dtype=dtype)
+        hidden = torch.empty(num_tokens, 4, device="cuda", dtype=dtype, requires_grad=True)
+        targets = torch.empty(num_tokens, device="cuda", dtype=torch.long)
+        with LiveBytes() as memory, gpu.record() as trace:
+            scores = score_tokens(hidden, head, targets, temperature=0.9, differentiable_entropy=differentiable_entropy)
+            sum(each.sum() for each in scores if each.requires_grad).backward()
+    assert memory.most == pytest.approx(num_tokens * chunk_bytes(vocabulary, "cuda", dtype), rel=0.005)
+    assert trace.num_kernels < 40, trace.table()
 
 
 def test_a_policy_switches_cudnn_attention_off() -> None:

@@ -74,7 +74,7 @@ def chunk_bytes(vocabulary: int, device_type: str, dtype: torch.dtype) -> int:
 
     These are the logits in the weights' type `dtype`, their probabilities (in the logits' memory, unless that type is
     narrower than float32), and on a GPU also their logarithms, which a CPU has of one small block at a time. The
-    backward holds less: the probabilities and, in a narrow type, their gradient.
+    backward holds no more.
     """
     wide = torch.promote_types(dtype, torch.float32)
     tensors = [dtype] if wide == dtype else [dtype, wide]

@@ -69,8 +69,8 @@ def supports_varlen(device_type: str, dtype: torch.dtype, head_width: int, capab
 
 @lru_cache
 def capability_of(device: torch.device) -> tuple[int, int]:
-    """The compute capability of a GPU; the oldest one supported for tensors without a GPU, such as fake ones."""
-    return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else OLDEST_CAPABILITY
+    """The compute capability of a GPU; for fake tensors in a PyTorch without CUDA the oldest one that is supported."""
+    return torch.cuda.get_device_capability(device) if torch.backends.cuda.is_built() else OLDEST_CAPABILITY
 
 
 def build_varlen_plan(
