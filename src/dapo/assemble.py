@@ -140,7 +140,7 @@ def read_inputs(
     if removed:
         notes.append(f"{removed} training problems left out: their text is in the evaluation set")
     require_hardware(config)
-    loaded = read_model(config)
+    loaded = read_model(config, device_for_inputs(config, training=training))
     if training and config.model.lora is not None:
         check_adapters(loaded.model, config.model.lora)
     encoder = PromptEncoder(loaded.tokenizer, config.data)
@@ -202,14 +202,26 @@ def turn_end_notes(tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], 
     return notes
 
 
-def read_model(config: Config) -> LoadedModel:
-    """The model as the config names it."""
+def device_for_inputs(config: Config, *, training: bool) -> str:
+    """Where the controller needs the model's weights: with engines of their own it samples nothing itself.
+
+    An evaluation then only hands them on. In training the policy may be elsewhere too: `meta` takes no memory.
+    """
+    if not config.engine_processes:
+        return device_of(config)
+    if not training:
+        return "cpu"
+    return "meta" if config.uses_trainer_group else device_of(config)
+
+
+def read_model(config: Config, device: str) -> LoadedModel:
+    """The model as the config names it; on the device `meta` without its weights."""
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
     return load_model(
         config.model.name,
         dtype=getattr(torch, config.model.dtype),
-        device=device_of(config),
+        device=device,
         trust_remote_code=config.model.trust_remote_code,
     )
 

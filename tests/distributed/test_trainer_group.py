@@ -1,5 +1,6 @@
 """Laws of a group of trainer ranks: a run on two is the run on one, and a lost rank costs nothing but time."""
 
+import gc
 import os
 import signal
 import stat
@@ -16,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from dapo.assemble import device_for_inputs
 from dapo.cli.train import export_run, resume_run, start_run
 from dapo.config import Config
 from dapo.core.errors import NumericsError, OutOfMemory, TrainerLost, WorkerDied, WorkerFault
@@ -24,9 +26,10 @@ from dapo.distributed.trainer_worker import TrainerWorker
 from dapo.distributed.weight_files import WeightsFolder
 from dapo.policy.checkpoint import SavedWeights
 from dapo.policy.model import load_model
+from dapo.training.train import train
 from helpers.sockets import listeners
 from helpers.tiny_policies import groups_of
-from helpers.tiny_runs import metrics, saved_steps, tiny
+from helpers.tiny_runs import metrics, new_run, saved_steps, tiny
 
 STEPS = 5
 
@@ -87,6 +90,43 @@ def test_five_steps_on_two_ranks_are_those_of_one_process(runs: dict[int, Path])
     assert_same_run(runs[2], runs[1])
     assert (runs[2] / "checkpoints" / "step_000005" / "exp_avg").is_dir()
     assert (runs[2] / "logs" / "trainer-1.log").exists()
+
+
+def test_a_controller_without_policy_or_engine_holds_no_weights_and_the_run_is_the_same(
+    runs: dict[int, Path], float64_model: Path, tmp_path: Path
+) -> None:
+    def parameters() -> set[int]:
+        return {id(found) for found in gc.get_objects() if type(found) is torch.nn.Parameter and not found.is_meta}
+
+    gc.collect()
+    before = parameters()
+    with new_run(config_of(float64_model, TWO, "rollout.engines=1"), tmp_path / "run") as run:
+        train(run)
+        gc.collect()
+        assert parameters() <= before
+    assert metrics(tmp_path / "run") == metrics(runs[2])
+    files, expected = (checkpoint_files(path) for path in (tmp_path / "run", runs[2]))
+    differing = [name for name in expected if files.get(name) != expected[name]]
+    assert len(expected) > 6
+    assert set(differing) <= {"made_with.json"}  # the number of engines
+
+
+@pytest.mark.parametrize(
+    ("options", "training", "device"),
+    [
+        ((), True, "cpu"),
+        ((TWO,), True, "cpu"),  # the controller samples
+        (("rollout.engines=1",), True, "cpu"),  # and trains
+        ((TWO, "rollout.engines=1"), True, "meta"),
+        ((TWO, "rollout.engine=vllm"), True, "meta"),
+        (("launcher=ray", "rollout.engines=1"), True, "meta"),
+        ((TWO, "rollout.engines=1"), False, "cpu"),  # an evaluation hands the weights on
+    ],
+)
+def test_the_controller_has_the_weights_where_it_needs_them(
+    options: tuple[str, ...], training: bool, device: str
+) -> None:
+    assert device_for_inputs(tiny("train.device=cpu", *options), training=training) == device
 
 
 def test_the_export_of_a_run_on_two_ranks_is_that_of_one(runs: dict[int, Path], tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from dapo.distributed.protocol import Worker, WorkerSpec
 from dapo.policy.checkpoint import read_tensors
 from dapo.policy.fsdp.checkpoint import stored_like
 from dapo.policy.fsdp.policy import Ranks, ShardedPolicy
-from dapo.policy.model import LoadedModel
+from dapo.policy.model import LoadedModel, load_for_sharding, load_model
 from dapo.policy.packing import RankMicrobatch
 from dapo.policy.policy import Policy, partition_minibatch
 from dapo.types import Sample
@@ -73,6 +73,25 @@ class RankWorker:
 
     def make(self, name: str, options: dict[str, Any]) -> None:
         self.policy = ShardedPolicy(policy_config(temperature=0.9, **options), model_named(name), self.ranks)
+
+    def make_from(self, folder: Path, dtype: str, options: dict[str, Any], in_parts: bool) -> bool:
+        """A policy of a model in a folder, whole or read in parts; returns whether it was on the meta device."""
+        load = load_for_sharding if in_parts else load_model
+        found = load(str(folder), dtype=getattr(torch, dtype))
+        was_meta = all(weight.is_meta for weight in found.model.parameters())
+        self.policy = ShardedPolicy(policy_config(temperature=0.9, **options), found, self.ranks)
+        return was_meta
+
+    def make_changed(self, folder: Path) -> None:
+        """A policy of a model whose head sees each position's number in its sequence, which packing keeps not."""
+        found = load_for_sharding(str(folder), dtype=torch.float64)
+
+        def shifted(module: Any, arguments: Any, output: Any) -> Any:
+            output.last_hidden_state = output.last_hidden_state * torch.arange(1, output[0].shape[1] + 1)[:, None]
+            return output
+
+        found.model.base_model.register_forward_hook(shifted)
+        self.policy = ShardedPolicy(policy_config(temperature=0.9), found, self.ranks)
 
     def update(self, rank_microbatches: Sequence[RankMicrobatch], step: int) -> dict[str, float]:
         return self.policy.update(rank_microbatches, step=step) | {"skipped_in_a_row": self.policy.skipped_in_a_row}

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dapo.core.errors import CheckpointError
+from dapo.core.errors import CheckpointError, ConfigError
 from dapo.distributed.local import LocalLauncher
 from dapo.policy.checkpoint import SavedWeights
 from dapo.policy.lora import saved_weights
@@ -204,6 +204,54 @@ def test_adapters_train_the_same_on_two_ranks_and_are_merged_for_engines(two: Ra
     two.all("save", tmp_path / "two")
     merged = saved_weights(tmp_path / "two", model_named("exact_tied").model)
     assert_close(dict(merged.named_tensors()), expected, relative=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        ("float64", {"loss": LOSSES["everything"]}),
+        ("float64", {"lora": LORA, "loss": {"kl_coef": 0.1}}),
+        ("bfloat16", {"loss": LOSSES["everything"]}),
+        ("bfloat16", {"lora": LORA}),
+    ],
+)
+def test_ranks_that_read_their_own_rows_train_bit_for_bit_as_those_that_load_the_whole_model(
+    two: RankGroup, float64_model: Path, dtype: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    states = []
+    for in_parts in (False, True):
+        assert two.all("make_from", float64_model, dtype, options, in_parts) == [in_parts] * 2
+        samples = with_old(short(ragged()), gap=2.0)
+        metrics = [two.update(samples, step=step, loss=options.get("loss")) for step in (1, 2)]
+        folder = tmp_path / str(in_parts)
+        states.append({kind: two.state(folder, kind) for kind in ("weights", "exp_avg")} | {"all": two.weights()[1]})
+        states[-1]["metrics"] = {f"{i}": torch.tensor([*m.values()]) for i, m in enumerate(metrics[1])}
+    for kind, tensors in states[0].items():
+        assert states[1][kind].keys() == tensors.keys()
+        assert all(torch.equal(states[1][kind][name], tensor) for name, tensor in tensors.items())
+
+
+def short(samples: list[Sample]) -> list[Sample]:
+    """With tokens of the tiny tokenizer's vocabulary."""
+    return [
+        replace(s, prompt_ids=tuple(t % 100 for t in s.prompt_ids), response_ids=tuple(t % 100 for t in s.response_ids))
+        for s in samples
+    ]
+
+
+def test_a_model_that_packing_changes_is_refused_by_every_rank_with_the_same_error(
+    two: RankGroup, float64_model: Path, tmp_path: Path
+) -> None:
+    """Its own attention sees other tokens than packed attention does: only the comparison of results notices."""
+    errors = []
+    for future in [worker.call("make_changed", float64_model) for worker in two.workers]:
+        with pytest.raises(ConfigError) as caught:
+            future.result(60)
+        errors.append(str(caught.value))
+    assert "differ by" in errors[0]
+    assert errors[0] == errors[1]
+    two.all("make", "exact", {})
+    two.update(ragged())
 
 
 def test_checkpoints_load_on_any_number_of_ranks_bit_for_bit(rank_groups: dict[int, RankGroup], tmp_path: Path) -> None:

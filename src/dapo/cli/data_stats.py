@@ -63,7 +63,7 @@ def model_pass_rates(
     Returns:
         The length of every prompt, and the pass rate of each sampled problem, by problem id.
     """
-    from dapo.assemble import evaluation_plan, read_model, require_context, stop_at_turn_end
+    from dapo.assemble import device_for_inputs, evaluation_plan, read_model, require_context, stop_at_turn_end
     from dapo.cli.eval import EvalRequest, evaluation_config, open_engine_sampler, run_options
     from dapo.data.prompts import PromptEncoder
     from dapo.evaluation.evaluate import evaluate
@@ -72,7 +72,7 @@ def model_pass_rates(
     as_trained = [f"eval.samples_per_problem={max(1, samples)}", "eval.temperature=1.0", "eval.top_p=1.0"]
     request = EvalRequest(str(spec), overrides=(*as_trained, *overrides))
     config, checkpoint = evaluation_config(model, spec, request, run_options(model))
-    loaded = read_model(config)
+    loaded = read_model(config, device_for_inputs(config, training=False) if samples else "meta")
     encoder = PromptEncoder(loaded.tokenizer, config.data)
     loaded = stop_at_turn_end(loaded, encoder)
     unique = [problem for problem, _ in unique_problems(data)]

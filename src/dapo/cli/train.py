@@ -259,7 +259,7 @@ def export_run(path: Path, out_dir: Path, *, step: int | None, adapter: bool = F
     checkpoint = run.checkpoint(step) if step is not None else run.latest_checkpoint(warn=warn)
     if checkpoint is None:
         raise CheckpointError(f"{run.path} has no checkpoint yet, so there is nothing to export")
-    loaded = read_model(config)
+    loaded = read_model(config, "cpu")
     if adapter:
         export_adapter(checkpoint, loaded, out_dir)
     else:

@@ -16,7 +16,7 @@ from dapo.core.loopback import use_loopback_interface
 from dapo.distributed.rank_samples import NumberedPass, RankSamples
 from dapo.distributed.weight_files import WeightsFolder, write_weights
 from dapo.policy.fsdp.policy import Ranks, ShardedPolicy
-from dapo.policy.model import LoadedModel, load_model
+from dapo.policy.model import LoadedModel, load_for_sharding
 from dapo.types import EngineGap
 
 UNROUTED_ADDRESS = ("10.255.255.255", 1)
@@ -24,13 +24,13 @@ UNROUTED_ADDRESS = ("10.255.255.255", 1)
 
 
 class TrainerWorker:
-    """Loads the model at once, and shards it when the ranks form a process group."""
+    """Reads the model's configuration at once, and its own rows of the weights when the ranks form a process group."""
 
     def __init__(self, config: Config, *, rank: int, threads: int) -> None:
         torch.set_num_threads(threads)
         self._config, self._rank = config, rank
         self._device = _device(config.train.device, rank)
-        self._loaded: LoadedModel | None = load_model(
+        self._loaded: LoadedModel | None = load_for_sharding(
             config.model.name,
             dtype=getattr(torch, config.model.dtype),
             trust_remote_code=config.model.trust_remote_code,
@@ -57,7 +57,7 @@ class TrainerWorker:
         return host, port
 
     def init_process_group(self, rendezvous: Path | tuple[str, int], *, timeout_s: float) -> None:
-        """Connect to the other ranks, which call this at the same time, and shard the model.
+        """Connect to the other ranks, which call this at the same time, and load this rank's part of the model.
 
         Args:
             rendezvous: Where the ranks meet: a file in a private folder of the machine on which all of them are, or the

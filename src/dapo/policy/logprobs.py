@@ -4,7 +4,7 @@ Where gradients are wanted, the caller takes each chunk through its loss and bac
 probabilities are then still there for the backward, and yet nothing of the size `[tokens, vocabulary]` ever exists.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from statistics import fmean
 from typing import Any
@@ -102,31 +102,51 @@ def token_logprobs(model: PreTrainedModel, microbatch: Microbatch, *, temperatur
     return torch.cat(scores)
 
 
-@torch.no_grad()
 def use_packed_forward(model: PreTrainedModel) -> None:
     """Switch `model` to packed attention, and check on a few tokens that it still computes the same.
 
     Raises ConfigError if it does not, as with an architecture that mixes tokens outside of attention or changes logits
     after the head.
     """
-    if model.config._attn_implementation == IMPLEMENTATION:
-        return
-    plain = model.config._attn_implementation
-    use_packed_attention(model)
+    if (plain := model.config._attn_implementation) != IMPLEMENTATION:
+        use_packed_attention(model)
+        check_packed_forward(model, plain, lambda ids: model(input_ids=ids, use_cache=False).logits, dtype=model.dtype)
+
+
+@torch.no_grad()
+def check_packed_forward(
+    model: PreTrainedModel,
+    plain: str,
+    logits: Callable[[Tensor], Tensor],
+    *,
+    dtype: torch.dtype,
+    sharded: Any = None,
+) -> None:
+    """Compare log-probabilities of packed sequences to those of single ones.
+
+    Args:
+        model: With packed attention.
+        plain: The name of the attention that single sequences are computed with.
+        logits: The model's own forward: `[1, T]` token ids -> `[1, T, V]`.
+        dtype: The type that the model computes in.
+        sharded: What computes instead of `model` where its weights are sharded over ranks, which all call this.
+
+    Raises:
+        ConfigError: They differ.
+    """
     try:
-        difference = _packed_difference(model, plain)
+        difference = _packed_difference(model, plain, logits, sharded or model)
     except (TypeError, ValueError, RuntimeError) as error:
         raise unsupported_model_error(model, f"it does not run on packed sequences ({error})") from error
-    if not difference <= PACKED_TOLERANCE[model.dtype]:
+    if not difference <= PACKED_TOLERANCE[dtype]:
         raise unsupported_model_error(
             model, f"log-probabilities of packed sequences differ by {difference:.2g} nats from those of single ones"
         )
 
 
-def _packed_difference(model: PreTrainedModel, plain: str) -> float:
+def _packed_difference(model: PreTrainedModel, plain: str, logits: Callable[[Tensor], Tensor], computes: Any) -> float:
     """The mean difference in nats between log-probabilities with packed and with `plain` attention."""
-    head: Any = model.get_output_embeddings()
-    ids = tuple((7 * i + 3) % len(head.weight) for i in range(15))
+    ids = tuple((7 * i + 3) % model.config.get_text_config().vocab_size for i in range(15))
     prompts, responses = (ids[:3], ids[3:8]), (ids[8:10], ids[10:14], ids[14:])
     samples = [
         Sample(group, prompt, response, 0.0, 0.0, (), None, (True,) * len(response))
@@ -134,9 +154,9 @@ def _packed_difference(model: PreTrainedModel, plain: str) -> float:
         for response in responses
     ]
     (microbatch,) = pack(samples, max_tokens=1000, device=model.device)
-    packed = in_callers_order([microbatch], [token_logprobs(model, microbatch, temperature=1.0)], len(samples))
+    packed = in_callers_order([microbatch], [token_logprobs(computes, microbatch, temperature=1.0)], len(samples))
     model.set_attn_implementation(plain)
-    alone = [_plain_logprobs(model, sample) for sample in samples]
+    alone = [_plain_logprobs(logits, sample, model.device) for sample in samples]
     model.set_attn_implementation(IMPLEMENTATION)
     return fmean(abs(a - b) for a, b in zip(chain(*packed), chain(*alone), strict=True))
 
@@ -215,8 +235,8 @@ def _slices(length: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, length)) for start in range(0, length, size))
 
 
-def _plain_logprobs(model: PreTrainedModel, sample: Sample) -> list[float]:
+def _plain_logprobs(logits: Callable[[Tensor], Tensor], sample: Sample, device: torch.device) -> list[float]:
     """A response's log-probabilities from the model's own forward over the single sequence."""
-    ids = torch.tensor([(*sample.prompt_ids, *sample.response_ids)], device=model.device)
-    logits = model(input_ids=ids, use_cache=False).logits[0, len(sample.prompt_ids) - 1 : -1]  # [response, V]
-    return _log_softmax(logits, 1.0).gather(1, ids[0, len(sample.prompt_ids) :, None]).flatten().tolist()
+    ids = torch.tensor([(*sample.prompt_ids, *sample.response_ids)], device=device)
+    of_response = logits(ids)[0, len(sample.prompt_ids) - 1 : -1]  # [response, V]
+    return _log_softmax(of_response, 1.0).gather(1, ids[0, len(sample.prompt_ids) :, None]).flatten().tolist()

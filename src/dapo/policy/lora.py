@@ -35,6 +35,16 @@ class Adapters:
     frozen: Mapping[str, Tensor]  # the model's own weights by their Hugging Face names, tied ones once
     tied: Mapping[str, str]  # as of `tied_names`
     layers: Sequence[Any]  # peft's layers, each around a linear layer
+    seed: int
+
+    def initial_factor(self, name: str) -> Tensor:
+        """A factor as training starts with it, by its name in the model."""
+        layer = name.partition(".lora_")[0]
+        rows, columns = self.frozen[f"{layer}.weight"].shape
+        rank = int(self.settings["rank"])
+        if name == factor_names(layer)[1]:
+            return torch.zeros(rows, rank)
+        return _uniform(rank, columns, self.seed, layer)
 
     def merged(self, factors: Mapping[str, Tensor], dtype: torch.dtype) -> NamedWeights:
         """The model's weights with these factors, by their names in the model, merged into them and rounded."""
@@ -85,12 +95,11 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> Ad
     with torch.random.fork_rng(devices=[]):
         peft.inject_adapter_in_model(_peft_config(model, names, settings), model, adapter_name=ADAPTER)
     layers: list[Any] = [model.get_submodule(name) for name in names]
+    adapters = Adapters(settings, frozen, tied, layers, seed)
     for name, layer in zip(names, layers, strict=True):
-        weight = frozen[f"{name}.weight"]
-        rows, columns = weight.shape
-        layer.lora_A[ADAPTER].weight = nn.Parameter(_uniform(config.rank, columns, seed, name).to(weight))
-        layer.lora_B[ADAPTER].weight = nn.Parameter(weight.new_zeros(rows, config.rank))
-    return Adapters(settings, frozen, tied, layers)
+        for factor, linear in zip(factor_names(name), (layer.lora_A, layer.lora_B), strict=True):
+            linear[ADAPTER].weight = nn.Parameter(adapters.initial_factor(factor).to(frozen[f"{name}.weight"]))
+    return adapters
 
 
 def check_adapters(model: PreTrainedModel, config: LoraConfig) -> None:

@@ -9,6 +9,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
@@ -24,6 +25,7 @@ from dapo.config.model_data import MODEL_ALIASES
 from dapo.core.errors import ConfigError
 from dapo.policy.builtin_models import smollm2_directory, smollm2_path, tiny_random
 from dapo.policy.hf_io import layout_of, quiet_transformers, require_new, tied_names, write_model_directory
+from dapo.policy.stored_weights import StoredWeights, find_stored_weights
 from dapo.types import WeightLayout
 
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
@@ -38,6 +40,7 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerBase
     stop_ids: tuple[int, ...]  # all end tokens that the model's files name, ascending; base models often have two
     name: str
+    stored: StoredWeights | None = None  # of a model on the meta device: where its weights can be read in part
 
     def layout(self) -> WeightLayout:
         """Names, types and shapes of the weights."""
@@ -53,14 +56,20 @@ def load_model(
 ) -> LoadedModel:
     """A model by alias (one of MODEL_ALIASES), directory or Hugging Face id, with its weights in `dtype` on `device`.
 
+    On the device `meta` no weight is read, and the others' buffers, such as RoPE's frequencies, are on the CPU.
     `trust_remote_code` runs Python code that comes with the model. Raises ConfigError if there is no such model, a
     directory lacks configuration, weights or tokenizer, some weights would stay random, or nothing ends a response:
     the files name no end token, and there is no chat template that could.
     """
     model: Any
+    stored = None
     with quiet_transformers():
         if name == "tiny-random":
             model, tokenizer = tiny_random(dtype)
+            if torch.device(device).type == "meta":
+                model = _without_weights(model.config, dtype)
+        elif torch.device(device).type == "meta":
+            model, tokenizer, stored = _meta_model(name, _resolve(name), dtype, trust_remote_code)
         else:
             model, tokenizer = _from_pretrained(name, _resolve(name), dtype, trust_remote_code)
     stop_ids = find_stop_ids(model, tokenizer)
@@ -68,7 +77,17 @@ def load_model(
         raise ConfigError(
             f"model {name!r} names no end token: set eos_token_id in its generation_config.json, or no response ends"
         )
-    return LoadedModel(model.to(device).eval(), tokenizer, stop_ids, name)
+    if torch.device(device).type != "meta":
+        model.to(device)
+    return LoadedModel(model.eval(), tokenizer, stop_ids, name, stored)
+
+
+def load_for_sharding(name: str, *, dtype: torch.dtype, trust_remote_code: bool = False) -> LoadedModel:
+    """A model of which a rank reads its own rows later; or with all weights, where they cannot be read in part."""
+    loaded = load_model(name, dtype=dtype, device="meta", trust_remote_code=trust_remote_code)
+    if loaded.stored is not None:
+        return loaded
+    return load_model(name, dtype=dtype, trust_remote_code=trust_remote_code)
 
 
 def load_meta_model(name: str, *, trust_remote_code: bool = False, local_files_only: bool = False) -> PreTrainedModel:
@@ -79,12 +98,33 @@ def load_meta_model(name: str, *, trust_remote_code: bool = False, local_files_o
     if name == "tiny-random":
         return tiny_random(torch.float32)[0]
     name_or_path = _resolve(name)
-    with quiet_transformers(), _as_config_error(name), torch.device("meta"):
+    with quiet_transformers(), _as_config_error(name):
         config = AutoConfig.from_pretrained(
             name_or_path, trust_remote_code=trust_remote_code, local_files_only=local_files_only
         )
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        return _without_weights(config, torch.float32, trust_remote_code=trust_remote_code)
+
+
+def _without_weights(config: Any, dtype: torch.dtype, *, trust_remote_code: bool = False) -> PreTrainedModel:
+    """A model with its weights on the meta device, and its buffers, which no file holds, on the CPU."""
+    with init_empty_weights(include_buffers=False):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, trust_remote_code=trust_remote_code
+        )
+    model.tie_weights()
     return model
+
+
+def _meta_model(
+    name: str, name_or_path: str | Path, dtype: torch.dtype, trust_remote_code: bool
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, StoredWeights | None]:
+    with _as_config_error(name):
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
+        model = _without_weights(config, dtype, trust_remote_code=trust_remote_code)
+        with contextlib.suppress(OSError):  # without the file the model's own settings stay
+            model.generation_config = GenerationConfig.from_pretrained(name_or_path)
+        return model, tokenizer, find_stored_weights(name_or_path, model)
 
 
 def load_local_tokenizer(

@@ -91,7 +91,7 @@ class PolicyCore:
         self._compute_dtype: torch.dtype = loaded.model.dtype
         lora = config.model.lora
         self._adapters = None if lora is None else add_adapters(self._model, lora, seed=config.train.seed)
-        use_packed_forward(self._model)
+        self._use_packed_forward()
         self._frozen: Any = None
         if config.loss.kl_coef > 0 and self._adapters is None:
             self._frozen = self._distribute(copy.deepcopy(self._model).requires_grad_(False))
@@ -104,6 +104,9 @@ class PolicyCore:
     def skipped_in_a_row(self) -> int:
         """The number of updates skipped since the last one that was made."""
         return self._optimizer.skipped_in_a_row
+
+    def _use_packed_forward(self) -> None:
+        use_packed_forward(self._model)
 
     def _make_optimizer(self) -> MasterAdamW:
         lora = None if self._adapters is None else self._adapters.settings

@@ -38,13 +38,16 @@ from dapo.policy.checkpoint import (
     write_counters,
 )
 from dapo.policy.fsdp.checkpoint import read_shards, stored_like, write_shards
-from dapo.policy.hf_io import NamedWeights, layout_of
+from dapo.policy.hf_io import NamedWeights, layout_of, tied_names
+from dapo.policy.logprobs import check_packed_forward
 from dapo.policy.lora import Adapters, merged_weights
 from dapo.policy.model import LoadedModel
 from dapo.policy.objective import add_sums
 from dapo.policy.optim import MasterAdamW
+from dapo.policy.packed_attention import IMPLEMENTATION, use_packed_attention
 from dapo.policy.packing import DUMMY_MICROBATCH, Microbatch, RankMicrobatch, pack_microbatch, rows_of
 from dapo.policy.policy import SMALLER_MICROBATCHES, PolicyCore
+from dapo.policy.stored_weights import rows_of_rank
 
 
 class Ranks:
@@ -115,17 +118,18 @@ class ShardedModel(nn.Module):
 def shard(model: PreTrainedModel, ranks: Ranks) -> ShardedModel:
     """Shard `model` in place: it computes in its present type, and its trained shards become float32 (or float64).
 
-    Gradients are summed over the ranks, in the shards' type. Raises ConfigError where the layers cannot be found.
+    A layer goes to the device before its weights are widened. Gradients are summed over the ranks, in the shards' type.
+    Raises ConfigError where the layers cannot be found.
     """
     compute = model.dtype
     precision = MixedPrecisionPolicy(cast_forward_inputs=False)
     if compute not in (torch.float32, torch.float64):
         precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for layer in _layers(model):
-        _widen(layer)
+        _widen(layer, ranks.device)
         fully_shard(layer, mesh=ranks.mesh, mp_policy=precision)
     sharded = ShardedModel(model)
-    _widen(sharded)
+    _widen(sharded, ranks.device)
     fully_shard(sharded, mesh=ranks.mesh, mp_policy=precision, reshard_after_forward=False)
     for module in sharded.modules():
         if isinstance(module, FSDPModule):
@@ -147,11 +151,34 @@ def _layers(model: PreTrainedModel) -> nn.ModuleList:
     )
 
 
-def _widen(module: nn.Module) -> None:
+def _widen(module: nn.Module, device: torch.device) -> None:
     """Make trained weights that are not sharded yet float32 at least: AdamW's steps are too small for less."""
     for weight in module.parameters():
         if weight.requires_grad and not isinstance(weight, DTensor) and weight.dtype != torch.float64:
-            weight.data = weight.data.float()
+            weight.data = (weight.data if weight.is_meta else weight.data.to(device)).float()
+
+
+@torch.no_grad()
+def read_shards_of(sharded: ShardedModel, read: Callable[[str, slice], Tensor], ranks: Ranks) -> None:
+    """Give a sharded model on the meta device its memory, and this rank's rows of every weight.
+
+    Args:
+        sharded: The model; its buffers are on the CPU.
+        read: Returns rows of a weight by its name in the model, in the type that the model computes in.
+        ranks: The ranks it is sharded over.
+    """
+    model = sharded.model
+    tied, buffers = tied_names(model), dict(model.named_buffers())
+    sharded.to_empty(device=ranks.device)
+    for further, stored in tied.items():  # two weights of their own now
+        module, _, name = further.rpartition(".")
+        setattr(model.get_submodule(module), name, model.get_parameter(stored))
+    for name, buffer in model.named_buffers():
+        buffer.copy_(buffers[name])
+    for name, weight in model.named_parameters():
+        rows = rows_of_rank(weight.shape[0], ranks.rank, ranks.size)
+        if rows.start < rows.stop:
+            _local(weight).copy_(read(name, rows))
 
 
 class ShardedAdamW(MasterAdamW):
@@ -192,18 +219,44 @@ class ShardedPolicy(PolicyCore):
     """One rank's part of a policy."""
 
     def __init__(self, config: Config, loaded: LoadedModel, ranks: Ranks) -> None:
-        """Take over `loaded.model`: full and the same on every rank, on any device, in the type to compute in."""
-        self._ranks = ranks
+        """Take over `loaded.model`, in the type to compute in: the same on every rank, on any device.
+
+        On the meta device each rank reads its own rows of `loaded.stored`. All ranks check together that the sharded
+        model computes the same on packed sequences, and raise the same ConfigError.
+        """
+        self._ranks, self._stored = ranks, loaded.stored
+        self._plain_attention: str | None = None
+        self._names: dict[str, str] = {}
         self._snapshot: State | None = None
         super().__init__(config, loaded)
         self._optimizer: ShardedAdamW
+        self._check_packed_forward()
         # FSDP settles at the first forward what trains: it must not be the reference's, which has no adapters
         self.logprobs([DUMMY_MICROBATCH])
+
+    def _use_packed_forward(self) -> None:
+        if (plain := self._model.config._attn_implementation) != IMPLEMENTATION:
+            self._plain_attention = plain
+            use_packed_attention(self._model)
+
+    def _check_packed_forward(self) -> None:
+        if (plain := self._plain_attention) is None:
+            return
+        sharded: ShardedModel = self._model
+        model: Any = sharded.model
+
+        def logits(ids: Tensor) -> Tensor:
+            found: Tensor = sharded(lambda: model(input_ids=ids, use_cache=False).logits)
+            return found
+
+        check_packed_forward(model, plain, logits, dtype=self._compute_dtype, sharded=sharded)
+        sharded.reshard()  # type: ignore[operator]  # FSDP has added it
 
     def _make_optimizer(self) -> ShardedAdamW:
         names = {weight: name for name, weight in self._model.named_parameters()}
         adapters = self._adapters
         frozen = {} if adapters is None else {name: names[w] for name, w in adapters.frozen.items()}
+        self._names = {name: stored for stored, name in frozen.items()}
         self._model = self._distribute(self._model)
         if adapters is not None:
             weights = dict(self._model.model.named_parameters())
@@ -212,7 +265,20 @@ class ShardedPolicy(PolicyCore):
         return ShardedAdamW(self._model, self._config.optim, self._ranks, lora=lora)
 
     def _distribute(self, model: Any) -> ShardedModel:
-        return shard(model, self._ranks)
+        sharded = shard(model, self._ranks)
+        if any(weight.is_meta for weight in sharded.parameters()):
+            read_shards_of(sharded, self._read_rows, self._ranks)
+        return sharded
+
+    def _read_rows(self, name: str, rows: slice) -> Tensor:
+        """Rows of a weight of the initial model, by its name in the model with its adapters, if there are any."""
+        assert self._stored is not None
+        stored = self._names.get(name, name)
+        if self._adapters is not None and stored not in self._adapters.frozen:
+            found = self._adapters.initial_factor(name)[rows]
+        else:
+            found = self._stored.rows(stored, rows)
+        return found.to(self._compute_dtype)
 
     def _score(self, microbatch: Microbatch, model: Any) -> Tensor:
         scores = super()._score(microbatch, model)
