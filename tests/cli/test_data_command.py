@@ -8,7 +8,7 @@ import pytest
 
 from dapo.cli.main import main
 from dapo.data.problems import load_problems
-from dapo.training.problem_stats import ProblemStats
+from dapo.training.problem_stats import ProblemStats, write_problem_stats
 from dapo.types import Group, Problem, Verdict
 
 NUMBERS = [(9, 2), (12, 5), (15, 4), (20, 6), (31, 7), (44, 8), (50, 9), (61, 10), (77, 11), (83, 12)]
@@ -117,13 +117,16 @@ def test_stats_counts_and_joins_the_pass_rates_of_a_run(tmp_path, capsys, releas
         (run_dir / name).touch()
     arguments = ["stats", released, "--run", run_dir, "--group-size", "2"]
     code, _, err = run(capsys, *arguments)
-    assert (code, err) == (2, f"error: {run_dir} has no problems.json yet; a run writes it with its first checkpoint\n")
+    assert (code, err) == (
+        2,
+        f"error: {run_dir} has no problems.parquet yet; a run writes it with its first checkpoint\n",
+    )
     # for each step: verdicts by problem id; None where the verifier only gives a score
     verdicts = {ids[0]: [True] * 4, ids[1]: [True, False, False, False], "other": [False] * 4, ids[2]: [None] * 4}
     statistics = ProblemStats()
     for step in (1, 2):
         statistics.record([group_of(*item) for item in verdicts.items()], step=step)
-    (run_dir / "problems.json").write_text(json.dumps(statistics.state_dict()))
+    write_problem_stats(run_dir / "problems.parquet", statistics.table())
     out = tmp_path / "stats.json"
     code, output, _ = run(capsys, *arguments, "--output", out)
     assert code == 0

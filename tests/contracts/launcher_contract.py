@@ -3,13 +3,13 @@
 import os
 from array import array
 from collections.abc import Iterator
-from pickle import PickleBuffer
 from zlib import crc32
 
 import pytest
 import torch
 
 from dapo.core.errors import ConfigError, EngineError, LaunchError, WorkerDied, WorkerFault
+from dapo.distributed.channel import Buffers
 from dapo.distributed.protocol import Launcher, WorkerSpec, wait_for_result
 from dapo.policy.hf_io import layout_of
 from dapo.types import WeightLayout
@@ -65,7 +65,7 @@ class LauncherContract:
     def test_buffers_reach_a_worker_byte_by_byte(self, launcher: Launcher) -> None:
         rows = [array("f", [0.5, -1.25]), array("i"), array("q", range(10**6))]
         worker = start(launcher)
-        found = worker.call("checksums", [PickleBuffer(row) for row in rows]).result(120)
+        found = worker.call("checksums", Buffers.of(rows)).result(120)
         assert found == [(row.itemsize * len(row), crc32(row)) for row in rows]
 
     def test_a_worker_that_dies_fails_all_its_calls_with_its_log_tail(self, launcher: Launcher) -> None:

@@ -1,6 +1,6 @@
 """Laws of a step's samples on the way to trainer ranks and between them: nothing is lost, and no bit changes."""
 
-import pickle
+import copy
 import socket
 import threading
 from array import array
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dapo.distributed.channel import BUFFERS_PER_WRITE, Channel
+from dapo.distributed.channel import BUFFERS_PER_WRITE, Buffers, Channel
 from dapo.distributed.protocol import WorkerSpec
 from dapo.distributed.rank_samples import NumberedPass, RankSamples
 from dapo.distributed.sample_columns import ALL, IDS, REST, decode, encode, join, split
@@ -88,28 +88,25 @@ class ThreadRank:
         self._thread = ThreadPoolExecutor(1)
 
     def call(self, method: str, /, *arguments: Any, **options: Any) -> "Future[Any]":
-        buffers: list[pickle.PickleBuffer] = []  # as between processes
-        content = pickle.dumps(arguments, 5, buffer_callback=buffers.append)
-        return self._thread.submit(
-            getattr(self, method), *pickle.loads(content, buffers=map(bytes, buffers)), **options
-        )
+        own = copy.deepcopy(arguments)  # as between processes
+        return self._thread.submit(getattr(self, method), *own, **options)
 
     def can_access(self, folder: Path) -> bool:
         return True
 
     def init_process_group(self, rendezvous: Any, *, timeout_s: float) -> None: ...
 
-    def store(self, buffers: Sequence[Any]) -> None:
+    def store(self, buffers: Buffers) -> None:
         self.stored += 1
         self.samples.store(buffers)
 
-    def score(self, buffers: Sequence[Any], passes: Sequence[NumberedPass]) -> None:
+    def score(self, buffers: Buffers, passes: Sequence[NumberedPass]) -> None:
         self.store(buffers)
         for each, microbatch in zip(passes, self.samples.microbatches(passes), strict=True):
             rows = [array("d", [-float(t) for t in sample.response_ids]) for sample in microbatch.samples]
             self.samples.set_old_logprobs(dict(zip(each.numbers, rows, strict=False)))
 
-    def engine_gaps(self, buffers: Sequence[Any]) -> dict[int, EngineGap]:
+    def engine_gaps(self, buffers: Buffers) -> dict[int, EngineGap]:
         self.samples.add_rest(buffers)
         return self.samples.engine_gaps()
 
@@ -170,20 +167,20 @@ def test_a_step_s_samples_are_sent_once_and_every_update_gets_them_with_their_ol
     group.close()
 
 
-def test_buffers_of_a_message_cross_a_socket_outside_of_its_pickle() -> None:
+def test_buffers_of_a_message_follow_it_over_the_socket() -> None:
     ours, theirs = socket.socketpair()
     here, there = Channel(ours.detach()), Channel(theirs.detach())
     rows = [array("i", range(i % 50)) for i in range(BUFFERS_PER_WRITE + 300)] + [array("i", range(10**6))]
     with ThreadPoolExecutor(1) as pool:
         received = pool.submit(there.receive)
-        here.send(("call", [pickle.PickleBuffer(row) for row in rows], {"a": 1}))
-        name, buffers, options = received.result(60)
-        assert (name, options) == ("call", {"a": 1})
-        assert [bytes(buffer) for buffer in buffers] == [row.tobytes() for row in rows]
+        here.send(("call", (7, Buffers.of(rows), Buffers(())), {"a": 1}))
+        name, (number, buffers, nothing), options = received.result(60)
+        assert (name, number, nothing, options) == ("call", 7, Buffers(()), {"a": 1})
+        assert [part.tobytes() for part in buffers.parts] == [row.tobytes() for row in rows]
         with pytest.raises(TypeError):
-            here.send(threading.Lock())  # nothing of it is sent
-        here.send("next")
-        assert there.receive() == "next"
+            here.send((threading.Lock(), (Buffers.of(rows),)))  # nothing of it is sent
+        here.send(("next",))
+        assert there.receive() == ("next",)
         here.send_end()
         with pytest.raises(EOFError):
             there.receive()

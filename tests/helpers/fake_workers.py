@@ -31,8 +31,8 @@ class CountingWorker:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def checksums(self, buffers: list) -> list[tuple[int, int]]:
-        return [(memoryview(buffer).nbytes, zlib.crc32(buffer)) for buffer in buffers]
+    def checksums(self, buffers) -> list[tuple[int, int]]:
+        return [(part.nbytes, zlib.crc32(part)) for part in buffers.parts]
 
     def variable(self, name: str) -> str | None:
         return os.environ.get(name)

@@ -67,7 +67,7 @@ def contents(run: Path, *, checkpoints: str = "*") -> dict[str, Any]:
             "rollouts/*",
             "eval/*",
             f"checkpoints/{checkpoints}/*",
-            *(["problems.json"] if checkpoints == "*" else []),
+            *(["problems.parquet"] if checkpoints == "*" else []),
         )
         for path in run.glob(pattern)
         # the wall time of a run stands in its state, and so in the checkpoint's list of checksums; its options may name

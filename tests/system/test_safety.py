@@ -210,7 +210,7 @@ def strangers_run(tmp_path: Path) -> RunDirectory:
 
 
 @pytest.mark.parametrize(
-    "name", ["lock", "metrics.jsonl", "config.yaml", "problems.json", "rollouts", "checkpoints", "eval", "logs"]
+    "name", ["lock", "metrics.jsonl", "config.yaml", "problems.parquet", "rollouts", "checkpoints", "eval", "logs"]
 )
 def test_a_run_directory_with_a_link_in_it_is_refused(tmp_path: Path, strangers_run: RunDirectory, name: str):
     path = strangers_run.path / name

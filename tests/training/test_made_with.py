@@ -21,7 +21,7 @@ def changes(folder: Path, now: dict[str, dict[str, object]]) -> list[str]:
 def test_nothing_is_named_where_nothing_that_moves_a_byte_has_changed(tmp_path: Path):
     assert changes(tmp_path, made_with(tiny(), PROBLEMS, [])) == []
     free = ("train.num_steps=99", "train.save_every=7", "train.eval_every=3", "train.keep_checkpoints=1")
-    assert changes(tmp_path, made_with(tiny(*free, "log.rollouts=false"), PROBLEMS, [])) == []
+    assert changes(tmp_path, made_with(tiny(*free, "log.rollouts=none"), PROBLEMS, [])) == []
 
 
 @pytest.mark.parametrize(

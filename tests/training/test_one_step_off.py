@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import threading
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -454,6 +455,33 @@ class TestResuming:
         assert found.batch.judged[3][0].verdicts[0].components == {"math": 1.0, "length": -0.1}
         with pytest.raises(CheckpointError, match="resume with the data the run began with"):
             read_prefetched_batch(tmp_path, ProblemStream(problems(8), seed=4))
+
+    def test_arrays_come_back_as_arrays_bit_by_bit_at_four_bytes_a_number(self, tmp_path: Path) -> None:
+        stream = ProblemStream(problems(40), seed=3)
+        tokens, logprobs = array("i", range(1000)), array("f", [-0.1, -1e-38, -0.0, -math.pi] * 250)
+        generations = tuple(
+            Generation(f"4/{i}", tokens[:n], logprobs[:n], "stop", 2) for i, n in enumerate((1000, 0, 3))
+        )
+        verdicts = (Verdict(True, 1.0), Verdict(False, -1.0), Verdict(None, 0.0, "timed out"))
+        judged = tuple(
+            (
+                Group(stream.problem_at(i), (i, 7), generations, verdicts, i, ("a", "b", "c"), (1.0, -1.0, None)),
+                "trained" if i % 2 else "all_wrong",
+            )
+            for i in range(40)
+        )
+        counts = dict.fromkeys(OUTCOMES, 20)
+        batch = Batch(tuple(group for group, outcome in judged if outcome == "trained"), judged, counts, counts, 0)
+        write_prefetched_batch(tmp_path, PrefetchedBatch(batch, SamplingStart(4, 2, {})))
+        found = read_prefetched_batch(tmp_path, stream)
+        assert found == PrefetchedBatch(batch, SamplingStart(4, 2, {}))
+        for group, _ in found.batch.judged:
+            for own, other in zip(group.generations, generations, strict=True):
+                assert (own.token_ids.typecode, own.logprobs.typecode) == ("i", "f")
+                assert (own.token_ids.tobytes(), own.logprobs.tobytes()) == (
+                    other.token_ids.tobytes(),
+                    other.logprobs.tobytes(),
+                )
 
 
 KILLS = int(os.environ.get("DAPO_KILLS", "6"))

@@ -7,7 +7,7 @@ import pytest
 from pyarrow.parquet import read_table
 
 from dapo.cli.main import main
-from dapo.training.problem_stats import ProblemStats
+from dapo.training.problem_stats import ProblemStats, read_problem_stats, write_problem_stats
 from dapo.types import Group, Problem, Verdict
 from helpers import paths
 
@@ -19,20 +19,37 @@ def group(problem: str, *verdicts: Verdict) -> Group:
     return Group(Problem(problem, "?", "!"), (1,), (), verdicts)
 
 
-def test_visits_responses_and_the_last_step_are_counted_by_problem():
+def test_visits_responses_and_the_last_step_are_counted_by_problem(tmp_path: Path):
     problem_stats = ProblemStats()
     problem_stats.record([group("a", RIGHT, WRONG, WRONG, FAILED), group("b", FAILED, FAILED)], step=1)
     problem_stats.record([group("a", RIGHT, RIGHT), group("c", GRADED, GRADED)], step=7)
-    assert problem_stats.state_dict() == {
+    assert problem_stats.by_problem() == {
         "a": {"visits": 2, "responses": 5, "decided": 5, "correct": 3, "score_sum": 1.0, "last_step": 7},
         "b": {"visits": 1, "responses": 0, "decided": 0, "correct": 0, "score_sum": 0.0, "last_step": 1},
         "c": {"visits": 1, "responses": 2, "decided": 0, "correct": 0, "score_sum": 0.5, "last_step": 7},
     }
-    copy = ProblemStats()
-    copy.load_state_dict(json.loads(json.dumps(problem_stats.state_dict())))
+    write_problem_stats(tmp_path / "stats", problem_stats.table())
+    copy = read_problem_stats(tmp_path / "stats")
     problem_stats.record([group("c", RIGHT)], step=8)
     copy.record([group("c", RIGHT)], step=8)
-    assert copy.state_dict() == problem_stats.state_dict()
+    assert copy.by_problem() == problem_stats.by_problem()
+    assert copy.table() == problem_stats.table()
+
+
+def test_any_id_and_any_score_is_kept_to_the_bit_and_the_copy_does_not_change(tmp_path: Path):
+    problem_stats = ProblemStats()
+    problem_stats.record([group("b\x00", Verdict(None, 0.1), Verdict(None, 0.2)), group("\ud83d ü", RIGHT)], step=3)
+    copy = problem_stats.table()
+    problem_stats.record([group("b\x00", RIGHT), group("new", RIGHT)], step=4)
+    write_problem_stats(tmp_path / "stats", copy)
+    found = read_problem_stats(tmp_path / "stats").by_problem()
+    assert list(found) == ["b\x00", "\ud83d ü"]
+    assert found["b\x00"]["score_sum"] == 0.1 + 0.2
+    assert read_problem_stats(tmp_path / "stats").table() == copy
+    for content in (b"", b'{"a": 1}', b"PAR1"):
+        (tmp_path / "stats").write_bytes(content)
+        with pytest.raises(ValueError):
+            read_problem_stats(tmp_path / "stats")
 
 
 def train(*arguments: str) -> None:
@@ -45,8 +62,8 @@ def test_problem_stats_agree_with_the_rollouts_also_after_a_resume(tmp_path: Pat
     run = tmp_path / "run"
     train("train", TINY, "train.num_steps=2", "train.threads=1", "data.eval=null", "--run-dir", str(run))
     train("resume", str(run), "train.num_steps=4")
-    found = json.loads((run / "problems.json").read_text())
-    assert found == json.loads((run / "checkpoints" / "step_000004" / "problems.json").read_text())
+    found = read_problem_stats(run / "problems.parquet").by_problem()
+    assert found == read_problem_stats(run / "checkpoints" / "step_000004" / "problems.parquet").by_problem()
     rows = [row for path in sorted((run / "rollouts").glob("*.parquet")) for row in read_table(path).to_pylist()]
     decided = [row for row in rows if row["outcome"] != "excess"]
     assert sum(entry["responses"] for entry in found.values()) == len(decided)
@@ -57,7 +74,7 @@ def test_problem_stats_agree_with_the_rollouts_also_after_a_resume(tmp_path: Pat
 def test_data_stats_of_a_run_shows_its_problem_stats(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     run, out = tmp_path / "run", tmp_path / "stats.json"
     train("train", TINY, "train.num_steps=2", "train.threads=1", "data.eval=null", "--run-dir", str(run))
-    problem_stats = json.loads((run / "problems.json").read_text())
+    problem_stats = read_problem_stats(run / "problems.parquet").by_problem()
     capsys.readouterr()
     train("data", "stats", str(run), "--output", str(out))
     output = capsys.readouterr().out

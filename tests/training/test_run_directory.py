@@ -386,10 +386,24 @@ def test_a_damaged_evaluation_is_named_and_left_out(run, content):
     atomic_write_json(run.eval(0), good)
     atomic_write_text(run.eval(5), content)
     warnings = []
-    assert run.evaluations(warnings.append) == [good]
+    assert run.first_and_last_evaluation(warnings.append) == [good]
     assert len(warnings) == 1
     assert str(run.eval(5)) in warnings[0]
     assert "left out" in warnings[0]
+
+
+def test_only_the_first_and_the_last_readable_evaluation_are_read(run):
+    assert run.first_and_last_evaluation(pytest.fail) == []
+    for step in (0, 5, 10, 15, 20, 25):
+        atomic_write_json(run.eval(step), SUMMARY | {"step": step, "table": [ROW]})
+    for step in (0, 10, 25):  # a damaged one in between is not looked at
+        atomic_write_text(run.eval(step), "{")
+    warnings = []
+    assert [found["step"] for found in run.first_and_last_evaluation(warnings.append)] == [5, 20]
+    assert [Path(text.split()[0]).name for text in warnings] == ["step_000000.json", "step_000025.json"]
+    run.eval(20).unlink()
+    run.eval(15).unlink()
+    assert [found["step"] for found in run.first_and_last_evaluation(warnings.append)] == [5]
 
 
 class TestAtomicFiles:

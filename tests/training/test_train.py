@@ -156,6 +156,25 @@ def test_every_judged_response_is_written_with_the_outcome_of_its_group(tmp_path
         assert all(len(s["response_ids"]) == len(s["engine_logprobs"]) == s["response_tokens"] for s in table)
 
 
+def test_tables_of_responses_can_be_smaller_of_the_last_steps_or_none_also_after_a_resume(tmp_path: Path):
+    def steps(run: Path) -> list[str]:
+        return sorted(path.name for path in (run / "rollouts").glob("*"))
+
+    run = tmp_path / "last"
+    start_run(tiny("train.num_steps=3", "log.rollouts=last:2"), run_dir=run, config_name="t")
+    assert steps(run) == ["step_000002.parquet", "step_000003.parquet"]
+    resume_run(run, ["train.num_steps=4", "log.rollouts=no-logprobs"])
+    assert steps(run) == ["step_000002.parquet", "step_000003.parquet", "step_000004.parquet"]
+    tables = [read_table(run / "rollouts" / name).to_pylist() for name in steps(run)]
+    assert [all(row["engine_logprobs"] is None for row in table) for table in tables] == [False, False, True]
+    assert all(len(row["response_ids"]) == row["response_tokens"] for row in tables[2])
+    resume_run(run, ["train.num_steps=5", "log.rollouts=last:1"])
+    assert steps(run) == ["step_000005.parquet"]
+    start_run(tiny("train.num_steps=1", "log.rollouts=none"), run_dir=tmp_path / "none", config_name="t")
+    assert steps(tmp_path / "none") == []
+    assert len(metrics(tmp_path / "none")) == 2
+
+
 def test_the_golden_run_of_20_steps_stays_as_it_was(tmp_path: Path):
     """float64, so that only a change of the algorithm moves it. Made anew by `make golden`, with a reason."""
     golden = json.loads(GOLDEN.read_text())

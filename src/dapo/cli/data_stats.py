@@ -12,7 +12,6 @@ from dapo.cli.start import load_run_config
 from dapo.config import DataSpec, build_config, parse_data_argument
 from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import DataError
-from dapo.core.files import read_json
 from dapo.core.rng import keyed_permutation
 from dapo.core.terminal import print_text
 from dapo.data.prepare.stats import PassRate
@@ -32,6 +31,7 @@ CODE_STARTS = ("assert ", "def check(", "def test_")
 
 def run_pass_rates(path: Path) -> dict[str, PassRate]:
     """The pass rates of a run's problems by id, as of its newest checkpoint. Raises DataError before the first one."""
+    from dapo.training.problem_stats import read_problem_stats
     from dapo.training.run_directory import RunDirectory
 
     file = RunDirectory.open(path).problem_stats
@@ -39,8 +39,8 @@ def run_pass_rates(path: Path) -> dict[str, PassRate]:
         raise DataError(f"{path} has no {file.name} yet; a run writes it with its first checkpoint")
     try:
         return {
-            problem: PassRate(problem, entry["decided"], entry["correct"], entry["visits"], entry["last_step"])
-            for problem, entry in read_json(file).items()
+            problem: PassRate(problem, *(int(entry[name]) for name in ("decided", "correct", "visits", "last_step")))
+            for problem, entry in read_problem_stats(file).by_problem().items()
             if entry["decided"]
         }
     except (ValueError, KeyError, TypeError, AttributeError):

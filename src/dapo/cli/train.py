@@ -177,7 +177,7 @@ def close_run(run: Run, reason: str, *, wall_s: float) -> None:
     """
     evaluations = [
         {name: value for name, value in each.items() if name != "table"}
-        for each in run.directory.evaluations(warn=lambda text: None)  # the report says it
+        for each in run.directory.first_and_last_evaluation(warn=lambda text: None)  # the report says it
     ]
     try:
         run.keep_verifier_output()
@@ -210,7 +210,7 @@ def report(config: Config, directory: RunDirectory) -> None:
         plot_curves(directory.metrics, directory.curves, title=title)
     except DataError as error:  # someone has removed the metrics
         warn(str(error))
-    evaluations = directory.evaluations(warn)
+    evaluations = directory.first_and_last_evaluation(warn)
     newest = directory.latest_checkpoint(warn=warn)
     # without held-out problems of its own a run has nothing to be evaluated on; one that has them may get more samples
     asked = "--samples-per-problem 8" if evaluations else "--data problems.jsonl"
@@ -222,7 +222,7 @@ def report(config: Config, directory: RunDirectory) -> None:
         files={
             "curves": directory.curves,
             "metrics, one line per step": directory.metrics,
-            "every judged response": directory.path / "rollouts",
+            **({} if config.log.rollouts == "none" else {"judged responses": directory.path / "rollouts"}),
             **({"evaluations": directory.path / "eval"} if evaluations else {}),
             "checkpoint": newest,
             "evaluate it": f"dapo eval {directory.path} {asked}",

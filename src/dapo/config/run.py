@@ -1,8 +1,9 @@
 """Options of a run besides its training: `eval`, `distributed`, `log`, `profile`."""
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from dapo.config.section import MAX_PROCESSES, Float, Positive, Processes, Seconds, Section, Tokens, option
 
@@ -29,12 +30,27 @@ class DistributedConfig(Section):
     )
 
 
+def _rollouts(value: str) -> str:
+    if value not in ("all", "no-logprobs", "none") and not re.fullmatch(r"last:[1-9]\d{0,8}", value):
+        raise ValueError("expected all, no-logprobs, none or last:N with N of at least 1")
+    return value
+
+
 class LogConfig(Section):
     sinks: list[Literal["tensorboard", "wandb", "trackio"]] = option(
         [], "Where metrics go besides metrics.jsonl and the console."
     )
     project: str = option("dapo", "Name of the project in W&B and trackio.", only_with="has_tracker")
-    rollouts: bool = option(True, "Write every judged response to rollouts/*.parquet.")
+    rollouts: Annotated[str, AfterValidator(_rollouts)] = option(
+        "all",
+        "Which judged responses rollouts/*.parquet keeps; all: every step's; no-logprobs: without engine_logprobs, "
+        "which are most of their bytes; last:N: those of the last N steps; none.",
+    )
+
+    @property
+    def rollout_steps(self) -> int | None:
+        """The number of steps whose tables of responses are kept; None: all."""
+        return int(self.rollouts.removeprefix("last:")) if self.rollouts.startswith("last:") else None
 
 
 def _one_or_several(value: object) -> object:

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from dapo.distributed.channel import Buffers
 from dapo.distributed.sample_columns import ALL, REST, decode, encode, join, split
 from dapo.policy.packing import DUMMY_MICROBATCH, RankMicrobatch
 from dapo.types import EngineGap, Sample
@@ -26,12 +26,12 @@ class RankSamples:
         self._exchange = exchange
         self._samples: dict[int, Sample] = {}
 
-    def store(self, buffers: Sequence[Any]) -> None:
+    def store(self, buffers: Buffers) -> None:
         """Replace all samples by those of `sample_columns.encode`."""
         self._samples.clear()
         self._samples = decode(buffers)
 
-    def add_rest(self, buffers: Sequence[Any]) -> None:
+    def add_rest(self, buffers: Buffers) -> None:
         """Add the columns to the samples that scoring does not need."""
         for number, found in decode(buffers).items():
             columns = {name: getattr(found, name) for name in REST}

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
+from dapo.distributed.channel import Buffers
 from dapo.types import Sample
 
 TYPES = {"response_ids": "q", "engine_logprobs": "d", "old_logprobs": "d", "mask": "b"}
@@ -19,7 +20,7 @@ REST = ("engine_logprobs", "mask")
 ALL = tuple(TYPES)
 
 
-def encode(samples: Mapping[int, Sample], columns: Sequence[str]) -> list[Any]:
+def encode(samples: Mapping[int, Sample], columns: Sequence[str]) -> Buffers:
     """Samples by number, with some of their columns, as buffers. The rows are not copied: they must not change."""
     prompts: dict[int, tuple[int, ...]] = {}
     for sample in samples.values():
@@ -34,12 +35,12 @@ def encode(samples: Mapping[int, Sample], columns: Sequence[str]) -> list[Any]:
         rows = [_as_array(name, sample) for sample in samples.values()]
         header[name] = {"types": "".join(row.typecode for row in rows), "lengths": [len(row) for row in rows]}
         buffers += rows
-    return [json.dumps(header).encode(), *buffers]
+    return Buffers.of([json.dumps(header).encode(), *buffers])
 
 
-def decode(buffers: Sequence[Any]) -> dict[int, Sample]:
+def decode(buffers: Buffers) -> dict[int, Sample]:
     """The samples of `encode`; the columns that were left out are empty, and `old_logprobs` None."""
-    header, rows = json.loads(bytes(buffers[0])), iter(buffers[1:])
+    header, rows = json.loads(buffers.parts[0].tobytes()), iter(buffers.parts[1:])
     prompts = {int(group): tuple(_from_bytes("q", next(rows))) for group in header["prompt_lengths"]}
     columns = {
         name: [_from_bytes(code, next(rows)) for code in header[name]["types"]] for name in TYPES if name in header
@@ -52,12 +53,12 @@ def decode(buffers: Sequence[Any]) -> dict[int, Sample]:
     return samples
 
 
-def join(buffers: Sequence[Any]) -> bytes:
+def join(buffers: Buffers) -> bytes:
     """The buffers of `encode` as one."""
-    return b"".join([len(buffers[0]).to_bytes(8, "little"), *buffers])
+    return b"".join([len(buffers.parts[0]).to_bytes(8, "little"), *(part.data for part in buffers.parts)])
 
 
-def split(joined: bytes) -> list[memoryview]:
+def split(joined: bytes) -> Buffers:
     """The buffers of `join`."""
     view, start = memoryview(joined), 8
     end = start + int.from_bytes(view[:start], "little")
@@ -68,7 +69,7 @@ def split(joined: bytes) -> list[memoryview]:
             types, lengths = header[name]["types"], header[name]["lengths"]
             sizes += [array(code).itemsize * length for code, length in zip(types, lengths, strict=True)]
     ends = list(accumulate([end, *sizes]))
-    return [view[start:end], *(view[a:b] for a, b in pairwise(ends))]
+    return Buffers.of([view[start:end], *(view[a:b] for a, b in pairwise(ends))])
 
 
 def _as_array(name: str, sample: Sample) -> "array[Any]":
@@ -78,5 +79,5 @@ def _as_array(name: str, sample: Sample) -> "array[Any]":
 
 def _from_bytes(code: str, buffer: Any) -> "array[Any]":
     row = array(code)
-    row.frombytes(memoryview(buffer).cast("B"))
+    row.frombytes(buffer.data)
     return row

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import replace
 from pathlib import Path
-from pickle import PickleBuffer
 from typing import Any
 
 import torch
@@ -73,8 +72,8 @@ class TrainerGroup:
             if any(sample.rank_record is not None for sample in minibatch):
                 raise ValueError("old log-probabilities must be recorded for all samples of a minibatch or for none")
             passes, moved = self._number(partitions, lambda i, sample: i), None
-            blocks = [encode(_numbered(own), (*IDS, *REST)) for own in partitions]
-            requests = self._request_each("store", ([_buffers(block)] for block in blocks))
+            blocks = (encode(_numbered(own), (*IDS, *REST)) for own in partitions)
+            requests = self._request_each("store", ([block] for block in blocks))
         else:
             passes = self._number(partitions, self._recorded_number)
             moved = self._moved(passes)
@@ -96,9 +95,9 @@ class TrainerGroup:
         self._batch += 1
         self._rank_of = {i: rank for rank, own in enumerate(passes) for each in own for i in each.numbers}
         numbered = [_numbered(own) for own in partitions]
-        blocks = (_buffers(encode(own, IDS)) for own in numbered)
+        blocks = (encode(own, IDS) for own in numbered)
         scored = self._request_each("score", ([block, own] for block, own in zip(blocks, passes, strict=True)))
-        compared = self._request_each("engine_gaps", ([_buffers(encode(own, REST))] for own in numbered))
+        compared = self._request_each("engine_gaps", ([encode(own, REST)] for own in numbered))
         self._answers(scored, self._timeout_s)
         gaps = {i: gap for found in self._answers(compared, self._timeout_s) for i, gap in found.items()}
         return [
@@ -240,10 +239,6 @@ class TrainerGroup:
 
 def _numbered(passes: Sequence[RankMicrobatch]) -> dict[int, Sample]:
     return {i: sample for each in passes for i, sample in zip(each.indices, each.samples, strict=False)}
-
-
-def _buffers(block: Sequence[Any]) -> list[PickleBuffer]:
-    return [PickleBuffer(buffer) for buffer in block]
 
 
 def _errors(futures: "Sequence[Future[Any]]") -> list[BaseException]:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from dapo.config import Config
 from dapo.core.errors import ConfigError
 from dapo.core.loopback import use_loopback_interface
+from dapo.distributed.channel import Buffers
 from dapo.distributed.rank_samples import NumberedPass, RankSamples
 from dapo.distributed.weight_files import WeightsFolder, write_weights
 from dapo.policy.fsdp.policy import Ranks, ShardedPolicy
@@ -88,11 +89,11 @@ class TrainerWorker:
         """Whether this process sees a folder of the controller."""
         return folder.is_dir()
 
-    def store(self, buffers: Sequence[Any]) -> None:
+    def store(self, buffers: Buffers) -> None:
         """Take the samples of the next update, which `sample_columns.encode` has made buffers of."""
         self._samples.store(buffers)
 
-    def score(self, buffers: Sequence[Any], passes: Sequence[NumberedPass]) -> None:
+    def score(self, buffers: Buffers, passes: Sequence[NumberedPass]) -> None:
         """Take the samples of a step, and keep their log-probabilities under the policy as it is now."""
         self._samples.store(buffers)
         scores = self._policy.logprobs(self._samples.microbatches(passes))
@@ -100,7 +101,7 @@ class TrainerWorker:
             # not strict: a dummy microbatch has a row of scores and no number
             self._samples.set_old_logprobs(dict(zip(each.numbers, rows, strict=False)))
 
-    def engine_gaps(self, buffers: Sequence[Any]) -> dict[int, EngineGap]:
+    def engine_gaps(self, buffers: Buffers) -> dict[int, EngineGap]:
         """Take what scoring did not need of the samples; returns by number how far engine and trainer are apart."""
         self._samples.add_rest(buffers)
         return self._samples.engine_gaps()

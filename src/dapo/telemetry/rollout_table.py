@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from dapo.core.files import atomic_file
 
@@ -42,7 +43,7 @@ ROLLOUT_SCHEMA = pa.schema(
         _required("finish", pa.string()),
         _required("outcome", pa.string()),
         _required("response_ids", pa.list_(pa.int32())),
-        _required("engine_logprobs", pa.list_(pa.float32())),
+        pa.field("engine_logprobs", pa.list_(pa.float32())),  # null: `log.rollouts: no-logprobs`
         _required("version", pa.int64()),
     ]
 )
@@ -72,18 +73,25 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
         # pyarrow would silently drop unknown columns and fill missing ones with nulls
         if odd := sorted(row.keys() ^ set(ROLLOUT_SCHEMA.names)):
             raise ValueError(f"a rollout row must have exactly the columns of ROLLOUT_SCHEMA; these differ: {odd}")
-    columns = [_column([row[field.name] for row in rows], field) for field in ROLLOUT_SCHEMA]
+    columns = [column_of([row[field.name] for row in rows], field.type) for field in ROLLOUT_SCHEMA]
     return pa.Table.from_arrays(columns, schema=ROLLOUT_SCHEMA)
 
 
-def _column(values: list[Any], field: pa.Field) -> pa.Array:
-    if field.type == pa.string():
+def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """A column of a table. Rows of numbers are copied as they lie in memory, without a Python object for each."""
+    if kind == pa.string():
         values = [None if value is None else storable(value) for value in values]
-    if not pa.types.is_list(field.type):
-        return pa.array(values, field.type)
-    numbers = np.concatenate([np.asarray(row, field.type.value_type.to_pandas_dtype()) for row in values])
+    if not pa.types.is_list(kind) or any(value is None for value in values):
+        return pa.array(values, kind)
+    numbers = np.concatenate([np.asarray(row, kind.value_type.to_pandas_dtype()) for row in values])
     ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
-    return pa.ListArray.from_arrays(pa.array(ends), pa.array(numbers), type=field.type)
+    return pa.ListArray.from_arrays(pa.array(ends), pa.array(numbers), type=kind)
+
+
+def rows_of(column: pa.ListArray) -> list[NDArray[Any]]:
+    """The rows of a column of lists without nulls, as views."""
+    numbers, ends = column.values.to_numpy(), column.offsets.to_numpy()
+    return [numbers[start:end] for start, end in pairwise(ends)]
 
 
 def short_fields(fields: Mapping[str, Any], *, known: Sequence[str]) -> str | None:

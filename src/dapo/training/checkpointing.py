@@ -11,6 +11,7 @@ from dapo.core.files import atomic_write_json, read_json
 from dapo.training.checkpoint_writer import StorageError
 from dapo.training.made_with import MADE_WITH_FILE
 from dapo.training.prefetched_batch import read_prefetched_batch, write_prefetched_batch
+from dapo.training.problem_stats import ProblemStats, read_problem_stats, write_problem_stats
 from dapo.training.run_directory import PROBLEM_STATS_FILE
 from dapo.training.state import Run, TrainState
 
@@ -50,12 +51,12 @@ def checkpoint_of(run: Run, write_policy: Callable[[Path], None]) -> Callable[[]
     if state.unlogged is not None:
         counts["unlogged"] = state.unlogged
     step, accuracy, prefetched_batch = state.step, state.accuracy, state.prefetched_batch
-    problem_stats = run.problem_stats.state_dict()
+    problem_stats = run.problem_stats.table()
 
     def write(folder: Path) -> None:
         write_policy(folder)
         atomic_write_json(folder / STATE_FILE, counts)
-        atomic_write_json(folder / PROBLEM_STATS_FILE, problem_stats)
+        write_problem_stats(folder / PROBLEM_STATS_FILE, problem_stats)
         if run.made_with:
             atomic_write_json(folder / MADE_WITH_FILE, run.made_with)
         if prefetched_batch is not None:
@@ -63,7 +64,7 @@ def checkpoint_of(run: Run, write_policy: Callable[[Path], None]) -> Callable[[]
 
     def save() -> Path:
         path = directory.save_checkpoint(step, write, config.train.keep_checkpoints, accuracy=accuracy)
-        atomic_write_json(directory.problem_stats, problem_stats)
+        write_problem_stats(directory.problem_stats, problem_stats)
         return path
 
     return save
@@ -101,9 +102,9 @@ def restore(run: Run, checkpoint: Path) -> None:
     run.policy.load(checkpoint)
     run.sampling.stream.load_state_dict(state["stream"])
     run.sampling.sampler.load_state_dict(state["sampler"])
-    run.problem_stats.load_state_dict(_read(checkpoint / PROBLEM_STATS_FILE))
+    run.problem_stats = _read_problem_stats(checkpoint / PROBLEM_STATS_FILE)
     # a kill may have come between the checkpoint and the run's own copy
-    atomic_write_json(run.directory.problem_stats, run.problem_stats.state_dict())
+    write_problem_stats(run.directory.problem_stats, run.problem_stats.table())
     prefetched_batch = read_prefetched_batch(checkpoint, run.sampling.stream)
     run.state = TrainState(
         **state["train_state"], unlogged=_unlogged(state), prefetched_batch=prefetched_batch, is_saved=True
@@ -131,6 +132,15 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} is not what a run writes: it holds a {type(value).__name__}")
     return value
+
+
+def _read_problem_stats(path: Path) -> ProblemStats:
+    try:
+        return read_problem_stats(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error}); a checkpoint of an older development version has none: start a new run"
+        ) from None
 
 
 def _unlogged(state: Mapping[str, Any]) -> dict[str, float] | None:

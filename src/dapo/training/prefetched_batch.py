@@ -1,19 +1,20 @@
 """A batch that was sampled before the step that trains on it, and how a checkpoint holds it: JSON and Parquet."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dapo.core.errors import CheckpointError
 from dapo.core.files import atomic_write_json
 from dapo.data.stream import ProblemStream
+from dapo.telemetry.rollout_table import column_of, rows_of
 from dapo.training.dynamic_sampling import OUTCOMES, Outcome
 from dapo.training.rollout import Batch, SamplingStart
 from dapo.types import Generation, Group, Verdict
@@ -21,8 +22,10 @@ from dapo.types import Generation, Group, Verdict
 PREFETCHED_BATCH_FILE = "prefetched_batch.json"
 RESPONSES_FILE = "prefetched_batch.parquet"  # one row per judged response, groups in the order of the stream
 
-_GROUPS_PER_CHUNK = 64  # bounds memory: at the paper's lengths a batch is gigabytes of ids
+_GROUPS_PER_CHUNK = 16  # bounds memory: at the paper's lengths a batch is gigabytes of ids
 
+_TYPES = {"prompt_ids": "", "token_ids": "i", "logprobs": "f"}
+"""The columns of numbers, with the types of `array` in which the engines here give their rows."""
 _SCHEMA = pa.schema(
     [
         pa.field("group_id", pa.int64(), nullable=False),
@@ -31,13 +34,15 @@ _SCHEMA = pa.schema(
         pa.field("prompt_ids", pa.list_(pa.int32()), nullable=False),  # in a group's first row only
         pa.field("request_id", pa.string(), nullable=False),
         pa.field("token_ids", pa.list_(pa.int32()), nullable=False),
-        pa.field("logprobs", pa.list_(pa.float64()), nullable=False),  # the engine's floats, every bit of them
+        pa.field("logprobs", pa.list_(pa.float32()), nullable=False),
         pa.field("finish", pa.string(), nullable=False),
         pa.field("version", pa.int64(), nullable=False),
         pa.field("reward", pa.float64()),  # shaped; null where the verdict is an error
         pa.field("judged", pa.string(), nullable=False),  # text and verdict; JSON holds any text, lone surrogates too
     ]
 )
+_PLAIN_SCHEMA = _SCHEMA.set(_SCHEMA.get_field_index("logprobs"), pa.field("logprobs", pa.list_(pa.float64()), False))
+"""Of a batch whose rows are Python numbers: every bit of them."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +56,13 @@ class PrefetchedBatch:
 def write_prefetched_batch(directory: Path, prefetched_batch: PrefetchedBatch) -> None:
     """Put a batch into a checkpoint; equal batches give equal bytes (of one pyarrow version)."""
     batch = prefetched_batch.batch
-    with pq.ParquetWriter(directory / RESPONSES_FILE, _SCHEMA, compression="zstd") as writer:
+    schema = _SCHEMA if _is_compact(batch) else _PLAIN_SCHEMA
+    with pq.ParquetWriter(directory / RESPONSES_FILE, schema, compression="zstd") as writer:
         for start in range(0, len(batch.judged), _GROUPS_PER_CHUNK):
             chunk = batch.judged[start : start + _GROUPS_PER_CHUNK]
             rows = [row for group, outcome in chunk for row in _rows(group, outcome)]
-            writer.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA))
+            columns = [column_of([row[field.name] for row in rows], field.type) for field in schema]
+            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
     state = {
         **prefetched_batch.start._asdict(),
         "group_counts": dict(batch.group_counts),
@@ -76,8 +83,9 @@ def read_prefetched_batch(directory: Path, stream: ProblemStream) -> PrefetchedB
         return None
     state = json.loads((directory / PREFETCHED_BATCH_FILE).read_text(encoding="utf-8"))
     with pq.ParquetFile(directory / RESPONSES_FILE) as file:
-        rows = [row for chunk in file.iter_batches() for row in chunk.to_pylist()]
-    judged = tuple(_groups(rows, stream))
+        # a row group holds whole groups
+        chunks = map(file.read_row_group, range(file.num_row_groups))
+        judged = tuple(group for chunk in chunks for group in _groups(_read_rows(chunk), stream))
     batch = Batch(
         groups=tuple(group for group, outcome in judged if outcome == "trained"),
         judged=judged,
@@ -97,10 +105,10 @@ def _rows(group: Group, outcome: Outcome) -> Iterator[dict[str, Any]]:
             "group_id": group.id,
             "problem_id": group.problem.id,
             "outcome": outcome,
-            "prompt_ids": np.array(group.prompt_ids if i == 0 else (), dtype=np.int32),
+            "prompt_ids": group.prompt_ids if i == 0 else (),
             "request_id": generation.request_id,
-            "token_ids": np.array(generation.token_ids, dtype=np.int32),
-            "logprobs": np.array(generation.logprobs, dtype=np.float64),
+            "token_ids": generation.token_ids,
+            "logprobs": generation.logprobs,
             "finish": generation.finish,
             "version": generation.version,
             "reward": reward,
@@ -108,7 +116,30 @@ def _rows(group: Group, outcome: Outcome) -> Iterator[dict[str, Any]]:
         }
 
 
-def _groups(rows: Sequence[Mapping[str, Any]], stream: ProblemStream) -> Iterator[tuple[Group, Outcome]]:
+def _is_compact(batch: Batch) -> bool:
+    """Whether all rows are arrays as of the engines here: they are read as such, any others as tuples."""
+    generations = (generation for group, _ in batch.judged for generation in group.generations)
+    return all(
+        isinstance(row, array) and row.typecode == code
+        for generation in generations
+        for row, code in ((generation.token_ids, _TYPES["token_ids"]), (generation.logprobs, _TYPES["logprobs"]))
+    )
+
+
+def _read_rows(chunk: pa.Table) -> Iterator[dict[str, Any]]:
+    """The rows of a table; those of numbers are arrays, or tuples of Python numbers in a batch that is not compact."""
+    is_compact = chunk.schema.field("logprobs").type == _SCHEMA.field("logprobs").type
+    columns: dict[str, Sequence[Any]] = {}
+    for name, column in zip(chunk.column_names, chunk.combine_chunks().itercolumns(), strict=True):
+        columns[name] = column.to_pylist() if name not in _TYPES else rows_of(column.chunk(0))
+    for values in zip(*columns.values(), strict=True):
+        row = dict(zip(columns, values, strict=True))
+        for name, code in _TYPES.items():
+            row[name] = array(code, row[name].tobytes()) if is_compact and code else tuple(row[name].tolist())
+        yield row
+
+
+def _groups(rows: Iterable[Mapping[str, Any]], stream: ProblemStream) -> Iterator[tuple[Group, Outcome]]:
     for position, of_group in groupby(rows, key=lambda row: row["group_id"]):
         members = list(of_group)
         problem = stream.problem_at(position)
@@ -120,11 +151,9 @@ def _groups(rows: Sequence[Mapping[str, Any]], stream: ProblemStream) -> Iterato
         judged = [json.loads(row["judged"]) for row in members]
         group = Group(
             problem=problem,
-            prompt_ids=tuple(members[0]["prompt_ids"]),
+            prompt_ids=members[0]["prompt_ids"],
             generations=tuple(
-                Generation(
-                    row["request_id"], tuple(row["token_ids"]), tuple(row["logprobs"]), row["finish"], row["version"]
-                )
+                Generation(row["request_id"], row["token_ids"], row["logprobs"], row["finish"], row["version"])
                 for row in members
             ),
             verdicts=tuple(

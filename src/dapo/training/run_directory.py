@@ -33,7 +33,7 @@ from dapo.evaluation.scores import require_summary
 from dapo.telemetry.sinks import read_metrics, truncate_after
 
 _STEP_NAME = re.compile(r"step_(\d{6,})(\.parquet|\.json)?")
-PROBLEM_STATS_FILE = "problems.json"
+PROBLEM_STATS_FILE = "problems.parquet"
 """Statistics per problem: in each checkpoint, and a copy of the newest in the run directory."""
 CHECKPOINT_MANIFEST = "manifest.json"
 _REPLACED = ".replaced.tmp"
@@ -146,18 +146,17 @@ class RunDirectory:
         found = {record["step"] for record in read_metrics(self.metrics)} if self.metrics.exists() else set()
         return sorted(set(range(1, step + 1)) - found)
 
-    def evaluations(self, warn: Callable[[str], None]) -> list[dict[str, Any]]:
-        """The evaluations of the run, oldest first, each with its table; `warn` is told of each that is damaged."""
-        found = []
-        for path in sorted(self.path.glob("eval/step_*.json")):
-            try:
-                found.append(_require_evaluation(read_json(path), where=str(path)))
-            except OSError as error:
-                warn(f"{path} cannot be read and is left out: {error.strerror}")
-            except ValueError:
-                warn(f"{path} is no JSON and is left out; it was written by a run and has been damaged since")
-            except DataError as error:
-                warn(f"{error}; it is left out")
+    def first_and_last_evaluation(self, warn: Callable[[str], None]) -> list[dict[str, Any]]:
+        """The first and the last readable evaluation of the run, with their tables; only one, or none, if that is all.
+
+        No others are read. `warn` is told of each that is damaged.
+        """
+        paths = sorted(self.path.glob("eval/step_*.json"))
+        found: list[dict[str, Any]] = []
+        while paths and not found:
+            found += _read_evaluation(paths.pop(0), warn)
+        while paths and len(found) < 2:
+            found += _read_evaluation(paths.pop(), warn)
         return found
 
     @contextmanager
@@ -274,6 +273,12 @@ class RunDirectory:
             raise CheckpointError(f"checkpoint {path} is damaged ({damage})")
         return path
 
+    def drop_old_rollouts(self, step: int, keep: int) -> None:
+        """Of the tables of responses up to a step leave the newest `keep`."""
+        for path in _numbered(self.path / "rollouts"):
+            if step_of(path) <= step - keep:
+                path.unlink()
+
     def cut_after(self, step: int, *, is_logged: bool = True) -> None:
         """Forget what lies after a step, before resuming from it: metrics, rollouts, evaluations, checkpoints, summary.
 
@@ -350,6 +355,19 @@ def make_manifest(command: Sequence[str], *, seed: int, started: datetime, gpus:
             "gpus": list(gpus),
         },
     }
+
+
+def _read_evaluation(path: Path, warn: Callable[[str], None]) -> list[dict[str, Any]]:
+    """The evaluation in a file; nothing, and a warning, if it is damaged."""
+    try:
+        return [_require_evaluation(read_json(path), where=str(path))]
+    except OSError as error:
+        warn(f"{path} cannot be read and is left out: {error.strerror}")
+    except ValueError:
+        warn(f"{path} is no JSON and is left out; it was written by a run and has been damaged since")
+    except DataError as error:
+        warn(f"{error}; it is left out")
+    return []
 
 
 def _require_evaluation(found: Any, *, where: str) -> dict[str, Any]:

@@ -34,8 +34,7 @@ def rollouts_in_background(run: Run, batch: Batch, samples: Sequence[Sample]) ->
 
     def work() -> None:
         text_metrics.update(reflection_metrics(group for group, _ in batch.decided))
-        if run.config.log.rollouts:
-            write_rollouts(run.directory.rollouts(step), _rollout_rows(run, batch, samples, step=step))
+        _write_rollouts(run, batch, samples, step=step)
 
     with in_background(work, name="dapo-rollouts") as pending:
         require_groups(
@@ -123,7 +122,18 @@ def _evaluate(run: Run, step: int) -> Evaluation | None:
     return evaluation
 
 
+def _write_rollouts(run: Run, batch: Batch, samples: Sequence[Sample], *, step: int) -> None:
+    """Write the table of responses, and remove old ones, as `log.rollouts` says."""
+    log = run.config.log
+    if log.rollouts == "none":
+        return
+    write_rollouts(run.directory.rollouts(step), _rollout_rows(run, batch, samples, step=step))
+    if log.rollout_steps is not None:
+        run.directory.drop_old_rollouts(step, log.rollout_steps)
+
+
 def _rollout_rows(run: Run, batch: Batch, samples: Sequence[Sample], *, step: int) -> Iterator[dict[str, Any]]:
+    with_logprobs = run.config.log.rollouts != "no-logprobs"
     advantages = {(sample.group_id, sample.index): sample.advantage for sample in samples}
     for group, outcome in batch.judged:
         prompt = run.sampling.encoder.decode_prompt(group.prompt_ids)
@@ -150,6 +160,6 @@ def _rollout_rows(run: Run, batch: Batch, samples: Sequence[Sample], *, step: in
                 "finish": generation.finish,
                 "outcome": outcome,
                 "response_ids": generation.token_ids,
-                "engine_logprobs": generation.logprobs,
+                "engine_logprobs": generation.logprobs if with_logprobs else None,
                 "version": generation.version,
             }

@@ -1,0 +1,154 @@
+"""The trainer of the simulation: the real group and the real ranks in processes of their own, without a model.
+
+What the controller and the ranks do with samples is what they do in a run: partitions, sockets, exchanges between the
+ranks. A rank packs its first microbatch, and answers zeros instead of computing.
+"""
+
+import os
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.simulation_fakes import Clock
+from benchmarks.worker_session import ROOT
+from dapo.config import Config
+from dapo.core.loopback import use_loopback_interface
+from dapo.distributed.channel import Buffers
+from dapo.distributed.local import LocalLauncher
+from dapo.distributed.protocol import Worker, WorkerSpec
+from dapo.distributed.rank_samples import RankSamples
+from dapo.distributed.trainer_group import TrainerGroup
+from dapo.distributed.trainer_worker import TrainerWorker
+from dapo.engines.engine import WeightSource
+from dapo.policy.fsdp.policy import Ranks
+from dapo.policy.packing import RankMicrobatch, pack_microbatch
+from dapo.types import Sample
+
+START_TIMEOUT_S = 600.0
+
+
+class NoModel:
+    """What a rank has in place of its sharded policy."""
+
+    skipped_in_a_row = 0
+
+    def __init__(self) -> None:
+        self.began_at = 0.0
+
+    def logprobs(self, rank_microbatches: Sequence[RankMicrobatch]) -> list[list[Sequence[float]]]:
+        """Zeros. Notes when the first microbatch was packed: its log-probabilities would be computed from then on."""
+        for rank_microbatch in rank_microbatches[:1]:
+            pack_microbatch(rank_microbatch, torch.device("cpu"))
+        self.began_at = time.monotonic()
+        return [
+            [array("f", bytes(4 * len(sample.response_ids))) for sample in each.samples] for each in rank_microbatches
+        ]
+
+    def update(self, rank_microbatches: Sequence[RankMicrobatch], *, step: int) -> dict[str, float]:
+        """Nothing changes."""
+        names = ("loss/policy", "optim/update_tokens", "optim/grad_norm", "optim/lr", "optim/skipped")
+        return dict.fromkeys(names, 0.0)
+
+
+class SimulatedRank(TrainerWorker):
+    """A real rank, but for its model."""
+
+    def __init__(self, config: Config, *, rank: int, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self._size, self._rank = config.distributed.trainer_ranks, rank
+
+    def init_process_group(self, rendezvous: Path | tuple[str, int], *, timeout_s: float) -> None:
+        """Connect to the other ranks."""
+        use_loopback_interface()
+        store, timeout = dist.FileStore(str(rendezvous), self._size), timedelta(seconds=timeout_s)
+        dist.init_process_group("gloo", store=store, rank=self._rank, world_size=self._size, timeout=timeout)
+        self._policy = NoModel()
+        self._samples = RankSamples(Ranks(torch.device("cpu"), timeout_s=timeout_s).exchange)
+
+    def began_at(self) -> float:
+        """When the first log-probabilities of the newest batch could be computed, by `time.monotonic`."""
+        return float(self._policy.began_at)
+
+
+class CountedWorker:
+    """A worker; the bytes of the buffers that go to it are counted."""
+
+    def __init__(self, worker: Worker, moved: dict[str, int]) -> None:
+        self._worker, self._moved, self.name = worker, moved, worker.name
+        self.kill, self.close = worker.kill, worker.close
+
+    def call(self, method: str, /, *arguments: Any, **options: Any) -> "Future[Any]":
+        """Pass it on."""
+        sent = [part.nbytes for each in arguments if isinstance(each, Buffers) for part in each.parts]
+        self._moved["controller to trainer"] += sum(sent)
+        return self._worker.call(method, *arguments, **options)
+
+
+class SimulatedLauncher(LocalLauncher):
+    """Starts simulated ranks where real ones are asked for."""
+
+    def __init__(self, logs: Path, moved: dict[str, int]) -> None:
+        super().__init__(logs, timeout_s=START_TIMEOUT_S)
+        self._moved = moved
+
+    def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> list[Any]:
+        """Ranks without a model."""
+        path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+        simulated = [
+            replace(
+                spec,
+                factory="benchmarks.simulated_trainer:SimulatedRank",
+                environment={**spec.environment, "PYTHONPATH": path},
+            )
+            for spec in specs
+        ]
+        return [CountedWorker(worker, self._moved) for worker in super().start(names, simulated, together=together)]
+
+
+class TimedTrainer(TrainerGroup):
+    """The real trainer group, clocked."""
+
+    def __init__(self, config: Config, launcher: SimulatedLauncher, clock: Clock) -> None:
+        self._clock = clock
+        self.ready_at = 0.0
+        """When all ranks had begun to score the newest batch, by `time.monotonic`; 0 before the first."""
+        super().__init__(config, launcher)
+
+    def weights(self, *, version: int) -> Any:
+        """None: the bytes of real weights are arithmetic."""
+        return NoWeights()
+
+    def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
+        """The real one, clocked."""
+        with self._clock.inside("samples to the trainer, old log-probabilities"):
+            recorded = super().record_old_logprobs(samples)
+        self.ready_at = max(self._all("began_at"))
+        return recorded
+
+    def update(self, minibatch: Sequence[Sample], *, step: int) -> dict[str, float]:
+        """The real one, clocked."""
+        with self._clock.inside("updates: partitions, numbers to the trainer"):
+            return super().update(minibatch, step=step)
+
+    def save(self, directory: Path) -> None:
+        """Does nothing: there are no weights."""
+
+    def snapshot(self) -> Callable[[Path], None]:
+        """Does nothing: there are no weights."""
+        return self.save
+
+
+class NoWeights(WeightSource):
+    """No tensors."""
+
+    def named_tensors(self) -> Iterator[Any]:
+        """None."""
+        return iter(())
