@@ -40,6 +40,7 @@ from helpers import backward_in_python, gpu_kernels
 PACKAGE = str(Path(dapo.__file__).parent)
 LIBRARIES = (str(Path(torch.__file__).parent), *map(str, (__file__, backward_in_python.__file__, gpu_kernels.__file__)))
 GPU_MEMORY = 80 * 10**9
+HOPPER = (9, 0)
 CUDA, LAZY = 1, 17  # values of c10::DeviceType
 NUM_DEVICE_TYPES = 21
 
@@ -167,7 +168,7 @@ class FakeCuda(TorchDispatchMode):
 
     def _on_cpu(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with unset_fake_temporarily():
-            if func is aten._pin_memory.default:
+            if func in (aten.pin_memory.default, aten._pin_memory.default):
                 return args[0].clone()
             if func is aten.is_pinned.default:
                 return True
@@ -276,6 +277,9 @@ def fake_cuda() -> Iterator[FakeCuda]:
         "is_available": lambda: True,
         "current_device": lambda: 0,
         "device_count": lambda: 1,
+        "get_device_capability": lambda device=None: HOPPER,
+        "memory_allocated": lambda device=None: 0,
+        "memory_reserved": lambda device=None: 0,
         "synchronize": lambda device=None: gpu.sync("torch.cuda.synchronize"),
         "mem_get_info": lambda device=None: (GPU_MEMORY, GPU_MEMORY),
         "max_memory_allocated": lambda device=None: 0,
