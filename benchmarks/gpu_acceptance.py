@@ -22,7 +22,7 @@ from benchmarks.acceptance.engines import check_engine_gap, check_equal_tokens
 from benchmarks.acceptance.processes import check_engine_process, check_ranks, check_vllm
 from benchmarks.acceptance.report import Result, describe_environment, report_text
 from benchmarks.acceptance.runner import in_own_process, run_check
-from benchmarks.acceptance.speed import check_kernels, check_speed, check_syncs
+from benchmarks.acceptance.speed import check_kernels, check_memory, check_speed, check_syncs
 from benchmarks.acceptance.training import check_learns
 from benchmarks.worker_session import ROOT
 
@@ -45,6 +45,7 @@ CHECKS = (
     ),
     Check("kernels", "cuDNN's attention is off, and a decode step has few kernels.", check_kernels, 90),
     Check("syncs", "How often the host waits for the device.", check_syncs, 90),
+    Check("memory", "Peak memory of an update against the model of memory that `auto` settles by.", check_memory, 120),
     Check(
         "engine-gap", "The native engine's log-probabilities against the policy's, in bfloat16.", check_engine_gap, 90
     ),

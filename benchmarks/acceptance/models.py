@@ -156,11 +156,11 @@ def policy_config(device: str, *, microbatch_tokens: int, max_response_tokens: i
     """Full steps from the first update on, and a gradient that is not clipped."""
     return build_config(
         {
-            "model": {"name": "tiny-random", "dtype": "float32"},
+            "model": {"name": "tiny-random", "dtype": "bfloat16"},
             "data": {"train": "builtin:sums"},
             "rollout": {"max_response_tokens": max_response_tokens},
             "overlong": {"mode": "off"},
             "optim": {"lr": 1e-6, "warmup_steps": 0, "max_grad_norm": 1e9},
-            "train": {"microbatch_tokens": microbatch_tokens, "device": device},
+            "train": {"microbatch_tokens": microbatch_tokens, "recompute": False, "device": device},
         }
     )

@@ -166,7 +166,7 @@ def _config(setting: Setting, *, dtype: str, small: bool | None = None, **sectio
             "data": {"train": "builtin:sums"},
             "overlong": {"mode": "off"},
             "optim": {"lr": 1e-2 if tiny else 1e-3, "warmup_steps": 0},
-            "train": {"microbatch_tokens": 512, "device": setting.device},
+            "train": {"microbatch_tokens": 512, "recompute": False, "device": setting.device},
             **sections,
             "rollout": {"max_response_tokens": 200, **sections.get("rollout", {})},
         }

@@ -3,7 +3,7 @@
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +28,16 @@ from benchmarks.workers.matmul import copy_rate, multiply
 from dapo.config.sampling import NativeConfig
 from dapo.core.rng import keyed_seed
 from dapo.engines.native.engine import NativeEngine
+from dapo.policy.memory_model import RESERVE, ResponseLengths, TrainerMemory
+from dapo.policy.model_dimensions import dimensions_from_config
 from dapo.policy.policy import Policy, partition_minibatch
 from dapo.types import GenerationRequest, Sample
 
 GENERATION_SHARE, UPDATE_SHARE = 0.04, 0.10
 """Of the limit: half of what is estimated for an H100, and above what plans of cuDNN for every shape would leave."""
 SYNCS_PER_DECODE_STEP, SYNCS_PER_MICROBATCH = 5, 20
+PREDICTED_PART = 0.7
+"""Of the predicted peak: less would mean that `auto` leaves memory unused."""
 KERNELS_PER_LAYER, KERNELS_PER_STEP = 20, 80
 """Of a decode step: those of each layer, and those of embedding, head and sampling."""
 
@@ -151,6 +155,52 @@ def generate_all(engine: NativeEngine, requests: list[GenerationRequest]) -> flo
     while engine.in_flight:
         engine.poll()
     return perf_counter() - started
+
+
+def check_memory(setting: Setting) -> list[Measurement]:
+    """Peak GPU memory of an update, as a fraction of what the model of memory says, with and without recomputation."""
+    require_gpu(setting, "a CPU's peak is its process's; the suite compares the model of memory with fake CUDA tensors")
+    found = []
+    for name, geometry, recompute in (("0.5B", QWEN_HALF, False), ("1.5B", QWEN_ONE_AND_A_HALF, True)):
+        policy, samples, predicted = _update_with_prediction(setting, geometry, recompute=recompute)
+        policy.update(samples, step=1)  # makes AdamW's moments
+        torch.cuda.reset_peak_memory_stats()
+        policy.update(samples, step=2)
+        peak = torch.cuda.max_memory_allocated()
+        what = f"Qwen2.5-{name}{', recomputed' if recompute else ''}"
+        found += [
+            Measurement(f"{what}: peak", peak / 2**30, "GiB"),
+            Measurement(
+                f"{what}: peak over prediction", peak / predicted, at_most=1 + RESERVE, at_least=PREDICTED_PART
+            ),
+        ]
+        del policy
+        torch.cuda.empty_cache()
+    return found
+
+
+def _update_with_prediction(
+    setting: Setting, geometry: Geometry, *, recompute: bool
+) -> tuple[Policy, list[Sample], float]:
+    """A policy, a minibatch of full microbatches, and the bytes that the model of memory gives to its update."""
+    work = Work(groups=32, size=4, prompt=100, tokens=128, microbatch_tokens=8192)
+    config = policy_config(setting.device, microbatch_tokens=work.microbatch_tokens, max_response_tokens=work.tokens)
+    config = config.changed("train", recompute=recompute).changed("rollout", group_size=work.size)
+    model = random_model(geometry, device=setting.device, dtype=torch.bfloat16)
+    dimensions = dimensions_from_config(model.config.to_dict())
+    assert dimensions is not None
+    memory = TrainerMemory(config, dimensions, ResponseLengths(work.prompt, work.tokens))
+    samples = work.samples(geometry.vocabulary)
+    (microbatches,) = partition_minibatch(samples, config, ranks=1)
+    tokens = max(_stream_tokens(microbatch.samples) for microbatch in microbatches)
+    predicted = sum(memory.breakdown(tokens, recompute=recompute).values())
+    return Policy(config, as_loaded(model, "memory")), samples, predicted
+
+
+def _stream_tokens(samples: Sequence[Sample]) -> int:
+    """Of a packed microbatch: each group's prompt once, and all responses."""
+    prompts = {sample.group_id: len(sample.prompt_ids) for sample in samples}
+    return sum(prompts.values()) + sum(len(sample.response_ids) for sample in samples)
 
 
 def check_syncs(setting: Setting) -> list[Measurement]:

@@ -16,7 +16,7 @@ from benchmarks.gpu_acceptance import CHECKS, main, run_checks
 from helpers import acceptance_checks
 from helpers.paths import ROOT
 
-ONLY_ON_GPUS = {"kernels", "syncs", "vllm"}
+ONLY_ON_GPUS = {"kernels", "memory", "syncs", "vllm"}
 
 
 def json_of(report: str) -> dict[str, Any]:
