@@ -123,7 +123,8 @@ def without_names(text: str) -> str:
     text = mask_text(text).replace(str(ROOT), "REPOSITORY")
     text = re.sub(r"(?<![\w.])(?:/[^\s/\"':,]+)+/(?=[^\s/\"':,]+)", ".../", text)
     user = _user()
-    return re.sub(rf"\b{re.escape(user)}\b", "USER", text) if len(user) > 3 and user != "root" else text
+    is_word = len(user) < 4 or user in ("root", "dapo")  # the user of an image is called as the package is
+    return text if is_word else re.sub(rf"\b{re.escape(user)}\b", "USER", text)
 
 
 def _user() -> str:
