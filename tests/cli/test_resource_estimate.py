@@ -160,6 +160,19 @@ def test_an_engine_holds_its_part_of_the_weights_and_the_cache_it_is_given():
     assert found.sync_copies == 8  # 64 GPUs with engines are 8 nodes
 
 
+def test_the_papers_model_loads_within_the_time_limit_and_a_part_of_a_nodes_memory():
+    """64 ranks on 8 nodes; each would have held all 65.5 GB, which is 524 GB on a node."""
+    found = make_estimate(paper())
+    load = found.load()
+    assert load.read_bytes == 2 * 32_763_876_352 / 64 == pytest.approx(1.024e9, rel=0.001)
+    assert load.seconds == pytest.approx(65.5, abs=0.1)
+    assert load.seconds < 300 <= found.config.distributed.start_timeout_s
+    assert load.host_bytes < 32 * GIB
+    few = make_estimate(paper("distributed.trainer_ranks=4")).load()
+    assert few.read_bytes == 16 * load.read_bytes
+    assert few.host_bytes < load.host_bytes  # 4 processes on a node
+
+
 def test_a_cache_of_auto_is_what_the_weights_leave_of_nine_tenths_of_a_gpu():
     found = make_estimate(paper("rollout.vllm.cache_gib=auto")).engine_memory()
     assert sum(found.values()) == pytest.approx(0.9 * 80 * GIB)
@@ -294,6 +307,7 @@ def test_check_prints_the_cluster_of_the_paper():
     for words in (
         "resources (launcher ray, 32,763,876,352 parameters):",
         "trainer      64 ranks (FSDP2), one GPU each",
+        "each rank reads 1.02 GB of the model's files, all of them in 66 s; 24.4 GiB of a node's main memory",
         "engines      16 x vllm, by load, 4 GPUs each (tensor parallel)",
         "GPUs         128 = 16 nodes of 8",
         "AdamW's moments",

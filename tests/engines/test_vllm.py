@@ -245,6 +245,18 @@ def test_without_seeds_of_requests_responses_differ_and_their_logprobs_are_right
     first, second = run(engine, wanted), run(engine, wanted)
     assert largest_gap(model, wanted, first) < TOLERANCE
     assert all(first[one.id].token_ids != second[one.id].token_ids for one in wanted)
+    # on a GPU steps are then scheduled ahead, which vLLM does not do on a CPU
+    long = [replace(one, max_new_tokens=100) for one in wanted]
+    engine.submit(long)
+    for _ in range(12):
+        assert engine.poll() == []
+    aborted = {generation.request_id: generation for generation in engine.abort([one.id for one in long])}
+    assert aborted.keys() == {one.id for one in long}
+    assert all(0 < len(one.token_ids) == len(one.logprobs) < 100 for one in aborted.values())
+    assert largest_gap(model, long, aborted) < TOLERANCE
+    model = wide_model("tied llama", seed=1)
+    engine.load_weights(ModelWeights(model), 1)
+    assert largest_gap(model, wanted, run(engine, wanted)) < TOLERANCE
     engine.worker.close()
 
 

@@ -14,7 +14,19 @@ from dapo.policy.memory_model import GIB, ResponseLengths, TrainerMemory
 from dapo.policy.model_dimensions import ModelDimensions
 
 GB = 10**9
+CUDA_PROCESS_BYTES = 3 * GIB  # main memory of a process that computes on a GPU, without any weights
 UPDATE_PARTS = ("activations", "gradients of activations", "logits (one chunk)")
+
+
+@dataclass(frozen=True)
+class LoadEstimate:
+    """What it takes the trainer ranks to load the model, each of them its own rows."""
+
+    read_bytes: float
+    """Bytes that one rank reads."""
+    host_bytes: float
+    """Bytes of main memory for all ranks of a node; the page cache, which gives way, is not counted."""
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -78,9 +90,8 @@ class ResourceEstimate:
         dimensions, e, tp = self.dimensions, self.element_bytes, self.config.gpus_per_engine
         breakdown = {"weights": e * dimensions.parameters / tp}
         if self.config.rollout.engine == "vllm":
-            breakdown["vLLM overhead"] = self.profile.engine_overhead_gib * GIB
-            breakdown["cache"] = self.vllm_cache(sum(breakdown.values()))
-            return breakdown
+            overhead = self.profile.engine_overhead_gib * GIB
+            return breakdown | {"cache": self.vllm_cache(breakdown["weights"] + overhead), "vLLM overhead": overhead}
         if self.profile.device == "cpu" and dimensions.tied:
             breakdown["prepacked head"] = e * dimensions.embedding_parameters
         native = self.config.rollout.native
@@ -96,6 +107,15 @@ class ResourceEstimate:
         if given is None and self.profile.device == "gpu":
             return max(0.0, GPU_MEMORY * self.profile.memory_gib * GIB - others)
         return (given or CPU_CACHE_GIB) * GIB
+
+    def load(self) -> LoadEstimate:
+        """Loading of a model that is stored in 16 bits and sharded over GPUs: what limits it is the storage."""
+        stored = 2 * self.dimensions.parameters
+        # the largest weight's rows, as read and in the type to compute in
+        rows = (2 + self.element_bytes) * self.dimensions.vocabulary * self.dimensions.hidden / self.ranks
+        on_node = min(self.ranks, self.profile.devices_per_node)
+        seconds = stored / (self.profile.storage_gb_s * GB)
+        return LoadEstimate(stored / self.ranks, on_node * (CUDA_PROCESS_BYTES + rows), seconds)
 
     @property
     def cached_token_bytes(self) -> int:

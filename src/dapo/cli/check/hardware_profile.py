@@ -26,6 +26,7 @@ class HardwareProfile:
     tflops: float = _assumed(989.0, "1e12 FLOP/s of large matrix products in model.dtype, per device")
     bandwidth_gb_s: float = _assumed(3350.0, "GB/s between a device and its memory")
     link_gb_s: float = _assumed(25.0, "GB/s between two nodes, or two processes of one")
+    storage_gb_s: float = _assumed(1.0, "GB/s at which all nodes together read the model's files")
     devices_per_node: int = _assumed(8, "devices per node")
     train_utilisation: float = _assumed(0.35, "fraction of tflops that an update reaches")
     generate_utilisation: float = _assumed(0.5, "fraction of bandwidth or tflops that decoding reaches")

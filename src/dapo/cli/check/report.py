@@ -96,6 +96,12 @@ def _processes(estimate: ResourceEstimate) -> Iterator[str]:
     if config.uses_trainer_group:
         ranks = f"{estimate.ranks} ranks (FSDP2)" if estimate.ranks > 1 else "1 process"
         yield f"  trainer      {ranks}, {_each(estimate, 1)}"
+        if estimate.profile.device == "gpu":
+            load = estimate.load()
+            yield (
+                f"               each rank reads {load.read_bytes / GB:.2f} GB of the model's files, all of them in "
+                f"{load.seconds:,.0f} s; {_gib(load.host_bytes)} of a node's main memory"
+            )
     if config.engine_processes:
         shared = "" if config.engine_processes == 1 else ", in lockstep" if config.rollout.reproducible else ", by load"
         each = _each(estimate, config.gpus_per_engine)

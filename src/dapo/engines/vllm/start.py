@@ -146,7 +146,7 @@ def engine_arguments(options: VllmOptions, folder: str, *, on_cpu: bool) -> Mapp
         # in a Ray actor vLLM would take "ray" by itself, which refuses an actor with several GPUs
         "distributed_executor_backend": "mp" if options.tensor_parallel > 1 else "uni",
         # None: vLLM's own choice. It schedules a step before it knows the tokens of the one before
-        "async_scheduling": False if options.reproducible or on_cpu else None,
+        "async_scheduling": False if options.reproducible else None,
         "worker_extension_cls": f"{WeightReader.__module__}.{WeightReader.__qualname__}",
         "disable_log_stats": True,
         # requests without seeds of their own draw from the engine's: engines of one run must not draw the same

@@ -178,7 +178,7 @@ def read_shards_of(sharded: ShardedModel, read: Callable[[str, slice], Tensor], 
     for name, weight in model.named_parameters():
         rows = rows_of_rank(weight.shape[0], ranks.rank, ranks.size)
         if rows.start < rows.stop:
-            _local(weight).copy_(read(name, rows))
+            _local(weight).copy_(read(name, rows).to(ranks.device))  # the device widens it
 
 
 class ShardedAdamW(MasterAdamW):
