@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 from transformers import PreTrainedModel
 
 from dapo.config.sampling import NativeConfig
@@ -20,6 +21,8 @@ from dapo.engines.native.formulation import Formulation, formulation_for
 from dapo.engines.native.forward import Forward
 from dapo.engines.native.joint_layers import JointKernels
 from dapo.types import Generation, GenerationRequest
+from helpers.fake_cuda import fake_cuda
+from helpers.fake_models import fake_model
 from helpers.tiny_models import SERVED, WINDOW, ModelWeights, tiny_model
 from helpers.varlen import naive_varlen_attention
 
@@ -201,6 +204,18 @@ def test_joint_weights_take_no_memory_of_their_own() -> None:
     assert sum(storages.values()) == sizes
     products = model.base_model.layers[0].self_attn
     assert products.q_proj.weight.untyped_storage().data_ptr() == products.v_proj.weight.untyped_storage().data_ptr()
+
+
+def test_a_gpu_computes_joint_layers_and_attends_by_lengths_where_a_kernel_does() -> None:
+    def chosen(dtype: torch.dtype, *, reproducible: bool = True, **options: Any) -> Formulation:
+        return formulation_for(fake_model("llama", dtype=dtype, **options), reproducible=reproducible)
+
+    masked = Formulation(is_joint=True)
+    with fake_cuda():
+        assert chosen(torch.bfloat16) == replace(masked, attend=varlen_attn, num_splits=1)
+        assert chosen(torch.float16, reproducible=False) == replace(masked, attend=varlen_attn)
+        assert chosen(torch.float32) == masked
+        assert chosen(torch.bfloat16, head_dim=20) == masked  # not a multiple of 8
 
 
 # --- the engine -------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Decoder layers for a GPU, where a decode step is bounded by the number of kernels that the host can launch.
 
 Products that share their inputs are one product, residuals are added in place or by the product itself, and the key and
-value of a position are written at once: 13 to 20 kernels per layer instead of 40 to 93. The joint weights are plain
+value of a position are written at once: 10 to 20 kernels per layer instead of 40 to 93. The joint weights are plain
 tensors whose parts the modules' own parameters are, so whatever fills a parameter fills them.
 """
 
