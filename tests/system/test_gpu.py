@@ -1,16 +1,16 @@
-"""On a CUDA device the same engine and update give what the CPU gives in float32."""
+"""On a CUDA device engine and update give what the CPU gives in float32: in the same type, and rounded to bfloat16."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.acceptance.runner import run_check
+from benchmarks.gpu_acceptance import CHECKS
 from dapo.cli.train import start_run
 from dapo.config import load_config
-from dapo.config.sampling import NativeConfig
-from dapo.engines.native.engine import NativeEngine
 from dapo.policy.model import load_model
-from dapo.types import Generation, GenerationRequest, Sample
+from dapo.types import Sample
 from helpers.paths import CONFIGS
 from helpers.tiny_policies import make_policy
 
@@ -29,26 +29,12 @@ def full_precision():
     torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def generations(device: str) -> list[Generation]:
-    loaded = load_model("tiny-random", dtype=torch.float32, device=device)
-    engine = NativeEngine(loaded.model, NativeConfig(slots=8))
-    engine.submit(
-        [
-            GenerationRequest(f"{g}/{i}", (5, 6, 7 + g), 20, 1.0, 1.0, 100 * g + i, loaded.stop_ids)
-            for g in range(4)
-            for i in range(4)
-        ]
-    )
-    done: list[Generation] = []
-    while len(done) < 16:
-        done += engine.poll()
-    return sorted(done, key=lambda generation: generation.request_id)
-
-
-def test_the_engine_samples_what_the_cpu_samples():
-    for here, there in zip(generations("cuda"), generations("cpu"), strict=True):
-        assert here.token_ids == there.token_ids
-        assert here.logprobs == pytest.approx(there.logprobs, abs=1e-4)
+@pytest.mark.parametrize("name", ["logprobs", "gradients", "kernels", "syncs", "engine-gap", "equal-tokens"])
+def test_a_check_of_gpu_acceptance_is_within_its_bounds(name: str) -> None:
+    """bfloat16, heads of 64 and 128, masks, sliding windows, cuDNN's attention off, and what a decode step takes."""
+    (check,) = (check for check in CHECKS if check.name == name)
+    result = run_check(check, "cuda", None, limit_s=check.limit_s)
+    assert result.status == "pass", result
 
 
 def test_an_update_is_that_of_the_cpu():
