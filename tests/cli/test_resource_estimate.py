@@ -147,7 +147,7 @@ def test_lora_trains_adapters_and_keeps_the_weights_frozen():
     assert breakdown["frozen weights"] == 2 * 32_763_876_352
     assert breakdown["AdamW's moments"] == 8 * adapters
     assert lora.memory.trainable_parameters == adapters
-    assert lora.sync_bytes == 4 * 32_763_876_352  # engines get merged weights, of one process in float32
+    assert lora.sync_bytes == 2 * 32_763_876_352  # engines get merged weights, in the type that computes
 
 
 def test_an_engine_holds_its_part_of_the_weights_and_the_cache_it_is_given():
@@ -276,30 +276,41 @@ def test_seconds_per_step_follow_from_the_hardware_profile():
         KNOWN_DIMENSIONS["qwen2.5-32b"],
         replace(
             HardwareProfile(),
-            tflops=1.0,
             bandwidth_gb_s=100.0,
             link_gb_s=1.0,
-            train_utilisation=0.5,
-            generate_utilisation=0.5,
             keep_rate=0.5,
             mean_response_tokens=1000,
+            length_spread=1e-9,
             prompt_tokens=100,
         ),
     )
-    parameters, length = 32_763_876_352, 100 + 1000 / 2
+    parameters = 32_763_876_352
     assert found.generated_responses == 512 * 16 / 0.5 == 16384
     assert found.running_sequences == 8
-    # read at half of 100 GB/s by each of four GPUs: two bytes a weight and the cache of 600 tokens a sequence; the two
-    # engines make 8,192,000 tokens each, 8 at a time
-    weights_s, cache_s = 2 * parameters / (4 * 50e9), length * 2**18 / (4 * 50e9)
+    # two engines, 8,192 responses of 1,000 tokens each, 8 at a time
+    step = found.decoding.step_seconds(8, 100 + 500, 100 + 500)
     phases = found.step_seconds()
-    assert phases["generation"] == pytest.approx(16384 * 1000 / (2 * 8) * (weights_s + 8 * cache_s))
-    assert phases["long-tail responses"] == pytest.approx(19480 * (weights_s + cache_s))
+    assert phases["generation"] == pytest.approx(1023 * 1000 * step)
+    assert phases["long-tail responses"] == pytest.approx(1000 * step)
     assert phases["weight sync"] == pytest.approx(2 * parameters / 1e9)
-    attention = 4 * 64 * 40 * 128 * length
-    forward = (512 * 16 * 1000 + 512 * 100) * (2 * parameters + attention) / (2 * 0.5e12)
-    assert phases["old log-probabilities"] == pytest.approx(forward)
-    assert phases["update"] == pytest.approx(4 * forward)  # recomputed: one forward more
+    tokens = (512 * 16 * 1000 + 512 * 100) / 2
+    assert phases["update"] == pytest.approx(tokens * sum(found.update_time.parts(recompute=True).values()))
+    assert phases["old log-probabilities"] == pytest.approx(tokens * found.update_time.forward_seconds())
+
+
+def test_seconds_per_step_on_a_cpu_are_read_or_computed_at_the_profiles_rates():
+    config = load_config(CONFIGS / "quickstart.yaml", ["model.dtype=float32", "train.device=cpu"])
+    profile = replace(
+        hardware_profile_for(config, ["device=cpu"]), tflops=1.0, train_utilisation=0.5, bandwidth_gb_s=10.0
+    )
+    found = ResourceEstimate(resolve_auto(config), KNOWN_DIMENSIONS["smollm2-135m"], profile)
+    batch = config.rollout.prompts_per_step * (
+        config.rollout.group_size * profile.mean_response_tokens + profile.prompt_tokens
+    )
+    length = profile.prompt_tokens + profile.mean_response_tokens / 2
+    forward = batch * (2 * 134_515_008 + 4 * 30 * 9 * 64 * length) / 0.5e12
+    assert found.step_seconds()["update"] == pytest.approx(3 * forward)
+    assert found.step_seconds()["weight sync"] == pytest.approx(4 * 134_515_008 / 10e9)
 
 
 def test_check_prints_the_cluster_of_the_paper():

@@ -127,8 +127,8 @@ class TrainerMemory:
         """Bytes per token of a microbatch that autograd keeps from the forward to the backward."""
         dimensions, e = self.dimensions, self.element_bytes
         layer = self._layer_bytes()
-        # cosines and sines of the positions, shared by all layers; and the last norm
-        around = 2 * e * dimensions.head_dim + self._norm_bytes(dimensions.hidden)
+        # cosines and sines of the positions, shared by all layers; and the last norm, whose output is kept by nothing
+        around = 2 * e * dimensions.head_dim + self._norm_bytes(dimensions.hidden) - e * dimensions.hidden
         if not recompute:
             return around + dimensions.layers * layer
         return around + dimensions.layers * e * dimensions.hidden + layer  # each layer's input, and one layer again
@@ -148,10 +148,16 @@ class TrainerMemory:
             norms += 2 * (self._norm_bytes(dimensions.hidden) - e * dimensions.hidden)
         if dimensions.qk_norm:  # what comes out is rotated, which keeps nothing
             norms += self._norm_bytes(queries + keys) - e * (queries + keys)
-        log_sum_exp = 4 * dimensions.heads
-        # queries, keys and values, outputs in the order of the attention and in that of the stream
-        attention = e * (3 * queries + 2 * keys * self._repeated_keys()) + log_sum_exp
-        return norms + attention + 4 * e * dimensions.intermediate  # the gate, activated, the other product, both
+        products = 4 * e * dimensions.intermediate  # the gate, activated, the other product, both
+        return norms + self._attention_bytes(queries, keys) + products
+
+    def _attention_bytes(self, queries: int, keys: int) -> float:
+        """Bytes per token that attention keeps, with logarithms of sums in float32, one per head."""
+        e, log_sums = self.element_bytes, 4 * self.dimensions.heads
+        if self.device_type == "cuda" and e == 2:  # queries, outputs, keys and values, each once (varlen_attention.py)
+            return e * (2 * queries + 2 * keys) + log_sums
+        # outputs in the order of the padded batches and in that of the stream; keys of a prompt once per response
+        return e * (3 * queries + 2 * keys * self._repeated_keys()) + log_sums
 
     def _norm_bytes(self, width: int) -> float:
         """Bytes per token that an RMSNorm keeps: its input and the normed values, and its output for the next product.

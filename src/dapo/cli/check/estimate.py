@@ -4,16 +4,27 @@ Pure arithmetic on a configuration, a model's dimensions and a hardware profile.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil
 from typing import Any, Self
 
 from dapo.cli.check.hardware_profile import HardwareProfile
+from dapo.cli.check.speed import (
+    GB,
+    Decoding,
+    GenerationTime,
+    UpdateKind,
+    UpdateTime,
+    decode_kind,
+    generation_time,
+    response_lengths,
+)
 from dapo.config import Config
 from dapo.engines.vllm.start import CPU_CACHE_GIB, GPU_MEMORY
+from dapo.policy.logprobs import chunk_tokens
 from dapo.policy.memory_model import GIB, ResponseLengths, TrainerMemory
 from dapo.policy.model_dimensions import ModelDimensions
 
-GB = 10**9
 CUDA_PROCESS_BYTES = 3 * GIB  # main memory of a process that computes on a GPU, without any weights
 UPDATE_PARTS = ("activations", "gradients of activations", "logits (one chunk)")
 
@@ -147,12 +158,8 @@ class ResourceEstimate:
 
     @property
     def sync_bytes(self) -> int:
-        """Bytes of the weights that engines get per step.
-
-        They come from one process as its optimiser has them, from a trainer group in the type that it computes in.
-        """
-        each = self.element_bytes if self.config.uses_trainer_group else self.memory.master_bytes
-        return each * self.dimensions.parameters
+        """Bytes of the weights that engines get per step, in the type that the trainer computes in."""
+        return self.element_bytes * self.dimensions.parameters
 
     @property
     def sync_copies(self) -> int:
@@ -176,42 +183,73 @@ class ResourceEstimate:
         return max(1.0, min(bound, held, self.generated_responses / max(1, self.config.engine_processes)))
 
     def decode_seconds(self, running: float) -> float:
-        """Seconds for one token of each of `running` sequences: reading weights and cache, or computing."""
-        dimensions, profile, tp = self.dimensions, self.profile, self.config.gpus_per_engine
+        """Seconds for one token of each of `running` sequences on a CPU: reading weights and cache, or computing."""
+        dimensions, profile = self.dimensions, self.profile
         length = profile.prompt_tokens + profile.mean_response_tokens / 2
         read = self.element_bytes * dimensions.parameters + running * length * self.cached_token_bytes
         flop = running * (2 * dimensions.parameters + self._attention_flop(length))
-        shared_by = 1 if profile.device == "gpu" else max(1, self.config.engine_processes)  # CPUs are shared by all
-        at_rate = profile.generate_utilisation * tp / shared_by
+        at_rate = profile.generate_utilisation / max(1, self.config.engine_processes)  # the processor is shared by all
         return max(read / (profile.bandwidth_gb_s * GB), flop / (profile.tflops * 1e12)) / at_rate
+
+    @property
+    def decoding(self) -> Decoding:
+        """Decode steps of an engine on GPUs."""
+        gpus = self.config.gpus_per_engine
+        return Decoding(self.dimensions, self.element_bytes, self.profile, decode_kind(self.config), gpus)
+
+    @cached_property
+    def generation(self) -> GenerationTime:
+        """The generation phase of one engine, whose part of the responses has log-normal lengths."""
+        profile, slots = self.profile, int(self.running_sequences)
+        number = ceil(self.generated_responses / max(1, self.config.engine_processes))
+        limit = self.config.rollout.max_response_tokens
+        lengths = response_lengths(number, profile.mean_response_tokens, profile.length_spread, limit)
+        if profile.device == "gpu":
+            return generation_time(lengths, profile.prompt_tokens, slots, self.decoding.step_seconds)
+        return generation_time(lengths, profile.prompt_tokens, slots, lambda rows, *_: self.decode_seconds(rows))
+
+    @property
+    def update_time(self) -> UpdateTime:
+        """An update on a GPU."""
+        length = self.profile.prompt_tokens + self.profile.mean_response_tokens / 2
+        kept = self.memory.activation_bytes(recompute=False)
+        kind = UpdateKind(chunk_tokens=chunk_tokens(self.dimensions.vocabulary, "cuda"))
+        return UpdateTime(self.dimensions, self.element_bytes, self.profile, kept, length, kind)
 
     def step_seconds(self) -> dict[str, float]:
         """Seconds of one step, by phase."""
-        profile, rollout = self.profile, self.config.rollout
-        engines, running = max(1, self.config.engine_processes), self.running_sequences
-        rounds = self.generated_responses * profile.mean_response_tokens / (engines * running)
-        last = rollout.max_response_tokens - profile.mean_response_tokens
+        profile = self.profile
         phases = {
             "weight sync": self.sync_bytes * self.sync_copies / (profile.link_gb_s * GB),
-            "generation": rounds * self.decode_seconds(running),
-            "long-tail responses": last * self.decode_seconds(1),
+            "generation": self.generation.full_s,
+            "long-tail responses": self.generation.draining_s,
         }
         if self.is_colocated:
             phases["weight sync"] = self.sync_bytes / (profile.bandwidth_gb_s * GB)
-        passes = {"update": 4 if self.config.train.recompute else 3}
-        if self.config.updates_per_step > 1:
-            passes = {"old log-probabilities": 1} | passes
-        # on CPUs the one machine computes an update, however many ranks share it
-        rate = (self.ranks if profile.device == "gpu" else 1) * profile.tflops * 1e12 * profile.train_utilisation
-        return phases | {name: count * self._forward_flop() / rate for name, count in passes.items()}
+        return phases | self._training_seconds()
 
-    def _forward_flop(self) -> float:
-        """FLOP of one forward pass over the step's batch; a group's prompt counts once."""
+    def _training_seconds(self) -> dict[str, float]:
+        has_old, recompute = self.config.updates_per_step > 1, bool(self.config.train.recompute)
+        if self.profile.device == "gpu":
+            update = sum(self.update_time.parts(recompute=recompute).values())
+            forward, tokens = self.update_time.forward_seconds(), self.trained_tokens / self.ranks
+            return ({"old log-probabilities": forward * tokens} if has_old else {}) | {"update": update * tokens}
+        # on CPUs the one machine computes an update, however many ranks share it
+        rate = self.profile.tflops * 1e12 * self.profile.train_utilisation
+        passes = ({"old log-probabilities": 1} if has_old else {}) | {"update": 4 if recompute else 3}
+        return {name: count * self._forward_flop() / rate for name, count in passes.items()}
+
+    @property
+    def trained_tokens(self) -> float:
+        """Tokens of the step's batch; a group's prompt counts once."""
         rollout, profile = self.config.rollout, self.profile
         responses = rollout.prompts_per_step * rollout.group_size * profile.mean_response_tokens
-        tokens = responses + rollout.prompts_per_step * profile.prompt_tokens
-        length = profile.prompt_tokens + profile.mean_response_tokens / 2
-        return tokens * (2 * self.dimensions.parameters + self._attention_flop(length))
+        return responses + rollout.prompts_per_step * profile.prompt_tokens
+
+    def _forward_flop(self) -> float:
+        """FLOP of one forward pass over the step's batch."""
+        length = self.profile.prompt_tokens + self.profile.mean_response_tokens / 2
+        return self.trained_tokens * (2 * self.dimensions.parameters + self._attention_flop(length))
 
     def _attention_flop(self, length: float) -> float:
         return 4 * self.dimensions.layers * self.dimensions.heads * self.dimensions.head_dim * length

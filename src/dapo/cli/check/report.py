@@ -5,8 +5,9 @@ from dataclasses import fields, replace
 from math import ceil
 
 from dapo.assemble import resolve_auto, turn_end_notes
-from dapo.cli.check.estimate import GB, ResourceEstimate
+from dapo.cli.check.estimate import ResourceEstimate
 from dapo.cli.check.hardware_profile import HardwareProfile, hardware_profile_for
+from dapo.cli.check.speed import GB
 from dapo.config import Config, LoraConfig, ModelConfig
 from dapo.core.errors import ConfigError
 from dapo.data.prompts import PromptEncoder
@@ -186,6 +187,25 @@ def _step(estimate: ResourceEstimate) -> Iterator[str]:
         total = phases["weight sync"] + max(training, total - training - phases["weight sync"])
     steps = f"{config.train.num_steps} steps: {duration(total * config.train.num_steps)}, evaluations not counted"
     yield f"  {total:>10,.1f} s  total ({config.schedule}); {steps}"
+    if profile.device == "gpu":
+        yield from _speeds(estimate)
+
+
+def _speeds(estimate: ResourceEstimate) -> Iterator[str]:
+    """What the seconds on GPUs come from."""
+    profile, rows, kind = estimate.profile, int(estimate.running_sequences), estimate.decoding.kind
+    mean, longest = profile.mean_response_tokens, estimate.generation.longest
+    longest_now, decoding = profile.prompt_tokens + longest, estimate.decoding
+    step = 1000 * decoding.step_seconds(rows, profile.prompt_tokens + mean / 2, longest_now)
+    alone = 1000 * decoding.step_seconds(1, longest_now, longest_now)
+    launched = "in captured graphs" if kind.has_graphs else "one by one from Python"
+    yield (
+        f"  a decode step of {rows:,} sequences takes {step:.1f} ms, of one {alone:.1f} ms: "
+        f"{kind.kernels_per_layer} kernels per layer, launched {launched}"
+    )
+    yield f"  the longest response has {longest / mean:.1f} times the mean length"
+    share = estimate.update_time.utilisation(recompute=bool(estimate.config.train.recompute))
+    yield f"  an update reaches {share:.0%} of the limit, by 6 FLOP per parameter and token"
 
 
 def find_problems(estimate: ResourceEstimate) -> Iterator[str]:
