@@ -9,10 +9,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from dapo.policy.varlen_attention import has_operators
+
 
 @contextmanager
 def varlen_on_cpu() -> Iterator[None]:
     """While the block runs, `torch.ops.torch_attn` computes on the CPU."""
+    assert has_operators()  # which defines them
     with torch.library._scoped_library("torch_attn", "IMPL") as library:
         library.impl("_varlen_attn", attention, "CPU")
         library.impl("_varlen_attn_backward", attention_backward, "CPU")

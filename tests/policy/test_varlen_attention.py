@@ -15,7 +15,14 @@ from dapo.policy.logprobs import token_logprobs, use_packed_forward
 from dapo.policy.packed_attention import PackedAttentionPlan, packed_attention
 from dapo.policy.packing import pack
 from dapo.policy.policy import recompute_layers
-from dapo.policy.varlen_attention import build_varlen_plan, supports_varlen, varlen_attention
+from dapo.policy.varlen_attention import (
+    attends_by_varlen,
+    build_varlen_plan,
+    has_operators,
+    supports_varlen,
+    varlen_attention,
+)
+from helpers.fake_cuda import fake_cuda
 from helpers.tiny_models import COMMON, randomised
 from helpers.tiny_policies import assert_close, gradient_of, groups_of, loaded, make_policy, ragged
 from helpers.varlen_operators import varlen_on_cpu
@@ -144,20 +151,30 @@ def test_a_whole_model_has_the_same_logprobs_and_gradients(window: int | None, r
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "width", "capability", "supported"),
+    ("dtype", "width", "capability", "supported"),
     [
-        ("cuda", torch.bfloat16, 128, (9, 0), True),
-        ("cuda", torch.float16, 64, (8, 0), True),
-        ("cuda", torch.bfloat16, 256, (12, 0), True),
-        ("cuda", torch.bfloat16, 208, (8, 9), False),
-        ("cuda", torch.bfloat16, 264, (9, 0), False),
-        ("cuda", torch.bfloat16, 100, (9, 0), False),
-        ("cuda", torch.bfloat16, 128, (7, 5), False),
-        ("cuda", torch.float32, 128, (9, 0), False),
-        ("cpu", torch.bfloat16, 128, (9, 0), False),
+        (torch.bfloat16, 128, (9, 0), True),
+        (torch.float16, 64, (8, 0), True),
+        (torch.bfloat16, 256, (12, 0), True),
+        (torch.bfloat16, 208, (8, 9), False),
+        (torch.bfloat16, 264, (9, 0), False),
+        (torch.bfloat16, 100, (9, 0), False),
+        (torch.bfloat16, 128, (7, 5), False),
+        (torch.float32, 128, (9, 0), False),
     ],
 )
 def test_the_kernel_serves_16_bit_types_on_gpus_since_ampere_in_its_head_widths(
-    device: str, dtype: torch.dtype, width: int, capability: tuple[int, int], supported: bool
+    dtype: torch.dtype, width: int, capability: tuple[int, int], supported: bool
 ) -> None:
-    assert supports_varlen(device, dtype, width, capability) is supported
+    assert supports_varlen(dtype, width, capability) is supported
+
+
+def test_layers_choose_the_kernel_on_a_gpu_only_and_for_states_of_one_width() -> None:
+    assert has_operators()
+    states = torch.empty(5, 4, 64, dtype=torch.bfloat16)
+    assert not attends_by_varlen(states, states)
+    with fake_cuda():
+        query, narrow = (torch.empty(5, 4, width, dtype=torch.bfloat16, device="cuda") for width in (64, 32))
+        assert attends_by_varlen(query, query)
+        assert not attends_by_varlen(query, narrow)
+        assert not attends_by_varlen(query.float(), query.float())

@@ -23,13 +23,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from dapo.core.errors import ConfigError
 from dapo.policy.segments import Segment, bucket_by_length
 from dapo.policy.transfer import to_device
-from dapo.policy.varlen_attention import (
-    VarlenPlan,
-    build_varlen_plan,
-    capability_of,
-    supports_varlen,
-    varlen_attention,
-)
+from dapo.policy.varlen_attention import VarlenPlan, attends_by_varlen, build_varlen_plan, varlen_attention
 
 IMPLEMENTATION = "dapo_packed"
 
@@ -225,7 +219,7 @@ def packed_attention(
         raise ValueError("this model needs an attention plan; call it with packed_attention_plan=")
     # [1, heads, T, d] is a view of [T, heads, d]: rows of the stream can be picked without a copy before
     q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
-    if v.shape[2] == q.shape[2] and supports_varlen(q.device.type, q.dtype, q.shape[2], capability_of(q.device)):
+    if attends_by_varlen(q, v):
         out = varlen_attention(q, k, v, packed_attention_plan.varlen(sliding_window), scale=scaling)
         return out.unsqueeze(0), None
     padded = packed_attention_plan.padded

@@ -14,14 +14,13 @@ copies.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.attention import varlen  # noqa: F401  # defines the operators of torch.ops.torch_attn
 
 from dapo.policy.segments import Segment
 from dapo.policy.transfer import to_device
@@ -56,21 +55,32 @@ class VarlenPlan:
     """The keys before and after its own that a query sees; -1 is no limit."""
 
 
-def supports_varlen(device_type: str, dtype: torch.dtype, head_width: int, capability: tuple[int, int]) -> bool:
-    """Whether the kernel runs forward and backward for heads of that width on a device of that compute capability."""
+def attends_by_varlen(query: Tensor, value: Tensor) -> bool:
+    """Whether the kernel attends for a layer with these states, `[T, heads, d]` and `[T, kv_heads, d]`."""
+    if query.device.type != "cuda" or value.shape[2] != query.shape[2]:
+        return False
+    capability = torch.cuda.get_device_capability(query.device)
+    return supports_varlen(query.dtype, query.shape[2], capability) and has_operators()
+
+
+def supports_varlen(dtype: torch.dtype, head_width: int, capability: tuple[int, int]) -> bool:
+    """Whether the kernel runs forward and backward for heads of that width on a GPU of that compute capability."""
     return (
-        device_type == "cuda"
-        and dtype in (torch.bfloat16, torch.float16)
+        dtype in (torch.bfloat16, torch.float16)
         and capability >= OLDEST_CAPABILITY
         and head_width % 8 == 0
         and (head_width <= 192 or 224 < head_width <= 256)  # between them some GPUs have no backward
     )
 
 
-@lru_cache
-def capability_of(device: torch.device) -> tuple[int, int]:
-    """The compute capability of a GPU; for fake tensors in a PyTorch without CUDA the oldest one that is supported."""
-    return torch.cuda.get_device_capability(device) if torch.backends.cuda.is_built() else OLDEST_CAPABILITY
+@cache
+def has_operators() -> bool:
+    """Whether this PyTorch has operators with windows and grouped heads; without, all attend in padded batches."""
+    from torch.nn.attention import varlen  # noqa: F401  # defines them, which takes time that a CPU need not spend
+
+    operators = torch.ops.torch_attn._varlen_attn, torch.ops.torch_attn._varlen_attn_backward
+    forward, backward = ({argument.name for argument in each.default._schema.arguments} for each in operators)
+    return {"window_size", "enable_gqa"} <= forward and "window_size" in backward
 
 
 def build_varlen_plan(
@@ -98,8 +108,10 @@ class _VarlenAttention(torch.autograd.Function):
         for call in plan.calls:
             k, v = key.index_select(0, call.keys), value.index_select(0, call.keys)
             lengths = (call.cu_queries, call.cu_keys, call.max_queries, call.max_keys)
-            options = (is_causal, scale, list(plan.window_size), is_grouped)
-            out, *for_backward = torch.ops.torch_attn._varlen_attn(query[call.rows], k, v, *lengths, *options)
+            options = (is_causal, scale, list(plan.window_size))
+            out, *for_backward = torch.ops.torch_attn._varlen_attn(
+                query[call.rows], k, v, *lengths, *options, enable_gqa=is_grouped
+            )
             outs.append(out)
             saved += for_backward  # the logarithm of each softmax's denominator, and the state of (no) dropout
         joined = _joined(outs)
