@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.policy.packed_attention import PackedAttentionPlan, packed_attention
 from dapo.policy.packing import Microbatch, in_callers_order, pack, partition
 from dapo.policy.segments import Segment
@@ -51,6 +52,22 @@ def test_every_sample_is_in_one_microbatch_and_only_a_lone_one_exceeds_the_budge
         prompts = {samples[i].group_id: len(samples[i].prompt_ids) for i in microbatch.indices}
         size = sum(prompts.values()) + sum(microbatch.lengths)
         assert size <= max_tokens or len(microbatch.indices) == 1
+
+
+def test_each_chunk_goes_into_the_first_microbatch_with_room_for_it() -> None:
+    for trial in range(20):
+        uniforms = keyed_uniforms(keyed_seed("first fit", trial), 3 * trial + 1)
+        samples = groups_of([(1, (1 + int(40 * u),)) for u in uniforms])
+        sizes = [1 + len(each.response_ids) for each in samples]
+        expected: list[list[int]] = []
+        for i in sorted(range(len(samples)), key=lambda i, sizes=sizes: (-sizes[i], i)):  # type: ignore[misc]
+            with_room = [members for members in expected if sum(sizes[j] for j in members) + sizes[i] <= 30]
+            if with_room:
+                with_room[0].append(i)
+            else:
+                expected.append([i])
+        (found,) = partition(samples, ranks=1, max_tokens=30)
+        assert [list(each.indices) for each in found] == expected
 
 
 def test_a_group_above_the_budget_is_split_and_its_prompt_repeated() -> None:

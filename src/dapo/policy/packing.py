@@ -132,14 +132,20 @@ def prompt_chunks(samples: Sequence[Sample], limit: Callable[[int], int]) -> lis
 def _first_fit(chunks: Sequence[PromptChunk], max_tokens: int) -> list[list[PromptChunk]]:
     """Bins for one rank: chunks by falling mean length, each in the first bin with room for it."""
     bins: list[list[PromptChunk]] = []
-    room: list[int] = []
+    leaves = 1 << max(0, len(chunks) - 1).bit_length()
+    # free room as a binary tree: that of bin i in leaf `leaves + i`, in every other node the larger of its two children
+    room = [max_tokens] * (2 * leaves)
     for chunk in sorted(chunks, key=lambda chunk: (-chunk.num_tokens / len(chunk.indices), chunk.indices)):
-        at = next((i for i, free in enumerate(room) if chunk.num_tokens <= free), len(bins))
-        if at == len(bins):
+        needed = min(chunk.num_tokens, max_tokens)  # a longer one goes alone, into an empty bin
+        node = 1
+        while node < leaves:
+            node = 2 * node + (room[2 * node] < needed)
+        if node - leaves == len(bins):
             bins.append([])
-            room.append(max_tokens)
-        bins[at].append(chunk)
-        room[at] -= chunk.num_tokens
+        bins[node - leaves].append(chunk)
+        room[node] -= chunk.num_tokens
+        while node := node // 2:
+            room[node] = max(room[2 * node], room[2 * node + 1])
     return bins
 
 
