@@ -114,7 +114,7 @@ def prompt_chunks(samples: Sequence[Sample], limit: Callable[[int], int]) -> lis
         first = samples[members[0]]
         if not first.prompt_ids:
             raise ValueError(f"the samples of group {first.group_id} have no prompt: nothing predicts their responses")
-        if any(samples[i].prompt_ids != first.prompt_ids for i in members):
+        if any(samples[i].prompt_ids is not first.prompt_ids != samples[i].prompt_ids for i in members):
             raise ValueError(f"the samples of group {first.group_id} have different prompts")
         prompt_length = len(first.prompt_ids)
         own: list[PromptChunk] = []
@@ -153,8 +153,15 @@ def _balanced(chunks: Sequence[PromptChunk], *, ranks: int, max_tokens: int) -> 
     """Bins for several ranks, the fullest first: a multiple of `ranks`, the smallest that holds all chunks."""
     chunks = sorted(chunks, key=lambda chunk: (-chunk.num_tokens, chunk.indices))
     passes = -(-_num_tokens(chunks) // (max_tokens * ranks))
+    failed, step = passes - 1, 1
     while (bins := _fill(chunks, passes * ranks, max_tokens)) is None:
-        passes += 1
+        failed, passes, step = passes, passes + step, 2 * step
+    while passes - failed > 1:
+        middle = (failed + passes) // 2
+        if (fewer := _fill(chunks, middle * ranks, max_tokens)) is None:
+            failed = middle
+        else:
+            passes, bins = middle, fewer
     # chunks of one group that meet in a bin become adjacent, and share their prompt after all
     return [sorted(content, key=lambda chunk: chunk.indices) for content in sorted(bins, key=_num_tokens, reverse=True)]
 
