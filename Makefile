@@ -82,7 +82,8 @@ format: install-dev
 bench: install
 	$(VENV)/bin/python -m benchmarks.bench $(ARGS)
 
-# the controller at the paper's size, with an engine and a trainer that compute nothing: a few minutes, 8 GB
+# the controller at the paper's size, with an engine and a trainer that compute nothing: a few minutes, 8 GB;
+# ARGS="--scale 10" for ten times that size, on a machine with 24 GB and nothing else to do
 simulate: install
 	$(VENV)/bin/python -m benchmarks.simulate $(ARGS)
 

@@ -3,6 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from tokenizers.models import BPE
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from benchmarks.memory import current_rss_bytes, peak_rss_bytes
+from benchmarks.simulated_trainer import SimulatedLauncher, TimedTrainer
 from benchmarks.simulation_fakes import (
     BETWEEN,
     DESCRIBING,
@@ -22,7 +24,7 @@ from benchmarks.simulation_fakes import (
     Judge,
     LengthDistribution,
     Link,
-    NoPolicy,
+    SharedRows,
     Texts,
     TimedEncoder,
 )
@@ -51,8 +53,8 @@ SLOTS = 4096
 class StepRecorder:
     """A display for the tracker that records the clock at the end of each step."""
 
-    def __init__(self, clock: Clock, link: Link, moved: Mapping[str, int]) -> None:
-        self._clock, self._link, self._moved = clock, link, moved
+    def __init__(self, clock: Clock, link: Link, moved: Mapping[str, int], trainer: TimedTrainer) -> None:
+        self._clock, self._link, self._moved, self._trainer = clock, link, moved, trainer
         self.steps: list[dict[str, Any]] = []
         self.messages: list[str] = []
 
@@ -67,7 +69,12 @@ class StepRecorder:
             {
                 "step": step,
                 "own": own,
-                "after_last": own - self._link.spent_at_last,
+                "after_last": own - sum(self._link.spent_at_last.values()),
+                "until_scored": {
+                    name: seconds - self._link.spent_at_last.get(name, 0.0)
+                    for name, seconds in self._trainer.spent_when_scored.items()
+                },
+                "until_first_logprob": self._trainer.ready_at - self._link.last_at,
                 "process": time.process_time() - time.thread_time(),
                 "spent": dict(self._clock.spent),
                 "moved": dict(self._moved),
@@ -92,10 +99,19 @@ class Simulation:
     folder: Path
     tokenizer: Any
     median_tokens: float
+    shared_rows: bool = False
 
     def run(self) -> dict[str, Any]:
         """Train for `num_steps`; figures of each step, and of the process."""
         clock, moved = Clock(), defaultdict(int)
+        with (
+            closing(SimulatedLauncher(self.folder / "logs", moved)) as launcher,
+            closing(TimedTrainer(self.config, launcher, clock)) as trainer,
+        ):
+            return self._run(clock, moved, trainer)
+
+    def _run(self, clock: Clock, moved: dict[str, int], trainer: TimedTrainer) -> dict[str, Any]:
+        rows = SharedRows() if self.shared_rows else None
         stop_id = int(self.tokenizer.eos_token_id)
         texts = Texts(self.tokenizer, stop_id)
         distribution = LengthDistribution(self.config.rollout.max_response_tokens, self.median_tokens)
@@ -105,11 +121,11 @@ class Simulation:
             slots=SLOTS,
             logprob=texts.logprobs_of,
         )
-        link = Link(engine, clock, moved)
-        recorder = StepRecorder(clock, link, moved)
+        link = Link(engine, clock, moved, rows)
+        recorder = StepRecorder(clock, link, moved, trainer)
         run = RunDirectory.create(self.folder / "run", dump_config(self.config), {})
         encoder = TimedEncoder(self.tokenizer, self.config.data)
-        encoder.clock = clock
+        encoder.clock, encoder.shared_rows = clock, rows
         problems, _ = encoder.split_by_length(self._problems(texts))  # as a run begins
         training_run = Run(
             config=self.config,
@@ -125,7 +141,7 @@ class Simulation:
                 plan=sampling_plan(self.config, (stop_id,)),
                 reward=partial(shaped_reward, config=self.config),
             ),
-            policy=NoPolicy(clock, moved),
+            policy=trainer,
             tracker=Tracker([JsonlSink(run.metrics)], recorder),
             directory=run,
         )
@@ -163,6 +179,8 @@ def step_figures(
         "truncated": metrics["rollout/truncated_fraction"],
         "controller_s": after["own"] - before["own"],
         "after_last_response_s": after["after_last"],
+        "until_first_logprob_s": after["until_first_logprob"],
+        "until_scored_by_part_s": {name: seconds for name, seconds in after["until_scored"].items() if seconds > 0},
         "by_part_s": spent,
         "background_s": after["process"] - before["process"],
         "waited_for_table_s": metrics["time/write_rollouts_s"],

@@ -23,7 +23,8 @@ from dapo.config import load_config
 
 PROMPTS = 512
 RESULTS = ROOT / "benchmarks" / "results" / "simulation.json"
-TARGET_S, TARGET_GB = 2.0, 8.0
+TARGET_S, TARGET_GB = 0.5, 8.0
+"""From the last response to the first old log-probability; peak memory."""
 GB = 10**9
 
 
@@ -38,6 +39,10 @@ class Size:
     group_size: int = 16
     minibatch_groups: int = 32
     tokenizer: str = "smollm2"
+    ranks: int = 8
+    """Processes of the trainer on this machine."""
+    shared_rows: bool = False
+    """One row of each length in place of all of them: memory is then not that of a run."""
 
     @property
     def overrides(self) -> list[str]:
@@ -49,6 +54,10 @@ class Size:
             f"overlong.buffer_tokens={max(1, self.limit // 5)}",
             f"train.minibatch_groups={self.minibatch_groups}",
             f"train.num_steps={self.steps}",
+            f"distributed.trainer_ranks={self.ranks}",
+            "launcher=local",
+            "train.threads=1",
+            "train.device=cpu",
             "train.save_every=1",
             "train.eval_every=0",
         ]
@@ -61,7 +70,7 @@ def simulate(size: Size) -> dict[str, Any]:
     config = load_config(ROOT / "configs" / "dapo_32b.yaml", size.overrides)
     tokenizer = byte_tokenizer() if size.tokenizer == "bytes" else real_tokenizer()
     with tempfile.TemporaryDirectory(prefix="dapo-simulation-") as folder:
-        found = Simulation(config, Path(folder), tokenizer, size.median_tokens).run()
+        found = Simulation(config, Path(folder), tokenizer, size.median_tokens, size.shared_rows).run()
     return {"size": asdict(size)} | found
 
 
@@ -73,9 +82,15 @@ def simulate_apart(size: Size) -> dict[str, Any]:
 
 
 def main() -> int:
-    """0 if the targets at the paper's size are met (time after the last response), or it was not among the sizes."""
+    """0 if the targets at the paper's size are met, or it was not among the sizes."""
     parser = argparse.ArgumentParser(prog="make simulate", description=__doc__)
     parser.add_argument("--prompts", type=int, nargs="+", default=[64, 128, 256, 512], help="groups kept per step")
+    parser.add_argument(
+        "--scale",
+        type=float,
+        help=f"so many times {PROMPTS} prompts, with shared rows (see docs/scale.md), and no others",
+    )
+    parser.add_argument("--ranks", type=int, default=8, help="processes of the trainer")
     parser.add_argument("--steps", type=int, default=3, help="the first starts everything and does not count")
     parser.add_argument("--memory-gib", type=float, default=14.0, help="sizes that would take more are left out")
     parser.add_argument("--output", type=Path, default=RESULTS)
@@ -84,23 +99,31 @@ def main() -> int:
     if arguments.one:
         print(json.dumps(simulate(Size(**json.loads(arguments.one)))))
         return 0
+    is_shared = arguments.scale is not None
+    wanted = [round(PROMPTS * arguments.scale)] if is_shared else arguments.prompts
     known = json.loads(arguments.output.read_text(encoding="utf-8"))["runs"] if arguments.output.exists() else []
-    runs = [run for run in known if run["size"]["prompts"] not in arguments.prompts]
+    runs = [
+        run
+        for run in known
+        if "ranks" in run["size"]
+        and (run["size"]["prompts"], run["size"]["shared_rows"]) not in [(prompts, is_shared) for prompts in wanted]
+    ]
     left_out = []
-    for prompts in arguments.prompts:
-        predicted = predicted_bytes(runs, prompts)
+    for prompts in wanted:
+        predicted = 0.0 if is_shared else predicted_bytes(with_own_rows(runs), prompts)
         if predicted > arguments.memory_gib * 2**30:
             left_out.append({"prompts": prompts, "predicted_gb": round(predicted / GB, 1)})
             print(f"{prompts} prompts: left out, would take {predicted / GB:.1f} GB (--memory-gib)", file=sys.stderr)
             continue
-        runs.append(simulate_apart(Size(prompts, steps=arguments.steps)))
+        size = Size(prompts, steps=arguments.steps, ranks=arguments.ranks, shared_rows=is_shared)
+        runs.append(simulate_apart(size))
         print(row_of(runs[-1]), file=sys.stderr)
-    runs.sort(key=lambda run: run["size"]["prompts"])
+    runs.sort(key=lambda run: (run["size"]["shared_rows"], run["size"]["prompts"]))
     results = {
         "machine": describe_machine(),
         "commit": describe_commit(ROOT),
         "date": today(),
-        "unit": "seconds are processor seconds of one thread",
+        "unit": "seconds are processor seconds of one thread, but for until_first_logprob_s, which pass",
         "runs": runs,
         "left_out": left_out,
     }
@@ -120,10 +143,15 @@ def predicted_bytes(runs: Sequence[Mapping[str, Any]], prompts: int) -> float:
 
 def meets_targets(runs: Sequence[Mapping[str, Any]]) -> bool:
     """At the paper's size."""
-    papers = [run for run in runs if run["size"]["prompts"] == PROMPTS]
+    papers = [run for run in with_own_rows(runs) if run["size"]["prompts"] == PROMPTS]
     return all(
-        figure(run, "after_last_response_s") <= TARGET_S and run["peak_bytes"] <= TARGET_GB * GB for run in papers
+        figure(run, "until_first_logprob_s") <= TARGET_S and run["peak_bytes"] <= TARGET_GB * GB for run in papers
     )
+
+
+def with_own_rows(runs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The runs in which every response has rows of its own, so that their memory is that of a run."""
+    return [run for run in runs if not run["size"]["shared_rows"]]
 
 
 def figure(run: Mapping[str, Any], name: str) -> float:
@@ -157,16 +185,17 @@ def grown(run: Mapping[str, Any]) -> int:
 def row_of(run: Mapping[str, Any]) -> str:
     """A size in one line of a table."""
     tokens = figure(run, "tokens")
+    per_token = f"{grown(run) / tokens:.1f}"
     cells = [
         f"{run['size']['prompts']:,}",
         f"{figure(run, 'groups') * run['size']['group_size']:,.0f}",
         f"{tokens / 1e6:,.1f}",
         f"{figure(run, 'controller_s'):.2f}",
         f"{figure(run, 'after_last_response_s'):.2f}",
+        f"{figure(run, 'until_first_logprob_s'):.2f}",
         f"{figure(run, 'background_s'):.2f}",
         f"{1e9 * figure(run, 'controller_s') / tokens:.1f}",
-        f"{run['peak_bytes'] / GB:.2f}",
-        f"{grown(run) / tokens:.1f}",
+        *(["shared rows"] * 2 if run["size"]["shared_rows"] else [f"{run['peak_bytes'] / GB:.2f}", per_token]),
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -176,14 +205,16 @@ def markdown(results: Mapping[str, Any]) -> str:
     runs = results["runs"]
     lines = [
         "| prompts per step | responses | million tokens | controller, s | of it after the last response, s "
-        "| background threads, s | controller, ns per token | peak memory, GB | grown, bytes per token |",
-        "|" + " --- |" * 9,
+        "| until the first old log-probability, s | background threads, s | controller, ns per token "
+        "| peak memory, GB | grown, bytes per token |",
+        "|" + " --- |" * 10,
         *(row_of(run) for run in runs),
     ]
-    if len(runs) > 1:
-        growth = f"time {exponent(runs, 'controller_s'):.2f}, memory {exponent(runs, 'memory'):.2f}"
+    own = with_own_rows(runs)
+    if len(own) > 1:
+        growth = f"time {exponent(runs, 'controller_s'):.2f}, memory {exponent(own, 'memory'):.2f}"
         lines += ["", f"Exponent of growth against tokens: {growth}."]
-    upto = [run for run in runs if run["size"]["prompts"] <= PROMPTS]
+    upto = [run for run in own if run["size"]["prompts"] <= PROMPTS]
     chosen = max(upto, key=lambda run: run["size"]["prompts"], default=None)
     if chosen is not None:
         lines += ["", *breakdown(chosen)]
@@ -195,12 +226,17 @@ def markdown(results: Mapping[str, Any]) -> str:
 def breakdown(run: Mapping[str, Any]) -> list[str]:
     """Seconds and bytes of one size by part."""
     names = dict.fromkeys(name for step in counted(run) for name in step["by_part_s"])
+    until = dict.fromkeys(name for step in counted(run) for name in step["until_scored_by_part_s"])
     moved = dict.fromkeys(name for step in counted(run) for name in step["moved_bytes"])
     rows = sorted(((name, part(run, "by_part_s", name)) for name in names), key=lambda pair: -pair[1])
     return [
         f"| part of the controller, {run['size']['prompts']:,} prompts | s |",
         "| --- | --- |",
         *(f"| {name} | {seconds:.2f} |" for name, seconds in rows),
+        "",
+        "| of it from the last response until the batch is scored | s |",
+        "| --- | --- |",
+        *(f"| {name} | {part(run, 'until_scored_by_part_s', name):.2f} |" for name in until),
         "",
         "| moved per step | GB | bytes per token |",
         "| --- | --- | --- |",

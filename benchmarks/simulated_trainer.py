@@ -120,6 +120,8 @@ class TimedTrainer(TrainerGroup):
         self._clock = clock
         self.ready_at = 0.0
         """When all ranks had begun to score the newest batch, by `time.monotonic`; 0 before the first."""
+        self.spent_when_scored: dict[str, float] = {}
+        """By the controller, when the newest batch was scored."""
         super().__init__(config, launcher)
 
     def weights(self, *, version: int) -> Any:
@@ -130,6 +132,7 @@ class TimedTrainer(TrainerGroup):
         """The real one, clocked."""
         with self._clock.inside("samples to the trainer, old log-probabilities"):
             recorded = super().record_old_logprobs(samples)
+        self.spent_when_scored = self._clock.by_name()
         self.ready_at = max(self._all("began_at"))
         return recorded
 

@@ -1,8 +1,8 @@
-"""Fakes of everything that a controller talks to, each behind a link that really moves bytes.
+"""Fakes of the engines and verifiers that a controller talks to, each behind a link that really moves bytes.
 
 What goes to and from them is pickled on the way, as it would be between processes, so bytes are counted exactly and the
 controller's part of that work is in its time. What the other side does (making tokens, verdicts, reading a message) is
-clocked apart. Kernel copies through sockets are in neither.
+clocked apart. The kernel's copies through sockets are in neither.
 """
 
 import pickle
@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
@@ -26,7 +25,7 @@ from dapo.engines.engine import WeightSource
 from dapo.engines.scripted import ScriptedEngine
 from dapo.rewards.combine import RewardSpec
 from dapo.rewards.workers.pool import make_tasks
-from dapo.types import Finish, Generation, GenerationRequest, Problem, Sample, Verdict
+from dapo.types import Finish, Generation, GenerationRequest, Problem, Verdict
 
 POOL_TOKENS = 2**22
 """Sampled once; a response is a copy of a slice of it."""
@@ -34,21 +33,19 @@ RARE = 2e-5
 """The share of tokens that are not ASCII: then about one response in ten makes Python keep two bytes per character."""
 RESPONSES_PER_MESSAGE = 16
 """What one of many engines has finished at a time."""
-SAMPLES_PER_MESSAGE = 8
-"""What each of 64 trainer ranks gets of a minibatch of 512."""
 BETWEEN = "metrics, log, checkpoint"
 PHASES = {
     "generate": "collecting: decisions, checks of answers",
     "load_weights": BETWEEN,
-    "old_logprobs": "gap between sampler and trainer",
+    "old_logprobs": BETWEEN,
     "write_rollouts": BETWEEN,
     "update": "minibatches",
     "save": BETWEEN,
 }
 """What a step's phase is for the controller itself, by the name that the display shows."""
 DESCRIBING = "rewards, advantages, metrics of the batch, rows of the table"
-ENGINE, VERIFIERS, TRAINER = "engine's own", "verifiers' own", "trainer's own"
-OTHERS = (ENGINE, VERIFIERS, TRAINER)
+ENGINE, VERIFIERS = "engine's own", "verifiers' own"
+OTHERS = (ENGINE, VERIFIERS)
 PROTOCOL = pickle.HIGHEST_PROTOCOL
 
 
@@ -82,8 +79,12 @@ class Clock:
 
     def own(self) -> float:
         """The controller's seconds so far."""
+        return sum(self.by_name().values())
+
+    def by_name(self) -> dict[str, float]:
+        """The seconds so far by name, those of others left out."""
         self._charge()
-        return sum(seconds for name, seconds in self.spent.items() if name not in OTHERS)
+        return {name: seconds for name, seconds in self.spent.items() if name not in OTHERS}
 
     def _charge(self) -> None:
         now = time.thread_time()
@@ -144,13 +145,37 @@ class Texts:
         return np.resize(pool[start : start + length], length)  # a copy
 
 
+class SharedRows:
+    """One row of each length, in place of all rows of that length: so that ten times the paper's size fits in memory.
+
+    What is made of a response before (bytes, text, jobs) is made of its own tokens; afterwards only the length counts.
+    """
+
+    def __init__(self) -> None:
+        self._generations: dict[int, Generation] = {}
+        self._texts: dict[int, str] = {}
+
+    def generation(self, generation: Generation) -> Generation:
+        """The same with shared rows."""
+        first = self._generations.setdefault(len(generation.token_ids), generation)
+        return replace(generation, token_ids=first.token_ids, logprobs=first.logprobs)
+
+    def text(self, ids: Sequence[int], text: str) -> str:
+        """The text of the first response of this length."""
+        return self._texts.setdefault(len(ids), text)
+
+
 class Link:
     """An engine in another process: calls and answers go through pickle, and their bytes are counted."""
 
-    def __init__(self, engine: ScriptedEngine, clock: Clock, moved: dict[str, int]) -> None:
-        self._engine, self._clock, self._moved = engine, clock, moved
-        self.spent_at_last = 0.0
-        """By the controller when responses last came: from here on it is waited for."""
+    def __init__(
+        self, engine: ScriptedEngine, clock: Clock, moved: dict[str, int], shared_rows: SharedRows | None
+    ) -> None:
+        self._engine, self._clock, self._moved, self._shared_rows = engine, clock, moved, shared_rows
+        self.spent_at_last: dict[str, float] = {}
+        """By name, when responses last came: from here on the controller is waited for."""
+        self.last_at = 0.0
+        """When that was, by `time.monotonic`."""
 
     def load_weights(self, weights: WeightSource, version: int) -> None:
         """Only the version: the bytes of real weights are arithmetic."""
@@ -186,10 +211,14 @@ class Link:
             ]
             del found
         if note and messages:
-            self.spent_at_last = self._clock.own()
+            self.spent_at_last, self.last_at = self._clock.by_name(), time.monotonic()
         with self._clock.inside("responses from engines"):
             self._moved["engines to controller"] += sum(map(len, messages))
-            return [generation for message in messages for generation in pickle.loads(message)]
+            received = [generation for message in messages for generation in pickle.loads(message)]
+        if self._shared_rows is None:
+            return received
+        with self._clock.inside(ENGINE):
+            return [self._shared_rows.generation(generation) for generation in received]
 
 
 class Judge:
@@ -214,67 +243,11 @@ class Judge:
             return future
 
 
-class NoPolicy:
-    """A trainer in other processes that trains nothing."""
-
-    skipped_in_a_row = 0
-
-    def __init__(self, clock: Clock, moved: dict[str, int]) -> None:
-        self._clock, self._moved = clock, moved
-
-    def weights(self, *, version: int) -> WeightSource:
-        """This policy: it has no tensors."""
-        return self  # type: ignore[return-value]
-
-    def named_tensors(self) -> Iterator[Any]:
-        """None."""
-        return iter(())
-
-    def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
-        """The engine's come back as the policy's."""
-        done: list[Sample] = []
-        for start in range(0, len(samples), SAMPLES_PER_MESSAGE):
-            part = samples[start : start + SAMPLES_PER_MESSAGE]
-            message = self._sent(part, "old log-probabilities")
-            with self._clock.inside(TRAINER):
-                answer = pickle.dumps(
-                    [sample.engine_logprobs for sample in pickle.loads(message)],
-                    PROTOCOL,
-                )
-            with self._clock.inside("old log-probabilities from the trainer"):
-                self._moved["trainer to controller"] += len(answer)
-                rows = pickle.loads(answer)
-                done += [replace(sample, old_logprobs=row) for sample, row in zip(part, rows, strict=True)]
-        return done
-
-    def update(self, minibatch: Sequence[Sample], *, step: int) -> dict[str, float]:
-        """Nothing changes."""
-        for start in range(0, len(minibatch), SAMPLES_PER_MESSAGE):
-            self._sent(minibatch[start : start + SAMPLES_PER_MESSAGE], "updates")
-        names = ("loss/policy", "optim/update_tokens", "optim/grad_norm", "optim/lr", "optim/skipped")
-        return dict.fromkeys(names, 0.0)
-
-    def save(self, directory: Path) -> None:
-        """Does nothing: there are no weights."""
-
-    def load(self, directory: Path) -> None:
-        """Does nothing: there are no weights."""
-
-    def snapshot(self) -> Callable[[Path], None]:
-        """Does nothing: there are no weights."""
-        return self.save
-
-    def _sent(self, samples: Sequence[Sample], purpose: str) -> bytes:
-        with self._clock.inside(f"samples to the trainer, {purpose}"):
-            message = pickle.dumps(list(samples), PROTOCOL)
-            self._moved["controller to trainer"] += len(message)
-            return message
-
-
 class TimedEncoder(PromptEncoder):
     """The real one, clocked."""
 
     clock: Clock
+    shared_rows: SharedRows | None = None
 
     def encode(self, problem: Problem) -> tuple[int, ...]:
         with self.clock.inside("prompts to tokens"):
@@ -282,4 +255,5 @@ class TimedEncoder(PromptEncoder):
 
     def decode(self, ids: Sequence[int]) -> str:
         with self.clock.inside("responses to text"):
-            return super().decode(ids)
+            text = super().decode(ids)
+        return text if self.shared_rows is None else self.shared_rows.text(ids, text)
