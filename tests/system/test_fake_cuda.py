@@ -15,6 +15,7 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from transformers import PreTrainedModel
 
 from dapo.config.sampling import NativeConfig
+from dapo.engines.engine import WeightSource
 from dapo.engines.native.engine import NativeEngine
 from dapo.policy.model import LoadedModel
 from dapo.policy.packed_attention import use_packed_attention
@@ -46,7 +47,8 @@ UPDATE_SYNCS = 3
 """Waits of an update: for the sums of the loss, the gradient's norm, and whether the weights are finite."""
 
 HEAD_OF_16K = 891
-"""Kernels that a microbatch of 16,384 tokens has more than a small one, at a vocabulary of 151,936. Not yet 200."""
+"""Kernels that a microbatch of 16,384 tokens has more than a small one, at a vocabulary of 151,936: 99 for each further
+chunk of logits. Not yet at the aim of 200."""
 
 HERE = "test_fake_cuda.py:"
 
@@ -218,22 +220,30 @@ def request(name: str, prompt: Sequence[int], max_new_tokens: int, **options: An
     return GenerationRequest(name, tuple(prompt), max_new_tokens, **values)
 
 
-def decode_step(gpu: FakeCuda, name: str, **options: Any) -> Trace:
+def decode_step(gpu: FakeCuda, engine: NativeEngine) -> Trace:
     """One poll that is one decode step of four rows: nothing starts, ends or grows."""
-    engine = NativeEngine(fake_model(name, **options), NativeConfig(slots=4))
     engine.submit([request(str(i), range(5 + i), 9) for i in range(4)])
     engine.poll()
     with gpu.record() as trace:
         assert engine.poll() == []
+    engine.abort(engine.in_flight)
     return trace
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_engine_serves_each_family_on_a_gpu(gpu: FakeCuda, name: str) -> None:
-    """Prefill, slots that grow and move, decode, sampling of all kinds, an abort, and new weights."""
-    model = fake_model(name)
-    engine = NativeEngine(model, NativeConfig(slots=3))
-    engine.load_weights(HostWeights(model), version=1)
+def test_the_engine_serves_each_family_on_a_gpu_within_its_budget(gpu: FakeCuda, name: str) -> None:
+    models = [fake_model(name, num_hidden_layers=layers) for layers in depths(name)]
+    engines = [NativeEngine(model, NativeConfig(slots=4)) for model in models]
+    shallow, deep = (decode_step(gpu, engine) for engine in engines)
+    assert len(shallow.syncs) == len(deep.syncs) == 1, list(map(str, deep.syncs))
+    assert len(deep.uploads) <= DECODE_UPLOADS, list(map(str, deep.uploads))
+    check_budget(shallow, deep, depths(name), per_layer=DECODE_LAYER[name], rest=DECODE_REST[name])
+    serve(engines[0], HostWeights(models[0]))
+
+
+def serve(engine: NativeEngine, weights: WeightSource) -> None:
+    """New weights, prefill, slots that grow and move, decode, sampling of all kinds, an abort, and weights dropped."""
+    engine.load_weights(weights, version=1)
     engine.submit([request(f"group {i}", range(20, 30), 1 + 2 * i) for i in range(3)])
     engine.submit([request("nucleus", range(70), 3, top_p=0.7), request("greedy", range(4), 3, temperature=0.0)])
     engine.submit([request("minimum", range(3), 3, min_new_tokens=2), request("aborted", range(5), 100)])
@@ -243,27 +253,7 @@ def test_the_engine_serves_each_family_on_a_gpu(gpu: FakeCuda, name: str) -> Non
     assert sorted(len(each.token_ids) for each in done) == [1, 3, 3, 3, 3, 5]
     assert [each.finish for each in engine.abort(["aborted"])] == ["aborted"]
     engine.drop_weights()
-    engine.load_weights(HostWeights(model), version=2)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_decode_step_uploads_and_waits_once_and_launches_little(gpu: FakeCuda, name: str) -> None:
-    shallow, deep = (decode_step(gpu, name, num_hidden_layers=layers) for layers in depths(name))
-    assert len(shallow.syncs) == len(deep.syncs) == 1, list(map(str, deep.syncs))
-    assert len(deep.uploads) <= DECODE_UPLOADS, list(map(str, deep.uploads))
-    check_budget(shallow, deep, depths(name), per_layer=DECODE_LAYER[name], rest=DECODE_REST[name])
-
-
-def depths(name: str) -> tuple[int, int]:
-    """Two numbers of layers, each with equally many layers of each kind that the family has."""
-    return (2, 4) if name in ("gemma3", "smollm3") else (1, 2)
-
-
-def check_budget(shallow: Trace, deep: Trace, depths: tuple[int, int], *, per_layer: float, rest: float) -> None:
-    """Kernels are at most `per_layer` for each layer, and `rest` for everything else."""
-    kernels = (deep.num_kernels - shallow.num_kernels) / (depths[1] - depths[0])
-    assert kernels <= per_layer, deep.table()
-    assert shallow.num_kernels - depths[0] * kernels <= rest, shallow.table()
+    engine.load_weights(weights, version=2)
 
 
 @dataclass(frozen=True)
@@ -276,6 +266,18 @@ class HostWeights:
         """Every parameter by name, in float32."""
         for name, weight in self.model.named_parameters():
             yield name, torch.zeros(weight.shape)
+
+
+def depths(name: str) -> tuple[int, int]:
+    """Two numbers of layers, each with equally many layers of each kind that the family has."""
+    return (2, 4) if name in ("gemma3", "smollm3") else (1, 2)
+
+
+def check_budget(shallow: Trace, deep: Trace, depths: tuple[int, int], *, per_layer: float, rest: float) -> None:
+    """Kernels are at most `per_layer` for each layer, and `rest` for everything else."""
+    kernels = (deep.num_kernels - shallow.num_kernels) / (depths[1] - depths[0])
+    assert kernels <= per_layer, deep.table()
+    assert shallow.num_kernels - depths[0] * kernels <= rest, shallow.table()
 
 
 # The update.
