@@ -1,6 +1,7 @@
 """The native engine against the policy and against itself on the CPU."""
 
 import copy
+import math
 from collections.abc import Sequence
 
 import torch
@@ -28,6 +29,7 @@ PROMPTS = (3, 40, 90)
 GROUP_SIZE, RESPONSE_TOKENS = 4, 60
 EQUAL_RESPONSES = 0.9
 """Of float32 responses: rounding differs by 1e-6, so that a draw falls between two tokens' bounds once in thousands."""
+FLOAT32_GAP_NATS = 1e-3
 
 
 def check_engine_gap(setting: Setting) -> list[Measurement]:
@@ -54,7 +56,16 @@ def check_equal_tokens(setting: Setting) -> list[Measurement]:
         requests = sampling_requests(geometry.vocabulary)
         here = answers(_float32_engine(geometry, setting.device, slots=8), requests)
         there = answers(_float32_engine(geometry, "cpu", slots=12), requests)
-        found.append(Measurement(f"{name}: equal responses", equal_share(here, there), at_least=EQUAL_RESPONSES))
+        equal = [(a.logprobs, b.logprobs) for a, b in zip(here, there, strict=True) if _same_tokens(a, b)]
+        found += [
+            Measurement(f"{name}: equal responses", equal_share(here, there), at_least=EQUAL_RESPONSES),
+            Measurement(
+                f"{name}: largest gap in equal responses",
+                mean_and_largest_gap(*zip(*equal, strict=True))[1] if equal else math.inf,
+                "nats",
+                at_most=FLOAT32_GAP_NATS,
+            ),
+        ]
     return found
 
 
@@ -114,5 +125,9 @@ def engine_gap(
 
 def equal_share(found: Sequence[Generation], expected: Sequence[Generation]) -> float:
     """The fraction of responses whose tokens are all equal."""
-    equal = [list(a.token_ids) == list(b.token_ids) for a, b in zip(found, expected, strict=True)]
+    equal = [_same_tokens(a, b) for a, b in zip(found, expected, strict=True)]
     return sum(equal) / len(equal)
+
+
+def _same_tokens(found: Generation, expected: Generation) -> bool:
+    return list(found.token_ids) == list(expected.token_ids)

@@ -11,7 +11,8 @@ from dapo.config import load_config
 
 WINDOW = 3
 """Steps at each end whose mean reward is compared."""
-GPU_RISE, TINY_RISE = 0.15, 0.2
+GPU_RISE, TINY_RISE = 0.3, 0.2
+"""Scores are from -1 to 1 in the quickstart, from 0 to 1 for the tiny model, whose rose by 0.57 on a CPU."""
 
 
 def check_learns(setting: Setting) -> list[Measurement]:

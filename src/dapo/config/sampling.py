@@ -62,8 +62,8 @@ class RolloutConfig(Section):
     )
     reproducible: bool = option(
         True,
-        "Several engines get their requests by key and advance in lockstep, so that two runs are equal; off: by load, "
-        "equal only up to rounding. With vllm, off also samples without a seed per request, which is faster.",
+        "Several engines get their requests by key and advance in lockstep, so that two runs on CPUs are equal; off: "
+        "by load, equal only up to rounding. With vllm, off also samples without a seed per request, which is faster.",
         only_with="engine_processes",
     )
     native: NativeConfig = option(NativeConfig(), only_with="rollout.engine=native")
