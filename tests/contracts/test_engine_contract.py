@@ -16,11 +16,13 @@ from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.distributed.engine_pool import EnginePool
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.native.engine import NativeEngine
+from dapo.engines.native.formulation import Formulation
 from dapo.engines.scripted import ScriptedEngine
 from dapo.types import Finish, Generation, GenerationRequest
 from helpers import vllm_engines
 from helpers.launchers import SHARED_WORKERS, engine_spec
 from helpers.tiny_models import SERVED, VOCABULARY, ModelWeights, tiny_model, wide_model
+from helpers.varlen import naive_varlen_attention
 
 PROMPT = (11, 42, 7, 99)
 LONGER_PROMPT = (5, 5, 120, 64, 3, 190, 17, 1, 80)
@@ -52,6 +54,15 @@ def native(name: str) -> EngineUnderTest:
     )
 
 
+def native_on_gpu(name: str) -> EngineUnderTest:
+    """The native engine as it computes on a GPU, with its attention in plain arithmetic."""
+    formulation = Formulation(is_joint=True, attend=naive_varlen_attention, num_splits=1)
+    return replace(
+        native(name),
+        make=lambda slots: NativeEngine(tiny_model(name), NativeConfig(slots=slots), formulation=formulation),
+    )
+
+
 def pool(size: int, **options: Any) -> EngineUnderTest:
     """Native engines in processes of their own."""
 
@@ -77,6 +88,7 @@ def vllm(name: str) -> EngineUnderTest:
 ENGINES: dict[str, EngineUnderTest] = {
     "scripted": EngineUnderTest(make=lambda slots: ScriptedEngine(keyed_script, slots=slots)),
     **{f"native, {name}": native(name) for name in SERVED},
+    **{f"native as on a GPU, {name}": native_on_gpu(name) for name in ("qwen2", "gemma3")},
     "pool of 1": pool(1),
     "pool of 2": pool(2),
     "pool of 2 by load": pool(2, reproducible=False),

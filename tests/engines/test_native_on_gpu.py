@@ -15,7 +15,7 @@ from dapo.config.sampling import NativeConfig
 from dapo.engines.native import attention
 from dapo.engines.native.cache import LengthSlots, SlotCache
 from dapo.engines.native.compatibility import patch_model
-from dapo.engines.native.device_memory import CACHE_SHARE, cache_token_bound, step_bytes
+from dapo.engines.native.device_memory import CACHE_SHARE, CudaMemory, cache_token_bound, step_bytes
 from dapo.engines.native.engine import NativeEngine
 from dapo.engines.native.formulation import Formulation, formulation_for
 from dapo.engines.native.forward import Forward
@@ -269,6 +269,12 @@ def test_the_engine_samples_the_same_tokens_in_either_formulation(name: str) -> 
 def test_the_cache_gets_its_share_of_the_memory_that_a_step_leaves() -> None:
     assert cache_token_bound(10_000, position_bytes=10, step_bytes=2_000) == int(CACHE_SHARE * 8_000) // 10
     assert cache_token_bound(1_000, position_bytes=10, step_bytes=2_000) == 1
+
+
+def test_processes_that_share_a_gpu_divide_what_is_free() -> None:
+    with fake_cuda():
+        device = torch.device("cuda")
+        assert CudaMemory(device, processes=3).free_bytes() == CudaMemory(device).free_bytes() // 3 > 0
 
 
 def test_a_step_needs_the_larger_of_sampling_and_prefill() -> None:

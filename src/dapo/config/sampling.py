@@ -25,7 +25,8 @@ class NativeConfig(Section):
     cache_tokens: Tokens | None = option(
         None,
         "Prompt and response tokens whose keys and values each engine may hold; none: as many as its slots need, on a "
-        "GPU at most what fits into 90 % of the memory that is free when sampling begins and that a step leaves.",
+        "GPU at most what fits into 90 % of the memory that is free when sampling begins and that a step leaves, "
+        "divided by the processes that share it.",
     )
 
 

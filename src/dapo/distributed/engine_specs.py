@@ -18,6 +18,7 @@ from dapo.config import Config
 from dapo.core.errors import ConfigError
 from dapo.distributed.launch import allocator_environment, threads_on_cluster
 from dapo.distributed.protocol import Node, WorkerSpec
+from dapo.engines.native.device_memory import CudaMemory
 from dapo.engines.native.engine import NativeEngine
 from dapo.engines.vllm.start import INSTALL, VllmOptions
 from dapo.policy.hf_io import config_of
@@ -51,17 +52,20 @@ def engine_specs(config: Config, nodes: Sequence[Node] = ()) -> list[WorkerSpec]
 def _engine_spec(config: Config, *, threads: int, gpu_processes: int) -> WorkerSpec:
     if config.rollout.engine == "vllm":
         return vllm_engine_spec(config, threads=threads, gpu_processes=gpu_processes)
-    return native_engine_spec(config, threads=threads)
+    return native_engine_spec(config, threads=threads, gpu_processes=gpu_processes)
 
 
-def native_engine_spec(config: Config, *, threads: int) -> WorkerSpec:
-    """A native engine, which loads the model by its name; the policy's weights are loaded later."""
+def native_engine_spec(config: Config, *, threads: int, gpu_processes: int = 1) -> WorkerSpec:
+    """A native engine, which loads the model by its name; the policy's weights are loaded later.
+
+    `gpu_processes` are those that share its GPU, this one included.
+    """
     environment = {"OMP_NUM_THREADS": str(threads)} | allocator_environment(config)
-    factory, options = "dapo.distributed.engine_specs:native_engine", {"config": config, "threads": threads}
-    return WorkerSpec(factory, options, environment=environment, cpus=threads)
+    options = {"config": config, "threads": threads, "gpu_processes": gpu_processes}
+    return WorkerSpec("dapo.distributed.engine_specs:native_engine", options, environment=environment, cpus=threads)
 
 
-def native_engine(*, config: Config, threads: int) -> NativeEngine:
+def native_engine(*, config: Config, threads: int, gpu_processes: int = 1) -> NativeEngine:
     """Create the engine in its process. Raises ConfigError and EngineError for a model that it cannot load or serve."""
     torch.set_num_threads(threads)
     model, device = config.model, config.train.device
@@ -69,7 +73,9 @@ def native_engine(*, config: Config, threads: int) -> NativeEngine:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = getattr(torch, model.dtype)
     loaded = load_model(model.name, dtype=dtype, device=device, trust_remote_code=model.trust_remote_code)
-    return NativeEngine(loaded.model, config.rollout.native, reproducible=config.rollout.reproducible)
+    memory = CudaMemory(torch.device(device), processes=gpu_processes) if device == "cuda" else None
+    reproducible = config.rollout.reproducible
+    return NativeEngine(loaded.model, config.rollout.native, reproducible=reproducible, memory=memory)
 
 
 def vllm_engine_spec(config: Config, *, threads: int, gpu_processes: int = 1) -> WorkerSpec:

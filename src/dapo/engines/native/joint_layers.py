@@ -3,6 +3,9 @@
 Products that share their inputs are one product, residuals are added in place or by the product itself, and the key and
 value of a position are written at once: 10 to 20 kernels per layer instead of 40 to 93. The joint weights are plain
 tensors whose parts the modules' own parameters are, so whatever fills a parameter fills them.
+
+Attention by lengths counts as one kernel here; inside of it there are a fill and, where heads share keys, copies of the
+queries and of the output.
 """
 
 from collections.abc import Sequence
