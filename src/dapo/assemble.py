@@ -21,9 +21,9 @@ from dapo.data.problems import remove_overlap, unique_problems
 from dapo.data.prompts import PromptEncoder
 from dapo.data.stream import ProblemStream
 from dapo.data.turn_end import TurnEnd
-from dapo.distributed.engine_pool import EnginePool
+from dapo.distributed.engine_pool import EnginePool, WeightSettings
 from dapo.distributed.engine_specs import engine_specs, require_vllm
-from dapo.distributed.launch import open_launcher
+from dapo.distributed.launch import open_launcher, weight_transfer
 from dapo.distributed.protocol import Launcher
 from dapo.distributed.trainer_group import TrainerGroup
 from dapo.engines.checked import CheckedEngine
@@ -334,7 +334,18 @@ def build_engine(
     if config.engine_processes:
         assert launcher is not None, "engine processes need a launcher"
         specs = engine_specs(config, launcher.nodes)
-        engine = EnginePool(launcher, specs, log=log, reproducible=config.rollout.reproducible)
+        engine = EnginePool(
+            launcher,
+            specs,
+            log=log,
+            reproducible=config.rollout.reproducible,
+            weights=WeightSettings(
+                transfer=weight_transfer(),
+                overlaps_updates=config.schedule == "one_step_off",
+                shares_gpus=config.train.device != "cpu"
+                and processes_per_gpu(config, max(1, torch.cuda.device_count())) > 1,
+            ),
+        )
     else:
         engine = NativeEngine(copy.deepcopy(loaded.model), config.rollout.native)
     vocabulary = next(loaded.model.get_input_embeddings().parameters()).shape[0]

@@ -18,7 +18,7 @@ from dapo.cli.train import start_run
 from dapo.config import Config
 from dapo.core.errors import EngineError, OutOfMemory, WorkerDied
 from dapo.core.rng import keyed_seed
-from dapo.distributed.engine_pool import EnginePool
+from dapo.distributed.engine_pool import EnginePool, WeightSettings
 from dapo.distributed.engine_specs import engine_specs, engine_threads, gpu_assignments
 from dapo.distributed.local import LocalWorker
 from dapo.distributed.protocol import Node, WorkerSpec
@@ -160,6 +160,23 @@ def test_ctrl_c_interrupts_a_poll_and_closing_does_not_wait(launcher: LightLaunc
     engine.close()
     assert time.monotonic() - started < 10
     assert not is_alive(launcher.running["engine-0"].pid)
+
+
+@pytest.mark.parametrize("shares_gpus", [False, True])
+def test_engines_that_share_a_gpu_with_a_trainer_give_their_weights_up_until_the_next_come(
+    launcher: LightLauncher, shares_gpus: bool
+) -> None:
+    engine = pool(launcher, *[engine_spec("DroppingEngine")] * 2, weights=WeightSettings(shares_gpus=shares_gpus))
+    engine.load_weights(EmptyWeights(), 1)
+    engine.drop_weights()
+    if shares_gpus:
+        with pytest.raises(EngineError, match="weights are incomplete"):
+            engine.submit(group(1))
+        kill(launcher.running["engine-0"].pid)  # its replacement has nothing to replay
+    engine.load_weights(EmptyWeights(), 2)
+    engine.submit([*group(1, 1), *group(2, 1)])
+    drops = {tuple(generation.token_ids) for generation in drain(engine, 2)}
+    assert drops == ({(0,), (1,)} if shares_gpus else {(0,)})
 
 
 # --- losses

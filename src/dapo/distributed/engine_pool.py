@@ -10,36 +10,49 @@ calls on it, so the new one reaches the state of the lost one. Without `reproduc
 sampled again.
 """
 
-import pkgutil
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dapo.core.errors import DapoError, EngineError, WorkerDied, WorkerFault
+from dapo.distributed.engine_worker import EngineWorker
 from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, WeightsHandle, Worker, WorkerSpec, wait_for_result
-from dapo.engines.engine import RolloutEngine, WeightSource
+from dapo.engines.engine import WeightSource
 from dapo.engines.request_checks import EngineState
 from dapo.types import Generation, GenerationRequest
+
+if TYPE_CHECKING:
+    from dapo.distributed.weight_transfer import WeightSender
 
 CLOSE_TIMEOUT_S = 2.0
 MAX_RESTARTS = 10
 
 
-class EngineWorker:
-    """The object in an engine's process: any rollout engine, which gets its weights by handle."""
+@dataclass(frozen=True)
+class WeightSettings:
+    """How the engines of a pool get their weights, and when they give them up."""
 
-    def __init__(self, factory: str, options: Mapping[str, Any]) -> None:
-        engine: RolloutEngine = pkgutil.resolve_name(factory)(**options)
-        self._engine = engine
-        self.submit, self.poll, self.abort, self.close = engine.submit, engine.poll, engine.abort, engine.close
+    transfer: str = "file"  # as of `launch.weight_transfer`
+    overlaps_updates: bool = False
+    """The policy is updated while engines sample: a version is always kept in a file."""
+    shares_gpus: bool = False  # engines and trainers take turns on GPUs
 
-    def load_weights(self, handle: WeightsHandle) -> int:
-        with handle.open() as weights:
-            self._engine.load_weights(weights, handle.version)
-        return handle.version
+
+class WeightsOnDemand:
+    """Weights that are published in a file when the first engine needs that: to load them, or in another's place."""
+
+    def __init__(self, publish: Callable[[], WeightsHandle]) -> None:
+        self._publish = publish
+        self._handle: WeightsHandle | None = None
+
+    def publish(self) -> WeightsHandle:
+        """The weights, published at the first call. Raises EngineError if they are gone."""
+        if self._handle is None:
+            self._handle = self._publish()
+        return self._handle
 
 
 class Call(NamedTuple):
@@ -78,7 +91,8 @@ class EngineHandle:
         return len(self.in_flight) > len(self.undelivered)
 
     def send(self, call: Call) -> None:
-        self.pending_call = self.worker.call(call.method, *call.arguments)
+        arguments = [one.publish() if isinstance(one, WeightsOnDemand) else one for one in call.arguments]
+        self.pending_call = self.worker.call(call.method, *arguments)
         self.sent_at = time.monotonic()
 
     def log_and_send(self, call: Call) -> None:
@@ -152,6 +166,7 @@ class EnginePool(EngineState):
         *,
         log: Callable[[str], None],
         reproducible: bool = True,
+        weights: WeightSettings = WeightSettings(),
         call_timeout_s: float = CALL_TIMEOUT_S,
         max_restarts: int = MAX_RESTARTS,
     ) -> None:
@@ -162,6 +177,7 @@ class EnginePool(EngineState):
             specs: What creates each engine.
             log: Called with one line for each process that is replaced.
             reproducible: Lockstep and full replay, see above.
+            weights: How the engines get their weights.
             call_timeout_s: A process without an answer for so long is lost.
             max_restarts: Replacements in all; the loss after that is an EngineError.
         """
@@ -170,6 +186,7 @@ class EnginePool(EngineState):
         self._reproducible, self._max_restarts = reproducible, max_restarts
         self.restarts = 0
         """The number of processes replaced so far."""
+        self._weights, self._call_timeout_s = weights, call_timeout_s
         self._owner: dict[str, EngineHandle] = {}
         names = [f"engine-{i}" for i in range(len(specs))]
         factory = f"{EngineWorker.__module__}:{EngineWorker.__qualname__}"
@@ -183,19 +200,58 @@ class EnginePool(EngineState):
         return self._owner.keys()
 
     def load_weights(self, weights: WeightSource, version: int) -> None:
-        """Publish the weights once; all engines read them at the same time."""
+        """Have all engines read the weights at the same time: straight from the trainer, or from one published file."""
         self._require_idle("load_weights")
-        handle = self._launcher.publish_weights(weights, version)
+        sender = self._sender(weights)
+        file = WeightsOnDemand(
+            lambda: self._launcher.publish_weights(weights if sender is None else sender.file(), version)
+        )
+        if sender is None:
+            file.publish()
         self._version = None
         for engine in self._engines:
             engine.call_log.clear()
-        for engine, loaded in self._call({engine: Call("load_weights", (handle,)) for engine in self._engines}).items():
+        load = Call("load_weights", (file,))
+        rest = self._engines if sender is None else self._transfer(sender, load, version)
+        for engine, loaded in self._call(dict.fromkeys(rest, load)).items():
             if loaded != version:
                 raise EngineError(f"{engine.name} has loaded weights of version {loaded}, expected {version}")
+        if self._weights.overlaps_updates:
+            file.publish()
         self._version = version
 
+    def _sender(self, weights: WeightSource) -> "WeightSender | None":
+        if self._weights.transfer == "file":
+            return None
+        from dapo.distributed.weight_transfer import sender_of  # imports torch, which not every engine needs
+
+        return sender_of(weights, self._weights.transfer)
+
+    def _transfer(self, sender: "WeightSender", load: Call, version: int) -> list[EngineHandle]:
+        """Send the weights straight to the engines; returns those that need the file. `load` is for replay."""
+        from dapo.distributed.weight_transfer import transfer
+
+        workers, timeout_s = [engine.worker for engine in self._engines], self._call_timeout_s
+        has_loaded, failures = transfer(sender, version, workers, wanted=self._weights.transfer, timeout_s=timeout_s)
+        if failures:
+            self._weights = replace(self._weights, transfer="file")
+            self._log(f"{failures[0]}; from now on the engines get their weights by file")
+        rest = []
+        for engine, loaded in zip(self._engines, has_loaded, strict=True):
+            if loaded:
+                engine.call_log.append(load)
+            else:
+                rest.append(engine)
+        return rest
+
     def drop_weights(self) -> None:
+        """Have engines that share a GPU with a trainer free what they can; others keep their weights."""
         self._require_idle("drop_weights")
+        if self._weights.shares_gpus:
+            self._version = None
+            for engine in self._engines:
+                engine.call_log.clear()  # one that is lost from here on needs no weights until the next come
+            self._call(dict.fromkeys(self._engines, Call("drop_weights")))
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests, adjacent ones with the same prompt on one engine; on an EngineError none is queued."""

@@ -97,6 +97,11 @@ class NativeEngine(EngineState):
         return self._cache.num_bytes
 
     @property
+    def weights_device(self) -> str:
+        """The type of the device that holds the weights."""
+        return str(self._forward.device.type)
+
+    @property
     def in_flight(self) -> list[str]:
         return [*(seq.request.id for seq in self._running()), *self._scheduler.waiting]
 
