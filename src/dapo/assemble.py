@@ -276,20 +276,21 @@ def trainer_gpu(config: Config, device: str) -> FreeMemory | None:
         return FreeMemory(ASSUMED_GIB * GIB, "assumed: no GPU is seen from here") if is_elsewhere else None
     if device == "cpu":
         return None
-    free, total = torch.cuda.mem_get_info()
     sharing = processes_per_gpu(config, torch.cuda.device_count())
-    origin = f"free on {torch.cuda.get_device_name()}" + (f", which {sharing:g} processes share" if sharing > 1 else "")
-    return FreeMemory(min(free + torch.cuda.memory_reserved(), total / sharing), origin)
+    name = torch.cuda.get_device_name() + (f", which {sharing:g} processes share" if sharing > 1 else "")
+    capacity = torch.cuda.get_device_properties(0).total_memory / sharing
+    if config.uses_trainer_group:  # what is free there is not asked: that would take memory from the rank
+        return FreeMemory(capacity, f"of {name}")
+    free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
+    return FreeMemory(min(free, capacity), f"free on {name}")
 
 
 def processes_per_gpu(config: Config, gpus: int) -> float:
-    """How many trainer ranks and engines share the GPU of a process that trains; at least 1."""
+    """How many trainer ranks and engines share a GPU; at least 1."""
     if config.uses_ray:
         return 1 / min(1.0, config.distributed.gpus_per_process or 1.0)
-    ranks, engines = config.distributed.trainer_ranks, config.engine_processes * config.gpus_per_engine
-    if ranks + engines <= gpus:
-        return 1
-    return ceil(ranks / gpus) + ceil(engines / gpus)
+    engines = config.engine_processes * config.gpus_per_engine
+    return max(1, ceil((config.distributed.trainer_ranks + engines) / gpus))
 
 
 def multiplies_bfloat16_fast(device: str) -> bool:

@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from dapo.cli.check.hardware_profile import HardwareProfile
+from dapo.assemble import resolve_auto
+from dapo.cli.check.estimate import ResourceEstimate
+from dapo.cli.check.hardware_profile import HardwareProfile, hardware_profile_for
 from dapo.cli.check.speed import (
     NATIVE,
     SEEDED_ROW_US,
@@ -69,6 +71,17 @@ def test_a_cache_that_leaves_room_for_400_slots_costs_10_to_25_per_cent():
         BEFORE, slots=512, profile=MASKED
     )
     assert 0.10 <= loss <= 0.25
+
+
+def test_80_gib_hold_the_training_state_and_350_to_450_slots():
+    config = build_config(
+        {"model": {"name": "Qwen/Qwen2.5-1.5B"}, "data": {"train": "hub:nobody/data"}},
+        ["rollout={max_response_tokens: 4096, native: {slots: 512}}"],
+    )
+    resolved = resolve_auto(config, cuda=True)
+    estimate = ResourceEstimate(resolved, QWEN, hardware_profile_for(config, ["device=gpu"]))
+    assert 350 <= estimate.running_sequences <= 450
+    assert sum(estimate.process_memory().values()) < 80 * 2**30
 
 
 def test_vllm_with_seeds_and_without_graphs_and_tuned():

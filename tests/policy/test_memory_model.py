@@ -3,7 +3,7 @@
 import pytest
 
 from dapo.assemble import processes_per_gpu, resolve_auto
-from dapo.config import Config, build_config
+from dapo.config import Config, build_config, dump_config
 from dapo.core.errors import ConfigError
 from dapo.policy.logprobs import hidden_states
 from dapo.policy.memory_model import (
@@ -150,6 +150,12 @@ def test_auto_is_settled_once_and_its_result_is_settled_to_itself():
     chosen, _ = settle_microbatches(config_of(), KNOWN_DIMENSIONS["qwen2.5-1.5b"], H100)
     less = FreeMemory(10 * GIB, "what is left when the run is resumed")
     assert settle_microbatches(chosen, KNOWN_DIMENSIONS["qwen2.5-1.5b"], less) == (chosen, None)
+
+
+def test_a_runs_configuration_holds_what_auto_stands_for():
+    written = dump_config(resolve_auto(config_of(), cuda=True))
+    assert "microbatch_tokens: 16384" in written
+    assert "recompute: true" in written  # a model of unknown size
 
 
 def test_auto_without_being_settled_is_an_error_where_it_is_used():

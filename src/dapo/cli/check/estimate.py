@@ -20,6 +20,7 @@ from dapo.cli.check.speed import (
     response_lengths,
 )
 from dapo.config import Config
+from dapo.engines.native.device_memory import CACHE_SHARE, SAMPLING_FLOATS
 from dapo.engines.vllm.start import CPU_CACHE_GIB, GPU_MEMORY
 from dapo.policy.logprobs import chunk_tokens
 from dapo.policy.memory_model import GIB, ResponseLengths, TrainerMemory
@@ -108,9 +109,13 @@ class ResourceEstimate:
         native = self.config.rollout.native
         # slots grow to the longest sequence that lives: a typical prompt's
         longest = self.profile.prompt_tokens + self.config.rollout.max_response_tokens
-        breakdown["cache"] = self.cached_token_bytes * (native.cache_tokens or native.slots * longest)
-        breakdown["logits"] = 3 * 4 * native.slots * dimensions.vocabulary
-        return breakdown
+        cache = self.cached_token_bytes * (native.cache_tokens or native.slots * longest)
+        logits = SAMPLING_FLOATS * 4 * native.slots * dimensions.vocabulary
+        if self.profile.device == "gpu" and native.cache_tokens is None:
+            resident = sum(self.memory.state().values()) if self.is_colocated else 0
+            free = self.profile.memory_gib * GIB - resident - breakdown["weights"] - logits
+            cache = min(cache, max(self.cached_token_bytes, CACHE_SHARE * free))
+        return breakdown | {"cache": cache, "logits": logits}
 
     def vllm_cache(self, others: float) -> float:
         """Bytes of vLLM's cache on each device, of which it takes `others` bytes for the rest."""
@@ -175,11 +180,16 @@ class ResourceEstimate:
 
     @property
     def running_sequences(self) -> float:
-        """Sequences in one engine, on average: bounded by its slots and by its cache, half grown."""
-        mean_length = self.profile.prompt_tokens + self.profile.mean_response_tokens / 2
-        vllm = self.config.rollout.engine == "vllm"
-        bound = self.config.rollout.vllm.max_sequences if vllm else self.config.rollout.native.slots
-        held = self.cache_tokens / mean_length
+        """Sequences in one engine, on average: bounded by its slots and by its cache.
+
+        vLLM's are half grown; the native engine keeps room for the longest response of each.
+        """
+        rollout, prompt = self.config.rollout, self.profile.prompt_tokens
+        if rollout.engine == "vllm":
+            bound, length = rollout.vllm.max_sequences, prompt + self.profile.mean_response_tokens / 2
+        else:
+            bound, length = rollout.native.slots, prompt + rollout.max_response_tokens
+        held = self.cache_tokens / length
         return max(1.0, min(bound, held, self.generated_responses / max(1, self.config.engine_processes)))
 
     def decode_seconds(self, running: float) -> float:
