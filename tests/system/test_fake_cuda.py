@@ -5,6 +5,7 @@ No GPU is needed. The budgets are what the code needs today: they may fall, and 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -284,12 +285,17 @@ def check_budget(shallow: Trace, deep: Trace, depths: tuple[int, int], *, per_la
 
 
 def policy_of(
-    name: str, *, microbatch_tokens: int = 1000, loss: dict[str, Any] | None = None, **options: Any
+    name: str,
+    *,
+    microbatch_tokens: int = 1000,
+    loss: dict[str, Any] | None = None,
+    recompute: bool = False,
+    **options: Any,
 ) -> Policy:
     """A policy whose optimiser has its state, which the first update makes."""
     model = fake_model(name, **options)
     use_packed_attention(model)  # then the policy does not compare it with plain attention, which takes a while
-    config = policy_config(microbatch_tokens=microbatch_tokens, loss=loss)
+    config = policy_config(microbatch_tokens=microbatch_tokens, loss=loss).changed("train", recompute=recompute)
     policy = Policy(config, LoadedModel(model, loaded().tokenizer, (1,), name))
     policy._optimizer.update(1e-3)
     return policy
@@ -354,3 +360,30 @@ def test_the_head_of_a_microbatch_of_16384_tokens_launches_little(gpu: FakeCuda)
     few, many = (update(gpu, policy_of("qwen2.5-1.5b", microbatch_tokens=16_384), each) for each in (small, large))
     assert many.num_kernels - few.num_kernels <= HEAD_OF_16K, many.table()
     assert len(many.syncs) == len(few.syncs), list(map(str, many.syncs))
+
+
+def test_recomputing_layers_runs_their_forward_once_more_and_waits_for_nothing(gpu: FakeCuda) -> None:
+    samples = groups_of([(5, (30, 40))] * 3)
+    kept, recomputed = (policy_of("llama", recompute=recompute) for recompute in (False, True))
+    with saved_bytes(kept._model) as bytes_kept:
+        once = update(gpu, kept, samples)
+    with saved_bytes(recomputed._model) as bytes_recomputed:
+        twice = update(gpu, recomputed, samples)
+    attention = "torch_attn._varlen_attn.default"
+    assert (once.kernels[attention], twice.kernels[attention]) == (2, 4)
+    assert len(twice.syncs) == len(once.syncs), list(map(str, twice.syncs))
+    assert bytes_recomputed() < bytes_kept()
+
+
+def test_state_and_weights_leave_the_device_and_come_back(gpu: FakeCuda, tmp_path: Path) -> None:
+    policy = policy_of("qwen3")
+    for folder in ("saved", "copied"):
+        (tmp_path / folder).mkdir()
+    policy.save(tmp_path / "saved")
+    policy.snapshot()(tmp_path / "copied")
+    policy.load(tmp_path / "saved")
+    engine = NativeEngine(fake_model("qwen3"), NativeConfig(slots=2))
+    with gpu.record() as trace:
+        engine.load_weights(policy.weights(version=1), version=1)
+    assert not trace.downloads  # an engine on the same device takes them there
+    assert not trace.uploads
