@@ -1,9 +1,19 @@
 """Laws of configs/dapo_32b.yaml on its cluster of 16 nodes with 8 GPUs, as far as they need no GPU."""
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from dapo.assemble import device_for_inputs, max_positions, read_model
 from dapo.config import Config, load_config
 from dapo.distributed.engine_specs import engine_specs
 from dapo.distributed.launch import threads_on_cluster
@@ -11,8 +21,12 @@ from dapo.distributed.protocol import Node
 from dapo.distributed.ray.placement import bundle_of
 from dapo.distributed.trainer_group import trainer_specs
 from dapo.engines.vllm.start import engine_arguments
+from dapo.policy.fsdp.policy import Ranks, shard
+from dapo.policy.model import load_meta_model, load_model
+from dapo.policy.stored_weights import rows_of_rank
 from helpers.paper_model import NODES, PARAMETERS, paper_config
 from helpers.paths import TINY
+from helpers.tiny_models import tiny_model
 
 GIB = 2**30
 
@@ -70,6 +84,52 @@ def test_an_engine_is_one_process_per_gpu_without_ray_and_its_weights_and_cache_
 
 def _elements(shape: tuple[int, ...]) -> int:
     return shape[0] * (shape[1] if len(shape) == 2 else 1)
+
+
+def test_the_controller_holds_none_of_the_models_65_gb(config: Config) -> None:
+    folder = Path(config.model.name)
+    load_model("tiny-random", dtype=torch.float32).tokenizer.save_pretrained(folder)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    before = peak_memory()
+    loaded = read_model(config, device_for_inputs(config, training=True))
+    assert peak_memory() - before < GIB / 2
+    assert all(weight.is_meta for weight in loaded.model.parameters())
+    assert loaded.model.num_parameters() == PARAMETERS
+    assert loaded.model.dtype == torch.bfloat16
+    assert max_positions(loaded) == 131072
+
+
+def peak_memory() -> int:
+    """Bytes of main memory that this process has held at most."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+@contextmanager
+def one_of_ranks(rank: int, size: int) -> Iterator[Ranks]:
+    """Ranks as this one sees them, without the others: nothing is sent."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    try:
+        found: Any = SimpleNamespace(device=torch.device("cpu"), mesh=init_device_mesh("cpu", (size,)))
+        yield found
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_rank_holds_a_64th_of_the_model_in_float32(config: Config) -> None:
+    model = load_meta_model(config.model.name).to(torch.bfloat16)
+    with one_of_ranks(63, 64) as ranks:
+        weights = dict(shard(model, ranks).model.named_parameters())
+        assert sum(weight.to_local().numel() for weight in weights.values()) == PARAMETERS / 64
+        assert {weight.dtype for weight in weights.values()} == {torch.float32}
+        assert all(weight.is_meta for weight in weights.values())
+
+
+@pytest.mark.parametrize("rank", range(5))
+def test_the_rows_that_a_rank_reads_are_those_that_it_holds(rank: int) -> None:
+    with one_of_ranks(rank, 5) as ranks:
+        for weight in shard(tiny_model("tied llama"), ranks).model.parameters():
+            rows = rows_of_rank(weight.shape[0], rank, 5)
+            assert rows.stop - rows.start == len(weight.to_local())
 
 
 def test_threads_follow_the_gpus_of_a_node_or_spread_over_nodes_without_any() -> None:
