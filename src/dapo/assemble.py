@@ -5,7 +5,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil
 from pathlib import Path
 
 import torch
@@ -22,7 +21,7 @@ from dapo.data.prompts import PromptEncoder
 from dapo.data.stream import ProblemStream
 from dapo.data.turn_end import TurnEnd
 from dapo.distributed.engine_pool import EnginePool, WeightSettings
-from dapo.distributed.engine_specs import engine_specs, require_vllm
+from dapo.distributed.engine_specs import engine_specs, processes_per_gpu, require_vllm
 from dapo.distributed.launch import open_launcher, weight_transfer
 from dapo.distributed.protocol import Launcher
 from dapo.distributed.trainer_group import TrainerGroup
@@ -283,14 +282,6 @@ def trainer_gpu(config: Config, device: str) -> FreeMemory | None:
         return FreeMemory(capacity, f"of {name}")
     free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
     return FreeMemory(min(free, capacity), f"free on {name}")
-
-
-def processes_per_gpu(config: Config, gpus: int) -> float:
-    """How many trainer ranks and engines share a GPU; at least 1."""
-    if config.uses_ray:
-        return 1 / min(1.0, config.distributed.gpus_per_process or 1.0)
-    engines = config.engine_processes * config.gpus_per_engine
-    return max(1, ceil((config.distributed.trainer_ranks + engines) / gpus))
 
 
 def multiplies_bfloat16_fast(device: str) -> bool:

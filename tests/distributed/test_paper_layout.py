@@ -82,6 +82,13 @@ def test_an_engine_is_one_process_per_gpu_without_ray_and_its_weights_and_cache_
     assert "rope_theta" in options.model_config
 
 
+def test_an_engine_that_shares_its_gpu_takes_its_part_of_the_memory() -> None:
+    shared = ["rollout.engine=vllm", "launcher=ray", "distributed.gpus_per_process=0.5", "model.dtype=bfloat16"]
+    (spec,) = engine_specs(load_config(TINY, shared), [Node(cpus=8, gpus=1)])
+    assert (spec.gpus, spec.cpus) == (0.5, 4)
+    assert engine_arguments(spec.options["options"], "folder", on_cpu=False)["gpu_memory_utilization"] == 0.45
+
+
 def _elements(shape: tuple[int, ...]) -> int:
     return shape[0] * (shape[1] if len(shape) == 2 else 1)
 

@@ -2,9 +2,10 @@
 
 import pytest
 
-from dapo.assemble import processes_per_gpu, resolve_auto
+from dapo.assemble import resolve_auto
 from dapo.config import Config, build_config, dump_config
 from dapo.core.errors import ConfigError
+from dapo.distributed.engine_specs import processes_per_gpu
 from dapo.policy.logprobs import hidden_states
 from dapo.policy.memory_model import (
     CPU_TOKENS,

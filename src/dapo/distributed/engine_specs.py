@@ -35,13 +35,11 @@ def engine_specs(config: Config, nodes: Sequence[Node] = ()) -> list[WorkerSpec]
         gpus = config.distributed.gpus_per_process
         if gpus is None:
             gpus = float(gpus_per_engine) if any(node.gpus for node in nodes) else 0.0
-        processes = ceil(1 / gpus) if 0 < gpus < 1 else 1
         given = config.rollout.engine_threads or threads_on_cluster(config, nodes, gpus=gpus)
         threads = given or engine_threads(config, torch.get_num_threads())
-        return [replace(_engine_spec(config, threads=threads, gpu_processes=processes), gpus=gpus)] * count
+        return [replace(_engine_spec(config, threads=threads, gpus=0), gpus=gpus)] * count
     trainers, visible = config.distributed.trainer_ranks, visible_gpus()
-    processes = ceil((trainers + count * gpus_per_engine) / max(1, len(visible)))
-    spec = _engine_spec(config, threads=engine_threads(config, torch.get_num_threads()), gpu_processes=processes)
+    spec = _engine_spec(config, threads=engine_threads(config, torch.get_num_threads()), gpus=len(visible))
     assignments = gpu_assignments(visible, trainers=trainers, engines=count, gpus_per_engine=gpus_per_engine)
     return [
         replace(spec, environment={**spec.environment, "CUDA_VISIBLE_DEVICES": gpu_ids}) if gpu_ids else spec
@@ -49,13 +47,22 @@ def engine_specs(config: Config, nodes: Sequence[Node] = ()) -> list[WorkerSpec]
     ]
 
 
-def _engine_spec(config: Config, *, threads: int, gpu_processes: int) -> WorkerSpec:
+def _engine_spec(config: Config, *, threads: int, gpus: int) -> WorkerSpec:
+    """The spec of each engine on a machine with so many GPUs, of which it uses any; on Ray they are assigned later."""
     if config.rollout.engine == "vllm":
-        return vllm_engine_spec(config, threads=threads, gpu_processes=gpu_processes)
-    return native_engine_spec(config, threads=threads, gpu_processes=gpu_processes)
+        return vllm_engine_spec(config, threads=threads, gpu_processes=processes_per_gpu(config, gpus))
+    return native_engine_spec(config, threads=threads, gpu_processes=processes_per_gpu(config, gpus))
 
 
-def native_engine_spec(config: Config, *, threads: int, gpu_processes: int = 1) -> WorkerSpec:
+def processes_per_gpu(config: Config, gpus: int) -> float:
+    """How many trainer ranks and engines share a GPU; at least 1."""
+    if config.uses_ray:
+        return 1 / min(1.0, config.distributed.gpus_per_process or 1.0)
+    engines = config.engine_processes * config.gpus_per_engine
+    return max(1, ceil((config.distributed.trainer_ranks + engines) / max(1, gpus)))
+
+
+def native_engine_spec(config: Config, *, threads: int, gpu_processes: float = 1) -> WorkerSpec:
     """A native engine, which loads the model by its name; the policy's weights are loaded later.
 
     `gpu_processes` are those that share its GPU, this one included.
@@ -65,7 +72,7 @@ def native_engine_spec(config: Config, *, threads: int, gpu_processes: int = 1) 
     return WorkerSpec("dapo.distributed.engine_specs:native_engine", options, environment=environment, cpus=threads)
 
 
-def native_engine(*, config: Config, threads: int, gpu_processes: int = 1) -> NativeEngine:
+def native_engine(*, config: Config, threads: int, gpu_processes: float = 1) -> NativeEngine:
     """Create the engine in its process. Raises ConfigError and EngineError for a model that it cannot load or serve."""
     torch.set_num_threads(threads)
     model, device = config.model, config.train.device
@@ -78,7 +85,7 @@ def native_engine(*, config: Config, threads: int, gpu_processes: int = 1) -> Na
     return NativeEngine(loaded.model, config.rollout.native, reproducible=reproducible, memory=memory)
 
 
-def vllm_engine_spec(config: Config, *, threads: int, gpu_processes: int = 1) -> WorkerSpec:
+def vllm_engine_spec(config: Config, *, threads: int, gpu_processes: float = 1) -> WorkerSpec:
     """A vLLM engine for the model of `config`; the policy's weights are loaded later.
 
     Args:

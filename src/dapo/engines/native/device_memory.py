@@ -28,13 +28,13 @@ class DeviceMemory(Protocol):
 class CudaMemory:
     """A GPU's memory, of whose free part each of the processes that share it may take an equal share."""
 
-    def __init__(self, device: torch.device, *, processes: int = 1) -> None:
+    def __init__(self, device: torch.device, *, processes: float = 1) -> None:
         self._device, self._processes = device, processes
 
     def free_bytes(self) -> int:
         self.free_unused()
         free: int = torch.cuda.mem_get_info(self._device)[0]
-        return free // self._processes
+        return int(free / self._processes)
 
     def free_unused(self) -> None:
         torch.cuda.empty_cache()

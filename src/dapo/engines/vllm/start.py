@@ -56,7 +56,7 @@ class VllmOptions:
     tensor_parallel: int = 1
     eager: bool | None = None  # None: on a CPU
     reproducible: bool = True  # every request has a seed of its own, and a step ends before the next is scheduled
-    gpu_processes: int = 1  # processes that share each GPU, this one included
+    gpu_processes: float = 1  # processes that share each GPU, this one included
     trust_remote_code: bool = False
 
 
