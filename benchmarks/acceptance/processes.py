@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.acceptance.check import Measurement, Setting, Skipped
-from benchmarks.acceptance.correctness import MEAN_GAP_NATS, total_error
+from benchmarks.acceptance.correctness import SMALL_MODEL_GAP_NATS, total_error
 from benchmarks.acceptance.engines import EQUAL_RESPONSES, answers, engine_gap, equal_share, sampling_requests
 from benchmarks.acceptance.models import ragged_samples
 from dapo.assemble import build_engine
@@ -117,7 +117,7 @@ def check_vllm(setting: Setting) -> list[Measurement]:
         done = answers(engine, requests)
     mean, largest = engine_gap(policy, requests, done)
     return [
-        Measurement("mean gap", mean, "nats", at_most=MEAN_GAP_NATS),
+        Measurement("mean gap", mean, "nats", at_most=SMALL_MODEL_GAP_NATS),
         Measurement("largest gap", largest, "nats"),
     ]
 

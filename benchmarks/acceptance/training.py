@@ -5,6 +5,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.acceptance.check import Measurement, Setting
+from benchmarks.acceptance.correctness import SMALL_MODEL_GAP_NATS
 from benchmarks.worker_session import ROOT
 from dapo.cli.train import start_run
 from dapo.config import load_config
@@ -43,5 +44,5 @@ def _measured(rows: list[dict[str, Any]], rise: float) -> list[Measurement]:
         Measurement(f"mean score of steps 1 to {WINDOW}", first),
         Measurement("rise of the mean score to the last steps", last - first, at_least=rise),
         Measurement("updates skipped", sum(row["optim/skipped"] for row in steps), at_most=0),
-        Measurement("largest mean gap of a step between engine and policy", gap, "nats", at_most=0.05),
+        Measurement("largest mean gap of a step between engine and policy", gap, "nats", at_most=SMALL_MODEL_GAP_NATS),
     ]
