@@ -1,5 +1,6 @@
 """The controller alone: `train()` with an engine, verifiers and a trainer that take no part of its time."""
 
+import gc
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -148,6 +149,7 @@ class Simulation:
         before = current_rss_bytes()
         recorder.log(0, {})
         training_run.state.unlogged = None
+        gc.freeze()  # as `dapo train` does
         train(training_run)
         training_run.tracker.close()
         logged = [row for row in read_metrics(run.metrics) if row["step"]]

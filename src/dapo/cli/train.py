@@ -1,5 +1,6 @@
 """`dapo train`, `dapo resume` and `dapo export`: from reading the inputs to printing the result."""
 
+import gc
 import shlex
 import sys
 import time
@@ -139,6 +140,7 @@ def open_run(config: Config, inputs: Inputs, judge: VerifierPool, directory: Run
         if config.schedule == "sync":  # the run may have had another, whose prefetched batch is stale
             one_step_off.requeue(run)
         reason = "failed"
+        gc.freeze()  # full collections look at all modules again and again: 0.3 s or more, also between two steps
         try:
             yield run
             reason = "solved" if run.is_solved else "finished"
@@ -149,6 +151,7 @@ def open_run(config: Config, inputs: Inputs, judge: VerifierPool, directory: Run
             reason = f"{type(error).__name__}: {error}"
             raise
         finally:
+            gc.unfreeze()
             close_run(run, reason, wall_s=seconds_before + time.perf_counter() - started)
 
 

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
+from threading import Event
 from typing import Any
 
 from dapo.core.background import in_background
@@ -20,6 +21,9 @@ from dapo.training.shortfall import require_groups, reward_test_command
 from dapo.training.state import Run
 from dapo.types import Sample
 
+HEAD_START_S = 1.0
+"""How long the table waits for the block at most: first the samples go to the trainer, which is idle until then."""
+
 
 @contextmanager
 def rollouts_in_background(run: Run, batch: Batch, samples: Sequence[Sample]) -> Iterator[dict[str, float]]:
@@ -32,21 +36,27 @@ def rollouts_in_background(run: Run, batch: Batch, samples: Sequence[Sample]) ->
     step = run.state.step + 1
     text_metrics: dict[str, float] = {}
 
+    may_begin = Event()
+
     def work() -> None:
+        may_begin.wait(HEAD_START_S)
         text_metrics.update(reflection_metrics(group for group, _ in batch.decided))
         _write_rollouts(run, batch, samples, step=step)
 
     with in_background(work, name="dapo-rollouts") as pending:
-        require_groups(
-            batch,
-            on_shortfall=run.config.dynamic_sampling.on_shortfall,
-            step=step,
-            empty_steps=run.state.empty_steps,
-            reward_test=reward_test_command(run.config),
-        )
-        if batch.shortfall:
-            run.tracker.message(f"step {step}: short batch: {batch.reason}")
-        yield text_metrics
+        try:
+            require_groups(
+                batch,
+                on_shortfall=run.config.dynamic_sampling.on_shortfall,
+                step=step,
+                empty_steps=run.state.empty_steps,
+                reward_test=reward_test_command(run.config),
+            )
+            if batch.shortfall:
+                run.tracker.message(f"step {step}: short batch: {batch.reason}")
+            yield text_metrics
+        finally:
+            may_begin.set()
         with run.phase("write_rollouts"):  # what is left to wait for
             wait([pending])
 
