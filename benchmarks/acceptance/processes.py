@@ -79,8 +79,9 @@ def check_engine_process(setting: Setting) -> list[Measurement]:
     loaded = _load(config)
     policy = Policy(config, _load(config))
     requests = sampling_requests(_vocabulary(loaded))
+    messages: list[str] = []
     with closing(ObservingLauncher(setting.folder / "logs")) as launcher:
-        engine = build_engine(config, loaded, launcher)
+        engine = build_engine(config, loaded, launcher, log=messages.append)
         policy.update(ragged_samples(_vocabulary(loaded)), step=1)  # other weights than those of the files
         started = perf_counter()
         engine.load_weights(policy.weights(version=1), 1)
@@ -98,6 +99,7 @@ def check_engine_process(setting: Setting) -> list[Measurement]:
         ),
         Measurement("responses equal to those of the old weights", equal_share(found, before), at_most=0.5),
         Measurement("processes that prefer cuDNN's attention", preferring, at_most=0),
+        Measurement("transfers without a file that failed", len(messages), at_most=0),
         Measurement(f"sending {gigabytes:.2g} GB of weights", seconds, "s"),
     ]
 
@@ -135,8 +137,8 @@ def check_ranks(setting: Setting) -> list[Measurement]:
     with closing(ObservingLauncher(setting.folder / "logs")) as launcher, _group(config, launcher) as group:
         metrics = group.update(group.record_old_logprobs(samples), step=1)
         group.save(_new_folder(setting, "group"))
-        with group.weights(version=1).open() as source:
-            weights = {name: weight.float().cpu().clone() for name, weight in source.named_tensors()}
+        source = group.weights(version=1)
+        weights = {name: weight.float().cpu().clone() for name, weight in source.named_tensors()}
         preferring = launcher.with_cudnn_attention()
     alone_metrics = alone.update(alone.record_old_logprobs(samples), step=1)
     expected = _moments(alone, _new_folder(setting, "alone"))
