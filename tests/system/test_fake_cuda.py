@@ -23,7 +23,7 @@ from dapo.policy.packed_attention import use_packed_attention
 from dapo.policy.policy import Policy
 from dapo.types import Generation, GenerationRequest, Sample
 from helpers.fake_cuda import FakeCuda, Trace, fake_cuda, saved_bytes
-from helpers.fake_models import FAMILIES, fake_model
+from helpers.fake_models import FAMILIES, WINDOW, fake_model
 from helpers.tiny_policies import groups_of, loaded, policy_config
 
 DECODE_LAYER = {"llama": 13, "mistral": 13, "qwen2": 13, "qwen3": 14, "smollm3": 11.5, "gemma3": 20}
@@ -240,6 +240,15 @@ def test_the_engine_serves_each_family_on_a_gpu_within_its_budget(gpu: FakeCuda,
     assert len(deep.uploads) <= DECODE_UPLOADS, list(map(str, deep.uploads))
     check_budget(shallow, deep, depths(name), per_layer=DECODE_LAYER[name], rest=DECODE_REST[name])
     serve(engines[0], HostWeights(models[0]))
+
+
+def test_a_prompt_longer_than_a_window_attends_in_a_kernel_without_a_matrix_of_scores(gpu: FakeCuda) -> None:
+    engine = NativeEngine(fake_model("mistral"), NativeConfig(slots=4))
+    engine.submit([request("long", range(3 * WINDOW), 2)])
+    with gpu.record() as trace:
+        engine.poll()
+    assert any("efficient_attention" in kernel for kernel in trace.kernels)
+    assert not any("attention_math" in kernel for kernel in trace.kernels)
 
 
 def serve(engine: NativeEngine, weights: WeightSource) -> None:

@@ -101,9 +101,12 @@ def native_attention(
         grouped = query.reshape(n, shared, heads // shared, width)
         attn_output = scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
         return attn_output.reshape(n, 1, heads, value.shape[-1]), None
-    causal, gqa = attention_mask is None, shared != heads
+    causal = attention_mask is None
+    if attention_mask is not None and query.is_cuda:
+        # CUDA's kernels that take a mask do not take grouped heads: torch would make the whole matrix of scores
+        key, value = (states.repeat_interleave(heads // shared, dim=1) for states in (key, value))
     attn_output = scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, is_causal=causal, scale=scaling, enable_gqa=gqa
+        query, key, value, attn_mask=attention_mask, is_causal=causal, scale=scaling, enable_gqa=key.shape[1] != heads
     )
     return attn_output.transpose(1, 2), None
 
