@@ -17,7 +17,14 @@ from dapo.core.errors import ConfigError, EngineError
 from dapo.distributed.engine_pool import EnginePool, WeightSettings
 from dapo.distributed.launch import weight_transfer
 from dapo.distributed.protocol import WeightsHandle, WorkerSpec
-from dapo.distributed.weight_session import IncomingWeights, Location, Session, serve_store
+from dapo.distributed.weight_session import (
+    IncomingWeights,
+    Location,
+    Session,
+    decode_handle,
+    encode_handle,
+    serve_store,
+)
 from dapo.distributed.weight_transfer import choose_kind
 from dapo.engines.engine import WeightSource
 from dapo.types import GenerationRequest
@@ -229,3 +236,8 @@ def test_a_transfer_that_fails_though_all_live_is_not_tried_again(pool_of: Any) 
     assert len(messages) == 1
     assert "('half'" in messages[0]
     assert messages[0].endswith("from now on the engines get their weights by file")
+
+
+def test_what_names_memory_of_a_gpu_to_another_process_arrives_as_it_was_sent() -> None:
+    parts = [1, bytes(range(66)), 2**33, 512, b"/torch_1", 0, b"", True]
+    assert decode_handle(encode_handle(parts)) == parts

@@ -8,8 +8,8 @@ Neither has ever run on a GPU: only gloo and the mapped file are tested.
 """
 
 import contextlib
+import json
 import os
-import pickle
 import socket
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -251,10 +251,8 @@ def _nccl_group(store: Any, index: int, size: int, timeout: timedelta) -> Any:
 def _shared_buffer(size: int, device_type: str) -> tuple[Tensor, bytes]:
     """A buffer, and what another process of this machine needs to open it."""
     if device_type == "cuda":
-        from torch.multiprocessing.reductions import reduce_tensor
-
         bucket = torch.empty(size, dtype=torch.uint8, device="cuda")
-        return bucket, pickle.dumps(reduce_tensor(bucket))
+        return bucket, encode_handle(bucket.untyped_storage()._share_cuda_())
     descriptor, path = tempfile.mkstemp(prefix="dapo-bucket-", dir=shared_folder())
     os.posix_fallocate(descriptor, 0, size)
     os.close(descriptor)
@@ -262,13 +260,23 @@ def _shared_buffer(size: int, device_type: str) -> tuple[Tensor, bytes]:
 
 
 def _open_buffer(handle: bytes, size: int, device_type: str) -> Tensor:
-    """The buffer of another process. On a GPU the handle comes from the run's own private folder."""
+    """The buffer of another process."""
     if device_type == "cuda":
-        rebuild, arguments = pickle.loads(handle)
-        arguments = list(arguments)
-        arguments[6] = torch.cuda.current_device()  # the sender may number the GPU differently
-        return rebuild(*arguments)
+        _, *parts = decode_handle(handle)
+        # the sender may number the GPU differently
+        storage = torch.UntypedStorage._new_shared_cuda(torch.cuda.current_device(), *parts)
+        return torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage)
     return torch.from_file(handle.decode(), shared=True, size=size, dtype=torch.uint8)
+
+
+def encode_handle(parts: Sequence[int | bool | bytes]) -> bytes:
+    """What names a piece of a GPU's memory to another process, as text: a pickle could run code where it is read."""
+    return json.dumps([part.hex() if isinstance(part, bytes) else part for part in parts]).encode()
+
+
+def decode_handle(handle: bytes) -> list[int | bool | bytes]:
+    """The parts that `encode_handle` was given."""
+    return [bytes.fromhex(part) if isinstance(part, str) else part for part in json.loads(handle)]
 
 
 @contextlib.contextmanager
