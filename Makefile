@@ -35,10 +35,9 @@ quickstart: install
 	$(VENV)/bin/dapo train configs/quickstart.yaml $(ARGS)
 	@echo "the command is $(VENV)/bin/dapo, or dapo after: source $(VENV)/bin/activate"
 
-# one file at a time in each of up to four processes, one more than there are cores: tests measure nothing, and half of
-# them wait for processes of their own
+# one file at a time in each of up to four processes: tests measure nothing, and half of them wait for processes
 test: install-dev
-	$(PYTEST) --numprocesses=$$($(PYTHON) -c "import os; print(min(4, 1 + (os.cpu_count() or 1)))") --dist=loadfile $(ARGS)
+	$(PYTEST) --numprocesses=auto --maxprocesses=4 --dist=loadfile $(ARGS)
 
 # the tests of files that differ from BASE (.ci/changed-tests lists them), and those of layers and names
 BASE ?= HEAD
