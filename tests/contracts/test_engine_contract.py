@@ -22,7 +22,7 @@ from dapo.types import Finish, Generation, GenerationRequest
 from helpers import vllm_engines
 from helpers.launchers import SHARED_WORKERS, engine_spec
 from helpers.tiny_models import SERVED, VOCABULARY, ModelWeights, tiny_model, wide_model
-from helpers.varlen import naive_varlen_attention
+from helpers.varlen_operators import decode_attention
 
 PROMPT = (11, 42, 7, 99)
 LONGER_PROMPT = (5, 5, 120, 64, 3, 190, 17, 1, 80)
@@ -56,7 +56,7 @@ def native(name: str) -> EngineUnderTest:
 
 def native_on_gpu(name: str) -> EngineUnderTest:
     """The native engine as it computes on a GPU, with its attention in plain arithmetic."""
-    formulation = Formulation(is_joint=True, attend=naive_varlen_attention, num_splits=1)
+    formulation = Formulation(is_joint=True, attend=decode_attention, num_splits=1)
     return replace(
         native(name),
         make=lambda slots: NativeEngine(tiny_model(name), NativeConfig(slots=slots), formulation=formulation),

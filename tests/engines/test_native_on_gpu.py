@@ -24,13 +24,13 @@ from dapo.types import Generation, GenerationRequest
 from helpers.fake_cuda import fake_cuda
 from helpers.fake_models import fake_model
 from helpers.tiny_models import SERVED, WINDOW, ModelWeights, tiny_model
-from helpers.varlen import naive_varlen_attention
+from helpers.varlen_operators import decode_attention
 
 JOINT = ["llama", "tied llama", "qwen2", "qwen2 with windows", "qwen3", "mistral with a window", "smollm3", "gemma3"]
 """Of `SERVED`, those whose layers are computed in few kernels; the others keep their own."""
 
-MASKED, BY_LENGTH = Formulation(is_joint=False), Formulation(is_joint=False, attend=naive_varlen_attention)
-ON_GPU = Formulation(is_joint=True, attend=naive_varlen_attention, num_splits=1)
+MASKED, BY_LENGTH = Formulation(is_joint=False), Formulation(is_joint=False, attend=decode_attention)
+ON_GPU = Formulation(is_joint=True, attend=decode_attention, num_splits=1)
 
 NORM_ROUNDING = 1e-5
 """Of models in float64 relative to their logits' spread: transformers computes their norms in float32."""
@@ -107,7 +107,7 @@ def test_the_kernels_window_leaves_out_the_querys_own_position_and_full_layers_h
     def recording(*args: Any, **kwargs: Any) -> Tensor:
         windows.append(kwargs["window_size"])
         splits.add(kwargs["num_splits"])
-        return naive_varlen_attention(*args, **kwargs)
+        return decode_attention(*args, **kwargs)
 
     decoded(forward_of("gemma3", replace(ON_GPU, attend=recording)))
     assert windows[:2] == [(WINDOW - 1, 0), (-1, -1)]
@@ -142,7 +142,7 @@ def test_attention_of_cudnn_is_off_once_the_engine_has_registered_its_own() -> N
 # --- joint layers -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("attend", [None, naive_varlen_attention])
+@pytest.mark.parametrize("attend", [None, decode_attention])
 @pytest.mark.parametrize("name", JOINT)
 def test_joint_layers_compute_what_the_model_does(name: str, attend: Any) -> None:
     model = tiny_model(name, dtype=torch.float64)
@@ -325,7 +325,7 @@ def test_memory_is_given_back_when_nothing_runs_and_when_weights_are_dropped() -
 
 
 def test_rows_grow_by_half_where_copying_is_to_stay_rare() -> None:
-    cache: SlotCache = LengthSlots(naive_varlen_attention, num_splits=1)
+    cache: SlotCache = LengthSlots(decode_attention, num_splits=1)
     sizes = []
     for rows in range(1, 30):
         cache.reserve(rows, 10, 100, most_rows=27)

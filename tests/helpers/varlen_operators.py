@@ -1,6 +1,7 @@
-"""The two operators behind `torch.nn.attention.varlen` on a CPU: sequence by sequence, by the formulas, in float64.
+"""`torch.nn.attention.varlen` on a CPU, sequence by sequence, by the formulas, in float64.
 
-Like the flash-attention kernels they check nothing of the caller's numbers; here each requirement is an assertion.
+Training calls the two operators behind it, a decode step the function itself. The flash-attention kernels check nothing
+of the caller's numbers; here each requirement is an assertion.
 """
 
 from collections.abc import Iterator
@@ -43,8 +44,37 @@ def attention(
     for rows, keys in _sequences(cu_seq_q, cu_seq_k):
         scores = _scores(query[rows], key[keys], scale, window_size)
         lse[:, rows] = scores.logsumexp(dim=2)
-        out[rows] = (scores.softmax(dim=2) @ _heads(value[keys], query)).transpose(0, 1).to(out.dtype)
+        out[rows] = _outputs(scores, value[keys], query)
     return out, lse, torch.zeros(2, dtype=torch.uint64)
+
+
+def decode_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float | None,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+    seqused_k: Tensor,
+    num_splits: int | None,
+) -> Tensor:
+    """`varlen_attn` for one query per sequence, over the first `seqused_k` keys of each; `[n, heads, d]`."""
+    assert max_q == 1
+    assert cu_seq_q.tolist() == list(range(len(query) + 1))
+    assert max_k >= int(seqused_k.max())
+    assert enable_gqa or query.shape[1] == key.shape[1]
+    outputs = []
+    for (row, reserved), used in zip(_sequences(cu_seq_q, cu_seq_k), seqused_k.tolist(), strict=True):
+        assert reserved.start + used <= reserved.stop
+        keys = slice(reserved.start, reserved.start + used)
+        scores = _scores(query[row], key[keys], scale, list(window_size))
+        outputs.append(_outputs(scores, value[keys], query))
+    return torch.cat(outputs)
 
 
 def attention_backward(
@@ -130,6 +160,11 @@ def _scores(query: Tensor, key: Tensor, scale: float | None, window_size: list[i
     if right >= 0:
         unseen |= distance > right
     return scores.masked_fill(unseen, -torch.inf)
+
+
+def _outputs(scores: Tensor, value: Tensor, query: Tensor) -> Tensor:
+    """`[n, heads, d]` of `[heads, n, m]` scores, in the type of the queries."""
+    return (scores.softmax(dim=2) @ _heads(value, query)).transpose(0, 1).to(query.dtype)
 
 
 def _heads(states: Tensor, query: Tensor) -> Tensor:
