@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from dapo.algo.sampling import is_informative
 
@@ -131,14 +131,6 @@ class Group:
         return is_informative(self.verdicts)
 
 
-class EngineGap(NamedTuple):
-    """|log pi_engine - log pi_old| over the trained tokens of a sample: how far engine and trainer are apart."""
-
-    total: float
-    largest: float
-    tokens: int
-
-
 @dataclass(frozen=True)
 class RankRecord:
     """What the controller knows of a sample whose old log-probabilities stay on a trainer rank."""
@@ -147,7 +139,6 @@ class RankRecord:
     """Which of the trainer's batches the sample belongs to."""
     number: int
     """Its number in that batch."""
-    gap: EngineGap | None
 
 
 @dataclass(frozen=True)
@@ -170,8 +161,8 @@ class Sample:
     """Eq. 9, the same for every token of the response."""
     engine_logprobs: Sequence[float]
     old_logprobs: Sequence[float] | None
-    """Log-probabilities of the policy before the step's first update; None until the trainer has recorded them, and
-    where its ranks keep them."""
+    """Log-probabilities of the policy before the step's first update; None until the trainer has recorded them, in that
+    update itself, and where the trainer's ranks keep them."""
     mask: Sequence[int]
     """1 (or True) for each response token that trains, 0 for the others."""
     index: int = 0
@@ -186,24 +177,6 @@ class Sample:
         import numpy as np  # verifier processes import the types, and count nothing
 
         return int(np.count_nonzero(self.mask))
-
-    @cached_property
-    def engine_gap(self) -> EngineGap | None:
-        """How far engine and trainer are apart; None where no old log-probabilities are recorded."""
-        import numpy as np
-
-        if self.old_logprobs is None:
-            return None if self.rank_record is None else self.rank_record.gap
-        if len(self.engine_logprobs) != len(self.old_logprobs):
-            raise ValueError(
-                f"{len(self.engine_logprobs)} log-probabilities of the engine, {len(self.old_logprobs)} of the trainer"
-            )
-        # float64: a difference of float32 numbers would be rounded
-        gaps = np.subtract(self.engine_logprobs, self.old_logprobs, dtype=np.float64)
-        np.abs(gaps, out=gaps)
-        if self.num_trained_tokens < len(gaps):
-            gaps = gaps[np.asarray(self.mask, np.bool_)]
-        return EngineGap(float(gaps.sum()), float(gaps.max()), len(gaps)) if len(gaps) else EngineGap(0.0, 0.0, 0)
 
 
 @dataclass(frozen=True)

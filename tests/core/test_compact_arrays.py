@@ -17,7 +17,6 @@ from dapo.data.prompts import PromptEncoder
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import float_array
 from dapo.engines.scripted import ScriptedEngine, cut
-from dapo.telemetry.metrics import engine_gap_metrics
 from dapo.types import Generation, GenerationRequest, Sample
 from helpers.fake_engines import FaultyEngine
 
@@ -111,24 +110,6 @@ def test_invalid_compact_answers_get_the_message_of_plain_ones(ids, logprobs, me
         checked.submit([request()])
         with pytest.raises(EngineError, match=message):
             checked.poll()
-
-
-def test_the_gap_between_sampler_and_trainer_counts_trained_tokens_only():
-    def sample(engine, old, mask):
-        return Sample(0, (1,), (1,) * len(mask), 0.0, 0.0, engine, old, mask)
-
-    samples = [
-        sample((-1.0, -2.0), row(-1.5, -9.0), row(True, False)),
-        sample(row(-1.0), (-2.0,), (True,)),
-        sample((-1.0,), None, (True,)),
-        sample((-1.0,), (-5.0,), (False,)),
-    ]
-    assert engine_gap_metrics(samples) == {
-        "rollout/engine_logprob_gap_mean": 0.75,
-        "rollout/engine_logprob_gap_max": 1.0,
-    }
-    with pytest.raises(ValueError, match="1 log-probabilities of the engine, 2 of the trainer"):
-        engine_gap_metrics([sample((-1.0,), (-1.0, -1.0), (True,))])
 
 
 def test_background_work_is_done_at_the_end_of_its_block_and_raises_there():

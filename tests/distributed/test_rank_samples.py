@@ -18,7 +18,7 @@ from dapo.distributed.rank_samples import NumberedPass, RankSamples
 from dapo.distributed.sample_columns import ALL, IDS, REST, decode, encode, join, split
 from dapo.distributed.trainer_group import TrainerGroup
 from dapo.policy.packing import DUMMY_MICROBATCH
-from dapo.types import EngineGap, Sample
+from dapo.types import Sample
 from helpers.tiny_policies import groups_of
 from helpers.tiny_runs import tiny
 
@@ -49,7 +49,7 @@ def test_samples_arrive_as_they_were_to_the_last_bit_also_in_one_message() -> No
 def test_what_scoring_does_not_need_may_come_later() -> None:
     rank = RankSamples(lambda messages: list(messages))
     unscored = {number: replace(sample, old_logprobs=None) for number, sample in SAMPLES.items()}
-    rank.store(encode(unscored, IDS))
+    rank.store(encode(unscored, IDS), first=0)
     [microbatch] = rank.microbatches([NumberedPass((9,), (0.5,))])
     assert (microbatch.samples[0].response_ids, microbatch.samples[0].mask) == (array("i", [5]), ())
     assert rank.microbatches([NumberedPass((), ())]) == [DUMMY_MICROBATCH]
@@ -57,8 +57,17 @@ def test_what_scoring_does_not_need_may_come_later() -> None:
     rank.add_rest(encode(unscored, REST))
     [microbatch] = rank.microbatches([NumberedPass((4, 9, 2), (1.0, 2.0, 3.0))])
     assert plain(dict(zip((4, 9, 2), microbatch.samples, strict=True))) == plain(SAMPLES)
-    first = float(array("f", [-0.1])[0]) + 1 / 7
-    assert rank.engine_gaps() == {4: (0.15, 0.15, 1), 9: (first, first, 1), 2: EngineGap(0.0, 0.0, 0)}
+
+
+def test_storing_replaces_the_samples_from_a_number_on_and_keeps_those_below_it() -> None:
+    rank = RankSamples(lambda messages: list(messages))
+    rank.store(encode(SAMPLES, ALL), first=0)
+    rank.store(encode({10: SAMPLES[2], 11: SAMPLES[4]}, ALL), first=9)
+    for number, kept in ((2, SAMPLES[2]), (4, SAMPLES[4]), (10, SAMPLES[2]), (11, SAMPLES[4])):
+        [microbatch] = rank.microbatches([NumberedPass((number,), (1.0,))])
+        assert plain({0: microbatch.samples[0]}) == plain({0: kept})
+    with pytest.raises(KeyError):
+        rank.microbatches([NumberedPass((9,), (1.0,))])
 
 
 class Exchange:
@@ -96,9 +105,9 @@ class ThreadRank:
 
     def init_process_group(self, rendezvous: Any, *, timeout_s: float) -> None: ...
 
-    def store(self, buffers: Buffers) -> None:
+    def store(self, buffers: Buffers, *, first: int = 0) -> None:
         self.stored += 1
-        self.samples.store(buffers)
+        self.samples.store(buffers, first=first)
 
     def score(self, buffers: Buffers, passes: Sequence[NumberedPass]) -> None:
         self.store(buffers)
@@ -106,9 +115,8 @@ class ThreadRank:
             rows = [array("d", [-float(t) for t in sample.response_ids]) for sample in microbatch.samples]
             self.samples.set_old_logprobs(dict(zip(each.numbers, rows, strict=False)))
 
-    def engine_gaps(self, buffers: Buffers) -> dict[int, EngineGap]:
+    def add_rest(self, buffers: Buffers) -> None:
         self.samples.add_rest(buffers)
-        return self.samples.engine_gaps()
 
     def update(self, passes: Sequence[NumberedPass], moved: Any, *, step: int) -> tuple[dict[str, float], int]:
         if moved is not None:
@@ -143,9 +151,13 @@ def test_a_step_s_samples_are_sent_once_and_every_update_gets_them_with_their_ol
         replace(sample, engine_logprobs=array("d", [1.0 - t for t in sample.response_ids]))
         for sample in groups_of(lengths)
     ]
+    first = samples[3:8]
     recorded = group.record_old_logprobs(samples)
     assert [sample.old_logprobs for sample in recorded] == [None] * len(samples)
-    assert [sample.engine_gap for sample in recorded[:2]] == [(5.0, 1.0, 5), (9.0, 1.0, 9)]
+    group.update(first, step=1)  # sent with it: the policy is pi_old itself; those recorded stay where they are
+    found = [sample for rank in launcher.ranks for sample in rank.updates.pop()[1]]
+    assert sorted(len(sample.response_ids) for sample in found) == sorted(len(s.response_ids) for s in first)
+    assert [sample.old_logprobs for sample in found] == [None] * len(found)
     for step in range(2):
         group.update(recorded[6 * step : 6 * step + 6], step=1)
     updates = [[rank.updates[i] for rank in launcher.ranks] for i in range(2)]
@@ -158,12 +170,12 @@ def test_a_step_s_samples_are_sent_once_and_every_update_gets_them_with_their_ol
             assert list(own.engine_logprobs) == [1.0 - t for t in own.response_ids]
             assert list(own.mask) == [1] * len(own.response_ids)
     assert any(moved is not None for update in updates for moved, _ in update)  # other ranks score than update
-    assert [rank.stored for rank in launcher.ranks] == [1, 1, 1]
+    assert [rank.stored for rank in launcher.ranks] == [2, 2, 2]
     group.record_old_logprobs(samples)
     with pytest.raises(ValueError, match="newest batch only"):
         group.update(recorded[:6], step=2)
     group.update(samples[:4], step=2)  # a single update per step: sent with it
-    assert [rank.stored for rank in launcher.ranks] == [3, 3, 3]
+    assert [rank.stored for rank in launcher.ranks] == [4, 4, 4]
     group.close()
 
 

@@ -259,9 +259,10 @@ class TestWhatIsSampledWhen:
         policy = CountingPolicy()
         scripted_run(tmp_path / "run", engine=ScriptedEngine(random_script, logprob=-0.25), policy=policy)
         assert len(policy.trained) == 8
-        for sample in (sample for minibatch in policy.trained for sample in minibatch):
-            assert set(sample.engine_logprobs) == {-0.25}
-            assert sample.old_logprobs is not None
+        for i, minibatch in enumerate(policy.trained):  # two of a step: before the first, the policy is pi_old
+            for sample in minibatch:
+                assert set(sample.engine_logprobs) == {-0.25}
+                assert (sample.old_logprobs is None) == (i % 2 == 0)
 
 
 class TestStaleness:

@@ -1,12 +1,13 @@
 """From groups to samples: shaped rewards, advantages, masks, minibatches."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from dapo.config import Config, load_config
-from dapo.training.samples import minibatches, shaped_reward, with_advantages
-from dapo.types import Finish, Generation, Group, Problem, Verdict
+from dapo.training.samples import minibatches, shaped_reward, with_advantages, with_old_logprobs
+from dapo.types import Finish, Generation, Group, Problem, Sample, Verdict
 from helpers.paths import TINY
 
 
@@ -74,3 +75,19 @@ def test_minibatches_are_whole_groups_in_a_keyed_order():
 def test_a_short_batch_makes_fewer_updates_and_its_last_may_be_smaller():
     samples = with_advantages([group((3, True), (4, False), position=position) for position in range(3)], config())
     assert [len(minibatch) for minibatch in minibatches(samples, config(), step=1)] == [4, 2]
+
+
+def test_old_logprobs_are_asked_for_once_and_from_the_second_minibatch_on():
+    samples = with_advantages([group((3, True), (n, False), position=n) for n in (2, 3, 4)], config())
+    asked: list[list[Sample]] = []
+
+    def record(minibatch: list[Sample]) -> list[Sample]:
+        asked.append(minibatch)
+        return [replace(sample, old_logprobs=(-float(i),)) for i, sample in enumerate(minibatch)]
+
+    parts = [samples[4:], samples[:3], samples[3:4]]
+    first, *later = with_old_logprobs(parts, record)
+    assert first == parts[0]
+    assert asked == [parts[1] + parts[2]]
+    assert [[sample.old_logprobs for sample in part] for part in later] == [[(0.0,), (-1.0,), (-2.0,)], [(-3.0,)]]
+    assert [[replace(sample, old_logprobs=None) for sample in part] for part in later] == parts[1:]

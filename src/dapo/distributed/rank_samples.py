@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from dapo.distributed.channel import Buffers
 from dapo.distributed.sample_columns import ALL, REST, decode, encode, join, split
 from dapo.policy.packing import DUMMY_MICROBATCH, RankMicrobatch
-from dapo.types import EngineGap, Sample
+from dapo.types import Sample
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class RankSamples:
         self._exchange = exchange
         self._samples: dict[int, Sample] = {}
 
-    def store(self, buffers: Buffers) -> None:
-        """Replace all samples by those of `sample_columns.encode`."""
-        self._samples.clear()
-        self._samples = decode(buffers)
+    def store(self, buffers: Buffers, *, first: int) -> None:
+        """Replace the samples from number `first` on by those of `sample_columns.encode`."""
+        self._samples = {number: sample for number, sample in self._samples.items() if number < first}
+        self._samples |= decode(buffers)
 
     def add_rest(self, buffers: Buffers) -> None:
         """Add the columns to the samples that scoring does not need."""
@@ -41,11 +41,6 @@ class RankSamples:
         """Keep what the policy before the step's first update says of the samples."""
         for number, row in rows.items():
             self._samples[number] = replace(self._samples[number], old_logprobs=row)
-
-    def engine_gaps(self) -> dict[int, EngineGap]:
-        """How far engine and trainer are apart on each sample of which `old_logprobs` are known."""
-        gaps = {number: sample.engine_gap for number, sample in self._samples.items()}
-        return {number: gap for number, gap in gaps.items() if gap is not None}
 
     def move(self, numbers_by_rank: Sequence[Sequence[int]]) -> None:
         """Give scored samples to the ranks that update with them, and take what they give; every rank calls it."""

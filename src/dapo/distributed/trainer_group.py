@@ -46,6 +46,8 @@ class TrainerGroup:
         self._lost: str | None = None
         self._batch = 0
         """Counts the calls of `record_old_logprobs`: the ranks keep the samples of the last one."""
+        self._num_recorded = 0
+        """How many samples it was of: their numbers are below that."""
         self._rank_of: dict[int, int] = {}
         """The rank that has each of those samples, by number."""
         self.skipped_in_a_row = 0
@@ -74,9 +76,10 @@ class TrainerGroup:
         if any(sample.rank_record is None for sample in minibatch):
             if any(sample.rank_record is not None for sample in minibatch):
                 raise ValueError("old log-probabilities must be recorded for all samples of a minibatch or for none")
-            passes, moved = self._number(partitions, lambda i, sample: i), None
-            blocks = (encode(_numbered(own), (*IDS, *REST)) for own in partitions)
-            requests = self._request_each("store", ([block] for block in blocks))
+            first = self._num_recorded
+            passes, moved = self._number(partitions, lambda i, sample: first + i), None
+            blocks = (encode(_numbered(own, first), (*IDS, *REST)) for own in partitions)
+            requests = self._request_each("store", ([block] for block in blocks), first=first)
         else:
             passes = self._number(partitions, self._recorded_number)
             moved = self._moved(passes)
@@ -96,17 +99,15 @@ class TrainerGroup:
         max_tokens = self._config.microbatch_tokens
         partitions = partition(samples, ranks=len(self._workers), max_tokens=max_tokens)
         passes = self._number(partitions, lambda i, sample: i)
-        self._batch += 1
+        self._batch, self._num_recorded = self._batch + 1, len(samples)
         self._rank_of = {i: rank for rank, own in enumerate(passes) for each in own for i in each.numbers}
         numbered = [_numbered(own) for own in partitions]
         blocks = (encode(own, IDS) for own in numbered)
         scored = self._request_each("score", ([block, own] for block, own in zip(blocks, passes, strict=True)))
-        compared = self._request_each("engine_gaps", ([encode(own, REST)] for own in numbered))
+        rest = self._request_each("add_rest", ([encode(own, REST)] for own in numbered))
         self._answers(scored, self._timeout_s)
-        gaps = {i: gap for found in self._answers(compared, self._timeout_s) for i, gap in found.items()}
-        return [
-            replace(sample, rank_record=RankRecord(self._batch, i, gaps.get(i))) for i, sample in enumerate(samples)
-        ]
+        self._answers(rest, self._timeout_s)
+        return [replace(sample, rank_record=RankRecord(self._batch, i)) for i, sample in enumerate(samples)]
 
     def _number(
         self, partitions: Sequence[Sequence[RankMicrobatch]], number_of: Callable[[int, Sample], int]
@@ -295,8 +296,8 @@ class GroupWeights:
         return self.group.send(sessions)
 
 
-def _numbered(passes: Sequence[RankMicrobatch]) -> dict[int, Sample]:
-    return {i: sample for each in passes for i, sample in zip(each.indices, each.samples, strict=False)}
+def _numbered(passes: Sequence[RankMicrobatch], first: int = 0) -> dict[int, Sample]:
+    return {first + i: sample for each in passes for i, sample in zip(each.indices, each.samples, strict=False)}
 
 
 def _errors(futures: "Sequence[Future[Any]]") -> list[BaseException]:

@@ -20,7 +20,7 @@ from dapo.distributed.weight_session import Location, Session, own_location, ser
 from dapo.policy.fsdp.policy import Ranks, ShardedPolicy
 from dapo.policy.hf_io import NamedWeights
 from dapo.policy.model import LoadedModel, load_for_sharding
-from dapo.types import EngineGap, WeightLayout
+from dapo.types import WeightLayout
 
 
 class TrainerWorker:
@@ -85,22 +85,21 @@ class TrainerWorker:
         """Whether this process sees a folder of the controller."""
         return folder.is_dir()
 
-    def store(self, buffers: Buffers) -> None:
-        """Take the samples of the next update, which `sample_columns.encode` has made buffers of."""
-        self._samples.store(buffers)
+    def store(self, buffers: Buffers, *, first: int) -> None:
+        """Take the samples of the next update, as `RankSamples.store`: scored ones have numbers below `first`."""
+        self._samples.store(buffers, first=first)
 
     def score(self, buffers: Buffers, passes: Sequence[NumberedPass]) -> None:
         """Take the samples of a step, and keep their log-probabilities under the policy as it is now."""
-        self._samples.store(buffers)
+        self._samples.store(buffers, first=0)
         scores = self._policy.logprobs(self._samples.microbatches(passes))
         for each, rows in zip(passes, scores, strict=True):
             # not strict: a dummy microbatch has a row of scores and no number
             self._samples.set_old_logprobs(dict(zip(each.numbers, rows, strict=False)))
 
-    def engine_gaps(self, buffers: Buffers) -> dict[int, EngineGap]:
-        """Take what scoring did not need of the samples; returns by number how far engine and trainer are apart."""
+    def add_rest(self, buffers: Buffers) -> None:
+        """Take what scoring did not need of the samples."""
         self._samples.add_rest(buffers)
-        return self._samples.engine_gaps()
 
     def update(
         self, passes: Sequence[NumberedPass], moved: Sequence[Sequence[int]] | None, *, step: int

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from dapo.telemetry.metric_table import metric_of
 from dapo.telemetry.rollout_table import storable
-from dapo.types import Group, Sample
+from dapo.types import Group
 
 REFLECTION = (
     r"\b(wait|hold on|let me (re-?)?check|let's (re-?)?check|re-?check|double-?check|on second thought|"
@@ -86,17 +86,6 @@ def reflection_metrics(groups: Iterable[Group]) -> dict[str, float]:
         part = pa.array([storable(text) for text in texts[start : start + _TEXTS_PER_SEARCH]], pa.large_string())
         found += pc.sum(pc.match_substring_regex(part, REFLECTION, ignore_case=True)).as_py()
     return {"rollout/reflection_fraction": found / len(texts) if texts else 0.0}
-
-
-def engine_gap_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """The mean and the largest |log pi_engine - log pi_old| over trained tokens; empty where either is unknown."""
-    gaps = [gap for sample in samples if (gap := sample.engine_gap) is not None and gap.tokens]
-    if not gaps:
-        return {}
-    return {
-        "rollout/engine_logprob_gap_mean": fsum(gap.total for gap in gaps) / sum(gap.tokens for gap in gaps),
-        "rollout/engine_logprob_gap_max": max(gap.largest for gap in gaps),
-    }
 
 
 def staleness_metrics(groups: Sequence[Group], *, version: int) -> dict[str, float]:

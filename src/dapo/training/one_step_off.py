@@ -42,7 +42,7 @@ from dapo.training.checkpointing import save_if_due, save_now
 from dapo.training.divergence import check_divergence
 from dapo.training.prefetched_batch import PrefetchedBatch
 from dapo.training.rollout import Batch, collect
-from dapo.training.samples import minibatches, with_advantages
+from dapo.training.samples import minibatches, with_advantages, with_old_logprobs
 from dapo.training.state import Run
 from dapo.training.step_metrics import evaluate_and_log, report_step, rollouts_in_background
 from dapo.training.train import saved_on_failure
@@ -66,15 +66,16 @@ def train(run: Run) -> None:
                 batch = prefetched_batch(run, step=step)  # * sampled during the step before
                 with next_batch(run, step=step + 1) as pending:  # * lines 2 to 8 of the next step, in a thread
                     samples = with_advantages(batch.groups, config)
+                    updates = minibatches(samples, config, step=step)
                     with rollouts_in_background(run, batch, samples) as text_metrics:
-                        if len(batch.groups) > config.train.minibatch_groups:
+                        if len(updates) > 1:
                             with run.phase("old_logprobs"):
-                                samples = run.policy.record_old_logprobs(samples)
+                                updates = with_old_logprobs(updates, run.policy.record_old_logprobs)
                     staleness = bounded_staleness(staleness_metrics(batch.groups, version=state.step))
                     with run.stop.deferred():
                         if pending is not None:
                             pending.raise_if_failed()  # * the last time that both halves can be undone
-                        for minibatch in run.track("update", minibatches(samples, config, step=step)):
+                        for minibatch in run.track("update", updates):
                             state.updates.append(run.policy.update(minibatch, step=step))
                         report_step(run, batch, samples, text_metrics | staleness)
                         state.prefetched_batch = await_batch(run, pending)  # *

@@ -1,8 +1,8 @@
 """From judged groups to samples: shaped rewards (Eq. 13), advantages (Eq. 9), masks."""
 
 from array import array
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Callable, Sequence
+from itertools import groupby, islice
 
 import torch
 
@@ -49,6 +49,18 @@ def minibatches(samples: Sequence[Sample], config: Config, *, step: int) -> list
     return [
         [sample for i in order[start : start + size] for sample in groups[i]] for start in range(0, len(groups), size)
     ]
+
+
+def with_old_logprobs(
+    minibatches: Sequence[list[Sample]], record: Callable[[list[Sample]], Sequence[Sample]]
+) -> list[list[Sample]]:
+    """The minibatches of a step with pi_old of Eq. 6, which `record` asks the policy for, from the second one on.
+
+    In the first update the policy still is pi_old: there the detached log-probabilities of the update itself are taken.
+    """
+    first, *later = minibatches
+    recorded = iter(record([sample for minibatch in later for sample in minibatch]))
+    return [first, *(list(islice(recorded, len(minibatch))) for minibatch in later)]
 
 
 def _group_samples(group: Group, config: Config) -> list[Sample]:

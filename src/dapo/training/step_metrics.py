@@ -12,7 +12,7 @@ from dapo.core.background import in_background
 from dapo.core.files import atomic_write_json
 from dapo.evaluation.evaluate import EngineSampler, evaluate
 from dapo.evaluation.scores import Evaluation
-from dapo.telemetry.metrics import engine_gap_metrics, mean_of_updates, reflection_metrics, rollout_metrics
+from dapo.telemetry.metrics import mean_of_updates, reflection_metrics, rollout_metrics
 from dapo.telemetry.rollout_table import short_fields, write_rollouts
 from dapo.training.advice import advise_after_evaluation, advise_after_step, advise_on_advantages
 from dapo.training.divergence import entropy_collapse_steps, warn_divergence
@@ -67,8 +67,7 @@ def report_step(run: Run, batch: Batch, samples: Sequence[Sample], more: Mapping
     tokens_trained = sum(sample.num_trained_tokens for sample in samples)
     metrics = rollout_metrics(batch.decided, batch.group_counts, batch.token_counts, shortfall=batch.shortfall)
     metrics |= {"rollout/epoch": batch.epoch, "rollout/tokens_in_minibatches": tokens_trained}
-    metrics |= engine_gap_metrics(samples) | dict(more)
-    metrics |= {name: value for name, value in mean_of_updates(state.updates).items() if name not in metrics}
+    metrics |= mean_of_updates(state.updates) | dict(more)
     errors = [v.error for group, _ in batch.judged for v in group.verdicts if v.error is not None]
     if errors:
         most_frequent = Counter(errors).most_common(1)[0][0]

@@ -2,7 +2,7 @@
 
 1. Groups enter the batch in the order in which they were submitted, and only as many are sampled as the batch needs
    (`dynamic_sampling.py`). The paper oversamples, and does not say which groups it takes.
-2. With a single update per step, pi_old is the detached policy itself: its log-probabilities are not computed twice.
+2. In a step's first update pi_old is the detached policy itself: its log-probabilities are not computed twice.
 3. Nothing is lost: what was generated and not trained on is counted by outcome, and a step that fails puts its problems
    back, so that a resumed run repeats that step exactly.
 4. Before the first step, after every `train.eval_every`-th and after the last one, the policy is evaluated; checkpoints
@@ -16,7 +16,7 @@ from dapo.core.errors import DapoError
 from dapo.training.checkpointing import save_after_failure, save_if_due, save_now
 from dapo.training.divergence import check_divergence
 from dapo.training.rollout import collect
-from dapo.training.samples import minibatches, with_advantages
+from dapo.training.samples import minibatches, with_advantages, with_old_logprobs
 from dapo.training.shortfall import ProblemsSolved
 from dapo.training.state import Run
 from dapo.training.step_metrics import evaluate_and_log, evaluate_last, report_step, rollouts_in_background
@@ -37,11 +37,12 @@ def train(run: Run) -> None:
                     batch = collect(run.sampling, step=step, on_progress=on_progress, check=run.stop.check)  # Eq. 11
                 run.drop_engine_weights()
                 samples = with_advantages(batch.groups, config)  # line 9: Eq. 9, 13
+                updates = minibatches(samples, config, step=step)  # line 10
                 with rollouts_in_background(run, batch, samples) as text_metrics:
-                    if len(batch.groups) > config.train.minibatch_groups:
+                    if len(updates) > 1:
                         with run.phase("old_logprobs"):
-                            samples = run.policy.record_old_logprobs(samples)  # pi_old of Eq. 6
-                for minibatch in run.track("update", minibatches(samples, config, step=step)):  # line 10
+                            updates = with_old_logprobs(updates, run.policy.record_old_logprobs)  # pi_old of Eq. 6
+                for minibatch in run.track("update", updates):
                     state.updates.append(run.policy.update(minibatch, step=step))  # line 11: Eq. 8
                 report_step(run, batch, samples, text_metrics)
                 evaluate_and_log(run)

@@ -239,15 +239,17 @@ class ResourceEstimate:
         return phases | self._training_seconds()
 
     def _training_seconds(self) -> dict[str, float]:
-        has_old, recompute = self.config.updates_per_step > 1, bool(self.config.train.recompute)
+        recompute = bool(self.config.train.recompute)
+        recorded = 1 - 1 / self.config.updates_per_step  # the first update computes its own
         if self.profile.device == "gpu":
             update = sum(self.update_time.parts(recompute=recompute).values())
             forward, tokens = self.update_time.forward_seconds(), self.trained_tokens / self.ranks
-            return ({"old log-probabilities": forward * tokens} if has_old else {}) | {"update": update * tokens}
+            phases = {"old log-probabilities": recorded * forward * tokens, "update": update * tokens}
+            return {name: seconds for name, seconds in phases.items() if seconds}
         # on CPUs the one machine computes an update, however many ranks share it
         rate = self.profile.tflops * 1e12 * self.profile.train_utilisation
-        passes = ({"old log-probabilities": 1} if has_old else {}) | {"update": 4 if recompute else 3}
-        return {name: count * self._forward_flop() / rate for name, count in passes.items()}
+        passes = {"old log-probabilities": recorded, "update": 4 if recompute else 3}
+        return {name: count * self._forward_flop() / rate for name, count in passes.items() if count}
 
     @property
     def trained_tokens(self) -> float:
