@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dapo.algo.loss import aggregation_weights, kl_penalty, policy_loss
+from dapo.algo.loss import (
+    aggregation_weights,
+    gradient_interval,
+    kl_gradient,
+    kl_penalty,
+    policy_gradient,
+    policy_loss,
+)
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
 AGGREGATES = ["token", "group", "sequence", "constant"]
@@ -620,3 +627,52 @@ def test_shapes_that_would_broadcast_into_a_wrong_loss_are_refused_by_name():
 def test_a_dual_clip_that_would_cut_on_policy_tokens_is_refused(dual_clip):
     with pytest.raises(ValueError, match="dual_clip must be above 1"):
         one_token(1.0, -1.0, dual_clip=dual_clip)
+
+
+# --- the derivatives that training uses, written out; autograd through the losses above is their oracle
+
+
+INF = math.inf
+LOG_RATIOS = [
+    0.0,
+    0.1,
+    0.24,
+    0.25,
+    -0.22,
+    -0.23,
+    0.4,
+    0.41,
+    3.0,
+    19.9,
+    20.1,
+    500.0,
+    -3.0,
+    -19.9,
+    -20.1,
+    -500.0,
+    NAN,
+    INF,
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("clip", [{}, {"dual_clip": 1.5}, {"clip_low": 1.0}, {"clip_high": 1e12}], ids=str)
+def test_the_written_gradients_equal_those_of_autograd(clip: dict[str, float], dtype: torch.dtype) -> None:
+    options = {**CLIP, **clip}
+    log_ratios = torch.tensor(LOG_RATIOS, dtype=dtype).repeat(6)
+    num = len(LOG_RATIOS)
+    advantages = torch.tensor([1.7, 0.0, -0.6], dtype=dtype).repeat_interleave(num).repeat(2)
+    mask = torch.arange(6 * num) < 3 * num
+    mask &= log_ratios.isfinite()
+    old = torch.linspace(-4, -0.5, 6 * num, dtype=dtype)
+    weights = torch.linspace(0.5, 2, 6 * num, dtype=dtype)
+    logprobs = (old + log_ratios).requires_grad_()
+    loss, _ = policy_loss(logprobs, old, advantages, mask, weights, **options)
+    (expected,) = torch.autograd.grad(loss, logprobs)
+    scale = torch.where(mask, -weights * advantages, 0.0)
+    found = policy_gradient(logprobs.detach(), old, scale, *gradient_interval(advantages, **options))
+    torch.testing.assert_close(found, expected, rtol=1e-6 if dtype == torch.float32 else 1e-14, atol=0)
+    assert 10 < found.count_nonzero() < mask.sum()
+    (expected,) = torch.autograd.grad(kl_penalty(logprobs, old, mask, weights), logprobs)
+    found = kl_gradient(logprobs.detach(), old, mask, weights)
+    torch.testing.assert_close(found, expected, rtol=1e-5 if dtype == torch.float32 else 1e-14, atol=1e-7)

@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.autograd import Variable
+from torch.autograd.function import FunctionCtx
 
 
 @contextmanager
@@ -94,12 +95,12 @@ def _apply(node: Any, gradients: dict[int, Tensor]) -> Sequence[Tensor | None]:
     if not isinstance(node, torch.autograd.function.BackwardCFunction):
         found = node(*given)
         return found if isinstance(found, tuple) else (found,)
-    found = node.apply(
-        *(
+    if getattr(node, "fake_cuda_materializes", True):
+        given = [
             torch.zeros(output.shape, dtype=output.dtype, device=output.device) if gradient is None else gradient
             for gradient, output in zip(given, node.fake_cuda_outputs, strict=True)
-        )
-    )
+        ]
+    found = node.apply(*given)
     found = found if isinstance(found, tuple) else (found,)
     # one result for each input of forward, but next nodes only for tensors
     wanted = (result for result, needed in zip(found, node.needs_input_grad, strict=True) if needed)
@@ -118,8 +119,9 @@ def _accumulate(leaf: Tensor, gradient: Tensor) -> None:
 
 @contextmanager
 def _functions_remember_outputs() -> Iterator[None]:
-    """Let each `autograd.Function` keep its outputs' shapes, as autograd does out of Python's reach."""
+    """Let each `autograd.Function` keep its outputs' shapes and settings, as autograd does out of Python's reach."""
     apply = torch.autograd.Function.__dict__["apply"].__func__
+    set_materialize_grads = FunctionCtx.set_materialize_grads
 
     def apply_and_remember(cls: type, *args: Any, **kwargs: Any) -> Any:
         results = apply(cls, *args, **kwargs)
@@ -130,7 +132,15 @@ def _functions_remember_outputs() -> Iterator[None]:
                 break
         return results
 
-    with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply_and_remember)):
+    def set_and_remember(ctx: Any, value: bool) -> None:
+        set_materialize_grads(ctx, value)
+        ctx.fake_cuda_materializes = value
+
+    patches = (
+        mock.patch.object(torch.autograd.Function, "apply", classmethod(apply_and_remember)),
+        mock.patch.object(FunctionCtx, "set_materialize_grads", set_and_remember),
+    )
+    with patches[0], patches[1]:
         yield
 
 

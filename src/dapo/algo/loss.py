@@ -5,6 +5,7 @@ ranks, before it is cut up; so the losses of any microbatches on any ranks add u
 gradients (reduce them with SUM, never with a mean).
 """
 
+import math
 from typing import Literal
 
 import torch
@@ -79,6 +80,33 @@ def policy_loss(
     return -(torch.where(trained, surrogate, 0.0) * _per_token("weights", weights, ratio)).sum(), sums
 
 
+def gradient_interval(
+    advantages: Tensor, *, clip_low: float, clip_high: float, dual_clip: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """The least and the greatest log r at which each token has a gradient under `policy_loss`; arguments as there."""
+    lowest = math.log1p(-clip_low) if clip_low < 1 else -LOG_RATIO_BOUND
+    bound = LOG_RATIO_BOUND if dual_clip is None else math.log(dual_clip)
+    low = torch.where(advantages < 0, max(lowest, -LOG_RATIO_BOUND), -LOG_RATIO_BOUND)
+    high = torch.where(advantages > 0, math.log1p(clip_high), bound)
+    return low.to(advantages.dtype), high.clamp(max=LOG_RATIO_BOUND).to(advantages.dtype)
+
+
+def policy_gradient(logprobs: Tensor, old_logprobs: Tensor, scale: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """The derivative of `policy_loss` by each of its `logprobs`: `scale r` inside of the interval, and 0 outside.
+
+    It is written out because autograd takes five times as many kernels, and the loss is differentiated chunk by chunk.
+
+    Args:
+        logprobs: `[T]` of the policy.
+        old_logprobs: `[T]`; may be `logprobs` itself.
+        scale: `[T]` minus weight times advantage; 0 for tokens that do not train.
+        low: `[T]` from `gradient_interval`.
+        high: `[T]` from `gradient_interval`.
+    """
+    log_ratio = logprobs - old_logprobs
+    return torch.where(log_ratio.clamp(low, high) == log_ratio, scale * log_ratio.exp(), 0.0)
+
+
 def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
     """Eq. 5's `D_KL(policy || reference)`, weighted like the loss: times beta, add it to the loss.
 
@@ -89,6 +117,12 @@ def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, weigh
     log_q = -_masked_log_ratio(logprobs, reference_logprobs.detach(), mask.bool())
     # expm1: near q = 1 the estimate is about (log q)^2 / 2, which exp() - 1 would round away
     return ((torch.expm1(log_q) - log_q) * _per_token("weights", weights, log_q)).sum()
+
+
+def kl_gradient(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
+    """The derivative of `kl_penalty` by each of its `logprobs`; all are `[T]`."""
+    log_q = reference_logprobs - logprobs
+    return torch.where(mask & (log_q.abs() <= LOG_RATIO_BOUND), -torch.expm1(log_q) * weights, 0.0)
 
 
 def engine_weights(old_logprobs: Tensor, engine_logprobs: Tensor, mask: Tensor, *, cap: float) -> Tensor:

@@ -188,32 +188,37 @@ class _Score(torch.autograd.Function):
             if temperature != 1:
                 block.div_(temperature)
             log_p = block.log_softmax(dim=1)  # [block, V]
-            logprobs[rows] = log_p.gather(1, targets[rows, None]).flatten()
+            torch.gather(log_p, 1, targets[rows, None], out=logprobs[rows, None])
             torch.exp(log_p, out=block)
-            entropies[rows] = -log_p.mul_(block).sum(dim=1)
+            torch.sum(log_p.mul_(block), dim=1, out=entropies[rows])
+        entropies.neg_()
         ctx.save_for_backward(hidden, weight, bias, targets, entropies)
         ctx.probabilities = p  # not a saved tensor: backward overwrites it
-        ctx.temperature, ctx.differentiable_entropy = temperature, differentiable_entropy
+        ctx.temperature = temperature
+        ctx.set_materialize_grads(differentiable_entropy)
         if not differentiable_entropy:
             ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_logprobs: Tensor, grad_entropies: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_logprobs: Tensor, grad_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, _, targets, entropies = ctx.saved_tensors
         p = ctx.probabilities  # [n, V], becomes dloss/dlogits in place
         del ctx.probabilities
-        scale = grad_logprobs[:, None] / ctx.temperature  # [n, 1]
-        entropy_scale = grad_entropies[:, None] / ctx.temperature  # [n, 1]
+        if ctx.temperature != 1:
+            grad_logprobs = grad_logprobs / ctx.temperature
+            grad_entropies = None if grad_entropies is None else grad_entropies / ctx.temperature
+        scale = grad_logprobs[:, None]  # [n, 1]
+        negated = -scale
         for rows in _blocks(p):
             block = p[rows]
-            if ctx.differentiable_entropy:
+            if grad_entropies is None:
+                block.mul_(negated[rows])
+            else:
                 # xlogy: a probability that underflowed to 0 has p log p = 0, not nan
                 neg_entropy_grad = torch.xlogy(block, block).addcmul_(block, entropies[rows, None])  # -dH/dz
-                block.mul_(-scale[rows]).addcmul_(neg_entropy_grad, -entropy_scale[rows])
-            else:
-                block.mul_(-scale[rows])
+                block.mul_(negated[rows]).addcmul_(neg_entropy_grad, -grad_entropies[rows, None])
         grad = p.scatter_add_(1, targets[:, None], scale).to(weight.dtype)
         # a frozen head saves a third of the matmuls
         _, for_weight, for_bias, *_ = ctx.needs_input_grad

@@ -3,11 +3,12 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dapo.algo.loss import engine_weights, kl_penalty, policy_loss
+from dapo.algo.loss import engine_weights, gradient_interval, kl_gradient, kl_penalty, policy_gradient, policy_loss
 from dapo.config import LossConfig
 from dapo.policy.transfer import to_numbers
 
@@ -22,45 +23,75 @@ MEANS = {
 """Metrics that are means over the trained tokens, and the sums that they are made of."""
 
 
-def token_objective(
+def gradient_terms(tokens: Mapping[str, Tensor], config: LossConfig) -> dict[str, Tensor]:
+    """The `tokens` with what `objective_gradient` needs of each and the log-probabilities do not change.
+
+    Args:
+        tokens: `[S]` each: `advantages`, `weights`, `mask`; where they are known also `old`, `engine` and `reference`
+            log-probabilities. Without `old` the tokens are on policy: their ratio is 1.
+        config: what the loss consists of.
+    """
+    mask, weights, advantages = tokens["mask"], tokens["weights"], tokens["advantages"]
+    low, high = gradient_interval(advantages, **_clip(config))
+    terms = {"scale": torch.where(mask, -weights * advantages, 0.0), "low": low, "high": high}
+    if config.entropy_coef > 0:
+        terms["entropy"] = torch.where(mask, -config.entropy_coef * weights, 0.0)
+    return {**tokens, **terms}
+
+
+def objective_gradient(logprobs: Tensor, terms: Mapping[str, Tensor], config: LossConfig) -> Tensor:
+    """`[n]` the derivative of the loss by each log-probability; `terms` are those of the same tokens.
+
+    The derivative by the entropy is `terms["entropy"]`, where the loss has an entropy term.
+    """
+    old = terms.get("old", logprobs)
+    gradient = policy_gradient(logprobs, old, terms["scale"], terms["low"], terms["high"])
+    if (cap := config.engine_correction) is not None:
+        gradient = gradient * engine_weights(old, terms["engine"], terms["mask"], cap=cap)
+    if "reference" in terms:
+        kl = kl_gradient(logprobs, terms["reference"], terms["mask"], terms["weights"])
+        gradient = gradient + config.kl_coef * kl
+    return gradient
+
+
+@torch.no_grad()
+def objective_sums(
     logprobs: Tensor, entropies: Tensor, tokens: Mapping[str, Tensor], config: LossConfig
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The scalar loss of `[n]` packed tokens, and sums over the trained ones that describe it, on their device.
+) -> dict[str, Tensor]:
+    """Sums over the trained of `[S]` packed tokens that describe their loss, on their device.
 
     Masked tokens are replaced by 0 rather than left out: how many there are need not be known, so nothing waits.
 
     Args:
-        logprobs: `[n]` of the policy that trains.
-        entropies: `[n]` in nats; with a gradient only where `entropy_coef` needs it.
-        tokens: `[n]` each: `advantages`, `weights`, `mask`; where they are known also `old`, `engine` and `reference`
-            log-probabilities. Without `old` the tokens are on policy: their ratio is 1.
+        logprobs: `[S]` of the policy that trains.
+        entropies: `[S]` in nats.
+        tokens: as of `gradient_terms`.
         config: what the loss consists of.
     """
     mask, weights = tokens["mask"], tokens["weights"]
-    old = tokens.get("old", logprobs.detach())
+    old = tokens.get("old", logprobs)
     corrected, about_correction = weights, {}
     if (cap := config.engine_correction) is not None:
         correction = engine_weights(old, tokens["engine"], mask, cap=cap)
         corrected = weights * correction
         about_correction["engine_weight"] = torch.where(mask, correction, 0.0).sum(dtype=torch.float64)
         about_correction["engine_truncated"] = (mask & (correction >= cap)).sum()
-    clip = {"clip_low": config.clip_low, "clip_high": config.clip_high}
-    loss, sums = policy_loss(logprobs, old, tokens["advantages"], mask, corrected, dual_clip=config.dual_clip, **clip)
-    sums |= about_correction | {"loss": loss.detach(), "entropy": torch.where(mask, entropies.detach(), 0.0).sum()}
+    loss, sums = policy_loss(logprobs, old, tokens["advantages"], mask, corrected, **_clip(config))
+    sums |= about_correction | {"loss": loss, "entropy": torch.where(mask, entropies, 0.0).sum()}
     if "engine" in tokens:
         gaps = torch.where(mask, (tokens["engine"] - old).abs(), 0.0)
         sums["gap"], sums["gap_tokens"], sums["gap_max"] = gaps.sum(), mask.sum(), gaps.max()
     if "reference" in tokens:
-        kl = kl_penalty(logprobs, tokens["reference"], mask, weights)
-        sums["kl"] = kl.detach()
-        loss = loss + config.kl_coef * kl
-    if config.entropy_coef > 0:
-        loss = loss - config.entropy_coef * torch.where(mask, weights * entropies, 0.0).sum()
-    return loss, sums
+        sums["kl"] = kl_penalty(logprobs, tokens["reference"], mask, weights)
+    return sums
+
+
+def _clip(config: LossConfig) -> dict[str, Any]:
+    return {"clip_low": config.clip_low, "clip_high": config.clip_high, "dual_clip": config.dual_clip}
 
 
 def add_sums(parts: Iterable[Mapping[str, Tensor | float]]) -> dict[str, float]:
-    """Sums over chunks, microbatches or ranks by name (the maximum for names ending in `_max`); 0 for other names.
+    """Sums over microbatches or ranks by name (the maximum for names ending in `_max`); 0 for other names.
 
     Tensors come to main memory in one copy for all parts.
     """

@@ -24,7 +24,14 @@ from dapo.policy.hf_io import NamedWeights, layout_of
 from dapo.policy.logprobs import chunks, hidden_states, score_tokens, token_logprobs, use_packed_forward
 from dapo.policy.lora import add_adapters
 from dapo.policy.model import LoadedModel
-from dapo.policy.objective import add_sums, is_valid_update, objective_metrics, token_objective
+from dapo.policy.objective import (
+    add_sums,
+    gradient_terms,
+    is_valid_update,
+    objective_gradient,
+    objective_metrics,
+    objective_sums,
+)
 from dapo.policy.optim import MasterAdamW, learning_rate
 from dapo.policy.packing import Microbatch, RankMicrobatch, in_callers_order, pack, pack_microbatch, partition
 from dapo.policy.transfer import to_device
@@ -142,38 +149,39 @@ class PolicyCore:
         """The layer that scores chunks of a microbatch; its weights have their whole gradient when the block ends."""
         yield self._model.get_output_embeddings()
 
-    def _backward(self, rank_microbatch: RankMicrobatch) -> list[dict[str, Tensor]]:
-        """Add the gradient of a microbatch's loss to what is there; returns each chunk's sums over its trained tokens.
+    def _backward(self, rank_microbatch: RankMicrobatch) -> dict[str, Tensor]:
+        """Add the gradient of a microbatch's loss to what is there; returns the sums over its trained tokens.
 
         The loss is a sum over tokens, so each chunk of tokens goes through the head, the loss and back to the hidden
         states on its own, and the layers follow with all of them.
         """
-        microbatch = pack_microbatch(rank_microbatch, self._model.device)
+        microbatch, loss = pack_microbatch(rank_microbatch, self._model.device), self._config.loss
         tokens = self._per_token(rank_microbatch, microbatch)
+        terms = gradient_terms(tokens, loss)
         hidden = hidden_states(self._model, microbatch)  # [S, hidden]
-        gradient = torch.empty_like(hidden)
-        sums = []
+        scores, gradients = [], []
         with self._head() as head:
             for part in chunks(len(hidden), len(head.weight), hidden.device.type):
                 inputs = hidden.detach()[part].requires_grad_()
-                logprobs, entropies = score_tokens(
+                score = score_tokens(
                     inputs,
                     head,
                     microbatch.targets[part],
                     temperature=self._config.rollout.temperature,
-                    differentiable_entropy=self._config.loss.entropy_coef > 0,
+                    differentiable_entropy="entropy" in terms,
                 )
-                chunk = {name: values[part] for name, values in tokens.items()}
-                loss, chunk_sums = token_objective(logprobs, entropies, chunk, self._config.loss)
-                loss.backward()
+                scores.append([values.detach() for values in score])
+                gradient = objective_gradient(scores[-1][0], {name: of[part] for name, of in terms.items()}, loss)
+                of_score = [gradient, terms["entropy"][part]] if "entropy" in terms else [gradient]
+                torch.autograd.backward(score[: len(of_score)], of_score)
                 assert inputs.grad is not None
-                gradient[part] = inputs.grad
-                sums.append(chunk_sums)
-        hidden.backward(gradient)
-        return sums
+                gradients.append(inputs.grad)
+        hidden.backward(torch.cat(gradients))
+        logprobs, entropies = map(torch.cat, zip(*scores, strict=True))
+        return objective_sums(logprobs, entropies, tokens, loss)
 
     def _per_token(self, rank_microbatch: RankMicrobatch, microbatch: Microbatch) -> dict[str, Tensor]:
-        """`[S]` each: the `tokens` of `token_objective`, which go to the device in one copy."""
+        """`[S]` each: the `tokens` of `gradient_terms`, which go to the device in one copy."""
         samples = rank_microbatch.samples
         dtype, lengths = torch.promote_types(self._model.dtype, torch.float32), torch.tensor(microbatch.lengths)
 
@@ -243,9 +251,7 @@ class Policy(PolicyCore):
         """
         (passes,) = partition_minibatch(minibatch, self._config, ranks=1)
         self._optimizer.zero_grad()
-        sums = []
-        for rank_microbatch in passes:
-            sums += self._backward(rank_microbatch)
+        sums = [self._backward(rank_microbatch) for rank_microbatch in passes]
         return self._apply_gradient(add_sums(sums), step=step)
 
     def save(self, directory: str | Path) -> None:

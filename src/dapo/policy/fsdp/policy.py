@@ -292,9 +292,7 @@ class ShardedPolicy(PolicyCore):
         Every rank calls it, with as many rank microbatches.
         """
         self._optimizer.zero_grad()
-        sums = []
-        for rank_microbatch in rank_microbatches:
-            sums += self._backward(rank_microbatch)
+        sums = [self._backward(rank_microbatch) for rank_microbatch in rank_microbatches]
         return self._apply_gradient(add_sums(self._ranks.gather(add_sums(sums))), step=step)
 
     @explain_out_of_memory(torch.OutOfMemoryError, "log-probabilities on a trainer rank", SMALLER_MICROBATCHES)
