@@ -262,9 +262,11 @@ def test_service_is_first_come_first_served(name: str) -> None:
 
 @each_engine
 def test_abort_gives_partial_responses_and_queued_ones_give_none(name: str) -> None:
-    whole = run(ENGINES[name].make(2), group("a", 4, max_new_tokens=10))
+    # of different prompts: an engine may start a group as a whole
+    requests = [request(f"a{i}", max_new_tokens=10, prompt_ids=(*PROMPT, i)) for i in range(4)]
+    whole = run(ENGINES[name].make(2), requests)
     engine = ENGINES[name].make(2)
-    engine.submit(group("a", 4, max_new_tokens=10))
+    engine.submit(requests)
     for _ in range(3):
         assert engine.poll() == []
     stopped = engine.abort(["a3", "a0"])
@@ -278,7 +280,7 @@ def test_abort_gives_partial_responses_and_queued_ones_give_none(name: str) -> N
     rest = finish_all(engine, 2)
     assert {i: g.token_ids for i, g in rest.items()} == {i: whole[i].token_ids for i in ("a1", "a2")}
     # the ids are free again, and the answer is the one it would have been
-    assert run(engine, [request("a0", max_new_tokens=10)])["a0"].token_ids == whole["a0"].token_ids
+    assert run(engine, requests[:1])["a0"].token_ids == whole["a0"].token_ids
 
 
 @each_engine

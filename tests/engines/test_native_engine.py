@@ -15,7 +15,8 @@ from dapo.config.sampling import NativeConfig
 from dapo.core.errors import EngineError
 from dapo.core.rng import keyed_uniforms
 from dapo.engines.native.engine import PREFILL_TOKENS, NativeEngine, prefill_batches
-from dapo.engines.native.sampling import BLOCK, FIRST_CANDIDATES, SamplingSettings, invert_cdf, sample
+from dapo.engines.native.rows import Row, Rows
+from dapo.engines.native.sampling import BLOCK, FIRST_CANDIDATES, Draws, SamplingSettings, invert_cdf, sample
 from dapo.engines.native.scheduler import FIRST_UNIFORMS, RunningSequence, Scheduler
 from dapo.types import Generation, GenerationRequest
 from helpers.tiny_models import REFUSED, SERVED, VOCABULARY, ModelWeights, llama, randomised, tied_llama, tiny_model
@@ -117,7 +118,7 @@ def test_a_group_is_prefilled_once() -> None:
     run(engine, group("a", 8))
     assert (engine.stats.prefills, engine.stats.prefill_prompts, engine.stats.prefill_tokens) == (1, 1, 4)
     # the first of six tokens comes from the prefill
-    assert (engine.stats.decode_steps, engine.stats.decode_slot_steps) == (5, 8 * 5)
+    assert (engine.stats.decode_steps, engine.stats.decode_tokens) == (5, 8 * 5)
     assert engine.stats.sampled_tokens == 8 * 6
 
 
@@ -176,8 +177,7 @@ def test_one_poll_is_one_token_for_every_live_sequence() -> None:
 
 def test_prefills_are_bounded_with_their_padding() -> None:
     def lengths(*prompts: int) -> list[list[int]]:
-        groups = [[RunningSequence(request(str(i), prompt_ids=(1,) * n))] for i, n in enumerate(prompts)]
-        return [[len(g[0].request.prompt_ids) for g in batch] for batch in prefill_batches(groups)]
+        return [list(map(len, batch)) for batch in prefill_batches([(1,) * n for n in prompts])]
 
     half, third = PREFILL_TOKENS // 2, PREFILL_TOKENS // 3
     assert lengths(half, half, 1) == [[half, half], [1]]
@@ -221,17 +221,53 @@ def test_memory_never_exceeds_cache_tokens() -> None:
     assert {i: g.token_ids for i, g in done.items()} == {i: g.token_ids for i, g in plenty.items()}
 
 
-def test_admission_counts_slots_times_the_longest_reservation() -> None:
+def rows_of(groups: Sequence[list[RunningSequence]]) -> Rows:
+    rows = Rows()
+    for started in groups:
+        rows.assign(Row(started))
+    return rows
+
+
+def names(groups: Sequence[list[RunningSequence]]) -> list[str]:
+    return [" ".join(seq.request.id for seq in started) for started in groups]
+
+
+def test_admission_counts_rows_times_the_longest_reservation() -> None:
     scheduler = Scheduler(slots=8, cache_tokens=100, max_positions=None, vocabulary=200)
-    small = [request(f"s{i}", max_new_tokens=16) for i in range(7)]  # 20 positions each
-    scheduler.submit([*small, request("big", max_new_tokens=46), request("last", max_new_tokens=1)])
-    started = scheduler.admit([])
-    assert [seq.request.id for seq in started] == ["s0", "s1", "s2", "s3", "s4"]  # 5 x 20
-    assert scheduler.admit(started) == []
+    small = [request(f"s{i}", prompt_ids=(*PROMPT, i), max_new_tokens=15) for i in range(7)]  # 20 positions each
+    scheduler.submit([*small, request("big", max_new_tokens=46), request("last", max_new_tokens=1, top_p=0.5)])
+    started = scheduler.admit(rows_of([]))
+    assert names(started) == ["s0", "s1", "s2", "s3", "s4"]  # 5 x 20
+    assert scheduler.admit(rows_of(started)) == []
     # one of 50 beside two of 20 would take 3 x 50; nobody overtakes it
-    assert [seq.request.id for seq in scheduler.admit(started[:2])] == ["s5", "s6"]
-    assert scheduler.admit(started[:2]) == []
-    assert [seq.request.id for seq in scheduler.admit(started[:1])] == ["big"]
+    assert names(scheduler.admit(rows_of(started[:2]))) == ["s5", "s6"]
+    assert scheduler.admit(rows_of(started[:2])) == []
+    assert names(scheduler.admit(rows_of(started[:1]))) == ["big"]
+
+
+def test_a_group_that_starts_counts_with_all_its_requests_and_later_with_its_branches() -> None:
+    scheduler = Scheduler(slots=8, cache_tokens=None, max_positions=None, vocabulary=200)
+    groups = [group(letter, 5, prompt_ids=(*PROMPT, i)) for i, letter in enumerate("abcd")]
+    scheduler.submit([r for each in groups for r in each])
+    started = scheduler.admit(rows_of([]))
+    assert names(started) == ["a0 a1 a2 a3 a4", "b0 b1 b2 b3 b4"]  # with five of eight taken another may start
+    # once each of them has drawn a token that all have drawn, they are two
+    assert names(scheduler.admit(rows_of(started))) == ["c0 c1 c2 c3 c4", "d0 d1 d2 d3 d4"]
+    parted = Rows()
+    parted.assign(Row([RunningSequence(groups[0][0])], paused=[[RunningSequence(r)] for r in groups[0][1:]]))
+    parted.assign(
+        Row([RunningSequence(r) for r in groups[1][:2]], paused=[[RunningSequence(r)] for r in groups[1][2:]])
+    )
+    assert parted.num_branches == 9
+    scheduler.submit([request("e")])
+    assert scheduler.admit(parted) == []
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.5}, {"top_p": 0.5}, {"stop_ids": (1,)}, {"min_new_tokens": 1}])
+def test_only_requests_with_the_same_distributions_start_in_one_row(options: dict[str, object]) -> None:
+    scheduler = Scheduler(slots=8, cache_tokens=None, max_positions=None, vocabulary=200)
+    scheduler.submit([request("a"), request("b", max_new_tokens=9), request("c", **options)])
+    assert names(scheduler.admit(rows_of([]))) == ["a b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -384,8 +420,9 @@ def test_a_head_that_differs_from_the_models_own_logits_is_found_by_numbers() ->
 def draw(
     logits: Tensor, u: Sequence[float], *, temperature: float = 1.0, top_p: float = 1.0
 ) -> tuple[list[int], Tensor]:
-    settings = np.array([u, [temperature] * len(logits), [top_p] * len(logits)])
-    tokens, logprobs = sample(logits, SamplingSettings.of(settings, torch.from_numpy(settings)))
+    settings = np.array([[temperature] * len(logits), [top_p] * len(logits)])
+    draws = Draws(torch.tensor(u, dtype=torch.float64)[:, None])
+    tokens, logprobs = sample(logits, SamplingSettings.of(settings, torch.from_numpy(settings), draws))
     return tokens.tolist(), logprobs
 
 
@@ -428,7 +465,7 @@ def test_sums_that_round_apart_stay_inside_the_block() -> None:
     generator = torch.Generator().manual_seed(0)
     distribution = torch.rand(400, 5 * BLOCK + 3, generator=generator)
     distribution[:, -10:] = 0.0
-    sampled = invert_cdf(distribution, torch.full((400, 1), BELOW_ONE, dtype=torch.float64))
+    sampled = invert_cdf(distribution, Draws(torch.full((400, 1), BELOW_ONE, dtype=torch.float64)))
     assert (distribution.gather(1, sampled[:, None]) > 0).all()
     assert (sampled >= 4 * BLOCK).all()
 

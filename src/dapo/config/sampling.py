@@ -21,7 +21,11 @@ from dapo.config.section import (
 class NativeConfig(Section):
     """`rollout.native`: options of the native engine."""
 
-    slots: Positive = option(64, "Sequences that each engine decodes at a time.", le=16384)
+    slots: Positive = option(
+        64,
+        "Sequences that each engine decodes at a time; responses of a group whose tokens are equal so far are one.",
+        le=16384,
+    )
     cache_tokens: Tokens | None = option(
         None,
         "Prompt and response tokens whose keys and values each engine may hold; none: as many as its slots need, on a "

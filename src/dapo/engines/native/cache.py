@@ -60,13 +60,6 @@ class PromptCache(KeyValueCache):
         """(positions attended to, the first of them)."""
         return query_length, 0
 
-    def select(self, index: int, length: int) -> "PromptCache":
-        """A copy of one prompt's keys and values, so that the others can be freed."""
-        single = PromptCache()
-        single.keys = [keys[index : index + 1, :, :length].clone() for keys in self.keys]
-        single.values = [values[index : index + 1, :, :length].clone() for values in self.values]
-        return single
-
 
 class SlotCache(KeyValueCache):
     """The keys and values of running sequences, one row each; a decode step uses rows 0 .. n-1."""

@@ -1,16 +1,13 @@
 """The native rollout engine: continuous batching around a transformers model, in this process.
 
-A poll runs one decode step over all running sequences, gives the freed slots to the queue, prefills each new prompt
-once for all its adjacent requests, and samples their first tokens from the prefill. Running sequences fill rows
-0 .. n-1 of the slots without gaps: finished ones are replaced from the queue, or the last rows move to their positions.
-
-One prompt's keys and values are kept beyond its prefill: that of the group at the head of the queue, while some of its
-requests have started and others wait for slots. So memory is bounded by the slots, one prefill and one prompt.
+A poll runs one decode step over all rows, gives freed rows to paused branches and then to the queue, prefills each new
+prompt once, and samples first tokens from the prefill. Requests that sample from the same distributions share a row as
+long as they have the same tokens (`rows`); each of them draws with its own numbers from the row's logits. Rows in
+use are 0 .. n-1 without gaps: free ones are filled again, or the last rows move to their positions.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 import numpy as np
 import torch
@@ -24,11 +21,12 @@ from dapo.engines.native.compatibility import patch_model
 from dapo.engines.native.device_memory import CudaMemory, DeviceMemory, cache_token_bound, step_bytes
 from dapo.engines.native.formulation import Formulation
 from dapo.engines.native.forward import Prefilled
-from dapo.engines.native.sampling import SamplingSettings, sample
+from dapo.engines.native.rows import Branch, Copies, Row, Rows, flat
+from dapo.engines.native.sampling import Draws, SamplingSettings, sample
 from dapo.engines.native.scheduler import RunningSequence, Scheduler
 from dapo.engines.native.upload import upload
 from dapo.engines.request_checks import EngineState, require_finite
-from dapo.types import Finish, Generation, GenerationRequest
+from dapo.types import Generation, GenerationRequest
 
 PREFILL_TOKENS = 4096  # positions in one prefill, padding included (a longer prompt goes alone): bounds its activations
 
@@ -37,14 +35,15 @@ FEWER_SLOTS = "lower rollout.native.slots or rollout.native.cache_tokens"
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Counts of the work that an engine has done since it was made; a prompt shared by a group counts once."""
+    """Counts of the work that an engine has done since it was made; what requests share counts once."""
 
     prefills: int = 0
     prefill_prompts: int = 0
     prefill_tokens: int = 0  # padding is not counted
     decode_steps: int = 0
-    decode_slot_steps: int = 0  # rows computed, over all decode steps; each of them is a running sequence
-    sampled_tokens: int = 0
+    decode_slot_steps: int = 0  # rows computed, over all decode steps: distinct beginnings of responses
+    decode_tokens: int = 0  # tokens sampled from them
+    sampled_tokens: int = 0  # these, and the first token of each response
     cache_bytes_peak: int = 0
 
 
@@ -86,9 +85,7 @@ class NativeEngine(EngineState):
         self._memory = CudaMemory(model.device) if memory is None and model.device.type == "cuda" else memory
         self._is_bound_measured = self._memory is not None and config.cache_tokens is None
         self._cache = self._forward.formulation.new_slots()
-        self._rows: list[RunningSequence | None] = []  # as in the cache; None: to be filled again before the poll ends
-        self._cached_prefill: tuple[tuple[int, ...], Prefilled] | None = None
-        """A prompt and its prefill, while some requests of its group have started and others wait."""
+        self._rows = Rows()
         self.stats = EngineStats()
 
     @property
@@ -103,7 +100,7 @@ class NativeEngine(EngineState):
 
     @property
     def in_flight(self) -> list[str]:
-        return [*(seq.request.id for seq in self._running()), *self._scheduler.waiting]
+        return [*(seq.request.id for seq in self._rows.sequences), *self._scheduler.waiting]
 
     @explain_out_of_memory(torch.OutOfMemoryError, "giving the engine its weights", FEWER_SLOTS)
     def load_weights(self, weights: WeightSource, version: int) -> None:
@@ -127,7 +124,7 @@ class NativeEngine(EngineState):
     @explain_out_of_memory(torch.OutOfMemoryError, "generation", FEWER_SLOTS)
     @torch.inference_mode()
     def poll(self) -> list[Generation]:
-        """Sample one token for every running sequence, start waiting ones, and return what has finished.
+        """Sample one token for every sequence that has a row, start waiting ones, and return what has finished.
 
         Raises EngineError if the logits are not finite; then the engine can only be closed.
         """
@@ -135,8 +132,9 @@ class NativeEngine(EngineState):
         if self._is_bound_measured and not self._rows and self._scheduler.waiting:
             self._scheduler.cache_tokens = self._cache_token_bound()
         finished = self._decode() if self._rows else []
-        started = self._scheduler.admit(self._running())
-        self._compact(spare=len(started))
+        self._spread()
+        started = self._scheduler.admit(self._rows) if self._scheduler.waiting else []
+        self._copy(self._rows.compact(spare=len(started)))
         finished += self._start(started)
         self._tidy()
         return finished
@@ -144,9 +142,10 @@ class NativeEngine(EngineState):
     @torch.inference_mode()
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
         names = self._require_in_flight(request_ids)
-        rows = {seq.request.id: row for row, seq in enumerate(self._rows) if seq is not None}
+        running = {seq.request.id: seq for seq in self._rows.sequences}
         waiting = self._scheduler.waiting
-        stopped = [self._vacate(rows[n]) if n in rows else RunningSequence(waiting.pop(n)) for n in names]
+        stopped = [running[n] if n in running else RunningSequence(waiting.pop(n)) for n in names]
+        self._rows.remove(set(names))
         self._tidy()
         return [seq.generation("aborted", self._require_weights()) for seq in stopped]
 
@@ -154,132 +153,124 @@ class NativeEngine(EngineState):
         if not self._is_closed:
             self._is_closed = True
             del self._forward
-            self._rows, self._cached_prefill = [], None
+            self._rows.clear()
             self._cache.release()
             self._free_unused()
             self._scheduler.waiting.clear()
 
     def _decode(self) -> list[Generation]:
-        """One decode step of all running sequences; the rows of the finished ones are empty afterwards."""
-        running = self._running()
-        tokens, positions = [seq.token_ids[-1] for seq in running], [seq.length - 1 for seq in running]
+        """One decode step of all rows; those in which nobody goes on are free afterwards."""
+        branches = [row.active for row in self._rows.in_use]
+        tokens, positions = zip(*[(branch[0].token_ids[-1], branch[0].length - 1) for branch in branches], strict=True)
         longest = max(positions) + 1
         if not self._cache.fits(len(self._rows), longest):
             self._reserve(longest)
-        (ids, at), settings = self._upload([tokens, positions], running)
+        (ids, at), settings = self._upload([tokens, positions], branches)
         logits = self._forward.step(self._cache, ids, at, longest=longest)
-        self._count(decode_steps=1, decode_slot_steps=len(running))
-        finishes = self._sample(running, logits, settings)
-        for row, finish in enumerate(finishes):
-            if finish is not None:
-                self._vacate(row)
-        return self._answers(running, finishes)
-
-    def _start(self, started: Sequence[RunningSequence]) -> list[Generation]:
-        groups = [list(group) for _, group in groupby(started, key=lambda seq: seq.request.prompt_ids)]
-        finished = []
-        cached = self._cached_prefill
-        if groups and cached is not None and cached[0] == groups[0][0].request.prompt_ids:
-            finished += self._begin(cached[1], groups[:1])
-            del groups[0]
-        for batch in prefill_batches(groups):
-            prompts = [group[0].request.prompt_ids for group in batch]
-            prefilled = self._forward.prefill(prompts)
-            self._count(prefills=1, prefill_prompts=len(prompts), prefill_tokens=sum(map(len, prompts)))
-            finished += self._begin(prefilled, batch)
-            if batch[-1] is groups[-1] and prompts[-1] == self._scheduler.head_prompt():
-                self._cached_prefill = prompts[-1], prefilled.select(len(batch) - 1, len(prompts[-1]))
+        finished = self._sample(branches, logits, settings)
+        self._count(decode_steps=1, decode_slot_steps=len(branches), decode_tokens=sum(map(len, branches)))
+        self._rows.part()
         return finished
 
-    def _begin(self, prefilled: Prefilled, groups: Sequence[Sequence[RunningSequence]]) -> list[Generation]:
-        """First tokens of groups whose prompts have been prefilled, in this order; unfinished sequences get a row."""
-        entries = [(seq, source) for source, group in enumerate(groups) for seq in group]
-        sequences = [seq for seq, _ in entries]
-        (sources,), settings = self._upload([[source for _, source in entries]], sequences)
-        finishes = self._sample(sequences, prefilled.logits[sources], settings)
-        unfinished = [entry for entry, finish in zip(entries, finishes, strict=True) if finish is None]
+    def _start(self, groups: Sequence[Branch]) -> list[Generation]:
+        """Prefill the prompts of groups and sample their first tokens."""
+        by_prompt: dict[tuple[int, ...], list[Branch]] = {}
+        for group in groups:
+            by_prompt.setdefault(group[0].request.prompt_ids, []).append(group)
+        finished, missing = [], len(groups)
+        for prompts in prefill_batches(list(by_prompt)):
+            prefilled = self._forward.prefill(prompts)
+            self._count(prefills=1, prefill_prompts=len(prompts), prefill_tokens=sum(map(len, prompts)))
+            entries = [(group, source) for source, prompt in enumerate(prompts) for group in by_prompt[prompt]]
+            missing -= len(entries)
+            finished += self._begin(prefilled, entries, missing=missing)
+        return finished
+
+    def _begin(self, prefilled: Prefilled, entries: Sequence[tuple[Branch, int]], *, missing: int) -> list[Generation]:
+        """First tokens of groups, each given with its prompt's place in the prefill; unfinished ones get a row.
+
+        Rows for `missing` groups are left free.
+        """
+        groups = [group for group, _ in entries]
+        (sources,), settings = self._upload([[source for _, source in entries]], groups)
+        finished = self._sample(groups, prefilled.logits[sources], settings)
+        begun = [(Row(group), source) for group, source in entries]
+        for row, _ in begun:
+            row.part()
+        unfinished = [(self._rows.assign(row), row, source) for row, source in begun if row.active]
         if unfinished:
-            rows = [self._occupy(seq) for seq, _ in unfinished]
-            width = max(len(seq.request.prompt_ids) for seq, _ in unfinished)
+            copies = self._rows.spread(self._most_rows() - missing)
+            width = max(len(row.active[0].request.prompt_ids) for _, row, _ in unfinished)
             self._reserve(width + 1)
-            self._cache.store(prefilled.cache, [source for _, source in unfinished], rows, width)
-        return self._answers(sequences, finishes)
+            self._cache.store(prefilled.cache, [s for *_, s in unfinished], [at for at, *_ in unfinished], width)
+            self._copy(copies)
+        return finished
 
     def _upload(
-        self, integers: Sequence[Sequence[int]], sequences: Sequence[RunningSequence]
+        self, integers: Sequence[Sequence[int]], branches: Sequence[Branch]
     ) -> tuple[tuple[Tensor, ...], SamplingSettings]:
-        """Rows of `[n]` integers and how to sample the n sequences' next tokens, copied to the device as one block."""
-        block = np.empty((len(integers) + 3, len(sequences)), dtype=np.int64)
-        block[: len(integers)] = integers
-        settings = block[len(integers) :].view(np.float64)
-        settings[0] = [seq.next_uniform() for seq in sequences]
-        settings[1] = [seq.request.temperature for seq in sequences]
-        settings[2] = [seq.request.top_p for seq in sequences]
+        """Rows of `[n]` integers and how to sample the n branches' next tokens, copied to the device as one block."""
+        sequences, count = flat(branches), len(integers)
+        n, m = len(branches), len(sequences)
+        block = np.empty((count + 2) * n + (m if m == n else 2 * m), dtype=np.int64)
+        per_row, per_draw = block[: (count + 2) * n].reshape(count + 2, n), block[(count + 2) * n :].reshape(-1, m)
+        per_row[:count] = integers
+        values = per_row[count:].view(np.float64)
+        values[0] = [branch[0].request.temperature for branch in branches]
+        values[1] = [branch[0].request.top_p for branch in branches]
+        per_draw[0].view(np.float64)[:] = [seq.next_uniform() for seq in sequences]
+        counts = None if m == n else [len(branch) for branch in branches]
+        if counts is not None:
+            per_draw[1] = np.repeat(np.arange(n), counts)
         uploaded = upload(block, self._forward.device)
-        on_device = SamplingSettings.of(settings, uploaded[len(integers) :].view(torch.float64))
-        return uploaded[: len(integers)].unbind(), on_device
+        rows, per_token = uploaded[: (count + 2) * n].view(-1, n), uploaded[(count + 2) * n :].view(-1, m)
+        draws = Draws(per_token[0].view(torch.float64)[:, None], counts, None if counts is None else per_token[1])
+        settings = SamplingSettings.of(values, rows[count:].view(torch.float64), draws)
+        return rows[:count].unbind(), settings
 
-    def _answers(self, sequences: Sequence[RunningSequence], finishes: Sequence[Finish | None]) -> list[Generation]:
-        version = self._require_weights()
-        pairs = zip(sequences, finishes, strict=True)
-        return [seq.generation(finish, version) for seq, finish in pairs if finish is not None]
+    def _sample(self, branches: Sequence[Branch], logits: Tensor, settings: SamplingSettings) -> list[Generation]:
+        """Give each sequence its next token, from `[n, vocabulary]` logits; returns what has finished.
 
-    def _sample(
-        self, sequences: Sequence[RunningSequence], logits: Tensor, settings: SamplingSettings
-    ) -> list[Finish | None]:
-        """Give each sequence its next token, from `[n, vocabulary]` logits. The only wait for the device in a step."""
-        tokens, logprobs = sample(_mask_tokens(logits, [seq.masked_tokens for seq in sequences]), settings)
+        The only wait for the device in a step.
+        """
+        tokens, logprobs = sample(_mask_tokens(logits, [branch[0].masked_tokens for branch in branches]), settings)
         # float64 holds every token id, so one transfer brings both
         sampled_ids, scored = torch.stack((tokens.double(), logprobs.double())).tolist()
-        require_finite(sum(scored), self._require_weights(), logits.dtype)
+        version = self._require_weights()
+        require_finite(sum(scored), version, logits.dtype)
+        sequences = flat(branches)
         self._count(sampled_tokens=len(sequences))
-        return [seq.append(int(t), p) for seq, t, p in zip(sequences, sampled_ids, scored, strict=True)]
+        for seq, token, logprob in zip(sequences, sampled_ids, scored, strict=True):
+            seq.append(int(token), logprob)
+        finished = sorted((seq for seq in sequences if seq.finish is not None), key=lambda seq: seq.order)
+        return [seq.generation(seq.finish, version) for seq in finished if seq.finish is not None]
 
-    def _running(self) -> list[RunningSequence]:
-        return [seq for seq in self._rows if seq is not None]
+    def _most_rows(self) -> int:
+        return self._scheduler.most_rows(self._scheduler.longest_reservation(self._rows.sequences))
 
-    def _occupy(self, seq: RunningSequence) -> int:
-        if None not in self._rows:
-            self._rows.append(None)
-        row = self._rows.index(None)
-        self._rows[row] = seq
-        return row
+    def _spread(self) -> None:
+        """Give free rows to paused branches."""
+        if self._rows.has_paused and len(self._rows.in_use) < (most := self._most_rows()):
+            copies = self._rows.spread(most)
+            self._reserve(copies.length)
+            self._copy(copies)
 
-    def _vacate(self, row: int) -> RunningSequence:
-        seq = self._rows[row]
-        assert seq is not None, f"row {row} is empty already"
-        self._rows[row] = None
-        return seq
+    def _copy(self, copies: Copies) -> None:
+        if copies.sources:
+            self._cache.move(copies.sources, copies.targets, copies.length)
 
     def _reserve(self, longest: int) -> None:
-        running = self._running()
-        longest = max([longest, *(seq.length for seq in running)])
-        limit, bound = self._scheduler.longest_reservation(running), self._scheduler.cache_tokens
-        most_rows = None
-        if self._memory is not None:
-            most_rows = self._scheduler.slots if bound is None else min(self._scheduler.slots, bound // limit)
+        running = self._rows.sequences
+        longest = max([longest, *(row.length for row in self._rows.in_use)])
+        limit = self._scheduler.longest_reservation(running)
+        most_rows = self._scheduler.most_rows(limit) if self._memory is not None else None
         self._cache.reserve(len(self._rows), longest, limit, most_rows=most_rows)
         if self._cache.num_bytes > self.stats.cache_bytes_peak:
             self.stats = replace(self.stats, cache_bytes_peak=self._cache.num_bytes)
 
-    def _compact(self, *, spare: int) -> None:
-        """Leave at most `spare` empty rows: the last running sequences move into the others."""
-        empty = [row for row, seq in enumerate(self._rows) if seq is None]
-        size = len(self._rows) - max(0, len(empty) - spare)
-        movers = [row for row in range(size, len(self._rows)) if self._rows[row] is not None]
-        targets = empty[: len(movers)]
-        if movers:
-            moved = [self._vacate(row) for row in movers]
-            self._cache.move(movers, targets, max(seq.length for seq in moved))
-            for row, seq in zip(targets, moved, strict=True):
-                self._rows[row] = seq
-        del self._rows[size:]
-
     def _tidy(self) -> None:
-        """Close the gaps, and free what no request needs."""
-        self._compact(spare=0)
-        if self._cached_prefill is not None and self._cached_prefill[0] != self._scheduler.head_prompt():
-            self._cached_prefill = None
+        """Close the gaps, and free the cache when nothing runs."""
+        self._copy(self._rows.compact())
         if not self._rows and self._cache.rows:
             self._cache.release()
             self._free_unused()
@@ -321,16 +312,15 @@ def _mask_tokens(logits: Tensor, masked_tokens: Sequence[Sequence[int]]) -> Tens
     return logits
 
 
-def prefill_batches(groups: Sequence[list[RunningSequence]]) -> Iterator[list[list[RunningSequence]]]:
-    """Cut groups, in order, into prefills of at most `PREFILL_TOKENS` positions, padding included."""
-    batch: list[list[RunningSequence]] = []
+def prefill_batches(prompts: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+    """Cut prompts, in order, into prefills of at most `PREFILL_TOKENS` positions, padding included."""
+    batch: list[tuple[int, ...]] = []
     width = 0
-    for group in groups:
-        length = len(group[0].request.prompt_ids)
-        if batch and max(width, length) * (len(batch) + 1) > PREFILL_TOKENS:
+    for prompt in prompts:
+        if batch and max(width, len(prompt)) * (len(batch) + 1) > PREFILL_TOKENS:
             yield batch
             batch, width = [], 0
-        batch.append(group)
-        width = max(width, length)
+        batch.append(prompt)
+        width = max(width, len(prompt))
     if batch:
         yield batch

@@ -25,10 +25,6 @@ class Prefilled:
     cache: PromptCache
     logits: Tensor  # `[prompts, vocabulary]` of each prompt's first response token
 
-    def select(self, index: int, length: int) -> "Prefilled":
-        """A copy of one prompt, `length` tokens long, without the others."""
-        return Prefilled(self.cache.select(index, length), self.logits[index : index + 1].clone())
-
 
 class Forward:
     """Backbone and head of a causal language model; logits are computed only where a token will be sampled."""

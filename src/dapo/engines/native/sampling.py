@@ -28,10 +28,50 @@ memory; fresh pages for a whole batch of them cost more than the arithmetic."""
 
 
 @dataclass(frozen=True)
+class Draws:
+    """The m tokens to sample from n rows, row by row and from each at least one; numbers lie on the logits' device."""
+
+    uniforms: Tensor  # [m, 1] float64 in [0, 1)
+    counts: Sequence[int] | None = None
+    """How many are sampled from each row; None: one from each."""
+    rows: Tensor | None = None
+    """`[m]` row of each, None where `counts` is."""
+
+    def of(self, per_row: Tensor) -> Tensor:
+        """`[m, ...]` of `[n, ...]`."""
+        return per_row if self.rows is None else per_row[self.rows]
+
+    def __getitem__(self, rows: slice) -> "Draws":
+        if self.counts is None or self.rows is None:
+            return Draws(self.uniforms[rows])
+        first, last = sum(self.counts[: rows.start]), sum(self.counts[: rows.stop])
+        return Draws(self.uniforms[first:last], self.counts[rows], self.rows[first:last] - (rows.start or 0))
+
+    def select(self, rows: Sequence[int], index: Tensor) -> "tuple[Draws, Tensor]":
+        """Those of some rows, given on the host and on the device, and where they are among all."""
+        if self.counts is None:
+            return Draws(self.uniforms[index]), index
+        ends = np.cumsum(self.counts)
+        indices = np.concatenate([np.arange(ends[row] - self.counts[row], ends[row]) for row in rows])
+        counts = [self.counts[row] for row in rows]
+        both = np.stack((indices, np.repeat(np.arange(len(rows)), counts)))
+        at, sources = upload(both, self.uniforms.device).unbind()
+        return Draws(self.uniforms[at], counts, sources), at
+
+    def among(self, kept: Tensor) -> "tuple[Draws, Tensor]":
+        """Those of the rows for which `[n]` booleans on the device hold, and where they are; without `counts`."""
+        if self.rows is None:
+            at = kept.nonzero()[:, 0]
+            return Draws(self.uniforms[at]), at
+        at = kept[self.rows].nonzero()[:, 0]
+        return Draws(self.uniforms[at], (), (kept.cumsum(0) - 1)[self.rows[at]]), at
+
+
+@dataclass(frozen=True)
 class SamplingSettings:
     """How each of n rows is sampled; the numbers lie on the device of the logits."""
 
-    uniforms: Tensor  # [n, 1] float64 in [0, 1)
+    draws: Draws
     temperatures: Tensor  # [n, 1] float64
     top_ps: Tensor  # [n, 1] float64
     samplers: "list[Sampler]"
@@ -40,25 +80,25 @@ class SamplingSettings:
     """Whether any temperature differs from 1."""
 
     @classmethod
-    def of(cls, values: NDArray[np.float64], uploaded: Tensor) -> "SamplingSettings":
-        """`[3, n]` uniform numbers, temperatures and nuclei (`top_p`), here and on the device of the logits."""
-        rows = zip(values[1].tolist(), values[2].tolist(), strict=True)
+    def of(cls, values: NDArray[np.float64], uploaded: Tensor, draws: Draws) -> "SamplingSettings":
+        """`[2, n]` temperatures and nuclei (`top_p`), here and on the device of the logits."""
+        rows = zip(values[0].tolist(), values[1].tolist(), strict=True)
         samplers: list[Sampler] = [
             _greedy if temperature == 0 else _nucleus if top_p < 1 else _full for temperature, top_p in rows
         ]
-        uniforms, temperatures, top_ps = uploaded.unsqueeze(2).unbind()
-        return cls(uniforms, temperatures, top_ps, samplers, is_scaled=bool((values[1] != 1).any()))
+        temperatures, top_ps = uploaded.unsqueeze(2).unbind()
+        return cls(draws, temperatures, top_ps, samplers, is_scaled=bool((values[0] != 1).any()))
 
     def __getitem__(self, rows: slice) -> "SamplingSettings":
-        return self._select(rows, self.samplers[rows])
+        return self._select(self.draws[rows], rows, self.samplers[rows])
 
-    def select(self, rows: Sequence[int], index: Tensor) -> "SamplingSettings":
-        """Those of some rows, given on the host and on the device."""
-        return self._select(index, [self.samplers[row] for row in rows])
+    def select(self, rows: Sequence[int], index: Tensor) -> "tuple[SamplingSettings, Tensor]":
+        """Those of some rows, given on the host and on the device, and where their draws are among all."""
+        draws, at = self.draws.select(rows, index)
+        return self._select(draws, index, [self.samplers[row] for row in rows]), at
 
-    def _select(self, index: slice | Tensor, samplers: "list[Sampler]") -> "SamplingSettings":
-        numbers = (self.uniforms[index], self.temperatures[index], self.top_ps[index])
-        return SamplingSettings(*numbers, samplers, self.is_scaled)
+    def _select(self, draws: Draws, index: slice | Tensor, samplers: "list[Sampler]") -> "SamplingSettings":
+        return SamplingSettings(draws, self.temperatures[index], self.top_ps[index], samplers, self.is_scaled)
 
 
 Sampler = Callable[[Tensor, SamplingSettings], tuple[Tensor, Tensor]]
@@ -74,9 +114,9 @@ def sample(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
         settings: of the n rows.
 
     Returns:
-        Token ids and their log-probabilities under the distribution sampled from, `[n]` each, computed in float32
-        (float64 if the logits are). So a nucleus is renormalised and a greedy token has log-probability 0. A row whose
-        logits are not finite has a log-probability of nan.
+        Token ids of the draws and their log-probabilities under the distribution sampled from, `[m]` each, computed in
+        float32 (float64 if the logits are). So a nucleus is renormalised and a greedy token has log-probability 0. A
+        row whose logits are not finite has a log-probability of nan.
     """
     n, size = logits.shape
     rows = n if logits.is_cuda else max(1, CPU_CHUNK // size)
@@ -89,53 +129,59 @@ def _sample_rows(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Te
     samplers = settings.samplers
     if len(set(samplers)) == 1:
         return samplers[0](logits, settings)
-    tokens = torch.empty(len(samplers), dtype=torch.long, device=logits.device)
-    logprobs = torch.empty(len(samplers), dtype=_precision(logits), device=logits.device)
+    tokens = torch.empty(len(settings.draws.uniforms), dtype=torch.long, device=logits.device)
+    logprobs = torch.empty(len(tokens), dtype=_precision(logits), device=logits.device)
     for sampler in dict.fromkeys(samplers):
         rows = [i for i, other in enumerate(samplers) if other is sampler]
         index = upload(np.array(rows, dtype=np.int64), logits.device)
-        tokens[index], logprobs[index] = sampler(logits[index], settings.select(rows, index))
+        selected, at = settings.select(rows, index)
+        tokens[at], logprobs[at] = sampler(logits[index], selected)
     return tokens, logprobs
 
 
 def _greedy(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
     # bfloat16 has a slow argmax on the CPU
     best, tokens = logits.to(_precision(logits)).max(-1)
-    return tokens, best - best  # 0, or nan
+    return settings.draws.of(tokens), settings.draws.of(best - best)  # 0, or nan
 
 
 def _full(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
     probabilities = _softmax(logits, settings)
-    tokens = invert_cdf(probabilities, settings.uniforms)
-    return tokens, probabilities.gather(1, tokens[:, None])[:, 0].log()
+    tokens = invert_cdf(probabilities, settings.draws)
+    return tokens, _entries(probabilities, tokens[:, None], settings.draws)[:, 0].log()
 
 
 def _nucleus(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
-    probabilities = _softmax(logits, settings)
-    return _sample_nucleus(probabilities, settings.uniforms, settings.top_ps, FIRST_CANDIDATES)
+    return _sample_nucleus(_softmax(logits, settings), settings.draws, settings.top_ps, FIRST_CANDIDATES)
 
 
-def invert_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
-    """`[n]` first token whose cumulative probability exceeds u times the total.
+def invert_cdf(probabilities: Tensor, draws: Draws) -> Tensor:
+    """`[m]` first token whose cumulative probability exceeds u times the total.
 
-    `probabilities` is `[n, vocabulary]`, not necessarily normalised, `uniforms` `[n, 1]` float64 in [0, 1).
+    `probabilities` is `[n, vocabulary]`, not necessarily normalised.
     """
     size = probabilities.shape[1]
     whole = size // BLOCK * BLOCK
     sums = probabilities[:, :whole].unflatten(1, (-1, BLOCK)).sum(-1) if whole else probabilities[:, :0]
     if whole < size:
         sums = torch.cat((sums, probabilities[:, whole:].sum(-1, keepdim=True)), 1)
-    totals = sums.double().cumsum(1)  # [n, blocks]
-    target = uniforms * totals[:, -1:]
+    totals = draws.of(sums.double().cumsum(1))  # [m, blocks]
+    target = draws.uniforms * totals[:, -1:]
     block = _first_above(totals, target)
     before = totals.gather(1, (block - 1).clamp(min=0)).masked_fill(block == 0, 0.0)
-    ids = block * BLOCK + torch.arange(BLOCK, device=probabilities.device)  # [n, BLOCK]
-    within = probabilities.gather(1, ids.clamp(max=size - 1)).double().masked_fill(ids >= size, 0.0).cumsum(1)
+    ids = block * BLOCK + torch.arange(BLOCK, device=probabilities.device)  # [m, BLOCK]
+    found = _entries(probabilities, ids.clamp(max=size - 1), draws)
+    within = found.double().masked_fill(ids >= size, 0.0).cumsum(1)
     # no cumulative sum of a row of nan exceeds anything: keep its id valid
     return (block * BLOCK + _first_above(within, target - before))[:, 0].clamp(max=size - 1)
 
 
-def _sample_nucleus(probabilities: Tensor, uniforms: Tensor, top_ps: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
+def _entries(probabilities: Tensor, ids: Tensor, draws: Draws) -> Tensor:
+    """`[m, k]` entries at `ids` of the row of each draw."""
+    return probabilities.gather(1, ids) if draws.rows is None else probabilities[draws.rows[:, None], ids]
+
+
+def _sample_nucleus(probabilities: Tensor, draws: Draws, top_ps: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
     """Sample from the smallest set of most probable tokens with mass `top_ps` or more; of equals, lower ids come first.
 
     Considers the `candidates` most probable tokens, and more of them in the rows where these do not suffice.
@@ -149,15 +195,16 @@ def _sample_nucleus(probabilities: Tensor, uniforms: Tensor, top_ps: Tensor, can
     masses = values.double().cumsum(1)
     last = torch.searchsorted(masses, top_ps).clamp(max=candidates - 1)  # [n, 1] of the nucleus
     mass = masses.gather(1, last)
-    index = torch.minimum(_first_above(masses, uniforms * mass), last)
-    tokens = ids.gather(1, index)[:, 0]
-    logprobs = (values.gather(1, index).double().log() - mass.log()).to(probabilities.dtype)[:, 0]
+    index = torch.minimum(_first_above(draws.of(masses), draws.uniforms * draws.of(mass)), draws.of(last))
+    tokens = _entries(ids, index, draws)[:, 0]
+    logprobs = (_entries(values, index, draws).double().log() - draws.of(mass).log()).to(probabilities.dtype)[:, 0]
     if candidates == size:
         return tokens, logprobs
-    open_rows = ((mass < top_ps) | (values[:, -1:] >= values.gather(1, last)))[:, 0].nonzero()[:, 0]
-    if len(open_rows):
-        tokens[open_rows], logprobs[open_rows] = _sample_nucleus(
-            probabilities[open_rows], uniforms[open_rows], top_ps[open_rows], candidates * CANDIDATE_GROWTH
+    is_open = ((mass < top_ps) | (values[:, -1:] >= values.gather(1, last)))[:, 0]
+    if len(rows := is_open.nonzero()[:, 0]):
+        unfinished, at = draws.among(is_open)
+        tokens[at], logprobs[at] = _sample_nucleus(
+            probabilities[rows], unfinished, top_ps[rows], candidates * CANDIDATE_GROWTH
         )
     return tokens, logprobs
 

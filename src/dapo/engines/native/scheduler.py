@@ -3,7 +3,8 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import groupby
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,10 @@ class RunningSequence:
     """A request and the response tokens sampled for it so far."""
 
     request: GenerationRequest
+    order: int = 0
+    """Its index among all that have started."""
+    finish: Finish | None = None
+    """How the last token has ended the response, if it has."""
     token_ids: "array[int]" = field(default_factory=lambda: array("i"))
     logprobs: "array[float]" = field(default_factory=lambda: array("d"))
     uniforms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
@@ -48,23 +53,41 @@ class RunningSequence:
             self.uniforms = keyed_uniforms(self.request.seed, max(FIRST_UNIFORMS, 2 * len(self.uniforms)))
         return float(self.uniforms[t])
 
-    def append(self, token: int, logprob: float) -> Finish | None:
-        """Add a sampled token; returns how it ends the response, if it does: a stop id at the limit is `stop`."""
+    def append(self, token: int, logprob: float) -> None:
+        """Add a sampled token, which may end the response: a stop id at the limit is `stop`."""
         self.token_ids.append(token)
         self.logprobs.append(logprob)
         if token in self.request.stop_ids:
-            return "stop"
-        return "length" if len(self.token_ids) >= self.request.max_new_tokens else None
+            self.finish = "stop"
+        elif len(self.token_ids) >= self.request.max_new_tokens:
+            self.finish = "length"
 
     def generation(self, finish: Finish, version: int) -> Generation:
         return Generation(self.request.id, self.token_ids, float_array(self.logprobs), finish, version)
 
 
-class Scheduler:
-    """The waiting requests, and the bound on the running ones: `slots` of them, holding `cache_tokens` positions.
+class Running(Protocol):
+    """What has started, as far as the scheduler looks at it; `rows.Rows`."""
 
-    All slots are as long as the longest running sequence may become, so n running requests hold n times the longest
-    reservation (prompt + max_new_tokens).
+    @property
+    def sequences(self) -> Sequence[RunningSequence]: ...
+
+    @property
+    def num_rows(self) -> int: ...
+
+    @property
+    def num_branches(self) -> int: ...
+
+
+class Scheduler:
+    """The waiting requests, and the bound on the rows of the running ones: `slots`, holding `cache_tokens` positions.
+
+    All rows are as long as the longest running sequence may become, so n rows hold n times the longest reservation
+    (prompt + max_new_tokens).
+
+    Adjacent requests that sample from the same distributions start together, in one row. They may come to need a row
+    each. So groups start while there are fewer branches, running or paused, than there may be rows; those that start
+    together count with all their requests. What is saved by sharing rows goes to the groups that wait.
     """
 
     def __init__(self, slots: int, cache_tokens: int | None, max_positions: int | None, vocabulary: int) -> None:
@@ -78,6 +101,7 @@ class Scheduler:
             (max_positions, "the model's max_position_embeddings", "use a model with a longer context"),
         )
         self._bounds = [PositionBound(bound, name, fix) for bound, name, fix in bounds if bound is not None]
+        self._num_started = 0
         self.waiting: dict[str, GenerationRequest] = {}
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
@@ -85,29 +109,40 @@ class Scheduler:
         check_requests(requests, vocabulary=self.vocabulary, bounds=self._bounds)
         self.waiting.update((request.id, request) for request in requests)
 
-    def admit(self, running: Sequence[RunningSequence]) -> list[RunningSequence]:
-        """Take from the head of the queue what fits together with `running`; nothing overtakes the head."""
-        started: list[RunningSequence] = []
-        if not self.waiting or len(running) >= self.slots:
-            return started
-        longest = self.longest_reservation(running)
-        for request in islice(self.waiting.values(), self.slots - len(running)):
-            candidate = RunningSequence(request)
-            longest = max(longest, candidate.reserved)
-            count = len(running) + len(started) + 1
-            # one sequence alone always runs: where it cannot fit, `submit` has refused it or nothing smaller would help
-            if self.cache_tokens is not None and count > 1 and count * longest > self.cache_tokens:
-                break
-            started.append(candidate)
-        for seq in started:
-            del self.waiting[seq.request.id]
-        return started
+    def most_rows(self, longest: int) -> int:
+        """How many rows there may be where the longest reservation is so many positions.
 
-    def head_prompt(self) -> tuple[int, ...] | None:
-        """The prompt of the next request to start."""
-        return next(iter(self.waiting.values())).prompt_ids if self.waiting else None
+        One row alone is always allowed: where it cannot fit, `submit` has refused it or nothing smaller would help.
+        """
+        return self.slots if self.cache_tokens is None else max(1, min(self.slots, self.cache_tokens // longest))
+
+    def admit(self, running: Running) -> list[list[RunningSequence]]:
+        """Take from the head of the queue groups that may start in one row each; nothing overtakes the head."""
+        started: list[list[RunningSequence]] = []
+        rows, branches = running.num_rows, running.num_branches
+        if branches >= self.slots:
+            return started
+        longest = self.longest_reservation(running.sequences)
+        for _, adjacent in groupby(self.waiting.values(), key=_distributions):
+            group = [RunningSequence(request, self._num_started + i) for i, request in enumerate(adjacent)]
+            longest = max(longest, self.longest_reservation(group))
+            most = self.most_rows(longest)
+            if rows >= most or branches >= most:
+                break
+            rows, branches = rows + 1, branches + len(group)
+            self._num_started += len(group)
+            started.append(group)
+        for group in started:
+            for seq in group:
+                del self.waiting[seq.request.id]
+        return started
 
     @staticmethod
     def longest_reservation(running: Sequence[RunningSequence]) -> int:
         """The number of positions that the longest of them may come to hold."""
         return max((seq.reserved for seq in running), default=0)
+
+
+def _distributions(request: GenerationRequest) -> tuple[object, ...]:
+    """What decides which distribution follows given tokens."""
+    return request.prompt_ids, request.temperature, request.top_p, request.stop_ids, request.min_new_tokens

@@ -1,0 +1,157 @@
+"""Rows of the cache as nodes of a tree: sequences of equal tokens share one, and part where their tokens differ.
+
+Where sequences part and no row is free, the later ones pause: the row that they leave holds the keys and values of
+their tokens as well. They get a row of their own when one is free, or that row when nobody in it goes on before them.
+So nothing is computed twice, and rows are all the memory that is needed. Knows nothing of tensors.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from dapo.engines.native.scheduler import RunningSequence
+
+Branch: TypeAlias = list[RunningSequence]
+"""Sequences of one prompt, the same settings and the same tokens so far, first come first."""
+
+
+class Copies(NamedTuple):
+    """The first `length` positions of rows `sources` go to rows `targets`."""
+
+    sources: list[int]
+    targets: list[int]
+    length: int
+
+
+@dataclass(eq=False)
+class Row:
+    """The branch that a row advances, and those that have parted from it and wait."""
+
+    active: Branch
+    paused: list[Branch] = field(default_factory=list)
+    """The longest last. The row holds what each of them needs, and advancing the last overwrites none of the others."""
+
+    @property
+    def length(self) -> int:
+        """The number of tokens of the active branch."""
+        return self.active[0].length
+
+    @property
+    def branches(self) -> list[Branch]:
+        """The active one and those that wait."""
+        return [self.active, *self.paused]
+
+    def part(self) -> None:
+        """Leave out what has finished and divide the active branch by its last tokens; the first part goes on."""
+        parts: dict[int, Branch] = {}
+        for seq in self.active:
+            if seq.finish is None:
+                parts.setdefault(seq.token_ids[-1], []).append(seq)
+        self.paused.extend(reversed(parts.values()))
+        self._go_on()
+
+    def remove(self, names: Collection[str]) -> None:
+        """Leave out the sequences of these requests."""
+        kept = [[seq for seq in branch if seq.request.id not in names] for branch in self.branches]
+        self.active, self.paused = kept[0], [branch for branch in kept[1:] if branch]
+        if not self.active:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        self.active = self.paused.pop() if self.paused else []
+
+
+class Rows:
+    """The rows 0 .. n-1 of the cache; between two polls none of them is empty."""
+
+    def __init__(self) -> None:
+        self._rows: list[Row | None] = []  # None: free
+
+    def __len__(self) -> int:
+        """Rows in use and free ones before the last of them."""
+        return len(self._rows)
+
+    @property
+    def in_use(self) -> list[Row]:
+        """The rows that are not free, in order."""
+        return [row for row in self._rows if row is not None]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in use."""
+        return len(self.in_use)
+
+    @property
+    def sequences(self) -> list[RunningSequence]:
+        """All of them, first come first."""
+        found = [seq for row in self.in_use for branch in row.branches for seq in branch]
+        return sorted(found, key=lambda seq: seq.order)
+
+    @property
+    def num_branches(self) -> int:
+        """Active and paused ones."""
+        return sum(1 + len(row.paused) for row in self.in_use)
+
+    @property
+    def has_paused(self) -> bool:
+        """Whether any branch waits for a row."""
+        return any(row.paused for row in self.in_use)
+
+    def part(self) -> None:
+        """See `Row.part`, for every row; rows in which nobody goes on become free."""
+        for row in self.in_use:
+            row.part()
+        self._free_finished()
+
+    def remove(self, names: Collection[str]) -> None:
+        """Leave out the sequences of these requests, and free the rows that are left empty."""
+        for row in self.in_use:
+            row.remove(names)
+        self._free_finished()
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._rows = []
+
+    def assign(self, row: Row) -> int:
+        """Give it the first free row of the cache; returns which."""
+        if None not in self._rows:
+            self._rows.append(None)
+        index = self._rows.index(None)
+        self._rows[index] = row
+        return index
+
+    def spread(self, limit: int) -> Copies:
+        """Give paused branches, first come first served, rows of their own while fewer than `limit` are in use."""
+        free = limit - len(self.in_use)
+        if free <= 0 or not self.has_paused:
+            return Copies([], [], 0)
+        waiting = [(branch, index) for index, row in enumerate(self._rows) if row is not None for branch in row.paused]
+        chosen = sorted(waiting, key=lambda entry: entry[0][0].order)[:free]
+        sources, targets = [], []
+        for branch, index in chosen:
+            row = self._rows[index]
+            assert row is not None
+            row.paused.remove(branch)
+            sources.append(index)
+            targets.append(self.assign(Row(branch)))
+        return Copies(sources, targets, max(branch[0].length for branch, _ in chosen))
+
+    def compact(self, *, spare: int = 0) -> Copies:
+        """Leave at most `spare` free rows: the last rows in use move into the others."""
+        free = [index for index, row in enumerate(self._rows) if row is None]
+        size = len(self._rows) - max(0, len(free) - spare)
+        movers = [(index, row) for index, row in enumerate(self._rows[size:], size) if row is not None]
+        targets = free[: len(movers)]
+        for target, (_, row) in zip(targets, movers, strict=True):
+            self._rows[target] = row
+        del self._rows[size:]
+        return Copies([index for index, _ in movers], targets, max((row.length for _, row in movers), default=0))
+
+    def _free_finished(self) -> None:
+        self._rows = [row if row is not None and row.active else None for row in self._rows]
+
+
+def flat(branches: Sequence[Branch]) -> Branch:
+    """Their sequences, one branch after the other."""
+    return [seq for branch in branches for seq in branch]

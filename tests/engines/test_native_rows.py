@@ -1,0 +1,233 @@
+"""Sequences that share rows of the native engine: each beginning of responses is computed once, whatever the slots."""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dapo.config.sampling import NativeConfig
+from dapo.engines.native.engine import EngineStats, NativeEngine
+from dapo.engines.native.rows import Copies, Row, Rows
+from dapo.engines.native.sampling import Draws, SamplingSettings, sample
+from dapo.engines.native.scheduler import RunningSequence
+from dapo.types import Generation, GenerationRequest
+from helpers.tiny_models import tiny_model
+
+PROMPTS = [(11, 42, 7, 99), (5, 5, 120), (64, 3, 190, 17, 1, 80)]
+
+
+def request(label: str, **options: object) -> GenerationRequest:
+    defaults = GenerationRequest(
+        id=label, prompt_ids=PROMPTS[0], max_new_tokens=9, temperature=0.3, top_p=1.0, seed=0, stop_ids=(5, 90)
+    )
+    return replace(defaults, **options)
+
+
+def groups(size: int, **options: object) -> list[GenerationRequest]:
+    return [
+        request(f"{p}/{i}", prompt_ids=prompt, seed=100 * p + i, **options)
+        for p, prompt in enumerate(PROMPTS)
+        for i in range(size)
+    ]
+
+
+def answers(engine: NativeEngine, requests: Sequence[GenerationRequest]) -> dict[str, Generation]:
+    engine.submit(requests)
+    done: dict[str, Generation] = {}
+    while engine.in_flight:
+        done |= {g.request_id: g for g in engine.poll()}
+    return done
+
+
+def engine_of(slots: int, **options: object) -> NativeEngine:
+    return NativeEngine(tiny_model("llama", dtype=torch.float64), NativeConfig(slots=slots, **options))
+
+
+def distinct_beginnings(requests: Sequence[GenerationRequest], done: dict[str, Generation]) -> int:
+    """Of responses, those after which another token was sampled."""
+    return len(
+        {(r.prompt_ids, tuple(done[r.id].token_ids[:n])) for r in requests for n in range(1, len(done[r.id].token_ids))}
+    )
+
+
+# --- the tree ---------------------------------------------------------------------------------------------------------
+
+
+class Cache:
+    """Rows of tokens in place of their keys and values: what a row holds can be compared with what it should hold."""
+
+    def __init__(self, rows: int, length: int) -> None:
+        self.tokens = np.full((rows, length), -1)
+
+    def copy(self, copies: Copies) -> None:
+        self.tokens[copies.targets, : copies.length] = self.tokens[copies.sources, : copies.length]
+
+    def require(self, rows: Rows) -> None:
+        """Every branch finds the keys and values of all its tokens but the newest."""
+        for at, row in enumerate(rows.in_use):
+            for branch in row.branches:
+                tokens = branch[0].token_ids[:-1]
+                assert self.tokens[at, : len(tokens)].tolist() == list(tokens)
+
+
+def generate(responses: Sequence[Sequence[int]], limit: int) -> tuple[int, int]:
+    """Run responses of given tokens in at most `limit` rows; returns the row-steps, and the most rows in use."""
+    sequences = [
+        RunningSequence(request(str(i), max_new_tokens=len(tokens), stop_ids=()), order=i)
+        for i, tokens in enumerate(responses)
+    ]
+    rows, cache, steps, most = Rows(), Cache(limit, max(map(len, responses)) + len(PROMPTS[0])), 0, 0
+
+    def draw(branch: Collection[RunningSequence]) -> None:
+        for seq in branch:
+            seq.append(responses[seq.order][len(seq.token_ids)], 0.0)
+
+    draw(sequences)
+    rows.assign(row := Row(sequences))
+    row.part()
+    if not row.active:
+        return 0, 0
+    while len(rows):
+        cache.copy(rows.spread(limit))
+        cache.copy(rows.compact())
+        cache.require(rows)
+        most = max(most, len(rows))
+        for at, row in enumerate(rows.in_use):
+            newest = len(row.active[0].token_ids) - 1
+            cache.tokens[at, newest] = row.active[0].token_ids[-1]
+            draw(row.active)
+            steps += 1
+        rows.part()
+        cache.copy(rows.compact())
+    assert [list(seq.token_ids) for seq in sequences] == [list(tokens) for tokens in responses]
+    return steps, most
+
+
+TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=6)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(TOKENS, min_size=1, max_size=9), st.integers(1, 5))
+def test_row_steps_are_the_distinct_beginnings_in_any_number_of_rows(responses: list[list[int]], limit: int) -> None:
+    steps, most = generate(responses, limit)
+    assert steps == len({tuple(tokens[:n]) for tokens in responses for n in range(1, len(tokens))})
+    assert most <= limit
+
+
+def test_a_hand_made_tree_takes_its_nodes() -> None:
+    #   1 - 2 - 3 - .      the last token of a response is drawn, and never computed
+    #         \ 4 - .
+    #   9 - .
+    responses = [[1, 2, 3, 7], [1, 2, 3, 8], [1, 2, 4, 7], [9, 9], [1, 2]]
+    for limit in (1, 2, 3, 9):
+        assert generate(responses, limit)[0] == 5
+
+
+# --- the engine -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slots", [1, 2, 5, 64])
+@pytest.mark.parametrize("temperature", [0.1, 0.4, 1.0])
+def test_a_beginning_is_decoded_once_and_every_token_is_the_one_sampled_alone(slots: int, temperature: float) -> None:
+    requests = groups(7, temperature=temperature)
+    engine = engine_of(slots)
+    done = answers(engine, requests)
+    stats = engine.stats
+    assert stats.decode_slot_steps == distinct_beginnings(requests, done)
+    assert stats.decode_tokens == sum(len(g.token_ids) - 1 for g in done.values())
+    assert temperature == 1.0 or stats.decode_slot_steps < 0.9 * stats.decode_tokens
+    alone = engine_of(1)
+    for r in requests:
+        expected = answers(alone, [r])[r.id]
+        assert done[r.id].token_ids == expected.token_ids
+        assert done[r.id].finish == expected.finish
+        assert done[r.id].logprobs == pytest.approx(expected.logprobs, abs=1e-12)
+
+
+def test_rows_and_memory_stay_within_their_bounds_while_sequences_part() -> None:
+    requests = groups(9, temperature=1.0)
+    engine = engine_of(4, cache_tokens=3 * 15)
+    done = answers(engine, requests)
+    position_bytes = 2 * 2 * 2 * 8 * 8  # keys and values, 2 layers, 2 heads of 8, float64
+    assert engine.stats.cache_bytes_peak <= 3 * 15 * position_bytes
+    assert engine.stats.decode_slot_steps <= 3 * engine.stats.decode_steps
+    plenty = answers(engine_of(64), requests)
+    assert {i: g.token_ids for i, g in done.items()} == {i: g.token_ids for i, g in plenty.items()}
+
+
+def test_rows_that_sharing_saves_go_to_groups_that_wait() -> None:
+    requests = [
+        request(f"{p}/{i}", prompt_ids=(p, 1), temperature=0.0, stop_ids=(), max_new_tokens=20)
+        for p in range(8)
+        for i in range(8)
+    ]
+    engine = engine_of(8)
+    answers(engine, requests)
+    # one group starts with each poll; one after the other they would take 8 x 19
+    assert engine.stats.decode_steps == 7 + 19
+    assert engine.stats.decode_slot_steps == 8 * 19
+
+
+def test_members_of_one_row_end_at_their_own_limits_and_leave_it_when_aborted() -> None:
+    requests = [request(f"a{i}", temperature=0.0, stop_ids=(), max_new_tokens=n) for i, n in enumerate((3, 9, 5, 9))]
+    engine = engine_of(2)
+    engine.submit(requests)
+    for _ in range(4):
+        finished = engine.poll()
+    assert (finished, engine.in_flight) == ([], ["a1", "a2", "a3"])
+    (stopped,) = engine.abort(["a1"])
+    assert (stopped.finish, len(stopped.token_ids)) == ("aborted", 4)
+    done: dict[str, Generation] = {}
+    while engine.in_flight:
+        done |= {g.request_id: g for g in engine.poll()}
+    assert [len(done[name].token_ids) for name in ("a2", "a3")] == [5, 9]
+    assert done["a3"].token_ids[:4] == stopped.token_ids
+    assert engine.stats.decode_slot_steps == 8
+
+
+def test_a_branch_that_waits_goes_on_when_the_one_before_it_is_aborted() -> None:
+    requests = [request(f"a{i}", seed=i, temperature=2.0, stop_ids=()) for i in range(5)]
+    expected = answers(engine_of(8), requests)
+    engine = engine_of(1)
+    engine.submit(requests)
+    engine.poll()
+    engine.poll()
+    stopped = engine.abort(["a3", "a0"])
+    assert [len(g.token_ids) for g in stopped] == [1, 2]
+    done: dict[str, Generation] = {}
+    while engine.in_flight:
+        done |= {g.request_id: g for g in engine.poll()}
+    assert list(done) == ["a1", "a2", "a4"]
+    for name, generation in done.items():
+        assert generation.token_ids == expected[name].token_ids
+
+
+def test_statistics_of_an_engine_begin_at_zero() -> None:
+    assert engine_of(1).stats == EngineStats()
+
+
+# --- several draws from a row -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_draws_from_shared_rows_are_those_from_copies_of_the_rows(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    counts = [3, 1, 4, 2, 1, 5]
+    values = np.array([(1.0, 1.0), (1.0, 0.4), (0.0, 1.0), (0.7, 1.0), (1.0, 0.999), (2.0, 0.9)]).T.copy()
+    logits = torch.randn(6, 3000, generator=generator, dtype=dtype) * 2
+    logits[4] = 0.0  # a nucleus that its first candidates do not hold
+    uniforms = torch.rand(sum(counts), 1, generator=generator, dtype=torch.float64)
+    rows = torch.repeat_interleave(torch.arange(6), torch.tensor(counts))
+    shared = SamplingSettings.of(values, torch.from_numpy(values), Draws(uniforms, counts, rows))
+    repeated = values[:, rows.numpy()]
+    copied = SamplingSettings.of(repeated, torch.from_numpy(repeated), Draws(uniforms))
+    found, expected = sample(logits, shared), sample(logits[rows], copied)
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+    assert len(set(found[0].tolist())) > 8
+    assert math.isfinite(float(found[1].sum()))
