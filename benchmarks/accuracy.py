@@ -9,10 +9,9 @@ import shutil
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.compare import best_microbatch
+from benchmarks.compare import CONFIG, best_microbatch
 from benchmarks.worker_session import INSTALL, Session, is_installed
 
-CONFIG = "configs/quickstart.yaml"
 EVALUATE_EVERY = 2
 SAMPLES_PER_PROBLEM = 1
 QUICK_HELD_OUT = 8
@@ -143,7 +142,7 @@ def _open_ours(session: Session, seed: int) -> None:
         f"train.seed={seed}",
         f"train.threads={settings.threads}",
         f"train.device={settings.device}",
-        "log.rollouts=false",
+        "log.rollouts=none",
         *(QUICK_OVERRIDES if settings.quick else ()),
     ]
     session.log(f"seed {seed}: loading")

@@ -18,6 +18,7 @@ from benchmarks.accuracy import joined, measure_accuracy
 from benchmarks.compare import COMPARED, measure_four_updates, measure_one_update
 from benchmarks.dapo_only import measure_checkpoint, measure_growth, measure_longtail, measure_shared
 from benchmarks.machine import describe_commit, describe_machine, today
+from benchmarks.natural import measure_natural
 from benchmarks.protocol import WorkerFailed
 from benchmarks.report import console_table
 from benchmarks.schedule import measure_schedule
@@ -34,7 +35,8 @@ OURS_ALONE = {
     "schedule": measure_schedule,
     "profile": measure_profile,
 }
-PARTS = (*COMPARED, VARIANT, *OURS_ALONE, "accuracy")
+WITH_OPPONENTS = {"natural": measure_natural, "accuracy": measure_accuracy}
+PARTS = (*COMPARED, VARIANT, "natural", *OURS_ALONE, "accuracy")
 QUICK = Settings(rounds=1, prompts=4, group=4, tokens=16, seeds=1, cap=2.0, trl_microbatches=(8, 16), quick=True)
 
 
@@ -43,7 +45,7 @@ def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
     settings = settings_of(arguments)
     parts = arguments.parts or arguments.names or list(PARTS)
-    signal.signal(signal.SIGTERM, _terminated)
+    signals_as_exceptions()
     if not python_of("ours").exists():
         print("there is no .venv: run `make install` first", file=sys.stderr)
         return 2
@@ -112,9 +114,7 @@ def plan_of(parts: Sequence[str]) -> list[tuple[Any, list[str]]]:
     )
     if VARIANT in parts:
         plan.append((_variant, [VARIANT]))
-    plan += [(measure, [name]) for name, measure in OURS_ALONE.items() if name in parts]
-    if "accuracy" in parts:
-        plan.append((measure_accuracy, ["accuracy"]))
+    plan += [(measure, [name]) for name, measure in (OURS_ALONE | WITH_OPPONENTS).items() if name in parts]
     return plan
 
 
@@ -154,9 +154,13 @@ def _variant(session: Session) -> dict[str, dict[str, Any]]:
     return {VARIANT: found["update"] | {"figures": [figure for part in found.values() for figure in part["figures"]]}}
 
 
-def _terminated(signum: int, frame: object) -> NoReturn:
-    """End by an exception, so that every worker is ended on the way."""
-    raise SystemExit(f"ended by signal {signum}")
+def signals_as_exceptions() -> None:
+    """SIGTERM ends the process by an exception, so that every worker is ended on the way."""
+
+    def end(signum: int, frame: object) -> NoReturn:
+        raise SystemExit(f"ended by signal {signum}")
+
+    signal.signal(signal.SIGTERM, end)
 
 
 if __name__ == "__main__":

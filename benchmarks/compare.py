@@ -1,12 +1,15 @@
 """The interleaved parts: the same forced tokens, and whole steps, in every system."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.compute_limits import GENERATE_FLOP, UPDATE_FLOP
 from benchmarks.protocol import WorkerFailed
 from benchmarks.worker_session import INSTALL, Session, is_installed, rotated
 
+CONFIG = "configs/quickstart.yaml"
 UPDATES_IN_VARIANT = 4
 RANDOM_MODELS = {
     "qwen2-0.5b": {"width": 896, "layers": 24, "heads": 14, "kv_heads": 2, "inner": 4864, "vocabulary": 151936},
@@ -29,60 +32,105 @@ def measure_four_updates(session: Session, *, wanted: set[str]) -> dict[str, dic
     return _measure(session, wanted, updates=UPDATES_IN_VARIANT)
 
 
+@dataclass(frozen=True)
+class Work:
+    """What every system does in a step, and on which model."""
+
+    prompts: int
+    group: int
+    tokens: int
+    """Of each response: exactly, or at most where lengths are natural."""
+    updates: int = 1
+    model: str | None = None
+    """A directory; None: the session's model."""
+    forced: bool = True
+    """Whether every response has exactly as many tokens; else the model ends it."""
+
+    @property
+    def responses(self) -> int:
+        """The number of responses per step."""
+        return self.prompts * self.group
+
+
 def _measure(session: Session, wanted: set[str], *, updates: int) -> dict[str, dict[str, Any]]:
     stepping = bool(wanted & {"update", "step", "memory"})
     systems = ["ours", "trl"] if stepping or "generation" in wanted else []
     systems += ["transformers", "vllm"] if "generation" in wanted else []
-    skipped = [
-        {"system": name, "reason": f"not installed; `{INSTALL}` installs it"}
-        for name in systems
-        if not is_installed(name)
-    ]
-    systems = [name for name in systems if is_installed(name)]
-    prompts, failed = _open(session, systems, updates)
-    skipped += failed
+    settings = session.settings
+    rows, skipped = open_systems(session, systems, Work(settings.prompts, settings.group, settings.tokens, updates))
+    prompts = [row["prompt_ids"] for row in rows]
     systems = [name for name in systems if name in session.workers]
     rounds = [_round(session, systems, prompts, wanted, i) for i in range(-1, session.settings.rounds)][1:]
     memory = {name: session.ask(name, "memory") for name in systems if name in STEPPING and stepping}
     return {name: _part(session, name, rounds, memory, skipped, updates) for name in COMPARED if name in wanted}
 
 
-def open_ours(session: Session, updates: int) -> list[dict[str, Any]]:
-    """Start our worker on forced lengths, and settle the session's dtype; returns the problems of every step."""
+def open_systems(
+    session: Session, systems: Sequence[str], work: Work
+) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    """Start every system that is installed, ours first, which settles the session's dtype.
+
+    Returns:
+        The problems of every step, with `prompt_ids`; and which systems were not started, with the reason.
+    """
+    skipped = [
+        {"system": name, "reason": f"not installed; `{INSTALL}` installs it"}
+        for name in systems
+        if not is_installed(name)
+    ]
+    rows = _open_ours(session, work)
+    for name in systems:
+        if name == "ours" or not is_installed(name):
+            continue
+        session.log(f"loading {name}")
+        try:
+            session.answers[name] = _open_trl(session, rows, work) if name == "trl" else _open_plain(session, name)
+        except WorkerFailed as error:
+            session.log(f"  {error}")
+            skipped.append({"system": name, "reason": str(error).splitlines()[0]})
+            session.close(*(worker for worker in list(session.workers) if worker.startswith(name)))
+    return rows, skipped
+
+
+def _open_ours(session: Session, work: Work) -> list[dict[str, Any]]:
     settings = session.settings
     overrides = [
-        *forced_lengths(session, settings.prompts, settings.group, settings.tokens),
-        f"rollout.native.slots={settings.responses}",
+        *step_options(session, work),
+        f"rollout.native.slots={work.responses}",
         "dynamic_sampling.enabled=false",
-        f"train.minibatch_groups={settings.prompts // updates}",
+        f"train.minibatch_groups={work.prompts // work.updates}",
         f"train.threads={settings.threads}",
     ]
     session.log("loading ours")
-    config = {"config": "configs/quickstart.yaml", "overrides": overrides, "forced_lengths": True}
+    config = {"config": CONFIG, "overrides": overrides, "forced_lengths": work.forced}
     session.answers["ours"] = session.ask("ours", "open", **config)
-    rows: list[dict[str, Any]] = session.ask("ours", "rows", count=settings.prompts)["rows"]
+    rows: list[dict[str, Any]] = session.ask("ours", "rows", count=work.prompts)["rows"]
     return rows
 
 
-def forced_lengths(session: Session, prompts: int, group: int, tokens: int) -> list[str]:
-    """Options under which every step has the same work, whatever the model says. Starts our worker."""
+def step_options(session: Session, work: Work) -> list[str]:
+    """Options of the quickstart under which every step has the same problems and trains all of them.
+
+    Starts our worker. With natural lengths the quickstart's held-out problems stay, for its evaluation.
+    """
     settings = session.settings
     session.start("ours", "ours")
-    first = session.ask("ours", "problems", config="configs/quickstart.yaml", count=prompts)
+    first = session.ask("ours", "problems", config=CONFIG, count=work.prompts)
     path = session.folder / "problems.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in first["rows"]), encoding="utf-8")
-    model = settings.model
+    model = work.model or settings.model
     if model in RANDOM_MODELS:
+        geometry = RANDOM_MODELS[model]
         model = str(session.folder / model)
-        session.ask("ours", "random_model", directory=model, geometry=RANDOM_MODELS[settings.model])
+        session.ask("ours", "random_model", directory=model, geometry=geometry)
     return [
         f"model.name={model}",
         f"model.dtype={settings.dtype}",
         f"data.train={path}",
-        "data.eval=null",
-        f"rollout.prompts_per_step={prompts}",
-        f"rollout.group_size={group}",
-        f"rollout.max_response_tokens={tokens}",
+        *(["data.eval=null"] if work.forced else []),
+        f"rollout.prompts_per_step={work.prompts}",
+        f"rollout.group_size={work.group}",
+        f"rollout.max_response_tokens={work.tokens}",
         "dynamic_sampling.max_groups_per_step=null",
         "overlong.mode=off",
         "reward.verifier=benchmarks.reward:every_second",
@@ -90,25 +138,8 @@ def forced_lengths(session: Session, prompts: int, group: int, tokens: int) -> l
         "optim.warmup_steps=0",
         f"train.microbatch_tokens={settings.microbatch_tokens}",
         f"train.device={settings.device}",
-        "log.rollouts=false",
+        "log.rollouts=none",
     ]
-
-
-def _open(session: Session, systems: list[str], updates: int) -> tuple[list[list[int]], list[dict[str, str]]]:
-    """Start every system; returns the prompts' ids, and which opponents failed to start, with the reason."""
-    rows = open_ours(session, updates)
-    failed = []
-    for name in systems:
-        if name == "ours":
-            continue
-        session.log(f"loading {name}")
-        try:
-            session.answers[name] = _open_trl(session, rows, updates) if name == "trl" else _open_plain(session, name)
-        except WorkerFailed as error:
-            session.log(f"  {error}")
-            failed.append({"system": name, "reason": str(error).splitlines()[0]})
-            session.close(*(worker for worker in session.workers if worker.startswith(name)))
-    return [row["prompt_ids"] for row in rows], failed
 
 
 def _open_plain(session: Session, name: str) -> dict[str, Any]:
@@ -125,8 +156,8 @@ def _open_plain(session: Session, name: str) -> dict[str, Any]:
     )
 
 
-def _open_trl(session: Session, rows: list[dict[str, Any]], updates: int) -> dict[str, Any]:
-    """TRL's forced-length steps on the same problems, with its fastest microbatch."""
+def _open_trl(session: Session, rows: list[dict[str, Any]], work: Work) -> dict[str, Any]:
+    """TRL's steps on the same problems, with its fastest microbatch."""
     settings, ours = session.settings, session.answers["ours"]
     trl = {
         "model": ours["directory"],
@@ -134,11 +165,11 @@ def _open_trl(session: Session, rows: list[dict[str, Any]], updates: int) -> dic
         "device": settings.device,
         "threads": settings.threads,
         "rows": [{"prompt": row["prompt"], "answer": row["answer"]} for row in rows] * 64,
-        "prompts": settings.prompts,
-        "group": settings.group,
-        "max_new_tokens": settings.tokens,
-        "forced": True,
-        "updates": updates,
+        "prompts": work.prompts,
+        "group": work.group,
+        "max_new_tokens": work.tokens,
+        "forced": work.forced,
+        "updates": work.updates,
         "lr": 1.0e-6,
         "warmup_steps": 0,
         "buffer_tokens": 0,

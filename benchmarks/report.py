@@ -44,9 +44,12 @@ def table_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 def markdown_table(results: Mapping[str, Any]) -> str:
     """The table, and beneath it what it was measured on."""
-    lines = [_line(HEADER), _line(["---"] * len(HEADER))]
-    lines += [_line(row) for row in table_rows(results)]
-    return "\n".join([*lines, "", *footnotes(results)])
+    return "\n".join([*markdown_rows(HEADER, table_rows(results)), "", *footnotes(results)])
+
+
+def markdown_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table."""
+    return [_line(header), _line(["---"] * len(header)), *map(_line, rows)]
 
 
 def footnotes(results: Mapping[str, Any]) -> list[str]:
@@ -76,12 +79,12 @@ def footnotes(results: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def replace_between_markers(text: str, table: str) -> str:
+def replace_between_markers(text: str, table: str, *, marker: str = MARKER) -> str:
     """`text` with `table` between its two marker lines. Raises ValueError unless there are exactly two."""
-    pieces = text.split(MARKER)
+    pieces = text.split(marker)
     if len(pieces) != 3:
-        raise ValueError(f"expected exactly two lines {MARKER} around the table, found {len(pieces) - 1}")
-    return f"{pieces[0]}{MARKER}\n{table}\n{MARKER}{pieces[2]}"
+        raise ValueError(f"expected exactly two lines {marker} around the table, found {len(pieces) - 1}")
+    return f"{pieces[0]}{marker}\n{table}\n{marker}{pieces[2]}"
 
 
 def console_table(results: Mapping[str, Any]) -> str:
@@ -135,11 +138,15 @@ def _ratio_text(ours: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     return f"{bound}{found.median:.2f}{spread}"
 
 
-def _figure_text(figure: Mapping[str, Any]) -> str:
-    found = Spread.of(figure["values"])
+def format_spread(values: Sequence[float]) -> str:
+    """The median, with the smallest and the largest where they differ."""
+    found = Spread.of(values)
     spread = f" ({_number(found.low)} to {_number(found.high)})" if found.low != found.high else ""
-    bound = "at least " if figure.get("unfinished") else ""
-    return f"{bound}{_number(found.median)}{spread}"
+    return f"{_number(found.median)}{spread}"
+
+
+def _figure_text(figure: Mapping[str, Any]) -> str:
+    return ("at least " if figure.get("unfinished") else "") + format_spread(figure["values"])
 
 
 def _share_text(figure: Mapping[str, Any], part: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ every system generates and trains the same tokens, whatever its weights are.
 from statistics import median
 from typing import Any
 
-from benchmarks.compare import forced_lengths
+from benchmarks.compare import CONFIG, Work, step_options
 from benchmarks.worker_session import Session, rotated
 
 SHAPE = {"prompts": 4, "group": 8, "tokens": 32}
@@ -40,7 +40,7 @@ def measure_schedule(session: Session) -> dict[str, dict[str, Any]]:
     shape = SHAPE_QUICK if settings.quick else SHAPE
     names = {system: f"schedule-{i}" for i, system in enumerate(SYSTEMS)}
     overrides = [
-        *forced_lengths(session, shape["prompts"], shape["group"], shape["tokens"]),
+        *step_options(session, Work(**shape)),
         "dynamic_sampling.enabled=true",
         "dynamic_sampling.filter=benchmarks.reward:every_second_group",
         f"rollout.native.slots={2 * shape['prompts'] * shape['group']}",
@@ -52,7 +52,7 @@ def measure_schedule(session: Session) -> dict[str, dict[str, Any]]:
         session.log(f"loading {system}")
         session.start(name, "ours")
         config = {
-            "config": "configs/quickstart.yaml",
+            "config": CONFIG,
             "overrides": [*overrides, *SYSTEMS[system]],
             "forced_lengths": True,
         }

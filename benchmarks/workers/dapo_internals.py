@@ -53,10 +53,18 @@ class Studies:
         return {"parameters": sum(p.numel() for p in self.loaded.model.parameters()), "dtype": dtype}
 
     def generate(
-        self, groups: int, group: int, prompt: int, tokens: int, slots: int, *, trace: Trace = UNTRACED
+        self,
+        groups: int,
+        group: int,
+        prompt: int,
+        tokens: int,
+        slots: int,
+        temperature: float = 1.0,
+        *,
+        trace: Trace = UNTRACED,
     ) -> dict[str, Any]:
         """Seconds to answer `groups` x `group` requests of `tokens` forced tokens."""
-        requests = self._requests([prompt] * groups, group, [tokens] * (groups * group))
+        requests = self._requests([prompt] * groups, group, [tokens] * (groups * group), temperature)
         engine = NativeEngine(copy.deepcopy(self.loaded.model), NativeConfig(slots=slots))
         with trace:
             started = time.perf_counter()
@@ -148,6 +156,10 @@ class Studies:
         policy.update(samples, step=1)
         return {"extra_bytes": max(0, peak_rss_bytes() - held)}
 
+    def memory(self) -> dict[str, Any]:
+        """Peak bytes of this process."""
+        return {"rss_bytes": peak_rss_bytes()}
+
     def long_tail(self, lengths: list[int], group: int, prompt: int, slots: int) -> dict[str, Any]:
         """The engine's own count of computed slot-steps: until its queue was empty, and to the end."""
         requests = self._requests([prompt] * (len(lengths) // group), group, lengths)
@@ -210,14 +222,16 @@ class Studies:
             for i in range(group)
         ]
 
-    def _requests(self, prompts: list[int], group: int, lengths: list[int]) -> list[GenerationRequest]:
+    def _requests(
+        self, prompts: list[int], group: int, lengths: list[int], temperature: float = 1.0
+    ) -> list[GenerationRequest]:
         return [
             GenerationRequest(
                 id=f"{g}/{i}",
                 prompt_ids=self._ids("prompt", g, prompt),
                 max_new_tokens=lengths[g * group + i],
                 min_new_tokens=lengths[g * group + i],
-                temperature=1.0,
+                temperature=temperature,
                 top_p=1.0,
                 seed=keyed_seed("bench", g, i),
                 stop_ids=self.loaded.stop_ids,
@@ -291,6 +305,7 @@ if __name__ == "__main__":
             "profile": studies.profile,
             "gradient_gap": studies.gradient_gap,
             "update_memory": studies.update_memory,
+            "memory": studies.memory,
             "long_tail": studies.long_tail,
         }
     )

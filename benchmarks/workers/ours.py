@@ -25,6 +25,7 @@ from dapo.core.rng import keyed_seed
 from dapo.data.problems import load_problems
 from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
+from dapo.evaluation.evaluate import EngineSampler, evaluate
 from dapo.policy.builtin_models import smollm2_directory
 from dapo.policy.model import export_model
 from dapo.rewards.workers.pool import VerifierPool
@@ -160,6 +161,17 @@ class Ours:
         lengths = drain(self.run.engine, requests)
         return {"seconds": time.perf_counter() - started, "tokens": sum(lengths)}
 
+    def evaluate(self) -> dict[str, Any]:
+        """The evaluation of a training, verdicts included, from handing in the problems to the last score."""
+        assert self.run.eval_plan is not None
+        self.run.sync_engine()
+        sampler = EngineSampler(self.run.engine, self.run.sampling.encoder, self.run.eval_plan)
+        started = time.perf_counter()
+        found = evaluate(sampler, self.judge, self.inputs.held_out)
+        seconds = time.perf_counter() - started
+        lengths = [response.tokens for judged in found.problems for response in judged.responses]
+        return {"seconds": seconds, "tokens": sum(lengths), "responses": len(lengths)}
+
     def step(self) -> dict[str, Any]:
         """One step of the schedule, with its seconds by phase."""
         if self._schedule is None:
@@ -210,7 +222,7 @@ class Ours:
             "id": problem.id,
             "prompt": messages,
             "answer": problem.answer,
-            "prompt_ids": list(self.run.encoder.encode(problem)),
+            "prompt_ids": list(self.run.sampling.encoder.encode(problem)),
         }
 
 
@@ -240,6 +252,7 @@ if __name__ == "__main__":
                 "held_out": ours.held_out,
                 "generate": ours.generate,
                 "step": ours.step,
+                "evaluate": ours.evaluate,
                 "memory": ours.memory,
                 "export": ours.export,
             }

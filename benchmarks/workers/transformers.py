@@ -26,12 +26,27 @@ class Generate:
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).to(device).eval()
         return {"versions": {"transformers": transformers.__version__, "torch": torch.__version__}}
 
-    def generate(self, prompts: list[list[int]], group: int, tokens: int) -> dict[str, Any]:
-        """Exactly `tokens` tokens for `group` responses to each prompt, all rows at once."""
+    def generate(
+        self,
+        prompts: list[list[int]],
+        group: int,
+        tokens: int,
+        stop_ids: list[int] | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+    ) -> dict[str, Any]:
+        """`group` responses to each prompt, all rows at once: of exactly `tokens` tokens, or up to a stop."""
         rows = [ids for ids in prompts for _ in range(group)]
+        length = {"min_new_tokens": tokens} if stop_ids is None else {"eos_token_id": stop_ids}
         started = time.perf_counter()
-        responses = self._sample(rows, min_new_tokens=tokens, max_new_tokens=tokens, temperature=1.0, top_p=1.0)
-        return {"seconds": time.perf_counter() - started, "tokens": responses.numel()}
+        responses = self._sample(rows, max_new_tokens=tokens, temperature=temperature, top_p=top_p, **length)
+        seconds = time.perf_counter() - started
+        ended = responses.tolist()
+        return {
+            "seconds": seconds,
+            "tokens": sum(_length(ids, stop_ids or []) for ids in ended),
+            "responses": len(ended),
+        }
 
     def evaluate(
         self,
@@ -70,6 +85,11 @@ class Generate:
         batch = self.tokenizer.pad({"input_ids": rows}, return_tensors="pt").to(self.device)
         output = self.model.generate(**batch, do_sample=True, top_k=0, **settings)
         return output[:, batch["input_ids"].shape[1] :].cpu()
+
+
+def _length(ids: list[int], stop_ids: list[int]) -> int:
+    """The tokens up to the first stop, and with it; all where there is none."""
+    return next((i + 1 for i, token in enumerate(ids) if token in stop_ids), len(ids))
 
 
 if __name__ == "__main__":

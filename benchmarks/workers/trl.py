@@ -254,7 +254,7 @@ def make_trainer(settings: dict[str, Any], channel: Channel, folder: str) -> Tim
         disable_tqdm=True,
     )
     reward = every_second
-    if not settings["forced"]:
+    if "verifier" in settings:
         reward = quickstart_reward(settings["verifier"], settings["options"], tokens, settings["buffer_tokens"])
     rows = [{"prompt": row["prompt"], "answer": row["answer"]} for row in settings["rows"]]
     commands = Commands(channel, updates)

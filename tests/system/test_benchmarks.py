@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 # the benchmarks are not part of the package: they are run from the repository's root
-from benchmarks import bench, compare, mutants, op_categories, report, reward_noise, wheel_requirements
+from benchmarks import bench, compare, mutants, natural, op_categories, report, reward_noise, wheel_requirements
 from benchmarks.compute_limits import (
     heavy_tail_lengths,
     limit_tokens_per_s,
@@ -20,6 +20,7 @@ from benchmarks.plots import Curve, plot_growth
 from benchmarks.protocol import Worker, WorkerFailed
 from benchmarks.worker_session import Settings, rotated
 from benchmarks.workers.ours import Ours
+from dapo.config import load_config
 from helpers.paths import ROOT
 
 ECHO = """
@@ -222,11 +223,53 @@ def test_a_growth_curve_of_a_square_has_slope_two_and_becomes_a_small_picture(tm
 
 def test_our_worker_takes_a_step_and_says_what_it_cost():
     ours = Ours()
-    ours.open(str(ROOT / "configs" / "tiny.yaml"), ["train.threads=1", "data.eval=null"])
+    ours.open(str(ROOT / "configs" / "tiny.yaml"), ["train.threads=1"])
     step = ours.step()
     assert step["generated_tokens"] >= step["trained_tokens"] > 0
     assert 0 < step["generation_s"] + step["update_s"] < step["step_s"]
+    (problem,) = ours.rows(1)["rows"]
+    of_run = next(each for each in ours.inputs.train if each.id == problem["id"])
+    assert problem["prompt_ids"] == list(ours.run.sampling.encoder.encode(of_run))
+    held_out = ours.held_out()
+    evaluation = ours.evaluate()
+    assert evaluation["responses"] == len(held_out["rows"]) > 0
+    assert 0 < evaluation["tokens"] <= evaluation["responses"] * held_out["max_new_tokens"]
     ours.close()
+
+
+@pytest.mark.parametrize("work", [compare.Work(2, 4, 8), compare.Work(2, 4, 8, updates=2, forced=False)])
+def test_the_options_of_the_compared_steps_are_options(work, tmp_path):
+    problem = {"id": "1", "prompt": "1 + 1 = ?", "answer": "2"}
+    session = SimpleNamespace(
+        settings=Settings(), folder=tmp_path, start=lambda *_: None, ask=lambda *_, **__: {"rows": [problem, problem]}
+    )
+    minibatch = f"train.minibatch_groups={work.prompts // work.updates}"
+    config = load_config(ROOT / compare.CONFIG, [*compare.step_options(session, work), minibatch])
+    assert config.rollout.max_response_tokens == 8
+    assert (config.data.eval is None) == work.forced
+
+
+def natural_round(seconds, tokens, responses=4):
+    return {"seconds": seconds, "tokens": tokens, "responses": responses}
+
+
+def test_natural_lengths_are_compared_by_tokens_and_by_responses_per_second():
+    ours = {"generation": natural_round(2.0, 40), "update": natural_round(4.0, 40), "step": natural_round(8.0, 40)}
+    trl = {"generation": natural_round(4.0, 60), "update": natural_round(8.0, 60), "step": natural_round(16.0, 60)}
+    found = {(f["name"], f["system"]): f["values"] for f in natural.figures([{"ours": ours, "trl": trl}])}
+    assert found["generation, natural lengths", "ours"] == [20.0]
+    assert found["generation, natural lengths", "trl"] == [15.0]
+    assert found["step, natural lengths, responses", "ours"] == [0.5]
+    assert found["generation, natural lengths, mean response", "trl"] == [15.0]
+    assert not any(name.startswith("evaluation") for name, _ in found)
+
+
+def test_a_system_that_trains_less_than_it_sampled_is_refused():
+    work = {"generation": natural_round(2.0, 40), "update": natural_round(4.0, 39)}
+    with pytest.raises(ValueError, match="trained 39 tokens of 40"):
+        natural.require_responses("trl", work, 4, 9)
+    with pytest.raises(ValueError, match="4 responses where 5 were asked for"):
+        natural.require_responses("trl", work, 5, 9)
 
 
 def test_requirements_leave_out_extras_and_what_is_named():
