@@ -167,6 +167,8 @@ class Sample:
     """1 (or True) for each response token that trains, 0 for the others."""
     index: int = 0
     """Which of its group's responses this is."""
+    weight: float = 1.0
+    """Its group's factor in the loss (`dynamic_sampling.weights`)."""
 
     rank_record: RankRecord | None = None
     """Set where trainer ranks have recorded the old log-probabilities, and keep them."""

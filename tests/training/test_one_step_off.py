@@ -33,6 +33,7 @@ from dapo.telemetry.sinks import JsonlSink, Tracker
 from dapo.training import one_step_off
 from dapo.training.checkpointing import restore
 from dapo.training.dynamic_sampling import OUTCOMES, DynamicSampler
+from dapo.training.forecast import Prediction
 from dapo.training.prefetched_batch import PrefetchedBatch, read_prefetched_batch, write_prefetched_batch
 from dapo.training.rollout import Batch, Sampling, SamplingStart, sampling_plan
 from dapo.training.run_directory import RunDirectory
@@ -444,6 +445,7 @@ class TestResuming:
         )
         counts = {outcome: i for i, outcome in enumerate(OUTCOMES)}
         batch = Batch((judged[0][0], judged[2][0]), judged, counts, dict(counts), 2, reason="all wrong", epoch=1)
+        batch = replace(batch, prediction=Prediction(3, 0.1 + 0.2, ((1 / 3, True),), {2: 1 / 7, 4: 3.0}))
         sampler = {"kept": 0.1 + 0.2, "decided": 3.0, "errors": [None, ["e", "p", "r"]]}
         prefetched_batch = PrefetchedBatch(batch, SamplingStart(4, 2, sampler))
         write_prefetched_batch(tmp_path, prefetched_batch)

@@ -120,6 +120,11 @@ class Config(Section):
         return self.launcher.partition(":")[2] or None
 
     @property
+    def predicts_signal(self) -> bool:
+        """Whether problems are skipped by the predicted chance that their groups carry a signal."""
+        return self.dynamic_sampling.predict != "off"
+
+    @property
     def has_tracker(self) -> bool:
         """Whether metrics go to a tracker that has projects."""
         return bool({"wandb", "trackio"} & set(self.log.sinks))
@@ -159,6 +164,21 @@ class Config(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _prediction_fits(self) -> "Config":
+        sampling = self.dynamic_sampling
+        if self.predicts_signal and not sampling.enabled:
+            raise ValueError(
+                f"dynamic_sampling.predict={sampling.predict} skips problems whose groups Eq. 11 would drop, and "
+                "dynamic_sampling.enabled=false drops none; set dynamic_sampling.predict=off"
+            )
+        if self.predicts_signal and sampling.filter is not None:
+            raise ValueError(
+                f"dynamic_sampling.predict={sampling.predict} predicts which groups Eq. 11 keeps, not those that "
+                "dynamic_sampling.filter keeps; set one of the two"
+            )
+        return self
+
     @model_validator(mode="before")
     @classmethod
     def _one_step_off_is_corrected(cls, values: Any) -> Any:
@@ -189,6 +209,7 @@ CONDITIONS = {
     "engine_processes": "engine processes (rollout.engines, or rollout.engine=vllm)",
     "has_tracker": "wandb or trackio among log.sinks",
     "is_multiprocess": "more than one process",
+    "predicts_signal": "dynamic_sampling.predict=thin or thompson",
     "reuses_samples": "several updates per step (in the first the ratio is 1, and nothing is clipped)",
     "uses_ray": "launcher=ray",
     "uses_trainer_group": "a trainer in processes of its own (distributed.trainer_ranks, or launcher=ray)",

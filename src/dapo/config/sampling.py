@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import field_validator
+from pydantic import BeforeValidator, field_validator
 
 from dapo.config.section import (
     MAX_PROCESSES,
@@ -13,6 +13,7 @@ from dapo.config.section import (
     Positive,
     Processes,
     Section,
+    Switch,
     Tokens,
     option,
 )
@@ -124,4 +125,18 @@ class DynamicSamplingConfig(Section):
         "{min_spread: 0.5, mean_between: [0, 9]}.",
         paper=None,
         only_with="dynamic_sampling.enabled",
+    )
+    predict: Annotated[Literal["off", "thin", "thompson"], Switch] = option(
+        "off",
+        "Which problems are asked, by the predicted chance that their groups carry a signal (Eq. 11). off: every one; "
+        "thin: with a probability in proportion to that chance; thompson: where the chance at a success rate sampled "
+        "from its posterior is at least half of the largest one.",
+        paper="off",
+    )
+    weights: Annotated[Literal["none", "inverse"], BeforeValidator(lambda v: "none" if v is None else v)] = option(
+        "none",
+        "How groups weigh in the loss that were asked by prediction. inverse: by 1 / the probability with which they "
+        "were asked, so that the expected gradient is that of asking every problem, at a higher variance.",
+        paper="none",
+        only_with="predicts_signal",
     )

@@ -14,7 +14,7 @@ from dapo.types import Sample
 
 TYPES = {"response_ids": "q", "engine_logprobs": "d", "old_logprobs": "d", "mask": "b"}
 """The columns with a value for each response token, and the `array` type of rows that are no arrays."""
-SCALARS = ("group_id", "index", "reward", "advantage")
+SCALARS = ("group_id", "index", "reward", "advantage", "weight")
 IDS = ("response_ids",)
 REST = ("engine_logprobs", "mask")
 ALL = tuple(TYPES)

@@ -57,7 +57,8 @@ def recompute_layers(model: PreTrainedModel) -> int:
 def partition_minibatch(minibatch: Sequence[Sample], config: Config, *, ranks: int) -> list[tuple[RankMicrobatch, ...]]:
     """The passes of an update on each rank: the samples that can carry a gradient, with their loss weights.
 
-    A sample's weight counts all of the minibatch (Eq. 12), whatever is computed of it. Samples with an advantage of
+    A sample's loss weight counts all of the minibatch (Eq. 12), whatever is computed of it, times its group's factor:
+    `Sample.weight`, which no denominator counts, so that it stays one over a probability. Samples with an advantage of
     exactly 0 are left out unless the KL or entropy term needs them.
     """
     if len({sample.old_logprobs is None for sample in minibatch}) > 1:
@@ -65,6 +66,7 @@ def partition_minibatch(minibatch: Sequence[Sample], config: Config, *, ranks: i
     lengths = torch.tensor([sample.num_trained_tokens for sample in minibatch])
     group_ids, max_length = torch.tensor([s.group_id for s in minibatch]), config.rollout.max_response_tokens
     weights = aggregation_weights(lengths, group_ids, aggregate=config.loss.aggregate, max_length=max_length)
+    weights = weights * torch.tensor([sample.weight for sample in minibatch], dtype=weights.dtype)
     every_sample = config.loss.kl_coef > 0 or config.loss.entropy_coef > 0
     chosen = [i for i, sample in enumerate(minibatch) if lengths[i] and (every_sample or sample.advantage != 0)]
     samples, max_tokens = [minibatch[i] for i in chosen], config.microbatch_tokens

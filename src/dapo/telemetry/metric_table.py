@@ -78,6 +78,7 @@ class Metric:
         return 100.0 if self.unit == "fraction" else 1.0
 
 
+_RECHECKED = "with `dynamic_sampling.predict`, in steps with such a group"
 METRICS = (
     Metric("reward/mean", "reward", "The mean shaped reward (score plus overlong penalty) of all responses with a "
            "verdict, before groups are filtered.", "Fig. 7b"),
@@ -104,6 +105,19 @@ METRICS = (
     Metric("rollout/tokens_generated", "tokens", "The number of generated tokens."),
     Metric("rollout/tokens_{outcome}", "tokens", "The number of tokens generated for groups with this outcome."),
     Metric("rollout/tokens_in_minibatches", "tokens", "The number of response tokens that train.", "Eq. 12"),
+    Metric("rollout/problems_skipped", "problems", "The number of problems of the stream that were not asked.",
+           when="with `dynamic_sampling.predict`"),
+    Metric("rollout/skipped_chance", "groups", "The sum of the chances of a signal that were predicted for the skipped "
+           "problems: how many of their groups would have trained.", when="with `dynamic_sampling.predict`"),
+    Metric("rollout/recheck_groups_{bin}", "groups", "The number of judged groups of the 2 % that are asked whatever "
+           "is predicted, whose predicted chance of a signal is within these per cent.", when=_RECHECKED),
+    Metric("rollout/recheck_chance_{bin}", "groups", "The sum of the predicted chances of these groups.",
+           when=_RECHECKED),
+    Metric("rollout/recheck_signals_{bin}", "groups", "The number of these groups that carried a signal.",
+           when=_RECHECKED),
+    Metric("rollout/effective_groups", "groups", "The number of equally weighted groups whose mean would vary as much: "
+           "the squared sum of the groups' loss weights over the sum of their squares.",
+           when="with `dynamic_sampling.weights: inverse`"),
     Metric("rollout/epoch", "epochs", "The number of finished passes over the training problems."),
     Metric("rollout/engine_logprob_gap_mean", "nats per token", "The mean absolute difference between the "
            "log-probabilities of the engine and of the trainer.", over_updates="mean over tokens"),

@@ -75,6 +75,42 @@ def rollout_metrics(
     return metrics
 
 
+CHANCE_BINS = 5
+"""Into how many equal bins predicted chances are counted."""
+
+
+def chance_bin(chance: float) -> str:
+    """The name of a chance's bin, its bounds in per cent: `60_80`, the lower bound included."""
+    width = 100 // CHANCE_BINS
+    low = min(int(chance * CHANCE_BINS), CHANCE_BINS - 1) * width
+    return f"{low}_{low + width}"
+
+
+def prediction_metrics(
+    skipped: int, skipped_chance: float, rechecks: Sequence[tuple[float, bool]], weights: Sequence[float]
+) -> dict[str, float]:
+    """The metrics of one step's predictions: what was skipped, and how predictions turned out.
+
+    Args:
+        skipped: The number of problems that were not asked.
+        skipped_chance: The sum of the chances that they were given.
+        rechecks: The predicted chance of each problem that was asked whatever it was, and whether its group carried a
+            signal.
+        weights: The loss weight of each group that trains; empty where all weigh the same.
+    """
+    metrics: dict[str, float] = {"rollout/problems_skipped": skipped, "rollout/skipped_chance": skipped_chance}
+    bins: dict[str, list[tuple[float, bool]]] = {}
+    for chance, had_signal in sorted(rechecks):
+        bins.setdefault(chance_bin(chance), []).append((chance, had_signal))
+    for name, found in bins.items():
+        metrics[f"rollout/recheck_groups_{name}"] = len(found)
+        metrics[f"rollout/recheck_chance_{name}"] = fsum(chance for chance, _ in found)
+        metrics[f"rollout/recheck_signals_{name}"] = sum(had_signal for _, had_signal in found)
+    if weights:
+        metrics["rollout/effective_groups"] = fsum(weights) ** 2 / fsum(weight**2 for weight in weights)
+    return metrics
+
+
 def reflection_metrics(groups: Iterable[Group]) -> dict[str, float]:
     """The fraction of responses with a phrase of reflection.
 

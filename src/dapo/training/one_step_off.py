@@ -65,7 +65,7 @@ def train(run: Run) -> None:
                 run.stop.check()
                 batch = prefetched_batch(run, step=step)  # * sampled during the step before
                 with next_batch(run, step=step + 1) as pending:  # * lines 2 to 8 of the next step, in a thread
-                    samples = with_advantages(batch.groups, config)
+                    samples = with_advantages(batch.groups, config, batch.weights)
                     updates = minibatches(samples, config, step=step)
                     with rollouts_in_background(run, batch, samples) as text_metrics:
                         if len(updates) > 1:
@@ -88,7 +88,7 @@ def train(run: Run) -> None:
 def prefetched_batch(run: Run, *, step: int) -> Batch:
     """The batch to learn from: the prefetched one, or one sampled now from the policy that the step begins with."""
     if run.state.prefetched_batch is None:
-        run.sync_engine()
+        run.begin_sampling(step)
         with run.phase("generate", total=run.config.rollout.prompts_per_step) as on_progress:
             run.state.prefetched_batch = sample(run, step=step, on_progress=on_progress, check=run.stop.check)
         run.sampling.start = None
@@ -132,7 +132,7 @@ def next_batch(run: Run, *, step: int) -> "Iterator[PendingBatch | None]":
     if step > run.config.train.num_steps:
         pending = None
     else:
-        run.sync_engine()
+        run.begin_sampling(step)
         pending = PendingBatch(run, step=step)
     try:
         yield pending

@@ -16,6 +16,7 @@ from dapo.core.files import atomic_write_json
 from dapo.data.stream import ProblemStream
 from dapo.telemetry.rollout_table import column_of, rows_of
 from dapo.training.dynamic_sampling import OUTCOMES, Outcome
+from dapo.training.forecast import Prediction
 from dapo.training.rollout import Batch, SamplingStart
 from dapo.types import Generation, Group, Verdict
 
@@ -70,6 +71,7 @@ def write_prefetched_batch(directory: Path, prefetched_batch: PrefetchedBatch) -
         "shortfall": batch.shortfall,
         "reason": batch.reason,
         "epoch": batch.epoch,
+        "prediction": batch.prediction and batch.prediction.state(),
     }
     atomic_write_json(directory / PREFETCHED_BATCH_FILE, state)
 
@@ -94,6 +96,7 @@ def read_prefetched_batch(directory: Path, stream: ProblemStream) -> PrefetchedB
         shortfall=state["shortfall"],
         reason=state["reason"],
         epoch=state["epoch"],
+        prediction=state.get("prediction") and Prediction.of_state(state["prediction"]),
     )
     return PrefetchedBatch(batch, SamplingStart(state["step"], state["position"], state["sampler"]))
 

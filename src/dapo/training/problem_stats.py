@@ -1,19 +1,43 @@
 """Statistics per problem: how often a run has sampled it, how well it was answered, and at which step last."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from dapo.core.files import atomic_file
-from dapo.types import Group
+from dapo.types import Group, Problem
 
 COUNTS = ("visits", "responses", "decided", "correct", "last_step")
 """How often a problem was sampled, its judged responses, those right or wrong, those right, and the last step."""
+SUMS = ("score_sum", "recent_correct", "recent_wrong")
+"""The sum of a problem's scores, and its right and wrong responses, each discounted by its age at the last step."""
+HALF_LIFE_STEPS = 10
+"""The age at which a response counts half: the policy that gave it has changed since."""
+
+
+@dataclass(frozen=True)
+class History:
+    """What is known of the problems sampled so far: a copy, which later steps do not change."""
+
+    rows: Mapping[str, int]
+    """The row of each problem in the arrays; a row beyond their end was added later."""
+    sources: Mapping[str, int]
+    """The number of each source."""
+    source: NDArray[np.int64]
+    """`[n]` the number of each problem's source."""
+    correct: NDArray[np.float64]
+    """`[n]` right responses, each discounted by its age at `last_step`."""
+    wrong: NDArray[np.float64]
+    """`[n]` wrong ones."""
+    last_step: NDArray[np.int64]
+    """`[n]` the step that sampled each problem last."""
 
 
 class ProblemStats:
@@ -22,7 +46,9 @@ class ProblemStats:
     def __init__(self) -> None:
         self._rows: dict[str, int] = {}
         self._counts = {name: array("q") for name in COUNTS}
-        self._score_sums = array("d")
+        self._sums = {name: array("d") for name in SUMS}
+        self._sources: dict[str, int] = {}
+        self._source = array("q")
 
     def __len__(self) -> int:
         """How many problems have been sampled."""
@@ -31,45 +57,78 @@ class ProblemStats:
     def record(self, groups: Iterable[Group], *, step: int) -> None:
         """Count the judged groups of a step. A response with an error verdict counts in nothing but the visit."""
         for group in groups:
-            row = self._rows.setdefault(group.problem.id, len(self._rows))
-            if row == len(self._score_sums):
-                for count in self._counts.values():
-                    count.append(0)
-                self._score_sums.append(0.0)
+            row = self._row(group.problem)
             valid = [verdict for verdict in group.verdicts if verdict.error is None]
-            self._counts["visits"][row] += 1
-            self._counts["responses"][row] += len(valid)
-            self._counts["decided"][row] += sum(verdict.correct is not None for verdict in valid)
-            self._counts["correct"][row] += sum(verdict.correct is True for verdict in valid)
-            self._score_sums[row] += sum(verdict.score for verdict in valid)
+            decided = sum(verdict.correct is not None for verdict in valid)
+            correct = sum(verdict.correct is True for verdict in valid)
+            kept = discount(step - self._counts["last_step"][row])
+            for name, count in (("visits", 1), ("responses", len(valid)), ("decided", decided), ("correct", correct)):
+                self._counts[name][row] += count
             self._counts["last_step"][row] = step
+            self._sums["score_sum"][row] += sum(verdict.score for verdict in valid)
+            for name, count in (("recent_correct", correct), ("recent_wrong", decided - correct)):
+                self._sums[name][row] = self._sums[name][row] * kept + count
+
+    def history(self) -> History:
+        """A copy of what predictions are made from."""
+        return History(
+            rows=self._rows,
+            sources=dict(self._sources),
+            source=np.array(self._source),
+            correct=np.array(self._sums["recent_correct"]),
+            wrong=np.array(self._sums["recent_wrong"]),
+            last_step=np.array(self._counts["last_step"]),
+        )
 
     def table(self) -> pa.Table:
         """A copy as a table with one row per problem, in the order in which they were first sampled.
 
-        Columns: problem, COUNTS, score_sum.
+        Columns: problem, source, COUNTS, SUMS.
         """
-        numbers = {name: np.array(column) for name, column in self._counts.items()}
-        return pa.table({"problem": _ids(list(self._rows)), **numbers, "score_sum": np.array(self._score_sums)})
+        numbers = {name: np.array(column) for name, column in (self._counts | self._sums).items()}
+        names = list(self._sources)
+        return pa.table(
+            {"problem": _texts(list(self._rows)), "source": _texts([names[i] for i in self._source]), **numbers}
+        )
 
     def load_table(self, table: pa.Table) -> None:
         """Continue with a saved table."""
-        ids = table["problem"].to_pylist()
-        decoded = (each.decode("utf-8", "surrogatepass") if isinstance(each, bytes) else each for each in ids)
-        self._rows = {problem: row for row, problem in enumerate(decoded)}
+        self._rows = {problem: row for row, problem in enumerate(_from_texts(table["problem"]))}
         self._counts = {name: array("q", table[name].to_numpy().tobytes()) for name in COUNTS}
-        self._score_sums = array("d", table["score_sum"].to_numpy().tobytes())
+        self._sums = {name: array("d", table[name].to_numpy().tobytes()) for name in SUMS}
+        self._sources = {}
+        self._source = array(
+            "q", [self._sources.setdefault(each, len(self._sources)) for each in _from_texts(table["source"])]
+        )
 
     def by_problem(self) -> dict[str, dict[str, float]]:
         """By problem id: COUNTS and score_sum."""
-        columns: dict[str, array[Any]] = {**self._counts, "score_sum": self._score_sums}
+        columns: dict[str, array[Any]] = {**self._counts, "score_sum": self._sums["score_sum"]}
         return {problem: {name: column[row] for name, column in columns.items()} for problem, row in self._rows.items()}
+
+    def _row(self, problem: Problem) -> int:
+        """The row of a problem, which is made for a new one."""
+        row = self._rows.setdefault(problem.id, len(self._rows))
+        if row == len(self._source):
+            for column in (self._counts | self._sums).values():
+                column.append(0)
+            self._source.append(self._sources.setdefault(problem.source, len(self._sources)))
+        return row
+
+
+@overload
+def discount(age: int) -> float: ...
+@overload
+def discount(age: NDArray[np.int64]) -> NDArray[np.float64]: ...
+def discount(age: Any) -> Any:
+    """How much a response still counts that is so many steps old: `2^(-age / HALF_LIFE_STEPS)`."""
+    return 2.0 ** (-age / HALF_LIFE_STEPS)
 
 
 def write_problem_stats(path: Path, table: pa.Table) -> None:
     """Write a table as Parquet, atomically; equal tables give equal bytes (of one pyarrow version)."""
     with atomic_file(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd", use_dictionary=list(COUNTS))
+        pq.write_table(table, temporary, compression="zstd", use_dictionary=["source", *COUNTS])
 
 
 def read_problem_stats(path: Path) -> ProblemStats:
@@ -82,9 +141,15 @@ def read_problem_stats(path: Path) -> ProblemStats:
     return stats
 
 
-def _ids(ids: list[str]) -> pa.Array:
+def _texts(texts: list[str]) -> pa.Array:
     """A column of texts; of bytes where one holds half of a surrogate pair, which Parquet's texts cannot."""
     try:
-        return pa.array(ids, pa.string())
+        return pa.array(texts, pa.string())
     except UnicodeEncodeError:
-        return pa.array([each.encode("utf-8", "surrogatepass") for each in ids], pa.binary())
+        return pa.array([each.encode("utf-8", "surrogatepass") for each in texts], pa.binary())
+
+
+def _from_texts(column: pa.ChunkedArray) -> list[str]:
+    """What a column of `_texts` was made from."""
+    texts = column.to_pylist()
+    return [each.decode("utf-8", "surrogatepass") if isinstance(each, bytes) else each for each in texts]

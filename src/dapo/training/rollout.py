@@ -16,6 +16,7 @@ from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
 from dapo.rewards.judge import Judge
 from dapo.training.dynamic_sampling import OUTCOMES, DynamicSampler, Outcome
+from dapo.training.forecast import Decision, Forecast, Prediction
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
 
 # A group is decided this many polls after its last token: the engine goes on while verifiers work, and what is
@@ -62,6 +63,13 @@ class Batch:
     """For a short batch: why, with counts."""
     epoch: int = 0
     """Of the problem that came next when the batch closed."""
+    prediction: Prediction | None = None
+    """With `dynamic_sampling.predict`: the problems that were skipped, and what became of predictions."""
+
+    @property
+    def weights(self) -> Mapping[int, float]:
+        """The loss weight of each group that trains, by its id; those that are missing weigh 1."""
+        return {} if self.prediction is None else self.prediction.weights
 
     @property
     def decided(self) -> list[tuple[Group, Outcome]]:
@@ -112,6 +120,8 @@ class Sampling:
         verdict.score if verdict.error is None else None
     )
     """The shaped reward of a response; None where its verdict is an error."""
+    forecast: Forecast | None = None
+    """Which problems are asked; None: all of them. Set for each step before its sampling begins."""
     start: "SamplingStart | None" = None
     """Where the newest batch began; None once it is kept for later."""
     judge_wait_s: float = 0.0
@@ -188,6 +198,7 @@ class _Collector:
     polls: int = 0
     counts: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
     tokens: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
+    decisions: list[Decision] = field(default_factory=list)
 
     def run(self) -> Batch:
         try:
@@ -219,7 +230,16 @@ class _Collector:
             shortfall=self.shortfall,
             reason=reason,
             epoch=self.sampling.stream.epoch,
+            prediction=self.prediction(),
         )
+
+    def prediction(self) -> Prediction | None:
+        """What was decided about the problems up to the last decided group; the others come again."""
+        if self.sampling.forecast is None:
+            return None
+        final = [each for each in self.decisions if each.position < self.sampling.stream.position]
+        judged = [group for group, outcome in self.judged if outcome != "excess"]
+        return self.sampling.forecast.account(final, judged, self.accepted)
 
     def check_or_abort(self) -> None:
         try:
@@ -238,9 +258,19 @@ class _Collector:
         for _ in range(min(wanted, self.sampling.sampler.max_groups_per_step - self.submitted)):
             self.submit_group()
 
+    def next_problem(self) -> tuple[int, Problem]:
+        """The next problem of the stream that is asked, with its position."""
+        while True:
+            position, problem = self.sampling.stream.take()
+            if self.sampling.forecast is None:
+                return position, problem
+            self.decisions.append(self.sampling.forecast.decide(position, problem))
+            if self.decisions[-1].is_asked:
+                return position, problem
+
     def submit_group(self) -> None:
         plan = self.sampling.plan
-        position, problem = self.sampling.stream.take()
+        position, problem = self.next_problem()
         prompt_ids = self.sampling.encoder.encode(problem)
         size = plan.group_size
         pending = _Pending(position, problem, prompt_ids, [None] * size, missing=size)
@@ -292,6 +322,8 @@ class _Collector:
             group = head.group(self.sampling.reward)
             if not self.by_request:
                 self.sampling.judge_wait_s += time.perf_counter() - started
+            if self.sampling.forecast is not None:
+                self.sampling.forecast.require_binary(group)
             outcome = self.sampling.sampler.outcome(group)
             if outcome == "trained":
                 self.accepted.append(group)

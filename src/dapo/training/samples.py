@@ -1,7 +1,7 @@
 """From judged groups to samples: shaped rewards (Eq. 13), advantages (Eq. 9), masks."""
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby, islice
 
 import torch
@@ -12,15 +12,17 @@ from dapo.config import Config
 from dapo.core.rng import keyed_permutation
 from dapo.types import Generation, Group, Sample, Verdict
 
+NO_WEIGHTS: Mapping[int, float] = {}
 
-def with_advantages(groups: Sequence[Group], config: Config) -> list[Sample]:
+
+def with_advantages(groups: Sequence[Group], config: Config, weights: Mapping[int, float] = NO_WEIGHTS) -> list[Sample]:
     """Algorithm 1, line 9: one sample per response with a verdict, the samples of a group adjacent.
 
     The advantages (Eq. 9) come from `Group.rewards`. A response whose verdict is an error has no reward: it is left out
     of the group's mean and of the batch. `overlong.mode: filter` masks the tokens of truncated responses, whose rewards
-    still count in the group's mean.
+    still count in the group's mean. `weights` are factors of groups in the loss by their id, 1 for those it lacks.
     """
-    return [sample for group in groups for sample in _group_samples(group, config)]
+    return [sample for group in groups for sample in _group_samples(group, config, weights.get(group.id, 1.0))]
 
 
 def shaped_reward(generation: Generation, verdict: Verdict, config: Config) -> float | None:
@@ -63,7 +65,7 @@ def with_old_logprobs(
     return [first, *(list(islice(recorded, len(minibatch))) for minibatch in later)]
 
 
-def _group_samples(group: Group, config: Config) -> list[Sample]:
+def _group_samples(group: Group, config: Config, weight: float) -> list[Sample]:
     responses = zip(group.generations, group.rewards, strict=True)
     valid = [(i, generation, reward) for i, (generation, reward) in enumerate(responses) if reward is not None]
     rewards = torch.tensor([reward for _, _, reward in valid], dtype=torch.float64)
@@ -82,6 +84,7 @@ def _group_samples(group: Group, config: Config) -> list[Sample]:
                 old_logprobs=None,
                 mask=mask,
                 index=i,
+                weight=weight,
             )
         )
     return samples

@@ -15,6 +15,7 @@ from dapo.telemetry.metrics import StepTimer
 from dapo.telemetry.profiler import profiled_step
 from dapo.telemetry.sinks import Tracker
 from dapo.training.checkpoint_writer import CheckpointWriter
+from dapo.training.forecast import make_forecast
 from dapo.training.prefetched_batch import PrefetchedBatch
 from dapo.training.problem_stats import ProblemStats
 from dapo.training.rollout import Sampling
@@ -160,6 +161,14 @@ class Run:
             for i, item in enumerate(items):
                 on_progress(i, len(items))
                 yield item
+
+    def begin_sampling(self, step: int) -> None:
+        """Make the engine and the sampling ready for a step's batch: the newest weights, and what is predicted now.
+
+        Not in the thread that samples: with `schedule: one_step_off` the loop changes the history meanwhile.
+        """
+        self.sync_engine()
+        self.sampling.forecast = make_forecast(self.config, self.problem_stats, step=step)
 
     def sync_engine(self) -> None:
         """Give the engine the policy's weights, unless it holds them."""

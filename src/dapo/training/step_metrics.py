@@ -12,7 +12,7 @@ from dapo.core.background import in_background
 from dapo.core.files import atomic_write_json
 from dapo.evaluation.evaluate import EngineSampler, evaluate
 from dapo.evaluation.scores import Evaluation
-from dapo.telemetry.metrics import mean_of_updates, reflection_metrics, rollout_metrics
+from dapo.telemetry.metrics import mean_of_updates, prediction_metrics, reflection_metrics, rollout_metrics
 from dapo.telemetry.rollout_table import short_fields, write_rollouts
 from dapo.training.advice import advise_after_evaluation, advise_after_step, advise_on_advantages
 from dapo.training.divergence import entropy_collapse_steps, warn_divergence
@@ -67,6 +67,8 @@ def report_step(run: Run, batch: Batch, samples: Sequence[Sample], more: Mapping
     tokens_trained = sum(sample.num_trained_tokens for sample in samples)
     metrics = rollout_metrics(batch.decided, batch.group_counts, batch.token_counts, shortfall=batch.shortfall)
     metrics |= {"rollout/epoch": batch.epoch, "rollout/tokens_in_minibatches": tokens_trained}
+    if (found := batch.prediction) is not None:
+        metrics |= prediction_metrics(found.skipped, found.skipped_chance, found.rechecks, list(found.weights.values()))
     metrics |= mean_of_updates(state.updates) | dict(more)
     errors = [v.error for group, _ in batch.judged for v in group.verdicts if v.error is not None]
     if errors:

@@ -32,11 +32,11 @@ def train(run: Run) -> None:
         evaluate_and_log(run)  # before the first step, or the evaluation in which the run was interrupted
         for step in run.steps():  # line 1
             with run.timed(step):
-                run.sync_engine()  # line 3: pi_old <- pi_theta
+                run.begin_sampling(step)  # line 3: pi_old <- pi_theta
                 with run.phase("generate", total=config.rollout.prompts_per_step) as on_progress:  # lines 2, 4 to 8
                     batch = collect(run.sampling, step=step, on_progress=on_progress, check=run.stop.check)  # Eq. 11
                 run.drop_engine_weights()
-                samples = with_advantages(batch.groups, config)  # line 9: Eq. 9, 13
+                samples = with_advantages(batch.groups, config, batch.weights)  # line 9: Eq. 9, 13
                 updates = minibatches(samples, config, step=step)  # line 10
                 with rollouts_in_background(run, batch, samples) as text_metrics:
                     if len(updates) > 1:

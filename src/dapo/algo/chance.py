@@ -1,0 +1,122 @@
+"""The chance that a group carries a signal (Eq. 11), where its problem's chance of a correct response is uncertain.
+
+A problem's responses are correct with an unknown probability p, of which the history knows a Beta(a, b) distribution:
+
+    chance(p)    = 1 - p^G - (1-p)^G                                    some but not all of G responses are correct
+    E[chance(p)] = 1 - B(a+G, b) / B(a, b) - B(a, b+G) / B(a, b)        over p ~ Beta(a, b)
+"""
+
+from math import exp, lgamma, log, log1p
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_CONCENTRATION = 64.0
+"""Bound on a + b of a fitted distribution: a problem's own responses count, however much alike the others were."""
+PSEUDO_PROBLEMS = 4.0
+"""The weight, in problems, of the uniform distribution's spread in a fit."""
+_UNIFORM_CORRELATION = 1 / 3  # that of two responses to one problem under Beta(1, 1)
+
+
+class Beta(NamedTuple):
+    """A Beta distribution of the probability that a response is correct."""
+
+    a: float
+    b: float
+
+
+UNIFORM = Beta(1.0, 1.0)
+
+
+def chance_at(p: float, group_size: int) -> float:
+    """`1 - p^G - (1-p)^G`: the chance that a group carries a signal where responses are correct with probability p."""
+    return 1.0 - p**group_size - (1.0 - p) ** group_size
+
+
+def largest_chance(group_size: int) -> float:
+    """`1 - 2^(1-G)`, the chance at p = 1/2: no problem has a greater one."""
+    return 1.0 - 2.0 ** (1 - group_size)
+
+
+def expected_chance(posterior: Beta, group_size: int) -> float:
+    """The mean of `chance_at` over a Beta distribution, in closed form; from 0 to `largest_chance`."""
+    a, b = posterior
+    base = lgamma(a + b) - lgamma(a + b + group_size)
+    all_correct = exp(base + lgamma(a + group_size) - lgamma(a))
+    all_wrong = exp(base + lgamma(b + group_size) - lgamma(b))
+    return max(0.0, 1.0 - all_correct - all_wrong)
+
+
+def likely_interval(group_size: int) -> tuple[float, float]:
+    """The probabilities p at whose ends `chance_at` is half of `largest_chance`; it is larger in between."""
+    low, high, half = 0.0, 0.5, largest_chance(group_size) / 2
+    for _ in range(64):  # bisection; as many halvings as a float has bits
+        middle = (low + high) / 2
+        low, high = (middle, high) if chance_at(middle, group_size) < half else (low, middle)
+    return high, 1.0 - high
+
+
+def beta_cdf(x: float, distribution: Beta) -> float:
+    """The probability that a Beta-distributed number is at most x: the regularised incomplete beta function."""
+    a, b = distribution
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):  # where the fraction converges slowly: by symmetry
+        return 1.0 - beta_cdf(1.0 - x, Beta(b, a))
+    factor = exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log1p(-x)) / a
+    return min(1.0, factor * _beta_fraction(x, a, b))
+
+
+def _beta_fraction(x: float, a: float, b: float) -> float:
+    """The continued fraction of the incomplete beta function by Lentz's method."""
+    tiny = 1e-300
+    numerator, denominator = 1.0, 1.0 / (1.0 - (a + b) * x / (a + 1) or tiny)
+    value = denominator
+    for m in range(1, 1000):
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        before = value
+        for term in (even, odd):
+            denominator = 1.0 / (1.0 + term * denominator or tiny)
+            numerator = 1.0 + term / numerator or tiny
+            value *= numerator * denominator
+        if abs(value - before) <= 1e-15 * abs(value):
+            break
+    return value
+
+
+def fit_beta(correct: NDArray[np.float64], wrong: NDArray[np.float64], ages: NDArray[np.float64]) -> Beta:
+    """The distribution of p over problems, by the method of moments, from counts of responses to each of them.
+
+    With n = correct + wrong, weights w = age * n, W = sum w, and x = correct / n of each problem:
+
+        mean         m = sum w x / W
+        correlation  r = (sum w (x - m)^2 / (m (1 - m)) - D) / (W - sum w^2 / W - D),  D = sum w (1 - w / W) / n
+
+    r, between 0 and 1, is that of two responses to one problem: the variance of x beyond that of n coin flips. Both
+    are shrunk towards the uniform distribution, m by the weight of one problem and r by that of PSEUDO_PROBLEMS, where
+    the problems seen weigh `W^2 / sum w^2`. Then a + b = 1 / r - 1, at most MAX_CONCENTRATION, and a = m (a + b).
+
+    Args:
+        correct: `[n]` right responses to each problem, which may be discounted.
+        wrong: `[n]` wrong ones.
+        ages: `[n]` from 0 to 1, how much each problem still counts.
+    """
+    trials = correct + wrong
+    weights = trials * ages
+    seen = weights > 0
+    trials, weights, rates = trials[seen], weights[seen], correct[seen] / trials[seen]
+    total, squares = float(weights.sum()), float((weights**2).sum())
+    if not total > 0 or not squares > 0:
+        return UNIFORM
+    problems = total**2 / squares
+    mean = (problems * float(weights @ rates) / total + 0.5) / (problems + 1)
+    of_flips = float((weights * (1 - weights / total) / trials).sum())
+    room = total - squares / total - of_flips
+    found = (float(weights @ (rates - mean) ** 2) / (mean * (1 - mean)) - of_flips) / room if room > 1e-9 * total else 0
+    correlation = (problems * min(max(found, 0.0), 1.0) + PSEUDO_PROBLEMS * _UNIFORM_CORRELATION) / (
+        problems + PSEUDO_PROBLEMS
+    )
+    concentration = min(1 / correlation - 1, MAX_CONCENTRATION)
+    return Beta(mean * concentration, (1 - mean) * concentration)

@@ -1,0 +1,92 @@
+"""The chance of a signal under a Beta distribution, and its fit to counts, against sums and samples."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dapo.algo.chance import (
+    UNIFORM,
+    Beta,
+    beta_cdf,
+    chance_at,
+    expected_chance,
+    fit_beta,
+    largest_chance,
+    likely_interval,
+)
+
+DISTRIBUTIONS = [Beta(1.0, 1.0), Beta(0.3, 0.2), Beta(20.0, 1.5), Beta(2.0, 60.0), Beta(500.0, 500.0)]
+
+
+def samples(distribution: Beta, count: int = 200_000) -> np.ndarray:
+    return np.random.Generator(np.random.Philox(key=5)).beta(*distribution, size=count)
+
+
+@pytest.mark.parametrize("group_size", [2, 8, 16])
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_the_expected_chance_is_the_mean_over_sampled_probabilities(distribution: Beta, group_size: int):
+    expected = np.mean([chance_at(p, group_size) for p in samples(distribution, 20_000)])
+    assert expected_chance(distribution, group_size) == pytest.approx(expected, abs=0.01)
+
+
+def test_known_chances_come_out_exactly():
+    # a uniform p makes each number of correct responses from 0 to G equally likely
+    assert expected_chance(UNIFORM, 8) == pytest.approx(7 / 9, abs=1e-14)
+    assert expected_chance(Beta(1e9, 1e9), 4) == pytest.approx(largest_chance(4), abs=1e-6) == 0.875
+    assert expected_chance(Beta(64.0, 1e-9), 16) == pytest.approx(0, abs=1e-9)
+    assert [largest_chance(n) for n in (2, 3)] == [0.5, 0.75]
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_the_distribution_function_is_the_fraction_of_samples_below(distribution: Beta):
+    found = samples(distribution)
+    for x in (0.001, 0.1, 0.5, 0.9, 0.999):
+        assert beta_cdf(x, distribution) == pytest.approx(np.mean(found <= x), abs=0.005)
+    assert (beta_cdf(0, distribution), beta_cdf(1, distribution)) == (0, 1)
+
+
+def test_the_distribution_function_has_its_closed_forms():
+    for x in (1e-9, 0.2, 0.5, 0.99):
+        assert beta_cdf(x, UNIFORM) == pytest.approx(x, rel=1e-13)
+        assert beta_cdf(x, Beta(5.0, 1.0)) == pytest.approx(x**5, rel=1e-12)
+        assert beta_cdf(x, Beta(0.5, 0.5)) == pytest.approx(2 / math.pi * math.asin(math.sqrt(x)), rel=1e-12)
+
+
+@pytest.mark.parametrize("group_size", [2, 8, 16])
+def test_within_the_likely_interval_the_chance_is_at_least_half_of_the_largest(group_size: int):
+    low, high = likely_interval(group_size)
+    half = largest_chance(group_size) / 2
+    assert chance_at(low, group_size) == pytest.approx(half, rel=1e-9)
+    assert chance_at(high, group_size) == pytest.approx(half, rel=1e-9)
+    assert chance_at(low - 0.01, group_size) < half < chance_at(low + 0.01, group_size)
+
+
+@pytest.mark.parametrize("truth", [Beta(2.0, 6.0), Beta(0.5, 0.2), Beta(20.0, 1.0), UNIFORM])
+def test_a_fit_to_eight_responses_to_each_of_3000_problems_finds_the_distribution(truth: Beta):
+    rng = np.random.Generator(np.random.Philox(key=1))
+    correct = rng.binomial(8, rng.beta(*truth, size=3000)).astype(float)
+    found = fit_beta(correct, 8 - correct, np.ones(3000))
+    assert found.a / sum(found) == pytest.approx(truth.a / sum(truth), abs=0.015)
+    assert sum(found) == pytest.approx(sum(truth), rel=0.2)
+
+
+def test_problems_that_are_all_alike_make_a_narrow_fit_and_few_problems_a_wide_one():
+    def all_correct(count: int) -> float:
+        return expected_chance(fit_beta(np.full(count, 8.0), np.zeros(count), np.ones(count)), 8)
+
+    chances = [all_correct(count) for count in (0, 1, 5, 60, 1000)]
+    assert chances == sorted(chances, reverse=True)
+    assert chances[0] == pytest.approx(7 / 9)
+    assert chances[1] > 0.5 > chances[3] > chances[4]
+    assert chances[3] < 0.1
+    half = fit_beta(np.full(5000, 4.0), np.full(5000, 4.0), np.ones(5000))
+    assert sum(half) == 64  # a problem's own responses still count
+
+
+def test_a_fit_counts_each_problem_by_its_age():
+    correct, wrong = np.array([8.0, 8.0, 0.0, 0.0]), np.array([0.0, 0.0, 8.0, 8.0])
+    recent = fit_beta(correct, wrong, np.array([1.0, 1.0, 1e-6, 1e-6]))
+    alone = fit_beta(correct[:2], wrong[:2], np.ones(2))
+    assert recent == pytest.approx(alone, rel=1e-4)
+    assert fit_beta(correct, wrong, np.zeros(4)) == UNIFORM
