@@ -103,9 +103,9 @@ def prediction_metrics(
     for chance, had_signal in sorted(rechecks):
         bins.setdefault(chance_bin(chance), []).append((chance, had_signal))
     for name, found in bins.items():
-        metrics[f"rollout/recheck_groups_{name}"] = len(found)
-        metrics[f"rollout/recheck_chance_{name}"] = fsum(chance for chance, _ in found)
-        metrics[f"rollout/recheck_signals_{name}"] = sum(had_signal for _, had_signal in found)
+        chances, signals = zip(*found, strict=True)
+        sums = {"recheck_groups": len(found), "recheck_chance": fsum(chances), "recheck_signals": sum(signals)}
+        metrics |= {f"rollout/{kind}_{name}": value for kind, value in sums.items()}
     if weights:
         metrics["rollout/effective_groups"] = fsum(weights) ** 2 / fsum(weight**2 for weight in weights)
     return metrics
