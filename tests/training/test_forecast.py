@@ -85,7 +85,7 @@ def test_problems_are_asked_as_often_as_the_probability_says(predict: str):
     assert found.decide(0, Problem("new", "?", "!", "medium")).probability > 0.8
 
 
-def test_thin_asks_in_proportion_to_the_chance_and_thompson_where_a_sampled_rate_gives_half_of_it():
+def test_thin_asks_by_the_chance_and_thompson_by_that_of_a_sampled_success_rate():
     problem = Problem("new", "?", "!", "medium")
     posterior = forecast(MIXED).posterior(problem)
     thin, thompson = (forecast(MIXED, predict).decide(0, problem) for predict in MODES)
