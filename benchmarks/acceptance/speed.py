@@ -35,7 +35,7 @@ from dapo.types import GenerationRequest, Sample
 
 GENERATION_SHARE, UPDATE_SHARE = 0.04, 0.10
 """Of the limit: less than half of what is estimated for an H100, and more than plans of cuDNN for each shape leave."""
-SYNCS_PER_DECODE_STEP, SYNCS_PER_UPDATE = 2, 4
+SYNCS_PER_DECODE_STEP, SYNCS_PER_UPDATE = 2, 2
 """Of an update however many microbatches it has."""
 PREDICTED_PART = 0.7
 """Of the predicted peak: less would mean that `auto` leaves memory unused."""

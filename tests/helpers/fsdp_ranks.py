@@ -12,8 +12,10 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel, Starcoder2Config, Starcoder2ForCausalLM
 
+import dapo
 from dapo.distributed.protocol import Worker, WorkerSpec
 from dapo.policy.checkpoint import read_tensors
 from dapo.policy.fsdp.checkpoint import stored_like
@@ -27,6 +29,10 @@ from helpers.tiny_models import COMMON, randomised
 from helpers.tiny_policies import loaded, make_policy, policy_config
 
 TIMEOUT_S = 60.0
+
+PACKAGE = str(Path(dapo.__file__).parent)
+READS = {"__bool__", "__float__", "__index__", "__int__", "cpu", "equal", "item", "nonzero", "numpy", "tolist"}
+HOST_FILES = {f"policy/{name}.py" for name in ("packing", "prefix_tree", "segments")}
 
 
 def exact_model(*, tied: bool = False) -> PreTrainedModel:
@@ -96,6 +102,15 @@ class RankWorker:
     def update(self, rank_microbatches: Sequence[RankMicrobatch], step: int) -> dict[str, float]:
         return self.policy.update(rank_microbatches, step=step) | {"skipped_in_a_row": self.policy.skipped_in_a_row}
 
+    def reads_of_update(self, rank_microbatches: Sequence[RankMicrobatch], step: int) -> list[str]:
+        """Where an update brings values to Python, which waits for a GPU: the innermost files of the package.
+
+        Files that plan a microbatch in main memory, and messages between hosts, are left out.
+        """
+        with _Reads() as reads:
+            self.policy.update(rank_microbatches, step=step)
+        return [file for file in reads.files if file not in HOST_FILES]
+
     def logprobs(self, rank_microbatches: Sequence[RankMicrobatch]) -> list[list[tuple[float, ...]]]:
         return self.policy.logprobs(rank_microbatches)
 
@@ -111,6 +126,23 @@ class RankWorker:
 
     def load(self, directory: Path) -> None:
         self.policy.load(directory)
+
+
+class _Reads(TorchFunctionMode):
+    """Notes the file of the package from which a value of a tensor is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in READS:
+            frame: Any = sys._getframe(1)
+            while frame is not None and not frame.f_code.co_filename.startswith(PACKAGE):
+                frame = frame.f_back
+            if frame is not None and not frame.f_code.co_qualname.startswith("Ranks.gather"):
+                self.files.append(frame.f_code.co_filename.removeprefix(PACKAGE)[1:])
+        return func(*args, **(kwargs or {}))
 
 
 class RankGroup:

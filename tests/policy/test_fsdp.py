@@ -103,6 +103,15 @@ def _moments(policy: Policy, directory: Path) -> dict[str, Tensor]:
     return {name: m / (1 - 0.9) for name, m in load_file(directory / "whole" / "exp_avg.safetensors").items()}
 
 
+def test_a_rank_reads_the_device_once_in_an_update_of_any_number_of_microbatches(two: RankGroup) -> None:
+    samples = with_old(groups_of([(5, (30, 40))] * 3), gap=2.0)
+    two.all("make", "exact", {"loss": LOSSES["everything"]})
+    partitions = two.partitions(samples, LOSSES["everything"])
+    for rank_microbatches in (partitions, [passes * 3 for passes in partitions]):
+        for reads in two.each("reads_of_update", rank_microbatches, 1):
+            assert reads == ["policy/transfer.py"]
+
+
 def test_a_rank_with_only_masked_rows_does_not_hang_the_others(two: RankGroup, tmp_path: Path) -> None:
     samples = groups_of([(5, (3, 9, 7)), (2, (4, 30))])
     expected = gradient_of(unsharded_policy("exact"), samples, tmp_path / "whole")

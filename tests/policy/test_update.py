@@ -18,6 +18,7 @@ from dapo.algo.loss import aggregation_weights, kl_penalty, policy_loss
 from dapo.config import OptimConfig
 from dapo.core.errors import CheckpointError
 from dapo.policy.checkpoint import SavedWeights
+from dapo.policy.objective import add_sums
 from dapo.policy.optim import MasterAdamW, learning_rate
 from dapo.policy.policy import Policy
 from dapo.types import Sample
@@ -319,7 +320,7 @@ def test_a_gradient_that_is_not_finite_is_not_applied_though_the_loss_is_valid(w
     optimizer = MasterAdamW(layer, OptimConfig(lr=0.1))
     layer.weight.grad = torch.full_like(layer.weight, 0.5)
     layer.weight.grad[1, 2] = wrong
-    norm, skipped = optimizer.update(0.1, is_valid=True)
+    norm, skipped = optimizer.update(0.1, add_sums([optimizer.measure()]), is_valid=True)
     assert skipped
     assert not math.isfinite(norm)
     assert torch.equal(layer.weight, before)

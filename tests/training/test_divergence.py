@@ -197,10 +197,20 @@ def test_weights_whose_sum_alone_leaves_the_numbers_are_saved(tmp_path: Path):
     assert (tmp_path / "weights.safetensors").is_file()
 
 
-def test_an_update_that_leads_out_of_the_numbers_is_found_at_once():
+def test_an_update_that_leads_out_of_the_numbers_is_found_before_anything_follows_from_it(tmp_path: Path):
     policy = make_policy(loaded(dtype=torch.float32), optim={"lr": BEYOND_FLOAT32})
-    with pytest.raises(NumericsError, match="the weights are not finite after 0 valid updates"):
-        policy.update(ragged(), step=1)
+    policy.update(ragged(), step=1)
+    policy.record_old_logprobs(ragged())
+    what_follows = (
+        lambda: policy.update(ragged(), step=1),
+        lambda: policy.weights(version=1),
+        lambda: policy.save(tmp_path),
+        policy.snapshot,
+    )
+    for follow in what_follows:
+        with pytest.raises(NumericsError, match="the weights are not finite after 1 updates"):
+            follow()
+    assert policy._optimizer.num_updates == 1
 
 
 def test_a_run_whose_weights_leave_the_numbers_keeps_the_checkpoint_before_and_can_go_on(
@@ -211,7 +221,7 @@ def test_a_run_whose_weights_leave_the_numbers_keeps_the_checkpoint_before_and_c
     before = checkpoints(run)
     with pytest.raises(NumericsError) as caught:
         resume_run(run, ["train.num_steps=4", f"optim.lr={BEYOND_FLOAT32}"])
-    assert str(caught.value).startswith("the weights are not finite after 4 valid updates (")
+    assert str(caught.value).startswith("the weights are not finite after 5 updates (")
     assert "saved: step 2 of 4; continue with: dapo resume" in capsys.readouterr().out
     assert json.loads((run / "summary.json").read_text())["exit_reason"].startswith("NumericsError: the weights are")
     after = checkpoints(run)

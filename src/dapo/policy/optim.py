@@ -4,6 +4,7 @@ A bfloat16 model holds rounded copies of float32 master weights: its gradients a
 are synced from them after each update. In float32 and float64 the model's own weights are the master weights.
 """
 
+import math
 from collections.abc import Mapping
 from functools import partial
 
@@ -47,6 +48,8 @@ class MasterAdamW:
             working.register_post_accumulate_grad_hook(partial(_move_gradient, master))
         trained, decay = list(self.master_weights.values()), config.weight_decay
         self._adamw = torch.optim.AdamW(trained, lr=config.lr, betas=config.betas, weight_decay=decay, fused=True)
+        self._not_finite: Tensor | None = None
+        """On the device: whether a weight was infinite or NaN after the last update; None before the first one."""
         self.num_updates = 0
         """The number of updates made, without skipped ones."""
         self.skipped_in_a_row = 0
@@ -59,53 +62,73 @@ class MasterAdamW:
         for parameter in (*self._working.values(), *self.master_weights.values()):
             parameter.grad = None
 
-    def update(self, lr: float, *, is_valid: bool = True) -> tuple[float, bool]:
-        """One AdamW step at rate `lr` on the gradients that backward has left, which are then freed.
+    def measure(self) -> dict[str, Tensor]:
+        """What `update` must know: the squared norm of the gradients, and whether the last update left numbers.
 
-        Returns the global norm before clipping, and whether the update was skipped: because that norm is not finite, or
-        because it is not `is_valid`. Raises NumericsError where the step made a weight infinite or NaN: the weights are
-        lost then.
+        Both stay on the device and add up over ranks, so that they travel with the sums of the loss: an update waits
+        for the device once.
         """
         for master in self.master_weights.values():
             if master.grad is None:  # no sample reached it: decay and momentum continue
                 master.grad = torch.zeros_like(master)
         gradients = [master.grad for master in self.master_weights.values() if master.grad is not None]
-        norm = self._total_norm(gradients)
+        measured = {"squared_norm": get_total_norm(gradients).double().square()}
+        if self._not_finite is not None:
+            measured["not_finite"] = self._not_finite
+        return measured
+
+    def update(self, lr: float, measured: Mapping[str, float], *, is_valid: bool = True) -> tuple[float, bool]:
+        """One AdamW step at rate `lr` on the gradients that backward has left, which are then freed.
+
+        Returns the global norm before clipping, and whether the update was skipped: because that norm is not finite, or
+        because it is not `is_valid`.
+
+        Args:
+            lr: The learning rate.
+            measured: `measure` after the backward, over all ranks.
+            is_valid: Whether the gradients may be used.
+
+        Raises:
+            NumericsError: The update before this one made a weight infinite or NaN: the weights are lost.
+        """
+        if measured.get("not_finite"):
+            self.require_finite()
+        norm = math.sqrt(measured["squared_norm"])
         if skipped := not (is_valid and norm < float("inf")):
             self.skipped_in_a_row += 1
         else:
             # the number becomes a tensor again on the device itself, which does not wait for a copy
-            total_norm = torch.full((), norm, dtype=gradients[0].dtype, device=gradients[0].device)
+            some = next(iter(self.master_weights.values()))
+            total_norm = torch.full((), norm, dtype=some.dtype, device=some.device)
             clip_grads_with_norm_(self.master_weights.values(), self._config.max_grad_norm, total_norm)
             for group in self._adamw.param_groups:
                 group["lr"] = lr
             self._adamw.step()
-            self.require_finite()
+            self._not_finite = self._sums().isfinite().all().logical_not()
             self.sync_from_master()
             self.num_updates += 1
             self.skipped_in_a_row = 0
         self.zero_grad()
         return norm, skipped
 
-    def _total_norm(self, gradients: list[Tensor]) -> float:
-        return float(get_total_norm(gradients))
-
     def require_finite(self) -> None:
         """Raise NumericsError, naming the weight, unless all weights are finite."""
-        if lost := self._not_finite():
+        if lost := self._names_not_finite():
             raise NumericsError(
-                f"the weights are not finite after {self.num_updates} valid updates ({lost[0]} first): they are "
-                "neither saved nor sampled from; lower optim.lr, or look at loss/* and optim/grad_norm before it "
-                "happened"
+                f"the weights are not finite after {self.num_updates} updates ({lost[0]} first): they are neither "
+                "saved nor sampled from; lower optim.lr, or look at loss/* and optim/grad_norm before it happened"
             )
 
     @torch.no_grad()
-    def _not_finite(self) -> list[str]:
-        # a sum shows every inf and nan in one fast pass, though it may overflow where every weight is finite
-        sums = torch.stack([master.sum() for master in self.master_weights.values()])
-        if sums.isfinite().all():
+    def _names_not_finite(self) -> list[str]:
+        if self._sums().isfinite().all():
             return []
         return [name for name, master in self.master_weights.items() if not master.isfinite().all()]
+
+    @torch.no_grad()
+    def _sums(self) -> Tensor:
+        """A sum shows every inf and nan in one fast pass, though it may overflow where every weight is finite."""
+        return torch.stack([master.sum() for master in self.master_weights.values()])
 
     @property
     def model_weights(self) -> dict[str, torch.nn.Parameter]:
@@ -146,6 +169,7 @@ class MasterAdamW:
                 state[i] = {kind: values[name].clone() for kind, values in moments.items()}
                 state[i]["step"] = torch.tensor(float(num_updates))  # AdamW counts per parameter, in a tensor
         self._adamw.load_state_dict({"state": state, "param_groups": self._adamw.state_dict()["param_groups"]})
+        self._not_finite = None
         self.num_updates, self.skipped_in_a_row = num_updates, skipped_in_a_row
 
 

@@ -135,11 +135,14 @@ class PolicyCore:
         return token_logprobs(model, microbatch, temperature=self._config.rollout.temperature)
 
     def _apply_gradient(self, sums: Mapping[str, float], *, step: int) -> dict[str, float]:
-        """Update the weights by the gradient that has been added up, unless it is invalid; returns the metrics."""
+        """Update the weights by the gradient that has been added up, unless it is invalid; returns the metrics.
+
+        `sums` are those of the loss and what the optimiser has measured, over all ranks.
+        """
         optim = self._config.optim
         rate = learning_rate(step, lr=optim.lr, warmup_steps=optim.warmup_steps)
         metrics = objective_metrics(sums, self._config.loss)
-        norm, skipped = self._optimizer.update(rate, is_valid=is_valid_update(metrics, self._config.loss))
+        norm, skipped = self._optimizer.update(rate, sums, is_valid=is_valid_update(metrics, self._config.loss))
         metrics |= {"optim/grad_norm": norm, "optim/lr": rate, "optim/skipped": float(skipped)}
         return metrics | self._peak_gpu_memory()
 
@@ -249,12 +252,13 @@ class Policy(PolicyCore):
 
         Returns the metrics `loss/*`, `optim/*` and `rollout/engine_logprob_gap_*` of docs/metrics.md, and on a GPU
         `time/peak_gpu_memory_gib`.
-        Raises NumericsError where the update made a weight infinite or NaN.
+        Raises NumericsError where the update before made a weight infinite or NaN; `weights`, `save` and `snapshot`
+        find that of the last one.
         """
         (passes,) = partition_minibatch(minibatch, self._config, ranks=1)
         self._optimizer.zero_grad()
         sums = [self._backward(rank_microbatch) for rank_microbatch in passes]
-        return self._apply_gradient(add_sums(sums), step=step)
+        return self._apply_gradient(add_sums([*sums, self._optimizer.measure()]), step=step)
 
     def save(self, directory: str | Path) -> None:
         """Write the trained weights, AdamW's moments and counters into `directory`, which exists.

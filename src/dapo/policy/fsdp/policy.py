@@ -22,7 +22,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
-from torch.nn.utils import get_total_norm
 from transformers import PreTrainedModel
 
 from dapo.config import Config, OptimConfig
@@ -200,19 +199,14 @@ class ShardedAdamW(MasterAdamW):
         for weight in self.shards.values():
             weight.grad = None
 
-    def update(self, lr: float, *, is_valid: bool = True) -> tuple[float, bool]:
+    def measure(self) -> dict[str, Tensor]:
         for name, weight in self.shards.items():
             if weight.grad is not None:
                 self.master_weights[name].grad = _local(weight.grad)
-        return super().update(lr, is_valid=is_valid)
+        return super().measure()
 
-    def _total_norm(self, gradients: list[Tensor]) -> float:
-        own = get_total_norm(gradients)
-        norms = self._ranks.gather(float(own))
-        return float(torch.tensor(sum(norm * norm for norm in norms) ** 0.5, dtype=own.dtype))
-
-    def _not_finite(self) -> list[str]:
-        return sorted({name for names in self._ranks.gather(super()._not_finite()) for name in names})
+    def _names_not_finite(self) -> list[str]:
+        return sorted({name for names in self._ranks.gather(super()._names_not_finite()) for name in names})
 
 
 class ShardedPolicy(PolicyCore):
@@ -293,7 +287,8 @@ class ShardedPolicy(PolicyCore):
         """
         self._optimizer.zero_grad()
         sums = [self._backward(rank_microbatch) for rank_microbatch in rank_microbatches]
-        return self._apply_gradient(add_sums(self._ranks.gather(add_sums(sums))), step=step)
+        own = add_sums([*sums, self._optimizer.measure()])
+        return self._apply_gradient(add_sums(self._ranks.gather(own)), step=step)
 
     @explain_out_of_memory(torch.OutOfMemoryError, "log-probabilities on a trainer rank", SMALLER_MICROBATCHES)
     def logprobs(self, rank_microbatches: Sequence[RankMicrobatch]) -> list[list[Sequence[float]]]:
