@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dapo.config.sampling import NativeConfig
-from dapo.engines.native.engine import EngineStats, NativeEngine
+from dapo.engines.native.compatibility import patch_model
+from dapo.engines.native.engine import EngineStats, NativeEngine, common_beginning
 from dapo.engines.native.rows import Copies, Row, Rows
 from dapo.engines.native.sampling import Draws, SamplingSettings, sample
 from dapo.engines.native.scheduler import RunningSequence
 from dapo.types import Generation, GenerationRequest
-from helpers.tiny_models import tiny_model
+from helpers.tiny_models import SERVED, tiny_model
 
 PROMPTS = [(11, 42, 7, 99), (5, 5, 120), (64, 3, 190, 17, 1, 80)]
 
@@ -231,3 +232,88 @@ def test_draws_from_shared_rows_are_those_from_copies_of_the_rows(dtype: torch.d
     assert torch.equal(found[1], expected[1])
     assert len(set(found[0].tolist())) > 8
     assert math.isfinite(float(found[1].sum()))
+
+
+# --- a common beginning of prompts ------------------------------------------------------------------------------------
+
+SYSTEM = tuple(range(20, 33))
+
+
+def with_system(*ends: tuple[int, ...], **options: object) -> list[GenerationRequest]:
+    return [
+        request(f"{p}/{i}", prompt_ids=SYSTEM + end, seed=10 * p + i, **options)
+        for p, end in enumerate(ends)
+        for i in range(3)
+    ]
+
+
+ENDS = [(1, 2, 3), (1, 2, 9, 9), (7,), (8, 8), (1, 2, 3, 4, 5, 6), (7, 7)]
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_prompts_prefilled_after_their_beginning_are_those_prefilled_whole(name: str) -> None:
+    forward = patch_model(tiny_model(name, dtype=torch.float64), rows=4)
+    prompts = [SYSTEM + end for end in ENDS]
+    with torch.inference_mode():
+        whole = forward.prefill(prompts)
+        after = forward.prefill(prompts, forward.prefill_beginning(SYSTEM))
+    assert torch.allclose(after.logits, whole.logits, rtol=0, atol=1e-12)
+    for computed in ("keys", "values"):
+        for layer, expected in zip(getattr(after.cache, computed), getattr(whole.cache, computed), strict=True):
+            assert torch.allclose(layer, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("slots", [1, 4, 64])
+def test_the_common_beginning_of_prompts_is_computed_once_and_changes_no_token(slots: int) -> None:
+    requests = with_system(*ENDS)
+    engine = engine_of(slots)
+    done = answers(engine, requests)
+    if slots == 64:  # all prompts are known at once
+        assert engine.stats.prefill_tokens == len(SYSTEM) + sum(map(len, ENDS))
+    else:  # the first prompt is computed as a whole
+        assert engine.stats.prefill_tokens <= 2 * len(SYSTEM) + sum(map(len, ENDS))
+    assert engine.stats.prefill_prompts == len(ENDS)
+    alone = engine_of(1)
+    for r in requests:
+        expected = answers(alone, [r])[r.id]
+        assert done[r.id].token_ids == expected.token_ids
+        assert done[r.id].logprobs == pytest.approx(expected.logprobs, abs=1e-12)
+
+
+def test_a_common_beginning_becomes_shorter_and_is_taken_anew_where_too_little_is_left() -> None:
+    first, second = (*SYSTEM, 1, 2, 3, 4), (*SYSTEM, 1, 2, 9)
+    other = tuple(range(100, 120))
+    engine = engine_of(1)
+    counts = []
+    for at, prompt in enumerate((first, second, (*SYSTEM, 5), other, (*other[:18], 3, 3), (*SYSTEM, 6))):
+        engine.submit([request(str(at), prompt_ids=prompt, max_new_tokens=3, stop_ids=())])
+    while engine.in_flight:
+        before = engine.stats.prefill_tokens
+        engine.poll()
+        counts += [engine.stats.prefill_tokens - before] * (engine.stats.prefill_tokens > before)
+    # they share with those before them: nothing, 15 tokens, the system part, nothing, 18 tokens, nothing
+    assert counts == [17, 16 - 15, 14 - 13, 20, 20 - 18, 14]
+
+
+def test_an_idle_engine_remembers_no_prompt() -> None:
+    engine, requests = engine_of(4), with_system(*ENDS[:2])
+    polls = []
+    for _ in range(2):
+        before = engine.stats.prefill_tokens
+        done = answers(engine, requests)
+        polls.append((engine.stats.prefill_tokens - before, {i: list(g.logprobs) for i, g in done.items()}))
+    assert polls[0] == polls[1]  # to the last bit
+
+
+def test_a_prompt_that_comes_twice_in_a_poll_is_prefilled_once() -> None:
+    engine = engine_of(64)
+    requests = [request(str(i), prompt_ids=PROMPTS[i % 3], seed=i) for i in range(9)]
+    answers(engine, requests)
+    assert (engine.stats.prefill_prompts, engine.stats.prefill_tokens) == (3, sum(map(len, PROMPTS)))
+
+
+@given(st.lists(st.lists(st.integers(0, 1), max_size=6), min_size=1, max_size=4))
+def test_the_common_beginning_is_the_longest(sequences: list[list[int]]) -> None:
+    length = common_beginning(sequences)
+    assert len({tuple(tokens[:length]) for tokens in sequences}) == 1
+    assert length == min(map(len, sequences)) or len({tuple(tokens[: length + 1]) for tokens in sequences}) > 1

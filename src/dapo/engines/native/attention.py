@@ -125,7 +125,7 @@ def native_mask(
 ) -> Tensor | RowLengths | None:
     """The positions that queries may attend to, from the model's own `mask_function(batch, head, query, key)`.
 
-    A prefill (`q_offset` 0) gives `[1, 1, q, q]` booleans, or None where that is plain causal. A decode step
+    A prefill gives `[1, 1, q, q_offset + q]` booleans, or None where that is plain causal (`q_offset` 0). A decode step
     (`q_offset` `[n]`, each row's position) gives `[n, 1, 1, kv_length]` of 0 and -inf in `dtype`: attention on the CPU
     would convert booleans to it once per layer instead of once per step. A decode step that knows its rows' lengths
     (`q_offset` is `RowLengths`) gets them back, with the window of the model's mask function.
@@ -141,6 +141,8 @@ def native_mask(
     if isinstance(q_offset, Tensor):
         allowed = mask_function(zero, zero, q_offset[:, None, None, None], keys)
         return torch.zeros(allowed.shape, dtype=dtype, device=device).masked_fill_(~allowed, float("-inf"))
-    if allow_is_causal_skip and (local_size is None or q_length <= local_size):
+    if allow_is_causal_skip and q_offset == 0 and (local_size is None or q_length <= local_size):
         return None
-    return mask_function(zero, zero, torch.arange(q_length, device=device)[None, None, :, None], keys)
+    return mask_function(
+        zero, zero, torch.arange(q_offset, q_offset + q_length, device=device)[None, None, :, None], keys
+    )

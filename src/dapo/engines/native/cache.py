@@ -35,30 +35,46 @@ class KeyValueCache(Cache):
 class PromptCache(KeyValueCache):
     """The keys and values of one prefill, per layer `[prompts, kv_heads, positions, d]`."""
 
-    def __init__(self) -> None:
+    def __init__(self, beginning: "PromptCache | None" = None) -> None:
+        """`beginning`: keys and values `[1, ...]` of the first positions of every prompt, which are not computed."""
         super().__init__()
+        self._beginning = beginning
+        self._offset = 0 if beginning is None else beginning.keys[0].shape[2]
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Keep the keys and values of a layer, which are all that a prefill attends to."""
+        """Keep the keys and values of a layer; returns all that a prefill attends to, the beginning first."""
         if layer_idx != len(self.keys):
             raise ValueError(f"layer {layer_idx} keeps keys and values, but layer {len(self.keys)} is the next one due")
+        if self._beginning is not None:
+            first = self._beginning.keys[layer_idx], self._beginning.values[layer_idx]
+            key_states, value_states = (
+                torch.cat((shared.expand(len(states), -1, -1, -1), states), 2)
+                for shared, states in zip(first, (key_states, value_states), strict=True)
+            )
         self.keys.append(key_states)
         self.values.append(value_states)
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
+        return self._offset
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        return 0
+        return self._offset
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """(positions attended to, the first of them)."""
-        return query_length, 0
+        return self._offset + query_length, 0
+
+    def first(self, length: int) -> "PromptCache":
+        """A copy of the first prompt's first positions, so that the others can be freed."""
+        single = PromptCache()
+        single.keys = [keys[:1, :, :length].clone() for keys in self.keys]
+        single.values = [values[:1, :, :length].clone() for values in self.values]
+        return single
 
 
 class SlotCache(KeyValueCache):

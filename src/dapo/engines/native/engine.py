@@ -20,7 +20,7 @@ from dapo.engines.engine import WeightSource
 from dapo.engines.native.compatibility import patch_model
 from dapo.engines.native.device_memory import CudaMemory, DeviceMemory, cache_token_bound, step_bytes
 from dapo.engines.native.formulation import Formulation
-from dapo.engines.native.forward import Prefilled
+from dapo.engines.native.forward import Beginning, Prefilled
 from dapo.engines.native.rows import Branch, Copies, Row, Rows, flat
 from dapo.engines.native.sampling import Draws, SamplingSettings, sample
 from dapo.engines.native.scheduler import RunningSequence, Scheduler
@@ -29,6 +29,8 @@ from dapo.engines.request_checks import EngineState, require_finite
 from dapo.types import Generation, GenerationRequest
 
 PREFILL_TOKENS = 4096  # positions in one prefill, padding included (a longer prompt goes alone): bounds its activations
+
+LEAST_SHARED = 8  # positions of a beginning that prompts share, below which it is not worth a forward of its own
 
 FEWER_SLOTS = "lower rollout.native.slots or rollout.native.cache_tokens"
 
@@ -86,6 +88,8 @@ class NativeEngine(EngineState):
         self._is_bound_measured = self._memory is not None and config.cache_tokens is None
         self._cache = self._forward.formulation.new_slots()
         self._rows = Rows()
+        self._beginning: Beginning | None = None
+        """That of the prompts prefilled so far; forgotten when nothing is in flight: an idle engine is its weights."""
         self.stats = EngineStats()
 
     @property
@@ -154,6 +158,7 @@ class NativeEngine(EngineState):
             self._is_closed = True
             del self._forward
             self._rows.clear()
+            self._beginning = None
             self._cache.release()
             self._free_unused()
             self._scheduler.waiting.clear()
@@ -178,13 +183,35 @@ class NativeEngine(EngineState):
         for group in groups:
             by_prompt.setdefault(group[0].request.prompt_ids, []).append(group)
         finished, missing = [], len(groups)
+        self._share_beginning(list(by_prompt))
+        shared = 0 if self._beginning is None else len(self._beginning.token_ids)
         for prompts in prefill_batches(list(by_prompt)):
-            prefilled = self._forward.prefill(prompts)
-            self._count(prefills=1, prefill_prompts=len(prompts), prefill_tokens=sum(map(len, prompts)))
+            prefilled = self._forward.prefill(prompts, self._beginning)
+            computed = sum(map(len, prompts)) - shared * len(prompts)
+            self._count(prefills=1, prefill_prompts=len(prompts), prefill_tokens=computed)
+            if self._beginning is None and len(by_prompt) == 1 and len(prompts[0]) > LEAST_SHARED:
+                kept = len(prompts[0]) - 1
+                self._beginning = Beginning(prompts[0][:kept], prefilled.cache.first(kept))
             entries = [(group, source) for source, prompt in enumerate(prompts) for group in by_prompt[prompt]]
             missing -= len(entries)
             finished += self._begin(prefilled, entries, missing=missing)
         return finished
+
+    def _share_beginning(self, prompts: Sequence[tuple[int, ...]]) -> None:
+        """Have the beginning that these prompts share with each other and with those before them, if it is long enough.
+
+        What is kept only becomes shorter, until a prompt shares too little of it; then it is taken anew.
+        """
+        if not prompts:
+            return
+        if self._beginning is not None:
+            length = common_beginning([self._beginning.token_ids, *(prompt[:-1] for prompt in prompts)])
+            self._beginning = self._beginning.cut(length) if length >= LEAST_SHARED else None
+        if self._beginning is None and len(prompts) > 1:
+            length = common_beginning([prompt[:-1] for prompt in prompts])
+            if length >= LEAST_SHARED:
+                self._beginning = self._forward.prefill_beginning(prompts[0][:length])
+                self._count(prefill_tokens=length)
 
     def _begin(self, prefilled: Prefilled, entries: Sequence[tuple[Branch, int]], *, missing: int) -> list[Generation]:
         """First tokens of groups, each given with its prompt's place in the prefill; unfinished ones get a row.
@@ -271,6 +298,8 @@ class NativeEngine(EngineState):
     def _tidy(self) -> None:
         """Close the gaps, and free the cache when nothing runs."""
         self._copy(self._rows.compact())
+        if not self._rows and not self._scheduler.waiting:
+            self._beginning = None
         if not self._rows and self._cache.rows:
             self._cache.release()
             self._free_unused()
@@ -313,7 +342,7 @@ def _mask_tokens(logits: Tensor, masked_tokens: Sequence[Sequence[int]]) -> Tens
 
 
 def prefill_batches(prompts: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
-    """Cut prompts, in order, into prefills of at most `PREFILL_TOKENS` positions, padding included."""
+    """Cut prompts, in order, into prefills that hold at most `PREFILL_TOKENS` positions, padding included."""
     batch: list[tuple[int, ...]] = []
     width = 0
     for prompt in prompts:
@@ -324,3 +353,9 @@ def prefill_batches(prompts: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[i
         width = max(width, len(prompt))
     if batch:
         yield batch
+
+
+def common_beginning(sequences: Sequence[Sequence[int]]) -> int:
+    """The number of tokens that all of them begin with."""
+    same = (len(set(tokens)) == 1 for tokens in zip(*sequences, strict=False))
+    return next((length for length, equal in enumerate(same) if not equal), min(map(len, sequences)))

@@ -19,6 +19,18 @@ from dapo.engines.request_checks import require_all_weights, require_shape
 
 
 @dataclass(frozen=True)
+class Beginning:
+    """The first tokens of prompts, with their keys and values."""
+
+    token_ids: tuple[int, ...]
+    cache: PromptCache
+
+    def cut(self, length: int) -> "Beginning":
+        """The first `length` tokens of it."""
+        return Beginning(self.token_ids[:length], self.cache.first(length)) if length < len(self.token_ids) else self
+
+
+@dataclass(frozen=True)
 class Prefilled:
     """Prompts that have been through the model: all that is needed to start responses to them."""
 
@@ -42,18 +54,26 @@ class Forward:
         """Of the keys and values of one position in all layers, once a cache of this model has been made."""
         self._dropped: list[tuple[torch.UntypedStorage, int]] = []
 
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> Prefilled:
-        """Run prompts together, padded on the right, where causal attention never looks."""
-        lengths = list(map(len, prompts))
+    def prefill(self, prompts: Sequence[Sequence[int]], beginning: Beginning | None = None) -> Prefilled:
+        """Run prompts together, padded on the right, where causal attention never looks.
+
+        `beginning`: tokens that each of them begins with and goes on after; they are not computed again.
+        """
+        offset = 0 if beginning is None else len(beginning.token_ids)
+        lengths = [len(prompt) - offset for prompt in prompts]
         width = max(lengths)
         ids = np.zeros((len(prompts), width), dtype=np.int64)
         for row, prompt in enumerate(prompts):
-            ids[row, : lengths[row]] = prompt
-        cache = PromptCache()
-        positions = torch.arange(width, device=self.device)[None]
+            ids[row, : lengths[row]] = prompt[offset:]
+        cache = PromptCache(None if beginning is None else beginning.cache)
+        positions = torch.arange(offset, offset + width, device=self.device)[None]
         hidden = self._hidden(upload(ids, self.device), positions, cache)  # [prompts, width, hidden]
         last = upload(np.array(lengths, dtype=np.int64) - 1, self.device)
         return Prefilled(cache, self.head(hidden[torch.arange(len(prompts), device=self.device), last]))
+
+    def prefill_beginning(self, token_ids: Sequence[int]) -> Beginning:
+        """Run the first tokens of prompts."""
+        return Beginning(tuple(token_ids), self.prefill([token_ids]).cache)
 
     def decode(self, cache: SlotCache, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
         """Feed row i `tokens[i]` at `positions[i]`; returns `[n, vocabulary]` logits of what follows."""
