@@ -441,9 +441,32 @@ def test_a_verifier_must_end_before_its_verdict_becomes_an_error(overrides: list
     assert config("reward.verifier=code").reward.timeout_s == 10
 
 
-def test_there_are_at_most_82_options():
+@pytest.mark.parametrize(
+    ("overrides", "needed"),
+    [
+        (["schedule=one_step_off", "rollout.engines=1"], "schedule=sync"),
+        (["rollout.engine=vllm"], "rollout.engine=native"),
+        (["distributed.trainer_ranks=2"], "distributed.trainer_ranks=1 and launcher=local"),
+        (["launcher=ray"], "distributed.trainer_ranks=1 and launcher=local"),
+        (["rollout.engines=1"], "rollout.engines=0"),
+        (["loss.engine_correction=tis"], "loss.engine_correction=none"),
+        (["model.dtype=bfloat16"], "model.dtype=float32 or float64, not bfloat16"),
+        (["model.dtype=auto"], "model.dtype=float32 or float64, not auto"),
+    ],
+)
+def test_the_engine_s_logprobs_are_pi_old_only_where_it_computes_as_the_trainer_does(overrides: list[str], needed: str):
+    with_engine = ["model.dtype=float32", "loss.old_logprobs=engine"]
+    text = message(*with_engine, *overrides)
+    assert "loss.old_logprobs=engine" in text
+    assert needed in text
+    assert "set that, or loss.old_logprobs=policy" in text
+    for dtype in ("float32", "float64"):
+        assert config(*with_engine, f"model.dtype={dtype}").loss.old_logprobs == "engine"
+
+
+def test_there_are_at_most_83_options():
     names = {name for name, _ in options_of()}
-    assert len([name for name in names if not any(other.startswith(f"{name}.") for other in names)]) <= 82
+    assert len([name for name in names if not any(other.startswith(f"{name}.") for other in names)]) <= 83
 
 
 def test_the_page_of_options_is_what_the_options_give():

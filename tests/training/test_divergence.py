@@ -337,6 +337,40 @@ class AlteredEngine:
         self._engine.close()
 
 
+ENGINE_IS_OLD = ["train.num_steps=2", "train.minibatch_groups=1", "model.dtype=float32", "loss.old_logprobs=engine"]
+"""Four updates per step, the last three of them with the engine's log-probabilities for pi_old."""
+
+
+def test_with_the_engine_s_logprobs_for_old_ones_the_run_is_the_same_up_to_rounding(tmp_path: Path):
+    rows, weights = {}, {}
+    for source in ("policy", "engine"):
+        start_run(tiny(*ENGINE_IS_OLD, f"loss.old_logprobs={source}"), run_dir=tmp_path / source, config_name="tiny")
+        rows[source], weights[source] = metrics(tmp_path / source), checkpoints(tmp_path / source)["step_000002"]
+    before = weights_of(make_policy(read_inputs(tiny(*ENGINE_IS_OLD)).loaded))
+    moved = {name: tensor - before[name] for name, tensor in weights["policy"].items()}
+    assert_close({name: tensor - before[name] for name, tensor in weights["engine"].items()}, moved, relative=1e-3)
+    for row in rows["engine"][1:]:  # of the first update: of the others it would be 0
+        assert 0 < row["rollout/engine_logprob_gap_mean"] < row["rollout/engine_logprob_gap_max"] < 1e-5
+    for name in ("loss/policy", "loss/ratio_mean", "loss/approx_kl"):
+        assert rows["engine"][-1][name] == pytest.approx(rows["policy"][-1][name], rel=1e-3, abs=1e-5)
+
+
+def test_an_engine_that_differs_ends_a_run_that_takes_its_logprobs_for_old_ones(tmp_path: Path):
+    config = tiny(*ENGINE_IS_OLD, "train.save_every=1")
+    with open_run(config, tmp_path / "run") as training_run:
+        differs_by = {0: 0.0005, 1: 0.0015}  # by the version of the weights
+        training_run.sampling.engine = AlteredEngine(
+            training_run.sampling.engine,
+            lambda g: replace(g, logprobs=tuple(p - differs_by[g.version] for p in g.logprobs)),
+        )
+        with pytest.raises(EngineError, match=r"by 0\.0015 nats \(more than 0\.001\).*loss.old_logprobs=policy"):
+            train(training_run)
+        after = {name: weight.clone() for name, weight in training_run.policy.weights(version=1).named_tensors()}
+    assert [row["step"] for row in metrics(tmp_path / "run")] == [1]
+    saved = checkpoints(tmp_path / "run")["step_000001"]
+    assert all(torch.equal(after[name], tensor) for name, tensor in saved.items())  # no update of step 2 was made
+
+
 @pytest.mark.parametrize("minibatch_groups", [2, 4])  # with recorded log-probabilities, and with a single update
 @pytest.mark.parametrize("correction", ["none", "tis"])
 def test_over_the_limit_the_run_warns_or_corrects(

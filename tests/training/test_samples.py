@@ -91,3 +91,18 @@ def test_old_logprobs_are_asked_for_once_and_from_the_second_minibatch_on():
     assert asked == [parts[1] + parts[2]]
     assert [[sample.old_logprobs for sample in part] for part in later] == [[(0.0,), (-1.0,), (-2.0,)], [(-3.0,)]]
     assert [[replace(sample, old_logprobs=None) for sample in part] for part in later] == parts[1:]
+
+
+def test_the_engine_s_logprobs_become_old_ones_unless_the_first_minibatch_compares_nothing():
+    def refuse(minibatch: list[Sample]) -> list[Sample]:
+        raise AssertionError("the policy was asked")
+
+    samples = with_advantages([group((3, True), (n, False), position=n) for n in (2, 3)], config())
+    first, later = with_old_logprobs([samples[:2], samples[2:]], refuse, source="engine")
+    assert first == samples[:2]
+    for was, sample in zip(samples[2:], later, strict=True):
+        assert (sample.old_logprobs, sample.engine_logprobs) == (was.engine_logprobs, ())
+    idle = [replace(sample, advantage=0.0) for sample in samples[:2]]
+    masked = [replace(sample, mask=(0,) * len(sample.mask)) for sample in samples[:2]]
+    for minibatch in (idle, masked):
+        assert with_old_logprobs([minibatch, samples[2:]], list, source="engine") == [minibatch, samples[2:]]

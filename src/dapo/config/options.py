@@ -204,6 +204,30 @@ class Config(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _engine_can_be_pi_old(self) -> "Config":
+        if self.loss.old_logprobs == "engine" and (obstacle := self._why_engine_is_not_pi_old()) is not None:
+            raise ValueError(f"loss.old_logprobs=engine {obstacle}; set that, or loss.old_logprobs=policy")
+        return self
+
+    def _why_engine_is_not_pi_old(self) -> str | None:
+        """Why the engine's log-probabilities may not be those of the policy that a step begins with."""
+        if self.schedule == "one_step_off":
+            return "takes the policy that sampled for the one that the step begins with: it needs schedule=sync"
+        if self.rollout.engine == "vllm":
+            return "needs an engine that rounds as the trainer does: rollout.engine=native"
+        if self.uses_trainer_group:
+            return "keeps the samples in one process: it needs distributed.trainer_ranks=1 and launcher=local"
+        if self.engine_processes:
+            return "needs the engine in the process that trains: rollout.engines=0"
+        if self.loss.engine_correction is not None:
+            return "leaves no difference between engine and pi_old to correct: it needs loss.engine_correction=none"
+        if self.model.dtype not in ("float32", "float64"):
+            return (
+                f"needs model.dtype=float32 or float64, not {self.model.dtype}, in which ratios round to whole percents"
+            )
+        return None
+
 
 CONDITIONS = {
     "engine_processes": "engine processes (rollout.engines, or rollout.engine=vllm)",

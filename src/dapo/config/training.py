@@ -53,6 +53,15 @@ class LossConfig(Section):
         paper=None,
         gt=0,
     )
+    old_logprobs: Literal["policy", "engine"] = option(
+        "policy",
+        "Whose log-probabilities are pi_old in the second and later updates of a step. policy: the trainer's, computed "
+        "before the first update; engine: those that the responses were sampled with, which saves that pass. It needs "
+        "the native engine in the process that trains, in float32 or float64, and the run ends where the two differ by "
+        "more than 0.001 nats at any token of a step's first update.",
+        paper="policy",
+        only_with="reuses_samples",
+    )
     max_approx_kl: Float | None = option(
         10.0,
         "Nats to the old policy (ratio - 1 - log ratio), mean over an update's tokens, above which the ratio has "

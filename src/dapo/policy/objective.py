@@ -10,7 +10,12 @@ from torch import Tensor
 
 from dapo.algo.loss import engine_weights, gradient_interval, kl_gradient, kl_penalty, policy_gradient, policy_loss
 from dapo.config import LossConfig
+from dapo.core.errors import EngineError
 from dapo.policy.transfer import to_numbers
+
+MAX_OLD_LOGPROB_GAP = 1.0e-3
+"""Nats by which a token's log-probability in the engine may differ from the policy's, to be pi_old in its place. Equal
+weights in float32 differ by about 1e-5 at most; the clip begins at a log-ratio of 0.2."""
 
 MEANS = {
     "loss/entropy": "entropy",
@@ -126,6 +131,17 @@ def objective_metrics(sums: Mapping[str, float], config: LossConfig) -> dict[str
         metrics["rollout/engine_logprob_gap_mean"] = sums["gap"] / sums["gap_tokens"]
         metrics["rollout/engine_logprob_gap_max"] = sums["gap_max"]
     return metrics
+
+
+def require_engine_agrees(metrics: Mapping[str, float], config: LossConfig) -> None:
+    """Raise EngineError where the engine's log-probabilities are to be pi_old, and are not the policy's."""
+    gap = metrics.get("rollout/engine_logprob_gap_max", 0.0)
+    if config.old_logprobs == "engine" and not gap <= MAX_OLD_LOGPROB_GAP:
+        raise EngineError(
+            f"a token's log-probability in the engine differs from the policy's by {gap:.3g} nats (more than "
+            f"{MAX_OLD_LOGPROB_GAP:g}), so it cannot be pi_old of Eq. 6: the engine holds other weights, or rounds "
+            "otherwise; resume with loss.old_logprobs=policy"
+        )
 
 
 def is_valid_update(metrics: Mapping[str, float], config: LossConfig) -> bool:

@@ -31,6 +31,7 @@ from dapo.policy.objective import (
     objective_gradient,
     objective_metrics,
     objective_sums,
+    require_engine_agrees,
 )
 from dapo.policy.optim import MasterAdamW, learning_rate
 from dapo.policy.packing import Microbatch, RankMicrobatch, in_callers_order, pack, pack_microbatch, partition
@@ -142,6 +143,7 @@ class PolicyCore:
         optim = self._config.optim
         rate = learning_rate(step, lr=optim.lr, warmup_steps=optim.warmup_steps)
         metrics = objective_metrics(sums, self._config.loss)
+        require_engine_agrees(metrics, self._config.loss)
         norm, skipped = self._optimizer.update(rate, sums, is_valid=is_valid_update(metrics, self._config.loss))
         metrics |= {"optim/grad_norm": norm, "optim/lr": rate, "optim/skipped": float(skipped)}
         return metrics | self._peak_gpu_memory()
@@ -253,7 +255,7 @@ class Policy(PolicyCore):
         Returns the metrics `loss/*`, `optim/*` and `rollout/engine_logprob_gap_*` of docs/metrics.md, and on a GPU
         `time/peak_gpu_memory_gib`.
         Raises NumericsError where the update before made a weight infinite or NaN; `weights`, `save` and `snapshot`
-        find that of the last one.
+        find that of the last one. EngineError, with the policy as it was, where `loss.old_logprobs: engine` cannot be.
         """
         (passes,) = partition_minibatch(minibatch, self._config, ranks=1)
         self._optimizer.zero_grad()

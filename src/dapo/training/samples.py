@@ -2,7 +2,9 @@
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby, islice
+from typing import Literal
 
 import torch
 
@@ -54,15 +56,31 @@ def minibatches(samples: Sequence[Sample], config: Config, *, step: int) -> list
 
 
 def with_old_logprobs(
-    minibatches: Sequence[list[Sample]], record: Callable[[list[Sample]], Sequence[Sample]]
+    minibatches: Sequence[list[Sample]],
+    record: Callable[[list[Sample]], Sequence[Sample]],
+    *,
+    source: Literal["policy", "engine"] = "policy",
 ) -> list[list[Sample]]:
-    """The minibatches of a step with pi_old of Eq. 6, which `record` asks the policy for, from the second one on.
+    """The minibatches of a step with pi_old of Eq. 6 from the second one on.
 
-    In the first update the policy still is pi_old: there the detached log-probabilities of the update itself are taken.
+    In the first update the policy still is pi_old: there the detached log-probabilities of the update itself are taken,
+    and compared with the engine's.
+
+    Args:
+        minibatches: of whole groups.
+        record: asks the policy for the log-probabilities of samples.
+        source: `engine`: take the engine's instead, unless nothing in the first update would be compared with them.
     """
     first, *later = minibatches
-    recorded = iter(record([sample for minibatch in later for sample in minibatch]))
+    samples = [sample for minibatch in later for sample in minibatch]
+    is_compared = any(sample.advantage and sample.num_trained_tokens for sample in first)
+    recorded = iter(_from_engine(samples) if source == "engine" and is_compared else record(samples))
     return [first, *(list(islice(recorded, len(minibatch))) for minibatch in later)]
+
+
+def _from_engine(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples with the engine's log-probabilities as old ones: moved, for their gap to themselves is no metric."""
+    return [replace(sample, old_logprobs=sample.engine_logprobs, engine_logprobs=()) for sample in samples]
 
 
 def _group_samples(group: Group, config: Config, weight: float) -> list[Sample]:

@@ -41,7 +41,8 @@ def train(run: Run) -> None:
                 with rollouts_in_background(run, batch, samples) as text_metrics:
                     if len(updates) > 1:
                         with run.phase("old_logprobs"):
-                            updates = with_old_logprobs(updates, run.policy.record_old_logprobs)  # pi_old of Eq. 6
+                            source = config.loss.old_logprobs  # pi_old of Eq. 6
+                            updates = with_old_logprobs(updates, run.policy.record_old_logprobs, source=source)
                 for minibatch in run.track("update", updates):
                     state.updates.append(run.policy.update(minibatch, step=step))  # line 11: Eq. 8
                 report_step(run, batch, samples, text_metrics)

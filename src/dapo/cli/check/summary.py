@@ -60,6 +60,7 @@ def differences_from_paper(config: Config) -> Iterator[str]:
 def safeguards(config: Config) -> Iterator[str]:
     """What can skip an update, change it or end the run, and is not in the paper (docs/paper.md, Safeguards)."""
     from dapo.algo.loss import LOG_RATIO_BOUND
+    from dapo.policy.objective import MAX_OLD_LOGPROB_GAP
     from dapo.training.divergence import ENTROPY_COLLAPSE_STEPS, MAX_SKIPPED_UPDATES, MIN_ENTROPY
     from dapo.training.dynamic_sampling import MAX_ERROR_RATE
     from dapo.training.shortfall import MAX_EMPTY_STEPS
@@ -69,6 +70,11 @@ def safeguards(config: Config) -> Iterator[str]:
     if limit is not None:
         skipped += f", or its mean approximate KL to the old policy exceeds loss.max_approx_kl={limit:g} nats"
     yield f"an update is skipped if {skipped}; {MAX_SKIPPED_UPDATES} in a row end the run"
+    if config.loss.old_logprobs == "engine":
+        yield (
+            f"a token whose log-probability in the engine is more than {MAX_OLD_LOGPROB_GAP:g} nats from the policy's, "
+            "in a step's first update, ends the run (loss.old_logprobs=engine)"
+        )
     yield f"a token whose log-ratio to the old policy is beyond +-{LOG_RATIO_BOUND:g} has no gradient"
     yield f"prompts longer than data.max_prompt_tokens={config.data.max_prompt_tokens:,} are left out"
     if sampling.enabled:
