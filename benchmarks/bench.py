@@ -50,6 +50,11 @@ def main() -> int:
         print("there is no .venv: run `make install` first", file=sys.stderr)
         return 2
     results_path = RESULTS / f"{arguments.name or default_name(settings)}.json"
+    try:
+        require_same_machine(results_path)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
     failures = []
     for measure, names in plan_of(parts):
         try:
@@ -122,6 +127,18 @@ def default_name(settings: Settings) -> str:
     """Of the results file: one for each device and dtype, so that a later run replaces the figures of an earlier."""
     name = f"{settings.device}-{settings.dtype}"
     return f"quick-{name}" if settings.quick else name
+
+
+def require_same_machine(path: Path) -> None:
+    """Raise ValueError where a results file holds figures of another processor: one table is of one machine."""
+    if not path.is_file():
+        return
+    found, here = json.loads(path.read_text(encoding="utf-8"))["machine"], describe_machine()
+    if (found["cpu"], found["cores"]) != (here["cpu"], here["cores"]):
+        raise ValueError(
+            f"{path.name} holds figures of another machine ({found['cpu']}, {found['cores']} cores); this is "
+            f"{here['cpu']}, {here['cores']} cores: give another file with --name"
+        )
 
 
 def write_results(path: Path, found: dict[str, dict[str, Any]], settings: Settings) -> None:

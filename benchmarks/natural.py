@@ -103,7 +103,7 @@ def figures(rounds: list[dict[str, dict[str, dict[str, float]]]]) -> list[dict[s
     for phase in PHASES:
         systems = [name for name in ("ours", "trl", "transformers", "vllm") if phase in rounds[0].get(name, {})]
         for unit, counted in (("tokens/s", "tokens"), ("responses/s", "responses")):
-            name = f"{phase}, natural lengths" + (", responses" if counted == "responses" else "")
+            name = f"{phase}, natural lengths"
             for system in systems:
                 phases = [measured[system][phase] for measured in rounds]
                 values = [each[counted] / each["seconds"] for each in phases]
@@ -112,6 +112,6 @@ def figures(rounds: list[dict[str, dict[str, dict[str, float]]]]) -> list[dict[s
             for system in systems:
                 phases = [measured[system][phase] for measured in rounds]
                 lengths = [each["tokens"] / each["responses"] for each in phases]
-                name = f"{phase}, natural lengths, mean response"
+                name = f"mean response of {'a step' if phase == 'generation' else 'an evaluation'}"
                 found.append({"name": name, "system": system, "unit": "tokens", "better": "neither", "values": lengths})
     return found

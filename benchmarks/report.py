@@ -96,11 +96,11 @@ def console_table(results: Mapping[str, Any]) -> str:
 
 
 def _part_rows(name: str, part: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    alike: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for figure in part.get("figures", []):
-        by_name.setdefault(figure["name"], []).append(figure)
-    rows = [row for figures in by_name.values() for row in _figure_rows(figures, part)]
-    label = next(iter(by_name), name)
+        alike.setdefault((figure["name"], figure["unit"]), []).append(figure)
+    rows = [row for figures in alike.values() for row in _figure_rows(figures, part)]
+    label = next(iter(alike), (name, ""))[0]
     rows += [
         (label, "", "", entry["system"], f"skipped: {entry['reason']}", "", "") for entry in part.get("skipped", [])
     ]
@@ -175,13 +175,17 @@ def main() -> None:
     parser.add_argument("documents", nargs="*", type=Path, help="Markdown files to rewrite; none: print")
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--parts", nargs="+", help="only these; none: all")
+    parser.add_argument("--marker", default=MARKER, help="the line before and behind the table in a document")
     arguments = parser.parse_args()
     results = json.loads(arguments.results.read_text(encoding="utf-8"))
     if arguments.parts:
         results["parts"] = {name: part for name, part in results["parts"].items() if name in arguments.parts}
     table = markdown_table(results)
     for document in arguments.documents:
-        document.write_text(replace_between_markers(document.read_text(encoding="utf-8"), table), encoding="utf-8")
+        document.write_text(
+            replace_between_markers(document.read_text(encoding="utf-8"), table, marker=arguments.marker),
+            encoding="utf-8",
+        )
     if not arguments.documents:
         print(table)
 

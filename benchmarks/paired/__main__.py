@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench import RESULTS, signals_as_exceptions
+from benchmarks.bench import RESULTS, require_same_machine, signals_as_exceptions
 from benchmarks.machine import describe_machine, today
 from benchmarks.paired.quickstart import measure_quickstart
 from benchmarks.paired.repeated import measure_four_updates, measure_long_prompts, measure_nothing_shared
@@ -43,6 +43,7 @@ def main() -> int:
     failures = []
     if arguments.base is not None:
         try:
+            require_same_machine(path)
             failures = _measure(arguments, path)
         except (RuntimeError, ValueError) as error:
             print(error, file=sys.stderr)

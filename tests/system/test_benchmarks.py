@@ -144,6 +144,17 @@ def test_a_part_measured_again_replaces_its_results_and_leaves_the_others(tmp_pa
     assert {"date", "commit", "settings"} <= written["parts"]["update"].keys()
 
 
+def test_figures_of_another_machine_do_not_join_these(tmp_path):
+    path = tmp_path / "cpu.json"
+    bench.require_same_machine(path)  # none yet
+    bench.write_results(path, {}, Settings())
+    bench.require_same_machine(path)
+    results = json.loads(path.read_text())
+    path.write_text(json.dumps(results | {"machine": results["machine"] | {"cpu": "Another Processor"}}))
+    with pytest.raises(ValueError, match=r"cpu\.json holds figures of another machine \(Another Processor, .*--name"):
+        bench.require_same_machine(path)
+
+
 def test_races_of_further_seeds_join_those_before(tmp_path):
     path = tmp_path / "cpu.json"
     for first, seconds, unfinished in ((0, 100.0, False), (1, 120.0, True)):
@@ -256,12 +267,18 @@ def natural_round(seconds, tokens, responses=4):
 def test_natural_lengths_are_compared_by_tokens_and_by_responses_per_second():
     ours = {"generation": natural_round(2.0, 40), "update": natural_round(4.0, 40), "step": natural_round(8.0, 40)}
     trl = {"generation": natural_round(4.0, 60), "update": natural_round(8.0, 60), "step": natural_round(16.0, 60)}
-    found = {(f["name"], f["system"]): f["values"] for f in natural.figures([{"ours": ours, "trl": trl}])}
-    assert found["generation, natural lengths", "ours"] == [20.0]
-    assert found["generation, natural lengths", "trl"] == [15.0]
-    assert found["step, natural lengths, responses", "ours"] == [0.5]
-    assert found["generation, natural lengths, mean response", "trl"] == [15.0]
-    assert not any(name.startswith("evaluation") for name, _ in found)
+    figures = natural.figures([{"ours": ours, "trl": trl}])
+    part = {"figures": figures, "skipped": [], "dtype": "float32", "date": "2026-01-02", "commit": "abc"}
+    rows = report.table_rows({"machine": {}, "parts": {"natural": part}})
+    assert [row[:5] for row in rows] == [
+        ("generation, natural lengths, tokens/s", "20", "15", "trl", "1.33"),
+        ("generation, natural lengths, responses/s", "2", "1", "trl", "2.00"),
+        ("mean response of a step, tokens", "10", "15", "trl", "0.67"),
+        ("update, natural lengths, tokens/s", "10", "7.5", "trl", "1.33"),
+        ("update, natural lengths, responses/s", "1", "0.5", "trl", "2.00"),
+        ("step, natural lengths, tokens/s", "5", "3.75", "trl", "1.33"),
+        ("step, natural lengths, responses/s", "0.5", "0.25", "trl", "2.00"),
+    ]
 
 
 def test_a_system_that_trains_less_than_it_sampled_is_refused():
