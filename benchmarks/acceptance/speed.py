@@ -70,13 +70,11 @@ class Work:
         ]
 
     def samples(self, vocabulary: int) -> list[Sample]:
-        """The same responses, all of which train."""
-        response = token_ids(self.tokens, "response", vocabulary=vocabulary)
+        """Responses of as many tokens, all of which train; no two begin alike."""
+        responses = [token_ids(self.tokens, "response", r.id, vocabulary=vocabulary) for r in self.requests(vocabulary)]
         return [
-            Sample(
-                int(r.id.split("/")[0]), r.prompt_ids, response, 0.0, (-1.0) ** i, (), None, (True,) * self.tokens, i
-            )
-            for i, r in enumerate(self.requests(vocabulary))
+            Sample(int(r.id.split("/")[0]), r.prompt_ids, ids, 0.0, (-1.0) ** i, (), None, (True,) * self.tokens, i)
+            for i, (r, ids) in enumerate(zip(self.requests(vocabulary), responses, strict=True))
         ]
 
     @property

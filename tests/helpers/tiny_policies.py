@@ -52,6 +52,26 @@ def ragged(**fields: Any) -> list[Sample]:
     return groups_of([(5, (1, 3, 50, 7)), (12, (2, 30, 9)), (1, (4, 4)), (3, (1, 1))], **fields)
 
 
+def branching(**fields: Any) -> list[Sample]:
+    """Groups with repeated responses, responses that part late or end where others go on, and prompts that begin alike,
+    one of them with the prompt and response of another group.
+    """
+    start, long = ids(4, "start"), ids(20, "long")
+    prompts = [(*start, 7, 8), (*start, 9), (*start, 7, 8), (*start, 7, 8, *long[:3]), (*start, 7)]
+    responses = [
+        [long, long, (*long[:12], 3), long[:12], (*long[:12], *ids(9, "late")), ids(5, "own")],
+        [long, long[:1], (*long[:1], 5), (*long[:1], 5), (6,)],
+        [long, (*long[:19], 2), (4, 4)],
+        [long[3:], (*long[3:9], 1, 1), (1,)],
+        [(8, *long), (8, *long[:5])],
+    ]
+    return [
+        sample(g, prompts[g], response, (-1) ** (g + i) * (0.5 + 0.25 * i), **fields)
+        for g, own in enumerate(responses)
+        for i, response in enumerate(own)
+    ]
+
+
 def loaded(model: PreTrainedModel | str = "llama", *, dtype: torch.dtype = torch.float64) -> LoadedModel:
     """A tiny random model of a family, or a model that is given."""
     tiny = load_model("tiny-random", dtype=dtype)

@@ -19,9 +19,12 @@ from dapo.policy.packing import DUMMY_MICROBATCH
 from dapo.policy.policy import Policy
 from dapo.types import Sample
 from helpers.fsdp_ranks import RankGroup, model_named, rank_spec, unsharded_policy
-from helpers.tiny_policies import assert_close, gradient_of, groups_of, ragged, weights_of
+from helpers.tiny_policies import assert_close, branching, gradient_of, groups_of, ragged, weights_of
 
 EXACT = 1e-10
+
+OF_THE_CUT = {"optim/shared_token_fraction"}
+"""Metrics that depend on which samples are in a microbatch together."""
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +85,8 @@ LOSSES: dict[str, dict[str, Any]] = {
 def test_one_and_two_ranks_have_the_gradient_and_the_metrics_of_one_process(
     rank_groups: dict[int, RankGroup], model: str, loss: str, tmp_path: Path
 ) -> None:
-    samples = with_old(ragged(), gap=2.0)
+    shared = [replace(each, group_id=9 + each.group_id) for each in branching()]
+    samples = with_old(ragged() + shared, gap=2.0)
     options = {"loss": LOSSES[loss]}
     policy = unsharded_policy(model, **options)
     metrics = policy.update(samples, step=1)
@@ -93,7 +97,8 @@ def test_one_and_two_ranks_have_the_gradient_and_the_metrics_of_one_process(
         assert all(other == own for other in others)
         assert own.keys() == metrics.keys() | {"skipped_in_a_row"}
         for name, value in metrics.items():
-            assert own[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
+            if name not in OF_THE_CUT:
+                assert own[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
         assert_close(rank_group.gradient(tmp_path / f"{size}"), expected, relative=EXACT)
 
 
@@ -146,7 +151,8 @@ def test_several_updates_per_step_with_active_clipping_equal_those_of_one_proces
             metrics = policy.update(minibatch, step=step)
             found = two.update(minibatch, step=step)[0]
             for name, value in metrics.items():
-                assert found[name] == pytest.approx(value, rel=1e-8, abs=1e-10), name
+                if name not in OF_THE_CUT:
+                    assert found[name] == pytest.approx(value, rel=1e-8, abs=1e-10), name
             assert metrics["optim/grad_norm"] > 0.3
             clipped += metrics["loss/clip_low_fraction"] + metrics["loss/clip_high_fraction"]
     assert clipped > 0

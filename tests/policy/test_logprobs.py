@@ -2,6 +2,7 @@
 
 import math
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,20 +29,29 @@ from dapo.policy.packing import Microbatch, in_callers_order, pack
 from dapo.types import Sample
 from helpers.fake_cuda import fake_cuda
 from helpers.tiny_models import REFUSED, SERVED, llama, randomised, tiny_model
-from helpers.tiny_policies import float64_model, groups_of, ids, loaded, make_policy, plain_scores, ragged, sample
+from helpers.tiny_policies import (
+    branching,
+    float64_model,
+    groups_of,
+    ids,
+    loaded,
+    make_policy,
+    plain_scores,
+    ragged,
+    sample,
+)
 
 
 def packed_scores(
     model: PreTrainedModel, samples: list[Sample], *, max_tokens: int, temperature: float = 1.0
 ) -> tuple[list[Microbatch], list[Tensor], list[Tensor]]:
-    """Microbatches with their differentiable log-probabilities and entropies."""
+    """Microbatches with their differentiable log-probabilities and entropies, in the order of their targets."""
     microbatches = pack(samples, max_tokens=max_tokens)
     head: Any = model.get_output_embeddings()
-    pairs = [
-        score_tokens(hidden_states(model, m), head, m.targets, temperature=temperature, differentiable_entropy=True)
-        for m in microbatches
-    ]
-    return microbatches, [logprobs for logprobs, _ in pairs], [entropies for _, entropies in pairs]
+    options: dict[str, Any] = {"temperature": temperature, "differentiable_entropy": True}
+    pairs = [score_tokens(hidden_states(model, m), head, m.targets, m.rows, **options) for m in microbatches]
+    entropies = [of_rows[m.rows] for m, (_, of_rows) in zip(microbatches, pairs, strict=True)]
+    return microbatches, [logprobs for logprobs, _ in pairs], entropies
 
 
 def padded_scores(model: PreTrainedModel, samples: list[Sample]) -> list[Tensor]:
@@ -66,14 +76,14 @@ def weighted_sum_gradients(model: PreTrainedModel, scores: list[Tensor]) -> list
 
 def assert_all_forwards_agree(plain: PreTrainedModel, model: PreTrainedModel, tolerance: float) -> None:
     """`model` packed, `plain` padded and `plain` on single sequences; the two hold the same weights."""
-    samples = ragged()
+    samples = ragged()[:7] + [replace(each, group_id=9 + each.group_id) for each in branching()]
     single = [logprobs for logprobs, _ in plain_scores(plain, samples)]
     for together, alone in zip(padded_scores(plain, samples), single, strict=True):
         torch.testing.assert_close(together, alone, rtol=0, atol=tolerance)
     use_packed_forward(model)
     for max_tokens in (1, 60, 10_000):  # one at a time; groups cut apart; each prompt once
         microbatches, scores, _ = packed_scores(model, samples, max_tokens=max_tokens)
-        expected = [single[i] for m in microbatches for i in m.indices]
+        expected = [torch.cat([single[i] for i in m.indices])[torch.from_numpy(m.order)] for m in microbatches]
         torch.testing.assert_close(torch.cat(scores), torch.cat(expected), rtol=0, atol=tolerance)
         gradients = weighted_sum_gradients(model, scores), weighted_sum_gradients(plain, expected)
         for ours, theirs in zip(*gradients, strict=True):

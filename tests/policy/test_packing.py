@@ -1,5 +1,6 @@
 """Packing: every response scored once, at the right places, in the caller's order."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -22,24 +23,32 @@ def scored(microbatches: list[Microbatch]) -> list[int]:
 
 
 def test_a_groups_prompt_is_there_once_and_no_response_carries_its_last_token() -> None:
-    samples = [sample(0, (10, 11), (20, 21, 22)), sample(0, (10, 11), (30, 31))]
+    samples = [sample(0, (10, 11), (40, 41)), sample(0, (10, 11), (20, 21, 22)), sample(0, (10, 11), (20, 31))]
     (microbatch,) = pack(samples, max_tokens=100)
-    assert stream_of(microbatch) == [10, 11, 20, 21, 30]
+    # in lexicographic order: sample 1, sample 2, sample 0
+    assert microbatch.indices == (1, 2, 0)
+    assert stream_of(microbatch) == [10, 11, 20, 21, 40]
     assert microbatch.positions.tolist() == [0, 1, 2, 3, 2]
-    assert microbatch.targets.tolist() == [20, 21, 22, 30, 31]
-    assert microbatch.predictors.tolist() == [1, 2, 3, 1, 4]
+    assert microbatch.predictors.tolist() == [1, 2, 3, 4]
+    assert microbatch.rows.tolist() == [0, 0, 0, 1, 1, 2, 3]
+    assert microbatch.targets.tolist() == [20, 20, 40, 21, 31, 22, 41]
+    assert microbatch.order.tolist() == [0, 3, 5, 1, 4, 2, 6]
+    assert microbatch.first_target.tolist() == [0, 3, 5, 6, 7]
+    assert [s.keys.tolist() for s in microbatch.attention_plan.segments] == [[0, 1, 2, 3], [0, 1, 4]]
 
 
 def test_the_token_before_predicts_each_token_also_across_microbatches() -> None:
     samples = ragged()
     for microbatch in pack(samples, max_tokens=40):
         stream, at = stream_of(microbatch), 0
-        stream_indices = microbatch.predictors.tolist()
+        predictors, numbers = microbatch.predictors[microbatch.rows].tolist(), np.argsort(microbatch.order)
+        stream_indices = [predictors[k] for k in numbers]
+        targets = microbatch.targets[torch.from_numpy(numbers)]
         for i, length in zip(microbatch.indices, microbatch.lengths, strict=True):
             row = samples[i]
             before = (row.prompt_ids + row.response_ids)[len(row.prompt_ids) - 1 : -1]
             assert tuple(stream[index] for index in stream_indices[at : at + length]) == before
-            assert tuple(microbatch.targets[at : at + length].tolist()) == row.response_ids
+            assert tuple(targets[at : at + length].tolist()) == row.response_ids
             at += length
 
 
@@ -84,10 +93,11 @@ def test_a_sequence_above_the_budget_goes_alone_and_whole() -> None:
     assert long.num_tokens == 4 + 99
 
 
-def test_the_same_prompt_in_two_groups_is_two_prompts() -> None:
-    samples = [sample(0, (7, 8), (1, 2)), sample(1, (7, 8), (3, 4))]
+def test_what_prompts_of_several_groups_begin_with_is_there_once() -> None:
+    samples = [sample(0, (7, 8, 5), (1, 2)), sample(1, (7, 8), (3, 4)), sample(2, (7, 8, 6), (3, 4))]
     (microbatch,) = pack(samples, max_tokens=100)
-    assert stream_of(microbatch).count(7) == 2
+    assert stream_of(microbatch) == [7, 8, 3, 5, 1, 6, 3]
+    assert microbatch.separate_tokens == 4 + 3 + 4
 
 
 def test_packing_is_a_function_of_the_samples() -> None:
@@ -139,26 +149,32 @@ def test_less_than_half_of_what_attention_computes_is_padding() -> None:
     assert sum(len(block.queries) for block in microbatch.attention_plan.padded.blocks) < 2 * microbatch.num_tokens
 
 
-# Rows as (context_start, context_length, start, length): three prompts, responses before and behind the next prompt.
-# The last two are one block; the padded third query of the very last stands behind all keys.
+def segment(*runs: tuple[int, int]) -> Segment:
+    """A segment whose keys are the runs (start, length) of the stream; the last run is its own."""
+    return Segment(np.concatenate([np.arange(start, start + length) for start, length in runs]), runs[-1][1])
+
+
+# Three prompts, responses before and behind the next prompt; then two that share the beginning of another response, one
+# of them only its first two tokens. The first two of the last four are one block; the padded third query of the second
+# of them stands behind all keys.
 SEGMENTS = (
-    Segment(0, 0, 0, 5),
-    Segment(0, 5, 5, 2),
-    Segment(0, 0, 7, 2),
-    Segment(0, 5, 9, 7),
-    Segment(7, 2, 16, 3),
-    Segment(0, 0, 19, 6),
-    *(Segment(0, 5, 25, 3), Segment(19, 6, 28, 2)),
+    segment((0, 5)),
+    segment((0, 5), (5, 2)),
+    segment((7, 2)),
+    segment((0, 5), (9, 7)),
+    segment((7, 2), (16, 3)),
+    segment((19, 6)),
+    *(segment((0, 5), (25, 3)), segment((19, 6), (28, 2))),
+    *(segment((0, 5), (9, 7), (30, 4)), segment((0, 5), (9, 2), (34, 3))),
 )
-NUM_TOKENS = 30
+NUM_TOKENS = 37
 
 
 def dense_attention(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
     """`[1, T, heads, d]`, with one mask over the whole stream that says who sees whom."""
     seen = torch.zeros(NUM_TOKENS, NUM_TOKENS, dtype=torch.bool)
     for row in SEGMENTS:
-        sequence = [*range(row.context_start, row.context_start + row.context_length)]
-        sequence += range(row.start, row.start + row.length)
+        sequence = row.keys.tolist()
         for at in range(row.context_length, len(sequence)):
             first = 0 if window is None else max(0, at - window + 1)
             seen[sequence[at], sequence[first : at + 1]] = True

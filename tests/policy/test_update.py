@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from dapo.policy.policy import Policy
 from dapo.types import Sample
 from helpers.tiny_policies import (
     assert_close,
+    branching,
     float64_model,
     gradient_of,
     groups_of,
@@ -104,8 +105,11 @@ def plain_gradient(
 
 
 @pytest.mark.parametrize("options", LOSSES, ids=str)
-def test_any_cut_into_microbatches_gives_the_gradient_of_the_whole(options: dict[str, Any], tmp_path: Path) -> None:
-    samples = with_masked_tokens(off_policy(ragged()))
+@pytest.mark.parametrize("minibatch", [ragged, branching], ids=lambda make: make.__name__)
+def test_any_cut_into_microbatches_gives_the_gradient_of_the_whole(
+    options: dict[str, Any], minibatch: Callable[[], list[Sample]], tmp_path: Path
+) -> None:
+    samples = with_masked_tokens(off_policy(minibatch()))
     expected = plain_gradient(float64_model(), samples, 0.7, **options)
     for microbatch_tokens in (1, 20, 64, 10_000):
         policy = make_policy(
@@ -126,6 +130,15 @@ def test_the_example_above_clips_on_both_sides_at_the_two_limits() -> None:
     )
     assert min(ratios.count((True, 1.24)), ratios.count((False, 0.76))) > 5  # where clips that change sides would show
     assert 0 < metrics["loss/clipped_high_prob_mean"] < 1
+
+
+def test_the_fraction_of_shared_tokens_counts_what_is_there_without_each_groups_prompt() -> None:
+    rows = [sample(0, (1, 2, 3), (4, 5, 6)), sample(0, (1, 2, 3), (4, 5, 7)), sample(1, (1, 2), (8, 8, 8))]
+    # each prompt once: 3 + 2 + 2 + 2 + 2 tokens, of which (4, 5) and (1, 2) are there twice
+    metrics = make_policy().update(rows, step=1)
+    assert metrics["optim/shared_token_fraction"] == pytest.approx(4 / 11)
+    alone = make_policy(microbatch_tokens=1).update(rows, step=1)
+    assert alone["optim/shared_token_fraction"] == 0
 
 
 def test_rows_without_advantage_stay_in_the_denominator(tmp_path: Path) -> None:
@@ -188,10 +201,11 @@ def test_without_recorded_logprobs_the_ratio_is_exactly_one_and_the_gradient_the
     assert make().update(samples, step=1)["loss/ratio_mean"] == 1
 
 
-def test_old_logprobs_are_recorded_in_order_at_the_temperature() -> None:
+@pytest.mark.parametrize("minibatch", [ragged, branching], ids=lambda make: make.__name__)
+def test_old_logprobs_are_recorded_in_order_at_the_temperature(minibatch: Callable[[], list[Sample]]) -> None:
     model = loaded(float64_model())
     plain = plain_copy(model)
-    samples = [*reversed(ragged()), sample(9, (1, 2), ())]
+    samples = [*reversed(minibatch()), sample(9, (1, 2), ())]
     recorded = make_policy(model, temperature=0.7).record_old_logprobs(samples)
     assert [dataclasses.replace(row, old_logprobs=None) for row in recorded] == samples
     assert recorded[-1].old_logprobs == ()
@@ -235,8 +249,11 @@ def test_metrics_are_means_over_the_trained_tokens() -> None:
     assert "loss/kl" not in metrics
 
 
-def test_the_kl_term_pulls_to_the_initial_model_not_to_the_weights_that_were_loaded(tmp_path: Path) -> None:
-    samples = with_masked_tokens(off_policy(ragged(), seed=1))
+@pytest.mark.parametrize("minibatch", [ragged, branching], ids=lambda make: make.__name__)
+def test_the_kl_term_pulls_to_the_initial_model_not_to_the_weights_that_were_loaded(
+    minibatch: Callable[[], list[Sample]], tmp_path: Path
+) -> None:
+    samples = with_masked_tokens(off_policy(minibatch(), seed=1))
     make_policy(loaded(float64_model(seed=1))).save(tmp_path)
     options = {"kl_coef": 0.5, "entropy_coef": 0.05}
     policy = make_policy(loaded(float64_model()), loss=options, temperature=0.7, microbatch_tokens=20)

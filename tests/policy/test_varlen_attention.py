@@ -1,6 +1,7 @@
 """Packed attention by the kernel for variable lengths, which a CPU lacks: by its formulas it is PyTorch's attention."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from dapo.policy.varlen_attention import (
 )
 from helpers.fake_cuda import fake_cuda
 from helpers.tiny_models import COMMON, randomised
-from helpers.tiny_policies import assert_close, gradient_of, groups_of, loaded, make_policy, ragged
+from helpers.tiny_policies import assert_close, branching, gradient_of, groups_of, loaded, make_policy, ragged, sample
 from helpers.varlen_operators import varlen_on_cpu
 
 EXACT: dict[str, Any] = {"rtol": 0, "atol": 1e-10}
@@ -86,15 +87,21 @@ def test_outputs_and_gradients_are_those_of_padded_attention(
 
 
 def test_calls_are_cut_at_a_number_of_keys_and_cover_the_stream_in_order() -> None:
-    segments = plan_of([(40, [9, 8, 7]), (3, [5, 5])]).segments
-    # keys with all context: 40, 48, 47, 46, 3, 7, 7; the last token of a response is no input
-    calls = build_varlen_plan(segments, torch.device("cpu"), None, keys_per_call=100).calls
-    assert [len(call.keys) for call in calls] == [88, 96, 14]
-    assert [(call.rows.start, call.rows.stop) for call in calls] == [(0, 48), (48, 64), (64, 72)]
-    # a window of 4 keys sees 3 tokens of the prompt
+    prompt, other = tuple(range(20, 60)), (1, 2, 3)
+    samples = [sample(0, prompt, range(100 * i, 100 * i + n)) for i, n in ((1, 9), (2, 8), (3, 7))]
+    samples += [sample(1, other, (4, 5, 6, 7, 8)), sample(1, other, (4, 6, 7, 8, 9))]
+    (microbatch,) = pack(samples, max_tokens=10_000)
+    segments = microbatch.attention_plan.segments
+    # keys with all context; the last token of a response is no input
+    assert [len(segment.keys) for segment in segments] == [7, 4 + 3, 48, 40 + 7, 40 + 6]
+    calls = build_varlen_plan(segments, torch.device("cpu"), None, keys_per_call=70).calls
+    assert [len(call.keys) for call in calls] == [7 + 7 + 48, 47, 46]
+    assert [(call.rows.start, call.rows.stop) for call in calls] == [(0, 58), (58, 65), (65, 71)]
+    # a window of 4 keys sees 3 tokens of the context
     (windowed,) = build_varlen_plan(segments, torch.device("cpu"), 4, keys_per_call=1_000).calls
-    assert windowed.cu_keys.diff().tolist() == [40, 11, 10, 9, 3, 7, 7]
-    assert windowed.keys[40:51].tolist() == [37, 38, 39, *range(40, 48)]
+    assert windowed.cu_keys.diff().tolist() == [7, 6, 48, 10, 9]
+    assert windowed.keys[7:13].tolist() == [1, 2, 3, 7, 8, 9]
+    assert windowed.keys[61:71].tolist() == [47, 48, 49, *range(58, 65)]
 
 
 def test_a_window_that_holds_every_sequence_shares_the_plan_of_no_window() -> None:
@@ -106,7 +113,9 @@ def test_a_window_that_holds_every_sequence_shares_the_plan_of_no_window() -> No
 def test_gradients_of_a_shared_prompt_are_added_up_in_float32() -> None:
     """In bfloat16 a sum of equal numbers stops at 256 of them."""
     responses = 400
-    plan = plan_of([(1, [2] * responses)])
+    (microbatch,) = pack([sample(0, (0,), (i + 1, 0)) for i in range(responses)], max_tokens=10_000)
+    plan = microbatch.attention_plan
+    assert len(plan.segments) == responses
     query, key, value, upstream = (torch.ones(responses + 1, 1, 8, dtype=torch.bfloat16) for _ in range(4))
     value[1:] = 3
     upstream[0] = 0
@@ -136,6 +145,7 @@ def exact_model(window: int | None) -> PreTrainedModel:
 @pytest.mark.parametrize(("window", "recompute"), [(None, False), (7, True)])
 def test_a_whole_model_has_the_same_logprobs_and_gradients(window: int | None, recompute: bool, tmp_path: Path) -> None:
     AttentionInterface.register("varlen_everywhere", varlen_everywhere)
+    samples = ragged() + [replace(each, group_id=9 + each.group_id) for each in branching()]
     logprobs, gradients = [], []
     for name in ("dapo_packed", "varlen_everywhere"):
         model = exact_model(window)
@@ -144,8 +154,8 @@ def test_a_whole_model_has_the_same_logprobs_and_gradients(window: int | None, r
             recompute_layers(model)
         policy = make_policy(loaded(model), loss={"entropy_coef": 0.01})
         model.set_attn_implementation(name)
-        logprobs.append(torch.cat([token_logprobs(model, m, temperature=1.0) for m in pack(ragged(), max_tokens=64)]))
-        gradients.append(gradient_of(policy, ragged(), tmp_path / name))
+        logprobs.append(torch.cat([token_logprobs(model, m, temperature=1.0) for m in pack(samples, max_tokens=64)]))
+        gradients.append(gradient_of(policy, samples, tmp_path / name))
     torch.testing.assert_close(*logprobs, **EXACT)
     assert_close(gradients[1], gradients[0], relative=1e-10)
 

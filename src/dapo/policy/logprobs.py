@@ -34,7 +34,7 @@ PACKED_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.
 
 
 def hidden_states(model: PreTrainedModel, microbatch: Microbatch) -> Tensor:
-    """`[S, hidden]` the last hidden states that predict the microbatch's response tokens; differentiable."""
+    """`[M, hidden]` the last hidden states that predict the microbatch's response tokens; differentiable."""
     outputs = model.base_model(
         input_ids=microbatch.input_ids.unsqueeze(0),
         position_ids=microbatch.positions.unsqueeze(0),
@@ -45,22 +45,29 @@ def hidden_states(model: PreTrainedModel, microbatch: Microbatch) -> Tensor:
 
 
 def score_tokens(
-    hidden: Tensor, head: torch.nn.Module, targets: Tensor, *, temperature: float, differentiable_entropy: bool = False
+    hidden: Tensor,
+    head: torch.nn.Module,
+    targets: Tensor,
+    rows: Tensor | None = None,
+    *,
+    temperature: float,
+    differentiable_entropy: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """`[n]` log pi(target) and `[n]` entropy in nats, both of `softmax(logits / temperature)`, for one chunk.
+    """`[n]` log pi(target) and `[m]` entropy in nats, both of `softmax(logits / temperature)`, for one chunk.
 
     The matmuls run in the type of the weights; everything else, and the results, is float32 (float64 for float64
     weights). Backward may run once.
 
     Args:
-        hidden: `[n, hidden]`.
+        hidden: `[m, hidden]`.
         head: a linear layer to the vocabulary, with or without bias.
         targets: `[n]` token ids.
+        rows: `[n]` the hidden state that predicts each target, ascending; None: each its own.
         temperature: divides the logits.
         differentiable_entropy: whether the entropies carry a gradient.
     """
     bias = getattr(head, "bias", None)
-    logprobs, entropies = _Score.apply(hidden, head.weight, bias, targets, temperature, differentiable_entropy)
+    logprobs, entropies = _Score.apply(hidden, head.weight, bias, targets, rows, temperature, differentiable_entropy)
     return logprobs, entropies
 
 
@@ -90,15 +97,17 @@ def chunks(num_tokens: int, vocabulary: int, device_type: str) -> Iterator[slice
 
 @torch.no_grad()
 def token_logprobs(model: PreTrainedModel, microbatch: Microbatch, *, temperature: float) -> Tensor:
-    """`[S]` log-probabilities of the response tokens, float32 or float64, without a gradient."""
+    """`[S]` log-probabilities of the microbatch's targets, float32 or float64, without a gradient."""
     hidden = hidden_states(model, microbatch)
     head: Any = model.get_output_embeddings()
     scores = []
     for part in chunks(len(hidden), len(head.weight), hidden.device.type):
-        logits, targets = linear(hidden[part], head.weight, getattr(head, "bias", None)), microbatch.targets[part]
-        scores += [
-            _log_softmax(logits[rows], temperature).gather(1, targets[rows, None]).flatten() for rows in _blocks(logits)
-        ]
+        logits = linear(hidden[part], head.weight, getattr(head, "bias", None))
+        for block in _blocks(logits):
+            start, stop = part.start + block.start, part.start + block.stop
+            of_block = microbatch.targets_of(slice(start, stop))
+            log_p = _log_softmax(logits[block], temperature)
+            scores.append(log_p[microbatch.rows[of_block] - start, microbatch.targets[of_block]])
     return torch.cat(scores)
 
 
@@ -174,25 +183,32 @@ class _Score(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
+        rows: Tensor | None,
         temperature: float,
         differentiable_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
-        logits = linear(hidden, weight, bias)  # [n, V]
+        logits = linear(hidden, weight, bias)  # [m, V]
         wide = torch.promote_types(logits.dtype, torch.float32)
         p = logits if logits.dtype == wide else torch.empty_like(logits, dtype=wide)
-        logprobs, entropies = p.new_empty(len(p)), p.new_empty(len(p))
-        for rows in _blocks(logits):
-            block = p[rows]
+        logprobs, entropies = p.new_empty(len(targets)), p.new_empty(len(p))
+        cells = None if rows is None else rows * p.shape[1] + targets  # [n] each target's place among the logits
+        for part in _blocks(logits):
+            block = p[part]
             if p is not logits:
-                block.copy_(logits[rows])
+                block.copy_(logits[part])
             if temperature != 1:
                 block.div_(temperature)
             log_p = block.log_softmax(dim=1)  # [block, V]
-            torch.gather(log_p, 1, targets[rows, None], out=logprobs[rows, None])
+            if rows is None or cells is None:
+                torch.gather(log_p, 1, targets[part, None], out=logprobs[part, None])
+            else:
+                chosen = _targets_of(part, rows, len(p))
+                of_block = cells[chosen] - part.start * p.shape[1] if part.start else cells[chosen]
+                torch.index_select(log_p.view(-1), 0, of_block, out=logprobs[chosen])
             torch.exp(log_p, out=block)
-            torch.sum(log_p.mul_(block), dim=1, out=entropies[rows])
+            torch.sum(log_p.mul_(block), dim=1, out=entropies[part])
         entropies.neg_()
-        ctx.save_for_backward(hidden, weight, bias, targets, entropies)
+        ctx.save_for_backward(hidden, weight, bias, targets, rows, cells, entropies)
         ctx.probabilities = p  # not a saved tensor: backward overwrites it
         ctx.temperature = temperature
         ctx.set_materialize_grads(differentiable_entropy)
@@ -203,27 +219,40 @@ class _Score(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logprobs: Tensor, grad_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, _, targets, entropies = ctx.saved_tensors
-        p = ctx.probabilities  # [n, V], becomes dloss/dlogits in place
+        hidden, weight, _, targets, rows, cells, entropies = ctx.saved_tensors
+        p = ctx.probabilities  # [m, V], becomes dloss/dlogits in place
         del ctx.probabilities
         if ctx.temperature != 1:
             grad_logprobs = grad_logprobs / ctx.temperature
             grad_entropies = None if grad_entropies is None else grad_entropies / ctx.temperature
-        scale = grad_logprobs[:, None]  # [n, 1]
-        negated = -scale
-        for rows in _blocks(p):
-            block = p[rows]
+        if cells is None:
+            negated = -grad_logprobs  # [m]
+        else:
+            negated = torch.zeros_like(entropies).index_add_(0, rows, grad_logprobs, alpha=-1)
+        for part in _blocks(p):
+            block = p[part]
             if grad_entropies is None:
-                block.mul_(negated[rows])
+                block.mul_(negated[part, None])
             else:
                 # xlogy: a probability that underflowed to 0 has p log p = 0, not nan
-                neg_entropy_grad = torch.xlogy(block, block).addcmul_(block, entropies[rows, None])  # -dH/dz
-                block.mul_(negated[rows]).addcmul_(neg_entropy_grad, -grad_entropies[rows, None])
-        grad = p.scatter_add_(1, targets[:, None], scale).to(weight.dtype)
+                neg_entropy_grad = torch.xlogy(block, block).addcmul_(block, entropies[part, None])  # -dH/dz
+                block.mul_(negated[part, None]).addcmul_(neg_entropy_grad, -grad_entropies[part, None])
+        if cells is None:
+            p.scatter_add_(1, targets[:, None], grad_logprobs[:, None])
+        else:
+            p.view(-1).scatter_add_(0, cells, grad_logprobs)
+        grad = p.to(weight.dtype)
         # a frozen head saves a third of the matmuls
         _, for_weight, for_bias, *_ = ctx.needs_input_grad
         grad_weight = grad.T @ hidden if for_weight else None
-        return grad @ weight, grad_weight, grad.sum(dim=0) if for_bias else None, None, None, None
+        return grad @ weight, grad_weight, grad.sum(dim=0) if for_bias else None, None, None, None, None
+
+
+def _targets_of(part: slice, rows: Tensor, num_rows: int) -> slice:
+    """The targets of some of the rows; of all, as on a GPU, nothing is read."""
+    if part.stop - part.start == num_rows:
+        return slice(0, len(rows))
+    return slice(*torch.searchsorted(rows, rows.new_tensor([part.start, part.stop])).tolist())
 
 
 def _log_softmax(logits: Tensor, temperature: float) -> Tensor:

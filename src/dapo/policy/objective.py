@@ -114,6 +114,8 @@ def objective_metrics(sums: Mapping[str, float], config: LossConfig) -> dict[str
     """The sums of a whole minibatch turned into means over its trained tokens, where there are any."""
     count = sums["tokens"]
     metrics = {"loss/policy": sums["loss"], "optim/update_tokens": count}
+    if separate := sums["separate_positions"]:
+        metrics["optim/shared_token_fraction"] = 1 - sums["positions"] / separate
     if "kl" in sums:
         metrics["loss/kl"] = sums["kl"]
     if not count:

@@ -1,8 +1,8 @@
-"""Attention over a packed stream of prompts and responses, for any model that uses transformers' attention interface.
+"""Attention over a packed stream of token sequences, for any model that uses transformers' attention interface.
 
-Everything else in a transformer works on one token at a time, so it runs on the flat stream as it is. Here prompts
-attend to their own past, responses to their group's prompt and their own past, and nothing else. A prompt's keys and
-values are computed once for its group.
+Everything else in a transformer works on one token at a time, so it runs on the flat stream as it is. Here a token
+attends to the beginning of its own sequence and to nothing else. What several sequences begin with is there once: the
+tokens that follow it are a segment, whose keys and values are picked from all over the stream.
 
 16-bit types on a GPU attend by the kernel of `varlen_attention`. Other types, and a CPU, attend by PyTorch's
 `scaled_dot_product_attention`: queries, keys and values are gathered into padded batches of similar lengths. On a GPU
@@ -110,7 +110,7 @@ class PackedAttentionPlan:
 
     def varlen(self, window: int | None) -> VarlenPlan:
         """What the kernel for variable lengths needs; `window` is how many keys a query sees, None: all."""
-        if window is not None and window >= max(segment.context_length + segment.length for segment in self.segments):
+        if window is not None and window >= max(len(segment.keys) for segment in self.segments):
             window = None
         if window not in self._varlen:
             self._varlen[window] = build_varlen_plan(self.segments, self.device, window)
@@ -138,20 +138,19 @@ class PackedAttentionPlan:
 
     def _indices(self, bucket: Sequence[Segment]) -> tuple[np.ndarray, ...]:
         """Stream indices of queries `[N, Q]` and keys `[N, K]`, the first query's key `[N or 1, 1]`, real queries."""
-        context_start, context, start, length = np.array(bucket).T[:, :, None]  # each [N, 1]
-        num_queries, longest = length.max(), (context + length).max()
+        length, total = np.array([(segment.length, len(segment.keys)) for segment in bucket]).T[:, :, None]  # [N, 1]
+        context, num_queries, longest = total - length, length.max(), total.max()
         num_keys = -(-longest // self.key_multiple) * self.key_multiple
         first = context
         if len(bucket) * num_queries * num_keys > self.mask_elements:
             first, num_queries = np.zeros_like(context), longest
         if num_queries == longest:
             num_queries = num_keys
-        key = np.arange(num_keys)
-        keys = np.where(key < context, context_start + key, start + key - context)
-        keys = np.where(key < context + length, keys, 0)  # [N, K]
+        keys = np.zeros((len(bucket), num_keys), np.int64)
+        keys[np.arange(num_keys) < total] = np.concatenate([segment.keys for segment in bucket])
         at = first + np.arange(num_queries)  # [N, Q] the position of a query among the keys
         queries = np.take_along_axis(keys, np.minimum(at, num_keys - 1), axis=1)
-        own = (at >= context) & (at < context + length)
+        own = (at >= context) & (at < total)
         return queries, keys, first[:1] if (first == first[0]).all() else first, own
 
 

@@ -1,4 +1,7 @@
-"""Samples to microbatches: token streams without padding in which the responses of a group share one prompt.
+"""Samples to microbatches: token streams without padding in which what several sequences begin with is there once.
+
+A sequence is a prompt and its response. Where two of a microbatch begin with the same tokens, as all of a group do with
+their prompt, these are computed once: every distinct beginning of a sequence is one position of the stream.
 
 `partition` decides which rank computes which samples in which pass, on one rank or many; `pack_microbatch` makes the
 tensors of one pass. Sums over a minibatch's tokens do not depend on either: each sample's loss weight is set before.
@@ -8,15 +11,21 @@ import heapq
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, groupby
+from itertools import accumulate, groupby
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dapo.policy.packed_attention import CUDA_KEY_MULTIPLE, PackedAttentionPlan
+from dapo.policy.prefix_tree import PrefixOrder, prefix_order, sequence_arrays, token_array
 from dapo.policy.segments import Segment
 from dapo.policy.transfer import to_device
 from dapo.types import Sample
+
+SHARED_KEYS_PER_TOKEN = 4
+"""A response that begins like another counts as its own tokens, and at least as a fourth of its sequence, but never as
+more than all of its tokens: attention gathers the keys of the whole sequence, and they take memory too."""
 
 # for balance, several ranks cut a group that has more than a quarter of one rank's tokens, but not into chunks of less
 # than eight times its prompt, which each chunk computes anew
@@ -47,24 +56,46 @@ DUMMY_MICROBATCH = RankMicrobatch((), (Sample(0, (0,), (0,), 0.0, 0.0, (0.0,), (
 
 @dataclass(frozen=True)
 class Microbatch:
-    """The tensors of a rank microbatch: T tokens in the stream, S response tokens to score.
+    """The tensors of a rank microbatch: T positions of the stream, of which M predict S response tokens.
 
-    Example: the prompt (10, 11) with responses (20, 21, 22) and (30, 31) has input_ids (10, 11, 20, 21, 30), positions
-    (0, 1, 2, 3, 2), predictors (1, 2, 3, 1, 4) and targets (20, 21, 22, 30, 31).
+    Example: the prompt (10, 11) with responses (20, 21, 22), (20, 31) and (40, 41) has input_ids (10, 11, 20, 21, 40)
+    and positions (0, 1, 2, 3, 2). The stream indices (1, 2, 3, 4) predict, the first three responses' tokens, then
+    twice two: rows (0, 0, 0, 1, 1, 2, 3), targets (20, 20, 40, 21, 31, 22, 41), order (0, 3, 5, 1, 4, 2, 6).
     """
 
-    indices: tuple[int, ...]  # the rank microbatch's indices, in the order of the scored tokens
-    lengths: tuple[int, ...]  # the response lengths; they add up to S
+    indices: tuple[int, ...]  # the rank microbatch's indices
+    lengths: tuple[int, ...]  # the response lengths, in the order of the indices; they add up to S
     input_ids: Tensor  # `[T]`. A response's last token is left out: it predicts nothing.
-    positions: Tensor  # `[T]` from 0 in each sequence; a response continues where its prompt ends
+    positions: Tensor  # `[T]` from 0 in each sequence
     attention_plan: PackedAttentionPlan
-    predictors: Tensor
-    """`[S]` the stream index whose hidden state predicts each response token: that of the token before it."""
-    targets: Tensor  # `[S]` the response tokens
+    predictors: Tensor  # `[M]` the stream indices whose hidden states predict response tokens, ascending
+    rows: Tensor
+    """`[S]` which of the predictors predicts each response token, ascending: that of the token before it."""
+    targets: Tensor  # `[S]` the response tokens, in the order of their rows
+    order: np.ndarray  # `[S]` the number of each target among the response tokens of all samples, one after the other
+    first_target: np.ndarray  # `[M + 1]` the first target of each predictor, and S
+    separate_tokens: int
+    """The positions that the stream would have if each group's prompt were shared and nothing else."""
 
     @property
     def num_tokens(self) -> int:
+        """T: the distinct beginnings of all sequences, each without its last token."""
         return len(self.input_ids)
+
+    def targets_of(self, predictors: slice) -> slice:
+        """The targets of a slice of the predictors."""
+        return slice(int(self.first_target[predictors.start]), int(self.first_target[predictors.stop]))
+
+    def rows_within(self, predictors: slice) -> Tensor | None:
+        """Which of a slice of the predictors predicts each of its targets; None where each predicts one."""
+        targets = self.targets_of(predictors)
+        if targets.stop - targets.start == predictors.stop - predictors.start:
+            return None
+        return self.rows[targets] - predictors.start if predictors.start else self.rows[targets]
+
+    def add_up(self, values: Tensor) -> Tensor:
+        """`[M]` the sum of the values `[S]` of each predictor's targets."""
+        return values.new_zeros(len(self.predictors)).index_add_(0, self.rows, values)
 
 
 def partition(
@@ -72,14 +103,16 @@ def partition(
 ) -> list[tuple[RankMicrobatch, ...]]:
     """Distribute samples over ranks and passes: one tuple of passes for each rank, all of the same length.
 
-    A group's prompt is computed once, or once in each chunk of a group that is cut. One rank gets nearly full
-    microbatches of similar lengths; several get loads as equal as whole chunks allow, in as few passes as fit.
+    What a group's sequences begin with is computed once, or once in each chunk of a group that is cut, which leaves
+    responses together that begin alike. One rank gets nearly full microbatches of similar lengths; several get loads as
+    equal as whole chunks allow, in as few passes as fit.
 
     Args:
         samples: those of a group adjacent; the ones without response tokens are left out.
         weights: each sample's loss weight; None: 0, for scoring alone.
         ranks: how many ranks compute at the same time.
-        max_tokens: prompt and response tokens of a pass; a single longer sequence goes alone, uncut.
+        max_tokens: prompt and response tokens of a pass, those that sequences of a group begin with once; a single
+            longer sequence goes alone, uncut.
 
     Raises:
         ValueError: a prompt is empty (nothing would predict the first token), or a group's samples are not adjacent.
@@ -105,7 +138,7 @@ def partition(
 
 
 def prompt_chunks(samples: Sequence[Sample], limit: Callable[[int], int]) -> list[PromptChunk]:
-    """Every group, cut where it has more tokens than the `limit` for its length of prompt, longest responses first."""
+    """Every group in lexicographic order, cut where it has more tokens than the `limit` for its length of prompt."""
     groups = [list(members) for _, members in groupby(range(len(samples)), key=lambda i: samples[i].group_id)]
     if len({samples[members[0]].group_id for members in groups}) < len(groups):
         raise ValueError("the samples of a group must be adjacent to share its prompt")
@@ -116,16 +149,24 @@ def prompt_chunks(samples: Sequence[Sample], limit: Callable[[int], int]) -> lis
             raise ValueError(f"the samples of group {first.group_id} have no prompt: nothing predicts their responses")
         if any(samples[i].prompt_ids is not first.prompt_ids != samples[i].prompt_ids for i in members):
             raise ValueError(f"the samples of group {first.group_id} have different prompts")
-        prompt_length = len(first.prompt_ids)
-        own: list[PromptChunk] = []
-        for i in sorted(members, key=lambda i: (-len(samples[i].response_ids), i)):
-            if not (length := len(samples[i].response_ids)):
-                break
-            if own and own[-1].num_tokens + length <= limit(prompt_length):
-                own[-1] = PromptChunk((*own[-1].indices, i), own[-1].num_tokens + length)
-            else:
-                own.append(PromptChunk((i,), prompt_length + length))
-        chunks += own
+        scored = [i for i in members if len(samples[i].response_ids)]
+        responses = [token_array(samples[i].response_ids) for i in scored]
+        chunks += _cut(scored, responses, len(first.prompt_ids), limit(len(first.prompt_ids)))
+    return chunks
+
+
+def _cut(scored: Sequence[int], responses: Sequence[np.ndarray], prompt: int, limit: int) -> list[PromptChunk]:
+    """The samples of a group in as few chunks as neighbours in lexicographic order fit into."""
+    found = prefix_order(responses)
+    chunks: list[PromptChunk] = []
+    for at, shared in zip(found.order, found.shared, strict=True):
+        length = len(responses[at])
+        own, keys = length - shared, prompt + length
+        tokens = max(own, min(length, -(-keys // SHARED_KEYS_PER_TOKEN))) if own else 0
+        if chunks and chunks[-1].num_tokens + tokens <= limit:
+            chunks[-1] = PromptChunk((*chunks[-1].indices, scored[at]), chunks[-1].num_tokens + tokens)
+        else:
+            chunks.append(PromptChunk((scored[at],), keys))
     return chunks
 
 
@@ -190,46 +231,70 @@ def pack(samples: Sequence[Sample], *, max_tokens: int, device: str | torch.devi
 
 
 def pack_microbatch(rank_microbatch: RankMicrobatch, device: str | torch.device) -> Microbatch:
-    """One stream of all samples: the prompt of each group, followed by its responses. Nothing waits for the device."""
-    stream: list[int] = []
-    positions: list[int] = []
-    predictors: list[int] = []
-    segments: list[Segment] = []
-    for _, group in groupby(rank_microbatch.samples, key=lambda sample: sample.group_id):
-        members = list(group)
-        prompt_start, prompt_length = len(stream), len(members[0].prompt_ids)
-        segments.append(Segment(0, 0, prompt_start, prompt_length))
-        stream += members[0].prompt_ids
-        positions += range(prompt_length)
-        for sample in members:
-            response_start, inputs = len(stream), sample.response_ids[:-1]
-            if inputs:
-                segments.append(Segment(prompt_start, prompt_length, response_start, len(inputs)))
-            stream += inputs
-            positions += range(prompt_length, prompt_length + len(inputs))
-            predictors += [prompt_start + prompt_length - 1, *range(response_start, response_start + len(inputs))]
-    targets = [token for sample in rank_microbatch.samples for token in sample.response_ids]
-    rows = (stream, positions, predictors, targets)
+    """One stream of all samples in lexicographic order. Nothing waits for the device."""
+    samples = rank_microbatch.samples
+    sequences = sequence_arrays(samples)
+    paths, segments = _stream_indices(sequences, prefix_order(sequences))
+    owns = [(sequences[i][at : len(paths[i])], np.arange(at, len(paths[i]))) for i, at in segments]
+    lengths = [len(sample.response_ids) for sample in samples]
+    predictors = np.concatenate([path[len(path) - n :] for path, n in zip(paths, lengths, strict=True)])
+    order = predictors.argsort(kind="stable")
+    distinct, first, rows = np.unique(predictors[order], return_index=True, return_inverse=True)
+    targets = np.concatenate([row[len(row) - n :] for row, n in zip(sequences, lengths, strict=True)])[order]
+    columns = (
+        np.concatenate([ids for ids, _ in owns]),
+        np.concatenate([at for _, at in owns]),
+        distinct,
+        rows,
+        targets,
+    )
     device = torch.device(device)
-    tensors = to_device(torch.tensor([*chain(*rows)]), device).split([len(row) for row in rows])
+    joined = torch.from_numpy(np.concatenate(columns, dtype=np.int64))
+    input_ids, positions, *scored = to_device(joined, device).split([len(column) for column in columns])
     key_multiple = CUDA_KEY_MULTIPLE if device.type == "cuda" else 1
+    plan = tuple(Segment(paths[i], len(paths[i]) - at) for i, at in segments)
+    prompts = {sample.group_id: len(sample.prompt_ids) for sample in samples}
     return Microbatch(
         indices=rank_microbatch.indices,
-        lengths=tuple(len(sample.response_ids) for sample in rank_microbatch.samples),
-        input_ids=tensors[0],
-        positions=tensors[1],
-        attention_plan=PackedAttentionPlan(tuple(segments), device, key_multiple=key_multiple),
-        predictors=tensors[2],
-        targets=tensors[3],
+        lengths=tuple(lengths),
+        input_ids=input_ids,
+        positions=positions,
+        attention_plan=PackedAttentionPlan(plan, device, key_multiple=key_multiple),
+        predictors=scored[0],
+        rows=scored[1],
+        targets=scored[2],
+        order=order,
+        first_target=np.append(first, len(order)),
+        separate_tokens=sum(prompts.values()) + sum(lengths) - len(lengths),
     )
 
 
-def rows_of(scores: Tensor, lengths: Sequence[int]) -> list[Sequence[float]]:
-    """The `[S]` scores of a microbatch as one row per sample."""
-    numbers = scores.detach().cpu().numpy()
+def _stream_indices(
+    sequences: Sequence[np.ndarray], found: PrefixOrder
+) -> tuple[list[np.ndarray], list[tuple[int, int]]]:
+    """The stream index of each token of each sequence but its last, and who adds to the stream from which token on."""
+    paths: list[np.ndarray] = [np.empty(0, np.int64)] * len(sequences)
+    adding: list[tuple[int, int]] = []
+    end, before = 0, paths[0]
+    for i, shared in zip(found.order, found.shared, strict=True):
+        length = len(sequences[i]) - 1
+        shared = min(shared, length, len(before))
+        if own := length - shared:
+            adding.append((i, shared))
+        before = paths[i] = np.concatenate([before[:shared], np.arange(end, end + own)])
+        end += own
+    return paths, adding
+
+
+def rows_of(scores: Tensor, microbatch: Microbatch) -> list[Sequence[float]]:
+    """The `[S]` scores of a microbatch, in the order of its targets, as one row per sample."""
+    scored = scores.detach().cpu().numpy()
+    numbers = np.empty_like(scored)
+    numbers[microbatch.order] = scored
+    ends = accumulate(microbatch.lengths)
     return [
         array(numbers.dtype.char, numbers[end - n : end].tobytes())
-        for n, end in zip(lengths, accumulate(lengths), strict=True)
+        for n, end in zip(microbatch.lengths, ends, strict=True)
     ]
 
 
@@ -242,6 +307,6 @@ def in_callers_order(
     """
     rows: list[Sequence[float]] = [()] * num_samples
     for microbatch, values in zip(microbatches, scores, strict=True):
-        for i, row in zip(microbatch.indices, rows_of(values, microbatch.lengths), strict=True):
+        for i, row in zip(microbatch.indices, rows_of(values, microbatch), strict=True):
             rows[i] = row
     return rows

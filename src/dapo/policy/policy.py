@@ -156,39 +156,44 @@ class PolicyCore:
         """The layer that scores chunks of a microbatch; its weights have their whole gradient when the block ends."""
         yield self._model.get_output_embeddings()
 
-    def _backward(self, rank_microbatch: RankMicrobatch) -> dict[str, Tensor]:
+    def _backward(self, rank_microbatch: RankMicrobatch) -> Mapping[str, Tensor | float]:
         """Add the gradient of a microbatch's loss to what is there; returns the sums over its trained tokens.
 
-        The loss is a sum over tokens, so each chunk of tokens goes through the head, the loss and back to the hidden
-        states on its own, and the layers follow with all of them.
+        The loss is a sum over tokens, so each chunk of predictors goes with its targets through the head, the loss and
+        back to the hidden states on its own, and the layers follow with all of them.
         """
         microbatch, loss = pack_microbatch(rank_microbatch, self._model.device), self._config.loss
         tokens = self._per_token(rank_microbatch, microbatch)
         terms = gradient_terms(tokens, loss)
-        hidden = hidden_states(self._model, microbatch)  # [S, hidden]
+        of_entropies = microbatch.add_up(terms.pop("entropy")) if "entropy" in terms else None  # [M]
+        hidden = hidden_states(self._model, microbatch)  # [M, hidden]
         scores, gradients = [], []
         with self._head() as head:
             for part in chunks(len(hidden), len(head.weight), hidden.device.type):
-                inputs = hidden.detach()[part].requires_grad_()
+                inputs, chosen = hidden.detach()[part].requires_grad_(), microbatch.targets_of(part)
                 score = score_tokens(
                     inputs,
                     head,
-                    microbatch.targets[part],
+                    microbatch.targets[chosen],
+                    microbatch.rows_within(part),
                     temperature=self._config.rollout.temperature,
-                    differentiable_entropy="entropy" in terms,
+                    differentiable_entropy=of_entropies is not None,
                 )
                 scores.append([values.detach() for values in score])
-                gradient = objective_gradient(scores[-1][0], {name: of[part] for name, of in terms.items()}, loss)
-                of_score = [gradient, terms["entropy"][part]] if "entropy" in terms else [gradient]
+                gradient = objective_gradient(scores[-1][0], {name: of[chosen] for name, of in terms.items()}, loss)
+                of_score = [gradient] if of_entropies is None else [gradient, of_entropies[part]]
                 torch.autograd.backward(score[: len(of_score)], of_score)
                 assert inputs.grad is not None
                 gradients.append(inputs.grad)
         hidden.backward(torch.cat(gradients))
         logprobs, entropies = map(torch.cat, zip(*scores, strict=True))
-        return objective_sums(logprobs, entropies, tokens, loss)
+        sums = objective_sums(logprobs, entropies[microbatch.rows], tokens, loss)
+        if not rank_microbatch.indices:
+            return sums
+        return {**sums, "positions": microbatch.num_tokens, "separate_positions": microbatch.separate_tokens}
 
     def _per_token(self, rank_microbatch: RankMicrobatch, microbatch: Microbatch) -> dict[str, Tensor]:
-        """`[S]` each: the `tokens` of `gradient_terms`, which go to the device in one copy."""
+        """`[S]` each, in the order of the targets: the `tokens` of `gradient_terms`, brought over in one copy."""
         samples = rank_microbatch.samples
         dtype, lengths = torch.promote_types(self._model.dtype, torch.float32), torch.tensor(microbatch.lengths)
 
@@ -211,7 +216,8 @@ class PolicyCore:
             raise ValueError("loss.engine_correction=tis needs engine_logprobs for all samples")
         if any(len(values) != sum(microbatch.lengths) for values in numbers.values()):
             raise ValueError("mask, old_logprobs and engine_logprobs must have one value for each response token")
-        on_device = to_device(torch.stack(list(numbers.values())), self._model.device)
+        in_order = torch.stack(list(numbers.values()))[:, torch.from_numpy(microbatch.order)]
+        on_device = to_device(in_order, self._model.device)
         tokens = dict(zip(numbers, on_device.unbind(), strict=True))
         tokens["mask"] = tokens["mask"].bool()
         if self._config.loss.kl_coef > 0:

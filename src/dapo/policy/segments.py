@@ -4,14 +4,25 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 
 class Segment(NamedTuple):
-    """Consecutive tokens of the stream with the context before them: a response and its prompt, or a prompt alone."""
+    """Consecutive tokens of the stream with the context before them, which may be anywhere in it."""
 
-    context_start: int
-    context_length: int
-    start: int
-    length: int
+    keys: np.ndarray
+    """Stream indices in the order of their positions: of the context, then of the segment's own tokens."""
+    length: int  # of its own tokens, the last of `keys`
+
+    @property
+    def context_length(self) -> int:
+        """How many tokens of other segments come before its own."""
+        return len(self.keys) - self.length
+
+    @property
+    def start(self) -> int:
+        """The stream index of the first of its own tokens."""
+        return int(self.keys[-self.length])
 
 
 def bucket_by_length(segments: Sequence[Segment]) -> list[list[Segment]]:
@@ -21,6 +32,6 @@ def bucket_by_length(segments: Sequence[Segment]) -> list[list[Segment]]:
     """
     buckets: dict[tuple[int, int, bool], list[Segment]] = defaultdict(list)
     for segment in segments:
-        total = segment.context_length + segment.length
-        buckets[segment.length.bit_length(), total.bit_length(), segment.context_length > 0].append(segment)
+        kind = segment.length.bit_length(), len(segment.keys).bit_length(), segment.context_length > 0
+        buckets[kind].append(segment)
     return [buckets[kind] for kind in sorted(buckets)]

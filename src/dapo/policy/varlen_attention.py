@@ -1,9 +1,9 @@
 """Attention over a packed stream by the flash-attention kernel of `torch.nn.attention.varlen`: 16-bit types on a GPU.
 
 All segments attend in one call without padding, masks or repeated heads. A segment is a sequence whose queries are its
-own tokens and whose keys are its prompt's and its own; the kernel aligns the last query with the last key. Since it
-wants a sequence's keys to be consecutive, those of a prompt are copied for each of its responses, in the forward and
-once more in the backward, so that autograd keeps none of the copies. Their gradients are added up in float32.
+own tokens and whose keys are its context's and its own; the kernel aligns the last query with the last key. Since it
+wants a sequence's keys to be consecutive, those of a context are copied for each segment that has it, in the forward
+and once more in the backward, so that autograd keeps none of the copies. Their gradients are added up in float32.
 
 Not reproducible to the bit: the kernel's backward adds up the gradients of queries, and this module's those of shared
 keys and values, in the order in which threads happen to finish. `torch.use_deterministic_algorithms` changes both.
@@ -26,7 +26,7 @@ from dapo.policy.segments import Segment
 from dapo.policy.transfer import to_device
 
 KEYS_PER_CALL = 2**16
-"""Keys of one call, unless a single sequence has more: this bounds the copies of a long prompt of many responses."""
+"""Keys of one call, unless a single sequence has more: this bounds the copies of a context that many segments share."""
 
 OLDEST_CAPABILITY = (8, 0)
 
@@ -163,13 +163,9 @@ def _neighbours(segments: Sequence[Segment], window: int | None, keys_per_call: 
 
 
 def _call(segments: Sequence[Segment], device: torch.device, window: int | None) -> VarlenCall:
-    keys: list[np.ndarray] = []
-    for segment in segments:
-        context_end = segment.context_start + segment.context_length
-        keys.append(np.arange(context_end - _visible_context(segment, window), context_end))
-        keys.append(np.arange(segment.start, segment.start + segment.length))
+    keys = [segment.keys[segment.context_length - _visible_context(segment, window) :] for segment in segments]
     num_queries = [segment.length for segment in segments]
-    num_keys = [_visible_context(segment, window) + segment.length for segment in segments]
+    num_keys = [len(each) for each in keys]
     cumulative = [np.cumsum([0, *lengths]) for lengths in (num_queries, num_keys)]
     numbers = np.concatenate([*keys, *cumulative]).astype(np.int32)
     on_device = to_device(torch.from_numpy(numbers), device)

@@ -156,6 +156,9 @@ METRICS = (
            "not finite or `loss/approx_kl` above `loss.max_approx_kl`.", "", "sum"),
     Metric("optim/update_tokens", "tokens", "The number of trained tokens that were computed: those of responses with "
            "advantage 0 are not.", "", "sum"),
+    Metric("optim/shared_token_fraction", "fraction", "The fraction of the update's tokens that were not computed "
+           "because another sequence of their microbatch begins with the same tokens; of a group's prompt, which is "
+           "computed once in any case, each token counts once.", "", "mean", "in steps with a token to compute"),
     *(Metric(f"time/{name}_s", "s", f"The seconds spent {'on ' * (name in ('update', 'evaluate'))}{phase.meaning}.",
              when=phase.when) for name, phase in PHASES.items() if phase.is_logged),
     Metric("time/step_s", "s", "The seconds of the whole step."),

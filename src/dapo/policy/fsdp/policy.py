@@ -293,12 +293,9 @@ class ShardedPolicy(PolicyCore):
     @explain_out_of_memory(torch.OutOfMemoryError, "log-probabilities on a trainer rank", SMALLER_MICROBATCHES)
     def logprobs(self, rank_microbatches: Sequence[RankMicrobatch]) -> list[list[Sequence[float]]]:
         """The log-probabilities of each sample of each rank microbatch. Every rank calls it, with as many of them."""
-        lengths, scores = [], []
-        for rank_microbatch in rank_microbatches:
-            microbatch = pack_microbatch(rank_microbatch, self._ranks.device)
-            lengths.append(microbatch.lengths)
-            scores.append(self._score(microbatch, self._model))
-        return [rows_of(values, of_samples) for values, of_samples in zip(scores, lengths, strict=True)]
+        microbatches = [pack_microbatch(each, self._ranks.device) for each in rank_microbatches]
+        scores = [self._score(microbatch, self._model) for microbatch in microbatches]
+        return [rows_of(values, microbatch) for values, microbatch in zip(scores, microbatches, strict=True)]
 
     def weights(self) -> NamedWeights:
         """Every weight by its Hugging Face name, adapters merged, unsharded and in the type that the model computes in.
