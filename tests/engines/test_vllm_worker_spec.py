@@ -1,11 +1,13 @@
 """Laws of the vLLM engine that need no vLLM: what its process is started with, and what it says where vLLM fails."""
 
+import importlib
 import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from dapo.cli.train import start_run
 from dapo.config import Config, load_config
-from dapo.core.errors import ConfigError, EngineError
+from dapo.core.errors import ConfigError, EngineError, OutOfMemory
 from dapo.distributed.engine_specs import vllm_engine_spec, vllm_options, weight_shapes
 from dapo.engines.vllm.engine import VllmEngine
 from dapo.engines.vllm.start import engine_arguments, open_vllm_engine, sampling_arguments
@@ -34,6 +36,22 @@ def test_a_missing_package_is_named_with_its_install_command_and_nothing_is_writ
         start_run(tiny(), run_dir=tmp_path / "run", config_name="tiny")
     assert not list(tmp_path.iterdir())
     with pytest.raises(EngineError, match=message):  # in a process elsewhere
+        open_vllm_engine(vllm_options(tiny()))
+
+
+def test_memory_that_ends_while_vllm_starts_names_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(arguments: dict[str, object]) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has 3 MiB in use.")
+
+    vllm = SimpleNamespace(EngineArgs=dict, LLMEngine=SimpleNamespace(from_engine_args=start))
+    platforms = SimpleNamespace(current_platform=SimpleNamespace(is_cpu=lambda: False))
+    for name, module in {"vllm": vllm, "vllm.platforms": platforms}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    for name in ("VLLM_RPC_BASE_PATH", "TORCH_COMPILE_DISABLE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))  # what the start changes ends with the test
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
+    monkeypatch.setattr(rendezvous, "TCPStore", rendezvous.TCPStore)
+    with pytest.raises(OutOfMemory, match=r"^starting vLLM found no memory \(1\.50 GiB .*rollout\.vllm\.cache_gib"):
         open_vllm_engine(vllm_options(tiny()))
 
 

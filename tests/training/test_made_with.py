@@ -51,7 +51,17 @@ def test_options_and_the_number_of_threads_are_named_with_old_and_new(tmp_path: 
         "warning: optim.lr was 0.003 up to step 4 and is 0.5 now; from here on this is another run",
         "warning: train.threads was 1 up to step 4 and is 7 now; from here on this is another run",
         f"warning: number of threads was {before} up to step 4 and is {before + 1} now; "
-        "from here on the last digits may differ",
+        "from here on results may differ by rounding",
+    ]
+
+
+def test_a_smaller_microbatch_is_no_other_run(tmp_path: Path):
+    now = made_with(tiny("train.microbatch_tokens=123", "train.recompute=true"), PROBLEMS, [])
+    before = made_with(tiny(), PROBLEMS, [])["options"]["train.microbatch_tokens"]
+    assert changes(tmp_path, now) == [
+        f"warning: train.microbatch_tokens was {before} up to step 4 and is 123 now; "
+        "from here on results may differ by rounding",
+        "warning: train.recompute was False up to step 4 and is True now; from here on results may differ by rounding",
     ]
 
 

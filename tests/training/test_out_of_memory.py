@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dapo.cli.train import resume_run, start_run
 from dapo.core.errors import OutOfMemory
 from dapo.core.out_of_memory import explain_out_of_memory
+from dapo.policy.model import load_model
 from dapo.policy.policy import peak_gpu_memory
 from dapo.telemetry.metrics import mean_of_updates
+from helpers.fake_cuda import fake_cuda
+from helpers.tiny_policies import loaded, make_policy
 from helpers.tiny_runs import contents, differences, metrics, saved_steps, tiny
 
 MESSAGE = (
@@ -82,6 +86,37 @@ def test_a_run_resumes_with_smaller_microbatches_and_recomputation(whole: dict[s
     resume_run(run, ["train.microbatch_tokens=64", "train.recompute=true"])
     for row, other in zip(metrics(run), whole["metrics"], strict=True):
         assert row == pytest.approx(other, rel=1e-8, abs=1e-8, nan_ok=True)
+
+
+class FullDevice(TorchDispatchMode):
+    """Nothing fits on the GPU."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if str((kwargs or {}).get("device")).startswith("cuda"):
+            raise torch.OutOfMemoryError(MESSAGE)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_model_that_does_not_fit_on_its_gpu_names_what_to_change():
+    with fake_cuda(), FullDevice(), pytest.raises(OutOfMemory) as caught:
+        load_model("tiny-random", dtype=torch.float32, device="cuda")
+    message = str(caught.value)
+    assert message.startswith("loading the model found no memory (1.50 GiB were asked for, 512.00 MiB of 79.11 GiB")
+    assert all(option in message for option in ("model.dtype", "distributed.trainer_ranks", "rollout.vllm.cache_gib"))
+    assert message.endswith("and start again")
+
+
+def test_memory_that_ends_while_attention_is_checked_is_not_taken_for_an_unsupported_model():
+    def fill(module: torch.nn.Module, _: Any) -> None:
+        raise torch.OutOfMemoryError(MESSAGE)
+
+    model = loaded()
+    handle = register_module_forward_pre_hook(fill)
+    try:
+        with pytest.raises(OutOfMemory, match=r"^preparing the policy found no memory .*model\.dtype=bfloat16"):
+            make_policy(model)
+    finally:
+        handle.remove()
 
 
 def test_the_peak_of_gpu_memory_starts_anew_with_each_reading_and_a_cpu_has_none():

@@ -46,7 +46,7 @@ class EngineError(DapoError):
 
 
 class OutOfMemory(DapoError):
-    """A GPU had no memory left for a part of a step; names that part, and the options that make it smaller."""
+    """A GPU had no memory left for the model or a part of a step; names it, and the options that make it smaller."""
 
 
 class NumericsError(DapoError):

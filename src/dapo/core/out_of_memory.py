@@ -13,7 +13,9 @@ _CAPACITY = re.compile(r"total capacity of ([\d.]+ \w+)")
 
 
 @contextmanager
-def explain_out_of_memory(kind: type[Exception], doing: str, advice: str) -> Iterator[None]:
+def explain_out_of_memory(
+    kind: type[Exception], doing: str, advice: str, *, then: str = "resume the run"
+) -> Iterator[None]:
     """Raise OutOfMemory where the block, or the function that this decorates, raises an error of this kind.
 
     The variables of the frames that failed are dropped: they hold the very tensors that filled the memory, and saving
@@ -23,13 +25,14 @@ def explain_out_of_memory(kind: type[Exception], doing: str, advice: str) -> Ite
         kind: The error of the library that computes: torch.OutOfMemoryError.
         doing: What is computed, as the subject of a sentence.
         advice: Which options to change, and how.
+        then: What to do with the changed options.
     """
     try:
         yield
     except kind as error:
         text = str(error)
         traceback.clear_frames(error.__traceback__)
-        raise OutOfMemory(f"{doing} found no memory{_amounts(text)}: {advice}, and resume the run") from None
+        raise OutOfMemory(f"{doing} found no memory{_amounts(text)}: {advice}, and {then}") from None
 
 
 def _amounts(text: str) -> str:

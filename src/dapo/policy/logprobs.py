@@ -145,6 +145,8 @@ def check_packed_forward(
     """
     try:
         difference = _packed_difference(model, plain, logits, sharded or model)
+    except torch.OutOfMemoryError:  # which is a RuntimeError
+        raise
     except (TypeError, ValueError, RuntimeError) as error:
         raise unsupported_model_error(model, f"it does not run on packed sequences ({error})") from error
     if not difference <= PACKED_TOLERANCE[dtype]:

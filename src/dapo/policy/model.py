@@ -23,6 +23,7 @@ from transformers import (
 
 from dapo.config.model_data import MODEL_ALIASES
 from dapo.core.errors import ConfigError
+from dapo.core.out_of_memory import explain_out_of_memory
 from dapo.policy.builtin_models import smollm2_directory, smollm2_path, tiny_random
 from dapo.policy.hf_io import layout_of, quiet_transformers, require_new, tied_names, write_model_directory
 from dapo.policy.stored_weights import StoredWeights, find_stored_weights
@@ -51,6 +52,12 @@ class LoadedModel:
         return self.model.named_parameters(remove_duplicate=False)
 
 
+LESS_ON_A_GPU = (
+    "set model.dtype=bfloat16, raise distributed.trainer_ranks, or lower rollout.vllm.cache_gib where vLLM shares a GPU"
+)
+
+
+@explain_out_of_memory(torch.OutOfMemoryError, "loading the model", LESS_ON_A_GPU, then="start again")
 def load_model(
     name: str, *, dtype: torch.dtype, device: str | torch.device = "cpu", trust_remote_code: bool = False
 ) -> LoadedModel:
@@ -196,6 +203,8 @@ def _as_config_error(name: str) -> Iterator[None]:
     """An error of loading the model becomes a ConfigError of one line."""
     try:
         yield
+    except torch.OutOfMemoryError:  # which is a RuntimeError
+        raise
     except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError, UnpicklingError) as error:
         cause = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         problem = (

@@ -23,7 +23,7 @@ from dapo.policy.checkpoint import StateCopy, load_optimizer, state_of, write_st
 from dapo.policy.hf_io import NamedWeights, layout_of
 from dapo.policy.logprobs import chunks, hidden_states, score_tokens, token_logprobs, use_packed_forward
 from dapo.policy.lora import add_adapters
-from dapo.policy.model import LoadedModel
+from dapo.policy.model import LESS_ON_A_GPU, LoadedModel
 from dapo.policy.objective import (
     add_sums,
     gradient_terms,
@@ -89,6 +89,7 @@ SMALLER_MICROBATCHES = "lower train.microbatch_tokens or set train.recompute=tru
 class PolicyCore:
     """pi_theta with its optimiser: what is the same in one process and sharded over several."""
 
+    @explain_out_of_memory(torch.OutOfMemoryError, "preparing the policy", LESS_ON_A_GPU, then="start again")
     def __init__(self, config: Config, loaded: LoadedModel) -> None:
         """Take over `loaded.model`, which is trained in place.
 

@@ -26,6 +26,9 @@ _FREE_OPTIONS = (
 )
 """Options, and beginnings of them, that change no step."""
 
+_ROUNDING_OPTIONS = ("train.microbatch_tokens", "train.recompute")
+"""Options that change in which pieces the same sums are computed."""
+
 
 def made_with(config: Config, train: Sequence[Problem], held_out: Sequence[Problem]) -> dict[str, dict[str, Any]]:
     """Options, versions, processor and data of this process, as JSON values."""
@@ -49,7 +52,8 @@ def changes_since(checkpoint: Path, now: Mapping[str, Mapping[str, Any]], *, ste
         for name in sorted(values.keys() | before[kind].keys()):
             old, new = before[kind].get(name), values.get(name)
             if old != new:
-                means = "this is another run" if kind in ("options", "data") else "the last digits may differ"
+                is_other = kind in ("options", "data") and name not in _ROUNDING_OPTIONS
+                means = "this is another run" if is_other else "results may differ by rounding"
                 lines.append(f"warning: {name} was {old} up to step {step} and is {new} now; from here on {means}")
     return lines
 

@@ -21,6 +21,7 @@ import torch
 
 from dapo.core.errors import EngineError
 from dapo.core.loopback import use_loopback_interface
+from dapo.core.out_of_memory import explain_out_of_memory
 from dapo.core.terminal import print_text
 from dapo.engines.engine import WeightSource
 from dapo.engines.vllm.engine import VllmEngine
@@ -60,6 +61,12 @@ class VllmOptions:
     trust_remote_code: bool = False
 
 
+@explain_out_of_memory(
+    torch.OutOfMemoryError,
+    "starting vLLM",
+    "lower rollout.vllm.cache_gib or rollout.vllm.max_sequences, or raise rollout.vllm.tensor_parallel",
+    then="start again",
+)
 def open_vllm_engine(options: VllmOptions) -> VllmEngine:
     """Start vLLM in this process, with memory for keys and values and random weights.
 
@@ -85,7 +92,7 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
             engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         if current_platform.is_cpu():
             _require_heads(engine.model_config.get_head_size(), options.model)
-    except EngineError:
+    except (EngineError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # vLLM refuses with errors of many kinds
         print_text(traceback.format_exc(), file=sys.stderr)

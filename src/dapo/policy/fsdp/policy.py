@@ -40,7 +40,7 @@ from dapo.policy.fsdp.checkpoint import read_shards, stored_like, write_shards
 from dapo.policy.hf_io import NamedWeights, layout_of, tied_names
 from dapo.policy.logprobs import check_packed_forward
 from dapo.policy.lora import Adapters, merged_weights
-from dapo.policy.model import LoadedModel
+from dapo.policy.model import LESS_ON_A_GPU, LoadedModel
 from dapo.policy.objective import add_sums
 from dapo.policy.optim import MasterAdamW
 from dapo.policy.packed_attention import IMPLEMENTATION, use_packed_attention
@@ -212,6 +212,7 @@ class ShardedAdamW(MasterAdamW):
 class ShardedPolicy(PolicyCore):
     """One rank's part of a policy."""
 
+    @explain_out_of_memory(torch.OutOfMemoryError, "preparing a trainer rank", LESS_ON_A_GPU, then="start again")
     def __init__(self, config: Config, loaded: LoadedModel, ranks: Ranks) -> None:
         """Take over `loaded.model`, in the type to compute in: the same on every rank, on any device.
 
