@@ -34,6 +34,7 @@ from dapo.policy.memory_model import GIB, FreeMemory, settle_microbatches
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.model_dimensions import find_dimensions
 from dapo.policy.policy import Policy
+from dapo.policy.varlen_attention import has_operators, padded_attention_notes
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.telemetry.console import ProgressDisplay
 from dapo.telemetry.sinks import JsonlSink, Sink, TensorBoardSink, Tracker, TrackioSink, WandbSink
@@ -144,6 +145,10 @@ def read_inputs(
         check_adapters(loaded.model, config.model.lora)
     encoder = PromptEncoder(loaded.tokenizer, config.data)
     notes += turn_end_notes(loaded.tokenizer, loaded.stop_ids, encoder.turn_end)
+    if training:
+        # a controller may have no GPU itself
+        device = device_of(config) if config.train.device == "auto" else config.train.device
+        notes += padded_attention_notes(getattr(torch, config.model.dtype), device, has_kernel=has_operators)
     loaded = stop_at_turn_end(loaded, encoder)
     problems, dropped = encoder.split_by_length(problems, on_progress=on_progress) if training else ([], 0)
     if dropped:

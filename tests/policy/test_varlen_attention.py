@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from dapo.policy.varlen_attention import (
     attends_by_varlen,
     build_varlen_plan,
     has_operators,
+    lacking_arguments,
+    padded_attention_notes,
     supports_varlen,
     varlen_attention,
 )
@@ -177,6 +180,25 @@ def test_the_kernel_serves_16_bit_types_on_gpus_since_ampere_in_its_head_widths(
     dtype: torch.dtype, width: int, capability: tuple[int, int], supported: bool
 ) -> None:
     assert supports_varlen(dtype, width, capability) is supported
+
+
+def operator(*names: str) -> Any:
+    return SimpleNamespace(_schema=SimpleNamespace(arguments=[SimpleNamespace(name=name) for name in names]))
+
+
+def test_operators_that_lack_an_argument_are_found_and_named_in_one_warning() -> None:
+    whole, old = operator("query", "window_size", "enable_gqa"), operator("query")
+    assert lacking_arguments(whole, operator("window_size")) == []
+    assert lacking_arguments(old, operator("window_size")) == ["enable_gqa", "window_size"]
+    assert lacking_arguments(whole, old) == ["window_size"]
+    (note,) = padded_attention_notes(torch.bfloat16, "cuda", has_kernel=lambda: False)
+    assert note.startswith(f"warning: PyTorch {torch.__version__} has no attention for variable lengths")
+    for dtype, device, has_kernel in (
+        (torch.bfloat16, "cuda", True),
+        (torch.float32, "cuda", False),
+        (torch.bfloat16, "cpu", False),
+    ):
+        assert padded_attention_notes(dtype, device, has_kernel=lambda has=has_kernel: has) == []
 
 
 def test_layers_choose_the_kernel_on_a_gpu_only_and_for_states_of_one_width() -> None:

@@ -12,7 +12,7 @@ The calls are made as by `varlen_attn` of PyTorch 2.13, but not through it, beca
 copies.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -79,8 +79,24 @@ def has_operators() -> bool:
     from torch.nn.attention import varlen  # noqa: F401  # defines them, which takes time that a CPU need not spend
 
     operators = torch.ops.torch_attn._varlen_attn, torch.ops.torch_attn._varlen_attn_backward
-    forward, backward = ({argument.name for argument in each.default._schema.arguments} for each in operators)
-    return {"window_size", "enable_gqa"} <= forward and "window_size" in backward
+    return not lacking_arguments(*(operator.default for operator in operators))
+
+
+def lacking_arguments(forward: Any, backward: Any) -> list[str]:
+    """The arguments that this module needs and the two operators do not have."""
+    given = [{argument.name for argument in operator._schema.arguments} for operator in (forward, backward)]
+    return sorted(({"window_size", "enable_gqa"} - given[0]) | ({"window_size"} - given[1]))
+
+
+def padded_attention_notes(dtype: torch.dtype, device_type: str, *, has_kernel: Callable[[], bool]) -> list[str]:
+    """A warning where training on a GPU would attend by the kernel, but for this PyTorch's operators."""
+    if device_type != "cuda" or dtype not in (torch.bfloat16, torch.float16) or has_kernel():
+        return []
+    return [
+        f"warning: PyTorch {torch.__version__} has no attention for variable lengths with windows and grouped heads: "
+        "updates attend in padded batches, which takes several times as long where responses are long; install the "
+        "PyTorch that the package asks for"
+    ]
 
 
 def build_varlen_plan(
