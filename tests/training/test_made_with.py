@@ -57,11 +57,12 @@ def test_options_and_the_number_of_threads_are_named_with_old_and_new(tmp_path: 
 
 def test_a_smaller_microbatch_is_no_other_run(tmp_path: Path):
     now = made_with(tiny("train.microbatch_tokens=123", "train.recompute=true"), PROBLEMS, [])
-    before = made_with(tiny(), PROBLEMS, [])["options"]["train.microbatch_tokens"]
+    before = made_with(tiny(), PROBLEMS, [])["options"]
     assert changes(tmp_path, now) == [
-        f"warning: train.microbatch_tokens was {before} up to step 4 and is 123 now; "
+        f"warning: train.microbatch_tokens was {before['train.microbatch_tokens']} up to step 4 and is 123 now; "
         "from here on results may differ by rounding",
-        "warning: train.recompute was False up to step 4 and is True now; from here on results may differ by rounding",
+        f"warning: train.recompute was {before['train.recompute']} up to step 4 and is True now; "
+        "from here on results may differ by rounding",
     ]
 
 
