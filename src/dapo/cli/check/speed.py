@@ -153,7 +153,7 @@ class UpdateKind:
 
     padding: float = 1.0
     """How many times the attention of the tokens is computed, masked and padded positions included."""
-    head_kernels: int = 40
+    head_kernels: int = 22
     """Kernels per chunk of the head."""
     chunk_tokens: int = 2048
     """Tokens that go through the head at a time."""
