@@ -7,6 +7,7 @@ Moments are counted in calls: of Python functions and C functions made in the fi
 thread. So a moment is the same one on every machine, up to what the threads of verifiers and checkpoints do meanwhile.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -25,6 +26,16 @@ from typing import Any
 from helpers.paths import TESTS
 
 PYTHONPATH = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+IMPORTED_ONCE = (
+    "dapo.assemble",
+    "dapo.cli.main",
+    "dapo.cli.train",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
+    "transformers.models.llama.modeling_llama",
+)
+"""What the commands import one after the other, by which a run of a few steps would take twice as long."""
 
 AREAS = {
     "start": ("cli", "assemble", "config", "training/signals", "data"),
@@ -86,8 +97,9 @@ class ForkServer:
 
 
 def serve() -> None:
-    from transformers.models.llama import modeling_llama  # noqa: F401  (imported when a model is made)
-
+    for module in IMPORTED_ONCE:
+        importlib.import_module(module)
+    gc.freeze()  # the collector of a child would write to every object, and so copy its page
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     for line in sys.stdin:
         answers.write(json.dumps(fork_and_watch(json.loads(line))) + "\n")
