@@ -35,9 +35,11 @@ quickstart: install
 	$(VENV)/bin/dapo train configs/quickstart.yaml $(ARGS)
 	@echo "the command is $(VENV)/bin/dapo, or dapo after: source $(VENV)/bin/activate"
 
-# one file at a time in each of up to four processes: tests measure nothing, and half of them wait for processes
+# one file at a time in each of up to four processes, the slow files first (tests/conftest.py); with bytecode, for
+# hundreds of processes that tests start: those of the sandbox read it, but never write it
 test: install-dev
-	$(PYTEST) --numprocesses=auto --maxprocesses=4 --dist=loadfile $(ARGS)
+	$(VENV)/bin/python -m compileall -q src
+	env -u PYTHONDONTWRITEBYTECODE $(PYTEST) --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 # the tests of files that differ from BASE (.ci/changed-tests lists them), and those of layers and names
 BASE ?= HEAD
