@@ -7,6 +7,8 @@ import socket
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -67,7 +69,9 @@ def test_a_run_of_many_processes_cannot_be_reached_and_runs_no_file_of_the_curre
         judging = hostile_folder / "judging"
         wait_until(lambda: judging.exists() or run.poll() is not None, timeout_s=240, what="a verdict is asked for")
         found = listeners(descendants(run.pid))
-        answers = [talk_to(listener.address, listener.port) for listener in found if listener.port]
+        reachable = [(listener.address, listener.port) for listener in found if listener.port]
+        with ThreadPoolExecutor(32) as threads:
+            answers = list(threads.map(answer_to, *zip(*product(reachable, STRANGERS_MESSAGES), strict=True)))
         (hostile_folder / "go on").touch()
         assert run.wait(240) == 0, (hostile_folder / "output").read_text()
     finally:
@@ -83,17 +87,14 @@ def test_a_run_of_many_processes_cannot_be_reached_and_runs_no_file_of_the_curre
     assert json.loads((hostile_folder / "run" / "summary.json").read_text())["exit_reason"] == "finished"
 
 
-def talk_to(host: str, port: int) -> bytes:
-    """All that a stranger is answered."""
-    answer = b""
-    for message in STRANGERS_MESSAGES:
-        with socket.create_connection((host, port), timeout=ANSWER_S) as connection:
-            try:
-                connection.sendall(message)
-                answer += connection.recv(1 << 16)
-            except OSError:  # closed, or no answer in time
-                pass
-    return answer
+def answer_to(address: tuple[str, int], message: bytes) -> bytes:
+    """What a stranger is answered."""
+    with socket.create_connection(address, timeout=ANSWER_S) as connection:
+        try:
+            connection.sendall(message)
+            return connection.recv(1 << 16)
+        except OSError:  # closed, or no answer in time
+            return b""
 
 
 def test_a_listener_on_every_interface_is_found_and_not_private(tmp_path: Path):
