@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from helpers.commands import run
+from helpers.fork_server import ForkServer
 from helpers.paths import CONFIGS
 
 TINY = str(CONFIGS / "tiny.yaml")
@@ -183,15 +184,19 @@ def test_check_says_where_the_prompts_ask_for_another_mark_than_the_verifier_rea
 
 
 def test_a_run_continues_in_another_folder_with_its_own_data_and_modules(
-    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path_factory: pytest.TempPathFactory
+    capsys: pytest.CaptureFixture[str],
+    folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    fork_server: ForkServer,
 ):
     options = [*ONE_STEP, "data.train={path: trl.jsonl}", "reward.verifier=my_rewards:brevity"]
     assert run(capsys, "train", TINY, *options, "--run-dir", "run")[0] == 0
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (elsewhere / "trl.jsonl").write_text('{"prompt": "another file of that name", "answer": "1"}\n')
-    command = [sys.executable, "-m", "dapo", "resume", str(folder / "run"), "train.num_steps=2"]
-    done = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    command = ["resume", str(folder / "run"), "train.num_steps=2"]
+    errors = elsewhere / "errors"
+    code, _ = fork_server.run(*command, output=elsewhere / "output", folder=str(elsewhere), errors=str(errors))
+    assert (code, errors.read_text()) == (0, "")
     assert len(Path("run/metrics.jsonl").read_text().splitlines()) == 2
 
 

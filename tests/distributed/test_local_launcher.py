@@ -2,19 +2,18 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from contracts.launcher_contract import PROGRAM_ENVIRONMENT, LauncherContract, Weights, start
+from contracts.launcher_contract import LauncherContract, Weights, start
 from dapo.core.errors import EngineError, WorkerDied
 from dapo.distributed.local import LocalLauncher
 from dapo.distributed.weight_files import WeightsFolder
 from dapo.types import WeightLayout
+from helpers.fork_server import ForkServer
 from helpers.processes import is_alive, wait_until_ended
 
 
@@ -60,20 +59,24 @@ def test_close_leaves_no_process_and_no_weights(tmp_path: Path) -> None:
     assert not handle.path.exists()
 
 
-def test_a_worker_does_not_outlive_its_controller(tmp_path: Path) -> None:
+def test_a_worker_does_not_outlive_its_controller(fork_server: ForkServer, tmp_path: Path) -> None:
     program = (
         "import pathlib, time; from dapo.distributed.local import LocalLauncher;"
         "from contracts.launcher_contract import start;"
         f"w = start(LocalLauncher(pathlib.Path({str(tmp_path)!r}), timeout_s=60));"
         "w.call('sleep', 60); print(w.pid, flush=True); time.sleep(60)"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=PROGRAM_ENVIRONMENT
-    ) as parent:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
-        parent.kill()
-    wait_until_ended(pid)
+    log = tmp_path / "log"
+    ended, _ = fork_server.run(
+        program,
+        program="helpers.commands:run_code",
+        output=log,
+        file=str(log),
+        lines=1,
+        signals=[(0, signal.SIGKILL)],
+    )
+    assert ended == -signal.SIGKILL
+    wait_until_ended(int(log.read_text()))
 
 
 def test_tied_weights_are_written_once(launcher: LocalLauncher) -> None:
@@ -110,17 +113,22 @@ def test_the_last_two_versions_of_the_weights_can_be_read() -> None:
     folder.close()
 
 
-def test_weights_that_a_killed_controller_left_in_shared_memory_are_removed(tmp_path: Path) -> None:
+def test_weights_that_a_killed_controller_left_in_shared_memory_are_removed(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    folder = tmp_path / "weights"
+    folder.mkdir()
     program = (
         "import os, pathlib, signal; from dapo.distributed.weight_files import WeightsFolder;"
-        f"kept = WeightsFolder(pathlib.Path({str(tmp_path)!r})); os.kill(os.getpid(), signal.SIGKILL)"
+        f"kept = WeightsFolder(pathlib.Path({str(folder)!r})); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    subprocess.run([sys.executable, "-c", program], check=False)
-    (left,) = tmp_path.iterdir()
-    mine = WeightsFolder(tmp_path)
-    another = WeightsFolder(tmp_path)
+    code, _ = fork_server.run(program, program="helpers.commands:run_code", output=tmp_path / "log")
+    assert code == -signal.SIGKILL
+    (left,) = folder.iterdir()
+    mine = WeightsFolder(folder)
+    another = WeightsFolder(folder)
     assert not left.exists()
     assert mine.path.is_dir()  # its owner lives
     mine.close()
     another.close()
-    assert not list(tmp_path.iterdir())
+    assert not list(folder.iterdir())

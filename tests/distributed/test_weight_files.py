@@ -2,8 +2,7 @@
 
 import gc
 import os
-import subprocess
-import sys
+import signal
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,11 +13,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from contracts.launcher_contract import PROGRAM_ENVIRONMENT, Weights
+from contracts.launcher_contract import Weights
 from dapo.core.errors import EngineError
 from dapo.distributed.ray.weights import PREFIX, shared_file
 from dapo.distributed.weight_files import PIECE_BYTES, WeightsFile, host_pieces, write_weights
 from dapo.types import WeightLayout
+from helpers.fork_server import ForkServer
 
 TENSORS_AT_A_TIME = 2
 """The one that is written, and the one that its source makes meanwhile."""
@@ -122,21 +122,22 @@ def test_a_source_that_is_not_what_its_layout_says_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_weights_that_find_no_room_are_an_error_and_leave_nothing(tmp_path: Path) -> None:
+def test_weights_that_find_no_room_are_an_error_and_leave_nothing(fork_server: ForkServer, tmp_path: Path) -> None:
+    folder, log = tmp_path / "weights", tmp_path / "log"
+    folder.mkdir()
     program = (
         "import pathlib, resource, torch; from contracts.launcher_contract import Weights;"
         "from dapo.core.errors import EngineError; from dapo.distributed.weight_files import write_weights;"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
-        f"path, weights = pathlib.Path({str(tmp_path)!r}) / 'w.safetensors', Weights({{'a': torch.ones(9999)}})\n"
+        f"path, weights = pathlib.Path({str(folder)!r}) / 'w.safetensors', Weights({{'a': torch.ones(9999)}})\n"
         "try: write_weights(path, weights, 1)\n"
         "except EngineError as error: print(error)"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", program], env=PROGRAM_ENVIRONMENT, capture_output=True, text=True, check=True
-    )
-    assert "cannot be published" in result.stdout
-    assert "File too large" in result.stdout
-    assert not list(tmp_path.iterdir())
+    code, _ = fork_server.run(program, program="helpers.commands:run_code", output=log)
+    assert code == 0
+    assert "cannot be published" in log.read_text()
+    assert "File too large" in log.read_text()
+    assert not list(folder.iterdir())
 
 
 # --- one file for the processes of a node
@@ -171,15 +172,20 @@ def test_a_file_that_cannot_be_fetched_leaves_nothing_and_is_tried_again(tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-def test_what_a_killed_process_left_on_a_node_goes_when_another_version_is_fetched(tmp_path: Path) -> None:
-    left, new = (tmp_path / f"{PREFIX}{version}.safetensors" for version in (1, 2))
+def test_what_a_killed_process_left_on_a_node_goes_when_another_version_is_fetched(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    left, new = (folder / f"{PREFIX}{version}.safetensors" for version in (1, 2))
     program = (
         "import os, pathlib, signal; from dapo.distributed.ray.weights import shared_file\n"
         f"with shared_file(pathlib.Path({str(left)!r}), lambda path: path.write_text('old') and None):\n"
         "    os.kill(os.getpid(), signal.SIGKILL)"
     )
-    subprocess.run([sys.executable, "-c", program], env=PROGRAM_ENVIRONMENT, check=False)
+    code, _ = fork_server.run(program, program="helpers.commands:run_code", output=tmp_path / "log")
+    assert code == -signal.SIGKILL
     assert left.exists()
     with shared_file(new, lambda path: path.write_text("new") and None):
         assert not left.exists()
-    assert not list(tmp_path.iterdir())
+    assert not list(folder.iterdir())

@@ -1,7 +1,6 @@
 """Evaluation through an OpenAI-compatible server: a real one on loopback that can misbehave."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -21,8 +20,8 @@ from dapo.evaluation.scores import EvaluationPlan
 from dapo.evaluation.server import ServerSampler
 from dapo.types import Problem
 from helpers.fake_chat_server import MODEL, ChatServer, Reply, chat_server, completion
+from helpers.fork_server import ForkServer
 from helpers.paths import TESTS
-from helpers.processes import wait_until
 
 
 class FaultyReplies:
@@ -214,42 +213,25 @@ def server_process(seconds: float) -> Iterator[str]:
         process.stdin.close()
 
 
-def evaluation(url: str, data: str, output: Path) -> "subprocess.Popen[str]":
-    """`dapo eval` of four problems twice, one request after the other, as a process."""
-    command = [sys.executable, "-m", "dapo", "eval", MODEL, "--data", data, "--server", url, "--output", str(output)]
-    return subprocess.Popen(
-        [*command, "--concurrency", "1", "reward.workers=1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-
-
-def wait_for_lines(path: Path, count: int) -> None:
-    wait_until(lambda: path.exists() and path.read_bytes().count(b"\n") >= count, what=f"{path} has {count} lines")
-
-
-def test_an_evaluation_that_is_killed_or_interrupted_continues(tmp_path: Path):
+def test_an_evaluation_that_is_killed_or_interrupted_continues(fork_server: ForkServer, tmp_path: Path):
     """kill -9 after a problem, Ctrl-C after another; the third attempt asks for the rest only."""
     data, output = problems_file(tmp_path / "p.jsonl"), tmp_path / "out.json"
-    journal = tmp_path / "out.json.partial"
+    journal, log = tmp_path / "out.json.partial", tmp_path / "log"
     with server_process(0.2) as url:
+        # four problems twice, one request after the other
+        command = ["eval", MODEL, "--data", data, "--server", url, "--output", str(output)]
+        command += ["--concurrency", "1", "reward.workers=1"]
         for lines, signum, status in ((2, signal.SIGKILL, -9), (3, signal.SIGINT, 130)):
-            with evaluation(url, data, output) as process:
-                wait_for_lines(journal, lines)
-                process.send_signal(signum)
-                started = time.monotonic()
-                _, err = process.communicate(timeout=60)
-                assert process.returncode == status
-                assert time.monotonic() - started < 30  # not the ten minutes that a request may take
+            started = time.monotonic()
+            code, _ = fork_server.run(*command, output=log, file=str(journal), lines=lines, signals=[(0, signum)])
+            assert code == status
+            assert time.monotonic() - started < 90  # not the ten minutes that a request may take
             assert not output.exists()
-        assert "stopped by SIGINT; the same command continues" in err
+        assert "stopped by SIGINT; the same command continues" in log.read_text()
         done = journal.read_bytes().count(b"\n") - 1
-        with evaluation(url, data, output) as process:
-            out, _ = process.communicate(timeout=60)
-    assert f"continuing: {done} of 4 problems" in out
-    assert process.returncode == 0
+        code, _ = fork_server.run(*command, output=log)
+    assert f"continuing: {done} of 4 problems" in log.read_text()
+    assert code == 0
     assert json.loads(output.read_text())["accuracy"] == 0.75
     assert not journal.exists()
 

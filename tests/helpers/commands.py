@@ -1,4 +1,7 @@
-"""Runs a `dapo` command in this process."""
+"""Runs a `dapo` command, a script or lines of Python in this process."""
+
+import runpy
+from collections.abc import Sequence
 
 import pytest
 
@@ -12,3 +15,13 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     out, err = capsys.readouterr()
     code = stopped.value.code
     return (code if isinstance(code, int) else 0), out, err
+
+
+def run_script(arguments: Sequence[str]) -> None:
+    """What `python SCRIPT` does, for the fork server."""
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
+def run_code(arguments: Sequence[str]) -> None:
+    """What `python -c CODE` does, for the fork server."""
+    exec(arguments[0], {"__name__": "__main__"})

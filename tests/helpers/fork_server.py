@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,6 +31,7 @@ PYTHONPATH = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONP
 
 IMPORTED_ONCE = (
     "dapo.assemble",
+    "dapo.cli.eval",
     "dapo.cli.main",
     "dapo.cli.train",
     "matplotlib.backends.backend_agg",
@@ -81,8 +84,9 @@ class ForkServer:
 
         `area`, `calls`: the moment at which `signals` are sent, each with its delay in seconds; `hold`: the seconds
         that the command's thread then waits, so that a signal finds it there.
-        `file_bytes`: no file may become larger. `count`: count calls by area, which makes it slow. `program`: a
-        `module:function` of the tests that takes the arguments instead.
+        `file`, `lines`: instead the moment at which this file has so many lines. `file_bytes`: no file may become
+        larger. `count`: count calls by area, which makes it slow. `program`: a `module:function` of the tests that
+        takes the arguments instead. `folder`: the current directory. `errors`: a file for the standard error alone.
         """
         request = {"arguments": arguments, "output": str(output), **moment}
         self._lines.write(json.dumps(request) + "\n")
@@ -115,14 +119,28 @@ def fork_and_watch(request: dict[str, Any]) -> dict[str, Any]:
     os.close(writer)
     calls: dict[str, int] = {}
     with os.fdopen(reader) as news:
+        if (path := request.get("file")) is not None:
+            # the pipe becomes readable when the command has ended
+            while count_lines(Path(path)) < request["lines"] and not select.select([news], [], [], 0.02)[0]:
+                pass
+            send_signals(child, request["signals"])
         for line in news:
             if line == "now\n":
-                for delay, signum in request["signals"]:
-                    time.sleep(delay)
-                    os.kill(child, signum)  # it is not reaped yet, so the id is still its own
+                send_signals(child, request["signals"])
             else:
                 calls = json.loads(line)
     return {"status": os.waitpid(child, 0)[1], "calls": calls}
+
+
+def send_signals(child: int, signals: Sequence[tuple[float, int]]) -> None:
+    """Each after its delay. The child is not reaped yet, so the id is still its own."""
+    for delay, signum in signals:
+        time.sleep(delay)
+        os.kill(child, signum)
+
+
+def count_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def be_the_command(request: dict[str, Any], writer: int) -> None:
@@ -131,8 +149,10 @@ def be_the_command(request: dict[str, Any], writer: int) -> None:
     program = getattr(importlib.import_module(module), function)
     out = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(out, 1)
-    os.dup2(out, 2)
+    os.dup2(os.open(request["errors"], os.O_WRONLY | os.O_CREAT | os.O_APPEND) if "errors" in request else out, 2)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    if folder := request.get("folder"):
+        os.chdir(folder)
     if limit := request.get("file_bytes"):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     sys.argv = ["dapo", *request["arguments"]]

@@ -1,9 +1,6 @@
 """The whole system against examples/minimal_dapo.py: no packing, no cache, no microbatches, no engine."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
@@ -11,6 +8,7 @@ from safetensors.torch import load_file
 
 from dapo.config import Config
 from examples.minimal_dapo import GROUP_SIZE, MinimalDapo
+from helpers.fork_server import ForkServer
 from helpers.minimal_runs import STEPS, minimal_config, minimal_inputs
 from helpers.paths import ROOT
 
@@ -39,16 +37,14 @@ def test_five_steps_of_the_system_equal_a_naive_reimplementation(tmp_path: Path,
     assert dropped == naive.num_dropped > 0
 
 
-def test_the_example_runs_as_a_script_and_prints_its_steps() -> None:
-    result = subprocess.run(
-        [sys.executable, ROOT / "examples" / "minimal_dapo.py"],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")},
+def test_the_example_runs_as_a_script_and_prints_its_steps(fork_server: ForkServer, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    code, _ = fork_server.run(
+        str(ROOT / "examples" / "minimal_dapo.py"), program="helpers.commands:run_script", output=log
     )
-    steps = [line.split(":")[0] for line in result.stdout.splitlines() if line.startswith("step")]
+    printed = log.read_text()
+    assert code == 0, printed
+    steps = [line.split(":")[0] for line in printed.splitlines() if line.startswith("step")]
     assert steps == [f"step {step}" for step in range(1, 6)]
-    assert result.stdout.count("advantage") == 5 * GROUP_SIZE
-    assert result.stdout.count("update on") == 5 * 2
+    assert printed.count("advantage") == 5 * GROUP_SIZE
+    assert printed.count("update on") == 5 * 2

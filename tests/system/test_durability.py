@@ -41,10 +41,10 @@ LAST = "step_000004"
 
 
 @pytest.fixture(scope="module")
-def counted(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
+def counted(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
     """The uninterrupted run, and how many calls it made in each area."""
     run = tmp_path_factory.mktemp("whole") / "run"
-    code, calls = server.run(*train_command(run), output=run.with_name("log"), count=True)
+    code, calls = fork_server.run(*train_command(run), output=run.with_name("log"), count=True)
     assert code == 0, run.with_name("log").read_text()
     return run, calls
 
@@ -77,7 +77,7 @@ class TestSignals:
     )
     def test_a_signal_saves_says_how_to_continue_and_loses_nothing(
         self,
-        server: ForkServer,
+        fork_server: ForkServer,
         counted: tuple[Path, dict[str, int]],
         tmp_path: Path,
         signum: int,
@@ -89,7 +89,7 @@ class TestSignals:
         # judging for a step, not for the evaluation in the middle; the first checkpoint, not the last
         share = {"judging": 0.4, "saving": 0.25}.get(area, 0.5)
         moment = {"area": area, "calls": int(share * calls[area]), "signals": [(0, signum)]}
-        ended, _ = server.run(*train_command(run), output=log, **moment)
+        ended, _ = fork_server.run(*train_command(run), output=log, **moment)
         printed = log.read_text()
         assert ended == code, printed
         name = signal.Signals(signum).name
@@ -108,12 +108,12 @@ class TestSignals:
         assert_ends_like(run, whole)
 
     def test_a_second_ctrl_c_ends_at_once(
-        self, server: ForkServer, counted: tuple[Path, dict[str, int]], tmp_path: Path
+        self, fork_server: ForkServer, counted: tuple[Path, dict[str, int]], tmp_path: Path
     ):
         whole, calls = counted
         run, log = tmp_path / "run", tmp_path / "log"
         moment = {"area": "update", "calls": calls["update"] // 2, "hold": 60}  # time for both, on any machine
-        code, _ = server.run(
+        code, _ = fork_server.run(
             *train_command(run), output=log, signals=[(0, signal.SIGINT), (1, signal.SIGINT)], **moment
         )
         assert code == -signal.SIGINT
@@ -254,12 +254,12 @@ class TestFullDisks:
         return run
 
     def test_a_run_that_cannot_save_goes_on_for_five_attempts_and_then_stops(
-        self, server: ForkServer, begun: Path, tmp_path: Path
+        self, fork_server: ForkServer, begun: Path, tmp_path: Path
     ):
         """No file may grow over 60,000 bytes: weights and moments do, metrics and rollouts do not."""
         log = tmp_path / "log"
         before = contents(begun, checkpoints="step_000002")
-        code, _ = server.run("resume", str(begun), "train.num_steps=20", output=log, file_bytes=60_000)
+        code, _ = fork_server.run("resume", str(begun), "train.num_steps=20", output=log, file_bytes=60_000)
         printed = log.read_text()
         assert code == 1, printed
         assert "the checkpoint of step 4 could not be written" in printed

@@ -21,21 +21,21 @@ OPTIONS = (*EVENTFUL, "train.threads=1", "train.num_steps=6", "train.save_every=
 
 
 @pytest.fixture(scope="module")
-def counted(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
+def counted(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
     """The uninterrupted run, and how many calls it made in each area."""
     run = tmp_path_factory.mktemp("whole") / "run"
-    code, calls = start_or_resume(server, run, count=True)
+    code, calls = start_or_resume(fork_server, run, count=True)
     assert code == 0, output_of(run).read_text()
     return run, calls
 
 
-def start_or_resume(server: ForkServer, run: Path, **moment: object) -> tuple[int, dict[str, int]]:
+def start_or_resume(fork_server: ForkServer, run: Path, **moment: object) -> tuple[int, dict[str, int]]:
     """What a person would type after whatever happened before: exit code, and calls by area."""
     if (run / "config.yaml").exists():
         arguments = ["resume", str(run)]
     else:
         arguments = ["train", str(CONFIGS / "tiny.yaml"), *OPTIONS, "--run-dir", str(run)]
-    return server.run(*arguments, output=output_of(run), **moment)
+    return fork_server.run(*arguments, output=output_of(run), **moment)
 
 
 def output_of(run: Path) -> Path:
@@ -55,7 +55,7 @@ def test_the_run_that_is_killed_has_everything_that_makes_resuming_hard(counted:
 
 
 def test_killed_at_random_moments_and_resumed_it_ends_as_if_nothing_had_happened(
-    server: ForkServer, counted: tuple[Path, dict[str, int]], tmp_path: Path
+    fork_server: ForkServer, counted: tuple[Path, dict[str, int]], tmp_path: Path
 ):
     """SIGKILL in each area of the program by turns: at a random call made there, or up to 20 ms after one."""
     whole, calls = counted
@@ -75,7 +75,7 @@ def test_killed_at_random_moments_and_resumed_it_ends_as_if_nothing_had_happened
                     "calls": chance.randint(1, max(2, int(0.6 * calls[area]))),  # a resumed run makes fewer
                     "signals": [(delay, signal.SIGKILL)],
                 }
-            code, _ = start_or_resume(server, run, **moment)
+            code, _ = start_or_resume(fork_server, run, **moment)
             assert code in (0, -signal.SIGKILL), f"{moment}\n{output_of(run).read_text()[-3000:]}"
             is_ended = code == 0
             killed[area] += not is_ended

@@ -362,18 +362,18 @@ STEPS_AND_SAVES = ("train.num_steps=5", "train.save_every=1", "train.keep_checkp
 LAST = "step_000005"
 
 
-def start_or_resume(server: ForkServer, run: Path, *overrides: str, **moment: Any) -> tuple[int, dict[str, int]]:
+def start_or_resume(fork_server: ForkServer, run: Path, *overrides: str, **moment: Any) -> tuple[int, dict[str, int]]:
     log = run.with_name(f"{run.name}.log")
-    return server.run(
+    return fork_server.run(
         str(run), *EVENTFUL, *STEPS_AND_SAVES, *overrides, output=log, program="helpers.async_runs:main", **moment
     )
 
 
 @pytest.fixture(scope="module")
-def counted(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
+def counted(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
     """An uninterrupted run with a checkpoint of every step, and how many calls it made in each area."""
     run = tmp_path_factory.mktemp("whole") / "run"
-    code, calls = start_or_resume(server, run, count=True)
+    code, calls = start_or_resume(fork_server, run, count=True)
     assert code == 0, run.with_name("run.log").read_text()
     return run, calls
 
@@ -492,7 +492,7 @@ SAVES = ("train.save_every=2", "train.keep_checkpoints=2")
 
 
 def test_killed_at_random_moments_and_resumed_it_ends_as_if_nothing_had_happened(
-    server: ForkServer, counted: tuple[Path, dict[str, int]], tmp_path: Path
+    fork_server: ForkServer, counted: tuple[Path, dict[str, int]], tmp_path: Path
 ):
     whole, calls = counted
     expected = contents(whole, checkpoints=LAST)
@@ -509,7 +509,7 @@ def test_killed_at_random_moments_and_resumed_it_ends_as_if_nothing_had_happened
                 "calls": chance.randint(1, max(2, int(0.5 * calls[area]))),  # a resumed run makes fewer
                 "signals": [(0.01 * chance.random(), signal.SIGKILL)],
             }
-        code, _ = start_or_resume(server, run, *SAVES, **moment)
+        code, _ = start_or_resume(fork_server, run, *SAVES, **moment)
         assert code in (0, -signal.SIGKILL), run.with_name(f"{run.name}.log").read_text()[-3000:]
         is_ended = code == 0
         kills += not is_ended
@@ -520,12 +520,12 @@ def test_killed_at_random_moments_and_resumed_it_ends_as_if_nothing_had_happened
 
 
 def test_a_signal_to_the_process_saves_and_loses_nothing(
-    server: ForkServer, counted: tuple[Path, dict[str, int]], tmp_path: Path
+    fork_server: ForkServer, counted: tuple[Path, dict[str, int]], tmp_path: Path
 ):
     whole, calls = counted
     run = tmp_path / "run"
     moment = {"area": "update", "calls": calls["update"] // 2, "signals": [(0, signal.SIGTERM)]}
-    code, _ = start_or_resume(server, run, **moment)
+    code, _ = start_or_resume(fork_server, run, **moment)
     printed = (tmp_path / "run.log").read_text()
     assert code == 143, printed
     assert printed.endswith("stopped by SIGTERM\n")
@@ -676,11 +676,11 @@ class TestOptions:
         assert "loss.engine_correction: 2 (paper: none)" in summary
 
 
-def test_an_engine_in_its_own_process_trains_as_one_in_a_thread(server: ForkServer, tmp_path: Path):
+def test_an_engine_in_its_own_process_trains_as_one_in_a_thread(fork_server: ForkServer, tmp_path: Path):
     steps = ("train.num_steps=3", "train.save_every=1", "train.eval_every=2", "train.keep_checkpoints=9")
     run_or_resume(tmp_path / "thread", async_config(*steps))
     run, log = tmp_path / "process", tmp_path / "log"
     options = ("train.threads=1", "rollout.engine_threads=1", *ONE_STEP_OFF, *steps)
-    code, _ = server.run("train", str(CONFIGS / "tiny.yaml"), *options, "--run-dir", str(run), output=log)
+    code, _ = fork_server.run("train", str(CONFIGS / "tiny.yaml"), *options, "--run-dir", str(run), output=log)
     assert code == 0, log.read_text()
     assert differences(contents(run), contents(tmp_path / "thread")) == []
