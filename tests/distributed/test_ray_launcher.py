@@ -25,25 +25,21 @@ from contracts.launcher_contract import (
     read_weights,
     start,
 )
-from dapo.assemble import build_run, read_inputs
 from dapo.cli.train import resume_run, start_run
-from dapo.config import dump_config
 from dapo.core.errors import LaunchError, WorkerDied
 from dapo.distributed.engine_pool import EnginePool
-from dapo.distributed.engine_specs import engine_specs
 from dapo.distributed.protocol import WorkerSpec
 from dapo.distributed.ray.launcher import PRESTART, RayLauncher, RayWorker
 from dapo.distributed.ray.weights import PREFIX
 from dapo.engines.checked import CheckedEngine
+from dapo.engines.engine import RolloutEngine
 from dapo.policy.builtin_models import TINY_VOCABULARY
-from dapo.rewards.workers.pool import VerifierPool
-from dapo.telemetry.console import ProgressDisplay
-from dapo.training.run_directory import RunDirectory
 from dapo.training.train import train
 from dapo.types import Generation
+from helpers.launchers import LightLauncher, engine_spec
 from helpers.processes import is_alive, wait_until, wait_until_ended
 from helpers.sockets import descendants, is_private, listeners
-from helpers.tiny_runs import CONFIGS, contents, differences, tiny
+from helpers.tiny_runs import CONFIGS, contents, differences, new_run, tiny
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.ray
@@ -324,15 +320,26 @@ class HookedEngine:
         return self._engine.poll()
 
 
+def trained(path: Path, engine: RolloutEngine) -> dict[str, Any]:
+    """What a run holds that this engine has sampled for."""
+    with new_run(tiny(*OPTIONS), path) as run:
+        run.sampling.engine = CheckedEngine(engine, vocabulary=len(TINY_VOCABULARY))
+        train(run)
+        engine.close()
+    return contents(path)
+
+
 def test_a_killed_engine_and_a_node_lost_in_mid_step_change_nothing_of_a_run(cluster: Any, tmp_path: Path) -> None:
-    config = tiny(*OPTIONS, "rollout.engines=2")
-    start_run(config, run_dir=tmp_path / "local", config_name="tiny")
+    specs = [engine_spec("HistoryDependentEngine", slots=4, vocabulary=len(TINY_VOCABULARY))] * 2
+    local = LightLauncher(tmp_path / "local-logs")
+    expected = trained(tmp_path / "local", EnginePool(local, specs, log=print))
+    local.close()
 
     second = cluster.add_node(num_cpus=1)
     launcher = TrackingRayLauncher(tmp_path / "logs", timeout_s=60, address=cluster.address)
     holder = launcher.start(["holder"], [needing(HEAD_CPUS - 1)])[0]  # so that each engine is on another node
     messages: list[str] = []
-    engine = EnginePool(launcher, engine_specs(config), log=messages.append)
+    engine = EnginePool(launcher, specs, log=messages.append)
 
     def leave() -> None:
         holder.kill()
@@ -342,19 +349,11 @@ def test_a_killed_engine_and_a_node_lost_in_mid_step_change_nothing_of_a_run(clu
         wait_until(lambda: not all(map(is_alive, engines)), what="the end of the engine of the lost node")
 
     faults = {12: lambda: os.kill(launcher.running["engine-0"].pid, signal.SIGKILL), 30: leave}
-    inputs = read_inputs(config)
-    with VerifierPool(config.reward) as judge:
-        run = RunDirectory.create(tmp_path / "ray", dump_config(config), {})
-        plain = tiny(*OPTIONS)
-        with run.lock(), build_run(plain, inputs, judge, run, ProgressDisplay(3), first_step=1) as training_run:
-            training_run.sampling.engine = CheckedEngine(HookedEngine(engine, faults), vocabulary=len(TINY_VOCABULARY))
-            train(training_run)
-            training_run.tracker.close()
-    engine.close()
+    found = trained(tmp_path / "ray", HookedEngine(engine, faults))
     launcher.close()
     assert faults == {}
     assert len(messages) == 2
-    assert differences(contents(tmp_path / "ray"), contents(tmp_path / "local")) == []
+    assert differences(found, expected) == []
 
 
 def process_of(log: Path) -> int:
