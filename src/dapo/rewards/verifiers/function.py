@@ -1,13 +1,12 @@
 """A user's own function as a verifier: `(problem, response)`, verl's `compute_score`, or TRL's reward function."""
 
-import asyncio
 import contextlib
 import inspect
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, load_callable, try_call
@@ -15,6 +14,9 @@ from dapo.rewards.columns import columns_of, missing_columns, missing_columns_er
 from dapo.rewards.verdicts import TokenIds, error_verdict
 from dapo.rewards.verifiers.results import to_verdict, to_verdicts
 from dapo.types import Problem, Verdict
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class EventLoop:
@@ -27,6 +29,8 @@ class EventLoop:
         """The result itself, or what it yields if it is awaitable."""
         if not inspect.isawaitable(result):
             return result
+        import asyncio  # most functions need none, and every verifier process would wait for its import
+
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=_run, args=(self._loop,), daemon=True, name="dapo-reward-coroutines").start()
@@ -41,7 +45,9 @@ async def _awaited(result: Awaitable[Any]) -> Any:
         raise RuntimeError(f"sys.exit({error.code!r})") from None
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
+def _run(loop: "asyncio.AbstractEventLoop") -> None:
+    import asyncio
+
     asyncio.set_event_loop(loop)
     with contextlib.closing(loop):
         loop.run_forever()
