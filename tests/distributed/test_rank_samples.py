@@ -1,7 +1,6 @@
 """Laws of a step's samples on the way to trainer ranks and between them: nothing is lost, and no bit changes."""
 
 import copy
-import socket
 import threading
 from array import array
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dapo.distributed.channel import BUFFERS_PER_WRITE, Buffers, Channel
+from dapo.distributed.channel import Buffers
 from dapo.distributed.protocol import WorkerSpec
 from dapo.distributed.rank_samples import NumberedPass, RankSamples
 from dapo.distributed.sample_columns import ALL, IDS, REST, decode, encode, join, split
@@ -179,20 +178,3 @@ def test_a_step_s_samples_are_sent_once_and_every_update_gets_them_with_their_ol
     group.close()
 
 
-def test_buffers_of_a_message_follow_it_over_the_socket() -> None:
-    ours, theirs = socket.socketpair()
-    here, there = Channel(ours.detach()), Channel(theirs.detach())
-    rows = [array("i", range(i % 50)) for i in range(BUFFERS_PER_WRITE + 300)] + [array("i", range(10**6))]
-    with ThreadPoolExecutor(1) as pool:
-        received = pool.submit(there.receive)
-        here.send(("call", (7, Buffers.of(rows), Buffers(())), {"a": 1}))
-        name, (number, buffers, nothing), options = received.result(60)
-        assert (name, number, nothing, options) == ("call", 7, Buffers(()), {"a": 1})
-        assert [part.tobytes() for part in buffers.parts] == [row.tobytes() for row in rows]
-        with pytest.raises(TypeError):
-            here.send((threading.Lock(), (Buffers.of(rows),)))  # nothing of it is sent
-        here.send(("next",))
-        assert there.receive() == ("next",)
-        here.send_end()
-        with pytest.raises(EOFError):
-            there.receive()

@@ -1,9 +1,17 @@
-"""Messages between the controller and a local worker, over a socket; what is in buffers is not copied on the way."""
+"""Messages between the controller and a local worker, over a socket; many bytes are copied once, into shared memory.
 
+That memory has no name: it is a file without a path (memfd), whose descriptor goes through the socket. So no other
+process can open it, `/dev/shm` and its size do not matter, and nothing remains of it however the processes end. Where
+the system gives no such file, the bytes go through the socket, which copies them twice.
+"""
+
+import mmap
 import os
+import socket
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from itertools import accumulate, pairwise
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -12,6 +20,9 @@ from numpy.typing import NDArray
 
 BUFFERS_PER_WRITE = 1024
 """How many buffers Linux takes in one call (IOV_MAX)."""
+
+MIN_SHARED_BYTES = 2**16
+"""Fewer bytes go through the socket: that many it holds without waiting for the other end."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +45,15 @@ class _Sizes:
     """What stands for buffers in the message that goes before them."""
 
     sizes: tuple[int, ...]
+    is_shared: bool
+    """A descriptor of the file that holds them follows, instead of their bytes."""
 
 
 class Channel:
     """One end of a socket. One thread sends at a time, and one receives."""
 
     def __init__(self, descriptor: int) -> None:
-        """Take over the file descriptor of a socket that blocks."""
+        """Take over the file descriptor of a socket that blocks, of a pair on this machine."""
         self._connection: Connection[Any, Any] = Connection(descriptor)
 
     def send(self, message: tuple[Any, ...]) -> None:
@@ -48,35 +61,90 @@ class Channel:
 
         Raises what refuses to be sent, before anything is, and OSError if the other end is gone.
         """
-        parts: list[NDArray[np.uint8]] = []
-        self._connection.send(_map_members(partial(_taken_out, parts), message))
-        filled = [part.data for part in parts if part.size]
-        for start in range(0, len(filled), BUFFERS_PER_WRITE):
-            self._write(filled[start : start + BUFFERS_PER_WRITE])
+        with ExitStack() as files:
+            following: list[Callable[[], None]] = []
+
+            def taken_out(value: Any) -> Any:
+                if not isinstance(value, Buffers):
+                    return value
+                sizes = tuple(part.nbytes for part in value.parts)
+                file = _shared_file(value) if sum(sizes) >= MIN_SHARED_BYTES else None
+                if file is None:
+                    following.append(lambda: _write(self._connection.fileno(), value))
+                else:
+                    files.callback(os.close, file)
+                    following.append(lambda: self._send_descriptor(file))
+                return _Sizes(sizes, is_shared=file is not None)
+
+            self._connection.send(_map_members(taken_out, message))
+            for send in following:
+                send()
 
     def send_end(self) -> None:
         """Send what the other end reads as the end of all messages."""
         self._connection.send_bytes(b"")
 
     def receive(self) -> tuple[Any, ...]:
-        """The next message. Raises EOFError after the last one, OSError, and what reading a message raises."""
+        """The next message; buffers that came in shared memory are read-only.
+
+        Raises EOFError after the last one, OSError, and what reading a message raises.
+        """
         return _map_members(self._filled, self._connection.recv())
 
     def _filled(self, value: Any) -> Any:
         if not isinstance(value, _Sizes):
             return value
-        memory = np.empty(sum(value.sizes), np.uint8)
+        size = sum(value.sizes)
+        memory = self._mapped(size) if value.is_shared else self._read(size)
+        return Buffers(tuple(memory[a:b] for a, b in pairwise(accumulate(value.sizes, initial=0))))
+
+    def _read(self, size: int) -> NDArray[np.uint8]:
+        memory = np.empty(size, np.uint8)
         remaining = memory.data
         while remaining:
             if not (count := os.readv(self._connection.fileno(), [remaining])):
                 raise EOFError
             remaining = remaining[count:]
-        return Buffers(tuple(np.split(memory, np.cumsum(value.sizes)[:-1]))) if value.sizes else Buffers(())
+        return memory
 
-    def _write(self, views: list[memoryview]) -> None:
-        first = 0
+    def _mapped(self, size: int) -> NDArray[np.uint8]:
+        """The shared file whose descriptor comes next, for as long as views of it exist."""
+        with socket.socket(fileno=os.dup(self._connection.fileno())) as end:
+            data, descriptors, _, _ = socket.recv_fds(end, 1, 1)
+        if not data:
+            raise EOFError
+        [descriptor] = descriptors
+        try:
+            return np.frombuffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ), np.uint8)
+        finally:
+            os.close(descriptor)
+
+    def _send_descriptor(self, file: int) -> None:
+        with socket.socket(fileno=os.dup(self._connection.fileno())) as end:
+            socket.send_fds(end, [b"-"], [file])
+
+
+def _shared_file(buffers: Buffers) -> int | None:
+    """The descriptor of a file in memory with the bytes of the buffers; None where the system refuses one."""
+    if not hasattr(os, "memfd_create"):
+        return None
+    file = None
+    try:
+        file = os.memfd_create("dapo-buffers")
+        _write(file, buffers)
+    except OSError:
+        if file is not None:
+            os.close(file)
+        return None
+    return file
+
+
+def _write(descriptor: int, buffers: Buffers) -> None:
+    filled = [part.data for part in buffers.parts if part.size]
+    for start in range(0, len(filled), BUFFERS_PER_WRITE):
+        views, first = filled[start : start + BUFFERS_PER_WRITE], 0
         while first < len(views):
-            written = os.writev(self._connection.fileno(), views[first:])
+            written = os.writev(descriptor, views[first:])
             while first < len(views) and written >= views[first].nbytes:
                 written -= views[first].nbytes
                 first += 1
@@ -87,10 +155,3 @@ class Channel:
 def _map_members(function: Callable[[Any], Any], message: tuple[Any, ...]) -> tuple[Any, ...]:
     """The message with `function` applied to the members of the tuples in it."""
     return tuple(tuple(map(function, member)) if type(member) is tuple else member for member in message)
-
-
-def _taken_out(parts: list[NDArray[np.uint8]], value: Any) -> Any:
-    if not isinstance(value, Buffers):
-        return value
-    parts += value.parts
-    return _Sizes(tuple(part.nbytes for part in value.parts))
