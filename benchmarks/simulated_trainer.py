@@ -24,7 +24,7 @@ from dapo.core.loopback import use_loopback_interface
 from dapo.distributed.channel import Buffers
 from dapo.distributed.local import LocalLauncher
 from dapo.distributed.protocol import Worker, WorkerSpec
-from dapo.distributed.rank_samples import RankSamples
+from dapo.distributed.rank_samples import NumberedPass, RankSamples
 from dapo.distributed.trainer_group import TrainerGroup
 from dapo.distributed.trainer_worker import TrainerWorker
 from dapo.engines.engine import WeightSource
@@ -41,13 +41,14 @@ class NoModel:
     skipped_in_a_row = 0
 
     def __init__(self) -> None:
-        self.began_at = 0.0
+        self.began_at: float | None = None
 
     def logprobs(self, rank_microbatches: Sequence[RankMicrobatch]) -> list[list[Sequence[float]]]:
-        """Zeros. Notes when the first microbatch was packed: its log-probabilities would be computed from then on."""
-        for rank_microbatch in rank_microbatches[:1]:
-            pack_microbatch(rank_microbatch, torch.device("cpu"))
-        self.began_at = time.monotonic()
+        """Zeros. Notes when a batch's first microbatch is packed: its log-probabilities would be computed from then."""
+        if self.began_at is None:
+            for rank_microbatch in rank_microbatches[:1]:
+                pack_microbatch(rank_microbatch, torch.device("cpu"))
+            self.began_at = time.monotonic()
         return [
             [array("f", bytes(4 * len(sample.response_ids))) for sample in each.samples] for each in rank_microbatches
         ]
@@ -72,6 +73,12 @@ class SimulatedRank(TrainerWorker):
         dist.init_process_group("gloo", store=store, rank=self._rank, world_size=self._size, timeout=timeout)
         self._policy = NoModel()
         self._samples = RankSamples(Ranks(torch.device("cpu"), timeout_s=timeout_s).exchange)
+
+    def score(self, buffers: Buffers, passes: Sequence[NumberedPass], *, is_first: bool) -> None:
+        """The real one."""
+        if is_first:
+            self._policy.began_at = None
+        super().score(buffers, passes, is_first=is_first)
 
     def began_at(self) -> float:
         """When the first log-probabilities of the newest batch could be computed, by `time.monotonic`."""

@@ -41,8 +41,19 @@ def test_samples_arrive_as_they_were_to_the_last_bit_also_in_one_message() -> No
     for buffers in (encode(SAMPLES, ALL), split(join(encode(SAMPLES, ALL)))):
         found = decode(buffers)
         assert plain(found) == plain(SAMPLES)
-        assert [found[9].engine_logprobs.typecode, found[9].old_logprobs.typecode] == ["f", "d"]  # type: ignore[union-attr]
+        assert [found[9].engine_logprobs.format, found[9].old_logprobs.format] == ["f", "d"]  # type: ignore[union-attr]
         assert list(found) == [4, 9, 2]
+
+
+def test_masks_of_equal_values_travel_as_their_lengths_and_others_as_they_are() -> None:
+    rows = [(True,) * 1000, (True, False, True), (False,) * 500, (), (False, True)]
+    samples = {
+        number: replace(SAMPLES[4], mask=mask, response_ids=array("i", range(len(mask))))
+        for number, mask in enumerate(rows)
+    }
+    encoded = encode(samples, (*IDS, "mask"))
+    assert {number: tuple(sample.mask) for number, sample in decode(encoded).items()} == dict(enumerate(rows))
+    assert sum(part.nbytes for part in encoded.parts[-len(rows) :]) == 3 + 2
 
 
 def test_what_scoring_does_not_need_may_come_later() -> None:
@@ -108,8 +119,11 @@ class ThreadRank:
         self.stored += 1
         self.samples.store(buffers, first=first)
 
-    def score(self, buffers: Buffers, passes: Sequence[NumberedPass]) -> None:
-        self.store(buffers)
+    def score(self, buffers: Buffers, passes: Sequence[NumberedPass], *, is_first: bool) -> None:
+        if is_first:
+            self.store(buffers)
+        else:
+            self.samples.add(buffers)
         for each, microbatch in zip(passes, self.samples.microbatches(passes), strict=True):
             rows = [array("d", [-float(t) for t in sample.response_ids]) for sample in microbatch.samples]
             self.samples.set_old_logprobs(dict(zip(each.numbers, rows, strict=False)))
@@ -176,5 +190,3 @@ def test_a_step_s_samples_are_sent_once_and_every_update_gets_them_with_their_ol
     group.update(samples[:4], step=2)  # a single update per step: sent with it
     assert [rank.stored for rank in launcher.ranks] == [4, 4, 4]
     group.close()
-
-

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dapo.distributed.channel import Buffers
-from dapo.distributed.sample_columns import ALL, REST, decode, encode, join, split
+from dapo.distributed.sample_columns import ALL, decode, decode_columns, encode, join, split
 from dapo.policy.packing import DUMMY_MICROBATCH, RankMicrobatch
 from dapo.types import Sample
 
@@ -29,12 +29,15 @@ class RankSamples:
     def store(self, buffers: Buffers, *, first: int) -> None:
         """Replace the samples from number `first` on by those of `sample_columns.encode`."""
         self._samples = {number: sample for number, sample in self._samples.items() if number < first}
+        self.add(buffers)
+
+    def add(self, buffers: Buffers) -> None:
+        """Take the samples of `sample_columns.encode` beside those that are there."""
         self._samples |= decode(buffers)
 
     def add_rest(self, buffers: Buffers) -> None:
         """Add the columns to the samples that scoring does not need."""
-        for number, found in decode(buffers).items():
-            columns = {name: getattr(found, name) for name in REST}
+        for number, columns in decode_columns(buffers).items():
             self._samples[number] = replace(self._samples[number], **columns)
 
     def set_old_logprobs(self, rows: Mapping[int, Sequence[float]]) -> None:

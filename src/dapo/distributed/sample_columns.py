@@ -1,14 +1,19 @@
 """Samples on their way to a trainer rank, or from one rank to another: a short header, and their rows as plain bytes.
 
-Rows keep their type, so a sample is on the other side what it was here, to the bit. Nothing that arrives is unpickled.
+Rows keep their type, so a sample is on the other side what it was here, to the bit. They are not copied on either side:
+what arrives are views of the message. Nothing that arrives is unpickled.
 """
 
 import json
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from dapo.core.constant_rows import constant_row
 from dapo.distributed.channel import Buffers
 from dapo.types import Sample
 
@@ -21,36 +26,48 @@ ALL = tuple(TYPES)
 
 
 def encode(samples: Mapping[int, Sample], columns: Sequence[str]) -> Buffers:
-    """Samples by number, with some of their columns, as buffers. The rows are not copied: they must not change."""
-    prompts: dict[int, tuple[int, ...]] = {}
-    for sample in samples.values():
-        prompts.setdefault(sample.group_id, sample.prompt_ids)
-    header: dict[str, Any] = {
-        "numbers": list(samples),
-        "prompt_lengths": {group: len(prompt) for group, prompt in prompts.items()},
-        **{name: [getattr(sample, name) for sample in samples.values()] for name in SCALARS},
-    }
-    buffers: list[Any] = [array("q", prompt) for prompt in prompts.values()]
+    """Samples by number, with some of their columns, as buffers. The rows are not copied: they must not change.
+
+    Prompts, rewards and advantages go with the response ids. A mask with equal values is but its length.
+    """
+    header: dict[str, Any] = {"numbers": list(samples)}
+    buffers: list[Any] = []
+    if "response_ids" in columns:
+        prompts = {sample.group_id: sample.prompt_ids for sample in samples.values()}
+        header |= {name: [getattr(sample, name) for sample in samples.values()] for name in SCALARS}
+        header["prompt_lengths"] = {group: len(prompt) for group, prompt in prompts.items()}
+        buffers += [array("q", prompt) for prompt in prompts.values()]
     for name in columns:
-        rows = [_as_array(name, sample) for sample in samples.values()]
-        header[name] = {"types": "".join(row.typecode for row in rows), "lengths": [len(row) for row in rows]}
+        constants = [_constant(sample) if name == "mask" else None for sample in samples.values()]
+        rows = [
+            _with_memory(name, getattr(sample, name) if constant is None else ())
+            for sample, constant in zip(samples.values(), constants, strict=True)
+        ]
+        types = "".join(row.typecode if isinstance(row, array) else row.format for row in rows)
+        header[name] = {"types": types, "lengths": [len(row) for row in rows], "constants": constants}
         buffers += rows
-    return Buffers.of([json.dumps(header).encode(), *buffers])
+    text = json.dumps(header)
+    return Buffers.of([text.ljust(-(-len(text) // 8) * 8).encode(), *buffers])  # the rows are aligned
 
 
 def decode(buffers: Buffers) -> dict[int, Sample]:
-    """The samples of `encode`; the columns that were left out are empty, and `old_logprobs` None."""
-    header, rows = json.loads(buffers.parts[0].tobytes()), iter(buffers.parts[1:])
-    prompts = {int(group): tuple(_from_bytes("q", next(rows))) for group in header["prompt_lengths"]}
-    columns = {
-        name: [_from_bytes(code, next(rows)) for code in header[name]["types"]] for name in TYPES if name in header
-    }
+    """The samples of an `encode` with response ids; other columns that were left out are empty, `old_logprobs` None."""
+    header, parts = json.loads(buffers.parts[0].tobytes()), iter(buffers.parts[1:])
+    prompts = {int(group): tuple(_view("q", next(parts))) for group in header["prompt_lengths"]}
+    columns = _columns(header, parts)
     samples = {}
     for i, number in enumerate(header["numbers"]):
-        values: dict[str, Any] = {"response_ids": (), "engine_logprobs": (), "old_logprobs": None, "mask": ()}
-        values |= {name: header[name][i] for name in SCALARS} | {name: found[i] for name, found in columns.items()}
+        values: dict[str, Any] = {"engine_logprobs": (), "old_logprobs": None, "mask": ()}
+        values |= {name: header[name][i] for name in SCALARS} | {name: rows[i] for name, rows in columns.items()}
         samples[number] = Sample(prompt_ids=prompts[values["group_id"]], **values)
     return samples
+
+
+def decode_columns(buffers: Buffers) -> dict[int, dict[str, Any]]:
+    """The columns of an `encode` without response ids, by the number of the sample."""
+    header = json.loads(buffers.parts[0].tobytes())
+    columns = _columns(header, iter(buffers.parts[1:]))
+    return {number: {name: rows[i] for name, rows in columns.items()} for i, number in enumerate(header["numbers"])}
 
 
 def join(buffers: Buffers) -> bytes:
@@ -63,7 +80,7 @@ def split(joined: bytes) -> Buffers:
     view, start = memoryview(joined), 8
     end = start + int.from_bytes(view[:start], "little")
     header = json.loads(bytes(view[start:end]))
-    sizes = [8 * length for length in header["prompt_lengths"].values()]
+    sizes = [8 * length for length in header.get("prompt_lengths", {}).values()]
     for name in TYPES:
         if name in header:
             types, lengths = header[name]["types"], header[name]["lengths"]
@@ -72,12 +89,28 @@ def split(joined: bytes) -> Buffers:
     return Buffers.of([view[start:end], *(view[a:b] for a, b in pairwise(ends))])
 
 
-def _as_array(name: str, sample: Sample) -> "array[Any]":
-    row = getattr(sample, name)
-    return row if isinstance(row, array) else array(TYPES[name], row)
+def _columns(header: Mapping[str, Any], parts: Iterator[NDArray[np.uint8]]) -> dict[str, list[Sequence[Any]]]:
+    """The rows of each column that is there: views of the buffers."""
+    return {
+        name: [
+            _view(code, part) if constant is None else constant_row(*constant)
+            # not strict: the parts go on
+            for code, constant, part in zip(header[name]["types"], header[name]["constants"], parts, strict=False)
+        ]
+        for name in TYPES
+        if name in header
+    }
 
 
-def _from_bytes(code: str, buffer: Any) -> "array[Any]":
-    row = array(code)
-    row.frombytes(buffer.data)
-    return row
+def _constant(sample: Sample) -> tuple[bool, int] | None:
+    """The value and the length of a mask whose values are all the same."""
+    length = len(sample.mask)
+    return (sample.num_trained_tokens > 0, length) if sample.num_trained_tokens in (0, length) else None
+
+
+def _with_memory(name: str, row: Sequence[Any]) -> "array[Any] | memoryview":
+    return row if isinstance(row, array | memoryview) else array(TYPES[name], row)
+
+
+def _view(code: Any, part: NDArray[np.uint8]) -> "array[Any] | memoryview":
+    return part.data.cast(code) if part.size else array(code)  # no view of nothing can be cast

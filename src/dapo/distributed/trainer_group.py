@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +12,7 @@ import torch
 
 from dapo.config import Config
 from dapo.core.errors import EngineError, OutOfMemory, TrainerLost, WorkerDied, WorkerFault
+from dapo.core.garbage import collections_paused
 from dapo.distributed.launch import allocator_environment, threads_on_cluster, weight_transfer
 from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, Node, Worker, WorkerSpec
 from dapo.distributed.rank_samples import NumberedPass
@@ -94,20 +95,37 @@ class TrainerGroup:
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
         """The samples with a `rank_record`: the ranks keep them with their old log-probabilities.
 
-        The tokens go out first. The rest of each sample follows while the ranks compute.
+        First go the tokens of each rank's first pass; the other tokens follow while the ranks compute it, and then the
+        rest of each sample.
         """
+        numbered, passes = self._assign(samples)
+        scored = self._score(numbered, [own[:1] for own in passes], is_first=True)
+        scored += self._score(numbered, [own[1:] for own in passes], is_first=False)
+        rest = self._request_each("add_rest", ([encode(own, REST)] for own in numbered))
+        self._answers(scored, self._timeout_s)
+        self._answers(rest, self._timeout_s)
+        return [replace(sample, rank_record=RankRecord(self._batch, i)) for i, sample in enumerate(samples)]
+
+    @collections_paused()  # the ranks wait for it
+    def _assign(self, samples: Sequence[Sample]) -> tuple[list[dict[int, Sample]], list[list[NumberedPass]]]:
+        """Make samples the newest batch; returns by rank its samples by number, and its passes."""
         max_tokens = self._config.microbatch_tokens
         partitions = partition(samples, ranks=len(self._workers), max_tokens=max_tokens)
         passes = self._number(partitions, lambda i, sample: i)
         self._batch, self._num_recorded = self._batch + 1, len(samples)
         self._rank_of = {i: rank for rank, own in enumerate(passes) for each in own for i in each.numbers}
-        numbered = [_numbered(own) for own in partitions]
-        blocks = (encode(own, IDS) for own in numbered)
-        scored = self._request_each("score", ([block, own] for block, own in zip(blocks, passes, strict=True)))
-        rest = self._request_each("add_rest", ([encode(own, REST)] for own in numbered))
-        self._answers(scored, self._timeout_s)
-        self._answers(rest, self._timeout_s)
-        return [replace(sample, rank_record=RankRecord(self._batch, i)) for i, sample in enumerate(samples)]
+        return [_numbered(own) for own in partitions], passes
+
+    def _score(
+        self, numbered: Sequence[Mapping[int, Sample]], passes: Sequence[Sequence[NumberedPass]], *, is_first: bool
+    ) -> list[Future[Any]]:
+        """Have each rank score its passes, with whose tokens it is sent."""
+
+        def arguments() -> Iterator[list[Any]]:
+            for samples, own in zip(numbered, passes, strict=True):
+                yield [encode({i: samples[i] for each in own for i in each.numbers}, IDS), own]
+
+        return self._request_each("score", arguments(), is_first=is_first)
 
     def _number(
         self, partitions: Sequence[Sequence[RankMicrobatch]], number_of: Callable[[int, Sample], int]

@@ -89,9 +89,18 @@ class TrainerWorker:
         """Take the samples of the next update, as `RankSamples.store`: scored ones have numbers below `first`."""
         self._samples.store(buffers, first=first)
 
-    def score(self, buffers: Buffers, passes: Sequence[NumberedPass]) -> None:
-        """Take the samples of a step, and keep their log-probabilities under the policy as it is now."""
-        self._samples.store(buffers, first=0)
+    def score(self, buffers: Buffers, passes: Sequence[NumberedPass], *, is_first: bool) -> None:
+        """Take samples of a step, and keep their log-probabilities under the policy as it is now.
+
+        Args:
+            buffers: samples with their response ids.
+            passes: what this rank computes of them.
+            is_first: whether these are the first of the step: all samples that are there are dropped.
+        """
+        if is_first:
+            self._samples.store(buffers, first=0)
+        else:
+            self._samples.add(buffers)
         scores = self._policy.logprobs(self._samples.microbatches(passes))
         for each, rows in zip(passes, scores, strict=True):
             # not strict: a dummy microbatch has a row of scores and no number

@@ -1,6 +1,5 @@
 """From judged groups to samples: shaped rewards (Eq. 13), advantages (Eq. 9), masks."""
 
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, islice
@@ -11,12 +10,15 @@ import torch
 from dapo.algo.advantages import group_advantages
 from dapo.algo.overlong import overlong_penalty, trains
 from dapo.config import Config
+from dapo.core.constant_rows import constant_row
+from dapo.core.garbage import collections_paused
 from dapo.core.rng import keyed_permutation
 from dapo.types import Generation, Group, Sample, Verdict
 
 NO_WEIGHTS: Mapping[int, float] = {}
 
 
+@collections_paused()  # the trainer waits for it
 def with_advantages(groups: Sequence[Group], config: Config, weights: Mapping[int, float] = NO_WEIGHTS) -> list[Sample]:
     """Algorithm 1, line 9: one sample per response with a verdict, the samples of a group adjacent.
 
@@ -90,7 +92,7 @@ def _group_samples(group: Group, config: Config, weight: float) -> list[Sample]:
     advantages = group_advantages(rewards, scale=config.advantage.scale).tolist()
     samples = []
     for (i, generation, reward), advantage in zip(valid, advantages, strict=True):
-        mask = array("b", [trains(generation.finish, mode=config.overlong.mode)]) * len(generation.token_ids)
+        mask = constant_row(trains(generation.finish, mode=config.overlong.mode), len(generation.token_ids))
         samples.append(
             Sample(
                 group_id=group.id,

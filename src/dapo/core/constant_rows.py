@@ -1,0 +1,19 @@
+"""Masks whose values are all the same: however many and long they are, they share one piece of memory."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+MIN_LENGTH = 2**15
+"""Of the memory, which is doubled for longer rows: at the paper's lengths all rows share one."""
+
+
+def constant_row(value: bool, length: int) -> Sequence[int]:
+    """So many ones or zeros, as a read-only view of one byte each, with the type code of `array("b")`."""
+    if length < 0:
+        raise ValueError(f"a row has at least 0 values, got {length}")
+    return _memory(bool(value), max(MIN_LENGTH, 1 << (length - 1).bit_length()))[:length]
+
+
+@lru_cache
+def _memory(value: bool, length: int) -> memoryview:
+    return memoryview(bytes([value]) * length).cast("b")
