@@ -85,7 +85,7 @@ bench: install
 	$(VENV)/bin/python -m benchmarks.bench $(ARGS)
 
 # the controller at the paper's size, with an engine and a trainer that compute nothing: a few minutes, 8 GB;
-# ARGS="--scale 10" for ten times that size, on a machine with 24 GB and nothing else to do
+# ARGS="--scale 10 --steps 1" for ten times that size, with shared rows; docs/scale.md gets the figures
 simulate: install
 	$(VENV)/bin/python -m benchmarks.simulate $(ARGS)
 

@@ -146,7 +146,7 @@ class Simulation:
             tracker=Tracker([JsonlSink(run.metrics)], recorder),
             directory=run,
         )
-        before = current_rss_bytes()
+        before, (ranks_before, _) = current_rss_bytes(), trainer.rss_bytes()
         recorder.log(0, {})
         training_run.state.unlogged = None
         gc.freeze()  # as `dapo train` does
@@ -157,7 +157,13 @@ class Simulation:
             step_figures(recorder.steps[i], recorder.steps[i + 1], row, run.rollouts(row["step"]).stat().st_size)
             for i, row in enumerate(logged)
         ]
-        return {"steps": steps, "start_bytes": before, "peak_bytes": peak_rss_bytes()}
+        return {
+            "steps": steps,
+            "start_bytes": before,
+            "peak_bytes": peak_rss_bytes(),
+            "ranks_start_bytes": ranks_before,
+            "ranks_peak_bytes": trainer.rss_bytes()[1],
+        }
 
     def _problems(self, texts: Texts) -> list[Problem]:
         return [

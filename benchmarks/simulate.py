@@ -7,6 +7,7 @@ its own. Writes a results file, and prints its tables.
 import argparse
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,9 @@ from dapo.config import load_config
 
 PROMPTS = 512
 RESULTS = ROOT / "benchmarks" / "results" / "simulation.json"
+DOCUMENT = ROOT / "docs" / "scale.md"
+MARK = "<!-- simulation -->"
+"""Stands before and after the tables in the document."""
 TARGET_S, TARGET_GB = 0.5, 8.0
 """From the last response to the first old log-probability; peak memory."""
 GB = 10**9
@@ -92,7 +96,12 @@ def main() -> int:
     )
     parser.add_argument("--ranks", type=int, default=8, help="processes of the trainer")
     parser.add_argument("--steps", type=int, default=3, help="the first starts everything and does not count")
-    parser.add_argument("--memory-gib", type=float, default=14.0, help="sizes that would take more are left out")
+    parser.add_argument(
+        "--memory-gib",
+        type=float,
+        default=14.0,
+        help="sizes that would take more are left out, but not --scale",
+    )
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -101,44 +110,72 @@ def main() -> int:
         return 0
     is_shared = arguments.scale is not None
     wanted = [round(PROMPTS * arguments.scale)] if is_shared else arguments.prompts
-    known = json.loads(arguments.output.read_text(encoding="utf-8"))["runs"] if arguments.output.exists() else []
-    runs = [
-        run
-        for run in known
-        if "ranks" in run["size"]
-        and (run["size"]["prompts"], run["size"]["shared_rows"]) not in [(prompts, is_shared) for prompts in wanted]
-    ]
-    left_out = []
+    runs = json.loads(arguments.output.read_text(encoding="utf-8"))["runs"] if arguments.output.exists() else []
     for prompts in wanted:
-        predicted = 0.0 if is_shared else predicted_bytes(with_own_rows(runs), prompts)
-        if predicted > arguments.memory_gib * 2**30:
-            left_out.append({"prompts": prompts, "predicted_gb": round(predicted / GB, 1)})
-            print(f"{prompts} prompts: left out, would take {predicted / GB:.1f} GB (--memory-gib)", file=sys.stderr)
-            continue
         size = Size(prompts, steps=arguments.steps, ranks=arguments.ranks, shared_rows=is_shared)
-        runs.append(simulate_apart(size))
-        print(row_of(runs[-1]), file=sys.stderr)
-    runs.sort(key=lambda run: (run["size"]["shared_rows"], run["size"]["prompts"]))
-    results = {
-        "machine": describe_machine(),
-        "commit": describe_commit(ROOT),
-        "date": today(),
-        "unit": "seconds are processor seconds of one thread, but for until_first_logprob_s, which pass",
-        "runs": runs,
-        "left_out": left_out,
-    }
-    arguments.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    print(markdown(results))
-    return 0 if meets_targets(runs) else 1
+        expected = predicted_bytes([run for run in runs if run["size"]["shared_rows"] == is_shared], size)
+        print(expectation(size, expected), file=sys.stderr)
+        if not is_shared and expected is not None and expected > arguments.memory_gib * 2**30:
+            print(f"{prompts:,} prompts: left out, more than --memory-gib {arguments.memory_gib:g}", file=sys.stderr)
+            continue
+        run = measured(size)
+        runs = with_run(runs, run)
+        print(row_of(run), file=sys.stderr)
+        write_results(arguments.output, runs)
+    print(markdown(runs))
+    return 0 if meets_targets([run for run in runs if run["size"]["prompts"] in wanted]) else 1
 
 
-def predicted_bytes(runs: Sequence[Mapping[str, Any]], prompts: int) -> float:
-    """Peak memory from what the largest size so far has taken above its start; nothing is known before the first."""
+def measured(size: Size) -> dict[str, Any]:
+    """One size, with what its figures depend on."""
+    load = os.getloadavg()[0]
+    found = {"machine": describe_machine(), "commit": describe_commit(ROOT), "date": today(), "load_before": load}
+    return found | simulate_apart(size)
+
+
+def with_run(runs: Sequence[Mapping[str, Any]], run: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The runs with a new one, which replaces that of its size; in order of size, those with shared rows last."""
+
+    def key(each: Mapping[str, Any]) -> tuple[bool, int]:
+        return each["size"]["shared_rows"], each["size"]["prompts"]
+
+    return sorted([*(each for each in runs if key(each) != key(run)), run], key=key)
+
+
+def write_results(path: Path, runs: Sequence[Mapping[str, Any]]) -> None:
+    """Write the file of results and, for the committed one, the tables of docs/scale.md, which show nothing else."""
+    unit = "seconds are processor seconds of one thread, but for until_first_logprob_s, which pass"
+    path.write_text(json.dumps({"unit": unit, "runs": runs}, indent=1) + "\n", encoding="utf-8")
+    if path == RESULTS:
+        before, _, after = DOCUMENT.read_text(encoding="utf-8").split(MARK)
+        DOCUMENT.write_text(MARK.join([before, f"\n{markdown(runs)}\n", after]), encoding="utf-8")
+
+
+def predicted_bytes(runs: Sequence[Mapping[str, Any]], size: Size) -> float | None:
+    """Peak memory of controller and ranks; None without a run.
+
+    From one run: its start, and what it has taken above that in proportion; from several the line through the smallest
+    and the largest.
+    """
     if not runs:
-        return 0.0
-    last = max(runs, key=lambda run: run["size"]["prompts"])
-    grown = last["peak_bytes"] - last["start_bytes"]
-    return last["start_bytes"] + grown * prompts / last["size"]["prompts"]
+        return None
+    small, large = (pick(runs, key=lambda run: run["size"]["prompts"]) for pick in (min, max))
+    start = small["start_bytes"] + small["ranks_start_bytes"] * size.ranks / small["size"]["ranks"]
+    if small is large:
+        return float(start + all_grown(large) * size.prompts / large["size"]["prompts"])
+    slope = (all_grown(large) - all_grown(small)) / (large["size"]["prompts"] - small["size"]["prompts"])
+    return float(start + all_grown(small) + slope * (size.prompts - small["size"]["prompts"]))
+
+
+def all_grown(run: Mapping[str, Any]) -> float:
+    """Memory that the steps have taken, in the controller and in the ranks."""
+    return float(grown(run) + run["ranks_peak_bytes"] - run["ranks_start_bytes"])
+
+
+def expectation(size: Size, expected: float | None) -> str:
+    """What is printed before a run."""
+    amount = "unknown, nothing like it was run before" if expected is None else f"about {expected / GB:.1f} GB"
+    return f"{size.prompts:,} prompts: peak memory of controller and {size.ranks} ranks: {amount}"
 
 
 def meets_targets(runs: Sequence[Mapping[str, Any]]) -> bool:
@@ -195,19 +232,20 @@ def row_of(run: Mapping[str, Any]) -> str:
         f"{figure(run, 'until_first_logprob_s'):.2f}",
         f"{figure(run, 'background_s'):.2f}",
         f"{1e9 * figure(run, 'controller_s') / tokens:.1f}",
-        *(["shared rows"] * 2 if run["size"]["shared_rows"] else [f"{run['peak_bytes'] / GB:.2f}", per_token]),
+        f"{run['peak_bytes'] / GB:.2f}",
+        "shared rows" if run["size"]["shared_rows"] else per_token,
+        f"{run['ranks_peak_bytes'] / GB:.2f}",
     ]
     return f"| {' | '.join(cells)} |"
 
 
-def markdown(results: Mapping[str, Any]) -> str:
-    """Growth, then the largest size that is not above the paper's by part."""
-    runs = results["runs"]
+def markdown(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Growth, then the largest size that is not above the paper's by part, then what the figures depend on."""
     lines = [
         "| prompts per step | responses | million tokens | controller, s | of it after the last response, s "
         "| until the first old log-probability, s | background threads, s | controller, ns per token "
-        "| peak memory, GB | grown, bytes per token |",
-        "|" + " --- |" * 10,
+        "| peak memory, GB | grown, bytes per token | peak memory of the ranks, GB |",
+        "|" + " --- |" * 11,
         *(row_of(run) for run in runs),
     ]
     own = with_own_rows(runs)
@@ -218,9 +256,18 @@ def markdown(results: Mapping[str, Any]) -> str:
     chosen = max(upto, key=lambda run: run["size"]["prompts"], default=None)
     if chosen is not None:
         lines += ["", *breakdown(chosen)]
-    machine = results["machine"]
-    lines += ["", f"{machine['cpu']}, {machine['cores']} cores; {results['date']}, commit {results['commit']}."]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *map(provenance, runs)])
+
+
+def provenance(run: Mapping[str, Any]) -> str:
+    """What a run's figures depend on, as an item of a list."""
+    size, machine = run["size"], run["machine"]
+    shared = " with shared rows" if size["shared_rows"] else ""
+    return (
+        f"- {size['prompts']:,} prompts{shared}: {size['ranks']} ranks, {len(run['steps'])} steps; {machine['cpu']}, "
+        f"{machine['cores']} cores, on which {run['load_before']:.1f} other threads were running; "
+        f"{run['date']}, commit {run['commit']}"
+    )
 
 
 def breakdown(run: Mapping[str, Any]) -> list[str]:

@@ -17,13 +17,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchmarks.memory import peak_rss_bytes, rss_bytes
 from benchmarks.simulation_fakes import Clock
 from benchmarks.worker_session import ROOT
 from dapo.config import Config
 from dapo.core.loopback import use_loopback_interface
 from dapo.distributed.channel import Buffers
-from dapo.distributed.local import LocalLauncher
-from dapo.distributed.protocol import Worker, WorkerSpec
+from dapo.distributed.local import LocalLauncher, LocalWorker
+from dapo.distributed.protocol import WorkerSpec
 from dapo.distributed.rank_samples import NumberedPass, RankSamples
 from dapo.distributed.trainer_group import TrainerGroup
 from dapo.distributed.trainer_worker import TrainerWorker
@@ -88,8 +89,9 @@ class SimulatedRank(TrainerWorker):
 class CountedWorker:
     """A worker; the bytes of the buffers that go to it are counted."""
 
-    def __init__(self, worker: Worker, moved: dict[str, int]) -> None:
+    def __init__(self, worker: LocalWorker, moved: dict[str, int]) -> None:
         self._worker, self._moved, self.name = worker, moved, worker.name
+        self.pid = worker.pid
         self.kill, self.close = worker.kill, worker.close
 
     def call(self, method: str, /, *arguments: Any, **options: Any) -> "Future[Any]":
@@ -130,6 +132,11 @@ class TimedTrainer(TrainerGroup):
         self.spent_when_scored: dict[str, float] = {}
         """By the controller, when the newest batch was scored."""
         super().__init__(config, launcher)
+
+    def rss_bytes(self) -> tuple[int, int]:
+        """The resident memory of all ranks, now and at most so far, with what they map."""
+        pids = [worker.pid for worker in self._workers]
+        return sum(map(rss_bytes, pids)), peak_rss_bytes(pids) - peak_rss_bytes()
 
     def weights(self, *, version: int) -> Any:
         """None: the bytes of real weights are arithmetic."""

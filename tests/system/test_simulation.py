@@ -1,5 +1,6 @@
 """The controller's simulation: token counts, bytes and lengths are exact, and what is fitted is linear."""
 
+import json
 import pickle
 from dataclasses import replace
 
@@ -28,6 +29,8 @@ def test_a_step_of_the_simulation_is_a_step_of_the_paper_in_small(found):
         assert 0 < step["tokens_trained"] < step["tokens"]
         assert 0 < step["truncated"] < 0.3
     assert len(found["steps"]) == 2
+    assert 0 < found["start_bytes"] <= found["peak_bytes"]
+    assert 0 < found["ranks_start_bytes"] <= found["ranks_peak_bytes"]
 
 
 def test_every_token_crosses_once_at_eight_bytes_and_little_more(found):
@@ -37,10 +40,10 @@ def test_every_token_crosses_once_at_eight_bytes_and_little_more(found):
         assert payload < step["moved_bytes"]["engines to controller"] < payload + 500 * (responses + 64)
 
 
-def test_every_trained_token_goes_to_the_ranks_once_at_nine_bytes(found):
+def test_every_trained_token_goes_to_the_ranks_once_at_eight_bytes(found):
     for step in found["steps"]:
-        payload = (4 + 4 + 1) * step["tokens_trained"]  # id, log-probability, mask
-        prompts_and_headers = 8 * 4 * 2 * (8 * 120 + 300)
+        payload = (4 + 4) * step["tokens_trained"]  # id, log-probability; masks of ones are but their lengths
+        prompts_and_headers = 8 * 4 * (8 * 120 + 600)
         assert payload < step["moved_bytes"]["controller to trainer"] < payload + prompts_and_headers
 
 
@@ -92,8 +95,9 @@ def test_a_clock_books_what_runs_inside_for_itself_alone():
 
 def run_of(prompts: int, seconds: float, grown: float) -> dict:
     step = {"tokens": prompts * 1000, "controller_s": seconds, "groups": 3 * prompts, "until_first_logprob_s": seconds}
-    size = {"prompts": prompts, "group_size": 16, "shared_rows": False}
-    return {"size": size, "steps": [step] * 3, "start_bytes": 10**9, "peak_bytes": 10**9 + grown}
+    size = {"prompts": prompts, "group_size": 16, "shared_rows": False, "ranks": 8}
+    memory = {"start_bytes": 10**9, "peak_bytes": 10**9 + grown, "ranks_start_bytes": 2e9, "ranks_peak_bytes": 2.5e9}
+    return {"size": size, "steps": [step] * 3} | memory
 
 
 def test_growth_is_linear_where_ten_times_the_tokens_take_ten_times_as_much():
@@ -103,9 +107,28 @@ def test_growth_is_linear_where_ten_times_the_tokens_take_ten_times_as_much():
     assert simulate.exponent([runs[0], run_of(640, 20.0, 1e10)], "controller_s") == pytest.approx(2.0)
 
 
-def test_a_size_is_left_out_by_what_the_one_before_has_taken():
-    assert simulate.predicted_bytes([], 512) == 0
-    assert simulate.predicted_bytes([run_of(64, 0.2, 1e9)], 640) == pytest.approx(1.1e10)
+def test_peak_memory_is_expected_from_what_the_largest_run_took_above_its_start():
+    assert simulate.predicted_bytes([], Size(512)) is None
+    assert simulate.predicted_bytes([run_of(64, 0.2, 1e9)], Size(640)) == pytest.approx(1e9 + 2e9 + 10 * 1.5e9)
+    assert simulate.predicted_bytes([run_of(64, 0.2, 1e9)], Size(64, ranks=4)) == pytest.approx(1e9 + 1e9 + 1.5e9)
+    assert simulate.predicted_bytes([run_of(64, 0.2, 1e9), run_of(128, 0.4, 1.4e9)], Size(640)) == pytest.approx(
+        1e9 + 2e9 + 1.5e9 + 9 * 0.4e9
+    )
+    assert "5,120 prompts" in simulate.expectation(Size(5120), None)
+    assert simulate.expectation(Size(512), 1.5e10).endswith("and 8 ranks: about 15.0 GB")
+
+
+def test_a_run_replaces_the_one_of_its_size_and_no_other():
+    small, large = run_of(64, 0.2, 1e9), run_of(512, 1.0, 1e9)
+    shared = run_of(64, 0.1, 0) | {"size": small["size"] | {"shared_rows": True}}
+    again = run_of(64, 0.3, 1e9)
+    assert simulate.with_run(simulate.with_run([small, shared], large), again) == [again, large, shared]
+
+
+def test_the_tables_of_the_document_are_those_of_the_committed_results():
+    runs = json.loads(simulate.RESULTS.read_text(encoding="utf-8"))["runs"]
+    _, tables, _ = simulate.DOCUMENT.read_text(encoding="utf-8").split(simulate.MARK)
+    assert tables.strip() == simulate.markdown(runs)
 
 
 @pytest.mark.parametrize(("seconds", "grown", "meets"), [(0.4, 6e9, True), (0.6, 6e9, False), (0.4, 7.5e9, False)])
