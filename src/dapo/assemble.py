@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +28,9 @@ from dapo.distributed.trainer_group import TrainerGroup
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.native.engine import NativeEngine
+from dapo.engines.native.formulation import formulation_for
+from dapo.engines.native.linear_probe import choose_kernels, linear_shapes
+from dapo.engines.native.prepacked_linear import BY_PROCESSOR
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.policy.lora import check_adapters
 from dapo.policy.memory_model import GIB, FreeMemory, settle_microbatches
@@ -61,6 +64,7 @@ class Inputs:
     held_out: list[Problem]
     notes: list[str]
     copies: int = 1  # how often the file of held-out problems has each of them, where it is the same for all
+    kernels: Mapping[str, str] = field(default_factory=dict)  # of the native engine's prepacked weights
 
 
 @contextmanager
@@ -81,7 +85,7 @@ def build_run(
     judge.log = display.message
     with ExitStack() as stack:
         launcher = stack.enter_context(open_launcher(config, directory.logs))
-        engine = build_engine(config, inputs.loaded, launcher, log=display.message)
+        engine = build_engine(config, inputs.loaded, launcher, kernels=inputs.kernels, log=display.message)
         stack.callback(engine.close)
         yield Run(
             config=config,
@@ -324,13 +328,21 @@ def max_positions(loaded: LoadedModel) -> int | None:
 
 
 def build_engine(
-    config: Config, loaded: LoadedModel, launcher: Launcher | None = None, *, log: Callable[[str], None] = print
+    config: Config,
+    loaded: LoadedModel,
+    launcher: Launcher | None = None,
+    *,
+    kernels: Mapping[str, str] = BY_PROCESSOR,
+    log: Callable[[str], None] = print,
 ) -> RolloutEngine:
-    """The rollout engine: in this process, or in processes that `launcher` starts. All that it answers is checked."""
+    """The rollout engine: in this process, or in processes that `launcher` starts. All that it answers is checked.
+
+    `kernels` are those of the native engine's prepacked weights, as `probe_kernels` chooses them.
+    """
     engine: RolloutEngine
     if config.engine_processes:
         assert launcher is not None, "engine processes need a launcher"
-        specs = engine_specs(config, launcher.nodes)
+        specs = engine_specs(config, launcher.nodes, kernels)
         engine = EnginePool(
             launcher,
             specs,
@@ -344,9 +356,18 @@ def build_engine(
             ),
         )
     else:
-        engine = NativeEngine(copy.deepcopy(loaded.model), config.rollout.native)
+        formulation = replace(formulation_for(loaded.model, reproducible=True), kernels=kernels)
+        engine = NativeEngine(copy.deepcopy(loaded.model), config.rollout.native, formulation=formulation)
     vocabulary = next(loaded.model.get_input_embeddings().parameters()).shape[0]
     return CheckedEngine(engine, vocabulary=vocabulary)
+
+
+def probe_kernels(config: Config, loaded: LoadedModel) -> dict[str, str]:
+    """The fastest kernels for the native engine's weights, by shape, timed on this processor; none for a GPU."""
+    on_gpu = config.train.device == "cuda" or (config.train.device == "auto" and torch.cuda.is_available())
+    if on_gpu or config.rollout.engine != "native":
+        return {}
+    return choose_kernels(linear_shapes(loaded.model), loaded.model.dtype, config.rollout.native.slots)
 
 
 def build_sinks(config: Config, run: RunDirectory, *, first_step: int) -> list[Sink]:

@@ -1,22 +1,28 @@
 """Linear layers in the processor's own order, and layers fused around them: the same products, new weights taken in."""
 
 import copy
+from collections.abc import Iterable
 from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from dapo.engines.native import linear_probe
 from dapo.engines.native.cache import MaskedSlots
 from dapo.engines.native.compatibility import patch_model
+from dapo.engines.native.formulation import Formulation
 from dapo.engines.native.prepacked_linear import (
+    KERNELS,
     FusedQKVLinear,
     PrepackedLinear,
     can_prepack,
+    default_kernel,
+    multiplies,
     prepack_linears,
     prepacked_weights,
 )
-from helpers.tiny_models import SERVED
+from helpers.tiny_models import SERVED, tiny_model
 
 FLOAT32 = pytest.mark.skipif(not can_prepack(nn.Linear(1, 1)), reason="this torch has no packed matmul for float32")
 
@@ -47,6 +53,80 @@ def test_any_number_of_rows_gives_the_plain_product(rows: int) -> None:
     with torch.inference_mode():
         assert torch.allclose(prepacked(inputs), plain(inputs), atol=1e-5, rtol=1e-5)
         assert torch.allclose(prepacked(inputs[None]), plain(inputs)[None], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_kernel_gives_the_plain_product_and_is_used_where_it_is_chosen(name: str, dtype: torch.dtype) -> None:
+    if not multiplies(name, dtype):
+        pytest.skip(f"no {name} kernel for {dtype} on this processor")
+    plain = nn.Linear(48, 32).to(dtype)
+    prepacked = PrepackedLinear(plain, rows=8, tied=False, kernels={"32x48": name})
+    assert type(prepacked._prepacked) is KERNELS[name]
+    inputs, other = keyed(8, 48).to(dtype), keyed(8, 32).to(dtype)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.03
+    with torch.inference_mode():
+        product = plain(inputs)
+        for found, expected in (
+            (prepacked(inputs), product),
+            (prepacked.silu(inputs), nn.functional.silu(product)),
+            (prepacked.plus(inputs, other), product + other),
+            (prepacked.times(inputs, other), product * other),
+        ):
+            assert torch.allclose(found, expected, atol=tolerance, rtol=tolerance)
+        before = prepacked(inputs)
+        plain.weight.data.zero_()  # as when the policy, whose weights they were, updates
+        assert torch.equal(prepacked(inputs), before)
+
+
+@FLOAT32
+def test_a_kernel_that_is_unknown_here_is_replaced_by_the_one_for_the_type() -> None:
+    chosen = PrepackedLinear(nn.Linear(48, 32), rows=8, tied=False, kernels={"32x48": "of another processor"})
+    assert type(chosen._prepacked) is KERNELS[default_kernel(torch.float32) or ""]
+    assert default_kernel(torch.float64) is None
+
+
+@FLOAT32
+def test_only_a_kernel_that_is_clearly_faster_is_chosen_and_small_weights_are_not_timed() -> None:
+    default = default_kernel(torch.float32)
+    timed = []
+
+    def seconds(names: Iterable[str], outputs: int, inputs: int, rows: int, dtype: torch.dtype) -> dict[str, float]:
+        timed.append((outputs, inputs))
+        return {name: 1.0 if name == default else 0.95 if inputs == 512 else 0.8 for name in names}
+
+    shapes = [(512, 512), (1024, 512), (512, 1024), (100_000, 1024), (511, 511)]
+    found = linear_probe.choose_kernels(shapes, torch.float32, rows=4, measure=seconds)
+    assert timed == [(512, 512), (512, 1024), (1024, 512), (4096, 1024)]
+    assert found.keys() == {"512x1024", "100000x1024"}
+    assert default not in found.values()
+    assert linear_probe.choose_kernels(shapes, torch.float64, rows=4) == {}
+
+
+@FLOAT32
+def test_the_probe_times_every_kernel_of_this_processor() -> None:
+    names = [name for name in KERNELS if multiplies(name, torch.float32)]
+    seconds = linear_probe.measure_kernels(names, 64, 64, 4, torch.float32)
+    assert set(seconds) == set(names) >= {"plain"}
+    assert all(0 < value < 60 for value in seconds.values())
+
+
+@FLOAT32
+def test_the_shapes_to_time_are_those_that_a_model_is_prepacked_with() -> None:
+    model = tiny_model("llama")
+    shapes = {linear_probe.shape_name(*shape) for shape in linear_probe.linear_shapes(model)}
+    used: set[str] = set()
+
+    class Recording(dict[str, str]):
+        def get(self, name: str, default: str = "") -> str:  # type: ignore[override]
+            used.add(name)
+            return "plain"
+
+    patch_model(model, rows=4, formulation=Formulation(is_joint=False, kernels=Recording()))
+    assert used
+    assert used <= shapes
+    prepacked = [m for m in model.modules() if isinstance(m, PrepackedLinear) and hasattr(m, "_prepacked")]
+    assert {type(layer._prepacked) for layer in prepacked} == {KERNELS["plain"]}
 
 
 @FLOAT32

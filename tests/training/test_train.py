@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import sys
 import traceback
 from pathlib import Path
@@ -9,11 +10,15 @@ from types import FrameType
 from typing import Any
 
 import pytest
+import torch
 from pyarrow.parquet import read_table
 
 import dapo
 from dapo.cli.train import resume_run, start_run
 from dapo.core.errors import ShortfallError
+from dapo.engines.native.linear_probe import linear_shapes
+from dapo.engines.native.prepacked_linear import default_kernel, shape_name
+from dapo.policy.model import load_model
 from helpers.paths import TESTS
 from helpers.tiny_runs import contents, metrics, saved_steps, tiny
 
@@ -46,6 +51,29 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_byte(tmp_path: Path, 
             path.rename(tmp_path / path.name)
     resume_run(tmp_path / "cut", [])
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+
+
+@pytest.mark.skipif(default_kernel(torch.float32) != "mkl", reason="needs a torch with MKL and oneDNN")
+def test_a_resumed_run_takes_the_kernels_that_it_recorded_also_in_an_engine_of_its_own(tmp_path: Path):
+    options = ["model.dtype=float32", "train.eval_every=0", "train.num_steps=1"]
+    start_run(tiny(*options), run_dir=tmp_path / "first", config_name="tiny")
+    manifest = json.loads((tmp_path / "first" / "manifest.json").read_text())
+    assert manifest["machine"]["linear_kernels"] == {}  # weights this small are not timed
+    model = load_model("tiny-random", dtype=torch.float32).model
+    shapes = [shape_name(*shape) for shape in linear_shapes(model)]
+    gaps = {}
+    for name, kernel, overrides in [
+        ("by type", None, []),
+        ("recorded", "onednn", []),
+        ("process", "onednn", ["rollout.engines=1", "rollout.engine_threads=1"]),
+    ]:
+        shutil.copytree(tmp_path / "first", tmp_path / name)
+        if kernel is not None:
+            manifest["machine"]["linear_kernels"] = dict.fromkeys(shapes, kernel)
+            (tmp_path / name / "manifest.json").write_text(json.dumps(manifest))
+        resume_run(tmp_path / name, ["train.num_steps=2", *overrides])
+        gaps[name] = metrics(tmp_path / name)[-1]["rollout/engine_logprob_gap_mean"]
+    assert gaps["by type"] != gaps["recorded"] == gaps["process"]
 
 
 def test_a_finished_run_can_be_extended(tmp_path: Path):

@@ -9,7 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dapo.assemble import Inputs, build_engine, distinct, evaluation_plan, read_inputs, resolve_auto
+from dapo.assemble import (
+    Inputs,
+    build_engine,
+    distinct,
+    evaluation_plan,
+    probe_kernels,
+    read_inputs,
+    resolve_auto,
+)
 from dapo.cli.eval_report import print_comparison, print_evaluation
 from dapo.cli.progress import progress
 from dapo.cli.start import load_run_config
@@ -212,7 +220,9 @@ def open_engine_sampler(
 ) -> EngineSampler:
     """An engine with the weights of the checkpoint, or of the model; closed with `stack`."""
     launcher = stack.enter_context(open_launcher(config))
-    engine = build_engine(config, loaded, launcher, log=warn)
+    # a run is evaluated as it evaluates itself
+    kernels = probe_kernels(config, loaded) if checkpoint is None else RunDirectory.of(checkpoint).kernels()
+    engine = build_engine(config, loaded, launcher, kernels=kernels, log=warn)
     stack.callback(engine.close)
     if checkpoint is not None:
         engine.load_weights(saved_weights(checkpoint, loaded.model), version=step_of(checkpoint))

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dapo.assemble import Inputs, build_run, read_inputs, read_model, require_hardware, resolve_auto
+from dapo.assemble import Inputs, build_run, probe_kernels, read_inputs, read_model, require_hardware, resolve_auto
 from dapo.cli.progress import progress
 from dapo.cli.start import load_run_config, naming_start_folder, open_judge
 from dapo.config import Config, dump_config
@@ -66,7 +66,8 @@ def start_run(
         inputs.notes += notes
         started = datetime.now(UTC)
         gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        manifest = make_manifest(sys.argv, seed=config.train.seed, started=started, gpus=gpus)
+        inputs.kernels = probe_kernels(config, inputs.loaded)
+        manifest = make_manifest(sys.argv, seed=config.train.seed, started=started, gpus=gpus, kernels=inputs.kernels)
         directory = RunDirectory.create(path, dump_config(config), manifest)
         with disk_errors_as_storage_error(), directory.lock():
             run_training(config, inputs, verifiers, directory, max_restarts=max_restarts)
@@ -89,6 +90,7 @@ def resume_run(path: Path, overrides: Sequence[str]) -> None:
         with naming_start_folder(directory):
             judge = stack.enter_context(open_judge(config))
             inputs = _read_inputs(config, judge)
+        inputs.kernels = directory.kernels()
         run_training(config, inputs, judge, directory)
 
 

@@ -36,6 +36,7 @@ _STEP_NAME = re.compile(r"step_(\d{6,})(\.parquet|\.json)?")
 PROBLEM_STATS_FILE = "problems.parquet"
 """Statistics per problem: in each checkpoint, and a copy of the newest in the run directory."""
 CHECKPOINT_MANIFEST = "manifest.json"
+KERNELS_KEY = "linear_kernels"
 _REPLACED = ".replaced.tmp"
 _REMOVED = ".gone.tmp"
 SUMMARY_FIELDS = ("steps", "wall_s", "tokens_generated", "tokens_trained", "eval_first", "eval_last", "exit_reason")
@@ -81,6 +82,11 @@ class RunDirectory:
             raise CheckpointError(f"{path} is not a run directory: it has no {' and no '.join(missing)}")
         return run
 
+    @classmethod
+    def of(cls, checkpoint: Path) -> "RunDirectory":
+        """The run that saved a checkpoint."""
+        return cls(checkpoint.parent.parent)
+
     @property
     def config(self) -> Path:
         """Every option, as run."""
@@ -90,6 +96,19 @@ class RunDirectory:
     def manifest(self) -> Path:
         """Versions, machine, command line, seed."""
         return self.path / "manifest.json"
+
+    def kernels(self) -> dict[str, str]:
+        """The kernels of the native engine's products with which the run began; none where it recorded none.
+
+        Raises CheckpointError if the manifest is damaged.
+        """
+        try:
+            found = read_json(self.manifest).get("machine", {}).get(KERNELS_KEY, {})
+            return {str(shape): str(kernel) for shape, kernel in found.items()}
+        except (ValueError, AttributeError):
+            raise CheckpointError(
+                f"{self.manifest} is damaged: expected what `dapo train` wrote at the start"
+            ) from None
 
     @property
     def metrics(self) -> Path:
@@ -339,7 +358,14 @@ def step_of(path: Path) -> int:
     return int(match[1])
 
 
-def make_manifest(command: Sequence[str], *, seed: int, started: datetime, gpus: Sequence[str] = ()) -> dict[str, Any]:
+def make_manifest(
+    command: Sequence[str],
+    *,
+    seed: int,
+    started: datetime,
+    gpus: Sequence[str] = (),
+    kernels: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """What one needs to know to repeat a run. Reads no environment variable; secrets in `command` are masked."""
     return {
         "started": started.astimezone(UTC).isoformat(timespec="seconds"),
@@ -353,6 +379,7 @@ def make_manifest(command: Sequence[str], *, seed: int, started: datetime, gpus:
             "cpu": cpu_model(),
             "cores": os.cpu_count(),
             "gpus": list(gpus),
+            KERNELS_KEY: dict(kernels or {}),  # of the native engine's products, by shape; others: by type
         },
     }
 

@@ -49,8 +49,8 @@ def patch_model(
     attention.register()
     formulation = formulation or formulation_for(model, reproducible=reproducible)
     if not formulation.is_joint:
-        fuse_prepacked_layers(model, rows=rows)
-        prepack_linears(model, rows=rows)
+        fuse_prepacked_layers(model, rows=rows, kernels=formulation.kernels)
+        prepack_linears(model, rows=rows, kernels=formulation.kernels)
     forward = Forward(model, formulation, fuse_joint_layers(model) if formulation.is_joint else ())
     model.set_attn_implementation(attention.NAME)
     cause: Exception | None = None

@@ -9,6 +9,7 @@ The arithmetic is the layer's own up to the order of roundings. `compatibility.p
 those of the plain model, as for everything that the engine changes.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -22,7 +23,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from dapo.engines.native.attention import native_attention
 from dapo.engines.native.cache import KeyValueCache
-from dapo.engines.native.prepacked_linear import FusedQKVLinear, can_prepack, prepack_linears
+from dapo.engines.native.prepacked_linear import BY_PROCESSOR, FusedQKVLinear, can_prepack, prepack_linears
 
 FAMILIES = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
 """Layers with the same modules in the same order; those of the last family also normalize queries and keys."""
@@ -61,11 +62,11 @@ def run_layer(
     return kernels.add_mlp(kernels.add_attention(hidden_states, attn_output.flatten(2)))
 
 
-def fuse_prepacked_layers(model: PreTrainedModel, *, rows: int) -> None:
+def fuse_prepacked_layers(model: PreTrainedModel, *, rows: int, kernels: Mapping[str, str] = BY_PROCESSOR) -> None:
     """Replace the forward of decoder layers of known families whose weights can be prepacked."""
     layers: list[Any] = [layer for layer in model.modules() if type(layer) in FAMILIES and _is_suited(layer)]
     for layer in layers:
-        layer.forward = partial(run_layer, layer, PrepackedKernels(layer, rows=rows))
+        layer.forward = partial(run_layer, layer, PrepackedKernels(layer, rows=rows, kernels=kernels))
 
 
 def _is_suited(layer: Any) -> bool:
@@ -78,13 +79,15 @@ def _is_suited(layer: Any) -> bool:
 class PrepackedKernels:
     """Activation, gate and residual sums where a prepacked product ends; norms and rotations in half the passes."""
 
-    def __init__(self, layer: Any, *, rows: int) -> None:
+    def __init__(self, layer: Any, *, rows: int, kernels: Mapping[str, str]) -> None:
         """The layer's linear modules are replaced by prepacked ones."""
         self._layer, self._attention = layer, layer.self_attn
         attention = self._attention
-        self._fused_qkv = FusedQKVLinear([attention.q_proj, attention.k_proj, attention.v_proj], rows=rows)
+        self._fused_qkv = FusedQKVLinear(
+            [attention.q_proj, attention.k_proj, attention.v_proj], rows=rows, kernels=kernels
+        )
         attention.q_proj, attention.k_proj, attention.v_proj = self._fused_qkv.layers
-        prepack_linears(layer, rows=rows)
+        prepack_linears(layer, rows=rows, kernels=kernels)
 
     def attention_inputs(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], cache: KeyValueCache

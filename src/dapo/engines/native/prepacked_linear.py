@@ -2,11 +2,12 @@
 
 A decode step multiplies few rows by every weight of the model. An ordinary matmul first reorders each weight into
 blocks, which at 64 rows takes about as long as the arithmetic. Weights change once per training step and are read for
-every token: so they are reordered when they are loaded. MKL's blocks are used for float32, oneDNN's where there is no
-MKL, and for bfloat16. Either takes any number of rows; the blocks suit the given number best.
+every token: so they are reordered when they are loaded. Unless `linear_probe` has chosen otherwise, MKL's blocks are
+used for float32, oneDNN's where there is no MKL, and for bfloat16. Either takes any number of rows; the blocks suit the
+given number best.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,10 @@ from torch.nn.functional import silu
 
 PROBE = (5, 24, 40)
 """Rows, inputs and outputs of the product that tests whether this processor and this torch support the operators."""
+
+
+BY_PROCESSOR: Mapping[str, str] = {}
+"""No choice of kernels: each weight gets the one for its type."""
 
 
 class PrepackedWeight:
@@ -71,18 +76,44 @@ class OneDnnPrepackedWeight(PrepackedWeight):
         return torch.ops.mkldnn._linear_pointwise.binary(inputs, other, self._prepacked, bias, "mul")
 
 
+class PlainWeight(PrepackedWeight):
+    """A weight as it is, in a copy: for a processor that gains nothing from blocks."""
+
+    def __init__(self, weight: Tensor, rows: int) -> None:
+        self._weight = weight.clone()
+
+    def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        return nn.functional.linear(inputs, self._weight, bias)
+
+
+KERNELS: Mapping[str, type[PrepackedWeight]] = {
+    "mkl": MklPrepackedWeight,
+    "onednn": OneDnnPrepackedWeight,
+    "plain": PlainWeight,
+}
+"""By the names under which a run records them."""
+
+
 class PrepackedLinear(nn.Module):
     """Replaces an `nn.Linear` for inference on a CPU. The plain weight is kept only if it is tied to another.
 
     `weight` has the shape, type and device of the weight, and no memory: values are set with `load`.
     """
 
-    def __init__(self, linear: nn.Linear, *, rows: int, tied: bool, fused_qkv: "FusedQKVLinear | None" = None) -> None:
+    def __init__(
+        self,
+        linear: nn.Linear,
+        *,
+        rows: int,
+        tied: bool,
+        fused_qkv: "FusedQKVLinear | None" = None,
+        kernels: Mapping[str, str] = BY_PROCESSOR,
+    ) -> None:
         """`fused_qkv`: the product of several layers that includes this one; then it cannot be called on its own."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
-        self._rows, self._tied, self._fused_qkv = rows, tied, fused_qkv
+        self._rows, self._tied, self._fused_qkv, self._kernels = rows, tied, fused_qkv, kernels
         plain = linear.weight
         self.weight = plain if tied else nn.Parameter(plain.new_zeros(()).expand(plain.shape), requires_grad=False)
         self._take(plain)
@@ -102,7 +133,7 @@ class PrepackedLinear(nn.Module):
         if self._fused_qkv is not None:
             self._fused_qkv.take(self, weight)
         else:
-            self._prepacked = prepack(weight, self._rows)
+            self._prepacked = prepack(weight, self._rows, self._kernels)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """`[..., in]` -> `[..., out]`."""
@@ -130,8 +161,8 @@ class FusedQKVLinear:
     `layers` replace the given ones in the model: new values are loaded through them, by their names.
     """
 
-    def __init__(self, linears: Sequence[nn.Linear], *, rows: int) -> None:
-        self._rows = rows
+    def __init__(self, linears: Sequence[nn.Linear], *, rows: int, kernels: Mapping[str, str] = BY_PROCESSOR) -> None:
+        self._rows, self._kernels = rows, kernels
         self._pending_weights: dict[PrepackedLinear, Tensor] = {}
         self.layers: list[PrepackedLinear] = []  # empty while they hand in their first values
         self.layers = [PrepackedLinear(linear, rows=rows, tied=False, fused_qkv=self) for linear in linears]
@@ -144,7 +175,8 @@ class FusedQKVLinear:
             self._prepack()
 
     def _prepack(self) -> None:
-        self._prepacked = prepack(torch.cat([self._pending_weights.pop(layer) for layer in self.layers]), self._rows)
+        joint = torch.cat([self._pending_weights.pop(layer) for layer in self.layers])
+        self._prepacked = prepack(joint, self._rows, self._kernels)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """`[..., in]` -> `[..., sum of out]`."""
@@ -152,17 +184,18 @@ class FusedQKVLinear:
         return self._prepacked.multiply(inputs, None if biases[0] is None else torch.cat(biases))
 
 
-def prepack_linears(model: nn.Module, *, rows: int) -> int:
+def prepack_linears(model: nn.Module, *, rows: int, kernels: Mapping[str, str] = BY_PROCESSOR) -> int:
     """Replace every plain linear layer, for products of about `rows` rows; returns how many were replaced.
 
-    Layers in float64, on another device than the CPU, or of a subclass stay as they are.
+    Layers in float64, on another device than the CPU, or of a subclass stay as they are. `kernels` are the names of the
+    `KERNELS` to use by shape of weight (`shape_name`).
     """
     parameters = [p for module in model.modules() for p in module.parameters(recurse=False)]
     suited: dict[str, Any] = {name: module for name, module in model.named_modules() if can_prepack(module)}
     for name, linear in suited.items():
         parent, _, attribute = name.rpartition(".")
         tied = sum(linear.weight is other for other in parameters) > 1
-        setattr(model.get_submodule(parent), attribute, PrepackedLinear(linear, rows=rows, tied=tied))
+        setattr(model.get_submodule(parent), attribute, PrepackedLinear(linear, rows=rows, tied=tied, kernels=kernels))
     return len(suited)
 
 
@@ -179,33 +212,43 @@ def drop_prepacked(model: nn.Module) -> None:
 
 def can_prepack(layer: nn.Module) -> bool:
     """Whether it is a plain linear layer, and the operators for its weights exist here and multiply correctly."""
-    return type(layer) is nn.Linear and layer.weight.device.type == "cpu" and _kind(layer.weight.dtype) is not None
+    if type(layer) is not nn.Linear or layer.weight.device.type != "cpu":
+        return False
+    return default_kernel(layer.weight.dtype) is not None
 
 
-def prepack(weight: Tensor, rows: int) -> PrepackedWeight:
-    """Reorder a weight of a type that `can_prepack`."""
-    kind = _kind(weight.dtype)
-    assert kind is not None, f"weights of {weight.dtype} cannot be prepacked here"
-    return kind(weight.detach().contiguous(), rows)
+def prepack(weight: Tensor, rows: int, kernels: Mapping[str, str] = BY_PROCESSOR) -> PrepackedWeight:
+    """Reorder a weight of a type that `can_prepack`, by the kernel for its shape if this processor has that."""
+    name = kernels.get(shape_name(*weight.shape))
+    if name is None or not multiplies(name, weight.dtype):
+        name = default_kernel(weight.dtype)
+    assert name is not None, f"weights of {weight.dtype} cannot be prepacked here"
+    return KERNELS[name](weight.detach().contiguous(), rows)
+
+
+def shape_name(outputs: int, inputs: int) -> str:
+    """How a choice of kernels names the weights of a shape."""
+    return f"{outputs}x{inputs}"
+
+
+def default_kernel(dtype: torch.dtype) -> str | None:
+    """The name of the kernel for a type where none is chosen; None: weights of the type are not prepacked."""
+    candidates = {torch.float32: ("mkl", "onednn"), torch.bfloat16: ("onednn",)}.get(dtype, ())
+    return next((name for name in candidates if multiplies(name, dtype)), None)
 
 
 @cache
-def _kind(dtype: torch.dtype) -> type[PrepackedWeight] | None:
-    """The blocks for a type, chosen by processor and torch alone, so that equal runs compute equal bits."""
-    if dtype == torch.float32 and torch.backends.mkl.is_available() and _multiplies(MklPrepackedWeight, dtype):
-        return MklPrepackedWeight
-    is_known = dtype in (torch.float32, torch.bfloat16) and torch.backends.mkldnn.is_available()
-    return OneDnnPrepackedWeight if is_known and _multiplies(OneDnnPrepackedWeight, dtype) else None
-
-
-def _multiplies(kind: type[PrepackedWeight], dtype: torch.dtype) -> bool:
+def multiplies(name: str, dtype: torch.dtype) -> bool:
     """Whether a weight prepacked for one number of rows gives correct products for that number and for others."""
+    libraries: dict[str, Any] = {"mkl": torch.backends.mkl, "onednn": torch.backends.mkldnn}
+    if name not in KERNELS or (name in libraries and not libraries[name].is_available()):
+        return False
     rows, inputs, outputs = PROBE
     weight = torch.linspace(-1, 1, outputs * inputs).view(outputs, inputs).to(dtype)
     bias = torch.linspace(-1, 1, outputs).to(dtype)
     bound = 4 * torch.finfo(dtype).eps * inputs
     try:
-        prepacked = kind(weight, rows)
+        prepacked = KERNELS[name](weight, rows)
         for n in (1, rows, 7 * rows):
             x = torch.linspace(-1, 1, n * inputs).view(n, inputs).to(dtype)
             expected = nn.functional.linear(x.double(), weight.double(), bias.double())
