@@ -132,6 +132,25 @@ def test_the_example_above_clips_on_both_sides_at_the_two_limits() -> None:
     assert 0 < metrics["loss/clipped_high_prob_mean"] < 1
 
 
+@pytest.mark.parametrize("loss", [{}, {"kl_coef": 0.1, "entropy_coef": 0.01}], ids=str)
+def test_adapters_get_from_shared_beginnings_the_gradient_of_sequences_on_their_own(
+    loss: dict[str, Any], tmp_path: Path
+) -> None:
+    rows = [dataclasses.replace(row, advantage=0.0) if i % 4 == 3 else row for i, row in enumerate(branching())]
+    rows = with_masked_tokens(off_policy(rows))
+    lora = {"rank": 3, "alpha": 4.5}
+    alone, together = (
+        gradient_of(
+            make_policy(loaded(float64_model()), loss=loss, lora=lora, temperature=0.7, microbatch_tokens=tokens),
+            rows,
+            tmp_path / str(tokens),
+        )
+        for tokens in (1, 10_000)
+    )
+    assert any(bool(gradient.any()) for gradient in alone.values())
+    assert_close(together, alone, relative=1e-10)
+
+
 def test_the_fraction_of_shared_tokens_counts_what_is_there_without_each_groups_prompt() -> None:
     rows = [sample(0, (1, 2, 3), (4, 5, 6)), sample(0, (1, 2, 3), (4, 5, 7)), sample(1, (1, 2), (8, 8, 8))]
     # each prompt once: 3 + 2 + 2 + 2 + 2 tokens, of which (4, 5) and (1, 2) are there twice

@@ -28,7 +28,8 @@ from dapo.policy.varlen_attention import VarlenPlan, attends_by_varlen, build_va
 IMPLEMENTATION = "dapo_packed"
 
 MASK_ELEMENTS = 2**26
-"""A batch whose mask would be larger includes the queries of its contexts, which makes it plain causal: no mask."""
+"""A batch whose mask would be larger includes the queries of its contexts, which makes it plain causal: no mask. Not
+where these are more than its own: they would take more memory than the mask, which all layers share."""
 
 CUDA_KEY_MULTIPLE = 16
 """CUDA's kernels that take a mask would otherwise pad a copy of it in every layer."""
@@ -142,7 +143,7 @@ class PackedAttentionPlan:
         context, num_queries, longest = total - length, length.max(), total.max()
         num_keys = -(-longest // self.key_multiple) * self.key_multiple
         first = context
-        if len(bucket) * num_queries * num_keys > self.mask_elements:
+        if len(bucket) * num_queries * num_keys > self.mask_elements and 2 * num_queries >= longest:
             first, num_queries = np.zeros_like(context), longest
         if num_queries == longest:
             num_queries = num_keys
