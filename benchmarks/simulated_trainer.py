@@ -29,7 +29,7 @@ from dapo.distributed.rank_samples import NumberedPass, RankSamples
 from dapo.distributed.trainer_group import TrainerGroup
 from dapo.distributed.trainer_worker import TrainerWorker
 from dapo.engines.engine import WeightSource
-from dapo.policy.fsdp.policy import Ranks
+from dapo.policy.fsdp.ranks import Ranks
 from dapo.policy.packing import RankMicrobatch, pack_microbatch
 from dapo.types import Sample
 

@@ -21,7 +21,8 @@ from dapo.distributed.protocol import Node
 from dapo.distributed.ray.placement import bundle_of
 from dapo.distributed.trainer_group import trainer_specs
 from dapo.engines.vllm.start import engine_arguments
-from dapo.policy.fsdp.policy import Ranks, shard
+from dapo.policy.fsdp.policy import shard
+from dapo.policy.fsdp.ranks import Ranks
 from dapo.policy.model import load_meta_model, load_model
 from dapo.policy.stored_weights import rows_of_rank
 from helpers.paper_model import NODES, PARAMETERS, paper_config

@@ -19,7 +19,8 @@ import dapo
 from dapo.distributed.protocol import Worker, WorkerSpec
 from dapo.policy.checkpoint import read_tensors
 from dapo.policy.fsdp.checkpoint import stored_like
-from dapo.policy.fsdp.policy import Ranks, ShardedPolicy
+from dapo.policy.fsdp.policy import ShardedPolicy
+from dapo.policy.fsdp.ranks import Ranks
 from dapo.policy.model import LoadedModel, load_for_sharding, load_model
 from dapo.policy.packing import RankMicrobatch
 from dapo.policy.policy import Policy, partition_minibatch

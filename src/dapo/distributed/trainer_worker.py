@@ -17,7 +17,8 @@ from dapo.distributed.channel import Buffers
 from dapo.distributed.rank_samples import NumberedPass, RankSamples
 from dapo.distributed.weight_files import WeightsFolder, write_weights
 from dapo.distributed.weight_session import Location, Session, own_location, serve_store
-from dapo.policy.fsdp.policy import Ranks, ShardedPolicy
+from dapo.policy.fsdp.policy import ShardedPolicy
+from dapo.policy.fsdp.ranks import Ranks
 from dapo.policy.hf_io import NamedWeights
 from dapo.policy.model import LoadedModel, load_for_sharding
 from dapo.types import WeightLayout

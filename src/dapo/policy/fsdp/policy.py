@@ -5,23 +5,18 @@ layer's weights are gathered when it computes. Those of the embedding, the last 
 forward to the end of the backward, so that between the two the head can be applied chunk by chunk.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from dapo.config import Config, OptimConfig
@@ -37,6 +32,7 @@ from dapo.policy.checkpoint import (
     write_counters,
 )
 from dapo.policy.fsdp.checkpoint import read_shards, stored_like, write_shards
+from dapo.policy.fsdp.ranks import Ranks
 from dapo.policy.hf_io import NamedWeights, layout_of, tied_names
 from dapo.policy.logprobs import check_packed_forward
 from dapo.policy.lora import Adapters, merged_weights
@@ -47,40 +43,6 @@ from dapo.policy.packed_attention import IMPLEMENTATION, use_packed_attention
 from dapo.policy.packing import DUMMY_MICROBATCH, Microbatch, RankMicrobatch, pack_microbatch, rows_of
 from dapo.policy.policy import SMALLER_MICROBATCHES, PolicyCore
 from dapo.policy.stored_weights import rows_of_rank
-
-
-class Ranks:
-    """The processes that a model is sharded over, as seen by one of them; torch.distributed is initialised."""
-
-    def __init__(self, device: torch.device, *, timeout_s: float) -> None:
-        """Every rank makes one, with the `device` of its shards and the time to wait for the slowest rank."""
-        self.device, self.rank, self.size = device, dist.get_rank(), dist.get_world_size()
-        self.mesh = init_device_mesh(device.type, (self.size,))
-        self.host_mesh = self.mesh if device.type == "cpu" else init_device_mesh("cpu", (self.size,))
-        timeout = timedelta(seconds=timeout_s)
-        self._group = dist.new_group(backend="gloo", timeout=timeout)
-        # a thread writes checkpoints, and its messages must not get between those of the updates
-        self.checkpoint_group = dist.new_group(backend="gloo", timeout=timeout)
-
-    def gather(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-        """The JSON values of all ranks, in their order; every rank calls it. Nothing that arrives is unpickled."""
-        group = group or self._group
-        own = torch.frombuffer(bytearray(json.dumps(value), "ascii"), dtype=torch.uint8)
-        sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(sizes, torch.tensor([len(own)]), group=group)
-        longest = max(int(size) for size in sizes)
-        texts = [torch.empty(longest, dtype=torch.uint8) for _ in sizes]
-        dist.all_gather(texts, functional.pad(own, (0, longest - len(own))), group=group)
-        return [json.loads(text[: int(size)].numpy().tobytes()) for text, size in zip(texts, sizes, strict=True)]
-
-    def exchange(self, messages: Sequence[bytes]) -> list[bytes]:
-        """Send one message to each rank, and return those of all ranks to this one; every rank calls it."""
-        lengths = self.gather([len(message) for message in messages])
-        incoming, outgoing = [row[self.rank] for row in lengths], lengths[self.rank]
-        received = torch.empty(sum(incoming), dtype=torch.uint8)
-        sent = torch.frombuffer(bytearray(b"".join(messages) or b"-"), dtype=torch.uint8)[: sum(outgoing)]
-        dist.all_to_all_single(received, sent, incoming, outgoing, group=self._group)
-        return [part.numpy().tobytes() for part in received.split(incoming)]
 
 
 class ShardedModel(nn.Module):
