@@ -1,8 +1,8 @@
 """Compare two commits on the same work: `python -m benchmarks.paired --base COMMIT [PART ...]`.
 
-The base commit's sources are taken from git into a temporary folder; the other side is this checkout as it is. Both do
-every repetition in turn, with the same seeds, on a machine that nobody else uses. Parts that were measured before stay
-in the results file, which `--document FILE` puts between the markers of a document.
+The base commit's sources are taken from git into a temporary folder; the other side is a copy of this checkout as it is
+when the command starts. Both do every repetition in turn, with the same seeds, on a machine that nobody else uses.
+Parts that were measured before stay in the results file, which `--document FILE` puts between the markers of a document.
 """
 
 import argparse
@@ -115,7 +115,9 @@ def _run_part(name: str, arguments: argparse.Namespace, sides: Sequence[Side]) -
             sides, steps=arguments.steps, rounds=rounds, seed=arguments.seed, options=arguments.set, log=log
         )
     else:
-        settings = Settings(dtype=arguments.dtype, threads=arguments.threads, quick=arguments.quick)
+        # pi_old of the engine needs float32
+        dtype = "float32" if name == "four_updates" else arguments.dtype
+        settings = Settings(dtype=dtype, threads=arguments.threads, quick=arguments.quick)
         if arguments.quick:
             settings = replace(settings, prompts=4, group=4, tokens=8, rounds=1)
         settings = replace(settings, rounds=arguments.rounds or settings.rounds)

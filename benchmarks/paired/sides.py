@@ -3,6 +3,7 @@
 import io
 import math
 import os
+import shutil
 import subprocess
 import tarfile
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from benchmarks.worker_session import ROOT
 from dapo.evaluation.intervals import mean_interval
 
 BASE, OURS = "base", "ours"
+COPIED = ("src", "configs")
 
 
 @dataclass(frozen=True)
@@ -63,18 +65,22 @@ class Ratio:
 
 
 def open_sides(commit: str, folder: Path, *, root: Path = ROOT) -> tuple[Side, Side]:
-    """The base commit's sources, written to `folder`, and the checkout at `root` as it is.
+    """The base commit and the checkout at `root` as it is now: their sources, each copied to a part of `folder`.
+
+    Changes of the checkout in the hours that a comparison takes change neither.
 
     Raises ValueError for an unknown commit.
     """
     try:
         full = _git(root, "rev-parse", "--verify", f"{commit}^{{commit}}").decode().strip()
-        archive = _git(root, "archive", "--format=tar", full, "src", "configs")
+        archive = _git(root, "archive", "--format=tar", full, *COPIED)
     except subprocess.CalledProcessError as error:
         raise ValueError(f"git does not know the commit {commit!r}: {error.stderr.decode().strip()}") from error
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        tar.extractall(folder, filter="data")
-    return Side(BASE, folder, full[:12]), Side(OURS, root, describe_commit(root))
+        tar.extractall(folder / BASE, filter="data")
+    for name in COPIED:
+        shutil.copytree(root / name, folder / OURS / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return Side(BASE, folder / BASE, full[:12]), Side(OURS, folder / OURS, describe_commit(root))
 
 
 def row(name: str, unit: str, values: dict[str, list[float]], target: Target | None = None) -> dict[str, Any]:

@@ -120,8 +120,8 @@ def test_others_have_what_is_neither_idle_nor_ones_own():
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-def test_the_base_is_what_git_holds_and_ours_is_the_checkout_as_it_is(tmp_path):
-    root, folder = tmp_path / "checkout", tmp_path / "base"
+def test_the_base_is_what_git_holds_and_ours_the_checkout_as_it_was_at_the_start(tmp_path):
+    root, folder = tmp_path / "checkout", tmp_path / "sides"
     (root / "src").mkdir(parents=True)
     (root / "configs").mkdir()
     (root / "configs" / "a.yaml").write_text("a: 1\n")
@@ -132,9 +132,10 @@ def test_the_base_is_what_git_holds_and_ours_is_the_checkout_as_it_is(tmp_path):
         subprocess.run(["git", "-C", str(root), *words], check=True)
     source.write_text("committed = False\n")
     base, ours = open_sides("HEAD", folder, root=root)
+    source.write_text("changed while they are compared\n")
     assert (base.root / "src" / "a.py").read_text() == "committed = True\n"
     assert (ours.root / "src" / "a.py").read_text() == "committed = False\n"
     assert ours.commit == f"{base.commit}+"
-    assert str(folder / "src") in base.environment["PYTHONPATH"]
+    assert str(base.root / "src") in base.environment["PYTHONPATH"]
     with pytest.raises(ValueError, match="does not know the commit 'nothing'"):
         open_sides("nothing", tmp_path / "other", root=root)
