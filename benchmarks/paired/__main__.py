@@ -2,7 +2,7 @@
 
 The base commit's sources are taken from git into a temporary folder; the other side is a copy of this checkout as it is
 when the command starts. Both do every repetition in turn, with the same seeds, on a machine that nobody else uses.
-Parts that were measured before stay in the results file, which `--document FILE` puts between the markers of a document.
+Parts measured before stay in the results file, which `--document FILE` puts between the markers of a document.
 """
 
 import argparse
