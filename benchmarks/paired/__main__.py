@@ -48,12 +48,12 @@ def main() -> int:
         except (RuntimeError, ValueError) as error:
             print(error, file=sys.stderr)
             return 2
-    results = json.loads(path.read_text(encoding="utf-8"))
-    table = markdown(results)
-    if arguments.document is not None:
-        text = arguments.document.read_text(encoding="utf-8")
-        arguments.document.write_text(replace_between_markers(text, table, marker=MARKER), encoding="utf-8")
-    print(table)
+    if path.is_file():
+        table = markdown(json.loads(path.read_text(encoding="utf-8")))
+        if arguments.document is not None:
+            text = arguments.document.read_text(encoding="utf-8")
+            arguments.document.write_text(replace_between_markers(text, table, marker=MARKER), encoding="utf-8")
+        print(table)
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
     return 1 if failures else 0
@@ -71,6 +71,7 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
         "--set", nargs="+", default=[], metavar="KEY=VALUE", help="options of the quickstart, both sides"
     )
     parser.add_argument("--threads", type=int, default=Settings().threads, help="of the other parts")
+    parser.add_argument("--model", default=Settings().model, help="of the other parts")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="of the other parts")
     parser.add_argument("--quick", action="store_true", help="the other parts small and noisy: does everything run?")
     parser.add_argument("--allow-busy", action="store_true", help="measure on a busy machine, and mark the results")
@@ -117,7 +118,7 @@ def _run_part(name: str, arguments: argparse.Namespace, sides: Sequence[Side]) -
     else:
         # pi_old of the engine needs float32
         dtype = "float32" if name == "four_updates" else arguments.dtype
-        settings = Settings(dtype=dtype, threads=arguments.threads, quick=arguments.quick)
+        settings = Settings(model=arguments.model, dtype=dtype, threads=arguments.threads, quick=arguments.quick)
         if arguments.quick:
             settings = replace(settings, prompts=4, group=4, tokens=8, rounds=1)
         settings = replace(settings, rounds=arguments.rounds or settings.rounds)

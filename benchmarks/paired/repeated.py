@@ -88,7 +88,11 @@ def _measure(session: Session, sides: Sequence[Side], works: Sequence[Work]) -> 
 
 
 def measure_four_updates(session: Session, sides: Sequence[Side]) -> dict[str, Any]:
-    """Steps of four updates on forced lengths: our default, and with the engine's log-probabilities as the old ones."""
+    """Steps of four updates: our default, and with the engine's log-probabilities as the old ones.
+
+    Lengths are not forced: where no response may end, the engine's log-probabilities are those of words that do not end
+    one. The sides sample with the same seeds, and a figure is a rate.
+    """
     settings = session.settings
     base = next(side for side in sides if side.name == BASE)
     ours = next(side for side in sides if side.name == OURS)
@@ -105,9 +109,8 @@ def measure_four_updates(session: Session, sides: Sequence[Side]) -> dict[str, A
     for name, (side, more) in names.items():
         session.log(f"loading {name} ({side.commit})")
         session.start(name, "ours", environment=side.environment)
-        asked = {"config": CONFIG, "overrides": [*overrides, *more], "forced_lengths": True}
         try:
-            session.answers[name] = session.ask(name, "open", **asked)
+            session.answers[name] = session.ask(name, "open", config=CONFIG, overrides=[*overrides, *more])
         except WorkerFailed as error:
             if name in (BASE, OURS):
                 raise
