@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dapo.assemble import resolve_auto
-from dapo.cli.check.summary import ignored_options, value_of
+from dapo.cli.check.summary import differences_from_paper, ignored_options, value_of
 from dapo.config import (
     PRESETS,
     Config,
@@ -462,6 +462,24 @@ def test_the_engine_s_logprobs_are_pi_old_only_where_it_computes_as_the_trainer_
     assert "set that, or loss.old_logprobs=policy" in text
     for dtype in ("float32", "float64"):
         assert config(*with_engine, f"model.dtype={dtype}").loss.old_logprobs == "engine"
+
+
+def test_predictions_are_refused_where_eq_11_does_not_decide():
+    for predict in ("thin", "thompson"):
+        given = f"dynamic_sampling.predict={predict}"
+        assert "enabled=false drops none" in message(given, "dynamic_sampling.enabled=false")
+        assert "enabled=false drops none" in message(given, "preset=grpo")
+        assert "not those that dynamic_sampling.filter keeps" in message(given, "dynamic_sampling.filter=my:keep")
+        assert "not those that dynamic_sampling.filter keeps" in message(given, "dynamic_sampling.filter.min_spread=1")
+    assert config("dynamic_sampling.predict=off", "dynamic_sampling.weights=none").dynamic_sampling.predict == "off"
+    assert any(
+        "predict=thin or thompson" in line for line in ignored_options(config("dynamic_sampling.weights=inverse"))
+    )
+    departures = list(
+        differences_from_paper(config("dynamic_sampling.predict=thin", "dynamic_sampling.weights=inverse"))
+    )
+    assert "dynamic_sampling.predict: thin (paper: off)" in departures
+    assert "dynamic_sampling.weights: inverse (paper: none)" in departures
 
 
 def test_there_are_at_most_83_options():

@@ -27,7 +27,8 @@ from dapo.telemetry.console import (
     step_line,
     stopwatch,
 )
-from dapo.telemetry.curves import plot_curves
+from dapo.telemetry.curves import plot_curves, reliability
+from dapo.telemetry.metric_table import metric_of
 from dapo.telemetry.rollout_table import ROLLOUT_SCHEMA, short_fields, write_rollouts
 from dapo.telemetry.sinks import JsonlSink, TensorBoardSink, TrackioSink, WandbSink, read_metrics, truncate_after
 
@@ -429,6 +430,26 @@ class TestCurves:
 
     def test_a_single_step_whose_interval_just_misses_its_mean_is_plotted(self, tmp_path):
         plot_curves(self.metrics(tmp_path / "m", 1, **{"eval/mix/low": 0.1000001}), tmp_path / "curves.png")
+
+    def test_with_predictions_there_are_panels_of_skipped_problems_and_of_calibration(self, tmp_path):
+        from matplotlib.image import imread
+
+        rows = [
+            {"rollout/recheck_groups_0_20": 3, "rollout/recheck_chance_0_20": 0.3, "rollout/recheck_signals_0_20": 1},
+            {"rollout/recheck_groups_80_100": 2, "rollout/recheck_chance_80_100": 1.8},
+            {"rollout/recheck_groups_0_20": 1, "rollout/recheck_chance_0_20": 0.1, "rollout/recheck_signals_0_20": 0},
+        ]
+        rows[1]["rollout/recheck_signals_80_100"] = 2
+        assert reliability(rows) == [(pytest.approx(0.1), 0.25, 4), (0.9, 1.0, 2)]
+        plain = self.metrics(tmp_path / "m", 3)
+        plot_curves(plain, tmp_path / "plain.png")
+        steps = [{"step": i + 1, **STEP, "rollout/problems_skipped": 7, **row} for i, row in enumerate(rows)]
+        (tmp_path / "m").write_text("".join(json.dumps(row) + "\n" for row in steps))
+        plot_curves(tmp_path / "m", tmp_path / "predicted.png")
+        shapes = [imread(tmp_path / f"{name}.png").shape for name in ("plain", "predicted")]
+        assert shapes[1][1] > shapes[0][1]
+        assert shapes[1][0] == shapes[0][0]
+        assert [metric_of(name).unit for name in rows[0]] == ["groups"] * 3
 
     def test_a_run_without_steps_has_no_curves(self, tmp_path):
         (tmp_path / "m").write_text("")

@@ -1,5 +1,6 @@
 """Plots the curves of a run: accuracy, response length, entropy and the outcomes of groups."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dapo.core.errors import DataError
 from dapo.core.files import atomic_file
 from dapo.core.terminal import printable
-from dapo.telemetry.metric_table import metric_of
+from dapo.telemetry.metric_table import OUTCOMES, metric_of
 from dapo.telemetry.sinks import read_metrics
 
 if TYPE_CHECKING:
@@ -22,12 +23,17 @@ MARGINS = {"left": 0.07, "right": 0.935, "top": 0.885, "bottom": 0.085, "wspace"
 """Of the figure and of its panels; that matplotlib measures every text to find them takes longer than to draw it."""
 LABEL_DISTANCE = 0.12
 """Of the name of a vertical axis from its panel, in widths of the panel: five digits fit between."""
+SIDE_MARGINS = MARGINS | {"left": 0.2, "right": 0.95, "hspace": 0.35}
+"""Of the panels about predictions, beside the others."""
+SKIPPED = "rollout/problems_skipped"
+DECIDED = tuple(outcome for outcome in OUTCOMES if outcome not in ("excess", "aborted"))
 SMOOTHED_FROM_STEPS = 15  # fewer steps are shown as they are
 
 
 def plot_curves(metrics_jsonl: str | Path, out_png: str | Path, *, title: str = "") -> None:
     """Plot the four curves that the paper monitors (Fig. 7) into a PNG file, under `title`.
 
+    With `dynamic_sampling.predict` two more show the problems that were skipped, and how predictions turned out.
     Metrics that were not logged are left out. Raises DataError if the file holds no steps.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -36,13 +42,19 @@ def plot_curves(metrics_jsonl: str | Path, out_png: str | Path, *, title: str = 
     records = read_metrics(metrics_jsonl)
     if not records:
         raise DataError(f"{metrics_jsonl} holds no steps yet: there is nothing to plot")
-    figure = Figure(figsize=(11, 7), dpi=130)
+    has_predictions = any(SKIPPED in record for record in records)
+    figure = Figure(figsize=(15 if has_predictions else 11, 7), dpi=130)
     FigureCanvasAgg(figure)  # not pyplot, which would select a backend for the whole process
-    panels = figure.subplots(2, 2, sharex=True, gridspec_kw=MARGINS)
+    parts: Any = figure.subfigures(1, 2, width_ratios=(3, 1)) if has_predictions else (figure,)
+    panels = parts[0].subplots(2, 2, sharex=True, gridspec_kw=MARGINS)
     _accuracy(panels[0, 0], records)
     _length(panels[0, 1], records)
     _entropy(panels[1, 0], records)
     _groups(panels[1, 1], records)
+    if has_predictions:
+        upper, lower = parts[1].subplots(2, 1, gridspec_kw=SIDE_MARGINS)
+        _skipped(upper, records)
+        _calibration(lower, records)
     _caption(figure, [record["step"] for record in records], title)
     with atomic_file(Path(out_png)) as temporary:
         figure.savefig(temporary, format="png")
@@ -106,6 +118,44 @@ def _groups(axes: "Axes", records: Sequence[Record]) -> None:
     axes.set_xlabel("training step", color=INK)
     axes.set_ylim(0, 102)
     _legend(axes)
+
+
+def _skipped(axes: "Axes", records: Sequence[Record]) -> None:
+    """The problems of the stream that were not asked (`dynamic_sampling.predict`)."""
+    _frame(axes, title="Problems skipped", unit="of the stream (%)")
+    points = []
+    for record in records:
+        asked = sum(record.get(f"rollout/groups_{outcome}", 0) for outcome in DECIDED)
+        if total := record.get(SKIPPED, 0) + asked:
+            points.append((record["step"], 100 * record.get(SKIPPED, 0) / total))
+    axes.plot(*zip(*points, strict=True), color=BLUE, linewidth=2.0, marker="o" if len(points) == 1 else None)
+    axes.set_ylim(0, 102)
+
+
+def _calibration(axes: "Axes", records: Sequence[Record]) -> None:
+    """How often groups carried a signal, by the chance that was predicted: on the diagonal where predictions hold."""
+    _frame(axes, title="Calibration, 2 % of the problems", unit="groups with a signal (%)")
+    axes.set_xlabel("predicted chance of a signal (%)", color=INK)
+    axes.plot((0, 100), (0, 100), color=INK, linewidth=0.8, linestyle="--")
+    for predicted, observed, count in reliability(records):
+        axes.plot(100 * predicted, 100 * observed, color=BLUE, marker="o", markersize=4.5)
+        axes.annotate(f" {count}", (100 * predicted, 100 * observed), color=INK, fontsize=8)
+    axes.set_xlim(-2, 102)
+    axes.set_ylim(-2, 108)
+
+
+def reliability(records: Sequence[Record]) -> list[tuple[float, float, int]]:
+    """For each bin of predicted chances: their mean, how often groups carried a signal, and how many there were."""
+    sums: dict[str, dict[str, float]] = {}
+    for record in records:
+        for name, value in record.items():
+            if match := re.fullmatch(r"rollout/recheck_(groups|chance|signals)_(\w+)", name):
+                of_bin = sums.setdefault(match[2], dict.fromkeys(("groups", "chance", "signals"), 0))
+                of_bin[match[1]] += value
+    ordered = sorted(sums.values(), key=lambda each: each["chance"] / each["groups"])
+    return [
+        (each["chance"] / each["groups"], each["signals"] / each["groups"], int(each["groups"])) for each in ordered
+    ]
 
 
 def _frame(axes: "Axes", *, title: str, unit: str) -> None:

@@ -1,0 +1,60 @@
+"""Whole runs with predictions: killed, resumed, one step off, and over several engines they are the same run."""
+
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from dapo.cli.train import start_run
+from dapo.config import load_config
+from helpers.async_runs import async_config, run_or_resume
+from helpers.fork_server import ForkServer
+from helpers.paths import CONFIGS
+from helpers.tiny_runs import EVENTFUL, contents, differences, metrics, tiny
+
+THINNED = (*EVENTFUL, "dynamic_sampling.predict=thompson", "dynamic_sampling.weights=inverse", "train.num_steps=4")
+KILLED_AT = 30_000
+"""A call of the sampling in the middle of the run."""
+SAVES = ("train.save_every=1", "train.keep_checkpoints=9")
+
+
+def test_killed_in_a_step_that_skips_problems_and_resumed_it_is_the_uninterrupted_run(
+    server: ForkServer, tmp_path: Path
+):
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    options = (*THINNED, "train.save_every=1", "train.eval_every=0", "data.eval=null")
+    start_run(tiny(*options), run_dir=whole, config_name="tiny")
+    rows = metrics(whole)
+    assert sum(row["rollout/problems_skipped"] for row in rows) > 0
+    assert all(row["rollout/effective_groups"] <= row["rollout/groups_trained"] + 1e-9 for row in rows)
+    command = ["train", str(CONFIGS / "tiny.yaml"), *options, "train.threads=1", "--run-dir", str(run)]
+    moment = {"area": "rollout", "calls": KILLED_AT, "signals": [(0, signal.SIGKILL)]}
+    assert server.run(*command, output=tmp_path / "log", **moment)[0] == -signal.SIGKILL
+    assert 0 < len(metrics(run)) < len(rows)
+    assert server.run("resume", str(run), output=tmp_path / "log")[0] == 0, (tmp_path / "log").read_text()
+    assert differences(contents(run), contents(whole)) == []
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_one_step_off_with_predictions_it_resumes_from_any_step_to_the_byte(tmp_path: Path, step: int):
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    run_or_resume(whole, async_config(*THINNED, *SAVES))
+    rows = metrics(whole)[1:]
+    assert sum(row["rollout/problems_skipped"] for row in rows) > 0
+    shutil.copytree(whole, run)
+    for path in (run / "checkpoints").iterdir():
+        if int(path.name.removeprefix("step_")) > step:
+            shutil.rmtree(path)
+    run_or_resume(run, load_config(run / "config.yaml"))
+    assert differences(contents(run), contents(whole)) == []
+
+
+def test_two_engines_in_processes_of_their_own_ask_the_same_problems(tmp_path: Path):
+    options = (*THINNED, "train.num_steps=3")
+    start_run(tiny(*options), run_dir=tmp_path / "one", config_name="tiny")
+    engines = ("rollout.engines=2", "rollout.engine_threads=1")
+    start_run(tiny(*options, *engines), run_dir=tmp_path / "two", config_name="tiny")
+    names = ("rollout/problems_skipped", "rollout/skipped_chance", "rollout/effective_groups", "rollout/tokens_trained")
+    one, two = ([{name: row[name] for name in names} for row in metrics(tmp_path / run)[1:]] for run in ("one", "two"))
+    assert one == two
