@@ -35,21 +35,34 @@ MIXED = (
     "remainders: {low: 100000, high: 999999, divisor: 999}, "
     "differences: {low: 100000, high: 999999}}, size: 6000, seed: 1}"
 )
+# a random policy that can learn to begin its answers to sums with a digit; nothing can be learned of the other four
+TINY = (
+    "data.train={builtin: {sums: {}, largest: {}, remainders: {}, gcd: {}, letter_counts: {}}, size: 6000, seed: 1}",
+    "data.eval={builtin: {sums: {}}, size: 60, seed: 2}",
+    "reward.verifier=benchmarks.reward:three_kinds",
+    "rollout.prompts_per_step=8",
+    "rollout.group_size=8",
+    "rollout.native.slots=64",
+    "dynamic_sampling.max_groups_per_step=80",
+    "optim.lr=0.0004",
+    "train.minibatch_groups=8",
+)
 TASKS = {
+    "tiny mix": TINY,
     "quickstart": (f"data.eval={EVALUATED}",),
     "mix": (
         f"data.train={MIXED}",
         "data.eval={builtin: {sums: {high: 12}, products: {high: 10}}, size: 60, seed: 2}",
     ),
 }
-NUM_STEPS = 40
+NUM_STEPS = 120
 FIGURES = {"tokens": "generated tokens", "updates": "updates", "seconds": "seconds"}
 _POLL_S = 2.0
 
 
 def run_directory(folder: Path, task: str, mode: str, seed: int) -> Path:
     """Where a run lies."""
-    return folder / f"{task}-{mode.replace(' ', '-')}-{seed}"
+    return folder / f"{task}-{mode}-{seed}".replace(" ", "_")
 
 
 def train(path: Path, overrides: Sequence[str], log: Path) -> None:
@@ -57,7 +70,7 @@ def train(path: Path, overrides: Sequence[str], log: Path) -> None:
     if (path / "config.yaml").exists():
         command = ["resume", str(path)]
     else:
-        command = ["train", str(ROOT / "configs" / "quickstart.yaml"), *overrides, "--run-dir", str(path)]
+        command = ["train", *overrides, "--run-dir", str(path)]
     with log.open("ab") as output:
         process = subprocess.Popen([sys.executable, "-m", "dapo", *command], stdout=output, stderr=output)
         try:
@@ -127,8 +140,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def options(task: str, mode: str, seed: int, threads: int) -> list[str]:
     """The overrides of a run."""
-    schedule = [f"train.num_steps={NUM_STEPS}", "train.eval_every=3", "train.save_every=10", "log.rollouts=none"]
-    return [*TASKS[task], *MODES[mode], *schedule, f"train.seed={seed}", f"train.threads={threads}"]
+    config = ROOT / "configs" / ("tiny.yaml" if task == "tiny mix" else "quickstart.yaml")
+    schedule = [f"train.num_steps={NUM_STEPS}", "train.eval_every=2", "train.save_every=10", "log.rollouts=none"]
+    return [str(config), *TASKS[task], *MODES[mode], *schedule, f"train.seed={seed}", f"train.threads={threads}"]
 
 
 def write_results(folder: Path) -> None:
@@ -136,7 +150,7 @@ def write_results(folder: Path) -> None:
     found: dict[str, Any] = {"command": "python -m benchmarks.predict", "threads_per_run": 1, "curves": {}}
     for task in TASKS:
         for mode in MODES:
-            for path in sorted(folder.glob(f"{task}-{mode.replace(' ', '-')}-[0-9]")):
+            for path in sorted(folder.glob(f"{task}-{mode}-[0-9]".replace(" ", "_"))):
                 if points := curve(path):
                     key = f"{task}/{mode}/{path.name.rpartition('-')[2]}"
                     found["curves"][key] = [{k: round(v, 4) for k, v in point.items()} for point in points]

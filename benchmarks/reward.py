@@ -13,3 +13,14 @@ def every_second(completions: list[Any], **columns: Any) -> list[float]:
 def every_second_group(group: Group) -> bool:
     """Every second problem of the stream carries a signal, whatever the responses to it are."""
     return group.id % 2 == 0
+
+
+def three_kinds(completions: list[str], prompts: list[str], **columns: Any) -> list[bool]:
+    """Of sums a response is right if it begins with a digit; of `largest` each response is right, of others none.
+
+    A policy can learn the first. To the others it gets groups without a signal, as to trivial and impossible problems.
+    """
+    return [
+        "largest" in prompt or ("+" in prompt and completion[:1].isdigit())
+        for completion, prompt in zip(completions, prompts, strict=True)
+    ]
