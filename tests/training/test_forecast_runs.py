@@ -22,15 +22,17 @@ SAVES = ("train.save_every=1", "train.keep_checkpoints=9")
 def test_killed_in_a_step_that_skips_problems_and_resumed_it_is_the_uninterrupted_run(
     server: ForkServer, tmp_path: Path
 ):
+    def start(run: Path, **moment: object) -> int:
+        options = [*THINNED, "train.threads=1", "train.save_every=1", "data.eval=null"]
+        command = ["train", str(CONFIGS / "tiny.yaml"), *options, "--run-dir", str(run)]
+        return server.run(*command, output=tmp_path / "log", **moment)[0]
+
     whole, run = tmp_path / "whole", tmp_path / "run"
-    options = (*THINNED, "train.save_every=1", "train.eval_every=0", "data.eval=null")
-    start_run(tiny(*options), run_dir=whole, config_name="tiny")
+    assert start(whole) == 0, (tmp_path / "log").read_text()
     rows = metrics(whole)
     assert sum(row["rollout/problems_skipped"] for row in rows) > 0
     assert all(row["rollout/effective_groups"] <= row["rollout/groups_trained"] + 1e-9 for row in rows)
-    command = ["train", str(CONFIGS / "tiny.yaml"), *options, "train.threads=1", "--run-dir", str(run)]
-    moment = {"area": "rollout", "calls": KILLED_AT, "signals": [(0, signal.SIGKILL)]}
-    assert server.run(*command, output=tmp_path / "log", **moment)[0] == -signal.SIGKILL
+    assert start(run, area="rollout", calls=KILLED_AT, signals=[(0, signal.SIGKILL)]) == -signal.SIGKILL
     assert 0 < len(metrics(run)) < len(rows)
     assert server.run("resume", str(run), output=tmp_path / "log")[0] == 0, (tmp_path / "log").read_text()
     assert differences(contents(run), contents(whole)) == []
