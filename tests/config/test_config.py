@@ -475,11 +475,11 @@ def test_predictions_are_refused_where_eq_11_does_not_decide():
     assert any(
         "predict=thin or thompson" in line for line in ignored_options(config("dynamic_sampling.weights=inverse"))
     )
-    departures = list(
+    differing = list(
         differences_from_paper(config("dynamic_sampling.predict=thin", "dynamic_sampling.weights=inverse"))
     )
-    assert "dynamic_sampling.predict: thin (paper: off)" in departures
-    assert "dynamic_sampling.weights: inverse (paper: none)" in departures
+    assert "dynamic_sampling.predict: thin (paper: off)" in differing
+    assert "dynamic_sampling.weights: inverse (paper: none)" in differing
 
 
 def test_there_are_at_most_83_options():
