@@ -87,9 +87,9 @@ class Studies:
         *,
         trace: Trace = UNTRACED,
     ) -> dict[str, Any]:
-        """Seconds of one optimiser update; unshared: every response is a group of its own to the packer."""
+        """Seconds of one optimiser update; unshared: every sequence in a microbatch of its own."""
         samples = self._samples(groups, group, prompt, tokens, shared=shared)
-        policy = self._policy("kept", microbatch_tokens)
+        policy = self._policy("kept", microbatch_tokens) if shared else self._policy("unshared", 1)
         with trace:
             started = time.perf_counter()
             metrics = policy.update(samples, step=1)
@@ -200,7 +200,7 @@ class Studies:
         self, groups: int, group: int, prompt: int, tokens: int, microbatch_tokens: int, *, shared: bool
     ) -> dict[str, torch.Tensor]:
         """AdamW's first moment after its first update is the clipped gradient times (1 - beta1)."""
-        policy = self._policy("gradient", microbatch_tokens)
+        policy = self._policy("gradient", microbatch_tokens if shared else 1)
         policy.update(self._samples(groups, group, prompt, tokens, shared=shared), step=1)
         del self.policies["gradient"]
         return policy._optimizer.moments()["exp_avg"]
