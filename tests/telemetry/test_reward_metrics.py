@@ -1,6 +1,9 @@
-"""The metrics of a reward of several verifiers."""
+"""The metrics of a reward of several verifiers, and of what responses share."""
 
-from dapo.telemetry.metrics import rollout_metrics
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dapo.telemetry.metrics import rollout_metrics, shared_tokens
 from dapo.types import Generation, Group, Problem, Verdict
 
 
@@ -22,3 +25,21 @@ def test_each_component_is_averaged_over_the_responses_to_which_it_applied():
 
 def test_a_single_verifier_has_no_components():
     assert not [name for name in metrics_of(Verdict(True, 1.0)) if "component" in name]
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=1, max_size=6))
+def test_shared_tokens_are_all_tokens_less_the_distinct_beginnings(responses):
+    beginnings = {tuple(tokens[:n]) for tokens in responses for n in range(1, len(tokens) + 1)}
+    assert shared_tokens(responses) == sum(map(len, responses)) - len(beginnings)
+
+
+def test_the_shared_fraction_is_over_all_groups_and_long_beginnings_count_in_full():
+    def group(*responses):
+        generations = tuple(Generation("", ids, (0.0,) * len(ids), "stop", 0) for ids in responses)
+        verdicts = tuple(Verdict(True, 1.0) for _ in responses)
+        return Group(Problem("1", "Q", "A"), (1,), generations, verdicts), "trained"
+
+    long = tuple(range(600))
+    judged = [group((*long, 1), (*long, 2, 3)), group((7, 8), (8, 7))]
+    found = rollout_metrics(judged, {"trained": 2}, {"trained": 1207}, shortfall=0)
+    assert found["rollout/shared_token_fraction"] == 600 / 1207

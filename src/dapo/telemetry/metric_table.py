@@ -96,6 +96,8 @@ METRICS = (
     Metric("rollout/response_tokens_max", "tokens", "The length of the longest response."),
     Metric("rollout/truncated_fraction", "fraction", "The fraction of responses that reached the length limit.",
            "Section 3.4"),
+    Metric("rollout/shared_token_fraction", "fraction", "The fraction of response tokens that an earlier response of "
+           "the group has as well, after the same tokens; the native engine computes them once."),
     Metric("rollout/reflection_fraction", "fraction", "The fraction of responses with a phrase of reflection such as "
            '"wait" or "let me check".', "Table 2"),
     Metric("rollout/verifier_errors", "responses", "The number of responses without a verdict."),

@@ -6,14 +6,18 @@
 import resource
 import sys
 import time
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from math import fsum
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from dapo.telemetry.metric_table import metric_of
 from dapo.telemetry.rollout_table import storable
@@ -25,6 +29,7 @@ REFLECTION = (
 )
 """The phrases that count as reflection (the paper's Table 2), upper or lower case."""
 _TEXTS_PER_SEARCH = 256
+_COMPARED_TOKENS = 256
 
 
 def rollout_metrics(
@@ -61,6 +66,10 @@ def rollout_metrics(
         "rollout/response_tokens_mean": _mean(lengths),
         "rollout/response_tokens_max": max(lengths, default=0),
         "rollout/truncated_fraction": _fraction([g.finish for g in generations], "length"),
+        "rollout/shared_token_fraction": sum(
+            shared_tokens([generation.token_ids for generation in group.generations]) for group in groups
+        )
+        / max(1, sum(lengths)),
         "rollout/verifier_errors": len(verdicts) - len(valid),
         "rollout/shortfall_groups": shortfall,
     }
@@ -73,6 +82,21 @@ def rollout_metrics(
         metrics[f"rollout/{kind}_generated"] = sum(counts.values())
         metrics.update({f"rollout/{kind}_{outcome}": count for outcome, count in counts.items()})
     return metrics
+
+
+def shared_tokens(responses: Sequence[Sequence[int]]) -> int:
+    """How many tokens end a beginning that the responses already have: all tokens less the distinct beginnings."""
+    ordered = [np.asarray(tokens) for tokens in sorted(array("i", tokens) for tokens in responses)]
+    return sum(_common_beginning(first, second) for first, second in pairwise(ordered))
+
+
+def _common_beginning(first: NDArray[np.int32], second: NDArray[np.int32]) -> int:
+    length = min(len(first), len(second))
+    for start in range(0, length, _COMPARED_TOKENS):
+        end = min(start + _COMPARED_TOKENS, length)
+        if len(differing := np.flatnonzero(first[start:end] != second[start:end])):
+            return start + int(differing[0])
+    return length
 
 
 CHANCE_BINS = 5
