@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dapo.config.sampling import NativeConfig
+from dapo.engines.native.cache import BLOCK
 from dapo.engines.native.compatibility import patch_model
 from dapo.engines.native.engine import EngineStats, NativeEngine, common_beginning
 from dapo.engines.native.rows import Copies, Row, Rows
 from dapo.engines.native.sampling import Draws, SamplingSettings, sample
-from dapo.engines.native.scheduler import RunningSequence
+from dapo.engines.native.scheduler import LEAST_SHARED_PROMPT, RunningSequence
 from dapo.types import Generation, GenerationRequest
 from helpers.tiny_models import SERVED, tiny_model
 
@@ -317,3 +318,74 @@ def test_the_common_beginning_is_the_longest(sequences: list[list[int]]) -> None
     length = common_beginning(sequences)
     assert len({tuple(tokens[:length]) for tokens in sequences}) == 1
     assert length == min(map(len, sequences)) or len({tuple(tokens[: length + 1]) for tokens in sequences}) > 1
+
+
+# --- a long prompt, read once for its group ---------------------------------------------------------------------------
+
+LONG = tuple((7 * i + 3 * i * i) % 197 for i in range(LEAST_SHARED_PROMPT))
+FULL_ATTENTION = ["llama", "tied llama", "qwen2", "qwen3", "smollm3", "gemma"]
+
+
+def long_groups(sizes: Sequence[int] = (6, 4, 3)) -> list[GenerationRequest]:
+    """Groups of such prompts, the last of them too small, and one of a short prompt."""
+    ends = [(), (1, 2), (3,), None]
+    return [
+        request(f"{p}/{i}", prompt_ids=PROMPTS[0] if end is None else LONG + end, seed=50 * p + i, temperature=0.8)
+        for p, (end, size) in enumerate(zip(ends, (*sizes, 5), strict=True))
+        for i in range(size)
+    ]
+
+
+@pytest.mark.parametrize("name", FULL_ATTENTION)
+def test_a_prompt_read_once_for_its_group_gives_the_tokens_of_one_in_each_row(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sampled() -> dict[str, Generation]:
+        engine = NativeEngine(tiny_model(name, dtype=torch.float64), NativeConfig(slots=8))
+        return answers(engine, long_groups())
+
+    together = sampled()
+    monkeypatch.setattr("dapo.engines.native.scheduler.LEAST_SHARED_PROMPT", 10**6)
+    for label, expected in sampled().items():
+        assert together[label].token_ids == expected.token_ids
+        assert together[label].logprobs == pytest.approx(expected.logprobs, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in SERVED if name not in FULL_ATTENTION])
+def test_a_model_with_windows_keeps_each_prompt_in_its_rows(name: str) -> None:
+    assert not patch_model(tiny_model(name), rows=4).shares_prompts
+
+
+def test_a_prompt_that_a_group_shares_takes_memory_once_and_no_longer_than_the_group() -> None:
+    engine = engine_of(16)
+    engine.submit(long_groups()[:6])
+    engine.poll()
+    engine.poll()
+    position_bytes = 2 * 2 * 2 * 8 * 8  # keys and values, 2 layers, 2 heads of 8, float64
+    assert engine.cache_bytes <= (len(LONG) + 6 * BLOCK) * position_bytes
+    engine.abort([name for name in engine.in_flight if name != "0/3"])
+    assert engine.cache_bytes >= len(LONG) * position_bytes
+    engine.abort(["0/3"])
+    assert engine.cache_bytes == 0
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5])
+def test_shared_prompts_and_rows_stay_within_cache_tokens(rows: int) -> None:
+    # a row of a short prompt may become longer than those of the long ones
+    requests = [*long_groups(), request("long", max_new_tokens=300, stop_ids=())]
+    engine = engine_of(16, cache_tokens=rows * 320)
+    done = answers(engine, requests)
+    assert engine.stats.cache_bytes_peak <= rows * 320 * 2 * 2 * 2 * 8 * 8
+    expected = answers(engine_of(64), requests)
+    assert {i: g.token_ids for i, g in done.items()} == {i: g.token_ids for i, g in expected.items()}
+
+
+def test_whether_a_prompt_is_shared_does_not_depend_on_what_else_runs() -> None:
+    requests = long_groups()
+    expected = answers(engine_of(64), requests)
+    engine = engine_of(3)
+    for first, last in ((0, 6), (6, 10), (10, 13)):
+        done = answers(engine, requests[first:last])
+        for label, generation in done.items():
+            assert generation.token_ids == expected[label].token_ids
+            assert generation.logprobs == pytest.approx(expected[label].logprobs, abs=1e-12)

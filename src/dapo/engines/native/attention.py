@@ -6,7 +6,7 @@ d]`, so keys and values are never repeated for the heads that share them, and ma
 functions, evaluated at the slots' positions, once per forward. Either way sliding windows are the model's own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -64,6 +64,40 @@ class RowLengths:
         )
 
 
+PromptStates: TypeAlias = Sequence[tuple[Tensor, Tensor]]
+"""Keys and values `[1, kv_heads, positions, d]` of a prompt, for each layer."""
+
+
+@dataclass(frozen=True)
+class SharedPrompts:
+    """What a decode step attends to where rows share a prompt that none of them holds.
+
+    A row attends to what it holds and to its prompt one after the other; the sums of exponentials of the scores, which
+    both give, weigh the two. A prompt is read once for all its rows, which are the rows of one product.
+    """
+
+    positions: Tensor  # [n] in the rows, of the queries
+    prompts: Sequence[tuple[Tensor, PromptStates]]
+    """The rows `[k]` that go on after each prompt, and its keys and values."""
+    mask: Tensor | None = None  # [n, 1, 1, length] of what the rows hold
+
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float | None, layer: int) -> Tensor:
+        """Attention of `[n, kv_heads, group, d]` over `[n, kv_heads, length, d]` and the prompts."""
+        output, sums = _attend_with_sums(query, keys, values, attn_mask=self.mask, scale=scaling)
+        for rows, states in self.prompts:
+            queries = query[rows].transpose(0, 1).flatten(1, 2)[None]  # [1, kv_heads, rows * group, d]
+            found, found_sums = _attend_with_sums(queries, *states[layer], scale=scaling)
+            of_prompt = found[0].unflatten(1, (len(rows), -1)).transpose(0, 1)  # [rows, kv_heads, group, d]
+            prompt_sums = found_sums[0].unflatten(1, (len(rows), -1)).transpose(0, 1)
+            weight = torch.sigmoid(sums[rows] - prompt_sums).unsqueeze(3).to(output.dtype)
+            output[rows] = torch.lerp(of_prompt, output[rows], weight)
+        return output
+
+
+_attend_with_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+"""What `scaled_dot_product_attention` runs on a CPU; it also returns the logarithms of the sums of exponentials."""
+
+
 def register() -> None:
     """Register `NAME` with transformers, and turn off cuDNN's attention; repeating it changes nothing.
 
@@ -80,7 +114,7 @@ def native_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | RowLengths | None,
+    attention_mask: Tensor | RowLengths | SharedPrompts | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     **kwargs: object,
@@ -97,6 +131,10 @@ def native_attention(
         return attention_mask(query.squeeze(2), key, value, scaling).unsqueeze(1), None
     n, heads, length, width = query.shape
     shared = key.shape[1]
+    if isinstance(attention_mask, SharedPrompts):
+        grouped = query.reshape(n, shared, heads // shared, width)
+        attn_output = attention_mask(grouped, key, value, scaling, int(module.layer_idx))  # type: ignore[arg-type]
+        return attn_output.reshape(n, 1, heads, width), None
     if length == 1:
         grouped = query.reshape(n, shared, heads // shared, width)
         attn_output = scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
@@ -115,14 +153,14 @@ def native_mask(
     *,
     q_length: int,
     kv_length: int,
-    q_offset: int | Tensor | RowLengths = 0,
+    q_offset: int | Tensor | RowLengths | SharedPrompts = 0,
     mask_function: Callable[..., Tensor] | None = None,
     allow_is_causal_skip: bool = True,
     local_size: int | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     **others: object,
-) -> Tensor | RowLengths | None:
+) -> Tensor | RowLengths | SharedPrompts | None:
     """The positions that queries may attend to, from the model's own `mask_function(batch, head, query, key)`.
 
     A prefill gives `[1, 1, q, q_offset + q]` booleans, or None where that is plain causal (`q_offset` 0). A decode step
@@ -136,6 +174,19 @@ def native_mask(
         if others.get("use_vmap"):  # transformers says so where a model adds to its causal or sliding mask
             raise EngineError("a mask function of its own")
         return q_offset if local_size is None else replace(q_offset, window=local_size)
+    if isinstance(q_offset, SharedPrompts):
+        if local_size is not None:
+            raise EngineError("a window over a shared prompt")
+        mask = native_mask(
+            q_length=q_length,
+            kv_length=kv_length,
+            q_offset=q_offset.positions,
+            mask_function=mask_function,
+            dtype=dtype,
+            device=device,
+        )
+        assert isinstance(mask, Tensor)
+        return replace(q_offset, mask=mask)
     keys = torch.arange(kv_length, device=device)[None, None, None, :]
     zero = torch.zeros((), dtype=torch.long, device=device)
     if isinstance(q_offset, Tensor):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from dapo.engines.native.attention import RowLengths, VarlenAttention
+from dapo.engines.native.attention import PromptStates, RowLengths, SharedPrompts, VarlenAttention
 from dapo.engines.native.upload import upload
 
 BLOCK = 64  # capacity grows by at least half, in whole blocks of this many positions, so that copying stays rare
@@ -69,12 +69,22 @@ class PromptCache(KeyValueCache):
         """(positions attended to, the first of them)."""
         return self._offset + query_length, 0
 
-    def first(self, length: int) -> "PromptCache":
-        """A copy of the first prompt's first positions, so that the others can be freed."""
+    def select(self, index: int, length: int) -> "PromptCache":
+        """A copy of one prompt's first positions, so that the others can be freed."""
         single = PromptCache()
-        single.keys = [keys[:1, :, :length].clone() for keys in self.keys]
-        single.values = [values[:1, :, :length].clone() for values in self.values]
+        single.keys = [keys[index : index + 1, :, :length].clone() for keys in self.keys]
+        single.values = [values[index : index + 1, :, :length].clone() for values in self.values]
         return single
+
+    @property
+    def states(self) -> PromptStates:
+        """Of each layer."""
+        return list(zip(self.keys, self.values, strict=True))
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the keys and values."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in (*self.keys, *self.values))
 
 
 class SlotCache(KeyValueCache):
@@ -97,13 +107,16 @@ class SlotCache(KeyValueCache):
         """Whether there is room for `rows` sequences of `length` positions."""
         return rows <= self.rows and length <= self.capacity
 
-    def reserve(self, rows: int, length: int, limit: int, *, most_rows: int | None = None) -> None:
+    def reserve(
+        self, rows: int, length: int, limit: int, *, most_rows: int | None = None, most_positions: int | None = None
+    ) -> None:
         """Make room for `rows` sequences of `length` positions.
 
         `limit`, the longest reservation, bounds the growth of the capacity. With `most_rows` the rows grow by at least
-        half, up to that many, so that copying stays rare.
+        half, up to that many, so that copying stays rare. What has more than `most_positions` in all becomes smaller.
         """
-        if self.fits(rows, length):
+        is_small = most_positions is None or self.rows * self.capacity <= most_positions
+        if self.fits(rows, length) and is_small:
             return
         if length > self.capacity:
             wanted = max(length, self.capacity + self.capacity // 2)
@@ -124,8 +137,11 @@ class SlotCache(KeyValueCache):
         """Copy the first `length` positions of rows `sources` over rows `rows`."""
         self._copy(self.tensors, self.tensors, sources, rows, length)
 
-    def begin_step(self, positions: Tensor, longest: int) -> None:
-        """The next forward writes row i at `positions[i]` `[n]`; the longest row then has `longest` positions."""
+    def begin_step(self, positions: Tensor, longest: int, prompts: Sequence[tuple[Tensor, PromptStates]] = ()) -> None:
+        """The next forward writes row i at `positions[i]` `[n]`; the longest row then has `longest` positions.
+
+        `prompts`: as of `SharedPrompts`.
+        """
         raise NotImplementedError
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -186,9 +202,11 @@ class MaskedSlots(SlotCache):
     def __init__(self) -> None:
         super().__init__()
         self._flat_indices: dict[int, Tensor] = {}
+        self._query_offset: Tensor | SharedPrompts = self._positions
 
-    def begin_step(self, positions: Tensor, longest: int) -> None:
+    def begin_step(self, positions: Tensor, longest: int, prompts: Sequence[tuple[Tensor, PromptStates]] = ()) -> None:
         self._positions = positions
+        self._query_offset = SharedPrompts(positions, prompts) if prompts else positions
         self._length = min(-(-longest // ALIGN) * ALIGN, self.capacity)
         self._flat_indices = {}
 
@@ -205,9 +223,9 @@ class MaskedSlots(SlotCache):
             tensor.view(-1, tensor.shape[-1]).index_copy_(0, self._flat_indices[heads], states.reshape(n * heads, -1))
         return keys[:n, :, : self._length], values[:n, :, : self._length]
 
-    def get_query_offset(self, layer_idx: int = 0) -> Tensor:  # type: ignore[override]
-        """`[n]` position of each row's query; `attention.native_mask` reads it."""
-        return self._positions
+    def get_query_offset(self, layer_idx: int = 0) -> Tensor | SharedPrompts:  # type: ignore[override]
+        """`[n]` position of each row's query, with the shared prompts; `attention.native_mask` reads it."""
+        return self._query_offset
 
     def _allocate(self, prompts: PromptCache) -> None:
         self.tensors = [
@@ -238,7 +256,9 @@ class LengthSlots(SlotCache):
         self._row_lengths: RowLengths | None = None
         self._flat_indices = torch.empty(0, dtype=torch.long)
 
-    def begin_step(self, positions: Tensor, longest: int) -> None:
+    def begin_step(self, positions: Tensor, longest: int, prompts: Sequence[tuple[Tensor, PromptStates]] = ()) -> None:
+        if prompts:
+            raise ValueError("rows that are attended to by their lengths hold their prompts themselves")
         n, device = len(positions), positions.device
         self._positions, self._length = positions, longest
         starts = torch.arange(n + 1, device=device)

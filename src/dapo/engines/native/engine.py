@@ -17,10 +17,11 @@ from transformers import PreTrainedModel
 from dapo.config.sampling import NativeConfig
 from dapo.core.out_of_memory import explain_out_of_memory
 from dapo.engines.engine import WeightSource
+from dapo.engines.native.cache import PromptCache
 from dapo.engines.native.compatibility import patch_model
 from dapo.engines.native.device_memory import CudaMemory, DeviceMemory, cache_token_bound, step_bytes
 from dapo.engines.native.formulation import Formulation
-from dapo.engines.native.forward import Beginning, Prefilled
+from dapo.engines.native.forward import Beginning, Prefilled, Shared
 from dapo.engines.native.rows import Branch, Copies, Row, Rows, flat
 from dapo.engines.native.sampling import Draws, SamplingSettings, sample
 from dapo.engines.native.scheduler import RunningSequence, Scheduler
@@ -83,19 +84,22 @@ class NativeEngine(EngineState):
             config.cache_tokens,
             max_positions=getattr(model.config, "max_position_embeddings", None),
             vocabulary=self._forward.vocabulary,
+            shares_prompts=self._forward.shares_prompts,
         )
         self._memory = CudaMemory(model.device) if memory is None and model.device.type == "cuda" else memory
         self._is_bound_measured = self._memory is not None and config.cache_tokens is None
         self._cache = self._forward.formulation.new_slots()
         self._rows = Rows()
+        self._prompts: dict[tuple[int, ...], PromptCache] = {}
+        """Those that rows share."""
         self._beginning: Beginning | None = None
         """That of the prompts prefilled so far; forgotten when nothing is in flight: an idle engine is its weights."""
         self.stats = EngineStats()
 
     @property
     def cache_bytes(self) -> int:
-        """The memory that the slots take at present."""
-        return self._cache.num_bytes
+        """The memory that the slots and the prompts that they share take at present."""
+        return self._cache.num_bytes + sum(prompt.num_bytes for prompt in self._prompts.values())
 
     @property
     def weights_device(self) -> str:
@@ -136,6 +140,7 @@ class NativeEngine(EngineState):
         if self._is_bound_measured and not self._rows and self._scheduler.waiting:
             self._scheduler.cache_tokens = self._cache_token_bound()
         finished = self._decode() if self._rows else []
+        self._drop_prompts()
         self._spread()
         started = self._scheduler.admit(self._rows) if self._scheduler.waiting else []
         self._copy(self._rows.compact(spare=len(started)))
@@ -158,7 +163,7 @@ class NativeEngine(EngineState):
             self._is_closed = True
             del self._forward
             self._rows.clear()
-            self._beginning = None
+            self._beginning, self._prompts = None, {}
             self._cache.release()
             self._free_unused()
             self._scheduler.waiting.clear()
@@ -167,11 +172,11 @@ class NativeEngine(EngineState):
         """One decode step of all rows; those in which nobody goes on are free afterwards."""
         branches = [row.active for row in self._rows.in_use]
         tokens, positions = zip(*[(branch[0].token_ids[-1], branch[0].length - 1) for branch in branches], strict=True)
-        longest = max(positions) + 1
+        longest = max(branch[0].held for branch in branches)
         if not self._cache.fits(len(self._rows), longest):
             self._reserve(longest)
         (ids, at), settings = self._upload([tokens, positions], branches)
-        logits = self._forward.step(self._cache, ids, at, longest=longest)
+        logits = self._forward.step(self._cache, ids, at, longest=longest, shared=self._shared(branches))
         finished = self._sample(branches, logits, settings)
         self._count(decode_steps=1, decode_slot_steps=len(branches), decode_tokens=sum(map(len, branches)))
         self._rows.part()
@@ -191,7 +196,7 @@ class NativeEngine(EngineState):
             self._count(prefills=1, prefill_prompts=len(prompts), prefill_tokens=computed)
             if self._beginning is None and len(by_prompt) == 1 and len(prompts[0]) > LEAST_SHARED:
                 kept = len(prompts[0]) - 1
-                self._beginning = Beginning(prompts[0][:kept], prefilled.cache.first(kept))
+                self._beginning = Beginning(prompts[0][:kept], prefilled.cache.select(0, kept))
             entries = [(group, source) for source, prompt in enumerate(prompts) for group in by_prompt[prompt]]
             missing -= len(entries)
             finished += self._begin(prefilled, entries, missing=missing)
@@ -219,6 +224,10 @@ class NativeEngine(EngineState):
         Rows for `missing` groups are left free.
         """
         groups = [group for group, _ in entries]
+        for group, source in entries:
+            prompt = group[0].request.prompt_ids
+            if group[0].shared and prompt not in self._prompts:
+                self._prompts[prompt] = prefilled.cache.select(source, len(prompt))
         (sources,), settings = self._upload([[source for _, source in entries]], groups)
         finished = self._sample(groups, prefilled.logits[sources], settings)
         begun = [(Row(group), source) for group, source in entries]
@@ -227,11 +236,30 @@ class NativeEngine(EngineState):
         unfinished = [(self._rows.assign(row), row, source) for row, source in begun if row.active]
         if unfinished:
             copies = self._rows.spread(self._most_rows() - missing)
-            width = max(len(row.active[0].request.prompt_ids) for _, row, _ in unfinished)
-            self._reserve(width + 1)
-            self._cache.store(prefilled.cache, [s for *_, s in unfinished], [at for at, *_ in unfinished], width)
+            own = [(at, source) for at, row, source in unfinished if not row.active[0].shared]
+            width = max(row.length for _, row, _ in unfinished)
+            self._reserve(width)
+            self._cache.store(prefilled.cache, [source for _, source in own], [at for at, _ in own], width - 1)
             self._copy(copies)
         return finished
+
+    def _shared(self, branches: Sequence[Branch]) -> Shared | None:
+        """The prompts that are kept outside of the rows of these branches."""
+        if not self._prompts:
+            return None
+        rows: dict[tuple[int, ...], list[int]] = {}
+        for row, branch in enumerate(branches):
+            if branch[0].shared:
+                rows.setdefault(branch[0].request.prompt_ids, []).append(row)
+        device = self._forward.device
+        positions = upload(np.array([branch[0].held - 1 for branch in branches], dtype=np.int64), device)
+        return Shared(
+            positions,
+            [
+                (upload(np.array(indices, dtype=np.int64), device), self._prompts[prompt].states)
+                for prompt, indices in rows.items()
+            ],
+        )
 
     def _upload(
         self, integers: Sequence[Sequence[int]], branches: Sequence[Branch]
@@ -289,20 +317,29 @@ class NativeEngine(EngineState):
     def _reserve(self, longest: int) -> None:
         running = self._rows.sequences
         longest = max([longest, *(row.length for row in self._rows.in_use)])
-        limit = self._scheduler.longest_reservation(running)
-        most_rows = self._scheduler.most_rows(limit) if self._memory is not None else None
-        self._cache.reserve(len(self._rows), longest, limit, most_rows=most_rows)
-        if self._cache.num_bytes > self.stats.cache_bytes_peak:
-            self.stats = replace(self.stats, cache_bytes_peak=self._cache.num_bytes)
+        limit = max(seq.reserved for seq in running)
+        most_rows = self._most_rows() if self._memory is not None else None
+        bound, kept = self._scheduler.cache_tokens, sum(map(len, self._prompts))
+        most_positions = None if bound is None or not kept else bound - kept
+        self._cache.reserve(len(self._rows), longest, limit, most_rows=most_rows, most_positions=most_positions)
+        if self.cache_bytes > self.stats.cache_bytes_peak:
+            self.stats = replace(self.stats, cache_bytes_peak=self.cache_bytes)
 
     def _tidy(self) -> None:
         """Close the gaps, and free the cache when nothing runs."""
         self._copy(self._rows.compact())
+        self._drop_prompts()
         if not self._rows and not self._scheduler.waiting:
             self._beginning = None
         if not self._rows and self._cache.rows:
             self._cache.release()
             self._free_unused()
+
+    def _drop_prompts(self) -> None:
+        """Free the prompts that no row shares any more."""
+        if self._prompts:
+            used = {row.active[0].request.prompt_ids for row in self._rows.in_use if row.active[0].shared}
+            self._prompts = {prompt: states for prompt, states in self._prompts.items() if prompt in used}
 
     def _free_unused(self) -> None:
         """Return unused memory to the device.

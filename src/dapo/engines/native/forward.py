@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from transformers import PreTrainedModel
 
 from dapo.core.errors import EngineError
 from dapo.engines.engine import WeightSource
+from dapo.engines.native.attention import PromptStates
 from dapo.engines.native.cache import PromptCache, SlotCache
 from dapo.engines.native.formulation import Formulation
 from dapo.engines.native.joint_layers import JointKernels
@@ -27,7 +29,9 @@ class Beginning:
 
     def cut(self, length: int) -> "Beginning":
         """The first `length` tokens of it."""
-        return Beginning(self.token_ids[:length], self.cache.first(length)) if length < len(self.token_ids) else self
+        return (
+            Beginning(self.token_ids[:length], self.cache.select(0, length)) if length < len(self.token_ids) else self
+        )
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,13 @@ class Prefilled:
 
     cache: PromptCache
     logits: Tensor  # `[prompts, vocabulary]` of each prompt's first response token
+
+
+class Shared(NamedTuple):
+    """Prompts that a decode step reads once for all rows that go on after them."""
+
+    positions: Tensor  # [n] in the rows, of the tokens that are fed
+    prompts: Sequence[tuple[Tensor, PromptStates]]  # as of `attention.SharedPrompts`
 
 
 class Forward:
@@ -50,6 +61,8 @@ class Forward:
         self.head: nn.Module = model.get_output_embeddings()
         self.device = model.device
         self.vocabulary = next(model.get_input_embeddings().parameters()).shape[0]
+        self.shares_prompts = _shares_prompts(model, formulation)
+        """Whether a decode step can read a prompt once for several rows."""
         self.position_bytes = 0
         """Of the keys and values of one position in all layers, once a cache of this model has been made."""
         self._dropped: list[tuple[torch.UntypedStorage, int]] = []
@@ -80,9 +93,17 @@ class Forward:
         ids, at = upload(np.array([tokens, positions], dtype=np.int64), self.device).unbind()
         return self.step(cache, ids, at, longest=max(positions) + 1)
 
-    def step(self, cache: SlotCache, ids: Tensor, positions: Tensor, *, longest: int) -> Tensor:
-        """As `decode`, from `[n]` numbers on the device; `longest` is the largest position and one."""
-        cache.begin_step(positions, longest)
+    def step(
+        self, cache: SlotCache, ids: Tensor, positions: Tensor, *, longest: int, shared: Shared | None = None
+    ) -> Tensor:
+        """As `decode`, from `[n]` numbers on the device; `longest` is the largest position in a row and one.
+
+        `shared`: prompts that the rows do not hold; without them positions in the rows are those of the sequences.
+        """
+        if shared is None:
+            cache.begin_step(positions, longest)
+        else:
+            cache.begin_step(shared.positions, longest, shared.prompts)
         return self.head(self._hidden(ids[:, None], positions[:, None], cache)[:, 0])
 
     def load_weights(self, source: WeightSource) -> None:
@@ -106,6 +127,17 @@ class Forward:
     def _hidden(self, ids: Tensor, positions: Tensor, cache: PromptCache | SlotCache) -> Tensor:
         output = self.backbone(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)
         return output.last_hidden_state
+
+
+def _shares_prompts(model: PreTrainedModel, formulation: Formulation) -> bool:
+    """On a CPU, without windows, and with keys as wide as values."""
+    config = model.config
+    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
+    has_windows = layers != {"full_attention"} or (
+        getattr(config, "layer_types", None) is None and getattr(config, "sliding_window", None) is not None
+    )
+    same_widths = getattr(config, "v_head_dim", None) is None
+    return model.device.type == "cpu" and formulation.attend is None and same_widths and not has_windows
 
 
 @torch.no_grad()

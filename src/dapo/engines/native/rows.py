@@ -33,8 +33,8 @@ class Row:
 
     @property
     def length(self) -> int:
-        """The number of tokens of the active branch."""
-        return self.active[0].length
+        """The number of tokens of the active branch that the row holds."""
+        return self.active[0].held
 
     @property
     def branches(self) -> list[Branch]:
@@ -135,7 +135,7 @@ class Rows:
             row.paused.remove(branch)
             sources.append(index)
             targets.append(self.assign(Row(branch)))
-        return Copies(sources, targets, max(branch[0].length for branch, _ in chosen))
+        return Copies(sources, targets, max(branch[0].held for branch, _ in chosen))
 
     def compact(self, *, spare: int = 0) -> Copies:
         """Leave at most `spare` free rows: the last rows in use move into the others."""

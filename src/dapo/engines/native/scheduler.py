@@ -18,6 +18,11 @@ FIRST_UNIFORMS = 64
 """Uniform numbers made at first; then twice as many each time, so that no limit of 20,480 tokens is paid up front."""
 
 
+LEAST_SHARED_PROMPT, LEAST_SHARING_GROUP = 256, 4
+"""Tokens of a prompt, and requests that start together, from which on a prompt is kept once for all of them: with
+fewer, reading it apart from the rows takes longer than it saves."""
+
+
 @dataclass(eq=False)
 class RunningSequence:
     """A request and the response tokens sampled for it so far."""
@@ -27,19 +32,26 @@ class RunningSequence:
     """Its index among all that have started."""
     finish: Finish | None = None
     """How the last token has ended the response, if it has."""
+    shared: int = 0
+    """Positions of the prompt that are kept once for all sequences of the group, outside of their rows."""
     token_ids: "array[int]" = field(default_factory=lambda: array("i"))
     logprobs: "array[float]" = field(default_factory=lambda: array("d"))
     uniforms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
     @property
     def reserved(self) -> int:
-        """The number of positions that it may come to hold."""
-        return len(self.request.prompt_ids) + self.request.max_new_tokens
+        """The number of positions that its row may come to hold."""
+        return len(self.request.prompt_ids) + self.request.max_new_tokens - self.shared
 
     @property
     def length(self) -> int:
         """The number of prompt and response tokens so far."""
         return len(self.request.prompt_ids) + len(self.token_ids)
+
+    @property
+    def held(self) -> int:
+        """The number of its tokens without those that its row shares with others."""
+        return self.length - self.shared
 
     @property
     def masked_tokens(self) -> tuple[int, ...]:
@@ -83,19 +95,29 @@ class Scheduler:
     """The waiting requests, and the bound on the rows of the running ones: `slots`, holding `cache_tokens` positions.
 
     All rows are as long as the longest running sequence may become, so n rows hold n times the longest reservation
-    (prompt + max_new_tokens).
+    (prompt + max_new_tokens). With `shares_prompts` long prompts of large groups are kept once outside of their rows;
+    each counts as if it were a part of every row. Which are decides the group alone: the two ways round differently.
 
     Adjacent requests that sample from the same distributions start together, in one row. They may come to need a row
     each. So groups start while there are fewer branches, running or paused, than there may be rows; those that start
     together count with all their requests. What is saved by sharing rows goes to the groups that wait.
     """
 
-    def __init__(self, slots: int, cache_tokens: int | None, max_positions: int | None, vocabulary: int) -> None:
+    def __init__(
+        self,
+        slots: int,
+        cache_tokens: int | None,
+        max_positions: int | None,
+        vocabulary: int,
+        *,
+        shares_prompts: bool = False,
+    ) -> None:
         """`max_positions` is the longest sequence that the model takes, `vocabulary` the number of tokens it knows.
 
         `cache_tokens` may be set anew at any time; requests are refused only for the bound given here.
         """
         self.slots, self.cache_tokens, self.vocabulary = slots, cache_tokens, vocabulary
+        self._shares_prompts = shares_prompts
         bounds = (
             (cache_tokens, "rollout.native.cache_tokens", "raise it"),
             (max_positions, "the model's max_position_embeddings", "use a model with a longer context"),
@@ -122,11 +144,11 @@ class Scheduler:
         rows, branches = running.num_rows, running.num_branches
         if branches >= self.slots:
             return started
-        longest = self.longest_reservation(running.sequences)
+        sequences = list(running.sequences)
         for _, adjacent in groupby(self.waiting.values(), key=_distributions):
-            group = [RunningSequence(request, self._num_started + i) for i, request in enumerate(adjacent)]
-            longest = max(longest, self.longest_reservation(group))
-            most = self.most_rows(longest)
+            group = self._group(list(adjacent))
+            sequences += group
+            most = self.most_rows(self.longest_reservation(sequences))
             if rows >= most or branches >= most:
                 break
             rows, branches = rows + 1, branches + len(group)
@@ -137,10 +159,20 @@ class Scheduler:
                 del self.waiting[seq.request.id]
         return started
 
+    def _group(self, requests: Sequence[GenerationRequest]) -> list[RunningSequence]:
+        """Sequences of requests that start together."""
+        prompt = len(requests[0].prompt_ids)
+        shares = self._shares_prompts and prompt >= LEAST_SHARED_PROMPT and len(requests) >= LEAST_SHARING_GROUP
+        return [
+            RunningSequence(request, self._num_started + i, shared=prompt if shares else 0)
+            for i, request in enumerate(requests)
+        ]
+
     @staticmethod
     def longest_reservation(running: Sequence[RunningSequence]) -> int:
-        """The number of positions that the longest of them may come to hold."""
-        return max((seq.reserved for seq in running), default=0)
+        """The number of positions that a row and the prompt that it shares may come to hold."""
+        own, shared = (seq.reserved for seq in running), (seq.shared for seq in running)
+        return max(own, default=0) + max(shared, default=0)
 
 
 def _distributions(request: GenerationRequest) -> tuple[object, ...]:
