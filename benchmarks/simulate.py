@@ -30,6 +30,8 @@ MARK = "<!-- simulation -->"
 TARGET_S, TARGET_GB = 0.5, 8.0
 """From the last response to the first old log-probability; peak memory."""
 GB = 10**9
+MEAN_TOKENS = 6700
+"""Of a response, with the median and the limit of `Size`."""
 
 
 @dataclass(frozen=True)
@@ -155,12 +157,17 @@ def predicted_bytes(runs: Sequence[Mapping[str, Any]], size: Size) -> float | No
     """Peak memory of controller and ranks; None without a run.
 
     From one run: its start, and what it has taken above that in proportion; from several the line through the smallest
-    and the largest.
+    and the largest. With shared rows the controller holds no more than one row of each length.
     """
     if not runs:
         return None
     small, large = (pick(runs, key=lambda run: run["size"]["prompts"]) for pick in (min, max))
     start = small["start_bytes"] + small["ranks_start_bytes"] * size.ranks / small["size"]["ranks"]
+    if size.shared_rows:
+        responses, trained_tokens = 3 * size.prompts * size.group_size, size.prompts * size.group_size * MEAN_TOKENS
+        rows = 12 * size.limit * (size.limit + 1) / 2  # token ids, log-probabilities, text
+        # in the ranks 8 bytes per token, and as many again for samples that move between them
+        return float(start + rows + 2000 * responses + 2 * 8 * trained_tokens)
     if small is large:
         return float(start + all_grown(large) * size.prompts / large["size"]["prompts"])
     slope = (all_grown(large) - all_grown(small)) / (large["size"]["prompts"] - small["size"]["prompts"])

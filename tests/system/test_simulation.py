@@ -114,6 +114,8 @@ def test_peak_memory_is_expected_from_what_the_largest_run_took_above_its_start(
     assert simulate.predicted_bytes([run_of(64, 0.2, 1e9), run_of(128, 0.4, 1.4e9)], Size(640)) == pytest.approx(
         1e9 + 2e9 + 1.5e9 + 9 * 0.4e9
     )
+    shared = simulate.predicted_bytes([run_of(64, 0.2, 1e9)], Size(5120, shared_rows=True))
+    assert 10e9 < shared < 20e9  # of which the ranks hold 549 million tokens, at most twice
     assert "5,120 prompts" in simulate.expectation(Size(5120), None)
     assert simulate.expectation(Size(512), 1.5e10).endswith("and 8 ranks: about 15.0 GB")
 
