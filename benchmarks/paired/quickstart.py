@@ -88,7 +88,7 @@ def figures_of(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Seconds by phase and counts, from the metrics of a run. The evaluation before the first step has no seconds."""
     steps = [record for record in records if record["step"] > 0]
     training = [record["time/step_s"] - record.get("time/evaluate_s", 0.0) for record in steps]
-    computed = [key for key in steps[-1] if "position" in key or "distinct" in key]
+    computed = dict.fromkeys(key for record in steps for key in record if "shared" in key)
     return {
         "step_s": training,
         "training": sum(training),
