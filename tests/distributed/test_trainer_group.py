@@ -76,10 +76,12 @@ def checkpoint_files(run: Path) -> dict[str, bytes]:
 
 
 def assert_same_run(found: Path, expected: Path) -> None:
-    """Metrics and weights to 1e-8."""
+    """Metrics and weights to 1e-8; what ranks compute twice depends on how a group is cut for them."""
     for row, other in zip(metrics(found), metrics(expected), strict=True):
         assert row.keys() == other.keys()
         for name, value in other.items():
+            if name == "optim/shared_token_fraction":
+                continue
             assert row[name] == pytest.approx(value, rel=1e-8, abs=1e-8), name
     weights = final_weights(found)
     for name, tensor in final_weights(expected).items():

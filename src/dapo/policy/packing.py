@@ -9,7 +9,7 @@ tensors of one pass. Sums over a minibatch's tokens do not depend on either: eac
 
 import heapq
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 
@@ -117,11 +117,14 @@ def partition(
     Raises:
         ValueError: a prompt is empty (nothing would predict the first token), or a group's samples are not adjacent.
     """
+    groups = ordered_groups(samples)
+    chunks = [chunk for group in groups for chunk in group.cut(max_tokens)]
     if ranks == 1:
-        bins = _first_fit(prompt_chunks(samples, lambda _: max_tokens), max_tokens)
+        bins = _first_fit(chunks, max_tokens)
     else:
-        target = _num_tokens(prompt_chunks(samples, lambda _: max_tokens)) // (ranks * MIN_CHUNKS_PER_RANK)
-        chunks = prompt_chunks(samples, lambda prompt: min(max_tokens, max(target, MIN_CHUNK_PROMPTS * prompt)))
+        target = _num_tokens(chunks) // (ranks * MIN_CHUNKS_PER_RANK)
+        limits = [min(max_tokens, max(target, MIN_CHUNK_PROMPTS * group.prompt_length)) for group in groups]
+        chunks = [chunk for group, limit in zip(groups, limits, strict=True) for chunk in group.cut(limit)]
         bins = _balanced(chunks, ranks=ranks, max_tokens=max_tokens)
     load = [0] * ranks
     weights = weights or [0.0] * len(samples)
@@ -137,12 +140,34 @@ def partition(
     return [tuple(passes) for passes in partitions]
 
 
-def prompt_chunks(samples: Sequence[Sample], limit: Callable[[int], int]) -> list[PromptChunk]:
-    """Every group in lexicographic order, cut where it has more tokens than the `limit` for its length of prompt."""
+@dataclass(frozen=True)
+class OrderedGroup:
+    """The samples of a group that have a response, in lexicographic order of their responses."""
+
+    prompt_length: int
+    indices: tuple[int, ...]
+    lengths: tuple[int, ...]  # of the responses
+    shared: tuple[int, ...]  # the response tokens that each shares with the one before it
+
+    def cut(self, limit: int) -> list[PromptChunk]:
+        """The samples in as few chunks of at most `limit` tokens as neighbours in that order fit into."""
+        chunks: list[PromptChunk] = []
+        for index, length, shared in zip(self.indices, self.lengths, self.shared, strict=True):
+            own, keys = length - shared, self.prompt_length + length
+            tokens = max(own, min(length, -(-keys // SHARED_KEYS_PER_TOKEN))) if own else 0
+            if chunks and chunks[-1].num_tokens + tokens <= limit:
+                chunks[-1] = PromptChunk((*chunks[-1].indices, index), chunks[-1].num_tokens + tokens)
+            else:
+                chunks.append(PromptChunk((index,), keys))
+        return chunks
+
+
+def ordered_groups(samples: Sequence[Sample]) -> list[OrderedGroup]:
+    """The groups of samples. Raises ValueError as `partition` does."""
     groups = [list(members) for _, members in groupby(range(len(samples)), key=lambda i: samples[i].group_id)]
     if len({samples[members[0]].group_id for members in groups}) < len(groups):
         raise ValueError("the samples of a group must be adjacent to share its prompt")
-    chunks: list[PromptChunk] = []
+    ordered = []
     for members in groups:
         first = samples[members[0]]
         if not first.prompt_ids:
@@ -151,23 +176,10 @@ def prompt_chunks(samples: Sequence[Sample], limit: Callable[[int], int]) -> lis
             raise ValueError(f"the samples of group {first.group_id} have different prompts")
         scored = [i for i in members if len(samples[i].response_ids)]
         responses = [token_array(samples[i].response_ids) for i in scored]
-        chunks += _cut(scored, responses, len(first.prompt_ids), limit(len(first.prompt_ids)))
-    return chunks
-
-
-def _cut(scored: Sequence[int], responses: Sequence[np.ndarray], prompt: int, limit: int) -> list[PromptChunk]:
-    """The samples of a group in as few chunks as neighbours in lexicographic order fit into."""
-    found = prefix_order(responses)
-    chunks: list[PromptChunk] = []
-    for at, shared in zip(found.order, found.shared, strict=True):
-        length = len(responses[at])
-        own, keys = length - shared, prompt + length
-        tokens = max(own, min(length, -(-keys // SHARED_KEYS_PER_TOKEN))) if own else 0
-        if chunks and chunks[-1].num_tokens + tokens <= limit:
-            chunks[-1] = PromptChunk((*chunks[-1].indices, scored[at]), chunks[-1].num_tokens + tokens)
-        else:
-            chunks.append(PromptChunk((scored[at],), keys))
-    return chunks
+        found = prefix_order(responses)
+        indices, lengths = [scored[at] for at in found.order], [len(responses[at]) for at in found.order]
+        ordered.append(OrderedGroup(len(first.prompt_ids), tuple(indices), tuple(lengths), tuple(found.shared)))
+    return ordered
 
 
 def _first_fit(chunks: Sequence[PromptChunk], max_tokens: int) -> list[list[PromptChunk]]:

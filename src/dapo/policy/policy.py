@@ -266,7 +266,7 @@ class Policy(PolicyCore):
         """
         (passes,) = partition_minibatch(minibatch, self._config, ranks=1)
         self._optimizer.zero_grad()
-        sums = [self._backward(rank_microbatch) for rank_microbatch in passes]
+        sums = list(map(self._backward, passes))
         return self._apply_gradient(add_sums([*sums, self._optimizer.measure()]), step=step)
 
     def save(self, directory: str | Path) -> None:
