@@ -29,7 +29,7 @@ from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.native.engine import NativeEngine
 from dapo.engines.native.formulation import formulation_for
-from dapo.engines.native.linear_probe import choose_kernels, linear_shapes
+from dapo.engines.native.linear_probe import choices_file, choose_kernels, linear_shapes
 from dapo.engines.native.prepacked_linear import BY_PROCESSOR
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.policy.lora import check_adapters
@@ -367,7 +367,8 @@ def probe_kernels(config: Config, loaded: LoadedModel) -> dict[str, str]:
     on_gpu = config.train.device == "cuda" or (config.train.device == "auto" and torch.cuda.is_available())
     if on_gpu or config.rollout.engine != "native":
         return {}
-    return choose_kernels(linear_shapes(loaded.model), loaded.model.dtype, config.rollout.native.slots)
+    shapes, rows = linear_shapes(loaded.model), config.rollout.native.slots
+    return choose_kernels(shapes, loaded.model.dtype, rows, choices=choices_file())
 
 
 def build_sinks(config: Config, run: RunDirectory, *, first_step: int) -> list[Sink]:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterable
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -93,7 +94,7 @@ def test_only_a_kernel_that_is_clearly_faster_is_chosen_and_small_weights_are_no
 
     def seconds(names: Iterable[str], outputs: int, inputs: int, rows: int, dtype: torch.dtype) -> dict[str, float]:
         timed.append((outputs, inputs))
-        return {name: 1.0 if name == default else 0.95 if inputs == 512 else 0.8 for name in names}
+        return {name: 1.0 if name == default else 0.85 if inputs == 512 else 0.75 for name in names}
 
     shapes = [(512, 512), (1024, 512), (512, 1024), (100_000, 1024), (511, 511)]
     found = linear_probe.choose_kernels(shapes, torch.float32, rows=4, measure=seconds)
@@ -101,6 +102,94 @@ def test_only_a_kernel_that_is_clearly_faster_is_chosen_and_small_weights_are_no
     assert found.keys() == {"512x1024", "100000x1024"}
     assert default not in found.values()
     assert linear_probe.choose_kernels(shapes, torch.float64, rows=4) == {}
+
+
+class Clock:
+    """Measures every kernel as equally fast, except one."""
+
+    def __init__(self, fastest: str) -> None:
+        self.fastest, self.timed = fastest, 0
+
+    def __call__(self, names: Iterable[str], *args: object) -> dict[str, float]:
+        self.timed += 1
+        return {name: 0.5 if name == self.fastest else 1.0 for name in names}
+
+
+def choose(clock: Clock, choices: Path, *, rows: int = 4, shapes: int = 1) -> dict[str, str]:
+    return linear_probe.choose_kernels(
+        [(512 * (i + 1), 512) for i in range(shapes)], torch.float32, rows, choices=choices, measure=clock
+    )
+
+
+@FLOAT32
+@pytest.mark.parametrize("first", ["plain", default_kernel(torch.float32) or ""])
+def test_a_later_run_takes_the_choices_of_an_earlier_one_whatever_its_own_clock_says(
+    tmp_path: Path, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, default = tmp_path / "cache" / "kernels.json", default_kernel(torch.float32)
+    other = Clock("plain" if first == default else default or "")
+    found = choose(Clock(first), path)
+    assert found == ({} if first == default else {"512x512": first})
+    assert choose(other, path) == found
+    assert other.timed == 0
+    choose(other, path, shapes=2)  # only a new shape is timed
+    assert other.timed == 1
+    choose(other, path, rows=8)  # and all of them for another number of rows
+    assert other.timed == 2
+    assert choose(other, path) == found
+    monkeypatch.setattr(linear_probe, "cpu_model", lambda: "another processor")
+    assert choose(other, path) != found
+    assert other.timed == 3
+
+
+@FLOAT32
+@pytest.mark.parametrize("content", ["", "{", "[]", "[" * 100_000, '{"a": 3}', '{"a": {"512x512": 3}}', "\xff"])
+def test_choices_that_cannot_be_read_are_made_anew_and_written(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "kernels.json"
+    path.write_text(content, encoding="latin-1")
+    assert choose(Clock("plain"), path) == {"512x512": "plain"}
+    assert choose(Clock("none"), path) == {"512x512": "plain"}
+
+
+@FLOAT32
+def test_a_remembered_kernel_that_this_processor_does_not_have_is_timed_anew(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.json"
+    choose(Clock("plain"), path)
+    path.write_text(path.read_text().replace('"plain"', '"of another torch"'))
+    assert choose(Clock("plain"), path) == {"512x512": "plain"}
+    assert '"plain"' in path.read_text()
+
+
+@FLOAT32
+def test_choices_are_neither_read_nor_written_through_a_link(tmp_path: Path) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "kernels.json"
+    choose(Clock("plain"), victim)
+    before = victim.read_text()
+    path.symlink_to(victim)
+    clock = Clock("none")
+    assert choose(clock, path) == {}
+    assert (clock.timed, victim.read_text(), path.is_symlink()) == (1, before, False)
+
+
+@FLOAT32
+def test_a_folder_that_cannot_be_written_keeps_no_choice_and_stops_no_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder" / "kernels.json").mkdir(parents=True)
+    for path in (tmp_path / "file" / "kernels.json", tmp_path / "folder" / "kernels.json"):
+        for kernel in ("plain", "none"):
+            assert choose(Clock(kernel), path) == ({"512x512": "plain"} if kernel == "plain" else {})
+
+
+@FLOAT32
+def test_of_two_runs_that_time_at_once_both_take_what_was_written_first(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.json"
+
+    class Slow(Clock):
+        def __call__(self, names: Iterable[str], *args: object) -> dict[str, float]:
+            choose(Clock("plain"), path)
+            return super().__call__(names, *args)
+
+    assert choose(Slow("none"), path) == choose(Clock("none"), path) == {"512x512": "plain"}
 
 
 @FLOAT32

@@ -5,6 +5,7 @@ import math
 import shutil
 import sys
 import traceback
+from collections import Counter
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,11 +15,15 @@ import torch
 from pyarrow.parquet import read_table
 
 import dapo
+from dapo import assemble
 from dapo.cli.train import resume_run, start_run
-from dapo.core.errors import ShortfallError
+from dapo.core.errors import EngineError, ShortfallError
+from dapo.distributed.engine_specs import native_engine
+from dapo.distributed.protocol import WorkerSpec
 from dapo.engines.native.linear_probe import linear_shapes
-from dapo.engines.native.prepacked_linear import default_kernel, shape_name
+from dapo.engines.native.prepacked_linear import KERNELS, default_kernel, multiplies, shape_name
 from dapo.policy.model import load_model
+from dapo.types import GenerationRequest
 from helpers.paths import TESTS
 from helpers.tiny_runs import contents, metrics, saved_steps, tiny
 
@@ -53,27 +58,50 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_byte(tmp_path: Path, 
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 
-@pytest.mark.skipif(default_kernel(torch.float32) != "mkl", reason="needs a torch with MKL and oneDNN")
-def test_a_resumed_run_takes_the_kernels_that_it_recorded_also_in_an_engine_of_its_own(tmp_path: Path):
-    options = ["model.dtype=float32", "train.eval_every=0", "train.num_steps=1"]
-    start_run(tiny(*options), run_dir=tmp_path / "first", config_name="tiny")
-    manifest = json.loads((tmp_path / "first" / "manifest.json").read_text())
+@pytest.mark.skipif(default_kernel(torch.float32) is None, reason="this torch prepacks no weights in float32")
+def test_a_resumed_run_takes_the_kernels_that_it_recorded_also_in_an_engine_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # small products of all libraries are equal to the last bit, so a kernel is made that counts its products
+    used: Counter[tuple[int, ...]] = Counter()
+
+    class Counting(KERNELS["plain"]):  # type: ignore[misc]
+        def multiply(self, inputs: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+            used[tuple(self._weight.shape)] += 1
+            return super().multiply(inputs, bias)
+
+    monkeypatch.setitem(KERNELS, "counting", Counting)  # type: ignore[arg-type]
+    assert multiplies("counting", torch.float32)  # asked once, and not counted below
+    used.clear()
+    path = tmp_path / "run"
+    start_run(tiny("model.dtype=float32", "train.eval_every=0", "train.num_steps=1"), run_dir=path, config_name="tiny")
+    manifest = json.loads((path / "manifest.json").read_text())
     assert manifest["machine"]["linear_kernels"] == {}  # weights this small are not timed
-    model = load_model("tiny-random", dtype=torch.float32).model
-    shapes = [shape_name(*shape) for shape in linear_shapes(model)]
-    gaps = {}
-    for name, kernel, overrides in [
-        ("by type", None, []),
-        ("recorded", "onednn", []),
-        ("process", "onednn", ["rollout.engines=1", "rollout.engine_threads=1"]),
-    ]:
-        shutil.copytree(tmp_path / "first", tmp_path / name)
-        if kernel is not None:
-            manifest["machine"]["linear_kernels"] = dict.fromkeys(shapes, kernel)
-            (tmp_path / name / "manifest.json").write_text(json.dumps(manifest))
-        resume_run(tmp_path / name, ["train.num_steps=2", *overrides])
-        gaps[name] = metrics(tmp_path / name)[-1]["rollout/engine_logprob_gap_mean"]
-    assert gaps["by type"] != gaps["recorded"] == gaps["process"]
+    assert not used
+    shapes = linear_shapes(load_model("tiny-random", dtype=torch.float32).model)
+    manifest["machine"]["linear_kernels"] = {shape_name(*shape): "counting" for shape in shapes}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+    specs: list[WorkerSpec] = []
+
+    def not_started(launcher: Any, wanted: list[WorkerSpec], **options: Any) -> None:
+        specs.extend(wanted)
+        raise EngineError("not started")
+
+    with monkeypatch.context() as patch, pytest.raises(EngineError, match="not started"):
+        patch.setattr(assemble, "EnginePool", not_started)
+        resume_run(path, ["train.num_steps=2", "rollout.engines=1", "rollout.engine_threads=1"])
+    assert [spec.factory for spec in specs] == ["dapo.distributed.engine_specs:native_engine"]
+    own = native_engine(**specs[0].options)
+    own.submit([GenerationRequest("a", (4, 5), max_new_tokens=3, temperature=1.0, top_p=1.0, seed=0, stop_ids=())])
+    while own.in_flight:
+        own.poll()
+    in_own_process = set(used)
+    used.clear()
+    resume_run(path, ["train.num_steps=2"])
+    assert set(used) == in_own_process
+    assert used.keys() <= shapes
+    assert len(used) >= 4  # queries, keys and values in one; the attention's output; the two of the MLP
 
 
 def test_a_finished_run_can_be_extended(tmp_path: Path):

@@ -64,6 +64,11 @@ def _open_no_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
+def cache_folder() -> Path:
+    """Where dapo keeps for later runs what it can make again: `$DAPO_CACHE` or `~/.cache/dapo`, which need not exist."""
+    return Path(os.environ.get("DAPO_CACHE") or Path.home() / ".cache" / "dapo")
+
+
 def remove(path: Path) -> None:
     """Remove a directory with its content, a file, or a link, whose target stays."""
     if path.is_dir() and not path.is_symlink():

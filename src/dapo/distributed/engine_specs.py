@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 import dapo
 from dapo.config import Config
 from dapo.core.errors import ConfigError
+from dapo.core.files import cache_folder
 from dapo.distributed.launch import allocator_environment, threads_on_cluster
 from dapo.distributed.protocol import Node, WorkerSpec
 from dapo.engines.native.device_memory import CudaMemory
@@ -184,8 +185,7 @@ def _import_path(python: str | None) -> dict[str, str]:
     if python is None:
         return {}
     package = Path(dapo.__file__).parent
-    cache = Path(os.environ.get("DAPO_CACHE") or Path.home() / ".cache" / "dapo")
-    folder = cache / "import" / hashlib.sha256(str(package).encode()).hexdigest()[:16]
+    folder = cache_folder() / "import" / hashlib.sha256(str(package).encode()).hexdigest()[:16]
     link = folder / package.name
     if not link.is_symlink():
         folder.mkdir(parents=True, exist_ok=True)

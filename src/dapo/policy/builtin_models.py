@@ -3,7 +3,6 @@
 import contextlib
 import importlib.util
 import io
-import os
 import string
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from transformers import (
 )
 
 from dapo.core.errors import ConfigError
+from dapo.core.files import cache_folder
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.policy.hf_io import write_model_directory
 
@@ -44,8 +44,7 @@ def smollm2_directory() -> Path:
 
 def smollm2_path() -> Path:
     """Where `smollm2_directory` is, or will be."""
-    cache = Path(os.environ.get("DAPO_CACHE") or Path.home() / ".cache" / "dapo")
-    return cache / "models" / "smollm2-135m-instruct"
+    return cache_folder() / "models" / "smollm2-135m-instruct"
 
 
 def find_packaged_file(package: str, name: str) -> Path:

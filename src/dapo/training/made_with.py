@@ -10,8 +10,9 @@ import torch
 
 from dapo.config import Config
 from dapo.core.files import read_json
+from dapo.core.processor import cpu_model
 from dapo.core.secrets import mask_options
-from dapo.training.run_directory import cpu_model, package_versions
+from dapo.training.run_directory import package_versions
 from dapo.types import Problem
 
 MADE_WITH_FILE = "made_with.json"

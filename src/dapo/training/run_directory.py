@@ -28,6 +28,7 @@ from dapo.core.files import (
     remove,
     to_json,
 )
+from dapo.core.processor import cpu_model
 from dapo.core.secrets import mask_secrets
 from dapo.evaluation.scores import require_summary
 from dapo.telemetry.sinks import read_metrics, truncate_after
@@ -549,13 +550,3 @@ def _git_commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return answer.stdout.strip() or None
-
-
-def cpu_model() -> str:
-    """The name of the processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor() or platform.machine()

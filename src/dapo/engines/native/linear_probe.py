@@ -2,15 +2,22 @@
 
 Which library multiplies fastest depends on the processor: on one MKL's blocks are as fast as oneDNN's, on another half
 as fast. The choice changes the last digits of a product, so a run records it, and a resumed run takes the recorded one.
+What was chosen is also kept in the user's cache for later runs: where two kernels are about as fast, each run's own
+times could choose otherwise, and runs of equal seeds would differ.
 """
 
+import contextlib
+import json
 import time
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from dapo.core.files import atomic_write_json, cache_folder, open_no_link
+from dapo.core.processor import cpu_model, vector_extensions
 from dapo.engines.native.prepacked_linear import KERNELS, PrepackedWeight, default_kernel, multiplies, shape_name
 
 MIN_ELEMENTS = 2**18
@@ -19,9 +26,8 @@ MIN_ELEMENTS = 2**18
 MAX_ELEMENTS = 2**22
 """Of larger weights only as many outputs are timed as fit."""
 
-MARGIN = 0.9
-"""The part of the time of the kernel for the type that another one may take at most to be chosen: where two are about
-as fast, every run makes the same choice."""
+MARGIN = 0.8
+"""The part of the time of the kernel for the type that another one may take at most to be chosen."""
 
 ROUNDS = 7
 
@@ -42,24 +48,89 @@ def linear_shapes(model: nn.Module) -> set[tuple[int, int]]:
 
 @torch.inference_mode()
 def choose_kernels(
-    shapes: Iterable[tuple[int, int]], dtype: torch.dtype, rows: int, *, measure: Measure | None = None
+    shapes: Iterable[tuple[int, int]],
+    dtype: torch.dtype,
+    rows: int,
+    *,
+    choices: Path | None = None,
+    measure: Measure | None = None,
 ) -> dict[str, str]:
     """The fastest kernel of each shape for products of `rows` rows, where it is not the one for the type.
 
-    `measure` replaces the clock in a test.
+    Args:
+        shapes: Outputs and inputs of the weights.
+        dtype: Their type.
+        rows: How many rows a product usually has.
+        choices: The file of earlier runs' choices, which hold here too, and to which new ones are added; none: all are
+            timed.
+        measure: Replaces the clock in a test.
     """
     measure = measure or measure_kernels
     default = default_kernel(dtype)
     if default is None:
         return {}
     names = [name for name in KERNELS if multiplies(name, dtype)]
+    timed = [(outputs, inputs) for outputs, inputs in sorted(shapes) if outputs * inputs >= MIN_ELEMENTS]
+    key = machine_key(dtype, rows)
+    known = _read_choices(choices).get(key, {})
     chosen = {}
-    for outputs, inputs in sorted(shapes):
-        if outputs * inputs >= MIN_ELEMENTS:
+    for outputs, inputs in timed:
+        kernel = known.get(shape_name(outputs, inputs))
+        if kernel not in names:
             seconds = measure(names, min(outputs, max(1, MAX_ELEMENTS // inputs)), inputs, rows, dtype)
             fastest = min(seconds, key=lambda name: seconds[name])
-            if seconds[fastest] < MARGIN * seconds[default]:
-                chosen[shape_name(outputs, inputs)] = fastest
+            kernel = fastest if seconds[fastest] < MARGIN * seconds[default] else default
+        chosen[shape_name(outputs, inputs)] = kernel
+    if choices is not None and not chosen.items() <= known.items():
+        chosen = _add_choices(choices, key, chosen, names)
+    return {shape: kernel for shape, kernel in chosen.items() if kernel != default}
+
+
+def choices_file() -> Path | None:
+    """The file in the user's cache with the kernels that earlier runs have chosen; None: there is no home folder."""
+    try:
+        return cache_folder() / "linear_kernels.json"
+    except RuntimeError:
+        return None
+
+
+def machine_key(dtype: torch.dtype, rows: int) -> str:
+    """All on which the fastest kernel of a shape depends, in one line."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    return ", ".join(
+        [
+            cpu_model(),
+            " ".join([capability, *vector_extensions()]),
+            f"torch {torch.__version__}",
+            f"{torch.get_num_threads()} threads",
+            str(dtype).removeprefix("torch."),
+            f"{rows} rows",
+        ]
+    )
+
+
+def _read_choices(file: Path | None) -> dict[str, dict[str, str]]:
+    """Kernels by shape, by `machine_key`; nothing from a file that is unreadable, a link, or something else."""
+    try:
+        if file is None or not file.is_file():
+            return {}
+        with open_no_link(file, "rb") as opened:
+            found: Any = json.load(opened)
+        return {str(key): {str(shape): str(kernel) for shape, kernel in of.items()} for key, of in found.items()}
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return {}
+
+
+def _add_choices(file: Path, key: str, chosen: dict[str, str], names: Iterable[str]) -> dict[str, str]:
+    """Write new choices into the file, if that is possible; returns those that hold.
+
+    A choice that another run has written meanwhile is kept, so that both runs make the same one.
+    """
+    entries = _read_choices(file)
+    written = entries.get(key, {})
+    chosen = {shape: written[shape] if written.get(shape) in names else kernel for shape, kernel in chosen.items()}
+    with contextlib.suppress(OSError):  # a folder that cannot be written: the next run times anew
+        atomic_write_json(file, entries | {key: written | chosen})
     return chosen
 
 

@@ -1,0 +1,30 @@
+"""This machine's processor, by its name and what it can do."""
+
+import platform
+from pathlib import Path
+
+CPUINFO = Path("/proc/cpuinfo")
+
+VECTOR_EXTENSIONS = ("avx", "amx", "fma", "asimd", "sve", "sme", "bf16", "i8mm")
+"""How the flags begin by which libraries choose the code of their products."""
+
+
+def cpu_model() -> str:
+    """The name of the processor."""
+    return _cpuinfo().get("model name") or platform.processor() or platform.machine()
+
+
+def vector_extensions() -> list[str]:
+    """The processor's flags for vectors and matrices, sorted; none where the system does not tell."""
+    found = _cpuinfo()
+    flags = f"{found.get('flags', '')} {found.get('Features', '')}".split()
+    return sorted({flag for flag in flags if flag.startswith(VECTOR_EXTENSIONS)})
+
+
+def _cpuinfo() -> dict[str, str]:
+    """What Linux says about the first processor."""
+    try:
+        first = CPUINFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+    except OSError:
+        return {}
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
