@@ -5,7 +5,7 @@ from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
 
-VECTOR_EXTENSIONS = ("avx", "amx", "fma", "asimd", "sve", "sme", "bf16", "i8mm")
+VECTOR_EXTENSIONS = ("avx", "amx", "fma", "asimd", "sve", "bf16", "i8mm")
 """How the flags begin by which libraries choose the code of their products."""
 
 
