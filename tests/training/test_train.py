@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 import sys
 import traceback
 from collections import Counter
@@ -88,8 +87,8 @@ def test_a_resumed_run_takes_the_kernels_that_it_recorded_also_in_an_engine_of_i
         specs.extend(wanted)
         raise EngineError("not started")
 
-    with monkeypatch.context() as patch, pytest.raises(EngineError, match="not started"):
-        patch.setattr(assemble, "EnginePool", not_started)
+    monkeypatch.setattr(assemble, "EnginePool", not_started)
+    with pytest.raises(EngineError, match="not started"):
         resume_run(path, ["train.num_steps=2", "rollout.engines=1", "rollout.engine_threads=1"])
     assert [spec.factory for spec in specs] == ["dapo.distributed.engine_specs:native_engine"]
     own = native_engine(**specs[0].options)

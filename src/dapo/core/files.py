@@ -65,7 +65,7 @@ def _open_no_link(path: str, flags: int) -> int:
 
 
 def cache_folder() -> Path:
-    """Where dapo keeps for later runs what it can make again: `$DAPO_CACHE` or `~/.cache/dapo`, which need not exist."""
+    """Where dapo keeps what it can make again: `$DAPO_CACHE` or `~/.cache/dapo`, which need not exist."""
     return Path(os.environ.get("DAPO_CACHE") or Path.home() / ".cache" / "dapo")
 
 
