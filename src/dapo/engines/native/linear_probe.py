@@ -9,7 +9,7 @@ times could choose otherwise, and runs of equal seeds would differ.
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -121,7 +121,7 @@ def _read_choices(file: Path | None) -> dict[str, dict[str, str]]:
         return {}
 
 
-def _add_choices(file: Path, key: str, chosen: dict[str, str], names: Iterable[str]) -> dict[str, str]:
+def _add_choices(file: Path, key: str, chosen: dict[str, str], names: Sequence[str]) -> dict[str, str]:
     """Write new choices into the file, if that is possible; returns those that hold.
 
     A choice that another run has written meanwhile is kept, so that both runs make the same one.
