@@ -262,23 +262,23 @@ def test_service_is_first_come_first_served(name: str) -> None:
 
 @each_engine
 def test_abort_gives_partial_responses_and_queued_ones_give_none(name: str) -> None:
-    # of different prompts: an engine may start a group as a whole
-    requests = [request(f"a{i}", max_new_tokens=10, prompt_ids=(*PROMPT, i)) for i in range(4)]
+    # of different prompts: an engine may start a group as a whole; six, so that two engines of two slots have queues
+    requests = [request(f"a{i}", max_new_tokens=10, prompt_ids=(*PROMPT, i)) for i in range(6)]
     whole = run(ENGINES[name].make(2), requests)
     engine = ENGINES[name].make(2)
     engine.submit(requests)
     for _ in range(3):
         assert engine.poll() == []
-    stopped = engine.abort(["a3", "a0"])
-    assert [g.request_id for g in stopped] == ["a3", "a0"]
+    stopped = engine.abort(["a5", "a0"])
+    assert [g.request_id for g in stopped] == ["a5", "a0"]
     assert [g.finish for g in stopped] == ["aborted", "aborted"]
     assert len(stopped[0].token_ids) == len(stopped[0].logprobs) == 0
     assert 0 < len(stopped[1].token_ids) < 10
     assert stopped[1].token_ids == whole["a0"].token_ids[: len(stopped[1].token_ids)]
     assert len(stopped[1].logprobs) == len(stopped[1].token_ids)
     # the slot is free for the queue, and nobody else noticed
-    rest = finish_all(engine, 2)
-    assert {i: g.token_ids for i, g in rest.items()} == {i: whole[i].token_ids for i in ("a1", "a2")}
+    rest = finish_all(engine, 4)
+    assert {i: g.token_ids for i, g in rest.items()} == {i: whole[i].token_ids for i in ("a1", "a2", "a3", "a4")}
     # the ids are free again, and the answer is the one it would have been
     assert run(engine, requests[:1])["a0"].token_ids == whole["a0"].token_ids
 
