@@ -15,6 +15,7 @@ import typer
 
 from dapo import __version__
 from dapo.cli.data import data_app
+from dapo.core.allocator import keep_freed_memory
 from dapo.core.errors import ConfigError, DapoError
 from dapo.core.secrets import mask_text
 from dapo.core.terminal import print_text, printable
@@ -107,6 +108,7 @@ def train(
             print_text(f"the verifier is ready; loading {loaded.model.name} and {loaded.data.train_source.label} ...")
         from dapo.cli.train import start_run
 
+        keep_freed_memory()
         start_run(loaded, run_dir=path, config_name=config.stem, judge=judge)
 
 
@@ -117,6 +119,7 @@ def resume(
     """Continue a run from its last checkpoint."""
     from dapo.cli.train import resume_run
 
+    keep_freed_memory()
     resume_run(run_dir, overrides or [])
 
 

