@@ -78,6 +78,7 @@ def train(run: Run) -> None:
                         for minibatch in run.track("update", updates):
                             state.updates.append(run.policy.update(minibatch, step=step))
                         report_step(run, batch, samples, text_metrics | staleness)
+                        del batch, samples, updates  # freed now, not while the trainer waits for the next ones
                         state.prefetched_batch = await_batch(run, pending)  # *
                 evaluate_and_log(run)
             check_divergence(run)

@@ -46,6 +46,7 @@ def train(run: Run) -> None:
                 for minibatch in run.track("update", updates):
                     state.updates.append(run.policy.update(minibatch, step=step))  # line 11: Eq. 8
                 report_step(run, batch, samples, text_metrics)
+                del batch, samples, updates  # freed now, not while the trainer waits for the next ones
                 evaluate_and_log(run)
             check_divergence(run)
             save_if_due(run)
