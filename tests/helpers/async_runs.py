@@ -3,6 +3,7 @@
 An engine in a process of its own gives the same responses and takes seconds to start.
 """
 
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -67,3 +68,12 @@ def main(arguments: Sequence[str]) -> None:
     except DapoError as error:
         print(error)
         sys.exit(error.exit_code)
+
+
+def resumed_from(whole: Path, run: Path, *, step: int) -> None:
+    """Make `run` a copy of the run `whole` as it was when step `step` was saved, and resume it."""
+    shutil.copytree(whole, run)
+    for path in (run / "checkpoints").iterdir():
+        if int(path.name.removeprefix("step_")) > step:
+            shutil.rmtree(path)
+    run_or_resume(run, load_config(run / "config.yaml"))

@@ -1,14 +1,12 @@
 """Whole runs with predictions: killed, resumed, one step off, and over several engines they are the same run."""
 
-import shutil
 import signal
 from pathlib import Path
 
 import pytest
 
 from dapo.cli.train import start_run
-from dapo.config import load_config
-from helpers.async_runs import async_config, run_or_resume
+from helpers.async_runs import async_config, resumed_from, run_or_resume
 from helpers.fork_server import ForkServer
 from helpers.paths import CONFIGS
 from helpers.tiny_runs import EVENTFUL, contents, differences, metrics, tiny
@@ -44,11 +42,7 @@ def test_one_step_off_with_predictions_it_resumes_from_any_step_to_the_byte(tmp_
     run_or_resume(whole, async_config(*THINNED, *SAVES))
     rows = metrics(whole)[1:]
     assert sum(row["rollout/problems_skipped"] for row in rows) > 0
-    shutil.copytree(whole, run)
-    for path in (run / "checkpoints").iterdir():
-        if int(path.name.removeprefix("step_")) > step:
-            shutil.rmtree(path)
-    run_or_resume(run, load_config(run / "config.yaml"))
+    resumed_from(whole, run, step=step)
     assert differences(contents(run), contents(whole)) == []
 
 

@@ -42,7 +42,7 @@ from dapo.training.state import Run, TrainablePolicy
 from dapo.types import Generation, GenerationRequest, Group, Problem, Sample, Verdict
 from examples.minimal_dapo import Group as MinimalGroup
 from examples.minimal_dapo import MinimalDapo
-from helpers.async_runs import ONE_STEP_OFF, async_config, run_or_resume
+from helpers.async_runs import ONE_STEP_OFF, async_config, resumed_from, run_or_resume
 from helpers.fake_rollout import END, FILL, RIGHT, WRONG, FakeEncoder, FakeJudge, problems, random_script
 from helpers.fork_server import AREAS, ForkServer
 from helpers.minimal_runs import STEPS, minimal_config, minimal_inputs
@@ -395,11 +395,7 @@ class TestResuming:
     @pytest.mark.parametrize("step", [1, 2, 3, 4])
     def test_from_any_step_it_ends_as_the_uninterrupted_run_to_the_byte(self, whole: Path, tmp_path: Path, step: int):
         run = tmp_path / "run"
-        shutil.copytree(whole, run)
-        for path in (run / "checkpoints").iterdir():
-            if int(path.name.removeprefix("step_")) > step:
-                shutil.rmtree(path)
-        run_or_resume(run, load_config(run / "config.yaml"))
+        resumed_from(whole, run, step=step)
         assert differences(contents(run), contents(whole)) == []
 
     def test_resumed_synchronously_it_samples_the_prefetched_batch_again_and_loses_no_problem(
