@@ -24,6 +24,7 @@ LAYERS = [
     {"evaluation"},
     {"training"},
     {"assemble"},
+    {"analysis"},
     {"cli", "__main__"},
 ]
 

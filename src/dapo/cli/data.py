@@ -55,11 +55,11 @@ def stats(
 ) -> None:
     """Show contents and difficulty of a data source, and the fraction of groups that dynamic sampling would keep."""
     from dapo.cli import data_stats
-    from dapo.cli.start import load_run_config
     from dapo.core.errors import ConfigError
     from dapo.core.files import atomic_write_json
     from dapo.data.prepare.stats import PassRate, describe_difficulty, describe_problems
     from dapo.data.prepare.write import require_new
+    from dapo.training.run_config import load_run_config
     from dapo.training.run_directory import RunDirectory
 
     if sampling_options := [item for item in overrides or [] if model is None and not item.startswith("reward.")]:

@@ -20,7 +20,6 @@ from dapo.assemble import (
 )
 from dapo.cli.eval_report import print_comparison, print_evaluation
 from dapo.cli.progress import progress
-from dapo.cli.start import load_run_config
 from dapo.cli.train import warn
 from dapo.config import Config, DataSpec, build_config, parse_data_argument, parse_overrides
 from dapo.config.data_spec import BENCHMARKS, INSTRUCTION, parse_spec
@@ -38,6 +37,7 @@ from dapo.policy.lora import saved_weights
 from dapo.policy.model import LoadedModel
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.training.rows import load_rows
+from dapo.training.run_config import load_run_config
 from dapo.training.run_directory import RunDirectory, step_of
 from dapo.training.signals import signals_as_requests
 from dapo.types import Problem

@@ -15,7 +15,7 @@ import torch
 
 from dapo.assemble import Inputs, build_run, probe_kernels, read_inputs, read_model, require_hardware, resolve_auto
 from dapo.cli.progress import progress
-from dapo.cli.start import load_run_config, naming_start_folder, open_judge
+from dapo.cli.start import open_judge
 from dapo.config import Config, dump_config
 from dapo.core.errors import CheckpointError, DapoError, DataError, TrainerLost
 from dapo.core.terminal import print_text
@@ -30,6 +30,7 @@ from dapo.training import one_step_off
 from dapo.training.checkpoint_writer import describe, disk_errors_as_storage_error
 from dapo.training.checkpointing import is_logged, restore
 from dapo.training.made_with import changes_since, made_with
+from dapo.training.run_config import load_run_config, naming_start_folder
 from dapo.training.run_directory import RunDirectory, default_run_path, make_manifest, step_of
 from dapo.training.signals import Interrupted, signals_as_requests
 from dapo.training.state import Run
