@@ -13,7 +13,7 @@ RUN /source/docker/install.sh vllm
 COPY pyproject.toml constraints.txt /source/
 RUN /source/docker/install.sh dependencies
 
-COPY README.md LICENSE /source/
+COPY README.md LICENSE setup.py /source/
 COPY src /source/src
 COPY configs /source/configs
 COPY benchmarks /source/benchmarks

@@ -8,7 +8,7 @@ PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check 
 # the extra dev is what `make test` and `make check` need
 PYTEST ?= $(VENV)/bin/python -m pytest
 
-.PHONY: install install-dev install-gym quickstart test test-changed test-vllm nightly soak gpu-acceptance check docs format golden bench bench-peers verifier-report mutants simulate clean
+.PHONY: install install-dev install-gym quickstart test test-changed test-vllm nightly soak gpu-acceptance check dist docs format golden bench bench-peers verifier-report mutants simulate clean
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -71,6 +71,11 @@ check: install-dev
 	$(PYTEST) -q tests/system/test_words.py
 	$(VENV)/bin/mypy
 
+# dist/: the wheel and the source archive, built without a network
+dist: install-dev
+	rm -rf dist
+	$(VENV)/bin/python -m build --no-isolation
+
 # the pages of metrics and of options, from what the code uses
 docs: install
 	$(VENV)/bin/python -m dapo.telemetry.metric_table > docs/metrics.md
@@ -123,7 +128,7 @@ PEER_PIP = -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 # makes the committed 20-step run anew: only with a change of numerics, and with the reason in the commit
 golden: install-dev

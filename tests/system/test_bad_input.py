@@ -551,7 +551,8 @@ COMMANDS = {
     ),
     "check of nothing": (
         "check none.yaml",
-        "error: no config file none.yaml; expected a YAML file such as configs/quickstart.yaml",
+        "error: no config file none.yaml; expected a YAML file, or one that comes with dapo: "
+        "dapo_32b, gsm8k_0.5b, quickstart, tiny",
     ),
     "run directory with other files": (
         "train {tiny} --run-dir {full}",
@@ -633,7 +634,8 @@ COMMANDS = {
     ),
     "a config that is a pipe": (
         "train {pipe}",
-        "error: no config file {pipe}; expected a YAML file such as configs/quickstart.yaml",
+        "error: no config file {pipe}; expected a YAML file, or one that comes with dapo: "
+        "dapo_32b, gsm8k_0.5b, quickstart, tiny",
     ),
     "an argument that is not UTF-8": ("train \udcff", "error: the argument '\\udcff' is not UTF-8"),
     "a NUL in a path": ("train a\0b.yaml", "Error: Invalid value for 'CONFIG.yaml': Value error, embedded null byte"),
@@ -703,7 +705,7 @@ def test_a_bad_config_file_is_answered(tmp_path: Path, name: str):
 
 
 def test_a_config_that_is_a_folder_or_absent_is_answered(tmp_path: Path):
-    hint = "expected a YAML file such as configs/quickstart.yaml"
+    hint = "expected a YAML file, or one that comes with dapo: dapo_32b, gsm8k_0.5b, quickstart, tiny"
     answered(lambda: load_config(tmp_path), ConfigError, tmp_path, f"{{dir}} is a folder; {hint}")
     answered(lambda: load_config(tmp_path / "x"), ConfigError, tmp_path, f"no config file {{dir}}/x; {hint}")
 

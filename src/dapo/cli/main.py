@@ -34,7 +34,7 @@ app = typer.Typer(
 app.add_typer(data_app, name="data", help="Import, inspect and clean problems.")
 
 ConfigPath = Annotated[
-    Path, typer.Argument(metavar="CONFIG.yaml", help="file with options, such as configs/quickstart.yaml")
+    Path, typer.Argument(metavar="CONFIG.yaml", help="file with options, or a shipped one: quickstart (`dapo configs`)")
 ]
 CommandLineError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """What typer raises for an option that does not exist and the like; it has no public name there."""
@@ -96,8 +96,9 @@ def train(
     run_dir: Annotated[Path | None, typer.Option(help="run directory to write; must not hold a run yet")] = None,
 ) -> None:
     """Train a model."""
-    from dapo.config import load_config
+    from dapo.config import find_config, load_config
 
+    config = find_config(config)
     loaded = load_config(config, overrides or [])
     from dapo.cli.start import open_judge
     from dapo.training.run_directory import default_run_path
@@ -291,6 +292,20 @@ def export(
     from dapo.cli.train import export_run
 
     export_run(run_dir, out_dir, step=step, adapter=adapter)
+
+
+@app.command("configs")
+def show_configs(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="print this one, for a file of your own")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="the list as one JSON object")] = False,
+) -> None:
+    """List the configurations that come with dapo, or print one: `dapo configs tiny > my.yaml`."""
+    from dapo.cli.configs import list_configs, print_config
+
+    if name is None:
+        list_configs(as_json=as_json)
+    else:
+        print_config(name)
 
 
 reward_app = typer.Typer(no_args_is_help=True, help="Try a reward before training on it.", rich_markup_mode=None)

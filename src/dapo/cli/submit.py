@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from dapo.cli.check.summary import explain
-from dapo.config import Config, dump_config, load_config
+from dapo.config import Config, dump_config, find_config, load_config
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.files import atomic_write_text, open_no_link
 from dapo.core.terminal import print_text
@@ -31,9 +31,10 @@ def submit_run(
     is_run = (config_or_run / "config.yaml").is_file()
     if is_run and run_dir is not None:
         raise ConfigError(f"{config_or_run} is a run, which continues where it is; leave --run-dir out")
-    config = load_config(RunDirectory.open(config_or_run).config if is_run else config_or_run, overrides)
+    source = RunDirectory.open(config_or_run).config if is_run else find_config(config_or_run)
+    config = load_config(source, overrides)
     list(explain(config))  # reads the data that is at hand
-    new = run_dir or default_run_path(config_or_run, datetime.now())
+    new = run_dir or default_run_path(source, datetime.now())
     run_dir = (config_or_run if is_run else new).absolute()
     job = Job(
         run_dir=run_dir,

@@ -6,6 +6,7 @@ from dapo.config.model_data import DataConfig, DataSpec, LoraConfig, ModelConfig
 from dapo.config.options import Config
 from dapo.config.reward import RewardConfig
 from dapo.config.sampling import RolloutConfig, ScoreThresholdsConfig
+from dapo.config.shipped import find_config
 from dapo.config.training import AdvantageConfig, LossConfig, OptimConfig
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "ScoreThresholdsConfig",
     "build_config",
     "dump_config",
+    "find_config",
     "load_config",
     "parse_data_argument",
     "parse_overrides",

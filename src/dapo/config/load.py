@@ -15,6 +15,7 @@ from yaml import YAMLError
 from dapo.config.messages import SECTIONS, format_validation_errors
 from dapo.config.model_data import DataSpec
 from dapo.config.options import Config
+from dapo.config.shipped import find_config
 from dapo.core.errors import ConfigError
 from dapo.core.secrets import may_be_written
 
@@ -30,12 +31,16 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a YAML file, lay `key=value` overrides over it, and validate. Raises ConfigError."""
-    path = Path(path)
-    if path.is_dir():
-        raise ConfigError(f"{path} is a folder; expected a YAML file such as configs/quickstart.yaml")
-    if not path.is_file():
-        raise ConfigError(f"no config file {path}; expected a YAML file such as configs/quickstart.yaml")
+    """Read a YAML file, or a shipped configuration by its name, lay `key=value` overrides over it, and validate.
+
+    Args:
+        path: the file; or `quickstart` and the like (`dapo.config.shipped`), where there is no such file.
+        overrides: `["loss.clip_high=0.3", ...]`, in which the last one of an option counts.
+
+    Raises:
+        ConfigError: with one message for all faults.
+    """
+    path = find_config(path)
     try:
         loaded = OmegaConf.load(path)
         raw = OmegaConf.to_container(loaded) if loaded else {}

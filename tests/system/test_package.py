@@ -1,0 +1,218 @@
+"""What is published: a wheel that works without the repository, a source archive that it is built from, one version.
+
+Nothing is downloaded: the wheel goes into an empty environment that sees the other packages of this one.
+"""
+
+import email.parser
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import zipfile
+from dataclasses import dataclass
+from email.message import Message
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dapo
+from dapo.config import find_config
+from dapo.config.shipped import shipped_configs
+from dapo.core.errors import ConfigError
+from helpers.commands import run
+from helpers.paths import CONFIGS, ROOT
+
+SOURCES = (
+    "src",
+    "configs",
+    "docs",
+    "CHANGELOG.md",
+    "LICENSE",
+    "MANIFEST.in",
+    "README.md",
+    "pyproject.toml",
+    "setup.py",
+)
+JUNK = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.tmp")
+
+
+@dataclass(frozen=True)
+class Distributions:
+    """What `python -m build` made, and the files of each by name below the top folder."""
+
+    wheel: Path
+    in_wheel: dict[str, bytes]
+    in_sdist: dict[str, bytes]
+
+    @property
+    def metadata(self) -> Message:
+        (text,) = (content for name, content in self.in_wheel.items() if name.endswith(".dist-info/METADATA"))
+        return email.parser.Parser().parsestr(text.decode())
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
+    """The wheel, built from the source archive, which is built from a copy of the repository."""
+    top = tmp_path_factory.mktemp("sources")
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, top / name, ignore=JUNK)
+        else:
+            shutil.copy(ROOT / name, top / name)
+    call(sys.executable, "-m", "build", "--no-isolation", str(top), folder=top)
+    (wheel,), (sdist,) = (top / "dist").glob("*.whl"), (top / "dist").glob("*.tar.gz")
+    with zipfile.ZipFile(wheel) as archive:
+        in_wheel = {name: archive.read(name) for name in archive.namelist()}
+    with tarfile.open(sdist) as tar:
+        files = {member.name: tar.extractfile(member) for member in tar.getmembers() if member.isfile()}
+        in_sdist = {name.partition("/")[2]: file.read() for name, file in files.items() if file is not None}
+    return Distributions(wheel, in_wheel, in_sdist)
+
+
+@pytest.fixture(scope="module")
+def python(built: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment that has the wheel installed, and the other packages of this environment."""
+    environment = tmp_path_factory.mktemp("environment")
+    call(sys.executable, "-m", "venv", "--without-pip", str(environment), folder=environment)
+    interpreter = environment / "bin" / "python"
+    (packages,) = environment.glob("lib/python*/site-packages")
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pip = ("-m", "pip", "--disable-pip-version-check", "--python", str(interpreter))
+    call(sys.executable, *pip, "install", "--quiet", "--no-deps", "--no-index", str(built.wheel), folder=environment)
+    return interpreter
+
+
+def call(*command: str | Path, folder: Path, expected_code: int = 0) -> str:
+    """Standard output of a process that knows nothing of the repository."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DAPO", "PIP"))}
+    done = subprocess.run(command, cwd=folder, env=own, text=True, capture_output=True, timeout=250, check=False)
+    assert done.returncode == expected_code, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    paths = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths if path.suffix != ".tmp"}
+
+
+def test_the_wheel_holds_the_package_the_configs_and_the_license_and_nothing_else(built: Distributions):
+    expected = {f"dapo/{name}": content for name, content in files_below(ROOT / "src" / "dapo").items()}
+    expected |= {f"dapo/configs/{name}": content for name, content in files_below(CONFIGS).items()}
+    about = f"dapo_rl-{dapo.__version__}.dist-info"
+    own = {name: content for name, content in built.in_wheel.items() if not name.startswith(about)}
+    assert sorted(own) == sorted(expected)
+    assert own == expected
+    assert built.in_wheel[f"{about}/licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
+    assert {"dapo/py.typed", "dapo/distributed/slurm/job.sh", "dapo/configs/tiny.yaml"} <= own.keys()
+
+
+def test_the_source_archive_holds_what_the_wheel_is_built_from_and_the_pages(built: Distributions):
+    made = {name for name in built.in_sdist if name == "PKG-INFO" or name == "setup.cfg" or ".egg-info/" in name}
+    expected = {f"src/{name}": text for name, text in files_below(ROOT / "src").items() if ".egg-info/" not in name}
+    for name in SOURCES[1:]:
+        path = ROOT / name
+        own = files_below(path) if path.is_dir() else {"": path.read_bytes()}
+        expected |= {f"{name}/{file}".rstrip("/"): content for file, content in own.items()}
+    assert {name: content for name, content in built.in_sdist.items() if name not in made} == expected
+
+
+def test_the_metadata_gives_the_version_of_the_package_and_the_readme_without_dead_links(built: Distributions):
+    import markdown
+
+    metadata = built.metadata
+    assert (metadata["Name"], metadata["Version"]) == ("dapo-rl", dapo.__version__)
+    assert (metadata["License-Expression"], metadata["Requires-Python"]) == ("Apache-2.0", ">=3.11")
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    description = metadata.get_payload()
+    page = markdown.markdown(description, extensions=["fenced_code", "tables"])
+    assert page.startswith("<h1>dapo</h1>")
+    assert page.count("<table>") >= 4
+    assert [link for link in re.findall(r'(?:href|src)="([^"]*)"', page) if not link.startswith("https://")] == []
+    assert page.count("https://arxiv.org/abs/2503.14476") == 1
+    assert "every generated token" in description  # what stands around links is there
+
+
+def test_the_version_stands_in_one_file(built: Distributions):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert "version" not in project
+    assert "version" in project["dynamic"]
+    assert importlib.metadata.version("dapo-rl") == dapo.__version__
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(rf"^## {re.escape(dapo.__version__)}\b", changelog, flags=re.MULTILINE)
+
+
+IN_ONE_PROCESS = """
+import contextlib, importlib.metadata, io, json, sys
+from pathlib import Path
+import dapo
+from dapo.cli.main import main
+
+def command(*words):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        try:
+            main(words)
+        except SystemExit as end:
+            return end.code, out.getvalue()
+
+found = {"file": dapo.__file__, "version": importlib.metadata.version("dapo-rl"), "path": sys.path}
+found["check"] = command("check", "quickstart")
+found["train"] = command("train", "configs/tiny.yaml", "train.num_steps=1", "train.threads=1", "--run-dir", "run")
+found["modules"] = sorted({str(Path(m.__file__).parent) for n, m in list(sys.modules.items())
+                           if n.split(".")[0] == "dapo" and getattr(m, "__file__", None)})
+print(json.dumps(found))
+"""
+
+
+def test_an_installed_wheel_checks_the_quickstart_and_trains_without_the_repository(python: Path, tmp_path: Path):
+    assert call(python.parent / "dapo", "--version", folder=tmp_path) == f"dapo {dapo.__version__}\n"
+    found: dict[str, Any] = json.loads(call(python, "-c", IN_ONE_PROCESS, folder=tmp_path).splitlines()[-1])
+    installed = Path(found["file"]).parent
+    assert installed.is_relative_to(python.parents[1])
+    assert found["version"] == dapo.__version__
+    assert all(Path(folder).is_relative_to(installed) for folder in found["modules"])
+    assert not any(Path(folder).is_relative_to(ROOT / "src") for folder in found["path"] if folder)
+    code, text = found["check"]
+    assert (code, "smollm2-135m-instruct" in text) == (0, True), text
+    code, text = found["train"]
+    assert code == 0, text
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["steps"] == 1
+
+
+def test_a_config_is_found_by_its_name_where_no_such_file_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert shipped_configs() == {path.stem: path for path in CONFIGS.glob("*.yaml")}
+    for name in ("tiny", "tiny.yaml", "configs/tiny.yaml", "configs/tiny", "./tiny"):
+        assert find_config(name) == CONFIGS / "tiny.yaml"
+    assert find_config("gsm8k_0.5b") == CONFIGS / "gsm8k_0.5b.yaml"
+    (tmp_path / "tiny.yaml").write_text("model: tiny-random\n")
+    (tmp_path / "quickstart").mkdir()
+    assert find_config("tiny.yaml") == Path("tiny.yaml")
+    assert find_config("quickstart") == CONFIGS / "quickstart.yaml"  # a folder is no configuration
+    names = "dapo_32b, gsm8k_0.5b, quickstart, tiny"
+    for name in ("other/tiny.yaml", "quikstart", "mine.yaml"):
+        with pytest.raises(ConfigError) as raised:
+            find_config(name)
+        assert str(raised.value) == (
+            f"no config file {name}; expected a YAML file, or one that comes with dapo: {names}"
+        )
+
+
+def test_dapo_configs_lists_the_shipped_configs_and_prints_one(capsys: pytest.CaptureFixture[str]):
+    code, out, _ = run(capsys, "configs")
+    assert code == 0
+    assert [line.split()[0] for line in out.split("\n\n")[0].splitlines()] == sorted(shipped_configs())
+    assert run(capsys, "configs", "tiny")[:2] == (0, (CONFIGS / "tiny.yaml").read_text(encoding="utf-8"))
+    code, out, _ = run(capsys, "configs", "--json")
+    assert {name: each["path"] for name, each in json.loads(out).items()} == {
+        name: str(path) for name, path in shipped_configs().items()
+    }
+    assert run(capsys, "configs", "tinny")[0] == 2
