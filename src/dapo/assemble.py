@@ -39,8 +39,7 @@ from dapo.policy.model_dimensions import find_dimensions
 from dapo.policy.policy import Policy
 from dapo.policy.varlen_attention import has_operators, padded_attention_notes
 from dapo.rewards.workers.pool import VerifierPool
-from dapo.telemetry.console import ProgressDisplay
-from dapo.telemetry.sinks import JsonlSink, Sink, TensorBoardSink, Tracker, TrackioSink, WandbSink
+from dapo.telemetry.sinks import Display, JsonlSink, Sink, TensorBoardSink, Tracker, TrackioSink, WandbSink
 from dapo.training.dynamic_sampling import MAX_ERROR_RATE, DynamicSampler
 from dapo.training.rollout import Sampling, sampling_plan
 from dapo.training.rows import NO_COLUMNS, load_rows
@@ -73,9 +72,10 @@ def build_run(
     inputs: Inputs,
     judge: VerifierPool,
     directory: RunDirectory,
-    display: ProgressDisplay,
+    display: Display,
     *,
     first_step: int,
+    listeners: Sequence[Sink] = (),
 ) -> Iterator[Run]:
     """A run with everything that it needs, before its first step; engines and policy are closed at the end."""
     stop_ids, keep = inputs.loaded.stop_ids, config.dynamic_sampling.filter
@@ -107,7 +107,7 @@ def build_run(
                 reward=partial(shaped_reward, config=config),
             ),
             policy=stack.enter_context(open_policy(config, inputs.loaded, launcher)),
-            tracker=Tracker(build_sinks(config, directory, first_step=first_step), display),
+            tracker=Tracker(build_sinks(config, directory, first_step=first_step), display, listeners),
             directory=directory,
             held_out=inputs.held_out,
             eval_plan=evaluation_plan(config, stop_ids) if inputs.held_out else None,

@@ -25,6 +25,7 @@ LAYERS = [
     {"training"},
     {"assemble"},
     {"analysis"},
+    {"api"},
     {"cli", "__main__"},
 ]
 
@@ -54,7 +55,7 @@ LIGHT = (
     "cli/data",
     "cli/reward",
     "cli/submit",
-    "cli/progress",
+    "telemetry/progress",
 )
 HEAVY = {"torch", "transformers", "math_verify", "reasoning_gym", "datasets", "pyarrow"}
 

@@ -104,9 +104,9 @@ def dedupe(
     force: Force = False,
 ) -> None:
     """Keep one row of each problem. OUT.removed.jsonl lists the removed rows and the rows that they duplicate."""
-    from dapo.cli.progress import progress
     from dapo.data.prepare.dedupe import Removed, deduplicate
     from dapo.data.prepare.write import require_new_data, write_data
+    from dapo.telemetry.progress import progress
 
     report = out.with_name(f"{out.name}.removed.jsonl")
     require_new_data(out, report, force=force)
@@ -174,13 +174,13 @@ def integerize(
     OUT.decisions.jsonl lists every decision with its reason. After an interruption, repeat the command to continue:
     decisions are kept in OUT.partial.
     """
-    from dapo.cli.progress import progress
     from dapo.core.errors import ConfigError
     from dapo.core.journal import open_journal
     from dapo.core.openai_client import ChatClient
     from dapo.core.rng import keyed_seed
     from dapo.data.prepare import integerize as rewriting
     from dapo.data.prepare.write import require_new_data, write_data
+    from dapo.telemetry.progress import progress
 
     report, journal_path = (out.with_name(f"{out.name}.{ending}") for ending in ("decisions.jsonl", "partial"))
     require_new_data(out, report, force=force)

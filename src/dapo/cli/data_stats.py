@@ -7,7 +7,6 @@ from typing import Any
 
 from rich.table import Column, Table
 
-from dapo.cli.progress import progress
 from dapo.config import DataSpec, build_config, parse_data_argument
 from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import DataError
@@ -18,6 +17,7 @@ from dapo.data.problems import unique_problems
 from dapo.data.sources.rows import prompt_text
 from dapo.rewards.data_check import unusable_rows
 from dapo.telemetry.console import SafeConsole
+from dapo.telemetry.progress import progress
 from dapo.training.run_config import load_run_config
 from dapo.types import Problem
 

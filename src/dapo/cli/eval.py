@@ -19,7 +19,6 @@ from dapo.assemble import (
     resolve_auto,
 )
 from dapo.cli.eval_report import print_comparison, print_evaluation
-from dapo.cli.progress import progress
 from dapo.cli.train import warn
 from dapo.config import Config, DataSpec, build_config, parse_data_argument, parse_overrides
 from dapo.config.data_spec import BENCHMARKS, INSTRUCTION, parse_spec
@@ -36,6 +35,7 @@ from dapo.evaluation.server import ServerSampler
 from dapo.policy.lora import saved_weights
 from dapo.policy.model import LoadedModel
 from dapo.rewards.workers.pool import VerifierPool
+from dapo.telemetry.progress import progress
 from dapo.training.rows import load_rows
 from dapo.training.run_config import load_run_config
 from dapo.training.run_directory import RunDirectory, step_of

@@ -100,8 +100,8 @@ def train(
 
     config = find_config(config)
     loaded = load_config(config, overrides or [])
-    from dapo.cli.start import open_judge
     from dapo.training.run_directory import default_run_path
+    from dapo.training.start import open_judge
 
     path = run_dir or default_run_path(config, datetime.now())
     with open_judge(loaded, run_dir=path) as judge:
@@ -201,7 +201,7 @@ def check(
     from dapo.config import load_config
 
     loaded = load_config(config, overrides or [])
-    from dapo.cli.start import open_judge
+    from dapo.training.start import open_judge
 
     elsewhere = bool(assume) or loaded.uses_ray
     with open_judge(loaded, elsewhere=elsewhere) as judge:

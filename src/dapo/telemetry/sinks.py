@@ -3,7 +3,7 @@
 import importlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -165,12 +165,15 @@ class Display(Sink, Protocol):
 
     def message(self, text: str) -> None: ...
 
+    def recall(self, earlier_steps: Iterable[Metrics]) -> None:
+        """Take the metrics of the steps before a run was resumed."""
+
 
 class Tracker:
-    """Passes each step's metrics to all sinks and the display."""
+    """Passes each step's metrics to all sinks and the display, then to `listeners`."""
 
-    def __init__(self, sinks: Sequence[Sink], display: Display) -> None:
-        self._sinks = (*sinks, display)
+    def __init__(self, sinks: Sequence[Sink], display: Display, listeners: Sequence[Sink] = ()) -> None:
+        self._sinks = (*sinks, display, *listeners)
         self.phase = display.phase
         self.message = display.message
 

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -50,17 +50,19 @@ class RunDirectory:
     path: Path
 
     @classmethod
-    def create(cls, path: str | Path, config_yaml: str, manifest: Mapping[str, Any]) -> "RunDirectory":
-        """A new run in a new or empty directory. Raises CheckpointError if anything is there already.
+    def create(
+        cls, path: str | Path, config_yaml: str, manifest: Mapping[str, Any], *, prepared: Collection[str] = ()
+    ) -> "RunDirectory":
+        """A new run in a new or empty directory. Raises CheckpointError if anything is there that is not `prepared`.
 
         The config is written last, and whole: one that was killed in here left no run, and may be started again.
         """
         run = cls(Path(path))
         try:
             run.path.mkdir(parents=True, exist_ok=True)
-            run._require_empty()  # a lock file does not belong into a directory that is refused
+            run._require_empty(prepared)  # a lock file does not belong into a directory that is refused
             with run.lock():  # of two that start at once, one wins here
-                run._require_empty()
+                run._require_empty(prepared)
                 atomic_write_json(run.manifest, manifest)
                 atomic_write_text(run.config, config_yaml)
         except OSError as error:
@@ -329,8 +331,8 @@ class RunDirectory:
             raise ValueError(f"the summary of a run lacks {', '.join(missing)}")
         atomic_write_json(self.summary, summary)
 
-    def _require_empty(self) -> None:
-        startup_files = {"lock", self.manifest.name}
+    def _require_empty(self, prepared: Collection[str] = ()) -> None:
+        startup_files = {"lock", self.manifest.name, *prepared}
         found = sorted(entry.name for entry in self.path.iterdir() if not _is_temporary(entry.name))
         if self.config.name in found:
             raise _already_a_run(self.path)
@@ -424,11 +426,14 @@ def _numbered(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("step_*") if _STEP_NAME.fullmatch(path.name)), key=step_of)
 
 
-def require_new_run(path: Path) -> None:
-    """Raise CheckpointError where no run can be made: to say so before a model is loaded, not after."""
+def require_new_run(path: Path, *, prepared: Collection[str] = ()) -> None:
+    """Raise CheckpointError where no run can be made: to say so before a model is loaded, not after.
+
+    What is `prepared` may be there: it was written for the run.
+    """
     try:
         if path.is_dir():
-            RunDirectory(path)._require_empty()
+            RunDirectory(path)._require_empty(prepared)
         elif os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         above = next(folder for folder in [path, *path.absolute().parents] if folder.exists())

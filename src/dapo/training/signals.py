@@ -4,11 +4,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from dapo.core.errors import DapoError
+from dapo.core.loading import describe
 
 SHOW_CURSOR = "\x1b[?25h"
 
@@ -21,17 +23,30 @@ class Interrupted(DapoError):
         self.exit_code = 128 + signum
 
 
+class ListenerFailed(DapoError):
+    """What a user has called after each step has raised: its cause is that error. The run's state is saved."""
+
+
 class StopRequest:
-    """Whether a signal has come."""
+    """Whether a signal has come, or what is called after each step has failed."""
 
     def __init__(self) -> None:
         self.signum: int | None = None
+        self.failure: Exception | None = None
         self._is_deferred = False
 
     def check(self, advice: str = "") -> None:
         """Raise Interrupted, with advice on how to go on, if one has, unless stopping is put off."""
-        if self.signum is not None and not self._is_deferred:
+        if self._is_deferred:
+            return
+        self.check_listeners()
+        if self.signum is not None:
             raise Interrupted(self.signum, advice)
+
+    def check_listeners(self) -> None:
+        """Raise ListenerFailed if what is called after each step has raised."""
+        if self.failure is not None:
+            raise ListenerFailed(f"what follows each step raised {describe(self.failure)}") from self.failure
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
@@ -46,14 +61,36 @@ class StopRequest:
             self._is_deferred = False
 
 
+class StepListener:
+    """A sink that calls a function with each finished step and its metrics; where that raises, the run is to stop."""
+
+    def __init__(self, stop: StopRequest, call: Callable[[int, Mapping[str, float]], None]) -> None:
+        self._stop, self._call = stop, call
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        try:
+            self._call(step, metrics)
+        except Exception as error:
+            self._stop.failure = self._stop.failure or error
+
+    def close(self) -> None:
+        """Nothing is pending."""
+
+
 @contextmanager
 def signals_as_requests(
     message: str = "saving, then stopping; Ctrl-C now ends at once",
+    *,
+    on_second: signal.Handlers | Callable[[int, FrameType | None], Any] = signal.SIG_DFL,
 ) -> Iterator[StopRequest]:
     """Inside, the first SIGINT or SIGTERM becomes a request; a SIGINT after that ends the process at once.
 
-    `message` is what a person is told when the first one comes. Python lets only the main thread have signals: in
-    any other the signals keep their meaning.
+    Python lets only the main thread have signals: in any other the signals keep their meaning.
+
+    Args:
+        message: what a person is told when the first one comes.
+        on_second: what the second SIGINT does. The default is the system's own, which works in the middle of a matmul
+            too; `signal.default_int_handler` raises KeyboardInterrupt instead, and the process lives on.
     """
     request = StopRequest()
 
@@ -64,7 +101,7 @@ def signals_as_requests(
             # the live display hides the cursor, and may not get to show it again
             cursor = SHOW_CURSOR if sys.stderr.isatty() else ""
             os.write(2, f"{cursor}\n{signal.Signals(signum).name}: {message}\n".encode())
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the system's own: works in the middle of a matmul too
+        signal.signal(signal.SIGINT, on_second)
 
     if threading.current_thread() is not threading.main_thread():
         yield request

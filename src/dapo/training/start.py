@@ -1,7 +1,7 @@
 """What a run needs of this machine and of the user's code, verified first and without torch, in about a second."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,13 +18,16 @@ from dapo.training.run_directory import require_new_run
 
 
 @contextmanager
-def open_judge(config: Config, *, run_dir: Path | None = None, elsewhere: bool = False) -> Iterator[VerifierPool]:
+def open_judge(
+    config: Config, *, run_dir: Path | None = None, elsewhere: bool = False, prepared: Collection[str] = ()
+) -> Iterator[VerifierPool]:
     """The verifiers of a run, once all that can be known without torch and without its data is in order.
 
     Args:
         config: the configuration, with `auto` or without.
         run_dir: the directory that a new run would make.
         elsewhere: the run will be on another machine, so that packages and models need not be here.
+        prepared: names in `run_dir` that were written for the run.
 
     Raises:
         ConfigError: a package, a model or a user's filter is missing.
@@ -32,7 +35,7 @@ def open_judge(config: Config, *, run_dir: Path | None = None, elsewhere: bool =
         RewardError: a verifier does not exist or cannot be used.
     """
     if run_dir is not None:
-        require_new_run(run_dir)
+        require_new_run(run_dir, prepared=prepared)
     if not elsewhere:
         _require_packages(config)
         _require_model(config.model.name)
