@@ -308,6 +308,32 @@ def show_configs(
         print_config(name)
 
 
+@app.command()
+def fork(
+    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="the run to fork")],
+    overrides: Overrides = None,
+    step: Annotated[int, typer.Option(min=1, help="the checkpoint to begin with")] = ...,  # type: ignore[assignment]
+    times: Annotated[
+        int | None, typer.Option(min=1, help="make so many branches, each with a seed of its own after the step")
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="run directory to write; with --times -1, -2 ... are added to its name")
+    ] = None,
+    no_train: Annotated[bool, typer.Option("--no-train", help="only make the run; dapo resume trains it")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print one JSON object; everything else goes to the standard error")
+    ] = False,
+) -> None:
+    """Begin a new run with a checkpoint of another: the same steps before it, the same draws and other options after."""
+    from dapo.cli.fork import fork_run
+
+    if not no_train:
+        keep_freed_memory()
+    fork_run(
+        run, step=step, overrides=overrides or [], times=times, run_dir=run_dir, trains=not no_train, as_json=as_json
+    )
+
+
 reward_app = typer.Typer(no_args_is_help=True, help="Try a reward before training on it.", rich_markup_mode=None)
 app.add_typer(reward_app, name="reward")
 

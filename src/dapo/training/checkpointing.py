@@ -98,7 +98,7 @@ def save_after_failure(run: Run, error: DapoError | OSError) -> None:
 
 def restore(run: Run, checkpoint: Path) -> None:
     """Put a run back to the state of a checkpoint, with the next step's batch if the checkpoint holds one."""
-    state = _read_state(checkpoint)
+    state = read_state(checkpoint)
     run.policy.load(checkpoint)
     run.sampling.stream.load_state_dict(state["stream"])
     run.sampling.sampler.load_state_dict(state["sampler"])
@@ -113,10 +113,11 @@ def restore(run: Run, checkpoint: Path) -> None:
 
 def is_logged(checkpoint: Path) -> bool:
     """Whether the metrics of a checkpoint's step were written before the checkpoint was."""
-    return _unlogged(_read_state(checkpoint)) is None
+    return _unlogged(read_state(checkpoint)) is None
 
 
-def _read_state(checkpoint: Path) -> dict[str, Any]:
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """The counts of a checkpoint, the state of its stream and of its sampler. Raises CheckpointError."""
     state = _read(checkpoint / STATE_FILE)
     if missing := sorted({"train_state", "stream", "sampler"} - state.keys()):
         raise CheckpointError(f"{checkpoint / STATE_FILE} is not what a run writes: it lacks {', '.join(missing)}")

@@ -2,16 +2,16 @@
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dapo.config import Config
+from dapo.config.differences import flat_options
 from dapo.core.files import read_json
 from dapo.core.processor import cpu_model
-from dapo.core.secrets import mask_options
 from dapo.training.run_directory import package_versions
 from dapo.types import Problem
 
@@ -33,7 +33,7 @@ _ROUNDING_OPTIONS = ("train.microbatch_tokens", "train.recompute")
 
 def made_with(config: Config, train: Sequence[Problem], held_out: Sequence[Problem]) -> dict[str, dict[str, Any]]:
     """Options, versions, processor and data of this process, as JSON values."""
-    options = dict(_flat(mask_options(config.model_dump(mode="json"))))
+    options = flat_options(config)
     return {
         "options": {name: value for name, value in options.items() if not name.startswith(_FREE_OPTIONS)},
         "versions": package_versions(),
@@ -57,14 +57,6 @@ def changes_since(checkpoint: Path, now: Mapping[str, Mapping[str, Any]], *, ste
                 means = "this is another run" if is_other else "results may differ by rounding"
                 lines.append(f"warning: {name} was {old} up to step {step} and is {new} now; from here on {means}")
     return lines
-
-
-def _flat(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in options.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _fingerprint(problems: Sequence[Problem]) -> str:

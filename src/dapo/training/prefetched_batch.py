@@ -83,7 +83,7 @@ def read_prefetched_batch(directory: Path, stream: ProblemStream) -> PrefetchedB
     """
     if not (directory / PREFETCHED_BATCH_FILE).exists():
         return None
-    state = json.loads((directory / PREFETCHED_BATCH_FILE).read_text(encoding="utf-8"))
+    state = _read_state(directory)
     with pq.ParquetFile(directory / RESPONSES_FILE) as file:
         # a row group holds whole groups
         chunks = map(file.read_row_group, range(file.num_row_groups))
@@ -98,7 +98,21 @@ def read_prefetched_batch(directory: Path, stream: ProblemStream) -> PrefetchedB
         epoch=state["epoch"],
         prediction=state.get("prediction") and Prediction.of_state(state["prediction"]),
     )
-    return PrefetchedBatch(batch, SamplingStart(state["step"], state["position"], state["sampler"]))
+    return PrefetchedBatch(batch, _start_in(state))
+
+
+def read_prefetched_start(directory: Path) -> SamplingStart | None:
+    """Where the sampling of a checkpoint's batch began; None if it holds none. The responses are not read."""
+    return _start_in(_read_state(directory)) if (directory / PREFETCHED_BATCH_FILE).exists() else None
+
+
+def _read_state(directory: Path) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads((directory / PREFETCHED_BATCH_FILE).read_text(encoding="utf-8"))
+    return state
+
+
+def _start_in(state: Mapping[str, Any]) -> SamplingStart:
+    return SamplingStart(state["step"], state["position"], state["sampler"])
 
 
 def _rows(group: Group, outcome: Outcome) -> Iterator[dict[str, Any]]:

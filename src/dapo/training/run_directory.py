@@ -236,7 +236,7 @@ class RunDirectory:
 
     def drop_old_checkpoints(self, step: int, keep: int) -> None:
         """Of the checkpoints up to a step leave the newest `keep` and the best evaluated one."""
-        up_to_step = [path for path in _numbered(self.checkpoints) if step_of(path) <= step]
+        up_to_step = [path for path in numbered(self.checkpoints) if step_of(path) <= step]
         best = best_checkpoint(up_to_step)
         for old in up_to_step[:-keep]:
             if old != best:
@@ -263,7 +263,7 @@ class RunDirectory:
 
         `warn` is told of each damaged one that is passed over. Raises CheckpointError if all are damaged, or gone.
         """
-        saved = _numbered(self.checkpoints)
+        saved = numbered(self.checkpoints)
         for path in reversed(saved):
             damage = _find_damage(path)
             if damage is None:
@@ -281,14 +281,14 @@ class RunDirectory:
 
     def newest_step(self) -> int | None:
         """The step of the newest checkpoint, whole or not; None if there is none."""
-        saved = _numbered(self.checkpoints)
+        saved = numbered(self.checkpoints)
         return step_of(saved[-1]) if saved else None
 
     def checkpoint(self, step: int) -> Path:
         """The checkpoint of one step. Raises CheckpointError if it is not there or damaged."""
         path = self.checkpoints / f"step_{step:06d}"
         if not path.is_dir():
-            steps = ", ".join(str(step_of(saved)) for saved in _numbered(self.checkpoints)) or "none"
+            steps = ", ".join(str(step_of(saved)) for saved in numbered(self.checkpoints)) or "none"
             raise CheckpointError(f"{self.path} has no checkpoint of step {step}; there are: {steps}")
         damage = _find_damage(path)
         if damage is not None:
@@ -297,7 +297,7 @@ class RunDirectory:
 
     def drop_old_rollouts(self, step: int, keep: int) -> None:
         """Of the tables of responses up to a step leave the newest `keep`."""
-        for path in _numbered(self.path / "rollouts"):
+        for path in numbered(self.path / "rollouts"):
             if step_of(path) <= step - keep:
                 path.unlink()
 
@@ -313,10 +313,10 @@ class RunDirectory:
         truncate_after(self.metrics, step if is_logged else step - 1)
         self.summary.unlink(missing_ok=True)
         for folder in ("rollouts", "eval"):
-            for path in _numbered(self.path / folder):
+            for path in numbered(self.path / folder):
                 if step_of(path) > step:
                     path.unlink()
-        for path in _numbered(self.checkpoints):
+        for path in numbered(self.checkpoints):
             if step_of(path) > step:
                 _mark_for_removal(path)
         self.clear_leftovers()
@@ -421,7 +421,7 @@ def _is_row(row: Mapping[str, Any]) -> bool:
     )
 
 
-def _numbered(folder: Path) -> list[Path]:
+def numbered(folder: Path) -> list[Path]:
     """What is named `step_NNNNNN` in a folder, by step; whatever else a user keeps there is left alone."""
     return sorted((path for path in folder.glob("step_*") if _STEP_NAME.fullmatch(path.name)), key=step_of)
 
@@ -451,11 +451,12 @@ def _already_a_run(path: Path) -> CheckpointError:
 
 def best_checkpoint(checkpoints: Sequence[Path]) -> Path | None:
     """The one whose step was evaluated best, the later of equals; None if none of them was evaluated."""
-    scored = [(accuracy, path) for path in checkpoints if (accuracy := _accuracy(path)) is not None]
+    scored = [(accuracy, path) for path in checkpoints if (accuracy := accuracy_of(path)) is not None]
     return max(scored, key=lambda pair: (pair[0], step_of(pair[1])))[1] if scored else None
 
 
-def _accuracy(checkpoint: Path) -> float | None:
+def accuracy_of(checkpoint: Path) -> float | None:
+    """The accuracy in the evaluation after the checkpoint's step; None if there was none."""
     try:
         value = _read_checkpoint_manifest(checkpoint)["accuracy"]
     except (OSError, ValueError):

@@ -1,0 +1,271 @@
+"""A fork: a new run that begins with a checkpoint of another one, and is equal to it up to that step.
+
+What the parent wrote up to the step is in the fork as well: metrics and evaluations, judged responses, the checkpoint.
+Files that are only ever replaced are hard links, which cost no space; `metrics.jsonl`, to which a run appends, is a
+copy. So neither of the two runs can change a file of the other, and either may be removed.
+
+Every draw of a run is keyed (`core/rng.py`), so a fork without a change computes what its parent computed, to the byte,
+and one with another learning rate still gets the same problems and the same random numbers for their responses. A
+branch (`--times`) has a seed of its own, and so other draws from the step on.
+"""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dapo.config import Config, dump_config, load_config
+from dapo.config.differences import flat_options, option_differences
+from dapo.core.errors import CheckpointError, ConfigError
+from dapo.core.files import atomic_write_json, atomic_write_text, crc32_of, read_json, remove
+from dapo.core.rng import keyed_seed
+from dapo.telemetry.sinks import truncate_after
+from dapo.training.checkpointing import STATE_FILE, is_logged, read_state
+from dapo.training.prefetched_batch import PREFETCHED_BATCH_FILE, RESPONSES_FILE, read_prefetched_start
+from dapo.training.run_directory import RunDirectory, accuracy_of, make_manifest, numbered, require_new_run, step_of
+
+MANIFEST_KEY = "fork"
+SEEDS = 10**9
+"""Seeds of branches are below it: they are read, and typed."""
+_KEEPS_NEXT_BATCH = ("advantage.", "loss.", "optim.", "eval.", "log.", "profile.", "distributed.", "launcher", "train.")
+"""Options, and beginnings of them, on which a batch that was sampled before does not depend."""
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Where a run was forked from, as its manifest records it.
+
+    Example: Fork("/runs/x", 40, None, "6e1b0c52", {"optim.lr": (1e-06, 2e-06)})
+    """
+
+    parent: str
+    """The parent's run directory."""
+    step: int
+    """Up to this step the run is its parent."""
+    branch: int | None
+    """Of several branches with seeds of their own the number, from 1; None: the parent's seed."""
+    parent_config_crc32: str
+    """Of the parent's config.yaml when the fork was made."""
+    changed: Mapping[str, tuple[Any, Any]]
+    """The options that were changed, each with the parent's value and the run's own."""
+
+    @classmethod
+    def of(cls, run: RunDirectory) -> "Fork | None":
+        """What a run's manifest says; None for a run that is no fork, or whose manifest is damaged."""
+        try:
+            found = read_json(run.manifest)[MANIFEST_KEY]
+            changed = {str(name): (old, new) for name, (old, new) in found["changed"].items()}
+            return cls(
+                str(found["parent"]), int(found["step"]), found["branch"], str(found["parent_config_crc32"]), changed
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def describe(self) -> str:
+        """For a person: `step 40 of runs/x, branch 2; train.seed 0 -> 7`."""
+        branch = "" if self.branch is None else f", branch {self.branch}"
+        changes = ", ".join(f"{name} {_show(old)} -> {_show(new)}" for name, (old, new) in self.changed.items())
+        return f"step {self.step} of {self.parent}{branch}; {changes or 'no option changed'}"
+
+
+@dataclass(frozen=True)
+class ForkPlan:
+    """A fork that can be made: everything about it that can be wrong was looked at, and nothing is written yet."""
+
+    parent: RunDirectory
+    checkpoint: Path
+    config: Config
+    fork: Fork
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know of the draws after the step."""
+        changed = self.fork.changed
+        if _moves_stream(changed):
+            return [f"the training data changed: after step {self.fork.step} the stream begins at its first problem"]
+        if "train.seed" in changed:
+            return [
+                f"the seed changed: after step {self.fork.step} the order of the problems and every draw differ, and "
+                "within the epoch problems may come again"
+            ]
+        if any(name.startswith("data.") for name in changed):
+            return ["prompts or problems changed: the same draws give other responses"]
+        return []
+
+
+def plan_fork(
+    parent: RunDirectory, step: int, overrides: Sequence[str] = (), *, branch: int | None = None
+) -> ForkPlan:
+    """A fork of a run at one of its checkpoints.
+
+    Args:
+        parent: The run; it may be training.
+        step: The step of one of its checkpoints.
+        overrides: Options to change after the step, as `key=value`.
+        branch: The number of a branch, which gets a seed of its own, a function of the seed and the number.
+
+    Raises:
+        ConfigError: An option is wrong, or cannot change within a run.
+        CheckpointError: The parent has no whole checkpoint of the step; those that it has are named.
+    """
+    checkpoint = parent.checkpoint(step)
+    before = load_config(parent.config)
+    config = load_config(parent.config, [*overrides, *_found_here(load_config(parent.config, overrides), before)])
+    if branch is not None:
+        seed = keyed_seed(config.train.seed, "branch", branch) % SEEDS
+        config = config.changed("train", seed=seed)
+    changed = {name: (old, new) for name, (old, new) in option_differences(before, config).items()}
+    _require_possible(config, changed, step)
+    origin = Fork(str(parent.path.resolve()), step, branch, crc32_of(parent.config), changed)
+    return ForkPlan(parent, checkpoint, config, origin)
+
+
+def create_fork(plan: ForkPlan, path: Path, command: Sequence[str]) -> RunDirectory:
+    """Make the run directory of a fork, which `dapo resume` trains on.
+
+    It gets its name when everything is in it: a process that is killed in here leaves no run.
+
+    Args:
+        plan: What to make.
+        path: The directory; there must be none, or an empty one.
+        command: The command line, for the manifest.
+
+    Raises:
+        CheckpointError: There is a run, or it cannot be written, or the parent removed its checkpoint meanwhile.
+    """
+    require_new_run(path)
+    fork = RunDirectory(path.with_name(f".{path.name}.fork.tmp"))
+    try:
+        fork.path.mkdir(parents=True, exist_ok=True)
+        with fork.lock():
+            for leftover in fork.path.iterdir():
+                if leftover.name != "lock":
+                    remove(leftover)
+            _fill(fork, plan, command)
+            os.rename(fork.path, path)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{error.filename} was there a moment ago: {plan.parent.path} is training and removes old checkpoints; "
+            "fork a newer one, or raise train.keep_checkpoints"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"cannot create the run directory {path}: {error.strerror}") from None
+    return RunDirectory(path)
+
+
+def default_fork_path(parent: RunDirectory, step: int, now: datetime) -> Path:
+    """`RUN-step4-<YYYYmmdd-HHMMSS>`, beside the parent, for when no --run-dir is given."""
+    return parent.path.with_name(f"{parent.path.name}-step{step}-{now:%Y%m%d-%H%M%S}")
+
+
+def _require_possible(config: Config, changed: Mapping[str, Any], step: int) -> None:
+    """Raise ConfigError for a change that a checkpoint does not allow, and where no step is left to train."""
+    for name in changed:
+        if name.startswith("model."):
+            raise ConfigError(
+                f"{name} cannot change in a fork: the checkpoint holds this model's weights and its tokenizer's ids; "
+                "start a new run with dapo train"
+            )
+        if name == "preset":
+            raise ConfigError("preset cannot change in a fork: a run has a value for each option; give those to change")
+    if config.train.num_steps <= step:
+        raise ConfigError(
+            f"the fork begins with step {step}, and train.num_steps={config.train.num_steps} leaves nothing to train; "
+            f"give train.num_steps={2 * step} or so"
+        )
+
+
+def _found_here(config: Config, before: Config) -> Iterator[str]:
+    """Overrides that make new paths of data absolute where they are files here: the parent was started elsewhere."""
+    for key, now, then in (
+        ("data.train", config.data.train, before.data.train),
+        ("data.eval", config.data.eval, before.data.eval),
+    ):
+        name, path = (f"{key}.path", now.get("path")) if isinstance(now, dict) else (key, now)
+        if now != then and isinstance(path, str) and Path(path).is_file():
+            yield f'{name}="{Path(path).absolute()}"'
+
+
+def _fill(fork: RunDirectory, plan: ForkPlan, command: Sequence[str]) -> None:
+    """Everything of a fork's directory; `config.yaml`, which makes it a run, comes last."""
+    parent, step = plan.parent, plan.fork.step
+    logged = step if is_logged(plan.checkpoint) else step - 1
+    if parent.metrics.exists():
+        shutil.copyfile(parent.metrics, fork.metrics)
+        truncate_after(fork.metrics, logged)
+    for folder in ("rollouts", "eval"):
+        for path in numbered(parent.path / folder):
+            if not path.is_symlink() and step_of(path) <= step:
+                _link(path, fork.path / folder / path.name)
+    fork.save_checkpoint(step, lambda folder: _fill_checkpoint(folder, plan), 1, accuracy=accuracy_of(plan.checkpoint))
+    shutil.copyfile(plan.checkpoint / fork.problem_stats.name, fork.problem_stats)
+    atomic_write_json(fork.manifest, _manifest(plan, command))
+    atomic_write_text(fork.config, dump_config(plan.config))
+
+
+def _fill_checkpoint(folder: Path, plan: ForkPlan) -> None:
+    """The parent's checkpoint, without a next batch that was sampled otherwise than the fork would."""
+    changed, start = plan.fork.changed, read_prefetched_start(plan.checkpoint)
+    drops_batch = start is not None and not _keeps_next_batch(changed)
+    omitted = {plan.parent.manifest.name}
+    if drops_batch:
+        omitted |= {PREFETCHED_BATCH_FILE, RESPONSES_FILE}
+    for path in sorted(plan.checkpoint.rglob("*")):
+        name = path.relative_to(plan.checkpoint).as_posix()
+        if path.is_file() and name not in omitted:
+            _link(path, folder / name)
+    if not drops_batch and not _moves_stream(changed):
+        return
+    state = read_state(plan.checkpoint)
+    if start is not None and drops_batch:  # its problems come again, and the keep rate is that of before
+        epoch, offset = divmod(start.position, state["stream"]["size"])
+        state |= {"stream": state["stream"] | {"epoch": epoch, "offset": offset}, "sampler": dict(start.sampler)}
+    if _moves_stream(changed):
+        state["stream"] = {"epoch": 0, "offset": 0}
+    atomic_write_json(folder / STATE_FILE, state)
+
+
+def _keeps_next_batch(changed: Mapping[str, Any]) -> bool:
+    """Whether a batch that the parent sampled for the step after is the one that the fork would sample."""
+    return all(name.startswith(_KEEPS_NEXT_BATCH) and name != "train.seed" for name in changed)
+
+
+def _moves_stream(changed: Mapping[str, Any]) -> bool:
+    """Whether the training problems are others, so that a position among the old ones means nothing."""
+    return any(name == "data.train" or name.startswith(("data.train.", "data.max_prompt_tokens")) for name in changed)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file that no run writes to a second name; on another file system, copy it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError as error:
+        # EPERM: the file system has no links, or the system forbids them for another user's files
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+            raise
+        shutil.copyfile(source, target)
+
+
+def _manifest(plan: ForkPlan, command: Sequence[str]) -> dict[str, Any]:
+    """The manifest of a new run, with the parent's choice of kernels, and the folder in which its paths are."""
+    import torch
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    manifest = make_manifest(
+        command,
+        seed=plan.config.train.seed,
+        started=datetime.now(UTC),
+        gpus=gpus,
+        kernels=plan.parent.kernels(),
+    )
+    folder = read_json(plan.parent.manifest).get("folder", manifest["folder"])
+    return manifest | {"folder": folder, MANIFEST_KEY: asdict(plan.fork)}
+
+
+def _show(value: Any) -> str:
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
