@@ -324,7 +324,7 @@ def fork(
         bool, typer.Option("--json", help="print one JSON object; everything else goes to the standard error")
     ] = False,
 ) -> None:
-    """Begin a new run with a checkpoint of another: the same steps before it, the same draws and other options after."""
+    """Begin a new run with a checkpoint of another: equal up to that step, and with the same draws after it."""
     from dapo.cli.fork import fork_run
 
     if not no_train:

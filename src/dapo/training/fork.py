@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.config import Config, dump_config, load_config
-from dapo.config.differences import flat_options, option_differences
+from dapo.config.differences import option_differences
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.files import atomic_write_json, atomic_write_text, crc32_of, read_json, remove
 from dapo.core.rng import keyed_seed
@@ -97,9 +97,7 @@ class ForkPlan:
         return []
 
 
-def plan_fork(
-    parent: RunDirectory, step: int, overrides: Sequence[str] = (), *, branch: int | None = None
-) -> ForkPlan:
+def plan_fork(parent: RunDirectory, step: int, overrides: Sequence[str] = (), *, branch: int | None = None) -> ForkPlan:
     """A fork of a run at one of its checkpoints.
 
     Args:
