@@ -9,10 +9,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from dapo.cli.start import open_judge
 from dapo.core.terminal import print_text
 from dapo.training.fork import Fork, ForkPlan, create_fork, default_fork_path, plan_fork
 from dapo.training.run_directory import RunDirectory, require_new_run
+from dapo.training.start import open_judge
 
 
 def fork_run(
@@ -45,12 +45,12 @@ def fork_run(
         )
         for number in numbers
     }
-    for place in plans:
-        require_new_run(place)
+    for target in plans:
+        require_new_run(target)
     first = next(iter(plans.values()))
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         with open_judge(first.config, elsewhere=not trains):  # an option that cannot work is found before all of it
-            forks = [_create(plan, place) for place, plan in plans.items()]
+            forks = [_create(plan, target) for target, plan in plans.items()]
         for note in first.notes:
             print_text(note)
         if trains:
@@ -61,9 +61,9 @@ def fork_run(
         print_text(f"train it with: {'; '.join(f'dapo resume {shlex.quote(str(fork.path))}' for fork in forks)}")
 
 
-def _create(plan: ForkPlan, place: Path) -> RunDirectory:
-    fork = create_fork(plan, place, sys.argv)
-    print_text(f"{place} begins with {plan.fork.describe()}")
+def _create(plan: ForkPlan, path: Path) -> RunDirectory:
+    fork = create_fork(plan, path, sys.argv)
+    print_text(f"{path} begins with {plan.fork.describe()}")
     return fork
 
 
