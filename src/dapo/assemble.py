@@ -32,6 +32,7 @@ from dapo.engines.native.formulation import formulation_for
 from dapo.engines.native.linear_probe import choices_file, choose_kernels, linear_shapes
 from dapo.engines.native.prepacked_linear import BY_PROCESSOR
 from dapo.evaluation.scores import EvaluationPlan
+from dapo.policy.custom_loss import load_loss
 from dapo.policy.lora import check_adapters
 from dapo.policy.memory_model import GIB, FreeMemory, settle_microbatches
 from dapo.policy.model import LoadedModel, load_model
@@ -133,6 +134,7 @@ def read_inputs(
 ) -> Inputs:
     """Load data (for `dapo eval` only the held-out problems) and model, check that they fit; writes nothing."""
     load_filter(config.dynamic_sampling.filter)
+    load_loss(config.loss.function)
     problems, notes = load_rows(config, "train", needed_columns) if training else ([], [])
     held_out: list[Problem] = []
     copies = 1

@@ -191,7 +191,8 @@ def test_several_verifiers_are_a_mapping_to_their_weights_and_replace_one():
         ("loss.clip_hihg=0.3", "unknown option loss.clip_hihg; did you mean loss.clip_high?"),
         ("rollout.group_sise=8", "unknown option rollout.group_sise; did you mean rollout.group_size?"),
         ("optim.learning_rate=1e-5", "unknown option optim.learning_rate; known here: lr, warmup_steps, "),
-        ("optim.lr_schedule=x", "unknown option optim.lr_schedule; known here: lr, warmup_steps, "),
+        ("optim.lr_schedule=x", "unknown option optim.lr_schedule; did you mean optim.schedule?"),
+        ("optim.qqqqqq=x", "unknown option optim.qqqqqq; known here: lr, warmup_steps, "),
         ("rollout.native.slot=8", "unknown option rollout.native.slot; did you mean rollout.native.slots?"),
         ("rollout.slots=8", "unknown option rollout.slots; did you mean rollout.native.slots?"),
         ("clip_hihg=0.3", "unknown option clip_hihg; did you mean loss.clip_high?"),
@@ -482,9 +483,28 @@ def test_predictions_are_refused_where_eq_11_does_not_decide():
     assert "dynamic_sampling.weights: inverse (paper: none)" in differing
 
 
-def test_there_are_at_most_83_options():
+def test_a_loss_of_ones_own_and_a_falling_rate_are_differences_from_the_paper():
+    own = config("loss.function=my_losses:reinforce", "optim.schedule=cosine", "optim.min_lr_fraction=0.2")
+    differing = list(differences_from_paper(own))
+    assert "loss.function: my_losses:reinforce (paper: none)" in differing
+    assert "optim.schedule: cosine (paper: constant)" in differing
+    assert list(ignored_options(own)) == []
+    (ignored,) = ignored_options(config("optim.min_lr_fraction=0.2"))
+    assert ignored == "optim.min_lr_fraction: needs optim.schedule=linear or cosine"
+    (ignored,) = ignored_options(config("loss.function=my_losses:reinforce", "loss.clip_high=0.3"))
+    assert ignored.endswith("and the loss of the paper (no loss.function)")
+    assert "expected module:function, for example my_losses:reinforce" in message("loss.function=reinforce")
+    both = message("loss.function=my_losses:reinforce", "loss.dual_clip=10")
+    assert "loss.dual_clip=10 bounds the ratio of the paper's loss, which loss.function" in both
+    assert "train.num_steps=20 leaves none; lower optim.warmup_steps" in message(
+        "optim.schedule=linear", "train.num_steps=20"
+    )
+    assert "optim.min_lr_fraction" in message("optim.min_lr_fraction=1.5")
+
+
+def test_there_are_at_most_86_options():
     names = {name for name, _ in options_of()}
-    assert len([name for name in names if not any(other.startswith(f"{name}.") for other in names)]) <= 83
+    assert len([name for name in names if not any(other.startswith(f"{name}.") for other in names)]) <= 86
 
 
 def test_the_page_of_options_is_what_the_options_give():

@@ -2,9 +2,11 @@
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -169,3 +171,27 @@ def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], *, rela
     for name, tensor in expected.items():
         scale = float(tensor.abs().max()) or 1.0
         assert float((actual[name] - tensor).abs().max()) <= relative * scale, name
+
+
+RATIOS = (0.4, 0.76, 1.0, 1.24, 3.5)
+"""Of the float64 model to the policy before: on both sides of the clips 0.8 and 1.28, and where these change places."""
+
+
+def off_policy(samples: list[Sample], *, seed: int = 0) -> list[Sample]:
+    """Old log-probabilities that give the tokens of the float64 model, at temperature 0.7, each of RATIOS in turn."""
+    scores = [logprobs.detach().numpy() for logprobs, _ in plain_scores(float64_model(seed), samples, 0.7)]
+    ratios = [[RATIOS[(i + 3 * t) % len(RATIOS)] for t in range(len(row.mask))] for i, row in enumerate(samples)]
+    return [
+        replace(row, old_logprobs=tuple(now - np.log(ratio)))
+        for row, now, ratio in zip(samples, scores, ratios, strict=True)
+    ]
+
+
+def with_masked_tokens(samples: list[Sample]) -> list[Sample]:
+    """Some tokens do not train; one response not at all."""
+    masked = [
+        replace(row, mask=tuple(i != 2 and (i + t) % 4 != 0 for t in range(len(row.mask))))
+        for i, row in enumerate(samples)
+    ]
+    assert not any(masked[2].mask)
+    return masked

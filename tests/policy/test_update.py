@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -23,6 +22,7 @@ from dapo.policy.optim import MasterAdamW, learning_rate
 from dapo.policy.policy import Policy
 from dapo.types import Sample
 from helpers.tiny_policies import (
+    RATIOS,
     assert_close,
     branching,
     float64_model,
@@ -31,11 +31,13 @@ from helpers.tiny_policies import (
     loaded,
     make_policy,
     master_weights_of,
+    off_policy,
     plain_copy,
     plain_scores,
     ragged,
     sample,
     weights_of,
+    with_masked_tokens,
 )
 
 LOSSES: list[dict[str, Any]] = [
@@ -45,30 +47,6 @@ LOSSES: list[dict[str, Any]] = [
     {"aggregate": "constant", "dual_clip": 3.0},
     {"entropy_coef": 0.05},
 ]
-
-
-RATIOS = (0.4, 0.76, 1.0, 1.24, 3.5)
-"""Of the float64 model to the policy before: on both sides of the clips 0.8 and 1.28, and where these change places."""
-
-
-def off_policy(samples: list[Sample], *, seed: int = 0) -> list[Sample]:
-    """Old log-probabilities that give the tokens of the float64 model, at temperature 0.7, each of RATIOS in turn."""
-    scores = [logprobs.detach().numpy() for logprobs, _ in plain_scores(float64_model(seed), samples, 0.7)]
-    ratios = [[RATIOS[(i + 3 * t) % len(RATIOS)] for t in range(len(row.mask))] for i, row in enumerate(samples)]
-    return [
-        dataclasses.replace(row, old_logprobs=tuple(now - np.log(ratio)))
-        for row, now, ratio in zip(samples, scores, ratios, strict=True)
-    ]
-
-
-def with_masked_tokens(samples: list[Sample]) -> list[Sample]:
-    """Some tokens do not train; one response not at all."""
-    masked = [
-        dataclasses.replace(row, mask=tuple(i != 2 and (i + t) % 4 != 0 for t in range(len(row.mask))))
-        for i, row in enumerate(samples)
-    ]
-    assert not any(masked[2].mask)
-    return masked
 
 
 def padded(rows: Iterable[Tensor]) -> Tensor:
@@ -314,6 +292,12 @@ def test_the_learning_rate_over_the_first_steps() -> None:
     assert rates == pytest.approx([0.25e-6, 0.5e-6, 0.75e-6, 1e-6, 1e-6, 1e-6])
     assert [learning_rate(step, lr=3.0, warmup_steps=0) for step in (1, 2)] == [3.0, 3.0]
     assert learning_rate(1, lr=1.0, warmup_steps=20) == pytest.approx(0.05)
+    decay = {"lr": 1.0, "warmup_steps": 2, "num_steps": 6, "min_fraction": 0.2}
+    linear = [learning_rate(step, schedule="linear", **decay) for step in range(1, 8)]  # type: ignore[arg-type]
+    assert linear == pytest.approx([0.5, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2])
+    cosine = [learning_rate(step, schedule="cosine", **decay) for step in range(1, 8)]  # type: ignore[arg-type]
+    bend = 0.4 * math.sqrt(0.5)
+    assert cosine == pytest.approx([0.5, 1.0, 0.6 + bend, 0.6, 0.6 - bend, 0.2, 0.2])
     with pytest.raises(ValueError, match="count from 1"):
         learning_rate(0, lr=1.0, warmup_steps=20)
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import sys
 import traceback
 from collections import Counter
@@ -122,6 +123,44 @@ def test_the_first_learning_rates_are_the_list_one_expects(tmp_path: Path):
     )
     rates = [row["optim/lr"] for row in metrics(tmp_path / "r")[1:]]
     assert rates == pytest.approx([0.001, 0.002, 0.003, 0.004, 0.004])
+
+
+def test_a_falling_rate_and_a_loss_of_ones_own_resume_exactly_and_a_longer_run_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    options = [
+        "loss.function=examples.losses:reinforce",
+        "optim.schedule=cosine",
+        "optim.lr=0.02",
+        "train.eval_every=0",
+    ]
+    options += ["optim.warmup_steps=1", "train.save_every=2", "train.keep_checkpoints=9", "data.eval=null"]
+    start_run(tiny(*options), run_dir=tmp_path / "whole", config_name="tiny")
+    rows = metrics(tmp_path / "whole")
+    expected = [0.02 * (0.1 + 0.9 * (1 + math.cos(math.pi * step / 4)) / 2) for step in range(5)]
+    assert [row["optim/lr"] for row in rows] == pytest.approx(expected)
+    assert expected[-1] == pytest.approx(0.002)
+    assert all(0 < row["loss/pushed_up"] < 1 for row in rows)
+    assert not [name for row in rows for name in row if "clip_" in name]
+    assert rows[-1]["reward/accuracy"] > rows[0]["reward/accuracy"] + 0.1  # REINFORCE learns
+
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    shutil.rmtree(tmp_path / "cut" / "checkpoints" / "step_000004")
+    shutil.rmtree(tmp_path / "cut" / "checkpoints" / "step_000005")
+    shutil.copytree(tmp_path / "cut", tmp_path / "longer")
+    resume_run(tmp_path / "cut", [])
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+    assert "train.num_steps" not in capsys.readouterr().out
+    resume_run(tmp_path / "longer", ["train.num_steps=6"])
+    assert (
+        "warning: train.num_steps was 5 up to step 2 and is 6 now; from here on the learning rate "
+        "(optim.schedule=cosine) falls until there"
+    ) in " ".join(capsys.readouterr().out.split())
+    rates = [row["optim/lr"] for row in metrics(tmp_path / "longer")]
+    assert rates[:2] == [row["optim/lr"] for row in rows[:2]]
+    longer = [0.02 * (0.1 + 0.9 * (1 + math.cos(math.pi * step / 5)) / 2) for step in range(2, len(rates))]
+    assert rates[2:] == pytest.approx(longer)
+    assert len(rates) >= 5  # it may solve its problems before step 6
 
 
 def test_the_grpo_baseline_trains_every_group_with_a_reference(tmp_path: Path):

@@ -90,6 +90,16 @@ class Config(Section):
         return self.updates_per_step > 1
 
     @property
+    def clips_ratios(self) -> bool:
+        """Whether the loss has ratios to clip."""
+        return self.reuses_samples and self.loss.function is None
+
+    @property
+    def decays_lr(self) -> bool:
+        """Whether the learning rate falls after the warm-up."""
+        return self.optim.schedule != "constant"
+
+    @property
     def engine_processes(self) -> int:
         """Engines in processes of their own; 0: the process that trains also samples."""
         return max(self.rollout.engines, int(self.rollout.engine == "vllm"))
@@ -165,6 +175,21 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _loss_and_rate_fit(self) -> "Config":
+        if self.loss.function is not None and self.loss.dual_clip is not None:
+            raise ValueError(
+                f"loss.dual_clip={self.loss.dual_clip:g} bounds the ratio of the paper's loss, which "
+                f"loss.function={self.loss.function} replaces; set one of the two"
+            )
+        if self.decays_lr and self.optim.warmup_steps >= self.train.num_steps:
+            raise ValueError(
+                f"optim.schedule={self.optim.schedule} lowers the learning rate after optim.warmup_steps="
+                f"{self.optim.warmup_steps} steps of warm-up, and train.num_steps={self.train.num_steps} leaves none; "
+                "lower optim.warmup_steps, or set optim.schedule=constant"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _prediction_fits(self) -> "Config":
         sampling = self.dynamic_sampling
         if self.predicts_signal and not sampling.enabled:
@@ -230,6 +255,9 @@ class Config(Section):
 
 
 CONDITIONS = {
+    "clips_ratios": "several updates per step (in the first the ratio is 1, and nothing is clipped), and the loss of "
+    "the paper (no loss.function)",
+    "decays_lr": "optim.schedule=linear or cosine",
     "engine_processes": "engine processes (rollout.engines, or rollout.engine=vllm)",
     "has_tracker": "wandb or trackio among log.sinks",
     "is_multiprocess": "more than one process",

@@ -1,8 +1,9 @@
 """Options of the algorithm and of the training: `advantage`, `loss`, `optim`, `train`."""
 
+import re
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from dapo.config.section import Auto, Float, Int, Positive, Processes, Section, Seed, Tokens, option, reject_bool
 
@@ -22,18 +23,30 @@ class AdvantageConfig(Section):
     )
 
 
+def _function_path(value: str) -> str:
+    if not re.fullmatch(r"[\w.]+:[\w.]+", value):
+        raise ValueError("expected module:function, for example my_losses:reinforce")
+    return value
+
+
 class LossConfig(Section):
+    function: Annotated[str, AfterValidator(_function_path)] | None = option(
+        None,
+        "module:function of a loss of one's own in place of Eq. 8: (logprobs, old_logprobs, advantages, mask, weights) "
+        "-> (loss, metrics), see docs/losses.md; none: the paper's.",
+        paper=None,
+    )
     clip_low: Float = option(
-        0.2, "The ratio of a token is clipped below at 1 - clip_low.", paper=0.2, only_with="reuses_samples", gt=0, lt=1
+        0.2, "The ratio of a token is clipped below at 1 - clip_low.", paper=0.2, only_with="clips_ratios", gt=0, lt=1
     )
     clip_high: Float = option(
-        0.28, "The ratio of a token is clipped above at 1 + clip_high.", paper=0.28, only_with="reuses_samples", gt=0
+        0.28, "The ratio of a token is clipped above at 1 + clip_high.", paper=0.28, only_with="clips_ratios", gt=0
     )
     dual_clip: Float | None = option(
         None,
         "Largest ratio where the advantage is negative (the released scripts: 10); none: no limit.",
         paper=None,
-        only_with="reuses_samples",
+        only_with="clips_ratios",
         gt=1,
     )
     aggregate: Literal["token", "group", "sequence", "constant"] = option(
@@ -70,10 +83,28 @@ class LossConfig(Section):
         gt=0,
     )
 
+    @property
+    def needs_every_sample(self) -> bool:
+        """Whether responses with an advantage of 0 can have a gradient."""
+        return self.kl_coef > 0 or self.entropy_coef > 0 or self.function is not None
+
 
 class OptimConfig(Section):
-    lr: Float = option(1.0e-6, "AdamW's learning rate after the warm-up; constant.", paper=1e-6, gt=0)
+    lr: Float = option(1.0e-6, "AdamW's learning rate after the warm-up.", paper=1e-6, gt=0)
     warmup_steps: Int = option(20, "Training steps over which the learning rate grows linearly.", paper=20, ge=0)
+    schedule: Literal["constant", "linear", "cosine"] = option(
+        "constant",
+        "What the learning rate does after the warm-up. constant: it stays; linear, cosine: it falls to "
+        "optim.min_lr_fraction of optim.lr in the step train.num_steps.",
+        paper="constant",
+    )
+    min_lr_fraction: Float = option(
+        0.1,
+        "The learning rate of the last step as a fraction of optim.lr; 0: the last step changes nothing.",
+        only_with="decays_lr",
+        ge=0,
+        le=1,
+    )
     weight_decay: Float = option(0.1, "AdamW's weight decay.", paper=0.1, ge=0)
     betas: tuple[Beta, Beta] = option((0.9, 0.999), "AdamW's decay rates of the two moments.", paper=(0.9, 0.999))
     max_grad_norm: Float = option(1.0, "Norm at which an update's gradient is clipped.", paper=1.0, gt=0)

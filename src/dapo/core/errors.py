@@ -49,6 +49,10 @@ class OutOfMemory(DapoError):
     """A GPU had no memory left for the model or a part of a step; names it, and the options that make it smaller."""
 
 
+class LossFailed(DapoError):
+    """The user's own loss raised, or returned something that is no loss; the state of the last step is saved."""
+
+
 class NumericsError(DapoError):
     """The numbers of training went wrong: updates skipped in a row, a collapsed policy, weights that are not finite."""
 

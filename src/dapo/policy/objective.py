@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from dapo.algo.loss import engine_weights, gradient_interval, kl_gradient, kl_penalty, policy_gradient, policy_loss
 from dapo.config import LossConfig
 from dapo.core.errors import EngineError
+from dapo.policy.custom_loss import CustomLoss, custom_metrics
 from dapo.policy.transfer import to_numbers
 
 MAX_OLD_LOGPROB_GAP = 1.0e-3
@@ -44,25 +45,39 @@ def gradient_terms(tokens: Mapping[str, Tensor], config: LossConfig) -> dict[str
     return {**tokens, **terms}
 
 
-def objective_gradient(logprobs: Tensor, terms: Mapping[str, Tensor], config: LossConfig) -> Tensor:
+def objective_gradient(
+    logprobs: Tensor, terms: Mapping[str, Tensor], config: LossConfig, custom: CustomLoss | None = None
+) -> tuple[Tensor, Mapping[str, Tensor | float]]:
     """`[n]` the derivative of the loss by each log-probability; `terms` are those of the same tokens.
 
-    The derivative by the entropy is `terms["entropy"]`, where the loss has an entropy term.
+    The derivative by the entropy is `terms["entropy"]`, where the loss has an entropy term. With a `custom` loss also
+    its value and its metrics, which add up; else nothing.
     """
     old = terms.get("old", logprobs)
-    gradient = policy_gradient(logprobs, old, terms["scale"], terms["low"], terms["high"])
-    if (cap := config.engine_correction) is not None:
-        gradient = gradient * engine_weights(old, terms["engine"], terms["mask"], cap=cap)
+    values: Mapping[str, Tensor | float] = {}
+    if custom is not None:
+        weights = terms["weights"]
+        if (cap := config.engine_correction) is not None:
+            weights = weights * engine_weights(old, terms["engine"], terms["mask"], cap=cap)
+        gradient, values = custom.differentiate(logprobs, old, terms["advantages"], terms["mask"], weights)
+    else:
+        gradient = policy_gradient(logprobs, old, terms["scale"], terms["low"], terms["high"])
+        if (cap := config.engine_correction) is not None:
+            gradient = gradient * engine_weights(old, terms["engine"], terms["mask"], cap=cap)
     if "reference" in terms:
         kl = kl_gradient(logprobs, terms["reference"], terms["mask"], terms["weights"])
         gradient = gradient + config.kl_coef * kl
-    return gradient
+    return gradient, values
 
 
 @torch.no_grad()
 def objective_sums(
-    logprobs: Tensor, entropies: Tensor, tokens: Mapping[str, Tensor], config: LossConfig
-) -> dict[str, Tensor]:
+    logprobs: Tensor,
+    entropies: Tensor,
+    tokens: Mapping[str, Tensor],
+    config: LossConfig,
+    custom: Mapping[str, Tensor | float] | None = None,
+) -> dict[str, Tensor | float]:
     """Sums over the trained of `[S]` packed tokens that describe their loss, on their device.
 
     Masked tokens are replaced by 0 rather than left out: how many there are need not be known, so nothing waits.
@@ -72,6 +87,7 @@ def objective_sums(
         entropies: `[S]` in nats.
         tokens: as of `gradient_terms`.
         config: what the loss consists of.
+        custom: with a loss of the user's own, `add_values` of what `objective_gradient` gave for all parts.
     """
     mask, weights = tokens["mask"], tokens["weights"]
     old = tokens.get("old", logprobs)
@@ -82,13 +98,22 @@ def objective_sums(
         about_correction["engine_weight"] = torch.where(mask, correction, 0.0).sum(dtype=torch.float64)
         about_correction["engine_truncated"] = (mask & (correction >= cap)).sum()
     loss, sums = policy_loss(logprobs, old, tokens["advantages"], mask, corrected, **_clip(config))
-    sums |= about_correction | {"loss": loss, "entropy": torch.where(mask, entropies, 0.0).sum()}
+    found: dict[str, Tensor | float] = {**sums, "loss": loss}
+    if custom is not None:
+        found = {name: value for name, value in found.items() if not name.startswith("clipped_")} | dict(custom)
+    found |= about_correction | {"entropy": torch.where(mask, entropies, 0.0).sum()}
     if "engine" in tokens:
         gaps = torch.where(mask, (tokens["engine"] - old).abs(), 0.0)
-        sums["gap"], sums["gap_tokens"], sums["gap_max"] = gaps.sum(), mask.sum(), gaps.max()
+        found["gap"], found["gap_tokens"], found["gap_max"] = gaps.sum(), mask.sum(), gaps.max()
     if "reference" in tokens:
-        sums["kl"] = kl_penalty(logprobs, tokens["reference"], mask, weights)
-    return sums
+        found["kl"] = kl_penalty(logprobs, tokens["reference"], mask, weights)
+    return found
+
+
+def add_values(parts: Sequence[Mapping[str, Tensor | float]]) -> dict[str, Tensor | float]:
+    """Loss and metrics of a custom loss over a microbatch, from those of its parts; they stay on the device."""
+    names = dict.fromkeys(["loss", *(name for part in parts for name in part)])
+    return {name: sum(part.get(name, 0.0) for part in parts) for name in names}
 
 
 def _clip(config: LossConfig) -> dict[str, Any]:
@@ -126,13 +151,13 @@ def objective_metrics(sums: Mapping[str, float], config: LossConfig) -> dict[str
     if config.engine_correction is not None:
         means["loss/engine_weight_mean"] = "engine_weight"
         means["loss/engine_weight_truncated_fraction"] = "engine_truncated"
-    metrics |= {name: sums[key] / count for name, key in means.items()}
+    metrics |= {name: sums[key] / count for name, key in means.items() if key in sums}
     if sums["clipped_high"]:
         metrics["loss/clipped_high_prob_mean"] = sums["clipped_high_prob_sum"] / sums["clipped_high"]
     if sums["gap_tokens"]:
         metrics["rollout/engine_logprob_gap_mean"] = sums["gap"] / sums["gap_tokens"]
         metrics["rollout/engine_logprob_gap_max"] = sums["gap_max"]
-    return metrics
+    return metrics | custom_metrics(sums)
 
 
 def require_engine_agrees(metrics: Mapping[str, float], config: LossConfig) -> None:

@@ -7,26 +7,73 @@ are synced from them after each update. In float32 and float64 the model's own w
 import math
 from collections.abc import Mapping
 from functools import partial
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from dapo.config import OptimConfig
+from dapo.config import Config, OptimConfig
 from dapo.core.errors import NumericsError
 from dapo.policy.hf_io import tied_names
+
+Schedule: TypeAlias = Literal["constant", "linear", "cosine"]
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def learning_rate(step: int, *, lr: float, warmup_steps: int) -> float:
-    """Linear warm-up over training steps, then constant: `lr * min(1, step / warmup_steps)`.
+def learning_rate(
+    step: int,
+    *,
+    lr: float,
+    warmup_steps: int,
+    schedule: Schedule = "constant",
+    num_steps: int = 0,
+    min_fraction: float = 0.0,
+) -> float:
+    """Linear warm-up over training steps, then `lr`, or a decay from it to `min_fraction * lr` in step `num_steps`.
 
-    `step` counts training steps from 1, so the first update has a positive rate. Raises ValueError below 1.
+    The rate is a function of the step number alone. With p = (step - warmup_steps) / (num_steps - warmup_steps), the
+    part of the decay that is over, and f = `min_fraction`, it is `lr` times
+
+    - during the warm-up, steps 1 to `warmup_steps`: step / warmup_steps;
+    - `constant`: 1;
+    - `linear`: f + (1 - f) (1 - p);
+    - `cosine`: f + (1 - f) (1 + cos(pi p)) / 2.
+
+    Example: at lr 1.0 with 2 warm-up steps, 6 steps and f = 0.2, the rates of `linear` are 0.5, 1, 0.8, 0.6, 0.4, 0.2.
+
+    Args:
+        step: training steps count from 1, so the first update has a positive rate.
+        lr: the rate after the warm-up.
+        warmup_steps: steps of the warm-up; 0: none.
+        schedule: what follows it.
+        num_steps: the last step, at which `linear` and `cosine` reach their floor.
+        min_fraction: the floor, as a fraction of `lr`.
+
+    Raises:
+        ValueError: `step` is below 1.
     """
     if step < 1:
         raise ValueError(f"training steps count from 1, got {step}")
-    return lr if step >= warmup_steps else lr * step / warmup_steps
+    if step <= warmup_steps:
+        return lr if step == warmup_steps else lr * step / warmup_steps
+    if schedule == "constant":
+        return lr
+    over = min(1.0, (step - warmup_steps) / max(1, num_steps - warmup_steps))
+    left = 1 - over if schedule == "linear" else (1 + math.cos(math.pi * over)) / 2
+    return lr * (min_fraction + (1 - min_fraction) * left)
+
+
+def schedule_of(config: Config) -> dict[str, Any]:
+    """The arguments of `learning_rate` that a configuration sets, besides `lr`."""
+    optim = config.optim
+    return {
+        "warmup_steps": optim.warmup_steps,
+        "schedule": optim.schedule,
+        "num_steps": config.train.num_steps,
+        "min_fraction": optim.min_lr_fraction,
+    }
 
 
 class MasterAdamW:

@@ -20,12 +20,14 @@ from dapo.config import Config
 from dapo.core.errors import ConfigError
 from dapo.core.out_of_memory import explain_out_of_memory
 from dapo.policy.checkpoint import StateCopy, load_optimizer, state_of, write_state
+from dapo.policy.custom_loss import CustomLoss, load_loss
 from dapo.policy.hf_io import NamedWeights, layout_of
 from dapo.policy.logprobs import chunks, hidden_states, score_tokens, token_logprobs, use_packed_forward
 from dapo.policy.lora import add_adapters
 from dapo.policy.model import LESS_ON_A_GPU, LoadedModel
 from dapo.policy.objective import (
     add_sums,
+    add_values,
     gradient_terms,
     is_valid_update,
     objective_gradient,
@@ -33,7 +35,7 @@ from dapo.policy.objective import (
     objective_sums,
     require_engine_agrees,
 )
-from dapo.policy.optim import MasterAdamW, learning_rate
+from dapo.policy.optim import MasterAdamW, learning_rate, schedule_of
 from dapo.policy.packing import Microbatch, RankMicrobatch, in_callers_order, pack, pack_microbatch, partition
 from dapo.policy.transfer import to_device
 from dapo.types import Sample
@@ -55,12 +57,15 @@ def recompute_layers(model: PreTrainedModel) -> int:
     return len(layers)
 
 
-def partition_minibatch(minibatch: Sequence[Sample], config: Config, *, ranks: int) -> list[tuple[RankMicrobatch, ...]]:
+def partition_minibatch(
+    minibatch: Sequence[Sample], config: Config, *, ranks: int, every_sample: bool = False
+) -> list[tuple[RankMicrobatch, ...]]:
     """The passes of an update on each rank: the samples that can carry a gradient, with their loss weights.
 
     A sample's loss weight counts all of the minibatch (Eq. 12), whatever is computed of it, times its group's factor:
     `Sample.weight`, which no denominator counts, so that it stays one over a probability. Samples with an advantage of
-    exactly 0 are left out unless the KL or entropy term needs them.
+    exactly 0 are left out unless the KL or entropy term needs them, a loss of the user's own may (`loss.function`), or
+    `every_sample` is wanted.
     """
     if len({sample.old_logprobs is None for sample in minibatch}) > 1:
         raise ValueError("old_logprobs must be there for all samples of a minibatch or for none of them")
@@ -68,7 +73,7 @@ def partition_minibatch(minibatch: Sequence[Sample], config: Config, *, ranks: i
     group_ids, max_length = torch.tensor([s.group_id for s in minibatch]), config.rollout.max_response_tokens
     weights = aggregation_weights(lengths, group_ids, aggregate=config.loss.aggregate, max_length=max_length)
     weights = weights * torch.tensor([sample.weight for sample in minibatch], dtype=weights.dtype)
-    every_sample = config.loss.kl_coef > 0 or config.loss.entropy_coef > 0
+    every_sample = every_sample or config.loss.needs_every_sample
     chosen = [i for i, sample in enumerate(minibatch) if lengths[i] and (every_sample or sample.advantage != 0)]
     samples, max_tokens = [minibatch[i] for i in chosen], config.microbatch_tokens
     return partition(samples, weights[chosen].tolist(), ranks=ranks, max_tokens=max_tokens)
@@ -95,9 +100,11 @@ class PolicyCore:
 
         With `loss.kl_coef` above 0 the model as it is now becomes the frozen reference, in a copy: to resume, make the
         policy from the initial model, then call `load`. With `model.lora` adapters are trained, and the reference is
-        the model without them. Raises ConfigError for models that cannot be packed, recomputed or adapted.
+        the model without them. Raises ConfigError for models that cannot be packed, recomputed or adapted, and for a
+        `loss.function` that cannot be used.
         """
         self._config = config
+        self._custom_loss = load_loss(config.loss.function)
         self._model: Any = loaded.model
         self._compute_dtype: torch.dtype = loaded.model.dtype
         lora = config.model.lora
@@ -142,7 +149,7 @@ class PolicyCore:
         `sums` are those of the loss and what the optimiser has measured, over all ranks.
         """
         optim = self._config.optim
-        rate = learning_rate(step, lr=optim.lr, warmup_steps=optim.warmup_steps)
+        rate = learning_rate(step, lr=optim.lr, **schedule_of(self._config))
         metrics = objective_metrics(sums, self._config.loss)
         require_engine_agrees(metrics, self._config.loss)
         norm, skipped = self._optimizer.update(rate, sums, is_valid=is_valid_update(metrics, self._config.loss))
@@ -157,18 +164,22 @@ class PolicyCore:
         """The layer that scores chunks of a microbatch; its weights have their whole gradient when the block ends."""
         yield self._model.get_output_embeddings()
 
-    def _backward(self, rank_microbatch: RankMicrobatch) -> Mapping[str, Tensor | float]:
+    def _backward(
+        self, rank_microbatch: RankMicrobatch, custom: CustomLoss | None = None
+    ) -> Mapping[str, Tensor | float]:
         """Add the gradient of a microbatch's loss to what is there; returns the sums over its trained tokens.
 
         The loss is a sum over tokens, so each chunk of predictors goes with its targets through the head, the loss and
-        back to the hidden states on its own, and the layers follow with all of them.
+        back to the hidden states on its own, and the layers follow with all of them. `custom` is the user's own loss,
+        which is not asked about the masked token of a dummy microbatch.
         """
         microbatch, loss = pack_microbatch(rank_microbatch, self._model.device), self._config.loss
+        asked = custom if rank_microbatch.indices else None
         tokens = self._per_token(rank_microbatch, microbatch)
         terms = gradient_terms(tokens, loss)
         of_entropies = microbatch.add_up(terms.pop("entropy")) if "entropy" in terms else None  # [M]
         hidden = hidden_states(self._model, microbatch)  # [M, hidden]
-        scores, gradients = [], []
+        scores, gradients, parts = [], [], []
         with self._head() as head:
             for part in chunks(len(hidden), len(head.weight), hidden.device.type):
                 inputs, chosen = hidden.detach()[part].requires_grad_(), microbatch.targets_of(part)
@@ -181,14 +192,17 @@ class PolicyCore:
                     differentiable_entropy=of_entropies is not None,
                 )
                 scores.append([values.detach() for values in score])
-                gradient = objective_gradient(scores[-1][0], {name: of[chosen] for name, of in terms.items()}, loss)
+                of_part = {name: values[chosen] for name, values in terms.items()}
+                gradient, values_of_part = objective_gradient(scores[-1][0], of_part, loss, asked)
+                parts.append(values_of_part)
                 of_score = [gradient] if of_entropies is None else [gradient, of_entropies[part]]
                 torch.autograd.backward(score[: len(of_score)], of_score)
                 assert inputs.grad is not None
                 gradients.append(inputs.grad)
         hidden.backward(torch.cat(gradients))
         logprobs, entropies = map(torch.cat, zip(*scores, strict=True))
-        sums = objective_sums(logprobs, entropies[microbatch.rows], tokens, loss)
+        values = None if custom is None else add_values(parts)
+        sums = objective_sums(logprobs, entropies[microbatch.rows], tokens, loss, values)
         if not rank_microbatch.indices:
             return sums
         return {**sums, "positions": microbatch.num_tokens, "separate_positions": microbatch.separate_tokens}
@@ -252,21 +266,24 @@ class Policy(PolicyCore):
         return [replace(sample, old_logprobs=row) for sample, row in zip(samples, rows, strict=True)]
 
     @explain_out_of_memory(torch.OutOfMemoryError, "an update of the policy", SMALLER_MICROBATCHES)
-    def update(self, minibatch: Sequence[Sample], *, step: int) -> dict[str, float]:
+    def update(self, minibatch: Sequence[Sample], *, step: int, custom: CustomLoss | None = None) -> dict[str, float]:
         """One optimiser update on whole groups, at the learning rate of training step `step` (from 1).
 
         Samples without `old_logprobs` are on policy: their ratio is 1. Samples whose advantage is exactly 0 are
-        computed only where KL or entropy need them; they count in the loss weights (Eq. 12) all the same. The update is
-        skipped where the loss or the gradient's norm is not finite, or `loss/approx_kl` above `loss.max_approx_kl`.
+        computed only where KL, entropy or a custom loss need them; they count in the loss weights (Eq. 12) in any case.
+        The update is skipped where the loss or the gradient's norm is not finite, or `loss/approx_kl` above
+        `loss.max_approx_kl`. `custom` is a loss for this update in place of the one of `loss.function`.
 
         Returns the metrics `loss/*`, `optim/*` and `rollout/engine_logprob_gap_*` of docs/metrics.md, and on a GPU
         `time/peak_gpu_memory_gib`.
         Raises NumericsError where the update before made a weight infinite or NaN; `weights`, `save` and `snapshot`
         find that of the last one. EngineError, with the policy as it was, where `loss.old_logprobs: engine` cannot be.
+        LossFailed, with the policy as it was, where a custom loss fails.
         """
-        (passes,) = partition_minibatch(minibatch, self._config, ranks=1)
+        custom = custom or self._custom_loss
+        (passes,) = partition_minibatch(minibatch, self._config, ranks=1, every_sample=custom is not None)
         self._optimizer.zero_grad()
-        sums = list(map(self._backward, passes))
+        sums = list(map(partial(self._backward, custom=custom), passes))
         return self._apply_gradient(add_sums([*sums, self._optimizer.measure()]), step=step)
 
     def save(self, directory: str | Path) -> None:

@@ -129,7 +129,7 @@ METRICS = (
            "trained groups, as a mean over response tokens.", when="with `schedule: one_step_off`"),
     Metric("rollout/staleness_max", "steps", "How many steps older than the policy the oldest weights were that "
            "sampled a trained group.", when="with `schedule: one_step_off`"),
-    Metric("loss/policy", "loss", "The clipped policy loss.", "Eq. 8, negated", "mean"),
+    Metric("loss/policy", "loss", "The clipped policy loss, or the loss of `loss.function`.", "Eq. 8, negated", "mean"),
     Metric("loss/kl", "nats per token", "The estimate of the KL divergence from the policy to the reference, before "
            "its coefficient, weighted like the loss.", "Eq. 5", "mean", "with `loss.kl_coef` above 0"),
     Metric("loss/entropy", "nats per token", "The mean entropy of the policy at the sampled positions.", "Fig. 2b, 7c",
@@ -141,9 +141,9 @@ METRICS = (
     Metric("loss/token_prob_mean", "probability", "The mean probability of the sampled tokens under the policy.",
            "Fig. 7d", "mean over tokens"),
     Metric("loss/clip_low_fraction", "fraction", "The fraction of tokens that lose their gradient to the lower clip.",
-           "Eq. 10", "mean over tokens"),
+           "Eq. 10", "mean over tokens", "without `loss.function`"),
     Metric("loss/clip_high_fraction", "fraction", "The fraction of tokens that lose their gradient to the upper clip.",
-           "Eq. 10", "mean over tokens"),
+           "Eq. 10", "mean over tokens", "without `loss.function`"),
     Metric("loss/clip_dual_fraction", "fraction", "The fraction of tokens that lose their gradient to the dual clip.",
            "", "mean over tokens", "with `loss.dual_clip`"),
     Metric("loss/clipped_high_prob_mean", "probability", "The mean probability, under the policy, of the tokens at the "
@@ -152,12 +152,14 @@ METRICS = (
            "probabilities.", "", "mean over tokens", "with `loss.engine_correction`"),
     Metric("loss/engine_weight_truncated_fraction", "fraction", "The fraction of tokens whose importance weight is "
            "truncated at the cap.", "", "mean over tokens", "with `loss.engine_correction`"),
+    Metric("loss/{name}", "the function's", "A metric that the function of `loss.function` returns, added over the "
+           "tokens of an update.", "", "mean", "with `loss.function`"),
     Metric("optim/lr", "1", "The learning rate of the step.", "Section 4.1", "mean"),
     Metric("optim/grad_norm", "1", "The norm of the gradient before it is clipped.", "", "mean"),
     Metric("optim/skipped", "updates", "The number of updates that were not made, because the loss or the gradient was "
            "not finite or `loss/approx_kl` above `loss.max_approx_kl`.", "", "sum"),
     Metric("optim/update_tokens", "tokens", "The number of trained tokens that were computed: those of responses with "
-           "advantage 0 are not.", "", "sum"),
+           "advantage 0 are not, unless KL, entropy or `loss.function` need them.", "", "sum"),
     Metric("optim/shared_token_fraction", "fraction", "The fraction of the update's tokens that were not computed "
            "because another sequence of their microbatch begins with the same tokens; of a group's prompt, which is "
            "computed once in any case, each token counts once.", "", "mean", "in steps with a token to compute"),

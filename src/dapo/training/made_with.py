@@ -30,12 +30,18 @@ _FREE_OPTIONS = (
 _ROUNDING_OPTIONS = ("train.microbatch_tokens", "train.recompute")
 """Options that change in which pieces the same sums are computed."""
 
+_END_OF_DECAY = "train.num_steps"
+"""Changes no step where the learning rate is constant; a rate that falls reaches its floor there."""
+
 
 def made_with(config: Config, train: Sequence[Problem], held_out: Sequence[Problem]) -> dict[str, dict[str, Any]]:
     """Options, versions, processor and data of this process, as JSON values."""
     options = flat_options(config)
+    kept = {name: value for name, value in options.items() if not name.startswith(_FREE_OPTIONS)}
+    if config.decays_lr:
+        kept[_END_OF_DECAY] = config.train.num_steps
     return {
-        "options": {name: value for name, value in options.items() if not name.startswith(_FREE_OPTIONS)},
+        "options": kept,
         "versions": package_versions(),
         "machine": {"processor": cpu_model(), "number of threads": torch.get_num_threads()},
         "data": {"training problems": _fingerprint(train), "evaluation problems": _fingerprint(held_out)},
@@ -55,6 +61,10 @@ def changes_since(checkpoint: Path, now: Mapping[str, Mapping[str, Any]], *, ste
             if old != new:
                 is_other = kind in ("options", "data") and name not in _ROUNDING_OPTIONS
                 means = "this is another run" if is_other else "results may differ by rounding"
+                if name == _END_OF_DECAY:
+                    if old is None or new is None:  # a constant rate, then or now, which optim.schedule says
+                        continue
+                    means = f"the learning rate (optim.schedule={values['optim.schedule']}) falls until there"
                 lines.append(f"warning: {name} was {old} up to step {step} and is {new} now; from here on {means}")
     return lines
 

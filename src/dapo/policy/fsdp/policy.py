@@ -249,7 +249,7 @@ class ShardedPolicy(PolicyCore):
         Every rank calls it, with as many rank microbatches.
         """
         self._optimizer.zero_grad()
-        sums = [self._backward(rank_microbatch) for rank_microbatch in rank_microbatches]
+        sums = [self._backward(rank_microbatch, self._custom_loss) for rank_microbatch in rank_microbatches]
         own = add_sums([*sums, self._optimizer.measure()])
         return self._apply_gradient(add_sums(self._ranks.gather(own)), step=step)
 

@@ -1,0 +1,173 @@
+"""A loss of the user's own (`loss.function`): loaded by name, verified on an example, differentiated part by part."""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from dapo.core.errors import ConfigError, DapoError, LossFailed
+from dapo.core.loading import Failure, load_callable, try_call
+from dapo.core.rng import keyed_seed, keyed_uniforms
+
+LossFunction: TypeAlias = Callable[..., tuple[Tensor, Mapping[str, Any]]]
+"""`(logprobs, old_logprobs, advantages, mask, weights) -> (loss, metrics)`, as `CustomLoss` describes it."""
+
+EXAMPLE_TOKENS = 12
+SUM_TOLERANCE = 1e-4
+RESERVED = (
+    "policy",
+    "kl",
+    "entropy",
+    "ratio_mean",
+    "approx_kl",
+    "token_prob_mean",
+    "engine_weight_mean",
+    "engine_weight_truncated_fraction",
+)
+"""What `loss/NAME` already holds in a run with a loss of its own."""
+
+
+@dataclass(frozen=True)
+class CustomLoss:
+    """A function `(logprobs, old_logprobs, advantages, mask, weights) -> (loss, metrics)` in place of Eq. 8.
+
+    It is called with the response tokens of a part of a minibatch, packed into tensors `[T]` of one floating type:
+
+    - `logprobs`: log pi of each sampled token; the only one with a gradient;
+    - `old_logprobs`: log pi_old, of the policy before the step's first update; in that update equal to `logprobs`,
+      detached;
+    - `advantages`: of each token's response;
+    - `mask` (bool): whether the token trains;
+    - `weights`: what the token counts in the loss, by `loss.aggregate`, times its group's factor and the correction of
+      `loss.engine_correction`; 0 where the mask is false. For `token` it is 1 / (trained tokens of the whole minibatch,
+      on all ranks), so that `(weights * x).sum()`, added over all parts, is the mean of x to the last token.
+
+    It returns the scalar to minimise, and metrics: numbers by name, logged as `loss/NAME`. Both are added over the
+    parts, so both must be sums over tokens, `(weights * per_token).sum()`, and never means.
+
+    Guaranteed: each trained token of each response is in exactly one call per update, whatever
+    `train.microbatch_tokens`, ranks and shared prefixes are, so that loss and gradient do not depend on them; tokens
+    with an advantage of 0 are there; tokens with a false mask get no gradient. Not guaranteed: the order of tokens,
+    which tokens share a call, and that a call has all tokens of a response; so a loss cannot compare tokens of a
+    response with each other.
+    """
+
+    function: LossFunction
+    name: str
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError unless the function gives a loss that can be trained on for an example of 12 tokens."""
+        self._verify(_example())
+
+    def differentiate(
+        self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, weights: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor | float]]:
+        """`[T]` the derivative of the loss by each log-probability, 0 where the mask is false; loss and metrics.
+
+        Nothing waits for the device: a loss that is not finite makes the whole update's not finite, which is then
+        skipped. Raises LossFailed where the function raises, or returns anything but a loss and metrics.
+        """
+        leaf = logprobs.detach().clone().requires_grad_()
+        weights = torch.where(mask, weights, 0.0)
+        loss, metrics = self._call(leaf, old_logprobs.detach(), advantages, mask, weights, error=LossFailed)
+        (gradient,) = torch.autograd.grad(loss, leaf, allow_unused=True)
+        if gradient is None:
+            raise LossFailed(f"{self.name}: the loss does not depend on logprobs")
+        values = {_key(name): self._number(name, value, LossFailed) for name, value in metrics.items()}
+        return torch.where(mask, gradient, 0.0), {"loss": loss.detach(), **values}
+
+    def _call(self, *tokens: Tensor, error: type[DapoError]) -> tuple[Tensor, Mapping[str, Any]]:
+        returned = try_call(lambda: self.function(*tokens))
+        if isinstance(returned, Failure):
+            raise error(f"{self.name} {returned.reason}")
+        if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], Mapping):
+            raise error(
+                f"{self.name} returned a {type(returned).__name__}: expected (loss, metrics), a scalar tensor and a "
+                "dict"
+            )
+        loss, metrics = returned
+        if not isinstance(loss, Tensor) or loss.ndim:
+            got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+            raise error(f"{self.name}: the loss is {got}: expected a scalar tensor, such as (weights * x).sum()")
+        if not loss.requires_grad:
+            raise error(f"{self.name}: the loss has no gradient: compute it from logprobs, without detach() or item()")
+        return loss, metrics
+
+    def _number(self, name: Any, value: Any, error: type[DapoError]) -> Tensor | float:
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name) or name in RESERVED:
+            why = "is the trainer's own" if name in RESERVED else "is no name of letters, digits and underscores"
+            raise error(f"{self.name}: the metric {name!r} {why}; give it another name")
+        if isinstance(value, Tensor) and not value.ndim:
+            return value.detach()
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        raise error(f"{self.name}: the metric {name!r} is a {type(value).__name__}: expected a number")
+
+    def _verify(self, tokens: Sequence[Tensor]) -> None:
+        """Raise ConfigError unless all is finite, and the whole equals the sum of its parts."""
+        whole = self._values(tokens)
+        parts = [self._values([of[start : start + 5] for of in tokens]) for start in range(0, EXAMPLE_TOKENS, 5)]
+        for name, value in whole.items():
+            if not math.isfinite(value):
+                raise ConfigError(f"{self.name}: {name} is {value} for an example of {EXAMPLE_TOKENS} tokens")
+            total = sum(part.get(name, 0.0) for part in parts)
+            if abs(total - value) > SUM_TOLERANCE * max(1.0, *(abs(part.get(name, 0.0)) for part in parts)):
+                raise ConfigError(
+                    f"{self.name}: {name} is no sum over tokens: {value:.4g} for an example of {EXAMPLE_TOKENS} tokens "
+                    f"at once, {total:.4g} in three parts; a minibatch is computed in parts, so return "
+                    "(weights * x).sum() where you want the mean of x"
+                )
+
+    def _values(self, tokens: Sequence[Tensor]) -> dict[str, float]:
+        logprobs = tokens[0].clone().requires_grad_()
+        loss, metrics = self._call(logprobs, *tokens[1:], error=ConfigError)
+        (gradient,) = torch.autograd.grad(loss, logprobs, allow_unused=True)
+        if gradient is None or gradient.shape != logprobs.shape:
+            raise ConfigError(f"{self.name}: the loss does not depend on logprobs")
+        if not bool(gradient.isfinite().all()):
+            raise ConfigError(f"{self.name}: the gradient is not finite for an example of {EXAMPLE_TOKENS} tokens")
+        numbers = {f"the metric {name!r}": self._number(name, value, ConfigError) for name, value in metrics.items()}
+        return {name: float(value) for name, value in {"the loss": loss.detach(), **numbers}.items()}
+
+
+def load_loss(name: str | None) -> CustomLoss | None:
+    """The loss of `loss.function`, verified; None for none. Raises ConfigError."""
+    if name is None:
+        return None
+    option = "loss.function="
+    return CustomLoss(load_callable(name, error=ConfigError, option=option), f"{option}{name}")
+
+
+def custom_metrics(sums: Mapping[str, float]) -> dict[str, float]:
+    """The metrics `loss/NAME` of a custom loss among the sums of a minibatch.
+
+    Raises LossFailed for one that is not finite, unless the loss is not finite either.
+    """
+    metrics = {f"loss/{match[1]}": value for name, value in sums.items() if (match := _KEY.fullmatch(name))}
+    for name, value in metrics.items():
+        if not math.isfinite(value) and math.isfinite(sums["loss"]):
+            raise LossFailed(f"the loss of loss.function gave the metric {name} the value {value}: expected a number")
+    return metrics
+
+
+_KEY = re.compile(r"custom/(\w+)/")
+
+
+def _key(name: str) -> str:
+    """A metric's name among the sums of a microbatch, all of which add up."""
+    return f"custom/{name}/"
+
+
+def _example() -> tuple[Tensor, ...]:
+    """Tokens of two responses, with ratios on both sides of 1, some of which do not train."""
+    uniforms = keyed_uniforms(keyed_seed("custom loss"), 2 * EXAMPLE_TOKENS)
+    logprobs = torch.tensor([-3.0 * u - 0.05 for u in uniforms[:EXAMPLE_TOKENS]])
+    old = logprobs + torch.tensor([u - 0.5 for u in uniforms[EXAMPLE_TOKENS:]])
+    index = torch.arange(EXAMPLE_TOKENS)
+    mask = index % 5 != 3
+    advantages = torch.where(index < 7, 1.25, -0.75)
+    return logprobs, old, advantages, mask, torch.where(mask, 1 / mask.sum(), 0.0)
