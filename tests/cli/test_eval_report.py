@@ -28,7 +28,7 @@ def result(model: str, *marks: str) -> dict[str, Any]:
 
 
 def printed(capsys: pytest.CaptureFixture[str], found: dict[str, Any], *, by_problem: bool = False) -> str:
-    print_evaluation(found, None, found["table"] if by_problem else None)
+    print_evaluation(found, None, by_problem=by_problem)
     return capsys.readouterr().out
 
 
@@ -36,7 +36,7 @@ def compared(
     capsys: pytest.CaptureFixture[str], first: dict[str, Any], second: dict[str, Any], *, by_problem: bool = False
 ) -> str:
     difference = paired_difference(first["table"], second["table"], binary=first["binary"])
-    print_comparison([first, second], difference, None, by_problem=by_problem)
+    print_comparison({"first": first, "second": second, "comparison": difference}, None, by_problem=by_problem)
     return capsys.readouterr().out
 
 

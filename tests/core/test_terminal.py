@@ -14,8 +14,7 @@ from rich.text import Text
 
 import dapo
 from dapo.cli import main as cli
-from dapo.core.files import to_json
-from dapo.core.terminal import UNSAFE, print_text, printable, printable_json
+from dapo.core.terminal import UNSAFE, print_text, printable, printable_json, to_json
 from dapo.telemetry.console import ProgressDisplay, SafeConsole
 
 ATTACK = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eevil\u2066\r\x08[red]m[/red] :bomb: \ud800"

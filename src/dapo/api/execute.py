@@ -113,7 +113,7 @@ def new_run(
         inputs.kernels = probe_kernels(config, inputs.loaded)
         manifest = make_manifest(command, seed=config.train.seed, started=started, gpus=gpus, kernels=inputs.kernels)
         directory = RunDirectory.create(path, dump_config(config), manifest, prepared=prepared)
-        with disk_errors_as_storage_error(), directory.lock():
+        with disk_errors_as_storage_error(), directory.lock(config.train.num_steps):
             yield ReadyRun(config, inputs, verifiers, directory)
 
 
@@ -132,7 +132,7 @@ def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | F
     config = resolve_auto(load_run_config(directory, overrides))
     with ExitStack() as stack:
         stack.enter_context(disk_errors_as_storage_error())
-        stack.enter_context(directory.lock())
+        stack.enter_context(directory.lock(config.train.num_steps))
         checkpoint = directory.latest_checkpoint(warn=ignore_warning)
         if checkpoint and step_of(checkpoint) >= config.train.num_steps and directory.exit_reason() == "finished":
             yield Finished(config, directory, step_of(checkpoint))
@@ -257,6 +257,7 @@ def close_run(run: Run, reason: str, *, wall_s: float, warn: Callable[[str], Non
         run.directory.write_summary(
             {
                 "steps": run.state.step,
+                "num_steps": run.config.train.num_steps,
                 "wall_s": round(wall_s, 3),
                 "tokens_generated": run.state.tokens_generated + run.sampling.tokens_discarded,
                 "tokens_discarded": run.sampling.tokens_discarded,

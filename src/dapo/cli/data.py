@@ -1,6 +1,7 @@
 """The `dapo data` commands: import, inspect and clean data sets."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dapo.core.terminal import print_text
+from dapo.core.terminal import print_json, print_text, stdout_to_stderr
 
 if TYPE_CHECKING:
     from dapo.config import DataSpec
@@ -21,11 +22,13 @@ data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 Spec = Annotated[str, typer.Argument(metavar="SPEC", help="data source, for example problems.jsonl or builtin:sums")]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="the file to write: .jsonl or .parquet")]
+PAPER_GROUP_SIZE = 16
 Force = Annotated[bool, typer.Option("--force", help="overwrite existing files")]
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object (docs/programs.md)")]
 
 
 @data_app.command("import")
-def import_(spec: Spec, out: Out, force: Force = False) -> None:
+def import_(spec: Spec, out: Out, force: Force = False, as_json: AsJson = False) -> None:
     """Convert a data source to rows of prompt, answer, source and its other columns."""
     from dapo.data.prepare.write import require_new_data, write_data
     from dapo.data.problems import unique_problems
@@ -33,7 +36,11 @@ def import_(spec: Spec, out: Out, force: Force = False) -> None:
     require_new_data(out, force=force)
     problems = _read(spec)
     write_data(out, problems)
-    print_text(f"{out}: {len(problems):,} problems, {len(unique_problems(problems)):,} distinct")
+    distinct = len(unique_problems(problems))
+    if as_json:
+        print_json(_result_json(spec, {"problems": len(problems), "distinct": distinct}, out))
+    else:
+        print_text(f"{out}: {len(problems):,} problems, {distinct:,} distinct")
 
 
 @data_app.command()
@@ -49,9 +56,13 @@ def stats(
     ] = None,
     samples: Annotated[int, typer.Option(min=0, help="with --model: responses per problem; 0: only lengths")] = 8,
     problems: Annotated[int, typer.Option(min=1, help="with --model: number of problems to sample")] = 64,
-    group_size: Annotated[int, typer.Option(min=2, help="group size G of the expected keep rate")] = 16,
+    group_size: Annotated[
+        int | None,
+        typer.Option(min=2, help="group size G of the expected keep rate; if not given that of the run, or 16"),
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="write all statistics as JSON, with one row per problem")] = None,
     force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show contents and difficulty of a data source, and the fraction of groups that dynamic sampling would keep."""
     from dapo.cli import data_stats
@@ -70,6 +81,7 @@ def stats(
     if (Path(spec) / "manifest.json").is_file():
         run = Path(spec)
         source = load_run_config(RunDirectory.open(run)).data.train
+    group_size = group_size or _group_size_of(run)
     data = _read(source)
     rates: dict[str, dict[str, PassRate]] = {} if run is None else {"run": data_stats.run_pass_rates(run)}
     tokens: dict[str, int] | None = None
@@ -82,15 +94,28 @@ def stats(
     result |= {name: describe_difficulty(data, of_data, group_size) for name, of_data in rates.items()}
     if output is not None:
         atomic_write_json(output, {**result, "table": data_stats.problem_rows(data, rates, tokens)})
-    data_stats.print_description(result)
-    data_stats.print_unusable_rows(spec, data, overrides or [])
+    warnings = data_stats.warn_of_unusable_rows(spec, data, overrides or [])
+    if as_json:
+        print_json({**result, "warnings": warnings, "written": [str(output)] * (output is not None)})
+        return
     titles = {"run": f"pass rates in {run}", "model": f"{samples} responses per problem of {model}"}
-    for name in rates:
-        data_stats.print_difficulty(result[name], titles[name])
-    if "run" in rates:
-        data_stats.print_most_visited(data, rates["run"])
+    data_stats.print_statistics(result, {name: titles[name] for name in rates}, data, rates.get("run"))
+    for warning in warnings:
+        print_text(f"warning: {warning}")
     if output is not None:
         print_text(f"written: {output}")
+
+
+def _group_size_of(run: Path | None) -> int:
+    """The group size that a run was trained with; the paper's without a run, or where its options cannot be read."""
+    from dapo.core.errors import ConfigError
+    from dapo.training.run_config import load_run_config
+    from dapo.training.run_directory import RunDirectory
+
+    try:
+        return PAPER_GROUP_SIZE if run is None else load_run_config(RunDirectory.open(run)).rollout.group_size
+    except ConfigError:
+        return PAPER_GROUP_SIZE
 
 
 @data_app.command()
@@ -102,6 +127,7 @@ def dedupe(
     ] = 0.8,
     exact: Annotated[bool, typer.Option("--exact", help="find exact duplicates only")] = False,
     force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Keep one row of each problem. OUT.removed.jsonl lists the removed rows and the rows that they duplicate."""
     from dapo.data.prepare.dedupe import Removed, deduplicate
@@ -118,7 +144,7 @@ def dedupe(
     if not exact:
         counts["kept: similar, but other numbers or answer"] = result.near_duplicates_kept
     write_data(out, result.kept, report, map(Removed.as_json, result.removed), if_empty="all answers conflict")
-    _print_result(f"duplicates in {spec}", counts, out, report)
+    _report(as_json, spec, f"duplicates in {spec}", counts, out, report)
 
 
 @data_app.command()
@@ -131,6 +157,7 @@ def decontaminate(
         float, typer.Option(min=0.01, max=1.0, help="remove rows with this fraction of an evaluation problem's n-grams")
     ] = 0.5,
     force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Remove rows that contain evaluation problems. OUT.removed.jsonl lists each with the matching text."""
     from dapo.data.prepare.decontaminate import Contaminated, find_contaminated
@@ -150,7 +177,7 @@ def decontaminate(
         "evaluation problems found": len({contaminated.against.id for contaminated in removed}),
     }
     write_data(out, kept, report, map(Contaminated.as_json, removed), if_empty="all rows overlap with evaluation data")
-    _print_result(f"{spec} against {', '.join(against)}", counts, out, report)
+    _report(as_json, spec, f"{spec} against {', '.join(against)}", counts, out, report)
 
 
 @data_app.command()
@@ -168,6 +195,7 @@ def integerize(
         str | None, typer.Option(metavar="NAME", help="the environment variable that holds the server's API key")
     ] = None,
     force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Rewrite problems to have integer answers (section 3.5 of the paper), and verify each rewriting.
 
@@ -198,7 +226,8 @@ def integerize(
     settings["prompts"] = keyed_seed(rewriting.REWRITE, rewriting.SOLVE)
     with open_journal(journal_path, settings) as journal:
         if journal.records:
-            print_text(f"{len(journal.records):,} problems were decided before the interruption")
+            with stdout_to_stderr(as_json):
+                print_text(f"{len(journal.records):,} problems were decided before the interruption")
         with progress("integerize") as update_progress:
             how = {"num_solutions": num_solutions, "concurrency": concurrency}
             kept, decisions = rewriting.integerize(problems, ask, journal, **how, on_progress=update_progress)
@@ -208,7 +237,7 @@ def integerize(
         journal.records.clear()  # so that the journal is deleted
     actions = [decisions[problem.id].action for problem in problems]
     counts = {"rows": len(problems)} | {str(action): actions.count(action) for action in rewriting.ACTIONS}
-    _print_result(f"{spec} with integer answers", counts, out, report)
+    _report(as_json, spec, f"{spec} with integer answers", counts, out, report)
 
 
 def _read(
@@ -219,6 +248,19 @@ def _read(
 
     source = parse_data_argument(spec, name=name) if isinstance(spec, str) else spec
     return load_problems(source, split=split, require_answer=require_answer)
+
+
+def _result_json(spec: str, counts: Mapping[str, int], *paths: Path) -> dict[str, Any]:
+    """What `--json` prints of a command that writes data: its counts under their names, with underscores."""
+    named = {re.sub(r"\W+", "_", name): count for name, count in counts.items()}
+    return {"data": spec, "counts": named, "written": [str(path) for path in paths]}
+
+
+def _report(as_json: bool, spec: str, title: str, counts: Mapping[str, int], *paths: Path) -> None:
+    if as_json:
+        print_json(_result_json(spec, counts, *paths))
+    else:
+        _print_result(title, counts, *paths)
 
 
 def _print_result(title: str, counts: Mapping[str, int], *paths: Path) -> None:

@@ -11,7 +11,6 @@ from dapo.config import DataSpec, build_config, parse_data_argument
 from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import DataError
 from dapo.core.rng import keyed_permutation
-from dapo.core.terminal import print_text
 from dapo.data.prepare.stats import PassRate
 from dapo.data.problems import unique_problems
 from dapo.data.sources.rows import prompt_text
@@ -115,6 +114,27 @@ def problem_rows(
     ]
 
 
+def print_statistics(
+    result: Mapping[str, Any],
+    titles: Mapping[str, str],
+    data: Sequence[Problem],
+    visited: Mapping[str, PassRate] | None,
+) -> None:
+    """Print the contents of a data set, and its difficulty for each of `titles`.
+
+    Args:
+        result: from `describe_problems` and, by the names in `titles`, `describe_difficulty`.
+        titles: of the tables of difficulty.
+        data: the problems.
+        visited: the pass rates of a run, whose most visited problems are printed; None: of none.
+    """
+    print_description(result)
+    for name, title in titles.items():
+        print_difficulty(result[name], title)
+    if visited is not None:
+        print_most_visited(data, visited)
+
+
 def print_description(result: Mapping[str, Any]) -> None:
     """Print the contents of a data set, from `describe_problems`."""
     title = str(result["data"])
@@ -136,8 +156,8 @@ def print_description(result: Mapping[str, Any]) -> None:
     SafeConsole().print(table)
 
 
-def print_unusable_rows(spec: str, data: Sequence[Problem], overrides: Sequence[str]) -> None:
-    """Print a warning about rows that a reward can judge no response to.
+def warn_of_unusable_rows(spec: str, data: Sequence[Problem], overrides: Sequence[str]) -> list[str]:
+    """Warnings about rows that a reward can judge no response to.
 
     Args:
         spec: a run directory, whose reward it is; or a data source with its default, `code` where rows hold Python.
@@ -156,8 +176,7 @@ def print_unusable_rows(spec: str, data: Sequence[Problem], overrides: Sequence[
             raw["reward"] = {"verifier": "code"}
     chosen = [item for item in overrides if item.startswith("reward.")]
     reward = resolve_auto_verifier(build_config(raw, chosen, where="dapo data stats")).reward
-    for rows in unusable_rows(data, reward.verifier, reward.options):
-        print_text(f"warning: {rows}")
+    return [str(rows) for rows in unusable_rows(data, reward.verifier, reward.options)]
 
 
 def print_difficulty(result: Mapping[str, Any], title: str) -> None:

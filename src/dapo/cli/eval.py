@@ -18,7 +18,6 @@ from dapo.assemble import (
     read_inputs,
     resolve_auto,
 )
-from dapo.cli.eval_report import print_comparison, print_evaluation
 from dapo.cli.train import warn
 from dapo.config import Config, DataSpec, build_config, parse_data_argument, parse_overrides
 from dapo.config.data_spec import BENCHMARKS, INSTRUCTION, parse_spec
@@ -58,7 +57,6 @@ class EvalRequest:
     output: Path | None = None
     overrides: tuple[str, ...] = ()
     concurrency: int = 16  # the number of requests in flight at `server`
-    by_problem: bool = False  # print one line per problem as well
 
     @property
     def sets_samples_per_problem(self) -> bool:
@@ -68,17 +66,18 @@ class EvalRequest:
         return self.samples_per_problem is not None or is_overridden
 
 
-def evaluate_model(model: str, request: EvalRequest) -> None:
-    """Evaluate a model, a run or a served model; print the result, and write it if asked to."""
+def evaluate_model(model: str, request: EvalRequest) -> dict[str, Any]:
+    """Evaluate a model, a run or a served model, and write the result if asked to: its summary, and its table."""
     _require_writable(request.output)
     summary, result = _evaluate(model, request, base=run_options(model), journal=_journal_path(request.output))
+    found = {**summary, "table": result.table()}
     if request.output is not None:
-        _write_result(request.output, {**summary, "table": result.table()})
-    print_evaluation(summary, request.output, result.table() if request.by_problem else None)
+        _write_result(request.output, found)
+    return found
 
 
-def compare_models(first: str, second: str, request: EvalRequest) -> None:
-    """Evaluate two models on the same problems with the same random numbers, and print the paired difference.
+def compare_models(first: str, second: str, request: EvalRequest) -> dict[str, Any]:
+    """Evaluate two models on the same problems with the same random numbers: `first`, `second`, `comparison`.
 
     Each is a model, a run, or a file that `dapo eval --output` or a run has written. A run's options hold for both.
     """
@@ -96,9 +95,10 @@ def compare_models(first: str, second: str, request: EvalRequest) -> None:
             differ = f"{name} is {results[0].get(name)} in one and {results[1].get(name)} in the other"
             raise DataError(f"{first} and {second} cannot be compared: {differ}")
     difference = paired_difference(results[0]["table"], results[1]["table"], binary=results[0]["binary"])
+    found = {"first": results[0], "second": results[1], "comparison": difference}
     if request.output is not None:
-        _write_result(request.output, {"first": results[0], "second": results[1], "comparison": difference})
-    print_comparison(results, difference, request.output, by_problem=request.by_problem)
+        _write_result(request.output, found)
+    return found
 
 
 def run_options(model: str) -> dict[str, Any] | None:

@@ -13,28 +13,32 @@ from dapo.evaluation.scores import CORRECT, count_votes
 from dapo.telemetry.console import SafeConsole
 
 
-def print_evaluation(
-    summary: Mapping[str, Any], output: Path | None, table: Sequence[Mapping[str, Any]] | None = None
-) -> None:
-    """Print a result; with `table`, also one line per problem."""
+def evaluation_json(result: Mapping[str, Any], *, by_problem: bool) -> dict[str, Any]:
+    """What `--json` prints of a result or of a comparison of two: without their tables, unless `by_problem`."""
+    if "comparison" in result:
+        both = {name: evaluation_json(result[name], by_problem=by_problem) for name in ("first", "second")}
+        return {**both, "comparison": result["comparison"]}
+    return {name: value for name, value in result.items() if by_problem or name != "table"}
+
+
+def print_evaluation(summary: Mapping[str, Any], output: Path | None, *, by_problem: bool = False) -> None:
+    """Print a result; with `by_problem`, also one line per problem."""
     console = SafeConsole()
     console.print(_result_table([summary]))
     _print_notes(console, summary)
-    if table is not None:
-        console.print(_problem_table(table))
+    if by_problem:
+        console.print(_problem_table(summary["table"]))
     if output is not None:
         console.print(f"written to {output}", soft_wrap=True)
 
 
-def print_comparison(
-    results: Sequence[Mapping[str, Any]], difference: Mapping[str, Any], output: Path | None, *, by_problem: bool
-) -> None:
+def print_comparison(found: Mapping[str, Any], output: Path | None, *, by_problem: bool) -> None:
     """Print both results side by side, and the paired difference; with `by_problem`, also one line per problem."""
-    console = SafeConsole()
+    console, results = SafeConsole(), [found["first"], found["second"]]
     console.print(_result_table(results))
     for result in results:
         _print_notes(console, result)
-    console.print(_describe_difference(difference), soft_wrap=True)
+    console.print(_describe_difference(found["comparison"]), soft_wrap=True)
     if by_problem:
         console.print(_paired_problem_table(*(result["table"] for result in results)))
     if output is not None:

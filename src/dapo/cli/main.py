@@ -14,11 +14,11 @@ from typing import Annotated, Any
 import typer
 
 from dapo import __version__
-from dapo.cli.data import data_app
+from dapo.cli.data import AsJson, data_app
 from dapo.core.allocator import keep_freed_memory
-from dapo.core.errors import ConfigError, DapoError
+from dapo.core.errors import EXIT_CODES, ConfigError, DapoError
 from dapo.core.secrets import mask_text
-from dapo.core.terminal import print_text, printable
+from dapo.core.terminal import print_json, print_text, printable, stdout_to_stderr
 
 # torch and transformers are imported inside the commands, so that --help and a config error answer at once
 
@@ -62,21 +62,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # the name is the user's: no name that is made here is that long
         if error.errno != errno.ENAMETOOLONG:
             raise
-        print_text(f"error: {str(error.filename)[:60]}...: {error.strerror}", file=sys.stderr)
         code = ConfigError.exit_code
+        text = f"{str(error.filename)[:60]}...: {error.strerror}"
+        _print_error(f"error: {text}\n", text, "ConfigError", code, given)
     except DapoError as error:
-        text = mask_text(str(error))
-        print_text(f"error: {text}" if error.exit_code < 128 else text, file=sys.stderr)
-        code = error.exit_code
+        text, code = mask_text(str(error)), error.exit_code
+        _print_error(f"error: {text}\n" if code < 128 else f"{text}\n", text, type(error).__name__, code, given)
     except CommandLineError as error:  # it shows what was typed
         typed = StringIO()
         error.show(typed)
-        print_text(mask_text(typed.getvalue()), file=sys.stderr, end="")
         code = error.exit_code
+        _print_error(mask_text(typed.getvalue()), mask_text(error.format_message()), "UsageError", code, given)
     except Exception:
         sys.excepthook = _print_traceback  # instead of typer's
         raise
     sys.exit(code or 0)
+
+
+def _print_error(shown: str, message: str, kind: str, code: int, given: Sequence[str]) -> None:
+    """Show an error to a person and, if JSON was asked for, to a program as well."""
+    print_text(shown, file=sys.stderr, end="")
+    if "--json" in given:
+        print_json({"error": message, "kind": kind, "exit_code": code})
 
 
 def _format_warning(
@@ -94,6 +101,7 @@ def train(
     config: ConfigPath,
     overrides: Overrides = None,
     run_dir: Annotated[Path | None, typer.Option(help="run directory to write; must not hold a run yet")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Train a model."""
     from dapo.config import find_config, load_config
@@ -104,24 +112,57 @@ def train(
     from dapo.training.start import open_judge
 
     path = run_dir or default_run_path(config, datetime.now())
-    with open_judge(loaded, run_dir=path) as judge:
+    with stdout_to_stderr(as_json), open_judge(loaded, run_dir=path) as judge:
         if sys.stdout.isatty():  # the imports and the model take a while, in which nothing else is shown
             print_text(f"the verifier is ready; loading {loaded.model.name} and {loaded.data.train_source.label} ...")
         from dapo.cli.train import start_run
 
         keep_freed_memory()
         start_run(loaded, run_dir=path, config_name=config.stem, judge=judge)
+    if as_json:
+        _print_run(path)
 
 
 @app.command()
 def resume(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="a run directory")], overrides: Overrides = None
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="a run directory")],
+    overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
     """Continue a run from its last checkpoint."""
     from dapo.cli.train import resume_run
 
     keep_freed_memory()
-    resume_run(run_dir, overrides or [])
+    with stdout_to_stderr(as_json):
+        resume_run(run_dir, overrides or [])
+    if as_json:
+        _print_run(run_dir)
+
+
+def _print_run(path: Path) -> None:
+    """The end of a run, for a program: what `dapo status` says of it."""
+    from dapo.training.run_status import run_status
+
+    print_json(run_status(path).as_json())
+
+
+@app.command()
+def status(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="run directories, live or ended")],
+    as_json: AsJson = False,
+) -> None:
+    """Show how runs stand: state, step, time left, last metrics, evaluation and checkpoint; exit 1 if one failed."""
+    from dapo.training.run_status import run_status
+
+    found = [run_status(path) for path in runs]
+    if as_json:
+        print_json({"runs": [each.as_json() for each in found]})
+    else:
+        from dapo.cli.status import print_status
+
+        print_status(found)
+    if any(each.state == "failed" for each in found):
+        raise typer.Exit(1)
 
 
 @app.command("eval")
@@ -161,28 +202,24 @@ def evaluate(
         ),
     ] = None,
     by_problem: Annotated[bool, typer.Option("--by-problem", help="also print one line per problem")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Evaluate a model: avg@k, pass@j and cons@k with 95 % intervals."""
     from dapo.cli.eval import EvalRequest, compare_models, evaluate_model
+    from dapo.cli.eval_report import evaluation_json, print_comparison, print_evaluation
 
     if compare is not None and model_or_run is not None and "=" in model_or_run:
         # with --compare no model stands before the options
         overrides, model_or_run = [model_or_run, *(overrides or [])], None
-    request = EvalRequest(
-        data,
-        samples_per_problem,
-        server,
-        output,
-        tuple(overrides or ()),
-        concurrency=concurrency,
-        by_problem=by_problem,
-    )
+    request = EvalRequest(data, samples_per_problem, server, output, tuple(overrides or ()), concurrency=concurrency)
     if (model_or_run is None) == (compare is None):
         raise ConfigError("dapo eval takes either one model or run, or two with --compare A B")
-    if compare is not None:
-        compare_models(*compare, request)
-    elif model_or_run is not None:
-        evaluate_model(model_or_run, request)
+    with stdout_to_stderr(as_json):
+        found = compare_models(*compare, request) if compare else evaluate_model(model_or_run or "", request)
+    if as_json:
+        print_json(evaluation_json(found, by_problem=by_problem))
+    else:
+        (print_comparison if compare else print_evaluation)(found, output, by_problem=by_problem)
 
 
 @app.command()
@@ -196,6 +233,7 @@ def check(
             help="change an assumption of the estimates, for example memory_gib=96; may be repeated",
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Describe what would run: sizes, options without effect, differences from the paper, memory and time."""
     from dapo.config import load_config
@@ -212,6 +250,12 @@ def check(
 
     if not elsewhere:
         require_hardware(loaded)
+    if as_json:
+        from dapo.cli.check.as_json import check_as_json
+
+        found = check_as_json(loaded, needed_columns, assume or [])
+        print_json(found)
+        raise typer.Exit(ConfigError.exit_code if found["problems"] else 0)
     for line in explain(loaded, needed_columns):
         print_text(line)
     print_text()
@@ -258,9 +302,10 @@ def submit(
         ),
     ] = 120,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the script, write and submit nothing")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train on a Slurm cluster: a batch job that starts Ray on its nodes, and continues the run when requeued."""
-    from dapo.cli.submit import submit_run
+    from dapo.cli.submit import print_submission, submit_run
     from dapo.distributed.slurm.job import Allocation
 
     allocation = Allocation(
@@ -274,7 +319,8 @@ def submit(
         options=tuple(sbatch or ()),
     )
     lines = tuple(setup or ())
-    submit_run(config_or_run, overrides or [], allocation, run_dir=run_dir, setup=lines, dry_run=dry_run)
+    report = submit_run(config_or_run, overrides or [], allocation, run_dir=run_dir, setup=lines, dry_run=dry_run)
+    (print_json if as_json else print_submission)(report)
 
 
 @app.command()
@@ -287,11 +333,18 @@ def export(
     adapter: Annotated[
         bool, typer.Option("--adapter", help="write only the adapter of a run with model.lora, in peft's format")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a run's model as a Hugging Face model directory."""
     from dapo.cli.train import export_run
 
-    export_run(run_dir, out_dir, step=step, adapter=adapter)
+    with stdout_to_stderr(as_json):
+        written = export_run(run_dir, out_dir, step=step, adapter=adapter)
+    if as_json:
+        print_json(written)
+    else:
+        kind = "adapter of " if adapter else ""
+        print_text(f"{out_dir}: {kind}{written['base']} after {written['step']} steps")
 
 
 @app.command("configs")
@@ -346,12 +399,18 @@ def reward_test(
     answer: Annotated[str | None, typer.Option(help="the example problem's reference")] = None,
     right: Annotated[str | None, typer.Option(help="a correct response, if none of the usual forms is")] = None,
     show_all: Annotated[bool, typer.Option("--all", help="print every response, not only the suspicious ones")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Audit a reward on empty, endless, hedging and hostile responses; exit 1 if it accepts one."""
-    from dapo.cli.reward import report_on_reward
+    from dapo.cli.reward import examine_reward, print_report
 
-    chosen = overrides or []
-    if not report_on_reward(verifier, data=data, answer=answer, right=right, overrides=chosen, show_all=show_all):
+    with stdout_to_stderr(as_json):
+        report = examine_reward(verifier, data=data, answer=answer, right=right, overrides=overrides or [])
+    if as_json:
+        print_json(report.as_json())
+    else:
+        print_report(report, show_all=show_all)
+    if report.suspicious:
         raise typer.Exit(1)
 
 
@@ -361,7 +420,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(epilog=f"Exit codes: {'; '.join(f'{code}: {meaning}' for code, meaning in EXIT_CODES.items())}.")
 def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit")

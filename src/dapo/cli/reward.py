@@ -4,10 +4,12 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from rich.table import Table
 
-from dapo.config import DataSpec, build_config
+from dapo.config import DataSpec, build_config, parse_data_argument
 from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError
 from dapo.data.problems import load_problems
@@ -22,16 +24,38 @@ PROBLEMS = 3
 _SHOWN_CHARS = 60
 
 
-def report_on_reward(
-    verifier: str,
-    *,
-    data: DataSpec | None,
-    answer: str | None,
-    right: str | None,
-    overrides: Sequence[str],
-    show_all: bool = False,
-) -> bool:
-    """Print the audit of a reward. Raises ConfigError, DataError or RewardError for an argument that cannot be used.
+@dataclass(frozen=True)
+class RewardReport:
+    """The audits of a reward."""
+
+    verifier: str
+    audits: Sequence[Audit]
+    group_size: int
+    group_seconds: float
+    """The time in which a group of so many responses is judged."""
+    workers: int
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether there is any issue."""
+        return any(audit.suspicious for audit in self.audits)
+
+    def as_json(self) -> dict[str, Any]:
+        """The audits as JSON values: every response with its verdict and its issues."""
+        return {
+            "verifier": self.verifier,
+            "suspicious": self.suspicious,
+            "problems": [audit_json(audit) for audit in self.audits],
+            "group_size": self.group_size,
+            "group_seconds": self.group_seconds,
+            "workers": self.workers,
+        }
+
+
+def examine_reward(
+    verifier: str, *, data: DataSpec | None, answer: str | None, right: str | None, overrides: Sequence[str]
+) -> RewardReport:
+    """Audit a reward. Raises ConfigError, DataError or RewardError for an argument that cannot be used.
 
     Args:
         verifier: a name or module:function.
@@ -39,12 +63,9 @@ def report_on_reward(
         answer: the reference of the example.
         right: a response to it that is known to be right.
         overrides: `reward.NAME=VALUE`.
-        show_all: print the verdict on every response, not only those with an issue.
-
-    Returns:
-        Whether there is no issue.
     """
-    raw = {"model": "none", "data": {"train": data or "builtin:sums"}, "reward": {"verifier": verifier}}
+    source = parse_data_argument(data) if isinstance(data, str) else "builtin:sums" if data is None else data
+    raw = {"model": "none", "data": {"train": source}, "reward": {"verifier": verifier}}
     config = resolve_auto_verifier(build_config(raw, overrides, where="dapo reward test"))
     if not all(item.startswith("reward.") for item in overrides):
         raise ConfigError("dapo reward test takes options of reward only, for example reward.options.extract=final")
@@ -61,14 +82,43 @@ def report_on_reward(
     with VerifierPool(config.reward) as pool:
         _require_columns(pool, problems, data)
         audits = [audit_reward(pool, problem, right or None) for problem in problems]
-        group_s, size = _group_seconds(pool, problems[0], config.rollout.group_size), config.rollout.group_size
+        size = config.rollout.group_size
+        seconds = _group_seconds(pool, problems[0], size)
+    return RewardReport(verifier, audits, size, seconds, config.reward.workers)
+
+
+def print_report(report: RewardReport, *, show_all: bool) -> None:
+    """Print the audits; with `show_all` the verdict on every response, not only those with an issue."""
     console = SafeConsole()
-    for audit in audits:
+    for audit in report.audits:
         console.print(table_of(audit, show_all=show_all))
         for line in audit_summary(audit):
             console.print(line, soft_wrap=True)
-    console.print(f"a group of {size} responses: {group_s:.2g} s with {config.reward.workers} workers", highlight=False)
-    return not any(audit.suspicious for audit in audits)
+    group = f"a group of {report.group_size} responses: {report.group_seconds:.2g} s"
+    console.print(f"{group} with {report.workers} workers", highlight=False)
+
+
+def audit_json(audit: Audit) -> dict[str, Any]:
+    """An audit as JSON values."""
+    return {
+        "reference": audit.problem.answer,
+        "right": None if audit.right is None else _check_json(audit.right),
+        "checks": [_check_json(check) for check in audit.checks],
+        "issues": dict(Counter(issue for check in audit.checks for issue in check.issues)),
+    }
+
+
+def _check_json(check: CheckResult) -> dict[str, Any]:
+    verdict = check.verdict
+    return {
+        "response": check.name,
+        "reference": check.reference,
+        "correct": verdict.correct,
+        "score": None if verdict.error is not None else verdict.score,
+        "error": verdict.error,
+        "seconds": check.seconds,
+        "issues": list(check.issues),
+    }
 
 
 def _group_seconds(pool: VerifierPool, problem: Problem, size: int) -> float:

@@ -3,9 +3,10 @@
 import importlib.util
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from dapo.cli.check.summary import explain
 from dapo.config import Config, dump_config, find_config, load_config
@@ -26,8 +27,12 @@ def submit_run(
     run_dir: Path | None,
     setup: tuple[str, ...],
     dry_run: bool,
-) -> None:
-    """Check all that can be checked here, write the script next to the run, submit it, and print where things are."""
+) -> dict[str, Any]:
+    """Check all that can be checked here, write the script next to the run, and submit it.
+
+    Returns what there is to know, as JSON values: the run, nodes, the script's text and path, and the job's id. With
+    `dry_run` nothing is written, and path and id are None.
+    """
     is_run = (config_or_run / "config.yaml").is_file()
     if is_run and run_dir is not None:
         raise ConfigError(f"{config_or_run} is a run, which continues where it is; leave --run-dir out")
@@ -47,9 +52,9 @@ def submit_run(
         start_timeout_s=config.distributed.start_timeout_s,
     )
     script = batch_script(job, allocation)
+    report = {"run": str(run_dir), "nodes": allocation.nodes, "script": script, "script_path": None, "job": None}
     if dry_run:
-        print_text(script, end="")
-        return
+        return report
     require_sbatch()
     if not is_run:
         require_new_run(run_dir)
@@ -58,13 +63,21 @@ def submit_run(
     number = submit(path)
     with open_no_link(job.folder / JOBS, "a", encoding="ascii") as jobs:
         jobs.write(f"{number}\n")
+    return {**report, "script_path": str(path), "job": number, "log": f"{job.folder}/{number}.log"}
+
+
+def print_submission(report: Mapping[str, Any]) -> None:
+    """Print the script of a dry run; else which job it is, and where things are."""
+    if report["job"] is None:
+        print_text(report["script"], end="")
+        return
+    number, nodes = report["job"], report["nodes"]
     print_text(
-        f"job {number}: {allocation.nodes} node{'s' if allocation.nodes > 1 else ''}, "
-        f"run {run_dir}\n"
-        f"  log              {job.folder}/{number}.log\n"
-        f"  script           {path}\n"
+        f"job {number}: {nodes} node{'s' if nodes > 1 else ''}, run {report['run']}\n"
+        f"  log              {report['log']}\n"
+        f"  script           {report['script_path']}\n"
         f"  stop it, saved   scancel --batch --signal=TERM {number}\n"
-        f"  continue it      sbatch {shlex.quote(str(path))}"
+        f"  continue it      sbatch {shlex.quote(report['script_path'])}"
     )
 
 

@@ -111,7 +111,10 @@ def compared_responses(evaluations: Sequence[dict[str, Any]], count: int) -> lis
     ]
 
 
-def export_run(path: Path, out_dir: Path, *, step: int | None, adapter: bool = False) -> None:
-    """`dapo export`: a checkpoint as a Hugging Face model directory, or its `adapter` alone as peft's."""
+def export_run(path: Path, out_dir: Path, *, step: int | None, adapter: bool = False) -> dict[str, Any]:
+    """`dapo export`: a checkpoint as a Hugging Face model directory, or its `adapter` alone as peft's.
+
+    Returns what was written, as JSON values: model, run, step, base, and whether it is an adapter.
+    """
     config, step = export_model_of(path, out_dir, step=step, adapter=adapter, warn=warn)
-    print_text(f"{out_dir}: {'adapter of ' if adapter else ''}{config.model.name} after {step} steps")
+    return {"model": str(out_dir), "run": str(path), "step": step, "base": config.model.name, "adapter": adapter}

@@ -1,5 +1,14 @@
 """Every error a user can meet. Messages say what was expected, what came, and what to do."""
 
+from collections.abc import Mapping
+
+EXIT_CODES: Mapping[str, str] = {
+    "0": "it is done, and well",
+    "1": "the run or the evaluation failed, or what was examined is bad",
+    "2": "the input is wrong, or what was checked cannot work",
+    "128 + n": "signal n stopped it, its state saved",
+}
+
 
 class DapoError(Exception):
     """The base of all errors that are written for people; the command line prints them without a traceback."""

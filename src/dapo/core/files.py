@@ -2,17 +2,16 @@
 
 import errno
 import json
-import math
 import os
 import secrets
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from dapo.core.terminal import printable_json
+from dapo.core.terminal import to_json
 
 CHUNK_BYTES = 2**25
 """Large, because between two chunks a thread of low priority holds the interpreter, and training waits for it."""
@@ -86,27 +85,12 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Standard JSON that a terminal may show; numbers that are not finite become null."""
-    return printable_json(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent))
-
-
 def read_json(path: Path) -> Any:
     """The value in a JSON file. Raises OSError, or ValueError for what is no JSON, however it is broken."""
     try:
         return json.loads(path.read_bytes())
     except RecursionError:
         raise ValueError("brackets without end") from None
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
 
 
 def atomic_write_text(path: str | Path, text: str) -> None:

@@ -6,9 +6,12 @@ cannot be seen, line separators and halves of surrogate pairs appear as escapes.
 """
 
 import json
+import math
 import re
 import sys
-from typing import TextIO
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from typing import Any, TextIO
 
 _INVISIBLE = (
     r"\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
@@ -18,6 +21,7 @@ _INVISIBLE = (
 UNSAFE = re.compile(rf"[\x00-\x08\x0b-\x1f{_INVISIBLE}]")
 """Every character of the categories Cc, Cf, Cs, Zl and Zp, but line feed and tab."""
 _UNSAFE_IN_JSON = re.compile(f"[{_INVISIBLE}]")
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
 def printable(text: str, encoding: str = "utf-8") -> str:
@@ -30,6 +34,30 @@ def printable_json(text: str) -> str:
     return _UNSAFE_IN_JSON.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """Standard JSON that a terminal may show; numbers that are not finite become null."""
+    return printable_json(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent))
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """Print one JSON object to the standard output: indented on a terminal, on one line elsewhere.
+
+    Numbers that are not finite become null. What the stream's encoding does not have is written as JSON's escapes.
+    """
+    text = to_json(value, indent=2 if sys.stdout.isatty() else None)
+    encoding = sys.stdout.encoding or "utf-8"
+    if text.encode(encoding, "replace").decode(encoding) != text:
+        text = _NOT_ASCII.sub(lambda match: json.dumps(match[0])[1:-1], text)
+    print(text, flush=True)
+
+
+@contextmanager
+def stdout_to_stderr(wanted: bool = True) -> Iterator[None]:
+    """Inside, if `wanted`, what is for the standard output goes to the standard error: JSON is to follow there."""
+    with redirect_stdout(sys.stderr) if wanted else nullcontext():
+        yield
+
+
 def print_text(text: object = "", *, file: TextIO | None = None, end: str = "\n") -> None:
     """Print text as it is, unsafe characters escaped, to the standard output or another stream."""
     stream = sys.stdout if file is None else file
@@ -39,3 +67,13 @@ def print_text(text: object = "", *, file: TextIO | None = None, end: str = "\n"
 def _escape(match: re.Match[str]) -> str:
     character = match[0]
     return character.encode("ascii", "backslashreplace").decode() if ord(character) > 127 else repr(character)[1:-1]
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

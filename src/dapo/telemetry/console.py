@@ -156,10 +156,8 @@ class ProgressDisplay:
             self._live.console.print(text, no_wrap=cut, overflow="ellipsis" if cut else None)
 
     def _seconds_left(self) -> float | None:
-        if not self._training_seconds:
-            return None
-        per_step = median(self._training_seconds) + fmean(self._evaluation_seconds)
-        return per_step * (self._num_steps - self._finished_steps)
+        left = self._num_steps - self._finished_steps
+        return seconds_left(self._training_seconds, self._evaluation_seconds, left)
 
     def _render(self) -> RenderableType:
         rows = Table.grid(padding=(0, 2))
@@ -191,13 +189,17 @@ class ProgressDisplay:
 
 def step_line(step: int, num_steps: int, metrics: Mapping[str, float], seconds_left: float | None) -> str:
     """One step as a line of a log file; the columns of all steps are equally wide."""
-    columns = [f"step {step:>{len(str(num_steps))}}/{num_steps}"]
-    columns += [f"{column.label} {column.show(metrics)}" for column in METRIC_COLUMNS if column.label]
-    columns += [column.show(metrics) for column in METRIC_COLUMNS if not column.label]
+    columns = [f"step {step:>{len(str(num_steps))}}/{num_steps}", *metric_columns(metrics)]
     columns.append(f"left {'-' if seconds_left is None else duration(seconds_left):>6}")
     if short := metrics.get("rollout/shortfall_groups"):
         columns.append(f"({short:.0f} groups short)")
     return "  ".join(columns)
+
+
+def metric_columns(metrics: Mapping[str, float]) -> list[str]:
+    """The columns of a step's line that show metrics, each of the same width in every step."""
+    with_label = [f"{column.label} {column.show(metrics)}" for column in METRIC_COLUMNS if column.label]
+    return with_label + [column.show(metrics) for column in METRIC_COLUMNS if not column.label]
 
 
 def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
@@ -218,6 +220,18 @@ def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
 def training_seconds(metrics: Mapping[str, float]) -> float:
     """The seconds of a step without its evaluation; nan where they were not measured."""
     return metrics.get("time/step_s", math.nan) - metrics.get("time/evaluate_s", 0.0)
+
+
+def seconds_left(training: Iterable[float], evaluation: Iterable[float], steps: int) -> float | None:
+    """The seconds that so many steps more will take; None where none is measured.
+
+    Args:
+        training: The seconds of the latest steps without their evaluations, at most STEPS_FOR_ETA of them.
+        evaluation: The seconds of their evaluations, 0 for a step that had none.
+        steps: The number of steps that are left.
+    """
+    measured = [seconds for seconds in training if math.isfinite(seconds)]
+    return (median(measured) + fmean(evaluation)) * steps if measured else None
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

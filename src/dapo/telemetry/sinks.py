@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from dapo.core.errors import ConfigError, DataError
-from dapo.core.files import atomic_file, atomic_write_text, open_no_link, to_json
+from dapo.core.files import atomic_file, atomic_write_text, open_no_link
 from dapo.core.secrets import mask_options
+from dapo.core.terminal import to_json
 
 Metrics: TypeAlias = Mapping[str, float | int]
 

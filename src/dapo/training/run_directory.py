@@ -8,6 +8,7 @@ import platform
 import re
 import shutil
 import subprocess
+import time
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,10 +27,10 @@ from dapo.core.files import (
     open_no_link,
     read_json,
     remove,
-    to_json,
 )
 from dapo.core.processor import cpu_model
 from dapo.core.secrets import mask_secrets
+from dapo.core.terminal import to_json
 from dapo.evaluation.scores import require_summary
 from dapo.telemetry.sinks import read_metrics, truncate_after
 
@@ -38,6 +39,7 @@ PROBLEM_STATS_FILE = "problems.parquet"
 """Statistics per problem: in each checkpoint, and a copy of the newest in the run directory."""
 CHECKPOINT_MANIFEST = "manifest.json"
 KERNELS_KEY = "linear_kernels"
+_LOCK_ATTEMPTS, _LOCK_INTERVAL_S = 5, 0.05
 _REPLACED = ".replaced.tmp"
 _REMOVED = ".gone.tmp"
 SUMMARY_FIELDS = ("steps", "wall_s", "tokens_generated", "tokens_trained", "eval_first", "eval_last", "exit_reason")
@@ -144,6 +146,10 @@ class RunDirectory:
         return self.path / "logs"
 
     @property
+    def _lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
     def checkpoints(self) -> Path:
         """The directory of `step_NNNNNN` directories."""
         return self.path / "checkpoints"
@@ -182,25 +188,48 @@ class RunDirectory:
         return found
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, num_steps: int | None = None) -> Iterator[None]:
         """Held by the one process that writes here; the kernel frees it when that process dies, however it dies.
 
-        Raises CheckpointError naming the holder. Child processes must be spawned, not forked: a forked child that
-        outlives its parent would hold the lock on.
+        The file holds the process id and, if given, the number of steps that this process trains to. Raises
+        CheckpointError naming the holder. Child processes must be spawned, not forked: a forked child that outlives
+        its parent would hold the lock on.
         """
-        with open_no_link(self.path / "lock", "a+", encoding="ascii") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                raise CheckpointError(
-                    f"{self.path} is in use by process {file.read().strip() or '(just starting)'}; "
-                    "wait until it has ended, or stop it"
-                ) from None
+        with open_no_link(self._lock, "a+", encoding="ascii") as file:
+            for attempt in range(_LOCK_ATTEMPTS):
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    file.seek(0)
+                    holder = file.readline().strip()
+                    if attempt + 1 == _LOCK_ATTEMPTS:
+                        raise CheckpointError(
+                            f"{self.path} is in use by process {holder or '(just starting)'}; wait until it has "
+                            "ended, or stop it"
+                        ) from None
+                    time.sleep(_LOCK_INTERVAL_S)  # `dapo status` may have had a look
             file.truncate(0)
-            file.write(f"{os.getpid()}\n")
+            file.write(f"{os.getpid()}\n" + (f"{num_steps}\n" if num_steps is not None else ""))
             file.flush()
             yield
+
+    def holder(self) -> tuple[int | None, int | None] | None:
+        """The id of the process that writes here and the step that it trains to, each None where not known yet.
+
+        None where no process does. A process that writes is not disturbed; one that is just about to waits a moment.
+        """
+        try:
+            with open_no_link(self._lock, "r", encoding="ascii") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    numbers = [int(line) if line.isdigit() else None for line in file.read().split()]
+                    process, num_steps = (*numbers, None, None)[:2]
+                    return process, num_steps
+        except FileNotFoundError:
+            pass
+        return None
 
     def save_checkpoint(
         self,

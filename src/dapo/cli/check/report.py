@@ -20,9 +20,8 @@ from dapo.telemetry.console import duration
 
 def describe_estimate(config: Config, given: Sequence[str] = ()) -> Iterator[str]:
     """Lines for a person: what runs where, memory, the bytes of a weight sync, an estimated step, what was assumed."""
-    profile = hardware_profile_for(config, given)
-    dimensions = KNOWN_DIMENSIONS[profile.dimensions] if profile.dimensions else find_dimensions(config.model.name)
-    if dimensions is None:
+    estimate, line = estimate_of(config, given)
+    if estimate is None:
         yield (
             f"resources: the sizes of {config.model.name} are not known here: its config.json is not on this machine. "
             f"Name a model of the same sizes, --assume dimensions=NAME: {', '.join(KNOWN_DIMENSIONS)}"
@@ -30,8 +29,6 @@ def describe_estimate(config: Config, given: Sequence[str] = ()) -> Iterator[str
         if config.model.lora is not None:
             yield from _adapters_of_layers(config.model, config.model.lora)
         return
-    resolved = resolve_auto(config, cuda=profile.device == "gpu", training=False)
-    estimate, line = settle_estimate(ResourceEstimate(resolved, dimensions, profile))
     yield from _processes(estimate)
     if line is not None:
         yield ""
@@ -43,12 +40,22 @@ def describe_estimate(config: Config, given: Sequence[str] = ()) -> Iterator[str
     yield ""
     yield "assumed (change it with --assume NAME=VALUE):"
     for entry in fields(HardwareProfile):
-        if value := getattr(profile, entry.name):
+        if value := getattr(estimate.profile, entry.name):
             shown = value if isinstance(value, str) else f"{value:g}"
             yield f"  {entry.name}={shown}  {entry.metadata['meaning']}".rstrip()
     for problem in find_problems(estimate):
         yield ""
         yield f"problem: {problem}"
+
+
+def estimate_of(config: Config, given: Sequence[str] = ()) -> tuple[ResourceEstimate | None, str | None]:
+    """The estimate with what `auto` stands for settled, and a line about that; None for a model of unknown sizes."""
+    profile = hardware_profile_for(config, given)
+    dimensions = KNOWN_DIMENSIONS[profile.dimensions] if profile.dimensions else find_dimensions(config.model.name)
+    if dimensions is None:
+        return None, None
+    resolved = resolve_auto(config, cuda=profile.device == "gpu", training=False)
+    return settle_estimate(ResourceEstimate(resolved, dimensions, profile))
 
 
 def settle_estimate(estimate: ResourceEstimate) -> tuple[ResourceEstimate, str | None]:
@@ -181,14 +188,20 @@ def _step(estimate: ResourceEstimate) -> Iterator[str]:
     )
     for name, seconds in phases.items():
         yield f"  {seconds:>10,.1f} s  {name}"
-    total = sum(phases.values())
-    if config.schedule == "one_step_off":
-        training = sum(phases[name] for name in phases if name in ("update", "old log-probabilities"))
-        total = phases["weight sync"] + max(training, total - training - phases["weight sync"])
+    total = whole_step_seconds(config, phases)
     steps = f"{config.train.num_steps} steps: {duration(total * config.train.num_steps)}, evaluations not counted"
     yield f"  {total:>10,.1f} s  total ({config.schedule}); {steps}"
     if profile.device == "gpu":
         yield from _speeds(estimate)
+
+
+def whole_step_seconds(config: Config, phases: Mapping[str, float]) -> float:
+    """The seconds of a step whose phases take so long: with one_step_off sampling and training overlap."""
+    total = sum(phases.values())
+    if config.schedule == "one_step_off":
+        training = sum(phases[name] for name in phases if name in ("update", "old log-probabilities"))
+        total = phases["weight sync"] + max(training, total - training - phases["weight sync"])
+    return total
 
 
 def _speeds(estimate: ResourceEstimate) -> Iterator[str]:

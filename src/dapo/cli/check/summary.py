@@ -1,7 +1,8 @@
 """`dapo check`: what a configuration would run, which options have no effect, where it differs from the paper."""
 
 from collections import Counter
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal
 
@@ -51,10 +52,16 @@ def value_of(config: Config, name: str) -> Any:
 
 def differences_from_paper(config: Config) -> Iterator[str]:
     """Where a configuration leaves the paper's values (section 4.1)."""
+    for name, value, paper in changed_paper_values(config):
+        yield f"{name}: {_show(value)} (paper: {_show(paper)})"
+
+
+def changed_paper_values(config: Config) -> Iterator[tuple[str, Any, Any]]:
+    """Each option whose value is not the paper's, with both values."""
     for name, info in options_of():
         known = known_about(info)
         if "paper" in known and (value := value_of(config, name)) != known["paper"]:
-            yield f"{name}: {_show(value)} (paper: {_show(known['paper'])})"
+            yield name, value, known["paper"]
 
 
 def safeguards(config: Config) -> Iterator[str]:
@@ -116,33 +123,65 @@ def _is_set(config: Config, name: str) -> bool:
     return True
 
 
+@dataclass(frozen=True)
+class DataFacts:
+    """What a configuration's data is."""
+
+    role: Literal["train", "eval"]
+    label: str
+    problems: Sequence[Problem] | None
+    """None where they are not on this machine."""
+    warnings: Sequence[str] = ()
+
+    @property
+    def num_distinct(self) -> int:
+        """The number of different problems."""
+        return len({problem.id for problem in self.problems or ()})
+
+    @property
+    def sources(self) -> Counter[str]:
+        """The number of problems of each source."""
+        return Counter(problem.source for problem in self.problems or ())
+
+
+def data_facts(
+    config: Config, needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS
+) -> tuple[list[DataFacts], int]:
+    """The training data and, if there is any, the evaluation data; the number of problems that are in both.
+
+    Raises DataError and RewardError, as `explain` does.
+    """
+    found = [_facts("train", config.data.train_source, config, needed_columns)]
+    if config.data.eval_source is None:
+        return found, 0
+    found.append(_facts("eval", config.data.eval_source, config, needed_columns))
+    train, held_out = (each.problems for each in found)
+    return found, remove_overlap(train, held_out)[1] if train and held_out else 0
+
+
+def _facts(
+    role: Literal["train", "eval"], source: Source, config: Config, needed_columns: Mapping[str, Collection[str]]
+) -> DataFacts:
+    if source.kind == "hub":
+        return DataFacts(role, source.label, None)
+    return DataFacts(role, source.label, *load_rows(config, role, needed_columns))
+
+
 def _data(config: Config, needed_columns: Mapping[str, Collection[str]]) -> Iterator[str]:
-    train = yield from _source("train", config.data.train_source, config, needed_columns)
+    found, num_removed = data_facts(config, needed_columns)
+    for each in found:
+        label = f"{each.role:9} {each.label}"
+        if each.problems is None:
+            yield f"{label}: not counted here, it lies on the hub"
+            continue
+        counts = ", ".join(f"{count} {source}" for source, count in each.sources.most_common(6))
+        yield f"{label}: {len(each.problems):,} problems, {each.num_distinct:,} distinct ({counts})"
+        for line in each.warnings:
+            yield f"          warning: {line}"
     if config.data.eval_source is None:
         yield "eval      none: data.eval is not set, so nothing measures progress on held-out problems"
-        return
-    held_out = yield from _source("eval", config.data.eval_source, config, needed_columns)
-    if train and held_out:
-        _, removed = remove_overlap(train, held_out)
-        if removed:
-            yield f"          {removed} training problems are left out because their text is in the evaluation set"
-
-
-def _source(
-    role: Literal["train", "eval"], source: Source, config: Config, needed_columns: Mapping[str, Collection[str]]
-) -> "Generator[str, None, list[Problem]]":
-    label = f"{role:9} {source.label}"
-    if source.kind == "hub":
-        yield f"{label}: not counted here, it lies on the hub"
-        return []
-    problems, warnings = load_rows(config, role, needed_columns)
-    distinct = len({problem.id for problem in problems})
-    sources = Counter(problem.source for problem in problems)
-    counts = ", ".join(f"{count} {source}" for source, count in sources.most_common(6))
-    yield f"{label}: {len(problems):,} problems, {distinct:,} distinct ({counts})"
-    for line in warnings:
-        yield f"          warning: {line}"
-    return problems
+    if num_removed:
+        yield f"          {num_removed} training problems are left out because their text is in the evaluation set"
 
 
 def _step(config: Config) -> Iterator[str]:

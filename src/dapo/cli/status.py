@@ -1,0 +1,89 @@
+"""`dapo status`: how runs stand, printed for a person."""
+
+from collections.abc import Sequence
+
+from rich.table import Column, Table
+
+from dapo.telemetry.console import SafeConsole, duration, evaluation_line, metric_columns, training_seconds
+from dapo.training.run_status import RunStatus
+
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def print_status(statuses: Sequence[RunStatus]) -> None:
+    """One run in lines of its own, several as a table with one row each."""
+    console = SafeConsole()
+    if len(statuses) == 1:
+        for label, text in _details(statuses[0]):
+            console.print(f"{label:<12}{text}", soft_wrap=True)
+        return
+    numbers = [Column(name, justify="right", no_wrap=True) for name in ("step", "left", "accuracy", "disk")]
+    table = Table(Column("run", overflow="fold"), "state", *numbers)
+    for status in statuses:
+        accuracies = [each["accuracy"] for each in status.evaluations.values() if each.get("accuracy") is not None]
+        accuracy = accuracies[-1] if accuracies else status.metrics.get("reward/accuracy")
+        table.add_row(
+            status.run,
+            status.state,
+            _steps(status),
+            "" if status.seconds_left is None else duration(status.seconds_left),
+            "" if accuracy is None else f"{accuracy:.1%}",
+            size(status.disk_bytes["total"]),
+        )
+    console.print(table)
+    for status in statuses:
+        if status.state == "failed":
+            console.print(f"{status.run}: {status.exit_reason}", soft_wrap=True)
+
+
+def _details(status: RunStatus) -> list[tuple[str, str]]:
+    rows = [("run", status.run), ("state", _state(status)), ("step", _steps(status))]
+    if status.seconds_left is not None:
+        since = (
+            "" if status.seconds_since_step is None else f"; the newest step {duration(status.seconds_since_step)} ago"
+        )
+        rows[-1] = ("step", f"{_steps(status)}, about {duration(status.seconds_left)} left{since}")
+    if status.metrics:
+        values = {name: value for name, value in status.metrics.items() if value is not None}
+        values["time/step_s"] = training_seconds(values)
+        rows.append(("metrics", ", ".join(" ".join(column.split()) for column in metric_columns(values))))
+    for name, result in status.evaluations.items():
+        found = {f"eval/{name}/{metric}": value for metric, value in result.items() if value is not None}
+        step = int(result["step"] or 0)
+        if line := evaluation_line(step, found):
+            rows.append(("evaluation", line.replace(f"step {step}: evaluation: ", "") + f", at step {step}"))
+    checkpoint = status.checkpoint
+    rows.append(("checkpoint", "none yet" if checkpoint is None else f"step {checkpoint['step']}"))
+    parts = [f"{name} {size(count)}" for name, count in status.disk_bytes.items() if name != "total" and count]
+    rows.append(
+        ("disk", f"{size(status.disk_bytes['total'])}{' (' * bool(parts)}{', '.join(parts)}{')' * bool(parts)}")
+    )
+    return rows
+
+
+def _state(status: RunStatus) -> str:
+    match status.state:
+        case "running":
+            return f"running, process {status.process}" if status.process else "running, just starting"
+        case "stopped":
+            why = status.exit_reason.removeprefix("interrupted: ") if status.exit_reason else "its process was killed"
+            return f"stopped ({why}); continue with: dapo resume {status.run}"
+        case "failed":
+            return f"failed: {status.exit_reason}"
+        case "solved":
+            return "solved: all problems of a step were solved"
+        case _:
+            return status.state
+
+
+def _steps(status: RunStatus) -> str:
+    return f"{status.step}/{'?' if status.num_steps is None else status.num_steps}"
+
+
+def size(count: float) -> str:
+    """Bytes with a unit, in powers of 1000."""
+    for unit in _UNITS[:-1]:
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} {_UNITS[-1]}"
