@@ -66,6 +66,11 @@ class PromptEncoder:
             self._cached_ids[key] = array("i", ids)
         return ids
 
+    def encode_rendered(self, text: str) -> tuple[int, ...]:
+        """The token ids of a prompt's text as `decode_prompt` gives it, with its special tokens."""
+        with self._lock:
+            return tuple(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
     def length(self, problem: Problem) -> int:
         """The number of tokens of the prompt, cached."""
         key = _key(problem.prompt)

@@ -69,14 +69,21 @@ def partition_minibatch(
     """
     if len({sample.old_logprobs is None for sample in minibatch}) > 1:
         raise ValueError("old_logprobs must be there for all samples of a minibatch or for none of them")
+    weights = loss_weights(minibatch, config)
+    every_sample = every_sample or config.loss.needs_every_sample
+    chosen = [
+        i for i, sample in enumerate(minibatch) if sample.num_trained_tokens and (every_sample or sample.advantage != 0)
+    ]
+    samples, max_tokens = [minibatch[i] for i in chosen], config.microbatch_tokens
+    return partition(samples, weights[chosen].tolist(), ranks=ranks, max_tokens=max_tokens)
+
+
+def loss_weights(minibatch: Sequence[Sample], config: Config) -> Tensor:
+    """`[N]` float64: what each trained token of each sample of a minibatch weighs in the loss (Eq. 12)."""
     lengths = torch.tensor([sample.num_trained_tokens for sample in minibatch])
     group_ids, max_length = torch.tensor([s.group_id for s in minibatch]), config.rollout.max_response_tokens
     weights = aggregation_weights(lengths, group_ids, aggregate=config.loss.aggregate, max_length=max_length)
-    weights = weights * torch.tensor([sample.weight for sample in minibatch], dtype=weights.dtype)
-    every_sample = every_sample or config.loss.needs_every_sample
-    chosen = [i for i, sample in enumerate(minibatch) if lengths[i] and (every_sample or sample.advantage != 0)]
-    samples, max_tokens = [minibatch[i] for i in chosen], config.microbatch_tokens
-    return partition(samples, weights[chosen].tolist(), ranks=ranks, max_tokens=max_tokens)
+    return weights * torch.tensor([sample.weight for sample in minibatch], dtype=weights.dtype)
 
 
 def peak_gpu_memory(device: torch.device, cuda: Any = torch.cuda) -> dict[str, float]:
@@ -260,10 +267,16 @@ class Policy(PolicyCore):
     @explain_out_of_memory(torch.OutOfMemoryError, "the old log-probabilities", SMALLER_MICROBATCHES)
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
         """The same samples in the same order with `old_logprobs`: pi_old of a step with several updates (Eq. 6)."""
-        microbatches = pack(samples, max_tokens=self._config.microbatch_tokens, device=self._model.device)
-        scores = [self._score(microbatch, self._model) for microbatch in microbatches]
-        rows = in_callers_order(microbatches, scores, len(samples))
+        rows = self._score_all(samples, lambda microbatch: self._score(microbatch, self._model))
         return [replace(sample, old_logprobs=row) for sample, row in zip(samples, rows, strict=True)]
+
+    def reference_logprobs(self, samples: Sequence[Sample]) -> list[Sequence[float]]:
+        """Log-probabilities of the samples' tokens under the initial policy, to which `loss.kl_coef` keeps near."""
+        return self._score_all(samples, self._reference_logprobs)
+
+    def _score_all(self, samples: Sequence[Sample], score: Callable[[Microbatch], Tensor]) -> list[Sequence[float]]:
+        microbatches = pack(samples, max_tokens=self._config.microbatch_tokens, device=self._model.device)
+        return in_callers_order(microbatches, list(map(score, microbatches)), len(samples))
 
     @explain_out_of_memory(torch.OutOfMemoryError, "an update of the policy", SMALLER_MICROBATCHES)
     def update(self, minibatch: Sequence[Sample], *, step: int, custom: CustomLoss | None = None) -> dict[str, float]:

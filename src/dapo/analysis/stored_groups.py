@@ -1,0 +1,215 @@
+"""The judged groups of a run's steps as `rollouts/step_*.parquet` holds them, with the problems of the run's data."""
+
+import json
+import re
+from array import array
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dapo.config import Config
+from dapo.core.constant_rows import constant_row
+from dapo.core.errors import DataError, RewardError
+from dapo.data.prompts import PromptEncoder
+from dapo.telemetry.rollout_table import rows_of, short_fields
+from dapo.training.dynamic_sampling import Outcome
+from dapo.training.rows import NO_COLUMNS, load_rows
+from dapo.training.run_directory import RunDirectory, step_of
+from dapo.types import Generation, Group, Problem, Verdict
+
+_TOKEN_COLUMNS = {"response_ids": "i", "engine_logprobs": "f"}
+"""The columns of numbers per token, with the type codes of the engines' own rows."""
+_TokenRows: TypeAlias = Mapping[tuple[int, int], list[Sequence[Any]]]
+"""The columns of numbers of each response, by group and number of the response."""
+_STEP = re.compile(r"step_\d{6,}")
+_REPLACED_CHARACTER = "\ufffd"
+
+
+@dataclass(frozen=True)
+class StoredGroup:
+    """A group as a step has stored it."""
+
+    group: Group
+    """With the columns that the table has of its problem, and without prompt ids."""
+    outcome: Outcome
+    prompt: str
+    """The prompt as the model read it, with special tokens."""
+    prompt_tokens: int
+    advantages: tuple[float | None, ...]
+    """Of each response; None: it did not train."""
+    fields: str | None
+    """The problem's short columns, as JSON."""
+
+    @property
+    def has_engine_logprobs(self) -> bool:
+        """Whether the engine's log-probability of every token is there."""
+        return all(len(each.logprobs) == len(each.token_ids) for each in self.group.generations)
+
+
+def stored_steps(directory: RunDirectory) -> list[int]:
+    """The steps whose tables of responses are there, ascending."""
+    return _steps(directory.path / "rollouts", ".parquet")
+
+
+def saved_steps(directory: RunDirectory) -> list[int]:
+    """The steps of all checkpoints, whole or not, ascending."""
+    return _steps(directory.checkpoints, "")
+
+
+def _steps(folder: Path, suffix: str) -> list[int]:
+    return sorted(step_of(path) for path in folder.glob(f"step_*{suffix}") if _STEP.fullmatch(path.stem))
+
+
+def read_groups(
+    directory: RunDirectory, step: int, *, tokens_of: Collection[int] | None = None
+) -> tuple[StoredGroup, ...]:
+    """The groups of a step, in the order of the stream.
+
+    Args:
+        directory: The run.
+        step: A finished step.
+        tokens_of: The ids of the groups whose tokens are read; None: all. Those of other groups are zeros, as many as
+            the response has tokens, and without log-probabilities.
+
+    Raises:
+        DataError: The table is not there, or not what a run writes.
+    """
+    path = directory.rollouts(step)
+    if not path.is_file():
+        raise DataError(_why_missing(directory, step))
+    try:
+        light = pq.read_table(path, columns=[name for name in pq.read_schema(path).names if name not in _TOKEN_COLUMNS])
+        chosen = None if tokens_of is None else [("group_id", "in", sorted(tokens_of))]
+        keys = ["group_id", "sample"]
+        tokens = _token_rows(pq.read_table(path, columns=[*keys, *_TOKEN_COLUMNS], filters=chosen))
+        rows = light.to_pylist()
+        members = (list(of_group) for _, of_group in groupby(rows, key=lambda row: row["group_id"]))
+        return tuple(_stored_group(each, tokens) for each in members)
+    except (OSError, pa.ArrowException, KeyError, TypeError) as error:
+        raise DataError(f"{path} is not what a run writes: {error}") from error
+
+
+def _why_missing(directory: RunDirectory, step: int) -> str:
+    steps = stored_steps(directory)
+    there = f"steps {steps[0]} to {steps[-1]}" if steps else "none"
+    return (
+        f"{directory.path} has no judged responses of step {step}; there are: {there}. A run keeps those that "
+        "log.rollouts names: all, no-logprobs, last:N or none"
+    )
+
+
+def _token_rows(table: pa.Table) -> _TokenRows:
+    """The rows of numbers of each response, by group and number of the response; none for a column of nulls."""
+    columns = []
+    for name, code in _TOKEN_COLUMNS.items():
+        column = table.column(name).combine_chunks()
+        is_there = column.null_count == 0
+        columns.append(
+            [array(code, each.tobytes()) for each in rows_of(column)] if is_there else [array(code)] * len(column)
+        )
+    keys = zip(table.column("group_id").to_pylist(), table.column("sample").to_pylist(), strict=True)
+    return {key: list(of_response) for key, *of_response in zip(keys, *columns, strict=True)}
+
+
+def _stored_group(rows: Sequence[Mapping[str, Any]], tokens: _TokenRows) -> StoredGroup:
+    first = rows[0]
+    fields = json.loads(first["fields"]) if first["fields"] else {}
+    generations, verdicts = [], []
+    for row in rows:
+        nothing = [constant_row(False, row["response_tokens"]), ()]
+        ids, logprobs = tokens.get((row["group_id"], row["sample"]), nothing)
+        request = f"{row['step']}/{row['group_id']}/{row['sample']}"
+        generations.append(Generation(request, ids, logprobs, row["finish"], row["version"]))
+        components = json.loads(row["components"]) if row["components"] else {}
+        score = 0.0 if row["error"] is not None else row["score"]
+        verdicts.append(Verdict(row["correct"], score, row["error"], components=components))
+    return StoredGroup(
+        group=Group(
+            problem=Problem(first["problem_id"], first["prompt"], first["answer"], first["source"], fields),
+            prompt_ids=(),
+            generations=tuple(generations),
+            verdicts=tuple(verdicts),
+            id=first["group_id"],
+            texts=tuple(row["response"] for row in rows),
+            rewards=tuple(row["reward"] for row in rows),
+        ),
+        outcome=first["outcome"],
+        prompt=first["prompt"],
+        prompt_tokens=first["prompt_tokens"],
+        advantages=tuple(row["advantage"] for row in rows),
+        fields=first["fields"],
+    )
+
+
+class RunProblems:
+    """The problems of a run's training data, by id."""
+
+    def __init__(self, config: Config, needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS) -> None:
+        """Read the data; where it is gone or unusable, `missing` says so and no problem is found.
+
+        Args:
+            config: The run's configuration.
+            needed_columns: The columns that each function of the reward cannot be called without.
+        """
+        self._by_id: dict[str, list[Problem]] = {}
+        self.missing: str | None = None
+        """Why the data cannot be read; None where it can."""
+        try:
+            rows, _ = load_rows(config, "train", needed_columns)
+        except (DataError, RewardError) as error:
+            self.missing = str(error)
+            return
+        for problem in rows:
+            known = self._by_id.setdefault(problem.id, [])
+            if not any(problem is other for other in known):  # copies mostly share one object
+                known.append(problem)
+
+    def find(self, stored: StoredGroup) -> Problem | None:
+        """The problem of a stored group with all its columns; None where the data has it no more."""
+        copies = self._by_id.get(stored.group.problem.id, [])
+        return next((each for each in copies if _has_fields(each, stored)), copies[0] if copies else None)
+
+
+def _has_fields(problem: Problem, stored: StoredGroup) -> bool:
+    """Whether a problem has the columns that a group was stored with: copies of a problem may differ in them."""
+    return short_fields(problem.fields, known=[problem.answer]) == stored.fields
+
+
+def with_problem(stored: StoredGroup, problem: Problem) -> StoredGroup:
+    """The group with the problem of the run's data."""
+    return replace(stored, group=replace(stored.group, problem=problem))
+
+
+def with_prompt_ids(stored: StoredGroup, encoder: PromptEncoder) -> StoredGroup:
+    """The group with the token ids of its prompt.
+
+    They are those of its problem, or where that is not from the run's data, those of the stored text. Raises DataError
+    where neither gives the stored prompt.
+    """
+    for ids in _prompt_candidates(stored, encoder):
+        if len(ids) == stored.prompt_tokens and encoder.decode_prompt(ids) == stored.prompt:
+            return replace(stored, group=replace(stored.group, prompt_ids=ids))
+    raise DataError(
+        f"the tokens of the prompt of group {stored.group.id} are not known any more: its problem "
+        f"{stored.group.problem.id} is gone from data.train, or the tokenizer or the options under data. have changed"
+    )
+
+
+def _prompt_candidates(stored: StoredGroup, encoder: PromptEncoder) -> Iterator[tuple[int, ...]]:
+    with suppress(DataError):  # of a stored text that no template takes for a problem's
+        yield encoder.encode(stored.group.problem)
+    yield encoder.encode_rendered(stored.prompt)
+
+
+def with_exact_texts(stored: StoredGroup, encoder: PromptEncoder) -> StoredGroup:
+    """The group with the texts that its verifier has read: a table has U+FFFD for what UTF-8 cannot hold."""
+    if not any(_REPLACED_CHARACTER in text for text in stored.group.texts):
+        return stored
+    texts = tuple(encoder.decode(each.token_ids) for each in stored.group.generations)
+    return replace(stored, group=replace(stored.group, texts=texts))
