@@ -118,6 +118,9 @@ def _update_of(
     own, weights = updates[number], loss_weights(updates[number], config).tolist()
     needs = _why_log_probabilities(config, number)
     update = _Update(number, len(updates), own, weights, None, None, {})
+    if config.loss.function is not None:
+        why = f"the loss is {config.loss.function}, not Eq. 8: what it takes from each token only it can say"
+        return replace(update, ratios={"known": False, "source": "own_loss", "why": why})
     if needs is None:
         ratios = {
             "known": True,

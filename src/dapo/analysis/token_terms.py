@@ -86,8 +86,8 @@ def _terms_of(logprobs: Tensor, tokens: dict[str, Tensor], config: LossConfig) -
     return TokenTerms(
         ratio=log_ratio.exp(),
         weight=weights,
-        gradient=objective_gradient(logprobs, terms, config),
-        unclipped_gradient=objective_gradient(logprobs, wide, config),
+        gradient=objective_gradient(logprobs, terms, config)[0],
+        unclipped_gradient=objective_gradient(logprobs, wide, config)[0],
         clipped=clipped,
         loss=float(sums["loss"]),
         kl=float(sums["kl"]) if "kl" in sums else 0.0,
