@@ -76,10 +76,11 @@ dist: install-dev
 	rm -rf dist
 	$(VENV)/bin/python -m build --no-isolation
 
-# the pages of metrics and of options, from what the code uses
+# the pages of metrics and of options, and the tables of other systems' options, from what the code uses
 docs: install
 	$(VENV)/bin/python -m dapo.telemetry.metric_table > docs/metrics.md
 	$(VENV)/bin/python -m dapo.config.page > docs/options.md
+	$(VENV)/bin/python -m dapo.config.page docs/from_*.md
 
 format: install-dev
 	$(VENV)/bin/ruff format src tests benchmarks examples

@@ -190,7 +190,11 @@ def test_several_verifiers_are_a_mapping_to_their_weights_and_replace_one():
     [
         ("loss.clip_hihg=0.3", "unknown option loss.clip_hihg; did you mean loss.clip_high?"),
         ("rollout.group_sise=8", "unknown option rollout.group_sise; did you mean rollout.group_size?"),
-        ("optim.learning_rate=1e-5", "unknown option optim.learning_rate; known here: lr, warmup_steps, "),
+        ("optim.learning_rate=1e-5", "optim.learning_rate; TRL's learning_rate is optim.lr here (docs/from_trl.md)"),
+        ("beta=0.1", "unknown option beta; TRL's beta is loss.kl_coef here"),
+        ("actor_rollout_ref.actor.optim.lr=1e-5", "verl's actor_rollout_ref.actor.optim.lr is optim.lr here"),
+        ("actor.eps_clip_higher=0.3", "unknown option actor; AReaL's actor.eps_clip_higher is loss.clip_high here"),
+        ("train.num_iterations=2", "TRL's num_iterations has no option here: each response trains once"),
         ("optim.lr_schedule=x", "unknown option optim.lr_schedule; did you mean optim.schedule?"),
         ("optim.qqqqqq=x", "unknown option optim.qqqqqq; known here: lr, warmup_steps, "),
         ("rollout.native.slot=8", "unknown option rollout.native.slot; did you mean rollout.native.slots?"),

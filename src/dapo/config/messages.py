@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from pydantic import BaseModel, ValidationError
 
 from dapo.config.options import Config, options_of, section_in
+from dapo.config.other_names import called_elsewhere
 
 SECTIONS = frozenset(name for name, info in Config.model_fields.items() if section_in(info.annotation))
 """The names of the sections."""
@@ -32,7 +33,7 @@ def format_validation_errors(error: ValidationError) -> Iterator[str]:
             continue
         seen.add(option)
         if detail["type"] == "extra_forbidden":
-            yield f"unknown option {option}; {_nearest(parts, is_section=isinstance(got, Mapping))}"
+            yield f"unknown option {option}; {_advice(parts, got)}"
         elif detail["type"] == "missing":
             info = _innermost_section(parts).model_fields.get(parts[-1])
             yield f"option {option} is missing. {info.description if info else 'More values are expected.'}"
@@ -47,6 +48,13 @@ def format_validation_errors(error: ValidationError) -> Iterator[str]:
             elif detail["type"] == "model_type":
                 expected = "input should be a section of options"
             yield f"option {option}: {expected}, got {got!r}"
+
+
+def _advice(parts: Sequence[str], got: object) -> str:
+    """What an unknown option is called here, or the nearest name that there is."""
+    has_name_of_ours = not isinstance(got, Mapping) and any(name.endswith(f".{parts[-1]}") for name, _ in options_of())
+    elsewhere = None if has_name_of_ours else called_elsewhere(".".join(parts), got)
+    return elsewhere or _nearest(parts, is_section=isinstance(got, Mapping))
 
 
 def _nearest(parts: Sequence[str], *, is_section: bool) -> str:

@@ -1,8 +1,14 @@
-"""Makes docs/options.md from the options themselves. Run as a program, this module prints that page."""
+"""Makes docs/options.md from the options themselves, and the tables of docs/from_*.md.
 
+Run as a program, this module prints docs/options.md; with pages as arguments it writes their tables into them.
+"""
+
+import sys
+from pathlib import Path
 from typing import Any
 
 from dapo.config.options import CONDITIONS, known_about, options_of, section_in
+from dapo.config.other_names import COUNTERPARTS, with_table
 from dapo.core.terminal import print_text
 
 
@@ -46,4 +52,8 @@ def _yaml(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    print_text(options_page(), end="")
+    for page in map(Path, sys.argv[1:]):
+        (peer,) = (each for each in COUNTERPARTS if page.stem == f"from_{each}")
+        page.write_text(with_table(page.read_text(encoding="utf-8"), peer), encoding="utf-8")
+    if not sys.argv[1:]:
+        print_text(options_page(), end="")
