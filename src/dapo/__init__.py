@@ -1,3 +1,61 @@
-"""DAPO: reinforcement learning that makes language models reason better (arXiv 2503.14476)."""
+"""DAPO: reinforcement learning that makes language models reason better (arXiv 2503.14476).
+
+The Python interface: `train`, `resume` and `load`, the `Run` that they return, and the errors that they raise. Each is
+imported when it is first used, so that `import dapo` is immediate.
+
+Example:
+    >>> import dapo
+    >>> run = dapo.train("tiny-random", data="builtin:sums", reward="dapo.rewards.examples:has_digit", steps=1,
+    ...                  prompts_per_step=2, group_size=4, max_response_tokens=8)
+    >>> run.status
+    'finished'
+"""
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from dapo.api.run import Run
+    from dapo.api.train import TrainingInterrupted, load, resume, train
+    from dapo.core.errors import ConfigError, DapoError, DataError, RewardError
+
+_HOMES = {
+    "Run": "dapo.api.run",
+    "TrainingInterrupted": "dapo.api.train",
+    "load": "dapo.api.train",
+    "resume": "dapo.api.train",
+    "train": "dapo.api.train",
+    "ConfigError": "dapo.core.errors",
+    "DapoError": "dapo.core.errors",
+    "DataError": "dapo.core.errors",
+    "RewardError": "dapo.core.errors",
+}
+"""The module of each public name."""
+
+__all__ = [
+    "ConfigError",
+    "DapoError",
+    "DataError",
+    "RewardError",
+    "Run",
+    "TrainingInterrupted",
+    "__version__",
+    "load",
+    "resume",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from its module. Raises AttributeError for another."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dapo' has no attribute {name!r}; it has {', '.join(__all__)}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

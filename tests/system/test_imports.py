@@ -135,8 +135,8 @@ def downward_imports(root: Path) -> list[str]:
             continue
         own = _part(found.file)
         other = names[1] if len(names) > 1 and _exists(root, names[1]) else "__init__"
-        if other in (own, "__init__"):
-            continue
+        if other in (own, "__init__") or (own == "__init__" and found.typing_only):
+            continue  # the public names are imported when they are used: only a type checker reads where they are
         level, other_level = (-1 if own == "__init__" else _layer(own)), _layer(other)
         if level is None or other_level is None:
             continue  # unlisted_parts() names them once

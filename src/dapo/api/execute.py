@@ -89,6 +89,7 @@ def new_run(
     command: Sequence[str],
     judge: VerifierPool | None = None,
     prepared: Collection[str] = (),
+    module_folders: Sequence[str] = (),
 ) -> Iterator[ReadyRun]:
     """Read everything, then make the run directory, which is locked in the block.
 
@@ -98,6 +99,7 @@ def new_run(
         command: the command line that starts such a run, for the manifest.
         judge: of `open_judge` for this configuration and directory; None: it is opened here.
         prepared: names in the directory that the caller has written for the run.
+        module_folders: folders besides the current one in which modules of the options are.
 
     Raises:
         DapoError: the run cannot begin; nothing has been written.
@@ -111,7 +113,15 @@ def new_run(
         started = datetime.now(UTC)
         gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         inputs.kernels = probe_kernels(config, inputs.loaded)
-        manifest = make_manifest(command, seed=config.train.seed, started=started, gpus=gpus, kernels=inputs.kernels)
+        manifest = make_manifest(
+            command,
+            seed=config.train.seed,
+            started=started,
+            gpus=gpus,
+            kernels=inputs.kernels,
+            run_dir=path,
+            module_folders=module_folders,
+        )
         directory = RunDirectory.create(path, dump_config(config), manifest, prepared=prepared)
         with disk_errors_as_storage_error(), directory.lock(config.train.num_steps):
             yield ReadyRun(config, inputs, verifiers, directory)

@@ -41,6 +41,11 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         ConfigError: with one message for all faults.
     """
     path = find_config(path)
+    return build_config(read_options(path), overrides, where=str(path))
+
+
+def read_options(path: Path) -> dict[str, Any]:
+    """The options that a YAML file sets, as they stand there. Raises ConfigError."""
     try:
         loaded = OmegaConf.load(path)
         raw = OmegaConf.to_container(loaded) if loaded else {}
@@ -52,7 +57,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"{path} is not readable as YAML: {_reason(error)}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} must hold options as `name: value`, got a {type(raw).__name__}")
-    return build_config({str(key): value for key, value in raw.items()}, overrides, where=str(path))
+    return {str(key): value for key, value in raw.items()}
 
 
 def build_config(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, where: str = "config") -> Config:
@@ -77,6 +82,11 @@ def build_config(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, where
     except ValidationError as error:
         messages = "\n".join(f"  {line}" for line in format_validation_errors(error))
         raise ConfigError(f"{where}:\n{messages}" if "\n" in messages else f"{where}: {messages.strip()}") from None
+
+
+def merge_options(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    """Two configurations as one, in which `top` counts where both set an option. Nothing is validated."""
+    return _merge(_with_model_section(base), _with_model_section(top))
 
 
 @contextmanager

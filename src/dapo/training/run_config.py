@@ -5,31 +5,52 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from dapo.config import Config, load_config
 from dapo.core.errors import ConfigError, DataError, RewardError
+from dapo.core.files import read_json
 from dapo.training.run_directory import RunDirectory
+
+CODE_FOLDER = "code"
+"""Of a run directory: modules that were written for the run when it was started from Python."""
 
 
 def load_run_config(run: RunDirectory, overrides: Sequence[str] = ()) -> Config:
     """The options of a run, whose relative paths and modules are those of the folder that it was started in.
 
-    What is not there is looked for in the current folder, as are the paths of `overrides`. Raises ConfigError.
+    What is not there is looked for in the current folder, as are the paths of `overrides`. Files and modules that are
+    in the run directory are found wherever that is now. Raises ConfigError.
     """
+    own, made_in = load_config(run.config), _manifest_entry(run, "run_dir")
     folder = _started_in(run)
-    if folder is None or not folder.is_dir():
-        return load_config(run.config, overrides)
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
-    own = load_config(run.config)
+    folder = folder if folder is not None and folder.is_dir() else None
+    _extend_import_path(run, folder)
     there = []
     for name, spec in (("data.train", own.data.train), ("data.eval", own.data.eval)):
         key, path = (f"{name}.path", spec.get("path")) if isinstance(spec, dict) else (name, spec)
-        if isinstance(path, str) and (folder / path).is_file():
-            there.append(f"{key}={json.dumps(str(folder / path))}")
-    if (folder / own.model.name).is_dir():
+        if not isinstance(path, str):
+            continue
+        absolute = folder / path if folder is not None else Path(path).absolute()
+        if isinstance(made_in, str) and absolute.is_relative_to(made_in):
+            moved = run.path.absolute() / absolute.relative_to(made_in)
+            absolute = moved if moved.is_file() else absolute
+        if absolute.is_file() and (folder is not None or absolute != Path(path).absolute()):
+            there.append(f"{key}={json.dumps(str(absolute))}")
+    if folder is not None and (folder / own.model.name).is_dir():
         there.append(f"model.name={json.dumps(str(folder / own.model.name))}")
     return load_config(run.config, [*there, *overrides])
+
+
+def _extend_import_path(run: RunDirectory, folder: Path | None) -> None:
+    """Let this process, and the verifier processes that it starts, import what the run was started with."""
+    more = _manifest_entry(run, "module_folders")
+    folders = [str(each) for each in more] if isinstance(more, list) else []
+    folders += [str(folder)] if folder is not None else []
+    code = (run.path / CODE_FOLDER).absolute()
+    for entry in [*([str(code)] if code.is_dir() else []), *folders]:
+        if entry not in sys.path and Path(entry).is_dir():
+            sys.path.append(entry)
 
 
 @contextmanager
@@ -47,8 +68,12 @@ def naming_start_folder(run: RunDirectory) -> Iterator[None]:
 
 def _started_in(run: RunDirectory) -> Path | None:
     """The folder that a run was started in; None where its manifest does not say."""
+    folder = _manifest_entry(run, "folder")
+    return Path(folder) if isinstance(folder, str) else None
+
+
+def _manifest_entry(run: RunDirectory, name: str) -> Any:
     try:
-        folder = json.loads(run.manifest.read_text(encoding="utf-8"))["folder"]
+        return read_json(run.manifest)[name]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return Path(folder) if isinstance(folder, str) else None

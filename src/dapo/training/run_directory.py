@@ -397,12 +397,16 @@ def make_manifest(
     started: datetime,
     gpus: Sequence[str] = (),
     kernels: Mapping[str, str] | None = None,
+    run_dir: Path | None = None,
+    module_folders: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What one needs to know to repeat a run. Reads no environment variable; secrets in `command` are masked."""
     return {
         "started": started.astimezone(UTC).isoformat(timespec="seconds"),
         "command": mask_secrets(command),
         "folder": os.getcwd(),  # where relative paths and modules of the configuration are
+        **({} if run_dir is None else {"run_dir": str(run_dir.absolute())}),  # files of the run move with it
+        **({"module_folders": list(module_folders)} if module_folders else {}),  # where else modules are
         "seed": seed,
         "git_commit": _git_commit(),
         "versions": package_versions(),

@@ -1,0 +1,62 @@
+"""Rows that a caller holds in memory, as a file of the run: so that any process can go on with it. Imports no torch."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from dapo.core.errors import DataError
+from dapo.core.files import atomic_file, to_json
+from dapo.data.sources.rows import json_value
+
+Data: TypeAlias = Any
+"""A data source (path, `hub:`, `builtin:`, `gym:`, a mapping), or rows: a list of dicts, a DataFrame, a Dataset."""
+
+
+def is_source(data: object) -> bool:
+    """Whether this names a data source instead of holding rows."""
+    if isinstance(data, Mapping) and any(hasattr(value, "column_names") for value in data.values()):
+        raise DataError(
+            f"data: this is several data sets ({', '.join(map(str, data))}); expected one: data={{...}}[NAME]"
+        )
+    return isinstance(data, str | Path | Mapping)
+
+
+def write_rows(path: Path, data: Data) -> int:
+    """Write rows as JSON lines; returns how many. Raises DataError for what is no row, or cannot be JSON."""
+    count = 0
+    with atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        for count, row in enumerate(_rows(data), start=1):
+            where = f"data, row {count}"
+            if not isinstance(row, Mapping):
+                raise DataError(f"{where}: expected a mapping of columns to values, got {type(row).__name__}")
+            values = {str(name): json_value(_native(value), f"{where}: {name}") for name, value in row.items()}
+            file.write(to_json(values) + "\n")
+    if not count:
+        raise DataError("data: there are no rows")
+    return count
+
+
+def _rows(data: Data) -> Iterator[Any]:
+    """The rows of a list, of a DataFrame (pandas, polars), of an Arrow table or of a Dataset."""
+    for method, arguments in (("to_pylist", ()), ("to_dicts", ()), ("to_dict", ("records",))):
+        if hasattr(data, method) and not (method == "to_dict" and hasattr(data, "column_names")):
+            yield from getattr(data, method)(*arguments)
+            return
+    if not isinstance(data, Iterable):
+        expected = "a path, hub:NAME, builtin:TASKS, gym:TASKS, a list of dicts, a DataFrame or a Dataset"
+        raise DataError(f"data: expected {expected}, got {type(data).__name__}")
+    yield from data
+
+
+def _native(value: Any) -> Any:
+    """A value of numpy or pandas as Python's own."""
+    if isinstance(value, Mapping):
+        return {name: _native(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_native(item) for item in value]
+    if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "tolist"):
+        return _native(value.tolist())
+    if type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and math.isnan(value)):
+        return None
+    return value
