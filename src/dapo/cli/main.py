@@ -103,11 +103,14 @@ def train(
     run_dir: Annotated[Path | None, typer.Option(help="run directory to write; must not hold a run yet")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model."""
-    from dapo.config import find_config, load_config
+    """Train a model; with options alone where all that must be set is: dapo train model=NAME data.train=SOURCE ..."""
+    from dapo.config import build_config, find_config, load_config
 
-    config = find_config(config)
-    loaded = load_config(config, overrides or [])
+    if "=" in str(config) and not config.exists():
+        loaded, config = build_config({}, [str(config), *(overrides or [])], where="dapo train"), Path("run")
+    else:
+        config = find_config(config)
+        loaded = load_config(config, overrides or [])
     from dapo.training.run_directory import default_run_path
     from dapo.training.start import open_judge
 
