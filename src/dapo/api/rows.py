@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from dapo.core.errors import DataError
-from dapo.core.files import atomic_file, to_json
+from dapo.core.files import atomic_file
+from dapo.core.terminal import to_json
 from dapo.data.sources.rows import json_value
 
 Data: TypeAlias = Any
