@@ -32,13 +32,13 @@ from dapo.engines.native.formulation import formulation_for
 from dapo.engines.native.linear_probe import choices_file, choose_kernels, linear_shapes
 from dapo.engines.native.prepacked_linear import BY_PROCESSOR
 from dapo.evaluation.scores import EvaluationPlan
-from dapo.policy.custom_loss import load_loss
 from dapo.policy.lora import check_adapters
 from dapo.policy.memory_model import GIB, FreeMemory, settle_microbatches
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.model_dimensions import find_dimensions
 from dapo.policy.policy import Policy
 from dapo.policy.varlen_attention import has_operators, padded_attention_notes
+from dapo.rewards.judge import Judge
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.telemetry.sinks import Display, JsonlSink, Sink, TensorBoardSink, Tracker, TrackioSink, WandbSink
 from dapo.training.dynamic_sampling import MAX_ERROR_RATE, DynamicSampler
@@ -79,10 +79,7 @@ def build_run(
     listeners: Sequence[Sink] = (),
 ) -> Iterator[Run]:
     """A run with everything that it needs, before its first step; engines and policy are closed at the end."""
-    stop_ids, keep = inputs.loaded.stop_ids, config.dynamic_sampling.filter
-    thresholds = (
-        ScoreThresholds(keep.min_spread, *keep.mean_between) if isinstance(keep, ScoreThresholdsConfig) else None
-    )
+    stop_ids = inputs.loaded.stop_ids
     judge.log = display.message
     with ExitStack() as stack:
         launcher = stack.enter_context(open_launcher(config, directory.logs))
@@ -90,29 +87,45 @@ def build_run(
         stack.callback(engine.close)
         yield Run(
             config=config,
-            sampling=Sampling(
-                stream=ProblemStream(inputs.train, seed=config.train.seed),
-                engine=engine,
-                judge=judge,
-                sampler=DynamicSampler(
-                    prompts_per_step=config.rollout.prompts_per_step,
-                    max_groups_per_step=config.max_groups_per_step,
-                    enabled=config.dynamic_sampling.enabled,
-                    keep=load_filter(config.dynamic_sampling.filter),
-                    thresholds=thresholds,
-                    max_error_rate=MAX_ERROR_RATE,
-                    reward_test=reward_test_command(config),
-                ),
-                encoder=inputs.encoder,
-                plan=sampling_plan(config, stop_ids),
-                reward=partial(shaped_reward, config=config),
-            ),
+            sampling=build_sampling(config, inputs.train, engine, judge, inputs.encoder, stop_ids),
             policy=stack.enter_context(open_policy(config, inputs.loaded, launcher)),
             tracker=Tracker(build_sinks(config, directory, first_step=first_step), display, listeners),
             directory=directory,
             held_out=inputs.held_out,
             eval_plan=evaluation_plan(config, stop_ids) if inputs.held_out else None,
         )
+
+
+def build_sampling(
+    config: Config,
+    problems: Sequence[Problem],
+    engine: RolloutEngine,
+    judge: Judge,
+    encoder: PromptEncoder,
+    stop_ids: tuple[int, ...],
+) -> Sampling:
+    """What batches are sampled with, at the beginning of the problems. Raises ConfigError for the user's filter."""
+    keep = config.dynamic_sampling.filter
+    thresholds = (
+        ScoreThresholds(keep.min_spread, *keep.mean_between) if isinstance(keep, ScoreThresholdsConfig) else None
+    )
+    return Sampling(
+        stream=ProblemStream(problems, seed=config.train.seed),
+        engine=engine,
+        judge=judge,
+        sampler=DynamicSampler(
+            prompts_per_step=config.rollout.prompts_per_step,
+            max_groups_per_step=config.max_groups_per_step,
+            enabled=config.dynamic_sampling.enabled,
+            keep=load_filter(keep),
+            thresholds=thresholds,
+            max_error_rate=MAX_ERROR_RATE,
+            reward_test=reward_test_command(config),
+        ),
+        encoder=encoder,
+        plan=sampling_plan(config, stop_ids),
+        reward=partial(shaped_reward, config=config),
+    )
 
 
 @contextmanager
@@ -134,7 +147,6 @@ def read_inputs(
 ) -> Inputs:
     """Load data (for `dapo eval` only the held-out problems) and model, check that they fit; writes nothing."""
     load_filter(config.dynamic_sampling.filter)
-    load_loss(config.loss.function)
     problems, notes = load_rows(config, "train", needed_columns) if training else ([], [])
     held_out: list[Problem] = []
     copies = 1
@@ -146,16 +158,8 @@ def read_inputs(
     if removed:
         notes.append(f"{removed} training problems left out: their text is in the evaluation set")
     require_hardware(config)
-    loaded = read_model(config, device_for_inputs(config, training=training))
-    if training and config.model.lora is not None:
-        check_adapters(loaded.model, config.model.lora)
-    encoder = PromptEncoder(loaded.tokenizer, config.data)
-    notes += turn_end_notes(loaded.tokenizer, loaded.stop_ids, encoder.turn_end)
-    if training:
-        # a controller may have no GPU itself
-        device = device_of(config) if config.train.device == "auto" else config.train.device
-        notes += padded_attention_notes(getattr(torch, config.model.dtype), device, has_kernel=has_operators)
-    loaded = stop_at_turn_end(loaded, encoder)
+    loaded, encoder, about_model = read_model_and_encoder(config, training=training)
+    notes += about_model
     problems, dropped = encoder.split_by_length(problems, on_progress=on_progress) if training else ([], 0)
     if dropped:
         notes.append(f"{dropped} training prompts left out: longer than data.max_prompt_tokens")
@@ -168,6 +172,20 @@ def read_inputs(
         longest = encoder.measure([*problems, *held_out], above=positions - response_tokens)
         require_context(loaded, longest, response_tokens)
     return Inputs(loaded, encoder, problems, held_out, notes, copies)
+
+
+def read_model_and_encoder(config: Config, *, training: bool) -> tuple[LoadedModel, PromptEncoder, list[str]]:
+    """The model with all that ends a response, what encodes its prompts, and notes. Raises ConfigError."""
+    loaded = read_model(config, device_for_inputs(config, training=training))
+    if training and config.model.lora is not None:
+        check_adapters(loaded.model, config.model.lora)
+    encoder = PromptEncoder(loaded.tokenizer, config.data)
+    notes = turn_end_notes(loaded.tokenizer, loaded.stop_ids, encoder.turn_end)
+    if training:
+        # a controller may have no GPU itself
+        device = device_of(config) if config.train.device == "auto" else config.train.device
+        notes += padded_attention_notes(getattr(torch, config.model.dtype), device, has_kernel=has_operators)
+    return stop_at_turn_end(loaded, encoder), encoder, notes
 
 
 def stop_at_turn_end(loaded: LoadedModel, encoder: PromptEncoder) -> LoadedModel:

@@ -1,5 +1,6 @@
 """The policy in several processes, as the controller sees it: trainer ranks that execute every call together."""
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -334,5 +335,6 @@ def trainer_specs(config: Config, nodes: Sequence[Node]) -> list[WorkerSpec]:
     threads = config.train.threads or threads_on_cluster(config, nodes, gpus=gpus) or local_threads
     environment = {"OMP_NUM_THREADS": str(threads)} | allocator_environment(config)
     factory = "dapo.distributed.trainer_worker:TrainerWorker"
-    options = [{"config": config, "rank": rank, "threads": threads} for rank in range(ranks)]
+    path = [] if config.loss.function is None else [entry for entry in sys.path if entry]
+    options = [{"config": config, "rank": rank, "threads": threads, "path": path} for rank in range(ranks)]
     return [WorkerSpec(factory, own, environment, cpus=threads, gpus=gpus) for own in options]

@@ -1,6 +1,7 @@
 """One rank of the trainer group: the object in its process, whose methods the group calls on all ranks at once."""
 
 import socket
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -27,7 +28,9 @@ from dapo.types import WeightLayout
 class TrainerWorker:
     """Reads the model's configuration at once, and its own rows of the weights when the ranks form a process group."""
 
-    def __init__(self, config: Config, *, rank: int, threads: int) -> None:
+    def __init__(self, config: Config, *, rank: int, threads: int, path: Sequence[str] = ()) -> None:
+        """`path`: where the controller finds modules, those of the user's among them."""
+        sys.path.extend(entry for entry in path if entry not in sys.path)
         torch.set_num_threads(threads)
         self._config, self._rank = config, rank
         self._device = _device(config.train.device, rank)

@@ -1,7 +1,7 @@
 """One reward from one or several verifiers with weights: the specification, the sum, and the built verifiers."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -10,9 +10,16 @@ from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, try_call
 from dapo.rewards.verdicts import TokenIds, error_verdict
 from dapo.rewards.verifier import GroupVerifier, get_verifier, reads_answer
-from dapo.rewards.verifiers.function import NOT_APPLIED, FunctionVerifier, RewardFunction, ScoreFunction
+from dapo.rewards.verifiers.function import (
+    NOT_APPLIED,
+    FunctionVerifier,
+    RewardFunction,
+    ScoreFunction,
+    function_verifier,
+)
 from dapo.types import Problem, Verdict
 
+NO_FUNCTIONS: Mapping[str, Callable[..., Any]] = {}
 Scope: TypeAlias = Literal["response", "group"]  # what a verifier sees in one call
 
 
@@ -85,10 +92,15 @@ class RewardSpec:
 class CombinedVerifier:
     """The verifiers of a specification, built to judge groups in this process."""
 
-    def __init__(self, spec: RewardSpec) -> None:
-        """Import what the verifiers need. Raises RewardError."""
+    def __init__(self, spec: RewardSpec, functions: Mapping[str, Callable[..., Any]] = NO_FUNCTIONS) -> None:
+        """Import what the verifiers need, besides the `functions` that are there. Raises RewardError."""
         self.spec = spec
-        self._verifiers = [get_verifier(name, **spec.options[name]) for name in spec.weights]
+        self._verifiers = [
+            function_verifier(name, functions[name], spec.options[name])
+            if name in functions
+            else get_verifier(name, **spec.options[name])
+            for name in spec.weights
+        ]
         self.scopes: Mapping[Scope, tuple[int, ...]] = {
             "response": tuple(i for i, v in enumerate(self._verifiers) if not isinstance(v, GroupVerifier)),
             "group": tuple(i for i, v in enumerate(self._verifiers) if isinstance(v, GroupVerifier)),
@@ -128,7 +140,21 @@ class CombinedVerifier:
 
 
 def build_verifier(
-    spec: str | Mapping[str, float], *, options: Mapping[str, Any] | None = None, threshold: float | None = None
+    spec: str | Mapping[str, float],
+    *,
+    options: Mapping[str, Any] | None = None,
+    threshold: float | None = None,
+    functions: Mapping[str, Callable[..., Any]] = NO_FUNCTIONS,
 ) -> CombinedVerifier:
-    """The verifiers of a `reward` section, ready to judge in this process. Raises RewardError."""
-    return CombinedVerifier(RewardSpec.of(spec, options=options, threshold=threshold))
+    """The verifiers of a `reward` section, ready to judge in this process.
+
+    Args:
+        spec: a verifier's name, or several with their weights.
+        options: those of the verifier, or by verifier of several.
+        threshold: the score from which a response of a graded verifier is correct.
+        functions: callables by the name that stands for them in `spec`, where they need not be imported.
+
+    Raises:
+        RewardError: a verifier does not exist or cannot be used.
+    """
+    return CombinedVerifier(RewardSpec.of(spec, options=options, threshold=threshold), functions)

@@ -1,11 +1,11 @@
 """The interface through which the training loop gets verdicts, and the judge that works in process."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
 from dapo.core.errors import RewardError
-from dapo.rewards.combine import build_verifier
+from dapo.rewards.combine import NO_FUNCTIONS, build_verifier
 from dapo.rewards.verdicts import TokenIds
 from dapo.types import Problem, Verdict
 
@@ -29,9 +29,12 @@ class InlineJudge:
         *,
         options: Mapping[str, Any] | None = None,
         threshold: float | None = None,
+        functions: Mapping[str, Callable[..., Any]] = NO_FUNCTIONS,
     ) -> None:
-        """Raises RewardError if the verifier cannot be built."""
-        self._verifier = build_verifier(spec, options=options, threshold=threshold)
+        """The arguments are those of `build_verifier`. Raises RewardError if the verifier cannot be built."""
+        self._verifier = build_verifier(spec, options=options, threshold=threshold, functions=functions)
+        self.needed_columns = self._verifier.needed_columns
+        """The data columns that each of the user's functions cannot be called without."""
         self._closed = False
 
     def submit(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> "Future[tuple[Verdict, ...]]":

@@ -30,7 +30,7 @@ def open_judge(
         prepared: names in `run_dir` that were written for the run.
 
     Raises:
-        ConfigError: a package, a model or a user's filter is missing.
+        ConfigError: a package, a model, or a user's filter or loss is missing.
         CheckpointError: `run_dir` holds a run already, or cannot be made.
         RewardError: a verifier does not exist or cannot be used.
     """
@@ -41,6 +41,10 @@ def open_judge(
         _require_model(config.model.name)
     if isinstance(name := config.dynamic_sampling.filter, str):
         load_callable(name, error=ConfigError, option="dynamic_sampling.filter=")
+    if config.loss.function is not None:
+        from dapo.policy.custom_loss import load_loss  # with torch, which the user's module needs anyway
+
+        load_loss(config.loss.function)
     with VerifierPool(resolve_auto_verifier(config).reward, output=VerifierOutput()) as judge:
         yield judge
 

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
 from threading import Event
@@ -65,8 +65,7 @@ def report_step(run: Run, batch: Batch, samples: Sequence[Sample], more: Mapping
     """Count the step as done, and keep its metrics until its evaluation is done too. `more`: metrics known already."""
     state, step = run.state, run.state.step + 1
     tokens_trained = sum(sample.num_trained_tokens for sample in samples)
-    metrics = rollout_metrics(batch.decided, batch.group_counts, batch.token_counts, shortfall=batch.shortfall)
-    metrics |= {"rollout/epoch": batch.epoch, "rollout/tokens_in_minibatches": tokens_trained}
+    metrics = batch_metrics(batch, samples)
     if (found := batch.prediction) is not None:
         metrics |= prediction_metrics(found.skipped, found.skipped_chance, found.rechecks, list(found.weights.values()))
     metrics |= mean_of_updates(state.updates) | dict(more)
@@ -80,6 +79,13 @@ def report_step(run: Run, batch: Batch, samples: Sequence[Sample], more: Mapping
     state.empty_steps = 0 if batch.groups else state.empty_steps + 1
     state.advance(metrics, tokens_generated=batch.num_generated_tokens, tokens_trained=tokens_trained)
     advise_on_advantages(run, samples)
+
+
+def batch_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
+    """The metrics `reward/*` and `rollout/*` of a batch and of the samples that it gave."""
+    metrics = rollout_metrics(batch.decided, batch.group_counts, batch.token_counts, shortfall=batch.shortfall)
+    tokens_trained = sum(sample.num_trained_tokens for sample in samples)
+    return metrics | {"rollout/epoch": batch.epoch, "rollout/tokens_in_minibatches": tokens_trained}
 
 
 def evaluate_and_log(run: Run) -> None:
@@ -138,16 +144,25 @@ def _write_rollouts(run: Run, batch: Batch, samples: Sequence[Sample], *, step: 
     log = run.config.log
     if log.rollouts == "none":
         return
-    write_rollouts(run.directory.rollouts(step), _rollout_rows(run, batch, samples, step=step))
+    with_logprobs = log.rollouts != "no-logprobs"
+    rows = rollout_rows(batch, samples, run.sampling.encoder.decode_prompt, step=step, with_logprobs=with_logprobs)
+    write_rollouts(run.directory.rollouts(step), rows)
     if log.rollout_steps is not None:
         run.directory.drop_old_rollouts(step, log.rollout_steps)
 
 
-def _rollout_rows(run: Run, batch: Batch, samples: Sequence[Sample], *, step: int) -> Iterator[dict[str, Any]]:
-    with_logprobs = run.config.log.rollouts != "no-logprobs"
+def rollout_rows(
+    batch: Batch,
+    samples: Sequence[Sample],
+    decode_prompt: Callable[[Sequence[int]], str],
+    *,
+    step: int,
+    with_logprobs: bool = True,
+) -> Iterator[dict[str, Any]]:
+    """A row for each judged response of a batch, as rollouts/*.parquet has them."""
     advantages = {(sample.group_id, sample.index): sample.advantage for sample in samples}
     for group, outcome in batch.judged:
-        prompt = run.sampling.encoder.decode_prompt(group.prompt_ids)
+        prompt = decode_prompt(group.prompt_ids)
         fields = short_fields(group.problem.fields, known=[group.problem.answer])
         for i, (generation, verdict) in enumerate(zip(group.generations, group.verdicts, strict=True)):
             yield {

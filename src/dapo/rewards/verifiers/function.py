@@ -65,7 +65,13 @@ def load_function(path: str, options: Mapping[str, Any]) -> "FunctionVerifier | 
     as verl calls `compute_score`, anything else is called as TRL calls reward functions. `def` and `async def` both
     work. Raises RewardError if it cannot be any of them.
     """
-    function = load_callable(path, error=RewardError)
+    return function_verifier(path, load_callable(path, error=RewardError), options)
+
+
+def function_verifier(
+    path: str, function: Callable[..., Any], options: Mapping[str, Any]
+) -> "FunctionVerifier | RewardFunction":
+    """A callable as a verifier, as `load_function` makes one; `path` is what messages call it."""
     if inspect.isclass(function):
         made, given = try_call(lambda: function(**options)), ", ".join(options) or "no options"
         if isinstance(made, Failure):
