@@ -1,6 +1,8 @@
 """`dapo explain`: its numbers are those of the paper's equations, written down here a second time."""
 
+import json
 import math
+import shutil
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -11,9 +13,11 @@ import torch
 from pyarrow.parquet import read_table
 
 from dapo.analysis.explain import explain_group
+from dapo.core.errors import CheckpointError, DataError
 from dapo.core.rng import keyed_permutation
 from dapo.policy.model import load_model
 from dapo.training.train import train
+from helpers.commands import run as command
 from helpers.tiny_runs import new_run, tiny
 
 STEPS = 3
@@ -146,3 +150,100 @@ def test_every_number_is_that_of_the_equations_written_naively(runs: dict[str, P
         later_updates += number > 0
     assert clipped_tokens > 5
     assert later_updates > 2
+
+
+# --- what is said where something is missing
+
+
+def test_a_replayed_step_equals_the_run_to_the_last_bit_also_from_the_initial_model(runs: dict[str, Path]) -> None:
+    for name, start in {"dapo": 0, "grpo": STEPS - 1}.items():  # the first has no checkpoint before its last step
+        replay = explain_group(runs[name], STEPS)["eq8"]["ratios"]["replay"]
+        assert (replay["from_step"], replay["to_step"]) == (start, STEPS)
+        assert replay["metrics_equal"] == replay["metrics_compared"] > 10
+        assert replay["largest_relative_difference"] == 0
+
+
+def test_another_learning_rate_than_the_runs_shows_in_the_compared_metrics(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs["dapo"], run)
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("lr: 0.01", "lr: 0.02"))
+    replay = explain_group(run, 2)["eq8"]["ratios"]["replay"]
+    assert replay["metrics_equal"] < replay["metrics_compared"]
+    assert replay["largest_relative_difference"] > 1e-4
+
+
+def test_in_the_first_update_ratios_are_one_and_need_no_replay(runs: dict[str, Path]) -> None:
+    last = explain_group(runs["dapo"], 1, recompute=False)
+    table = read_table(runs["dapo"] / "rollouts/step_000001.parquet")
+    trained = sorted({r["group_id"] for r in table.to_pylist() if r["outcome"] == "trained"})
+    (first,) = (
+        found for g in trained if (found := explain_group(runs["dapo"], 1, g, recompute=False))["eq8"]["update"] == 1
+    )
+    assert first["eq8"]["ratios"]["source"] == "first_update"
+    assert {ratio for each in first["responses"] for ratio in each["token_values"]["ratios"]} == {1.0}
+    assert first["clipped_tokens"] == []
+    # -sum of weight x tokens x advantage
+    expected = -sum(each["weight"] * each["tokens"] * each["advantage"] for each in first["responses"])
+    assert first["eq8"]["loss"] == pytest.approx(expected, abs=1e-12)
+    assert last["eq8"]["update"] == 3
+    assert not last["eq8"]["ratios"]["known"]
+    assert last["responses"][0]["loss"] is None
+    assert last["responses"][0]["advantage"] is not None
+
+
+def test_what_is_gone_is_named_with_the_option_that_keeps_it(runs: dict[str, Path], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs["dapo"], run)
+    (run / "rollouts/step_000001.parquet").unlink()
+    found = explain_group(run, 3)
+    why = found["eq8"]["ratios"]["why"]
+    assert "responses of step 1" in why
+    assert "train.save_every=1" in why
+    assert "log.rollouts=all" in why
+    assert found["eq9"] is not None
+    with pytest.raises(DataError, match="no judged responses of step 1; there are: steps 2 to 3"):
+        explain_group(run, 1)
+    with pytest.raises(DataError, match="has no group 999; its groups: "):
+        explain_group(run, 3, 999)
+    with pytest.raises(CheckpointError, match="no run directory"):
+        explain_group(tmp_path / "nothing", 1)
+
+
+def test_each_outcome_has_its_reason(runs: dict[str, Path]) -> None:
+    reasons = {"all_correct": "no response is better", "all_wrong": "no response is better", "excess": "batch was full"}
+    reasons["trained"] = "so the group carries a signal"
+    seen = set()
+    for step in range(1, STEPS + 1):
+        rows = read_table(runs["dapo"] / f"rollouts/step_{step:06d}.parquet").to_pylist()
+        for group, outcome in {r["group_id"]: r["outcome"] for r in rows}.items():
+            found = explain_group(runs["dapo"], step, group, recompute=False)
+            assert found["eq11"]["outcome"] == outcome
+            assert reasons[outcome] in found["eq11"]["why"]
+            assert (found["eq9"] is None) == (found["eq8"] is None) == (outcome != "trained")
+            seen.add(outcome)
+    assert len(seen) > 1
+
+
+def test_the_command_prints_for_a_person_and_as_one_json_object(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    path = str(runs["dapo"])
+    code, out, err = command(capsys, "explain", path, "--step", "3", "--json")
+    assert (code, len(out.splitlines())) == (0, 1)
+    assert "replay step 3" in err
+    found = json.loads(out)
+    assert found["clipped_tokens"]
+    code, out, _ = command(capsys, "explain", path, "--step", "3")
+    assert code == 0
+    assert "metrics are equal to the last bit" in out
+    for each in found["responses"]:
+        assert f"{each['advantage']:+.6g}" in out
+        assert f"{each['loss']:+.6g}" in out
+    for each in found["clipped_tokens"]:
+        assert f"{each['ratio']:.4f}" in out
+    code, out, _ = command(capsys, "explain", path, "--step", "3", "--no-replay")
+    assert (code, "ratios are not known" in out) == (0, True)

@@ -88,12 +88,7 @@ def explain_group(
     chosen = group if group is not None else _most_instructive(light, update)
     (stored,) = (each for each in read_groups(directory, step, tokens_of=[chosen]) if each.group.id == chosen)
     explained = _describe(config, stored, update if stored.outcome == "trained" else None)
-    reason = None
-    if group is None:
-        reason = (
-            "the group with the most clipped tokens of the step's last update; of equals the one with the largest "
-            "standard deviation of rewards, then the shortest"
-        )
+    reason = None if group is not None else _why_chosen(update)
     return {"run": str(directory.path), "step": step, "group": chosen, "chosen_because": reason, **explained}
 
 
@@ -181,6 +176,16 @@ def _most_instructive(light: Sequence[StoredGroup], update: _Update | None) -> i
         rewards.setdefault(sample.group_id, []).append(sample.reward)
     tokens = {each.group.id: each.group.num_tokens for each in light}
     return max(clipped, key=lambda group: (clipped[group], stdev(rewards[group]), -tokens[group], -group))
+
+
+def _why_chosen(update: _Update | None) -> str:
+    """How `_most_instructive` has chosen, in words."""
+    if update is None:
+        return "the first group of the step, in which none trains"
+    spread = "the one with the largest standard deviation of rewards, then the shortest"
+    if update.terms is None:
+        return f"of the groups of the step's last update {spread} (clipped tokens are not known)"
+    return f"the group with the most clipped tokens of the step's last update; of equals {spread}"
 
 
 def _describe(config: Config, stored: StoredGroup, update: _Update | None) -> dict[str, Any]:

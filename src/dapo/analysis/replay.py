@@ -29,6 +29,9 @@ from dapo.training.run_directory import RunDirectory
 from dapo.training.samples import minibatches, with_advantages, with_old_logprobs
 from dapo.types import Sample
 
+_NOT_COMPARED = ("time/", "rollout/engine_logprob_gap")
+"""Metrics of the machine, and of log-probabilities that a table keeps in float32 whatever the engine's type was."""
+
 
 @dataclass(frozen=True)
 class ReplayPlan:
@@ -155,7 +158,7 @@ class Replay:
     def _compare(self, step: int, updates: Sequence[Mapping[str, float]]) -> None:
         logged = self._logged.get(step, {})
         for name, value in mean_of_updates(updates).items():
-            if not name.startswith("time/") and isinstance(logged.get(name), float | int):
+            if not name.startswith(_NOT_COMPARED) and isinstance(logged.get(name), float | int):
                 self._compared.append((value, logged[name]))
 
 

@@ -390,6 +390,25 @@ def fork(
     )
 
 
+@app.command("explain")
+def explain_command(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="a run directory")],
+    step: Annotated[int, typer.Option(min=1, help="a finished step")],
+    group: Annotated[
+        int | None, typer.Option(help="the group's id; if not given, the one with the most clipped tokens")
+    ] = None,
+    replay: Annotated[
+        bool,
+        typer.Option("--replay/--no-replay", help="train the step again in memory where the ratios need it"),
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object with every number")] = False,
+) -> None:
+    """Walk one group of a step through Eq. 11, 13, 9 and 8 with its own numbers."""
+    from dapo.cli.explain import explain
+
+    explain(run_dir, step, group, replay=replay, as_json=as_json)
+
+
 reward_app = typer.Typer(no_args_is_help=True, help="Try a reward before training on it.", rich_markup_mode=None)
 app.add_typer(reward_app, name="reward")
 

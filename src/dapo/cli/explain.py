@@ -1,0 +1,246 @@
+"""Prints the result of `dapo explain` for a person, equation by equation."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Column, Table
+from rich.text import Text
+
+from dapo.core.terminal import print_json, print_text, printable
+from dapo.telemetry.console import SafeConsole
+
+SHOWN_CHARS = 320
+SHOWN_TOKENS = 20
+_CONTEXT_TOKENS = 3
+_WEIGHTS = {
+    "token": "1 / trained tokens of the update (Eq. 12 as released)",
+    "group": "1 / (groups x trained tokens of the group) (Eq. 8 and 12)",
+    "sequence": "1 / (responses x tokens of the response) (GRPO, Eq. 5)",
+    "constant": "1 / (responses x rollout.max_response_tokens) (Dr. GRPO)",
+}
+
+
+def explain(run_dir: Path, step: int, group: int | None, *, replay: bool, as_json: bool) -> None:
+    """`dapo explain`: what `explain_group` finds, for a person or as JSON."""
+    from dapo.analysis.explain import explain_group  # torch
+
+    def log(text: str) -> None:
+        print_text(text, file=sys.stderr)
+
+    found = explain_group(run_dir, step, group, recompute=replay, log=log)
+    if as_json:
+        print_json(found)
+    else:
+        print_explanation(found)
+
+
+def print_explanation(found: Mapping[str, Any]) -> None:
+    """Print what `explain_group` returns."""
+    console = SafeConsole()
+    for part in _parts(found):
+        console.print(part)
+
+
+def _parts(found: Mapping[str, Any]) -> list[RenderableType]:
+    parts: list[RenderableType] = [_title(found)]
+    if found["chosen_because"]:
+        parts.append(_text(f"chosen: {found['chosen_because']}"))
+    parts += [_heading("The prompt, and what the model wrote"), *_prompt(found), _responses(found)]
+    if any(each["finish"] == "length" for each in found["responses"]):
+        parts.append(_text("+: cut off at rollout.max_response_tokens"))
+    parts += [_heading("Eq. 11: is the group trained on?"), _text(_eq11(found))]
+    parts += [_heading("Eq. 13 and 9: from verdicts to advantages"), *map(_text, _eq13(found)), _rewards(found)]
+    if found["eq9"] is not None:
+        parts += map(_text, _eq9(found))
+        parts += [_heading("Eq. 8: what each token adds to the loss"), *map(_text, _eq8(found)), *_contributions(found)]
+        parts += _clipped(found)
+    parts += [_text(f"note: {note}") for note in found["notes"]]
+    return parts
+
+
+def _title(found: Mapping[str, Any]) -> Text:
+    update = ""
+    if (eq8 := found["eq8"]) is not None:
+        update = f", in update {eq8['update']} of {eq8['updates']} of the step"
+    return Text(printable(f"{found['run']}: step {found['step']}, group {found['group']}{update}"), style="bold")
+
+
+def _heading(text: str) -> Text:
+    return Text(f"\n{text}", style="bold cyan")
+
+
+def _text(text: str) -> Text:
+    return Text(printable(text))
+
+
+def _prompt(found: Mapping[str, Any]) -> list[RenderableType]:
+    problem = found["problem"]
+    reference = f"reference answer: {problem['answer']}" if problem["answer"] else "no reference answer"
+    return [Padding(_text(_shortened(problem["prompt"].strip())), (0, 0, 0, 2)), _text(reference)]
+
+
+def _responses(found: Mapping[str, Any]) -> Table:
+    table = Table(Column("#", justify="right"), "verdict", Column("tokens", justify="right"), "response", box=None)
+    for each in found["responses"]:
+        length = f"{each['tokens']}{'+' if each['finish'] == 'length' else ''}"
+        table.add_row(f"{each['sample']}", _verdict(each), length, _shortened(each["text"].strip()) or "(empty)")
+    return table
+
+
+def _verdict(response: Mapping[str, Any]) -> Text:
+    if response["error"] is not None:
+        return Text("no verdict", style="yellow")
+    if response["correct"] is None:
+        return Text(f"score {response['score']:g}")
+    return Text("right", style="green") if response["correct"] else Text("wrong", style="red")
+
+
+def _eq11(found: Mapping[str, Any]) -> str:
+    eq11 = found["eq11"]
+    kept = "yes" if eq11["kept"] else f"no, its outcome is {eq11['outcome']}"
+    errors = f" ({eq11['errors']} of {eq11['group_size']} responses have no verdict)" if eq11["errors"] else ""
+    return f"{kept}: {eq11['why']}{errors}"
+
+
+def _eq13(found: Mapping[str, Any]) -> list[str]:
+    eq13 = found["eq13"]
+    if eq13["mode"] == "soft":
+        begin = eq13["max_length"] - eq13["buffer"]
+        rule = (
+            f"a response of up to {begin} tokens has no penalty; it grows from there to {eq13['penalty']:g} at "
+            f"{eq13['max_length']} tokens (L_max = {eq13['max_length']}, L_cache = {eq13['buffer']})"
+        )
+    elif eq13["mode"] == "filter":
+        rule = "overlong.mode=filter: no penalty, and truncated responses do not train"
+    else:
+        rule = "overlong.mode=off: no penalty for length"
+    return [rule, "reward = score + penalty"]
+
+
+def _rewards(found: Mapping[str, Any]) -> Table:
+    numbers = [Column(name, justify="right") for name in ("#", "tokens", "score", "penalty", "reward", "advantage")]
+    table = Table(*numbers, box=None)
+    for each in found["responses"]:
+        values = (each["score"], each["overlong_penalty"], each["reward"], each["advantage"])
+        table.add_row(f"{each['sample']}", f"{each['tokens']}", *map(_number, values))
+    return table
+
+
+def _eq9(found: Mapping[str, Any]) -> list[str]:
+    eq9 = found["eq9"]
+    mean, std = f"{eq9['mean']:.6g}", f"{eq9['std']:.6g}"
+    above = f"reward {'-' if eq9['mean'] >= 0 else '+'} {abs(eq9['mean']):.6g}"
+    has_std = eq9["scale"] == "std"
+    formula = f"({above}) / ({std} + {eq9['eps']:g})" if has_std else f"{above} (advantage.scale=none)"
+    return [
+        f"the {eq9['rewards']} rewards have mean {mean} and standard deviation {std}: advantage = {formula}",
+        "a response's tokens become more probable where its advantage is above 0, less probable where it is below",
+    ]
+
+
+def _eq8(found: Mapping[str, Any]) -> list[str]:
+    eq8 = found["eq8"]
+    ratios, clip = eq8["ratios"], eq8["clip"]
+    lines = [
+        f"update {eq8['update']} of {eq8['updates']} has {eq8['trained_tokens']:,} trained tokens in "
+        f"{eq8['responses']} responses of {len(eq8['groups'])} group{'s' if len(eq8['groups']) > 1 else ''}; "
+        f"each token weighs {_WEIGHTS[eq8['aggregate']]}"
+    ]
+    dual = "" if clip["dual"] is None else f", or A < 0 and r > {clip['dual']:g}"
+    bounds = f"A > 0 and r > {clip['high']:g}, or A < 0 and r < {clip['low']:g}{dual}"
+    if ratios["source"] == "first_update":
+        lines.append(f"{ratios['why']} (in later updates where {bounds})")
+    elif not ratios["known"]:
+        lines.append(f"ratios are not known. {ratios['why']}")
+        lines.append("what is above needs none of them; tokens with the engine's log-probabilities: --json")
+    else:
+        replay = ratios["replay"]
+        lines.append(
+            "a token's loss is -weight x min(r A, clip(r) A), where r is its probability now over that before the step "
+            f"(Eq. 6) and A its response's advantage; it is clipped, and loses its gradient, where {bounds}"
+        )
+        equal = f"{replay['metrics_equal']} of {replay['metrics_compared']} logged metrics are equal to the last bit"
+        if replay["metrics_equal"] < replay["metrics_compared"]:
+            equal += f", the others to {replay['largest_relative_difference']:.1g} (relative)"
+        lines.append(f"{ratios['why']}: {equal}")
+    return lines
+
+
+def _contributions(found: Mapping[str, Any]) -> list[RenderableType]:
+    eq8 = found["eq8"]
+    has_kl = eq8["kl_coef"] > 0
+    names = ["#", "tokens", "weight per token", "clipped", "ratio", "part of the loss", "part of the gradient"]
+    table = Table(*(Column(name, justify="right") for name in names), box=None)
+    for each in found["responses"]:
+        if each.get("weight") is None:
+            continue
+        values = each["token_values"].get("ratios") or []
+        ratios = f"{min(values):.3f} to {max(values):.3f}" if values else "-"
+        clipped = "-" if each["clipped"] is None else f"{each['clipped']}"
+        share = "-" if each["gradient_share"] is None else f"{each['gradient_share']:.2%}"
+        row = (f"{each['tokens']}", f"{each['weight']:.4g}", clipped, ratios, _number(each["loss"]), share)
+        table.add_row(f"{each['sample']}", *row)
+    if eq8["loss"] is None:
+        return [table]
+    with_kl = f", with {eq8['kl_coef']:g} x KL" if has_kl else ""
+    total = (
+        f"the group: {eq8['loss_of_group']:+.6f} of the update's loss of {eq8['loss']:+.6f}{with_kl}, and "
+        f"{eq8['gradient_share_of_group']:.1%} of its gradient"
+    )
+    meaning = (
+        "part of the gradient: the size of the loss's derivative by each token's log-probability, over the sum of the "
+        "update; a clipped token has none"
+    )
+    return [table, _text(total), _text(meaning)]
+
+
+def _clipped(found: Mapping[str, Any]) -> list[RenderableType]:
+    eq8, tokens = found["eq8"], found["clipped_tokens"]
+    if not eq8["ratios"]["known"] or eq8["ratios"]["source"] == "first_update":
+        return []
+    if not tokens:
+        return [_text(f"no token of the group is clipped ({eq8['clipped_tokens']} in the update)")]
+    table = Table(Column("#", justify="right"), Column("token", justify="right"), "text", "in its place", box=None)
+    for name in ("A", "ratio", "bound", "gradient without clip"):
+        table.add_column(name, justify="right")
+    plural = "s" if len(tokens) > 1 else ""
+    title = f"\n{len(tokens)} clipped token{plural} of the group ({eq8['clipped_tokens']} in the update)"
+    shown = sorted(tokens, key=lambda each: -each["gradient_share_without_clip"])[:SHOWN_TOKENS]
+    for each in shown:
+        response = found["responses"][each["sample"]]
+        sign = "<" if each["side"] == "low" else ">"
+        numbers_of = (f"{response['advantage']:+.3f}", f"{each['ratio']:.4f}", f"{sign} {each['bound']:g}")
+        share = f"{each['gradient_share_without_clip']:.2%}"
+        text = f"{each['id']}" if each["text"] is None else repr(each["text"])
+        table.add_row(f"{each['sample']}", f"{each['position']}", text, _context(response, each), *numbers_of, share)
+    rest = [_text(f"and {len(tokens) - len(shown)} more: --json")] if len(tokens) > len(shown) else []
+    return [_text(title), table, *rest]
+
+
+def _context(response: Mapping[str, Any], token: Mapping[str, Any]) -> Text:
+    """The token among its neighbours, marked."""
+    texts: Sequence[str] | None = response["token_values"]["texts"]
+    if texts is None:
+        return Text("")
+    at = token["position"]
+    before, after = "".join(texts[max(0, at - _CONTEXT_TOKENS) : at]), "".join(texts[at + 1 : at + 1 + _CONTEXT_TOKENS])
+    parts = [(_one_line(before), ""), (_one_line(texts[at]), "bold reverse"), (_one_line(after), "")]
+    return Text.assemble(*parts)
+
+
+def _one_line(text: str) -> str:
+    return printable(text.replace("\n", "\\n").replace("\t", "\\t"))
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.6g}" if value else "0"
+
+
+def _shortened(text: str) -> str:
+    """The beginning and the end of a long text."""
+    half = SHOWN_CHARS // 2
+    return text if len(text) <= SHOWN_CHARS else f"{text[:half].rstrip()} [...] {text[-half:].lstrip()}"
