@@ -77,6 +77,7 @@ def test_a_fork_without_a_change_is_its_parent_to_the_byte(parent: Path, tmp_pat
     assert equal_to_parent(fork, parent) == []
     summary = json.loads((fork / "summary.json").read_text())
     assert (summary["exit_reason"], summary["steps"]) == ("finished", 4)
+    assert (summary["fork"]["parent"], summary["fork"]["step"]) == (str(parent), STEP)
 
 
 def test_with_adapters_and_predictions_it_is_its_parent_to_the_byte_too(tmp_path: Path):

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -29,6 +29,7 @@ from dapo.telemetry.sinks import Display, read_metrics
 from dapo.training import one_step_off
 from dapo.training.checkpoint_writer import describe, disk_errors_as_storage_error
 from dapo.training.checkpointing import is_logged, restore
+from dapo.training.fork import Fork
 from dapo.training.made_with import changes_since, made_with
 from dapo.training.run_config import load_run_config, naming_start_folder
 from dapo.training.run_directory import RunDirectory, make_manifest, step_of
@@ -275,6 +276,7 @@ def close_run(run: Run, reason: str, *, wall_s: float, warn: Callable[[str], Non
                 "eval_first": evaluations[0] if evaluations else None,
                 "eval_last": evaluations[-1] if evaluations else None,
                 "exit_reason": reason,
+                **({} if (fork := Fork.of(run.directory)) is None else {"fork": asdict(fork)}),
             }
         )
     except OSError as error:

@@ -365,6 +365,20 @@ def show_configs(
 
 
 @app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN_A RUN_B [RUN_C ...]", help="run directories")],
+    by_step: Annotated[bool, typer.Option("--by-step", help="of two runs, also print the differences by step")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> None:
+    """Runs beside each other: options, paired differences of accuracy and of training curves, tokens and seconds."""
+    if len(runs) < 2:
+        raise ConfigError("dapo compare takes two runs or more; the others are compared with the first")
+    from dapo.cli.compare import print_comparisons
+
+    print_comparisons(runs, by_step=by_step, as_json=as_json)
+
+
+@app.command()
 def fork(
     run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="the run to fork")],
     overrides: Overrides = None,

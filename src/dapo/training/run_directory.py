@@ -182,9 +182,9 @@ class RunDirectory:
         paths = sorted(self.path.glob("eval/step_*.json"))
         found: list[dict[str, Any]] = []
         while paths and not found:
-            found += _read_evaluation(paths.pop(0), warn)
+            found += read_evaluation(paths.pop(0), warn)
         while paths and len(found) < 2:
-            found += _read_evaluation(paths.pop(), warn)
+            found += read_evaluation(paths.pop(), warn)
         return found
 
     @contextmanager
@@ -420,8 +420,8 @@ def make_manifest(
     }
 
 
-def _read_evaluation(path: Path, warn: Callable[[str], None]) -> list[dict[str, Any]]:
-    """The evaluation in a file; nothing, and a warning, if it is damaged."""
+def read_evaluation(path: Path, warn: Callable[[str], None]) -> list[dict[str, Any]]:
+    """The evaluation in a file, in a list; nothing, and a warning, if it is damaged."""
     try:
         return [_require_evaluation(read_json(path), where=str(path))]
     except OSError as error:

@@ -1,0 +1,276 @@
+"""Two runs beside each other: options, accuracy on held-out problems, training curves, tokens and seconds.
+
+All differences are b - a. They are paired by problem; where both runs also drew with the same random numbers, as forks
+of one run do, the pairing removes most of the chance of sampling too (`pairs.py`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dapo.analysis.pairs import CURVES, Paired, mean_over_steps, paired, paired_problems, problem_means
+from dapo.config.differences import option_differences
+from dapo.core.errors import DataError
+from dapo.telemetry.sinks import read_metrics
+from dapo.training.fork import Fork
+from dapo.training.run_config import load_run_config
+from dapo.training.run_directory import RunDirectory, read_evaluation
+
+CURVE_METRICS = {
+    "reward": "reward/mean",
+    "accuracy": "reward/accuracy",
+    "entropy": "loss/entropy",
+    "length": "rollout/response_tokens_mean",
+}
+"""The metric of each curve, as it stands in metrics.jsonl."""
+COSTS = {
+    "tokens_generated": "rollout/tokens_generated",
+    "tokens_trained": "rollout/tokens_in_minibatches",
+    "seconds": "time/step_s",
+}
+_MUST_MATCH = ("name", "temperature", "top_p", "max_response_tokens", "binary")
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """One of the runs."""
+
+    path: str
+    steps: int
+    seed: int
+    exit_reason: str | None
+    """None while it trains."""
+    fork: Mapping[str, Any] | None
+    """Parent, step, branch and changed options of a fork."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The accuracies of two evaluations of the same problems, and their paired difference."""
+
+    step_a: int
+    step_b: int
+    accuracy_a: float
+    accuracy_b: float
+    difference: Mapping[str, Any]
+    """A `Paired` as JSON values."""
+    better: int
+    """Problems on which b is better."""
+    worse: int
+    is_binary: bool
+    """The verifier decides right or wrong; otherwise accuracies are scores."""
+    shares_draws: bool
+    """The i-th response to a problem was drawn with the same random numbers in both."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric in both runs, by step, and the difference over the problems that both were asked in the step."""
+
+    a: Sequence[float | None]
+    b: Sequence[float | None]
+    differences: Sequence[Mapping[str, Any]]
+    """A `Paired` per step; without pairs where a run has no table of the step's responses."""
+    mean: Mapping[str, Any]
+    """The mean difference over these steps, a `Paired`; `pairs` counts those of all steps."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `dapo compare` says about two runs; `asdict` of it is JSON."""
+
+    a: RunFacts
+    b: RunFacts
+    equal_up_to: int
+    """The runs are equal up to this step: every metric but times."""
+    options: Mapping[str, Sequence[Any]]
+    """The options that differ, with the values in a and b."""
+    steps: Sequence[int]
+    """The steps after the equal ones that both runs have made."""
+    held_out: Mapping[str, HeldOut]
+    """`final`: after the last evaluation of each run; `best`: after the most accurate one of each."""
+    curves: Mapping[str, Curve]
+    costs: Mapping[str, Sequence[float]]
+    """Tokens and seconds of `steps`, in a and in b."""
+    notes: Sequence[str]
+    """What could not be compared, and why."""
+
+
+def compare_runs(a: str | Path, b: str | Path) -> Comparison:
+    """Compare two runs, finished or not. Neither is changed.
+
+    Args:
+        a: A run directory.
+        b: Another.
+
+    Raises:
+        CheckpointError: One of them is no run directory.
+        DataError: The metrics of one are damaged.
+    """
+    runs = (RunDirectory.open(a), RunDirectory.open(b))
+    notes: list[str] = []
+    configs = [load_run_config(run) for run in runs]
+    metrics = [metrics_by_step(run) for run in runs]
+    equal = equal_steps(*metrics)
+    steps = sorted(step for step in metrics[0].keys() & metrics[1].keys() if step > equal)
+    seeds = [config.train.seed for config in configs]
+    facts = [
+        RunFacts(str(run.path), max(rows, default=0), seed, run.exit_reason(), fork_facts(run))
+        for run, rows, seed in zip(runs, metrics, seeds, strict=True)
+    ]
+    return Comparison(
+        a=facts[0],
+        b=facts[1],
+        equal_up_to=equal,
+        options=option_differences(*configs),
+        steps=steps,
+        held_out=_held_out(runs, metrics, notes),
+        curves=_curves(runs, metrics, steps, notes),
+        costs={
+            name: [sum(rows[step].get(metric) or 0 for step in steps) for rows in metrics]
+            for name, metric in COSTS.items()
+        },
+        notes=notes,
+    )
+
+
+def metrics_by_step(run: RunDirectory) -> dict[int, dict[str, Any]]:
+    """The metrics of each finished step of a run; further lines of a step add to it. Empty before the first."""
+    rows: dict[int, dict[str, Any]] = {}
+    for record in read_metrics(run.metrics) if run.metrics.exists() else []:
+        rows.setdefault(record["step"], {}).update(record)
+    return rows
+
+
+def equal_steps(a: Mapping[int, Mapping[str, Any]], b: Mapping[int, Mapping[str, Any]]) -> int:
+    """The last step up to which all metrics but times are equal; 0 if the first one is not."""
+    step = 0
+    while step + 1 in a and step + 1 in b and _without_times(a[step + 1]) == _without_times(b[step + 1]):
+        step += 1
+    return step
+
+
+def fork_facts(run: RunDirectory) -> dict[str, Any] | None:
+    """Parent, step, branch and changed options of a fork, as JSON values; None for another run."""
+    fork = Fork.of(run)
+    return None if fork is None else asdict(fork)
+
+
+def as_json(found: Paired) -> dict[str, Any]:
+    """The fields of a `Paired`, and its variance ratio."""
+    return asdict(found) | {"variance_ratio": found.variance_ratio}
+
+
+def final_evaluation(run: RunDirectory) -> tuple[int, dict[str, Any]] | None:
+    """The last readable evaluation of a run, and the step before it; None without one."""
+    found = run.first_and_last_evaluation(lambda text: None)
+    return (found[-1]["step"], found[-1]) if found else None
+
+
+def _without_times(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if not name.startswith("time/")}
+
+
+def _held_out(
+    runs: Sequence[RunDirectory], metrics: Sequence[Mapping[int, Mapping[str, Any]]], notes: list[str]
+) -> dict[str, HeldOut]:
+    """The comparisons of the last and of the best evaluations, those that can be made."""
+    last = [final_evaluation(run) for run in runs]
+    if last[0] is None or last[1] is None:
+        notes.append("no comparison on held-out problems: a run has no evaluation (data.eval, train.eval_every)")
+        return {}
+    pairs = {"final": [last[0], last[1]]}
+    best = [_best(run, rows, found[1]["name"]) for run, rows, found in zip(runs, metrics, pairs["final"], strict=True)]
+    if best[0] is not None and best[1] is not None:
+        pairs["best"] = [best[0], best[1]]
+    compared: dict[str, HeldOut] = {}
+    for kind, (first, second) in pairs.items():
+        try:
+            compared[kind] = compare_evaluations(first, second)
+        except DataError as error:
+            notes.append(f"no comparison of the {kind} accuracy on held-out problems: {error}")
+    return compared
+
+
+def _best(run: RunDirectory, rows: Mapping[int, Mapping[str, Any]], name: str) -> tuple[int, dict[str, Any]] | None:
+    """The most accurate evaluation of a run, the earliest of equals."""
+    scored = [(row[f"eval/{name}/accuracy"], -step) for step, row in rows.items() if f"eval/{name}/accuracy" in row]
+    for _, step in sorted(scored, reverse=True):
+        if found := read_evaluation(run.eval(-step), lambda text: None):
+            return -step, found[0]
+    return None
+
+
+def compare_evaluations(first: tuple[int, Mapping[str, Any]], second: tuple[int, Mapping[str, Any]]) -> HeldOut:
+    """The paired difference of two evaluations, given as the step and what eval/step_*.json holds.
+
+    Where both have the same seed, the i-th responses to a problem are drawn with the same random numbers; of
+    evaluations with different numbers of samples the first ones of each are compared then.
+
+    Raises:
+        DataError: They were sampled otherwise, or are of different problems.
+    """
+    (step_a, a), (step_b, b) = first, second
+    for name in _MUST_MATCH:
+        if a.get(name) != b.get(name):
+            raise DataError(f"{name} is {a.get(name)} in one and {b.get(name)} in the other")
+    shares_draws = a.get("seed") == b.get("seed")
+    samples = min(a["samples_per_problem"], b["samples_per_problem"]) if shares_draws else None
+    rows = [{row["id"]: _accuracy(row, samples) for row in found["table"]} for found in (a, b)]
+    if alone := rows[0].keys() ^ rows[1].keys():
+        raise DataError(f"{len(alone)} problems are in one of them only")
+    judged = [name for name in rows[0] if rows[0][name] is not None and rows[1][name] is not None]
+    ours, theirs = ([row[name] or 0.0 for name in judged] for row in rows)
+    found = paired(ours, theirs, proportions=bool(a["binary"]))
+    return HeldOut(
+        step_a,
+        step_b,
+        a["accuracy"],
+        b["accuracy"],
+        as_json(found),
+        better=sum(x < y for x, y in zip(ours, theirs, strict=True)),
+        worse=sum(x > y for x, y in zip(ours, theirs, strict=True)),
+        is_binary=bool(a["binary"]),
+        shares_draws=shares_draws,
+    )
+
+
+def _accuracy(row: Mapping[str, Any], samples: int | None) -> float | None:
+    """The mean accuracy of the first samples of a problem; of all of them where `samples` is None."""
+    judged = [response for response in row["responses"][:samples] if response["error"] is None]
+    values = [float(each["score"] if each["correct"] is None else each["correct"]) for each in judged]
+    return sum(values) / len(values) if values else None
+
+
+def _curves(
+    runs: Sequence[RunDirectory],
+    metrics: Sequence[Mapping[int, Mapping[str, Any]]],
+    steps: Sequence[int],
+    notes: list[str],
+) -> dict[str, Curve]:
+    """The curves over the steps, each with its differences."""
+    by_step: list[dict[str, Paired]] = []
+    missing = 0
+    for step in steps:
+        tables = [run.rollouts(step) for run in runs]
+        if all(table.is_file() for table in tables):
+            by_step.append(_differences(*(problem_means(table) for table in tables)))
+        else:
+            missing += 1
+            by_step.append({name: Paired(None, None, None, 0, 0.0, 0.0) for name in CURVES})
+    if missing:
+        notes.append(f"{missing} of {len(steps)} steps are not paired: a run keeps no judged responses (log.rollouts)")
+    return {
+        name: Curve(
+            a=[metrics[0][step].get(CURVE_METRICS[name]) for step in steps],
+            b=[metrics[1][step].get(CURVE_METRICS[name]) for step in steps],
+            differences=[as_json(found[name]) for found in by_step],
+            mean=as_json(mean_over_steps([found[name] for found in by_step])),
+        )
+        for name in CURVES
+    }
+
+
+def _differences(a: Mapping[str, Mapping[str, float]], b: Mapping[str, Mapping[str, float]]) -> dict[str, Paired]:
+    return {name: paired_problems(a[name], b[name]) for name in CURVES}

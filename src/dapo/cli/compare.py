@@ -1,0 +1,201 @@
+"""`dapo compare`: runs beside each other on a terminal, or as JSON."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Column, Table
+
+from dapo.analysis.compare import Comparison, HeldOut, compare_runs
+from dapo.analysis.spread import Branches, find_branches
+from dapo.core.terminal import print_text, printable
+from dapo.telemetry.console import SafeConsole
+
+DIFFERENCE = ("b - a", "95 % interval")
+RATIO = "ratio"
+LEGEND = (
+    f"{RATIO}: variance of the difference if it were not paired, over that of the paired one: without the pairing so "
+    "many times the problems would be needed for the same interval"
+)
+UNITS = {"reward": "reward", "accuracy": "accuracy, %", "entropy": "entropy, nats", "length": "length, tokens"}
+
+
+def print_comparisons(paths: Sequence[Path], *, by_step: bool, as_json: bool) -> None:
+    """Compare the first run with each of the others, and branches with each other; print tables, or one JSON object."""
+    compared = [compare_runs(paths[0], other) for other in paths[1:]]
+    branches = find_branches(paths)
+    if as_json:
+        found = {"comparisons": [asdict(each) for each in compared], "branches": [asdict(each) for each in branches]}
+        print_text(json.dumps(found))
+        return
+    console = SafeConsole()
+    if len(compared) == 1:
+        _print_pair(console, compared[0], by_step=by_step)
+    else:
+        console.print(_overview(compared))
+    for group in branches:
+        for line in _describe(group):
+            console.print(line, soft_wrap=True)
+
+
+def _print_pair(console: SafeConsole, found: Comparison, *, by_step: bool) -> None:
+    for name, run in (("a", found.a), ("b", found.b)):
+        origin = ""
+        if run.fork is not None:
+            branch = "" if run.fork["branch"] is None else f", branch {run.fork['branch']}"
+            origin = f", forked from {run.fork['parent']} at step {run.fork['step']}{branch}"
+        console.print(printable(f"{name}  {run.path}: {run.steps} steps, seed {run.seed}{origin}"), soft_wrap=True)
+    console.print(_aligned(found), soft_wrap=True)
+    if found.options:
+        console.print(_options(found))
+    if not found.steps and found.equal_up_to:
+        return
+    if found.held_out:
+        console.print(_held_out(found))
+    if found.steps:
+        console.print(_curves(found))
+        console.print(_costs(found))
+        if by_step:
+            console.print(_by_step(found))
+    console.print(LEGEND, soft_wrap=True)
+    for note in found.notes:
+        console.print(note, soft_wrap=True)
+
+
+def _aligned(found: Comparison) -> str:
+    last = min(found.a.steps, found.b.steps)
+    if not found.steps:
+        return f"equal in all {last} steps that both have made" if last else "no step that both have made"
+    shared = f"equal up to step {found.equal_up_to}" if found.equal_up_to else "different from the first step on"
+    return f"{shared}; compared below: steps {found.steps[0]} to {found.steps[-1]}"
+
+
+def _table(title: str, *names: str) -> Table:
+    # only the first column, of names, may take several lines
+    first, *others = names
+    columns = [Column(first, overflow="fold"), *(Column(name, justify="right", no_wrap=True) for name in others)]
+    return Table(*columns, title=title, title_style="bold", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+
+
+def _options(found: Comparison) -> Table:
+    table = _table("Options that differ", "", "a", "b")
+    for name, values in found.options.items():
+        table.add_row(*(printable(each) for each in (name, *map(_show, values))))
+    return table
+
+
+def _held_out(found: Comparison) -> Table:
+    any_of = next(iter(found.held_out.values()))
+    draws = f"{'same' if any_of.shares_draws else 'other'} random numbers"
+    unit = "accuracy" if any_of.is_binary else "score"
+    what = "Accuracy in %" if any_of.is_binary else "Mean score"
+    title = f"{what} on {any_of.difference['pairs']} held-out problems, {draws}"
+    table = _table(title, "evaluation (steps)", "a", "b", *DIFFERENCE, "better/worse", RATIO)
+    for kind, each in found.held_out.items():
+        table.add_row(
+            f"{kind} ({each.step_a}, {each.step_b})",
+            _number(each.accuracy_a, unit),
+            _number(each.accuracy_b, unit),
+            *_interval(each.difference, unit),
+            f"{each.better}/{each.worse}",
+            _ratio(each.difference),
+        )
+    return table
+
+
+def _curves(found: Comparison) -> Table:
+    title = f"Training, mean of steps {found.steps[0]} to {found.steps[-1]} (differences: of problems asked in both)"
+    table = _table(title, "", "a", "b", *DIFFERENCE, "pairs", RATIO)
+    for name, curve in found.curves.items():
+        means = [_mean(values, name) for values in (curve.a, curve.b)]
+        if means != ["", ""]:
+            interval = _interval(curve.mean, name)
+            table.add_row(UNITS[name], *means, *interval, str(curve.mean["pairs"]), _ratio(curve.mean))
+    return table
+
+
+def _costs(found: Comparison) -> Table:
+    table = _table(f"Cost of steps {found.steps[0]} to {found.steps[-1]}", "", "a", "b", "b / a - 1")
+    for name, (a, b) in found.costs.items():
+        shown = [f"{value:,.1f}" if name == "seconds" else f"{value:,.0f}" for value in (a, b)]
+        table.add_row(name.replace("_", " "), *shown, f"{b / a - 1:+.1%}" if a else "")
+    return table
+
+
+def _by_step(found: Comparison) -> Table:
+    table = _table("b - a by step, with half of the 95 % interval", "step", *UNITS.values())
+    for i, step in enumerate(found.steps):
+        cells = [_plus_minus(curve.differences[i], name) for name, curve in found.curves.items()]
+        table.add_row(str(step), *cells)
+    return table
+
+
+def _overview(compared: Sequence[Comparison]) -> Table:
+    """One line per run; differences are to the first."""
+    a = compared[0].a
+    table = _table(
+        f"Last evaluation, compared with a = {printable(a.path)}", "b", "equal up to", "accuracy, %", *DIFFERENCE, RATIO
+    )
+    final = next((each.held_out["final"] for each in compared if "final" in each.held_out), None)
+    table.add_row(printable(a.path), "", "" if final is None else _number(final.accuracy_a, "accuracy"), "", "", "")
+    for each in compared:
+        held_out: HeldOut | None = each.held_out.get("final")
+        cells = [""] * 4
+        if held_out is not None:
+            difference = held_out.difference
+            accuracy = _number(held_out.accuracy_b, "accuracy")
+            cells = [accuracy, *_interval(difference, "accuracy"), _ratio(difference)]
+        table.add_row(printable(each.b.path), f"step {each.equal_up_to}", *cells)
+    return table
+
+
+def _describe(group: Branches) -> Iterator[str]:
+    options = ", ".join(f"{name}={_show(value)}" for name, value in group.options.items()) or "no option changed"
+    interval = "" if group.low is None else f" (95 % interval {group.low:.1%} to {group.high:.1%})"
+    yield printable(
+        f"\n{len(group.runs)} branches of {group.parent} at step {group.step}, {options}: accuracy {group.mean:.1%} on "
+        f"average{interval}, standard deviation {100 * group.deviation:.1f} points between seeds"
+    )
+    if group.change is not None:
+        ratio, (difference, interval) = _ratio(group.change), _interval(group.change, "accuracy")
+        yield (
+            f"  minus the first group, paired by branch: {difference} points"
+            f"{f' (95 % interval {interval})' if interval else ''} over {group.change['pairs']} branches"
+            f"{f'; {RATIO} {ratio}' if ratio else ''}"
+        )
+
+
+def _interval(found: Mapping[str, Any], name: str) -> tuple[str, str]:
+    """The difference and its interval."""
+    difference, low, high = (_number(found[key], name, sign="+") for key in ("difference", "low", "high"))
+    return difference, f"{low} to {high}" if low else ""
+
+
+def _plus_minus(found: Mapping[str, Any], name: str) -> str:
+    difference = _number(found["difference"], name, sign="+")
+    if found["low"] is None:
+        return difference
+    return f"{difference} ± {_number((found['high'] - found['low']) / 2, name)}"
+
+
+def _number(value: float | None, name: str, *, sign: str = "") -> str:
+    """A value of a curve, in its unit; empty for None."""
+    scale, digits = {"accuracy": (100, 1), "length": (1, 1)}.get(name, (1, 3))
+    return "" if value is None else f"{scale * value:{sign}.{digits}f}"
+
+
+def _ratio(found: Mapping[str, Any]) -> str:
+    ratio = found["variance_ratio"]
+    return "" if ratio is None else f"{ratio:.1f}" if ratio < 100 else f"{ratio:,.0f}"
+
+
+def _mean(values: Sequence[float | None], name: str) -> str:
+    known = [value for value in values if value is not None]
+    return _number(sum(known) / len(known), name) if known else ""
+
+
+def _show(value: Any) -> str:
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,213 @@
+"""Comparisons of runs: pairs by hand, intervals that hold, and two forks of one run."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dapo.analysis.compare import compare_evaluations, compare_runs, equal_steps
+from dapo.analysis.pairs import mean_over_steps, paired, paired_problems, problem_means
+from dapo.analysis.spread import Branch, group_branches
+from dapo.cli.train import resume_run, start_run
+from dapo.core.errors import DataError
+from dapo.telemetry.rollout_table import write_rollouts
+from dapo.training.fork import Fork, create_fork, plan_fork
+from dapo.training.run_directory import RunDirectory
+from helpers.commands import run as run_command
+from helpers.tiny_runs import EVENTFUL, tiny
+
+STEP = 2
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A run, and a fork of it at step 2 with another learning rate."""
+    folder = tmp_path_factory.mktemp("runs")
+    options = ("train.num_steps=4", "train.save_every=1", "train.keep_checkpoints=9", "eval.samples_per_problem=2")
+    start_run(tiny(*EVENTFUL, *options), run_dir=folder / "a", config_name="tiny")
+    create_fork(plan_fork(RunDirectory(folder / "a"), STEP, ["optim.lr=0.05"]), folder / "b", [])
+    resume_run(folder / "b", [])
+    return folder / "a", folder / "b"
+
+
+class TestPairs:
+    def test_pairs_that_move_together_save_most_of_the_variance(self):
+        found = paired([0.0, 1.0, 2.0, 3.0], [0.5, 1.5, 2.5, 4.5])
+        # differences .5 .5 .5 1.5: mean .75, variance 1/4; of a 5/3, of b 35/12
+        assert found.difference == pytest.approx(0.75)
+        assert found.paired_variance == pytest.approx(0.25 / 4)
+        assert found.unpaired_variance == pytest.approx((5 / 3 + 35 / 12) / 4)
+        assert found.variance_ratio == pytest.approx(4 * (5 / 3 + 35 / 12))
+        # Student's quantile of 3 degrees of freedom: 3.182
+        assert (found.low, found.high) == (pytest.approx(0.75 - 3.182 / 4, abs=1e-3), pytest.approx(1.546, abs=1e-3))
+
+    def test_equal_pairs_have_no_interval_and_one_pair_neither(self):
+        assert paired([1.0, 2.0], [1.0, 2.0]).low is None
+        assert paired([1.0], [2.0]).low is None
+        assert paired([], []).difference is None
+
+    def test_only_problems_that_both_were_asked_count(self):
+        found = paired_problems({"p": 1.0, "q": 0.0, "r": 0.5}, {"q": 1.0, "r": 0.5, "s": 0.0})
+        assert (found.pairs, found.difference) == (2, 0.5)
+
+    def test_the_interval_over_steps_holds_in_95_of_100(self):
+        random, covered, repeats = np.random.default_rng(0), 0, 400
+        for _ in range(repeats):
+            steps = []
+            for shift in (0.1, 0.3, 0.2):  # the true mean is 0.2
+                a = random.normal(0, 3, 6)
+                steps.append(paired(a, a + shift + random.normal(0, 0.5, 6)))
+            found = mean_over_steps(steps)
+            assert found.low is not None
+            assert found.high is not None
+            covered += found.low <= 0.2 <= found.high
+        assert 0.92 < covered / repeats < 0.98
+
+    def test_the_mean_over_steps_leaves_out_steps_without_two_pairs(self):
+        one, two = paired([0.0, 1.0], [1.0, 3.0]), paired([0.0], [9.0])
+        assert mean_over_steps([one, two]).difference == one.difference
+        assert mean_over_steps([two]).difference is None
+
+
+def response(problem: str, outcome: str = "trained", **values: Any) -> dict[str, Any]:
+    row: dict[str, Any] = dict.fromkeys(("fields", "score", "components", "error", "advantage"))
+    row |= {"step": 1, "group_id": 0, "problem_id": problem, "source": "s", "sample": 0, "prompt": "", "response": ""}
+    row |= {"answer": "", "prompt_tokens": 1, "finish": "stop", "outcome": outcome, "version": 0}
+    row |= {"correct": True, "reward": 1.0, "response_ids": [1, 2], "engine_logprobs": [-1.0, -2.0]} | values
+    return row | {"response_tokens": len(row["response_ids"])}
+
+
+def test_means_of_a_problem_are_those_of_its_decided_responses(tmp_path: Path):
+    rows = [
+        response("p", reward=1.0),
+        response("p", reward=0.0, correct=False, response_ids=[1, 2, 3, 4], engine_logprobs=[-4.0, -4.0, -4.0, -3.0]),
+        response("q", "all_wrong", reward=None, correct=None, error="timed out"),
+        response("r", "excess"),
+    ]
+    write_rollouts(tmp_path / "t.parquet", rows)
+    found = problem_means(tmp_path / "t.parquet")
+    assert found == {
+        "reward": {"p": 0.5},
+        "accuracy": {"p": 0.5},
+        "entropy": {"p": 3.0, "q": 1.5},  # 18 nats over 6 tokens
+        "length": {"p": 3.0, "q": 2.0},
+    }
+
+
+def test_a_table_without_log_probabilities_has_no_entropy(tmp_path: Path):
+    write_rollouts(tmp_path / "t.parquet", [response("p", engine_logprobs=None)])
+    assert problem_means(tmp_path / "t.parquet")["entropy"] == {}
+
+
+def evaluation(accuracies: dict[str, list[float]], **settings: Any) -> dict[str, Any]:
+    table = [
+        {"id": name, "responses": [{"correct": bool(value), "score": value, "error": None} for value in values]}
+        for name, values in accuracies.items()
+    ]
+    samples = max(map(len, accuracies.values()))
+    mean = float(np.mean([np.mean(values) for values in accuracies.values()]))
+    return {"name": "test", "temperature": 1.0, "top_p": 1.0, "max_response_tokens": 8, "binary": True, "seed": 0} | {
+        "samples_per_problem": samples, "accuracy": mean, "table": table, **settings
+    }  # fmt: skip
+
+
+class TestEvaluations:
+    FEW = evaluation({"p": [1, 0], "q": [0, 0]})
+    MANY = evaluation({"q": [1, 0, 1, 1], "p": [1, 0, 1, 1]})
+
+    def test_with_equal_draws_the_same_samples_are_compared(self):
+        found = compare_evaluations((3, self.FEW), (4, self.MANY))
+        assert found.shares_draws
+        assert found.difference["difference"] == pytest.approx((0 + 0.5) / 2)  # the first two of four
+        assert (found.step_a, found.step_b, found.better, found.worse) == (3, 4, 1, 0)
+
+    def test_with_another_seed_all_samples_count(self):
+        found = compare_evaluations((3, self.FEW), (4, self.MANY | {"seed": 1}))
+        assert not found.shares_draws
+        assert found.difference["difference"] == pytest.approx((0.25 + 0.75) / 2)
+
+    @pytest.mark.parametrize(
+        ("other", "message"),
+        [
+            (evaluation({"p": [1], "q": [0]}, temperature=0.5), "temperature is 1.0 in one and 0.5 in the other"),
+            (evaluation({"p": [1], "z": [0]}), "2 problems are in one of them only"),
+        ],
+    )
+    def test_what_was_asked_otherwise_is_not_compared(self, other: dict[str, Any], message: str):
+        with pytest.raises(DataError, match=message):
+            compare_evaluations((1, self.FEW), (1, other))
+
+
+def test_steps_are_equal_up_to_the_first_metric_that_differs_but_for_times():
+    a = {step: {"step": step, "loss/policy": 0.5, "time/step_s": step} for step in (1, 2, 3)}
+    b = {step: row | {"time/step_s": 9} for step, row in a.items()} | {3: a[3] | {"loss/policy": 0.6}}
+    assert equal_steps(a, b) == 2
+    assert equal_steps(a, a) == 3
+    assert equal_steps(a, {}) == 0
+
+
+def test_two_forks_are_equal_up_to_the_step_and_differ_in_what_was_changed(runs: tuple[Path, Path]):
+    found = compare_runs(*runs)
+    assert (found.equal_up_to, list(found.steps)) == (STEP, [3, 4])
+    assert found.options == {"optim.lr": [0.0005, 0.05]}
+    assert found.a.fork is None
+    assert found.b.fork is not None
+    assert found.b.fork["step"] == STEP
+    # step 3 has the same responses in both; the update after it is the first that differs
+    for curve in found.curves.values():
+        assert next(each["difference"] for each in curve.differences) == 0
+        assert curve.differences[1]["pairs"] > 1
+        assert curve.a[0] == curve.b[0] or curve is found.curves["entropy"]
+    assert found.curves["entropy"].differences[1]["difference"] != 0
+    assert set(found.held_out) == {"final", "best"}
+    assert found.held_out["final"].shares_draws
+    assert found.costs["tokens_generated"][0] > 0
+    assert found.notes == []
+    assert json.loads(json.dumps(asdict(found)))["equal_up_to"] == STEP
+
+
+def test_without_stored_responses_curves_stand_beside_each_other_unpaired(runs: tuple[Path, Path], tmp_path: Path):
+    a, _ = runs
+    other = create_fork(plan_fork(RunDirectory(a), STEP, ["log.rollouts=none", "optim.lr=0.05"]), tmp_path / "c", [])
+    resume_run(other.path, [])
+    found = compare_runs(a, other.path)
+    assert found.curves["reward"].mean["difference"] is None
+    assert None not in found.curves["reward"].b
+    assert found.notes == ["2 of 2 steps are not paired: a run keeps no judged responses (log.rollouts)"]
+
+
+def branch(number: int, accuracy: float, **changed: Any) -> Branch:
+    fork = Fork("/runs/x", 9, number, "0", {"train.seed": (0, number)} | {n: (None, new) for n, new in changed.items()})
+    return Branch(f"{number}-{len(changed)}", fork, accuracy)
+
+
+def test_branches_are_grouped_by_their_options_and_paired_by_their_number():
+    plain = [branch(1, 0.50), branch(2, 0.60), branch(3, 0.70)]
+    changed = [branch(3, 0.76, lr=2), branch(1, 0.55, lr=2), branch(2, 0.64, lr=2)]
+    first, second = group_branches([*plain, *changed, branch(1, 0.1, lr=7)])
+    assert (first.mean, first.deviation, first.change) == (pytest.approx(0.6), pytest.approx(0.1), None)
+    assert second.options == {"lr": 2}
+    assert second.change is not None
+    assert second.change["difference"] == pytest.approx(0.05)  # of .05, .04, .06
+    assert second.change["variance_ratio"] == pytest.approx((0.01 + 0.0111) / 0.0001, rel=1e-3)
+
+
+def test_the_command_prints_tables_or_json(capsys: pytest.CaptureFixture[str], runs: tuple[Path, Path]):
+    code, out, _ = run_command(capsys, "compare", *map(str, runs), "--by-step")
+    assert code == 0
+    assert f"b  {runs[1]}: 4 steps, seed 0, forked from {runs[0]} at step 2\n" in out
+    assert "equal up to step 2; compared below: steps 3 to 4\n" in out
+    assert "optim.lr" in out
+    assert "entropy, nats" in out
+    tables = [line for line in out.splitlines() if not line.startswith(("a  ", "b  ", "ratio"))]
+    assert max(map(len, tables)) <= 80
+    code, out, err = run_command(capsys, "compare", *map(str, runs), "--json")
+    found = json.loads(out)
+    assert (code, err, len(found["comparisons"]), found["branches"]) == (0, "", 1, [])
+    assert run_command(capsys, "compare", str(runs[0]), str(runs[0]))[1].endswith(
+        "equal in all 4 steps that both have made\n"
+    )
+    assert run_command(capsys, "compare", str(runs[0]))[0] == 2
