@@ -169,7 +169,7 @@ def test_two_forks_are_equal_up_to_the_step_and_differ_in_what_was_changed(runs:
     assert json.loads(json.dumps(asdict(found)))["equal_up_to"] == STEP
 
 
-def test_without_stored_responses_curves_stand_beside_each_other_unpaired(runs: tuple[Path, Path], tmp_path: Path):
+def test_without_stored_responses_the_curves_are_not_paired(runs: tuple[Path, Path], tmp_path: Path):
     a, _ = runs
     other = create_fork(plan_fork(RunDirectory(a), STEP, ["log.rollouts=none", "optim.lr=0.05"]), tmp_path / "c", [])
     resume_run(other.path, [])

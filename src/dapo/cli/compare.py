@@ -1,6 +1,5 @@
 """`dapo compare`: runs beside each other on a terminal, or as JSON."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +10,7 @@ from rich.table import Column, Table
 
 from dapo.analysis.compare import Comparison, HeldOut, compare_runs
 from dapo.analysis.spread import Branches, find_branches
-from dapo.core.terminal import print_text, printable
+from dapo.core.terminal import print_json, printable
 from dapo.telemetry.console import SafeConsole
 
 DIFFERENCE = ("b - a", "95 % interval")
@@ -29,7 +28,7 @@ def print_comparisons(paths: Sequence[Path], *, by_step: bool, as_json: bool) ->
     branches = find_branches(paths)
     if as_json:
         found = {"comparisons": [asdict(each) for each in compared], "branches": [asdict(each) for each in branches]}
-        print_text(json.dumps(found))
+        print_json(found)
         return
     console = SafeConsole()
     if len(compared) == 1:

@@ -1,15 +1,13 @@
 """`dapo fork`: a new run, or several branches, from a checkpoint of another run."""
 
-import json
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext, redirect_stdout
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from dapo.core.terminal import print_text
+from dapo.core.terminal import print_json, print_text, stdout_to_stderr
 from dapo.training.fork import Fork, ForkPlan, create_fork, default_fork_path, plan_fork
 from dapo.training.run_directory import RunDirectory, require_new_run
 from dapo.training.start import open_judge
@@ -48,7 +46,7 @@ def fork_run(
     for target in plans:
         require_new_run(target)
     first = next(iter(plans.values()))
-    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+    with stdout_to_stderr(as_json):
         with open_judge(first.config, elsewhere=not trains):  # an option that cannot work is found before all of it
             forks = [_create(plan, target) for target, plan in plans.items()]
         for note in first.notes:
@@ -56,7 +54,7 @@ def fork_run(
         if trains:
             _train(forks)
     if as_json:
-        print_text(json.dumps({"parent": first.fork.parent, "step": step, "forks": [_report(fork) for fork in forks]}))
+        print_json({"parent": first.fork.parent, "step": step, "forks": [_report(fork) for fork in forks]})
     elif not trains:
         print_text(f"train it with: {'; '.join(f'dapo resume {shlex.quote(str(fork.path))}' for fork in forks)}")
 

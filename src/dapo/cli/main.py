@@ -368,7 +368,7 @@ def show_configs(
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN_A RUN_B [RUN_C ...]", help="run directories")],
     by_step: Annotated[bool, typer.Option("--by-step", help="of two runs, also print the differences by step")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Runs beside each other: options, paired differences of accuracy and of training curves, tokens and seconds."""
     if len(runs) < 2:
@@ -390,9 +390,7 @@ def fork(
         Path | None, typer.Option(help="run directory to write; with --times -1, -2 ... are added to its name")
     ] = None,
     no_train: Annotated[bool, typer.Option("--no-train", help="only make the run; dapo resume trains it")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="print one JSON object; everything else goes to the standard error")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Begin a new run with a checkpoint of another: equal up to that step, and with the same draws after it."""
     from dapo.cli.fork import fork_run
