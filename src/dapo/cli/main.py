@@ -43,7 +43,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[KEY=VALUE]...",
-        help="options over those of the file, for example loss.clip_high=0.3; all of them: docs/options.md",
+        help="options over those of the file, for example loss.clip_high=0.3; dapo options lists all of them",
     ),
 ]
 
@@ -348,6 +348,33 @@ def export(
     else:
         kind = "adapter of " if adapter else ""
         print_text(f"{out_dir}: {kind}{written['base']} after {written['step']} steps")
+
+
+@app.command("options")
+def show_options(
+    section: Annotated[
+        str | None, typer.Argument(metavar="[SECTION]", help="a section such as loss, or an option; all if not given")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what can be set: name, default, the paper's value, unit, meaning."""
+    from dapo.config.reference import entries_of
+
+    found = entries_of(section)
+    if as_json:
+        print_json({"options": [entry.as_json() for entry in found]})
+    else:
+        from dapo.cli.options import print_options
+
+        print_options(found)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of a configuration file, for editors: `dapo schema > dapo.schema.json`."""
+    from dapo.config.schema import config_schema
+
+    print_json(config_schema())
 
 
 @app.command("configs")

@@ -33,7 +33,7 @@ def format_validation_errors(error: ValidationError) -> Iterator[str]:
             continue
         seen.add(option)
         if detail["type"] == "extra_forbidden":
-            yield f"unknown option {option}; {_advice(parts, got)}"
+            yield f"unknown option {option}; {nearest_option(parts, got)}"
         elif detail["type"] == "missing":
             info = _innermost_section(parts).model_fields.get(parts[-1])
             yield f"option {option} is missing. {info.description if info else 'More values are expected.'}"
@@ -50,11 +50,17 @@ def format_validation_errors(error: ValidationError) -> Iterator[str]:
             yield f"option {option}: {expected}, got {got!r}"
 
 
-def _advice(parts: Sequence[str], got: object) -> str:
-    """What an unknown option is called here, or the nearest name that there is."""
-    has_name_of_ours = not isinstance(got, Mapping) and any(name.endswith(f".{parts[-1]}") for name, _ in options_of())
-    elsewhere = None if has_name_of_ours else called_elsewhere(".".join(parts), got)
-    return elsewhere or _nearest(parts, is_section=isinstance(got, Mapping))
+def nearest_option(parts: Sequence[str], value: object) -> str:
+    """What an unknown option is called here, or the nearest name that there is, for a message.
+
+    Args:
+        parts: the parts of its name.
+        value: what it was set to: a mapping for a section.
+    """
+    is_section = isinstance(value, Mapping)
+    has_name_of_ours = not is_section and any(name.endswith(f".{parts[-1]}") for name, _ in options_of())
+    elsewhere = None if has_name_of_ours else called_elsewhere(".".join(parts), value)
+    return elsewhere or _nearest(parts, is_section=is_section)
 
 
 def _nearest(parts: Sequence[str], *, is_section: bool) -> str:

@@ -44,7 +44,7 @@ class DataConfig(Section):
         None, "Held-out problems, given as for data.train. Their texts are removed from the training problems."
     )
     max_prompt_tokens: Tokens = option(
-        2048, "Length of the longest prompt, in tokens; longer ones are dropped and counted, never cut."
+        2048, "Length of the longest prompt, in tokens; longer ones are dropped and counted, never cut.", unit="tokens"
     )
     instruction: str = option("", "Text added after each problem, before the chat template.")
     system: str | None = option(None, "System message for chat models; none: no system message.")

@@ -26,7 +26,7 @@ class Config(Section):
     """A whole run."""
 
     preset: Literal["dapo", "grpo"] = option("dapo", "The values that options have where nothing else is set.")
-    model: ModelConfig = option(description="For example model=smollm2-135m-instruct.")
+    model: ModelConfig = option(description="For example model=smollm2-135m-instruct.", also=[{"type": "string"}])
     data: DataConfig = option(description="For example data.train=builtin:sums.")
     rollout: RolloutConfig = RolloutConfig()
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()

@@ -30,9 +30,10 @@ class RewardConfig(Section):
         10.0,
         "Seconds that one verdict may take, after which it is an error verdict; a function that gets a whole group may "
         "take as long for each of its responses.",
+        unit="s",
     )
-    workers: Processes = option(2, "Processes that run verifiers.")
-    memory_gib: Gibibytes = option(4.0, "GiB that each verifier process may use, with all that it starts.")
+    workers: Processes = option(2, "Processes that run verifiers.", unit="processes")
+    memory_gib: Gibibytes = option(4.0, "GiB that each verifier process may use, with all that it starts.", unit="GiB")
 
     @model_validator(mode="after")
     def _verifiers_end_in_time(self) -> "RewardConfig":
@@ -64,6 +65,7 @@ class OverlongConfig(Section):
         "L_cache: the penalty grows over the last so many tokens before rollout.max_response_tokens.",
         paper=4096,
         only_with="overlong.mode=soft",
+        unit="tokens",
     )
     penalty: Float = option(
         1.0,

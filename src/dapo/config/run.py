@@ -9,17 +9,21 @@ from dapo.config.section import MAX_PROCESSES, Float, Positive, Processes, Secon
 
 
 class EvalConfig(Section):
-    samples_per_problem: Positive = option(1, "Responses per problem: the k of avg@k.", paper=32, le=10**5)
+    samples_per_problem: Positive = option(
+        1, "Responses per problem: the k of avg@k.", paper=32, le=10**5, unit="responses"
+    )
     temperature: Float = option(1.0, "Sampling temperature; 0: the most likely token.", paper=1.0, ge=0)
     top_p: Float = option(0.7, "Probability mass of the tokens that can be sampled.", paper=0.7, gt=0, le=1)
     max_response_tokens: Tokens | None = option(
-        None, "Length of the longest response, in tokens; none: rollout.max_response_tokens."
+        None, "Length of the longest response, in tokens; none: rollout.max_response_tokens.", unit="tokens"
     )
 
 
 class DistributedConfig(Section):
-    trainer_ranks: Processes = option(1, "Processes that the model is sharded over (FSDP2).")
-    start_timeout_s: Seconds = option(300.0, "Seconds until all processes must be ready.", only_with="is_multiprocess")
+    trainer_ranks: Processes = option(1, "Processes that the model is sharded over (FSDP2).", unit="processes")
+    start_timeout_s: Seconds = option(
+        300.0, "Seconds until all processes must be ready.", only_with="is_multiprocess", unit="s"
+    )
     gpus_per_process: Float | None = option(
         None,
         "GPUs that Ray gives each trainer rank and each engine; 0.5: two share one; none: one where the cluster has "
@@ -27,6 +31,7 @@ class DistributedConfig(Section):
         only_with="uses_ray",
         ge=0,
         le=MAX_PROCESSES,
+        unit="GPUs",
     )
 
 
@@ -62,5 +67,7 @@ def _one_or_several(value: object) -> object:
 
 class ProfileConfig(Section):
     steps: Annotated[list[Positive], BeforeValidator(_one_or_several)] = option(
-        [], "Training steps, one or a list, whose profiler traces go to profile/ in the run directory."
+        [],
+        "Training steps, one or a list, whose profiler traces go to profile/ in the run directory.",
+        also=[{"type": "integer", "minimum": 1}, {"type": "null"}],
     )

@@ -26,12 +26,14 @@ class NativeConfig(Section):
         64,
         "Sequences that each engine decodes at a time; responses of a group whose tokens are equal so far are one.",
         le=16384,
+        unit="sequences",
     )
     cache_tokens: Tokens | None = option(
         None,
         "Prompt and response tokens whose keys and values each engine may hold; none: as many as its slots need, on a "
         "GPU at most what fits into 90 % of the memory that is free when sampling begins and that a step leaves, "
         "divided by the processes that share it.",
+        unit="tokens",
     )
 
 
@@ -42,9 +44,10 @@ class VllmConfig(Section):
         None,
         "GiB for keys and values on each GPU of an engine; none or auto: what the weights leave of the engine's part "
         "of the GPU's memory (90 %, divided by the processes that share it); 2 on a CPU.",
+        unit="GiB",
     )
-    max_sequences: Positive = option(256, "Sequences that each engine decodes at a time.", le=16384)
-    tensor_parallel: Processes = option(1, "GPUs per engine.")
+    max_sequences: Positive = option(256, "Sequences that each engine decodes at a time.", le=16384, unit="sequences")
+    tensor_parallel: Processes = option(1, "GPUs per engine.", unit="GPUs")
     eager: Annotated[bool | None, Auto] = option(
         None, "No compilation and no captured graphs: starts at once, decodes slower; none or auto: on a CPU only."
     )
@@ -60,11 +63,13 @@ class RolloutConfig(Section):
         "Engine processes; 0: the process that trains also samples (vllm always has a process of its own).",
         ge=0,
         le=MAX_PROCESSES,
+        unit="processes",
     )
     engine_threads: Processes | None = option(
         None,
         "CPU threads per engine; none: an equal part of its machine's, or the part that its GPUs are of the machine's.",
         only_with="engine_processes",
+        unit="threads",
     )
     reproducible: bool = option(
         True,
@@ -75,11 +80,14 @@ class RolloutConfig(Section):
     native: NativeConfig = option(NativeConfig(), only_with="rollout.engine=native")
     vllm: VllmConfig = option(VllmConfig(), only_with="rollout.engine=vllm")
     prompts_per_step: Positive = option(
-        512, "Informative groups, one per prompt, that make a batch.", paper=512, le=10**6
+        512, "Informative groups, one per prompt, that make a batch.", paper=512, le=10**6, unit="prompts"
     )
-    group_size: Int = option(16, "G: responses sampled per prompt.", paper=16, le=10**4)
+    group_size: Int = option(16, "G: responses sampled per prompt.", paper=16, le=10**4, unit="responses")
     max_response_tokens: Tokens = option(
-        20480, "L_max: length of the longest response, in tokens, the sampled end token included.", paper=20480
+        20480,
+        "L_max: length of the longest response, in tokens, the sampled end token included.",
+        paper=20480,
+        unit="tokens",
     )
     temperature: Float = option(1.0, "Temperature at which responses are sampled and scored.", paper=1.0, gt=0)
     top_p: Float = option(
@@ -112,7 +120,7 @@ class ScoreThresholdsConfig(Section):
 class DynamicSamplingConfig(Section):
     enabled: bool = option(True, "Train only on groups whose responses differ in reward (Eq. 11).", paper=True)
     max_groups_per_step: Positive | None = option(
-        None, "Groups that may be judged per step; none: ten times rollout.prompts_per_step."
+        None, "Groups that may be judged per step; none: ten times rollout.prompts_per_step.", unit="groups"
     )
     on_shortfall: Literal["train", "stop"] = option(
         "train",
@@ -139,4 +147,5 @@ class DynamicSamplingConfig(Section):
         "were asked, so that the expected gradient is that of asking every problem, at a higher variance.",
         paper="none",
         only_with="predicts_signal",
+        also=[{"type": "null"}],
     )

@@ -1,5 +1,6 @@
 """What every section of options is made of: its base class, its types, and an option with what is known about it."""
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -15,7 +16,14 @@ _UNSET: Any = object()
 
 
 def option(
-    default: Any = ..., description: str = "", *, paper: Any = _UNSET, only_with: str = "", **bounds: Any
+    default: Any = ...,
+    description: str = "",
+    *,
+    paper: Any = _UNSET,
+    only_with: str = "",
+    unit: str = "",
+    also: Sequence[Mapping[str, Any]] = (),
+    **bounds: Any,
 ) -> Any:
     """An option of a section.
 
@@ -25,9 +33,12 @@ def option(
         paper: The paper's value, where it has one.
         only_with: The condition under which the option has an effect: `option=value`, or the name of an option or of a
             property of Config that must be true.
+        unit: What a number counts or is measured in; a pure number has none.
+        also: JSON schemas of what a file may hold besides the type, which a validator makes a value of it.
         bounds: `gt`, `ge`, `lt`, `le`, as for pydantic's Field.
     """
-    known = ({} if paper is _UNSET else {"paper": paper}) | ({"only_with": only_with} if only_with else {})
+    known: dict[str, Any] = {} if paper is _UNSET else {"paper": paper}
+    known |= {name: value for name, value in (("only_with", only_with), ("unit", unit), ("also", also)) if value}
     return Field(default, description=description, json_schema_extra=known, **bounds)
 
 

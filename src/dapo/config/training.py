@@ -19,7 +19,10 @@ Beta: TypeAlias = Annotated[Float, Field(ge=0, lt=1)]
 
 class AdvantageConfig(Section):
     scale: Annotated[Literal["std", "none"], BeforeValidator(lambda v: "none" if v is None else v)] = option(
-        "std", "What advantages are divided by; std: the group's standard deviation of rewards (Eq. 9).", paper="std"
+        "std",
+        "What advantages are divided by; std: the group's standard deviation of rewards (Eq. 9).",
+        paper="std",
+        also=[{"type": "null"}],
     )
 
 
@@ -64,6 +67,7 @@ class LossConfig(Section):
         "Truncated importance sampling, for an engine that computes otherwise than the trainer: each token's loss "
         "times min(exp(old_logprob - engine_logprob), this number). tis: 2; none: no correction.",
         paper=None,
+        also=[{"enum": ["tis", "none"]}],
         gt=0,
     )
     old_logprobs: Literal["policy", "engine"] = option(
@@ -81,6 +85,7 @@ class LossConfig(Section):
         "exploded and the update is skipped and counted; none: no limit.",
         paper=None,
         gt=0,
+        unit="nats",
     )
 
     @property
@@ -91,7 +96,9 @@ class LossConfig(Section):
 
 class OptimConfig(Section):
     lr: Float = option(1.0e-6, "AdamW's learning rate after the warm-up.", paper=1e-6, gt=0)
-    warmup_steps: Int = option(20, "Training steps over which the learning rate grows linearly.", paper=20, ge=0)
+    warmup_steps: Int = option(
+        20, "Training steps over which the learning rate grows linearly.", paper=20, ge=0, unit="steps"
+    )
     schedule: Literal["constant", "linear", "cosine"] = option(
         "constant",
         "What the learning rate does after the warm-up. constant: it stays; linear, cosine: it falls to "
@@ -111,12 +118,13 @@ class OptimConfig(Section):
 
 
 class TrainConfig(Section):
-    num_steps: Positive = option(300, "Training steps of the run.")
-    minibatch_groups: Positive = option(32, "Groups per optimiser update.", paper=32)
+    num_steps: Positive = option(300, "Training steps of the run.", unit="steps")
+    minibatch_groups: Positive = option(32, "Groups per optimiser update.", paper=32, unit="groups")
     microbatch_tokens: Annotated[Tokens | None, Auto] = option(
         None,
         "Prompt and response tokens per backward pass; more take more memory and change no result. none or auto: as "
         "many as fit on the GPU, by the model of memory that `dapo check` prints; 16384 on a CPU.",
+        unit="tokens",
     )
     recompute: Annotated[bool | None, Auto] = option(
         None,
@@ -124,14 +132,21 @@ class TrainConfig(Section):
         "fraction of the memory. none or auto: on a GPU on which 8192 tokens per backward pass, or the longest prompt "
         "and response, do not fit otherwise.",
     )
-    save_every: Int = option(20, "Steps between checkpoints; 0: only at the end.", ge=0)
-    keep_checkpoints: Positive = option(2, "Newest checkpoints that are kept; so is the best evaluated one.")
+    save_every: Int = option(20, "Steps between checkpoints; 0: only at the end.", ge=0, unit="steps")
+    keep_checkpoints: Positive = option(
+        2, "Newest checkpoints that are kept; so is the best evaluated one.", unit="checkpoints"
+    )
     eval_every: Int = option(
-        20, "Steps between evaluations; 0: only before the first and after the last.", only_with="data.eval", ge=0
+        20,
+        "Steps between evaluations; 0: only before the first and after the last.",
+        only_with="data.eval",
+        ge=0,
+        unit="steps",
     )
     seed: Seed = option(0, "Seed of everything that is random in a run.")
     threads: Processes | None = option(
         None,
         "CPU threads per process that trains; none: torch's own choice, divided among a machine's trainer ranks.",
+        unit="threads",
     )
     device: Literal["auto", "cpu", "cuda"] = option("auto", "Where the model computes; auto: a GPU where there is one.")

@@ -1,0 +1,111 @@
+"""What is known about each option, for docs/options.md, `dapo options` and the JSON schema of a configuration."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dapo.config.messages import nearest_option
+from dapo.config.options import CONDITIONS, known_about, options_of, section_in
+from dapo.core.errors import ConfigError
+from dapo.core.suggest import did_you_mean
+
+
+@dataclass(frozen=True)
+class OptionEntry:
+    """An option with what is known about it."""
+
+    name: str
+    """With its sections: `loss.clip_high`."""
+    default: Any
+    is_required: bool
+    """It has no default."""
+    meaning: str
+    unit: str
+    """What a number counts or is measured in; empty for what has none."""
+    condition: str
+    """When the option has an effect: `option=value`, an option, or a name in CONDITIONS; empty: always."""
+    has_paper_value: bool
+    paper: Any
+    """The paper's value, where it has one."""
+
+    @property
+    def section(self) -> str:
+        """The section; empty for an option of none."""
+        return self.name.partition(".")[0] if "." in self.name else ""
+
+    @property
+    def default_text(self) -> str:
+        """The default as it stands in a file."""
+        return "required" if self.is_required else yaml_text(self.default)
+
+    @property
+    def condition_text(self) -> str:
+        """The condition in words, or as it would be set."""
+        return CONDITIONS.get(self.condition, self.condition)
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values; `paper` only where the paper has a value."""
+        found = {
+            "name": self.name,
+            "default": self.default,
+            "required": self.is_required,
+            "meaning": self.meaning,
+            "unit": self.unit or None,
+            "only_with": self.condition_text or None,
+        }
+        return found | ({"paper": self.paper} if self.has_paper_value else {})
+
+
+def option_entries() -> list[OptionEntry]:
+    """All options in the order of their sections; a section stands for itself only where it may be left out."""
+    found = []
+    conditions: dict[str, str] = {}
+    for name, info in options_of():
+        known, parent = known_about(info), name.rpartition(".")[0]
+        condition = known.get("only_with") or conditions.get(parent, "")
+        if section_in(info.annotation) and info.default is not None:
+            conditions[name] = condition
+            continue
+        found.append(
+            OptionEntry(
+                name=name,
+                default=None if info.is_required() else info.default,
+                is_required=info.is_required(),
+                meaning=info.description or "",
+                unit=known.get("unit", ""),
+                condition=condition,
+                has_paper_value="paper" in known,
+                paper=known.get("paper"),
+            )
+        )
+    return found
+
+
+def entries_of(section: str | None) -> list[OptionEntry]:
+    """The options of a section, of a section in it (`rollout.vllm`), or one by its name; None: all.
+
+    Raises ConfigError where there is neither such a section nor such an option.
+    """
+    entries = option_entries()
+    if section is None:
+        return entries
+    found = [each for each in entries if each.name == section or each.name.startswith(f"{section}.")]
+    if not found:
+        sections = section_names(entries)
+        near = did_you_mean(section, sections, otherwise="") or nearest_option(section.split("."), value=None)
+        raise ConfigError(f"no option or section {section}; {near} Sections: {', '.join(sections)}")
+    return found
+
+
+def section_names(entries: Sequence[OptionEntry]) -> list[str]:
+    """The sections of options, in order."""
+    return list(dict.fromkeys(each.section for each in entries if each.section))
+
+
+def yaml_text(value: Any) -> str:
+    """A value as it stands in a YAML file."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(yaml_text, value))}]"
+    return f"{value:g}" if isinstance(value, float) else str(value) if value != "" else '""'

@@ -1,0 +1,77 @@
+"""The JSON schema of a configuration file, for editors and programs."""
+
+from typing import Any
+
+from dapo.config.options import CONDITIONS, Config, known_about, options_of, section_in
+from dapo.config.reference import yaml_text
+from dapo.config.section import Auto, Switch
+
+_BOUNDS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
+_SWITCH = {"enum": [True, False]}
+"""YAML reads a bare `on` or `off` as a boolean."""
+
+
+def config_schema() -> dict[str, Any]:
+    """A JSON schema (draft 2020-12) that describes every option: type, bounds, default, meaning, unit, paper's value.
+
+    What options say together, and names of files, models and verifiers, no schema can check: `dapo check` does.
+    """
+    schema = Config.model_json_schema()
+    definitions = schema["$defs"]
+    sections = {"": schema} | {
+        name: definitions[section.__name__] for name, info in options_of() if (section := section_in(info.annotation))
+    }
+    for name, info in options_of():
+        parent, _, leaf = name.rpartition(".")
+        entry = sections[parent]["properties"][leaf]
+        known = known_about(info)
+        for key in ("paper", "only_with", "unit", "also"):
+            entry.pop(key, None)
+        also = [*known.get("also", ())]
+        also += [{"const": "auto"}] * (Auto in info.metadata) + [_SWITCH] * (Switch in info.metadata)
+        if section_in(info.annotation) and info.default is not None:
+            entry.pop("default", None)
+            also += [] if info.is_required() else [{"type": "null"}]  # a section with nothing under it
+        if also:
+            _widen(entry, also)
+        if description := _description(info.description or "", known):
+            entry["description"] = description
+    _use_names_of_the_standard(schema)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "title": "Configuration of dapo",
+        "description": "A run of dapo; every option is in docs/options.md.",
+    }
+
+
+def _use_names_of_the_standard(value: Any) -> None:
+    """Pydantic leaves the bounds of a type that may also be null under its own names."""
+    if isinstance(value, dict):
+        for name, standard in _BOUNDS.items():
+            if isinstance(value.get(name), int | float):
+                value[standard] = value.pop(name)
+        for inner in value.values():
+            _use_names_of_the_standard(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            _use_names_of_the_standard(inner)
+
+
+def _widen(entry: dict[str, Any], also: list[dict[str, Any]]) -> None:
+    """Let an option be one of these as well; what says nothing about its type stays beside it."""
+    kept: dict[str, Any] = {key: entry.pop(key) for key in ("default", "description", "title") if key in entry}
+    branches = entry.pop("anyOf") if set(entry) == {"anyOf"} else [dict(entry)]
+    entry.clear()
+    entry |= {"anyOf": [*branches, *also], **kept}
+
+
+def _description(meaning: str, known: dict[str, Any]) -> str:
+    parts = [meaning] * bool(meaning)
+    if unit := known.get("unit"):
+        parts.append(f"Unit: {unit}.")
+    if "paper" in known:
+        parts.append(f"Paper: {yaml_text(known['paper'])}.")
+    if condition := known.get("only_with"):
+        parts.append(f"Only with {CONDITIONS.get(condition, condition)}.")
+    return " ".join(parts)
