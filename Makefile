@@ -8,7 +8,7 @@ PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check 
 # the extra dev is what `make test` and `make check` need
 PYTEST ?= $(VENV)/bin/python -m pytest
 
-.PHONY: install install-dev install-gym quickstart test test-changed test-vllm nightly soak gpu-acceptance check dist docs format golden bench bench-peers verifier-report mutants simulate clean
+.PHONY: install install-dev install-gym quickstart test test-changed test-vllm nightly soak gpu-acceptance check dist docs site format golden bench bench-peers verifier-report mutants simulate clean
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -65,11 +65,15 @@ gpu-acceptance: install
 	$(VENV)/bin/python -m benchmarks.gpu_acceptance $(ARGS)
 
 check: install-dev
-	$(VENV)/bin/ruff format --check src tests benchmarks examples
-	$(VENV)/bin/ruff check src tests benchmarks examples
+	$(VENV)/bin/ruff format --check src tests benchmarks examples docs/site_hooks.py setup.py
+	$(VENV)/bin/ruff check src tests benchmarks examples docs/site_hooks.py setup.py
 	$(VENV)/bin/codespell src benchmarks examples docs configs README.md CONTRIBUTING.md CHANGELOG.md
 	$(PYTEST) -q tests/system/test_words.py
 	$(VENV)/bin/mypy
+
+# build/site: the documentation as pages of HTML; a warning, such as a dead link, is an error
+site: install-dev
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --clean
 
 # dist/: the wheel and the source archive, built without a network
 dist: install-dev
@@ -83,8 +87,8 @@ docs: install
 	$(VENV)/bin/python -m dapo.config.page docs/from_*.md
 
 format: install-dev
-	$(VENV)/bin/ruff format src tests benchmarks examples
-	$(VENV)/bin/ruff check --fix src tests benchmarks examples
+	$(VENV)/bin/ruff format src tests benchmarks examples docs/site_hooks.py setup.py
+	$(VENV)/bin/ruff check --fix src tests benchmarks examples docs/site_hooks.py setup.py
 
 # measures us and whichever opponents are installed: make bench ARGS="generation update --rounds 9"
 bench: install
