@@ -39,8 +39,10 @@ from dapo.policy.model_dimensions import find_dimensions
 from dapo.policy.policy import Policy
 from dapo.policy.varlen_attention import has_operators, padded_attention_notes
 from dapo.rewards.judge import Judge
+from dapo.rewards.workers.output import VerifierOutput
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.telemetry.sinks import Display, JsonlSink, Sink, TensorBoardSink, Tracker, TrackioSink, WandbSink
+from dapo.training.audit import Audit
 from dapo.training.dynamic_sampling import MAX_ERROR_RATE, DynamicSampler
 from dapo.training.rollout import Sampling, sampling_plan
 from dapo.training.rows import NO_COLUMNS, load_rows
@@ -93,6 +95,7 @@ def build_run(
             directory=directory,
             held_out=inputs.held_out,
             eval_plan=evaluation_plan(config, stop_ids) if inputs.held_out else None,
+            audit=stack.enter_context(open_audit(config, display.message)),
         )
 
 
@@ -126,6 +129,17 @@ def build_sampling(
         plan=sampling_plan(config, stop_ids),
         reward=partial(shaped_reward, config=config),
     )
+
+
+@contextmanager
+def open_audit(config: Config, log: Callable[[str], None]) -> Iterator[Audit | None]:
+    """The second verifier in a process of its own; None where the run has no audit."""
+    if config.audit_reward is None:
+        yield None
+        return
+    with VerifierPool(config.audit_reward, output=VerifierOutput()) as judge:
+        judge.log = log
+        yield Audit(judge, share=config.audit.share, seed=config.train.seed)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ NO_DIFFERENCE = {
     *("reward.workers", "reward.timeout_s", "reward.memory_gib"),  # beyond them there is no verdict: a safeguard
     # what is written and measured
     *("train.save_every", "train.keep_checkpoints", "train.eval_every", "eval.max_response_tokens"),
-    *("log.sinks", "log.project", "log.rollouts", "profile.steps"),
+    *("log.sinks", "log.project", "log.rollouts", "profile.steps", "audit.share"),
 }
 """Options without a value of the paper, whose default changes no update."""
 

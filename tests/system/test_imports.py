@@ -22,6 +22,7 @@ LAYERS = [
     {"data", "rewards", "engines", "policy", "telemetry"},
     {"distributed"},
     {"evaluation"},
+    {"diagnosis"},
     {"training"},
     {"assemble"},
     {"analysis"},

@@ -29,7 +29,7 @@ from dapo.telemetry.console import (
 )
 from dapo.telemetry.curves import plot_curves, reliability
 from dapo.telemetry.metric_table import metric_of
-from dapo.telemetry.rollout_table import ROLLOUT_SCHEMA, short_fields, write_rollouts
+from dapo.telemetry.rollout_table import AUDIT_COLUMNS, ROLLOUT_SCHEMA, short_fields, write_rollouts
 from dapo.telemetry.sinks import JsonlSink, TensorBoardSink, TrackioSink, WandbSink, read_metrics, truncate_after
 
 STEP = {
@@ -363,7 +363,8 @@ class TestRollouts:
         table = read_table(tmp_path / "rollouts" / "step_000012.parquet")
         assert table.schema == ROLLOUT_SCHEMA
         listed = [{**row, "response_ids": list(row["response_ids"])} for row in rows]
-        assert table.to_pylist() == [{**row, "engine_logprobs": list(row["engine_logprobs"])} for row in listed]
+        audit = dict.fromkeys(AUDIT_COLUMNS)  # null where there was no audit
+        assert table.to_pylist() == [{**row, "engine_logprobs": list(row["engine_logprobs"])} | audit for row in listed]
         assert [path.name for path in (tmp_path / "rollouts").iterdir()] == ["step_000012.parquet"]
 
     def test_equal_rows_give_equal_bytes(self, tmp_path):

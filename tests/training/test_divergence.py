@@ -265,7 +265,8 @@ def test_a_run_that_skips_too_many_updates_stops_after_a_whole_step_saved_and_sa
         start_run(config, run_dir=run, config_name="tiny")
     assert str(caught.value).startswith("10 updates in a row were skipped (at most 9 may be): the loss or ")
     output = capsys.readouterr().out
-    assert "step 1: 2 of 2 updates skipped, the first with gradient norm " in output
+    assert output.count("step 1: 2 of 2 updates skipped, with gradient norm ") == 1
+    assert output.count("updates skipped") == 1  # once, not in every step
     assert "saved: step 5 of 7" in output
     assert [row["optim/skipped"] for row in metrics(run)] == [2.0] * 5
     with open_run(tiny(), tmp_path / "untrained") as untrained:
@@ -386,7 +387,7 @@ def test_over_the_limit_the_run_warns_or_corrects(
     output, rows = capsys.readouterr().out, metrics(tmp_path / "run")
     assert [row["rollout/engine_logprob_gap_mean"] for row in rows] == pytest.approx([0.5, 0.5])
     warning = "sampler and trainer differ by 0.5 nats per token on average (more than 0.1)"
-    assert [f"step {step}: {warning}" in output for step in (1, 2)] == [correction == "none"] * 2
+    assert [f"step {step}: {warning}" in output for step in (1, 2)] == [correction == "none", False]  # once
     if correction == "tis":
         assert [row["loss/engine_weight_mean"] for row in rows] == pytest.approx([math.exp(0.5)] * 2)
         assert [row["loss/engine_weight_truncated_fraction"] for row in rows] == [0.0, 0.0]

@@ -1,4 +1,4 @@
-"""What a step writes down: the table of judged responses, and advice on the console."""
+"""What a step writes down: the table of judged responses."""
 
 from pathlib import Path
 
@@ -9,7 +9,6 @@ from dapo.config import load_config
 from dapo.data.stream import ProblemStream
 from dapo.telemetry.console import ProgressDisplay
 from dapo.telemetry.sinks import Tracker
-from dapo.training.advice import advise_after_step
 from dapo.training.dynamic_sampling import OUTCOMES
 from dapo.training.rollout import Batch, Sampling
 from dapo.training.run_directory import RunDirectory
@@ -49,34 +48,3 @@ def test_each_response_has_its_own_advantage_in_the_table_also_behind_one_withou
     found = [row["advantage"] for row in rows]
     assert (found[0], found[2], found[4], found[5]) == (None, None, None, None)
     assert [found[1], found[3]] == pytest.approx([0.7071, -0.7071], abs=1e-4)
-
-
-def advised(tmp_path: Path, capsys: pytest.CaptureFixture[str], steps: list[dict[str, float]]) -> list[str]:
-    """The lines that a run prints about steps with these metrics."""
-    config = load_config(TINY, [])
-    tracker = Tracker([], ProgressDisplay(1))
-    run = Run(config, None, None, tracker, RunDirectory.create(tmp_path / "run", "", {}))  # type: ignore[arg-type]
-    for metrics in steps:
-        run.state.step += 1
-        advise_after_step(run, metrics)
-    tracker.close()
-    return capsys.readouterr().out.splitlines()
-
-
-def step(truncated: float, waited_s: float, step_s: float, evaluate_s: float = 0.0) -> dict[str, float]:
-    times = {"time/judge_wait_s": waited_s, "time/step_s": step_s, "time/evaluate_s": evaluate_s}
-    return {"rollout/truncated_fraction": truncated, **times}
-
-
-def test_more_than_half_of_the_responses_cut_off_is_logged_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    lines = advised(tmp_path, capsys, [step(0.5, 0, 9), step(0.51, 0, 9), step(0.9, 0, 9)])
-    assert len(lines) == 1
-    assert lines[0].startswith("step 2: 51.0% of the responses end at the limit of 8 tokens and are penalised; raise")
-
-
-def test_a_verifier_that_takes_over_half_of_a_step_without_its_evaluation_is_named_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    lines = advised(tmp_path, capsys, [step(0, 5, 10), step(0, 0.9, 1), step(0, 5.1, 30, 20), step(0, 9, 10)])
-    assert len(lines) == 1, "half of a step is not over half of it, and under a second is nothing"
-    assert lines[0].startswith("step 3: the engine waited 5.1 of 10.0 s for verdicts: the verifier is slower than the")

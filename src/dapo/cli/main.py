@@ -1,6 +1,7 @@
 """The `dapo` command."""
 
 import errno
+import json
 import sys
 import traceback
 import warnings
@@ -446,6 +447,24 @@ def explain_command(
     from dapo.cli.explain import explain
 
     explain(run_dir, step, group, replay=replay, as_json=as_json)
+
+
+@app.command()
+def doctor(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="a run directory, also of a run that trains")],
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="exit 1 if there is an error or a warning")] = False,
+) -> None:
+    """Say what is wrong with a run: findings with evidence, problems, and the option to change."""
+    from dapo.cli.doctor import examine, print_diagnosis
+
+    diagnosis = examine(run_dir)
+    if as_json:
+        print_text(json.dumps({"run": str(run_dir), **diagnosis.to_json()}))
+    else:
+        print_diagnosis(run_dir, diagnosis)
+    if strict and any(case.holds for case in diagnosis.alarms):
+        raise typer.Exit(1)
 
 
 reward_app = typer.Typer(no_args_is_help=True, help="Try a reward before training on it.", rich_markup_mode=None)

@@ -212,6 +212,5 @@ def resolve_auto_verifier(config: Config) -> Config:
     """`reward.verifier: auto` replaced by what suits the training data; its options stay the user's where given."""
     if config.reward.verifier != "auto":
         return config
-    name = {"builtin": "exact", "gym": "gym"}.get(config.data.train_source.kind, "math")
-    options = ({"extract": "final"} if name == "exact" else {}) | config.reward.options
+    name, options = config.auto_verifier
     return config.changed("reward", verifier=name, options=options)

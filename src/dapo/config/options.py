@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BaseModel, model_validator
 from pydantic.fields import FieldInfo
 
 from dapo.config.model_data import DataConfig, ModelConfig
-from dapo.config.reward import OverlongConfig, RewardConfig
+from dapo.config.reward import AuditConfig, OverlongConfig, RewardConfig
 from dapo.config.run import DistributedConfig, EvalConfig, LogConfig, ProfileConfig
 from dapo.config.sampling import DynamicSamplingConfig, RolloutConfig
 from dapo.config.section import Section, option
@@ -31,6 +31,7 @@ class Config(Section):
     rollout: RolloutConfig = RolloutConfig()
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
     reward: RewardConfig = RewardConfig()
+    audit: AuditConfig = AuditConfig()
     overlong: OverlongConfig = OverlongConfig()
     advantage: AdvantageConfig = AdvantageConfig()
     loss: LossConfig = LossConfig()
@@ -228,6 +229,39 @@ class Config(Section):
                 "own; set rollout.engines=1 (or more), or schedule=sync"
             )
         return self
+
+    @model_validator(mode="after")
+    def _audit_is_another_verifier(self) -> "Config":
+        if self.audit.name_and_options is None:
+            return self
+        name, options = self.audit.name_and_options
+        assert self.audit_reward is not None  # its options are valid
+        trains, own = self.reward.verifier, self.reward.options
+        if trains == "auto":
+            trains, own = self.auto_verifier
+        weights = {trains: 1.0} if isinstance(trains, str) else trains
+        own_options = own if isinstance(trains, str) else own.get(name, {})
+        if name in weights and options == (own_options or {}):
+            raise ValueError(
+                f"audit.verifier={name} is what trains (reward.verifier), so it could never disagree; set another "
+                "verifier, or leave audit.verifier out"
+            )
+        return self
+
+    @property
+    def audit_reward(self) -> RewardConfig | None:
+        """The audit's verifier as a section `reward`, with one worker and the limits of the run's; None: no audit."""
+        if self.audit.name_and_options is None:
+            return None
+        name, options = self.audit.name_and_options
+        limits = {"timeout_s": self.reward.timeout_s, "memory_gib": self.reward.memory_gib}
+        return RewardConfig(verifier=name, options=options, workers=1, **limits)
+
+    @property
+    def auto_verifier(self) -> tuple[str, dict[str, Any]]:
+        """What `reward.verifier: auto` stands for: what suits the training data, with the user's own options."""
+        name = {"builtin": "exact", "gym": "gym"}.get(self.data.train_source.kind, "math")
+        return name, ({"extract": "final"} if name == "exact" else {}) | self.reward.options
 
     @model_validator(mode="after")
     def _engine_can_be_pi_old(self) -> "Config":

@@ -53,6 +53,40 @@ class RewardConfig(Section):
         return self
 
 
+class AuditConfig(Section):
+    """A second verifier that judges some of the trained responses, and never trains."""
+
+    verifier: str | dict[str, dict[str, Any]] | None = option(
+        None,
+        "What judges them: a name or module:function, or a mapping of one to its options, {choice: {letters: ABCD}}; "
+        "none: no audit.",
+        paper=None,
+    )
+    share: Float = option(
+        0.05,
+        "The fraction of the trained responses that it judges, sampled by key.",
+        only_with="audit.verifier",
+        gt=0,
+        le=1,
+    )
+
+    @property
+    def name_and_options(self) -> tuple[str, dict[str, Any]] | None:
+        """The audit's verifier with its options; None without an audit."""
+        if self.verifier is None:
+            return None
+        return (self.verifier, {}) if isinstance(self.verifier, str) else next(iter(self.verifier.items()))
+
+    @model_validator(mode="after")
+    def _is_one_verifier(self) -> "AuditConfig":
+        if isinstance(self.verifier, dict) and len(self.verifier) != 1:
+            raise ValueError(
+                f"audit.verifier must be one verifier with its options, got {len(self.verifier)}; "
+                "for example audit.verifier={choice: {letters: ABCD}}"
+            )
+        return self
+
+
 class OverlongConfig(Section):
     mode: Annotated[Literal["soft", "filter", "off"], Switch] = option(
         "soft",

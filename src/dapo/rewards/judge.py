@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from dapo.core.errors import RewardError
 from dapo.rewards.combine import NO_FUNCTIONS, build_verifier
@@ -18,6 +18,14 @@ class Judge(Protocol):
 
     def close(self) -> None:
         """Free everything; pending verdicts become RewardError. May be called twice."""
+
+
+@runtime_checkable
+class TimedJudge(Protocol):
+    """A judge that measures how long its verifiers take."""
+
+    def take_call_seconds(self) -> float | None:
+        """The mean seconds of a call since the last time that this was asked; None: there was none."""
 
 
 class InlineJudge:

@@ -12,12 +12,13 @@ from dapo.core.terminal import print_text
 
 SECTIONS = {
     "reward": "Rewards of the step's judged responses.",
+    "audit": "What a second verifier (`audit.verifier`), which never trains, says of a share of the trained responses.",
     "rollout": "What a step generated. `groups_*` and `tokens_*` count all of it; the other metrics, and those of "
     "`reward/`, leave out groups with the outcome `excess`, so that none depends on how many groups were in flight.",
     "loss": "The loss, and means over the tokens that train.",
     "optim": "The optimizer.",
-    "time": "Seconds, speed and memory. Only these depend on the machine and the moment; all other metrics are the "
-    "same in every repetition of a run.",
+    "time": "Seconds, speed, memory and warnings. Only these depend on the machine and the moment; all other metrics "
+    "are the same in every repetition of a run.",
     "eval": "Evaluations: before the first step, then as `train.eval_every` says. `{data}` is the data set's name.",
 }
 
@@ -79,6 +80,7 @@ class Metric:
 
 
 _RECHECKED = "with `dynamic_sampling.predict`, in steps with such a group"
+_AUDITED = "with `audit.verifier`, in steps with an audited response"
 METRICS = (
     Metric("reward/mean", "reward", "The mean shaped reward (score plus overlong penalty) of all responses with a "
            "verdict, before groups are filtered.", "Fig. 7b"),
@@ -88,6 +90,17 @@ METRICS = (
            when="where the verifier decides correct or wrong"),
     Metric("reward/component/{verifier}", "score", "The mean score of one of several verifiers, before its weight, "
            "over the responses to which it applied; a colon in its name becomes a dot.", when="with several verifiers"),
+    Metric("audit/responses", "responses", "The number of trained responses that `audit.verifier` was asked to judge.",
+           when="with `audit.verifier`"),
+    Metric("audit/errors", "responses", "The number of these without a verdict of the audit; they are in no mean.",
+           when="with `audit.verifier`"),
+    Metric("audit/mean", "fraction", "The accuracy of these by the audit's verifier; the mean score, where it or the "
+           "reward's does not decide right or wrong.", when=_AUDITED),
+    Metric("audit/gap", "fraction", "The accuracy (or score) of these by the reward's verifier minus that by the "
+           "audit's, as a mean over problems.", when=_AUDITED),
+    Metric("audit/gap_low", "fraction", "The lower end of the 95 % interval of the gap; missing where nothing bounds "
+           "it.", when=_AUDITED),
+    Metric("audit/gap_high", "fraction", "The upper end of the 95 % interval of the gap.", when=_AUDITED),
     Metric("rollout/keep_rate", "fraction", "The fraction of judged groups that train.", "Eq. 11"),
     Metric("rollout/all_correct_fraction", "fraction", "The fraction of judged groups that are all correct.",
            "Fig. 3b"),
@@ -100,6 +113,15 @@ METRICS = (
            "the group has as well, after the same tokens; the native engine computes them once."),
     Metric("rollout/reflection_fraction", "fraction", "The fraction of responses with a phrase of reflection such as "
            '"wait" or "let me check".', "Table 2"),
+    Metric("rollout/looping_fraction", "fraction", "The fraction of responses that end in a loop: at least four times "
+           "the same tokens in a row, at least 24 tokens in all.", when="in steps with such a response"),
+    Metric("rollout/many_answers_fraction", "fraction", "The fraction of responses that mark three or more answers, by "
+           "`Answer:`, `\\boxed{` or `####` and a number.", when="in steps with such a response"),
+    Metric("rollout/zero_advantage_fraction", "fraction", "The fraction of the groups that train whose rewards are all "
+           "equal, so that each advantage is 0 (Eq. 9); with dynamic sampling there is none.",
+           when="in steps with such a group"),
+    Metric("rollout/top_problem_fraction", "fraction", "The fraction of the trained tokens that the responses to one "
+           "problem have.", when="in steps of at least four groups in which it is over half"),
     Metric("rollout/verifier_errors", "responses", "The number of responses without a verdict."),
     Metric("rollout/shortfall_groups", "groups", "The number of groups that are missing from a full batch."),
     Metric("rollout/groups_generated", "groups", "The number of groups with at least one generated token."),
@@ -165,8 +187,12 @@ METRICS = (
            "computed once in any case, each token counts once.", "", "mean", "in steps with a token to compute"),
     *(Metric(f"time/{name}_s", "s", f"The seconds spent {'on ' * (name in ('update', 'evaluate'))}{phase.meaning}.",
              when=phase.when) for name, phase in PHASES.items() if phase.is_logged),
+    Metric("time/verifier_call_s", "s", "The mean seconds of one call of a verifier, which judges a response, or a "
+           "whole group where it takes one.", when="in steps with a call of a verifier process"),
     Metric("time/step_s", "s", "The seconds of the whole step."),
     Metric("time/tokens_per_s", "tokens/s", "Generated tokens per second of the whole step."),
+    Metric("time/warnings", "findings", "The number of findings of `dapo doctor` that hold, without notes; a slow "
+           "verifier, which is one of them, depends on the machine."),
     Metric("time/peak_memory_gib", "GiB", "The largest resident memory of this process so far."),
     Metric("time/peak_gpu_memory_gib", "GiB", "The largest memory of tensors on the GPU of a process that trains, "
            "since the last update of the step before; the largest of all trainer ranks.", "", "max", "with a GPU"),

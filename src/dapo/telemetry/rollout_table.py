@@ -45,17 +45,22 @@ ROLLOUT_SCHEMA = pa.schema(
         _required("response_ids", pa.list_(pa.int32())),
         pa.field("engine_logprobs", pa.list_(pa.float32())),  # null: `log.rollouts: no-logprobs`
         _required("version", pa.int64()),
+        pa.field("audit_correct", pa.bool_()),  # by audit.verifier; null: not audited, or it gives only a score
+        pa.field("audit_score", pa.float64()),  # null: not audited, or no verdict
+        pa.field("audit_error", pa.string()),  # why the audit has no verdict; null: it has one, or was not asked
     ]
 )
-"""One row per response."""
+"""One row per response. Tables of runs before there was an audit lack AUDIT_COLUMNS."""
+AUDIT_COLUMNS = ("audit_correct", "audit_score", "audit_error")
 
 # the values of the others are distinct: building a dictionary would be wasted time
 _DICTIONARIES = [n for n in ROLLOUT_SCHEMA.names if n not in ("response", "response_ids", "engine_logprobs")]
 
 
 def write_rollouts(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows with exactly the columns of ROLLOUT_SCHEMA; equal rows give equal bytes (with one pyarrow version).
+    """Write rows with exactly the columns of ROLLOUT_SCHEMA, of which AUDIT_COLUMNS may be missing.
 
+    Equal rows give equal bytes (with one pyarrow version).
     Lone surrogates, which a tokenizer may decode to and UTF-8 cannot hold, become U+FFFD. The file is written
     atomically. Raises ValueError for a row with other columns.
     """
@@ -71,9 +76,9 @@ def write_rollouts(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     for row in rows:
         # pyarrow would silently drop unknown columns and fill missing ones with nulls
-        if odd := sorted(row.keys() ^ set(ROLLOUT_SCHEMA.names)):
+        if odd := sorted((row.keys() | set(AUDIT_COLUMNS)) ^ set(ROLLOUT_SCHEMA.names)):
             raise ValueError(f"a rollout row must have exactly the columns of ROLLOUT_SCHEMA; these differ: {odd}")
-    columns = [column_of([row[field.name] for row in rows], field.type) for field in ROLLOUT_SCHEMA]
+    columns = [column_of([row.get(field.name) for row in rows], field.type) for field in ROLLOUT_SCHEMA]
     return pa.Table.from_arrays(columns, schema=ROLLOUT_SCHEMA)
 
 

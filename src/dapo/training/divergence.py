@@ -1,11 +1,9 @@
-"""Divergence: what a run warns of, and what ends it once the step is finished and can be saved."""
+"""Divergence: what ends a run once the step is finished and can be saved. What it warns of: `dapo.diagnosis`."""
 
 import math
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dapo.config import Config
 from dapo.core.errors import NumericsError
 from dapo.training.rollout import Batch
 from dapo.training.state import Run
@@ -13,20 +11,11 @@ from dapo.training.state import Run
 MAX_SKIPPED_UPDATES = 10
 """Updates skipped in a row (loss or gradient not finite, or loss.max_approx_kl exceeded) that end a run."""
 
-MAX_LOGPROB_GAP = 0.1  # nats per token between sampler and trainer, mean over a step's tokens, above which a run warns
-
 MIN_ENTROPY = 1.0e-4
 """Nats per token, the mean of -logprob over a step's responses, below which the policy is all but deterministic."""
 
 ENTROPY_COLLAPSE_STEPS = 5
 """Steps in a row below MIN_ENTROPY that end a run: one such step may be a batch of easy problems."""
-
-
-def warn_divergence(run: Run, metrics: Mapping[str, float], *, step: int) -> None:
-    """Log where updates were skipped, and where the engine's log-probabilities are not the trainer's."""
-    for warning in (_skipped_updates_warning(run.state.updates), _logprob_gap_warning(run.config, metrics)):
-        if warning:
-            run.tracker.message(f"step {step}: {warning}")
 
 
 def entropy_collapse_steps(batch: Batch, before: int) -> int:
@@ -63,25 +52,3 @@ def check_divergence(run: Run) -> None:
             f"{run.state.entropy_collapse_steps} steps in a row, so the responses to a prompt are all alike; "
             "start again with a lower optim.lr or a higher loss.clip_high"
         )
-
-
-def _skipped_updates_warning(updates: Sequence[Mapping[str, float]]) -> str:
-    skipped = [update for update in updates if update["optim/skipped"]]
-    if not skipped:
-        return ""
-    causes = [
-        f"gradient norm {update['optim/grad_norm']:.3g}, loss/approx_kl {update.get('loss/approx_kl', 0.0):.3g}"
-        for update in skipped
-    ]
-    return f"{len(skipped)} of {len(updates)} updates skipped, the first with {causes[0]}"
-
-
-def _logprob_gap_warning(config: Config, metrics: Mapping[str, float]) -> str:
-    """Warning text where sampler and trainer log-probabilities differ by more than MAX_LOGPROB_GAP."""
-    gap = metrics.get("rollout/engine_logprob_gap_mean", 0.0)
-    if gap <= MAX_LOGPROB_GAP or config.loss.engine_correction is not None:  # NaN is a gap too
-        return ""
-    return (
-        f"sampler and trainer differ by {gap:.3g} nats per token on average (more than {MAX_LOGPROB_GAP:g}): the "
-        "engine may hold other weights, or compute in a coarser dtype, which loss.engine_correction=tis corrects"
-    )

@@ -1,7 +1,7 @@
 """What a run needs of this machine and of the user's code, verified first and without torch, in about a second."""
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,7 +9,7 @@ from pathlib import Path
 from dapo.config import Config
 from dapo.config.load import resolve_auto_verifier
 from dapo.config.model_data import MODEL_ALIASES
-from dapo.core.errors import ConfigError
+from dapo.core.errors import ConfigError, RewardError
 from dapo.core.loading import load_callable
 from dapo.core.suggest import did_you_mean
 from dapo.rewards.workers.output import VerifierOutput
@@ -46,7 +46,19 @@ def open_judge(
 
         load_loss(config.loss.function)
     with VerifierPool(resolve_auto_verifier(config).reward, output=VerifierOutput()) as judge:
+        judge.needed_columns = {**judge.needed_columns, **_columns_of_audit(config)}
         yield judge
+
+
+def _columns_of_audit(config: Config) -> Mapping[str, Collection[str]]:
+    """The columns that the audit's verifier cannot be called without. Raises RewardError where it cannot be used."""
+    if config.audit_reward is None:
+        return {}
+    try:
+        with VerifierPool(config.audit_reward) as audit:
+            return audit.needed_columns
+    except RewardError as error:
+        raise RewardError(f"audit.verifier: {error}") from None
 
 
 def _require_packages(config: Config) -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from dapo.config import Config
+from dapo.diagnosis.watch import Watch, warning
 from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.telemetry.metrics import StepTimer
 from dapo.telemetry.profiler import profiled_step
-from dapo.telemetry.sinks import Tracker
+from dapo.telemetry.sinks import Tracker, read_metrics
+from dapo.training.audit import Audit
 from dapo.training.checkpoint_writer import CheckpointWriter
 from dapo.training.forecast import make_forecast
 from dapo.training.prefetched_batch import PrefetchedBatch
@@ -120,8 +122,10 @@ class Run:
     state: TrainState = field(default_factory=TrainState)
     timer: StepTimer = field(default_factory=StepTimer)
     """Seconds per phase of the step at hand."""
-    given_advice: set[str] = field(default_factory=set)
-    """The kinds of advice that this process has printed: each is given once."""
+    audit: Audit | None = None
+    """The second verifier, where the run has one."""
+    watch: Watch | None = None
+    """The rules over the run's last steps; None before the first metrics of this process."""
     made_with: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What the run is computed with (`made_with.py`); each checkpoint holds it."""
     is_solved: bool = False
@@ -184,6 +188,19 @@ class Run:
         if self.verifier_output is not None and (new := self.verifier_output.move_to(path)) and is_first:
             first_line = new.decode(errors="replace").strip().partition("\n")[0]
             self.tracker.message(f"the verifier prints: {first_line[:_SHOWN_CHARS]!r}; all of it is in {path}")
+
+    def warn(self, metrics: Mapping[str, float]) -> int:
+        """Report what the rules find new in the metrics of the last finished step; the number of findings that hold.
+
+        The first time, the rules see what the run has logged before: what they have reported is not reported again.
+        """
+        if self.watch is None:
+            path = self.directory.metrics
+            self.watch = Watch(self.config, read_metrics(path) if path.exists() else ())
+        new, count = self.watch.add({"step": self.state.step, **metrics})
+        for found in new:
+            self.tracker.message(f"step {self.state.step}: {warning(found)}")
+        return count
 
     def drop_engine_weights(self) -> None:
         """Let the engine free its weights while the policy updates: the next step brings others."""

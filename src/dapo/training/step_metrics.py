@@ -12,15 +12,21 @@ from dapo.core.background import in_background
 from dapo.core.files import atomic_write_json
 from dapo.evaluation.evaluate import EngineSampler, evaluate
 from dapo.evaluation.scores import Evaluation
+from dapo.rewards.judge import TimedJudge
 from dapo.telemetry.metrics import mean_of_updates, prediction_metrics, reflection_metrics, rollout_metrics
+from dapo.telemetry.responses import response_metrics
 from dapo.telemetry.rollout_table import short_fields, write_rollouts
-from dapo.training.advice import advise_after_evaluation, advise_after_step, advise_on_advantages
-from dapo.training.divergence import entropy_collapse_steps, warn_divergence
+from dapo.training.advice import show_responses
+from dapo.training.audit import AuditedStep
+from dapo.training.divergence import entropy_collapse_steps
 from dapo.training.rollout import Batch
 from dapo.training.shortfall import require_groups, reward_test_command
 from dapo.training.state import Run
 from dapo.types import Sample
 
+MIN_GROUPS, MIN_SHARE = 4, 0.5
+"""Groups of a batch, and the part of its trained tokens, from which one problem is named."""
+NO_AUDIT = AuditedStep()
 HEAD_START_S = 1.0
 """How long the table waits for the block at most: first the samples go to the trainer, which is idle until then."""
 
@@ -36,12 +42,17 @@ def rollouts_in_background(run: Run, batch: Batch, samples: Sequence[Sample]) ->
     step = run.state.step + 1
     text_metrics: dict[str, float] = {}
 
+    audit = None if run.audit is None else run.audit.submit(batch.groups, step=step)
     may_begin = Event()
 
     def work() -> None:
         may_begin.wait(HEAD_START_S)
-        text_metrics.update(reflection_metrics(group for group, _ in batch.decided))
-        _write_rollouts(run, batch, samples, step=step)
+        decided = [group for group, _ in batch.decided]
+        text_metrics.update(reflection_metrics(decided) | response_metrics(decided))
+        audited = NO_AUDIT if audit is None else audit.result()
+        if audit is not None:
+            text_metrics.update(audited.metrics())
+        _write_rollouts(run, batch, samples, audited, step=step)
 
     with in_background(work, name="dapo-rollouts") as pending:
         try:
@@ -68,17 +79,36 @@ def report_step(run: Run, batch: Batch, samples: Sequence[Sample], more: Mapping
     metrics = batch_metrics(batch, samples)
     if (found := batch.prediction) is not None:
         metrics |= prediction_metrics(found.skipped, found.skipped_chance, found.rechecks, list(found.weights.values()))
-    metrics |= mean_of_updates(state.updates) | dict(more)
+    metrics |= mean_of_updates(state.updates) | _signal_metrics(batch, samples) | dict(more)
     errors = [v.error for group, _ in batch.judged for v in group.verdicts if v.error is not None]
     if errors:
         most_frequent = Counter(errors).most_common(1)[0][0]
         run.tracker.message(f"step {step}: {len(errors)} verifier errors, most often: {most_frequent}")
-    warn_divergence(run, metrics, step=step)
     state.entropy_collapse_steps = entropy_collapse_steps(batch, state.entropy_collapse_steps)
     run.problem_stats.record((group for group, _ in batch.decided), step=step)
     state.empty_steps = 0 if batch.groups else state.empty_steps + 1
     state.advance(metrics, tokens_generated=batch.num_generated_tokens, tokens_trained=tokens_trained)
-    advise_on_advantages(run, samples)
+
+
+def _signal_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
+    """Whether groups that train have no advantage but zeros, and whether one problem has most of the trained tokens."""
+    with_signal = {sample.group_id for sample in samples if sample.advantage}
+    flat = 1 - len(with_signal) / max(1, len(batch.groups))
+    found = {"rollout/zero_advantage_fraction": flat} if batch.groups and flat else {}
+    return found | _top_problem(batch, samples)
+
+
+def _top_problem(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
+    """The part of the trained tokens that one problem has, where that is over half of MIN_GROUPS groups or more."""
+    if len(batch.groups) < MIN_GROUPS:
+        return {}
+    problems = {group.id: group.problem.id for group in batch.groups}
+    tokens: Counter[str] = Counter()
+    for sample in samples:
+        if sample.advantage:
+            tokens[problems[sample.group_id]] += sample.num_trained_tokens
+    share = max(tokens.values(), default=0) / max(1, tokens.total())
+    return {"rollout/top_problem_fraction": share} if share > MIN_SHARE else {}
 
 
 def batch_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
@@ -101,18 +131,27 @@ def evaluate_and_log(run: Run) -> None:
         evaluation = _evaluate(run, step)
         if evaluation is not None:
             metrics |= evaluation.metrics()
-            advise_after_evaluation(run, evaluation)
+            if step == 0:
+                show_responses(run, evaluation)
             state.accuracy = metrics[f"eval/{evaluation.plan.name}/accuracy"]
     if step > 0:
         run.timer.add("judge_wait", run.sampling.judge_wait_s)
         run.sampling.judge_wait_s = 0.0
+        metrics |= _verifier_seconds(run)
         timings = run.timer.metrics(tokens_generated=int(metrics["rollout/tokens_generated"]))
         state.wall_s += timings["time/step_s"]
         metrics |= timings
-        advise_after_step(run, metrics)
     if metrics:
+        metrics["time/warnings"] = run.warn(metrics)
         run.tracker.log(step, metrics)
     state.unlogged, state.is_saved = None, False
+
+
+def _verifier_seconds(run: Run) -> dict[str, float]:
+    """The seconds of a verifier's call since the last step; with an evaluation its calls count as well."""
+    judge = run.sampling.judge
+    seconds = judge.take_call_seconds() if isinstance(judge, TimedJudge) else None
+    return {} if seconds is None else {"time/verifier_call_s": round(seconds, 6)}
 
 
 def evaluate_last(run: Run) -> None:
@@ -139,13 +178,14 @@ def _evaluate(run: Run, step: int) -> Evaluation | None:
     return evaluation
 
 
-def _write_rollouts(run: Run, batch: Batch, samples: Sequence[Sample], *, step: int) -> None:
+def _write_rollouts(run: Run, batch: Batch, samples: Sequence[Sample], audited: AuditedStep, *, step: int) -> None:
     """Write the table of responses, and remove old ones, as `log.rollouts` says."""
     log = run.config.log
     if log.rollouts == "none":
         return
     with_logprobs = log.rollouts != "no-logprobs"
-    rows = rollout_rows(batch, samples, run.sampling.encoder.decode_prompt, step=step, with_logprobs=with_logprobs)
+    decode = run.sampling.encoder.decode_prompt
+    rows = rollout_rows(batch, samples, decode, step=step, with_logprobs=with_logprobs, audited=audited)
     write_rollouts(run.directory.rollouts(step), rows)
     if log.rollout_steps is not None:
         run.directory.drop_old_rollouts(step, log.rollout_steps)
@@ -158,13 +198,16 @@ def rollout_rows(
     *,
     step: int,
     with_logprobs: bool = True,
+    audited: AuditedStep = NO_AUDIT,
 ) -> Iterator[dict[str, Any]]:
     """A row for each judged response of a batch, as rollouts/*.parquet has them."""
     advantages = {(sample.group_id, sample.index): sample.advantage for sample in samples}
+    audits = audited.verdicts()
     for group, outcome in batch.judged:
         prompt = decode_prompt(group.prompt_ids)
         fields = short_fields(group.problem.fields, known=[group.problem.answer])
         for i, (generation, verdict) in enumerate(zip(group.generations, group.verdicts, strict=True)):
+            audit = audits.get((group.id, i))
             yield {
                 "step": step,
                 "group_id": group.id,
@@ -188,4 +231,7 @@ def rollout_rows(
                 "response_ids": generation.token_ids,
                 "engine_logprobs": generation.logprobs if with_logprobs else None,
                 "version": generation.version,
+                "audit_correct": None if audit is None else audit.correct,
+                "audit_score": None if audit is None or audit.error is not None else audit.score,
+                "audit_error": None if audit is None else audit.error,
             }

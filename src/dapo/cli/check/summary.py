@@ -207,6 +207,8 @@ def _step(config: Config) -> Iterator[str]:
         "off": "no length term",
     }[config.overlong.mode]
     yield f"  reward      {_reward(config)}, {shaping}"
+    if (audit := config.audit_reward) is not None:
+        yield f"  audit       {audit.verifier} judges {config.audit.share:.3g} of the trained responses, never trains"
     yield (
         f"  loss        ratio clipped to [{1 - config.loss.clip_low:g}, {1 + config.loss.clip_high:g}], averaged by "
         f"{config.loss.aggregate}" + (f", KL {config.loss.kl_coef:g}" if config.loss.kl_coef else "")

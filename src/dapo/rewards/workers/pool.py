@@ -7,7 +7,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -66,6 +66,7 @@ class VerifierPool:
         self._lock = threading.Lock()
         self._closed = False
         self._losses = 0
+        self._calls, self._call_s = 0, 0.0
         self.log: Callable[[str], None] = _print_to_stderr
         """Where lost workers are reported."""
         self._live_workers: set[WorkerProcess] = set()
@@ -82,7 +83,7 @@ class VerifierPool:
             self.close()
             raise
         self._scopes = first.scopes
-        self.needed_columns = first.needed_columns
+        self.needed_columns: Mapping[str, Collection[str]] = first.needed_columns
         """The data columns that each of the user's functions cannot be called without."""
 
     @property
@@ -103,6 +104,13 @@ class VerifierPool:
             for task in tasks:
                 self._tasks.put(task)
         return group.future
+
+    def take_call_seconds(self) -> float | None:
+        """The mean seconds of the workers' calls since the last time that this was asked; None: there was none."""
+        with self._lock:
+            calls, seconds = self._calls, self._call_s
+            self._calls, self._call_s = 0, 0.0
+        return seconds / calls if calls else None
 
     def close(self) -> None:
         """Kill the workers and everything they have started. Pending verdicts become RewardError."""
@@ -167,6 +175,7 @@ class VerifierPool:
             if not worker.busy:
                 task.group.abandon()
                 return worker
+            began = time.monotonic()
             try:
                 # a call that judges a whole group may take the time of each of its responses
                 timeout_s = self._timeout_s * len(task.response_indices)
@@ -176,6 +185,7 @@ class VerifierPool:
                 )
                 rows = _rows_of(answer, len(task.response_indices), len(task.verifier_indices))
             except WorkerLost as error:
+                self._count_call(time.monotonic() - began)
                 self._stop(worker, graceful=False)
                 worker = None
                 if not (error.may_be_from_outside and repeats_left):
@@ -183,6 +193,7 @@ class VerifierPool:
                     break
                 self._log_loss(error)
             else:
+                self._count_call(time.monotonic() - began)
                 task.group.add_verdicts(task, rows)
                 if not answer["needs_restart"]:
                     return worker
@@ -234,6 +245,11 @@ class VerifierPool:
         worker.stop(graceful=graceful)
         with self._lock:
             self._live_workers.discard(worker)
+
+    def _count_call(self, seconds: float) -> None:
+        with self._lock:
+            self._calls += 1
+            self._call_s += seconds
 
     def _log_loss(self, error: WorkerLost) -> None:
         """Report a lost worker: each of the first, then ever fewer, as a verifier may lose one per response."""

@@ -1,0 +1,76 @@
+"""`dapo doctor`: what is wrong with a run, with evidence, and which option to change."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import wrap
+
+from dapo.config import load_config
+from dapo.core.terminal import print_text
+from dapo.diagnosis.doctor import Case, Diagnosis, diagnose
+from dapo.diagnosis.rules import RULES
+from dapo.telemetry.sinks import read_metrics
+from dapo.training.run_directory import RunDirectory, step_of
+
+_WIDTH, _LABEL = 110, 10
+
+
+def examine(path: Path) -> Diagnosis:
+    """The diagnosis of a run. Raises CheckpointError for what is no run, and DataError for damaged metrics."""
+    run = RunDirectory.open(path)
+    tables = {step_of(table): table for table in path.glob("rollouts/step_*.parquet")}
+    return diagnose(load_config(run.config), read_metrics(run.metrics) if run.metrics.exists() else [], tables)
+
+
+def print_diagnosis(path: Path, diagnosis: Diagnosis) -> None:
+    """Print the cases for a person: what was looked at, then each case with its evidence and what to change."""
+    for line in diagnosis_lines(path, diagnosis):
+        print_text(line)
+
+
+def diagnosis_lines(path: Path, diagnosis: Diagnosis) -> Iterator[str]:
+    """The lines of `print_diagnosis`."""
+    seen = (
+        f"{_count(diagnosis.steps, 'step')}, {_count(diagnosis.evaluations, 'evaluation')}, "
+        f"{_count(diagnosis.rollout_tables, 'table')} of responses, by {len(RULES)} rules"
+    )
+    if not diagnosis.steps and not diagnosis.cases:
+        yield f"{path}: nothing to look at yet; no step has been logged"
+        return
+    if not diagnosis.alarms:
+        yield f"{path}: nothing wrong found in {seen}"
+    else:
+        now = sum(case.holds for case in diagnosis.alarms)
+        past = len(diagnosis.alarms) - now
+        yield f"{path}: {_count(now, 'finding')}{f' and {past} past' if past else ''} in {seen}"
+    for case in diagnosis.cases:
+        yield ""
+        yield from _case_lines(case)
+
+
+def _case_lines(case: Case) -> Iterator[str]:
+    found = case.finding
+    until = f"since step {case.since}" if case.holds else f"from step {case.since} to {found.steps[1]}, not any more"
+    yield f"{found.severity}: {found.name}, {until}"
+    first, last = found.steps
+    at = f"step {last}" if first == last else f"steps {first} to {last}"
+    evidence = ", ".join(f"{name} {value:.4g}" for name, value in found.evidence.items())
+    rows = [("cause", found.cause), ("evidence", f"{evidence} ({at})")]
+    if case.problems:
+        problems = ", ".join(f"{name} ({count})" for name, count in case.problems)
+        rows.append(("problems", f"{problems}; {_count(case.responses, 'response')} of these steps show it"))
+    if case.error:
+        rows.append(("error", case.error))
+    if case.example:
+        rows.append(("example", repr(case.example)))
+    if found.change:
+        rows.append(("try", "  or  ".join(found.change)))
+    if found.advice:
+        rows.append(("" if found.change else "try", found.advice))
+    for label, text in rows:
+        lines = wrap(text, _WIDTH - _LABEL - 2, break_long_words=False, break_on_hyphens=False) or [""]
+        yield f"  {label:{_LABEL}}{lines[0]}"
+        yield from (f"  {'':{_LABEL}}{line}" for line in lines[1:])
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

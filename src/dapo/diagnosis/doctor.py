@@ -1,0 +1,152 @@
+"""A whole run through the rules: which findings hold, since when, and which problems and responses show them."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from dapo.config import Config
+from dapo.diagnosis.finding import SEVERITIES, Finding, Rule
+from dapo.diagnosis.history import WINDOW, History
+from dapo.diagnosis.rules import RULES, holding
+
+MAX_PROBLEMS = 3
+MAX_ROWS = 20_000
+"""Responses that are read for examples: those of the newest tables of a finding's steps."""
+_SHOWN_CHARS = 160
+
+
+@dataclass(frozen=True)
+class Case:
+    """One finding of a whole run."""
+
+    finding: Finding
+    """As of the last step in which it held."""
+    since: int
+    """The step in which it held first."""
+    holds: bool
+    """Whether it holds at the end."""
+    problems: Sequence[tuple[str, int]] = ()
+    """The problems that show it most often, with the number of responses."""
+    responses: int = 0
+    """How many responses show it, among those that were read."""
+    example: str = ""
+    """The end of one of these responses."""
+    error: str = ""
+    """The most frequent error of the verifier among them."""
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        found = self.finding
+        return {
+            "name": found.name,
+            "severity": found.severity,
+            "holds": self.holds,
+            "since": self.since,
+            "steps": list(found.steps),
+            "cause": found.cause,
+            "evidence": dict(found.evidence),
+            "problems": [{"id": name, "responses": count} for name, count in self.problems],
+            "responses": self.responses,
+            "example": self.example,
+            "error": self.error,
+            "change": list(found.change),
+            "advice": found.advice,
+        }
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What the doctor says of a run."""
+
+    cases: Sequence[Case]
+    steps: int
+    """Training steps whose metrics were read."""
+    evaluations: int
+    rollout_tables: int
+    """Tables of responses that are there to be read."""
+
+    @property
+    def alarms(self) -> list[Case]:
+        """The cases that are worse than a note, past ones included."""
+        return [case for case in self.cases if case.finding.severity != "note"]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "steps": self.steps,
+            "evaluations": self.evaluations,
+            "rollout_tables": self.rollout_tables,
+            "rules": [rule.name for rule in RULES],
+            "findings": [case.to_json() for case in self.cases],
+        }
+
+
+def diagnose(config: Config, metrics: Iterable[Mapping[str, Any]], tables: Mapping[int, Path]) -> Diagnosis:
+    """Run all rules over a run, step by step.
+
+    Args:
+        config: The options of the run.
+        metrics: The lines of `metrics.jsonl`, oldest first.
+        tables: The tables of judged responses that are there, by step.
+
+    Returns:
+        The cases: those that hold at the end first, then the gravest, then in the order of the rules.
+    """
+    history = History()
+    since: dict[str, int] = {}
+    latest: dict[str, Finding] = {}
+    now: set[str] = set()
+    for record in metrics:
+        history.add(record)
+        found = holding(history, config)
+        now = {each.name for each in found}
+        latest |= {each.name: each for each in found}
+        for each in found:
+            since.setdefault(each.name, history.step)
+    rules = {rule.name: rule for rule in RULES}
+    cases = [
+        _with_responses(Case(each, since[name], name in now), rules[name], tables) for name, each in latest.items()
+    ]
+    order = list(rules)
+    cases.sort(key=lambda c: (not c.holds, SEVERITIES.index(c.finding.severity), order.index(c.finding.name)))
+    return Diagnosis(cases, history.steps, history.evaluations, len(tables))
+
+
+def _with_responses(case: Case, rule: Rule, tables: Mapping[int, Path]) -> Case:
+    """The case with the problems and a response that show it, where tables of its steps are there."""
+    if rule.response is None:
+        return case
+    first, last = case.finding.steps
+    problems: Counter[str] = Counter()
+    errors: Counter[str] = Counter()
+    example, read = "", 0
+    for step in [step for step in sorted(tables, reverse=True) if first <= step <= last][:WINDOW]:
+        for row in _rows(tables[step]):
+            read += 1
+            if rule.response(row):
+                problems[row["problem_id"]] += 1
+                errors.update([row["error"]] if row["error"] else [])
+                example = example or _shown(row["response"])
+        if read >= MAX_ROWS:
+            break
+    error = errors.most_common(1)[0][0] if errors else ""
+    most = tuple(problems.most_common(MAX_PROBLEMS))
+    return Case(case.finding, case.since, case.holds, most, problems.total(), example, error)
+
+
+def _rows(path: Path) -> Iterable[dict[str, Any]]:
+    """The rows of a table, without the columns that no rule reads."""
+    with pq.ParquetFile(path) as file:
+        columns = [name for name in file.schema_arrow.names if name not in ("engine_logprobs", "prompt", "fields")]
+        for batch in file.iter_batches(batch_size=1024, columns=columns):
+            yield from batch.to_pylist()
+
+
+def _shown(text: str) -> str:
+    """The end of a response on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN_CHARS else f"... {line[-_SHOWN_CHARS:]}"

@@ -1,0 +1,106 @@
+"""What the rules see of a run: its first steps, its last ones, and its evaluations. Its size is bounded."""
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+WINDOW = 5
+"""How many of the last steps a rule looks at."""
+FIRST = 3
+"""How many of the first steps they are compared with."""
+LONG = 64
+"""How many of the last steps tell what is usual for the run."""
+_OF_EVALUATION = ("accuracy", "low", "high", "truncated_fraction")
+
+
+@dataclass(frozen=True)
+class EvaluationPoint:
+    """The accuracy of one evaluation with its 95 % interval, and the fraction of its responses that are truncated."""
+
+    step: int
+    accuracy: float
+    low: float
+    high: float
+    truncated: float
+
+
+@dataclass
+class History:
+    """The metrics of a run, added one line of `metrics.jsonl` after the other.
+
+    Values that are not finite are NaN: JSON has no such number, and metrics.jsonl holds null. So a history that is read
+    from the file equals the one that was kept while the run trained.
+    """
+
+    step: int = 0
+    """The newest step."""
+    steps: int = 0
+    """How many training steps have been added."""
+    first: list[dict[str, float]] = field(default_factory=list)
+    last: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=LONG))
+    first_evaluation: EvaluationPoint | None = None
+    best_evaluation: EvaluationPoint | None = None
+    last_evaluation: EvaluationPoint | None = None
+    evaluations: int = 0
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Add a line: `{"step": 12, "reward/mean": 0.5, ...}`. A further line of a step adds to the metrics of it."""
+        step = int(record["step"])
+        values = {name: _number(value) for name, value in record.items() if name != "step"}
+        if step == self.step and self.last:
+            self.last[-1].update(values)
+        elif "rollout/groups_generated" in values:
+            self.steps += 1
+            self.last.append(values)
+            if len(self.first) < FIRST:
+                self.first.append(values)
+        self.step = step
+        self._add_evaluation(step, values)
+
+    def window(self, steps: int = WINDOW) -> list[dict[str, float]]:
+        """The metrics of the last steps, at most so many."""
+        return list(self.last)[-steps:]
+
+    def span(self) -> tuple[int, int]:
+        """The first and the last step of the window."""
+        return max(0, self.step - max(1, len(self.window())) + 1), self.step
+
+    def mean(self, name: str) -> float | None:
+        """The mean over the window's steps that have the metric; None where none has."""
+        return _mean(name, self.window())
+
+    def first_mean(self, name: str) -> float | None:
+        """The mean over the first steps; None where none has the metric, or while the window overlaps with them."""
+        return _mean(name, self.first) if self.steps >= FIRST + min(WINDOW, FIRST) else None
+
+    def total(self, *names: str) -> float:
+        """The sum of metrics over the window; one that a step lacks is 0 there."""
+        return math.fsum(record.get(name, 0.0) for record in self.window() for name in names)
+
+    def values(self, name: str, steps: int = WINDOW) -> list[float]:
+        """The metric in the last steps that have it, oldest first."""
+        return [record[name] for record in self.window(steps) if name in record]
+
+    def _add_evaluation(self, step: int, values: Mapping[str, float]) -> None:
+        names = [name.removesuffix("/high") for name in values if name.startswith("eval/") and name.endswith("/high")]
+        if not names:
+            return
+        name = min(names, key=len)  # the whole data set; its sources have longer names
+        point = EvaluationPoint(step, *(values.get(f"{name}/{each}", math.nan) for each in _OF_EVALUATION))
+        self.evaluations += 1
+        self.first_evaluation = self.first_evaluation or point
+        self.last_evaluation = point
+        if self.best_evaluation is None or point.accuracy > self.best_evaluation.accuracy:
+            self.best_evaluation = point
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else math.nan
+
+
+def _mean(name: str, records: Sequence[Mapping[str, float]]) -> float | None:
+    values = [record[name] for record in records if name in record]
+    return fmean(values) if values else None

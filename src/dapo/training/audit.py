@@ -1,0 +1,100 @@
+"""The audit: a second verifier judges a share of the responses that train, sampled by key, and never trains."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from statistics import fmean
+
+from dapo.core.rng import keyed_seed, keyed_uniforms
+from dapo.evaluation.intervals import difference_interval
+from dapo.rewards.judge import Judge
+from dapo.types import Group, Verdict
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Which responses are audited, and by what."""
+
+    judge: Judge
+    share: float
+    """The fraction of the responses that train."""
+    seed: int
+    """The run's."""
+
+    def submit(self, groups: Sequence[Group], *, step: int) -> "PendingAudit":
+        """Have the sampled responses of a step's trained groups judged in the background."""
+        pending = []
+        for group in groups:
+            if indices := self._sampled(group, step):
+                texts = [group.texts[i] for i in indices]
+                token_ids = [group.generations[i].token_ids for i in indices]
+                pending.append((group, indices, self.judge.submit(group.problem, texts, token_ids)))
+        return PendingAudit(pending)
+
+    def _sampled(self, group: Group, step: int) -> list[int]:
+        """The responses of a group that are audited: a function of seed, step and position, like its tokens."""
+        uniforms = keyed_uniforms(keyed_seed(self.seed, "audit", step, group.id), group.size)
+        return [i for i, verdict in enumerate(group.verdicts) if verdict.error is None and uniforms[i] < self.share]
+
+
+@dataclass(frozen=True)
+class PendingAudit:
+    """The audit of a step, which may not be finished."""
+
+    pending: Sequence[tuple[Group, Sequence[int], "Future[tuple[Verdict, ...]]"]]
+
+    def result(self) -> "AuditedStep":
+        """Wait for the verdicts."""
+        return AuditedStep(
+            [
+                (group, i, verdict)
+                for group, indices, future in self.pending
+                for i, verdict in zip(indices, future.result(), strict=True)
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class AuditedStep:
+    """The audited responses of a step: the group, the response's index in it, and the audit's verdict."""
+
+    responses: Sequence[tuple[Group, int, Verdict]] = ()
+
+    def verdicts(self) -> Mapping[tuple[int, int], Verdict]:
+        """The audit's verdicts by group id and index."""
+        return {(group.id, i): verdict for group, i, verdict in self.responses}
+
+    def metrics(self) -> dict[str, float]:
+        """`audit/*`. An error verdict of the audit is counted, and is in no mean.
+
+        The gap is one of accuracies where both verifiers decide right or wrong, else one of scores. It is the mean over
+        problems, as its interval is: the responses to one problem are not independent.
+        """
+        judged = [(group, i, verdict) for group, i, verdict in self.responses if verdict.error is None]
+        metrics: dict[str, float] = {
+            "audit/responses": len(self.responses),
+            "audit/errors": len(self.responses) - len(judged),
+        }
+        if not judged:
+            return metrics
+        decides = all(v.correct is not None and group.verdicts[i].correct is not None for group, i, v in judged)
+        by_problem: dict[str, list[float]] = {}
+        for group, i, verdict in judged:
+            gap = _value(group.verdicts[i], decides) - _value(verdict, decides)
+            by_problem.setdefault(group.problem.id, []).append(gap)
+        gaps = [fmean(each) for each in by_problem.values()]
+        metrics |= {
+            "audit/mean": fmean(_value(verdict, decides) for _, _, verdict in judged),
+            "audit/gap": fmean(gaps),
+        }
+        return metrics | dict(_ends(gaps, decides))
+
+
+def _value(verdict: Verdict, decides: bool) -> float:
+    return float(verdict.correct is True) if decides else verdict.score
+
+
+def _ends(gaps: Sequence[float], decides: bool) -> Iterator[tuple[str, float]]:
+    """The ends of the gap's interval; none where nothing bounds it."""
+    if (interval := difference_interval(gaps, proportions=decides)) is not None:
+        yield from zip(("audit/gap_low", "audit/gap_high"), interval, strict=True)
