@@ -168,7 +168,7 @@ def audited(*gaps: float) -> list[Finding]:
     return holding(history, config)
 
 
-def test_the_gap_to_a_second_verifier_is_a_finding_where_its_interval_lies_above_the_threshold():
+def test_a_gap_to_the_audit_is_a_finding_where_its_interval_lies_above_the_threshold():
     (gap,) = audited(0.3, 0.35, 0.25)  # 0.3 +- 4.3 * 0.05 / sqrt(3)
     assert gap.name == "audit_gap"
     assert "0.3 above the audit's on the same responses (95 % interval 0.176 to 0.424)" in gap.cause

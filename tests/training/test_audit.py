@@ -32,7 +32,7 @@ def group(position: int, *verdicts: Verdict, problem: str = "") -> Group:
 RIGHT, WRONG, ERROR = Verdict(True, 1.0), Verdict(False, -1.0), Verdict(None, 0.0, "died")
 
 
-def test_the_gap_is_the_mean_over_problems_of_what_the_two_verifiers_say_of_the_same_responses():
+def test_the_gap_is_the_mean_over_problems_of_what_the_verifiers_say_of_equal_responses():
     first, second = group(0, RIGHT, RIGHT, WRONG), group(1, RIGHT, WRONG)
     audited = [(first, 0, WRONG), (first, 1, RIGHT), (first, 2, WRONG), (second, 0, WRONG), (second, 1, ERROR)]
     found = AuditedStep(audited).metrics()
