@@ -1,7 +1,7 @@
 """DAPO: reinforcement learning that makes language models reason better (arXiv 2503.14476).
 
-The Python interface: `train`, `resume` and `load`, the `Run` that they return, and the errors that they raise. Each is
-imported when it is first used, so that `import dapo` is immediate.
+The Python interface: `train`, `resume` and `load`, the `Run` that they return, `session` for a loop of one's own, and
+the errors that they raise. Each is imported when it is first used, so that `import dapo` is immediate.
 
 Example:
     >>> import dapo
@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from dapo.api.run import Run
+    from dapo.api.session import session
     from dapo.api.train import TrainingInterrupted, load, resume, train
     from dapo.core.errors import ConfigError, DapoError, DataError, RewardError
 
@@ -25,6 +26,7 @@ _HOMES = {
     "TrainingInterrupted": "dapo.api.train",
     "load": "dapo.api.train",
     "resume": "dapo.api.train",
+    "session": "dapo.api.session",
     "train": "dapo.api.train",
     "ConfigError": "dapo.core.errors",
     "DapoError": "dapo.core.errors",
@@ -43,6 +45,7 @@ __all__ = [
     "__version__",
     "load",
     "resume",
+    "session",
     "train",
 ]
 

@@ -14,6 +14,7 @@ from dapo.policy.custom_loss import CustomLoss, load_loss
 from dapo.policy.logprobs import CHUNK_LOGITS
 from dapo.types import Sample
 from examples.losses import dapo, reinforce
+from helpers.loss_functions import mean
 from helpers.tiny_models import VOCABULARY
 from helpers.tiny_policies import (
     assert_close,
@@ -109,10 +110,6 @@ def test_without_advantages_the_papers_loss_trains_nothing_and_ones_own_may() ->
 
     assert make_policy().update(flat, step=1)["optim/grad_norm"] == 0
     assert make_policy().update(flat, step=1, custom=CustomLoss(likelihood, "own"))["optim/grad_norm"] > 0
-
-
-def mean(logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, weights: Tensor) -> Any:
-    return -(advantages * logprobs)[mask].mean(), {}
 
 
 def per_token(logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, weights: Tensor) -> Any:

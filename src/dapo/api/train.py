@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from dapo.api.code import CodeWriter, WrittenModule
 from dapo.api.keywords import as_overrides, nested, options_from, sized_to_fit
+from dapo.api.rewards import Reward, verifier_of, weighted_rewards
 from dapo.api.rows import Data, is_source, write_rows
 from dapo.config import Config, build_config
 from dapo.config.load import merge_options, read_options
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 DATA_FOLDER = "data"
 TRAIN_FILE, EVAL_FILE = "train.jsonl", "held_out.jsonl"
 OnStep: TypeAlias = Callable[["Run", dict[str, Any]], object]
-Reward: TypeAlias = Any
-"""A verifier's name, `module:function`, a function or another callable; a list of them, or a mapping to weights."""
 
 
 class StepSink(Protocol):
@@ -79,7 +78,8 @@ def train(
         sinks: objects with `write(step, metrics)`, and names of trackers: `tensorboard`, `wandb`, `trackio`.
         **options: options by their names in the configuration without the section where only one ends so
             (`prompts_per_step`, `group_size`, `lr`; `steps` is `train.num_steps`), by whole names otherwise:
-            `**{"loss.clip_high": 0.3}`. Those that are sized for the paper's run and that a smaller one cannot have
+            `**{"loss.clip_high": 0.3}`. `loss` may be a loss of one's own (docs/losses.md), written into the run
+            directory as a reward is. Those that are sized for the paper's run and that a smaller one cannot have
             (`train.minibatch_groups`, `overlong.buffer_tokens`, `optim.warmup_steps`) follow the others unless set.
 
     Returns:
@@ -119,7 +119,7 @@ class _Request:
         options: Mapping[str, Any],
         sinks: Sequence[StepSink | str],
     ) -> None:
-        self._base, self._arguments, self.title = _base_of(config)
+        self._base, self._arguments, self.title = base_of(config)
         self._rows = {
             name: rows
             for name, rows in (("data.train", data), ("data.eval", eval_data))
@@ -131,24 +131,26 @@ class _Request:
         self._sinks = [sink for sink in sinks if not isinstance(sink, str)]
         if names := [sink for sink in sinks if isinstance(sink, str)]:
             given["log.sinks"] = names
-        code = CodeWriter("reward")
+        writers = code, loss_code = CodeWriter("reward"), CodeWriter("loss")
         if reward is not None:
             given |= _reward_options(reward, code)
-        keywords = options_from(options)
+        if "loss" in options:
+            given |= _loss_options(options["loss"], loss_code)
+        keywords = options_from({name: value for name, value in options.items() if name != "loss"})
         if twice := sorted(given.keys() & keywords.keys()):
             raise ConfigError(f"{twice[0]} is set twice in one call")
         self._options = options_from(given) | keywords
-        self._module: WrittenModule | None = None if code.is_empty else code.module()
-        self.folders = sorted(code.folders)
+        self._modules = [writer.module() for writer in writers if not writer.is_empty]
+        self.folders = sorted({folder for writer in writers for folder in writer.folders})
 
     def start(self, path: Path, on_step: OnStep | Sequence[OnStep]) -> "Run":
         """Write what the run needs into its directory, and train."""
         files = {name: path / DATA_FOLDER / (TRAIN_FILE if name == "data.train" else EVAL_FILE) for name in self._rows}
         options = self._options | {name: str(file) for name, file in files.items()}
-        raw = _laid_over(self._base, options)
+        raw = laid_over(self._base, options)
         fitting = sized_to_fit(raw)
         options |= fitting
-        built = build_config(_laid_over(raw, fitting), where="dapo.train")
+        built = build_config(laid_over(raw, fitting), where="dapo.train")
         from dapo.api.execute import new_run, run_training
         from dapo.api.run import Run
 
@@ -157,7 +159,7 @@ class _Request:
         command = ["dapo", "train", *self._arguments, *as_overrides(options), "--run-dir", str(path)]
         run = Run(path)
         with (
-            _prepared(path, self._rows, files, self._module) as names,
+            _prepared(path, self._rows, files, self._modules) as names,
             new_run(built, path, command=command, prepared=names, module_folders=self.folders) as ready,
             errors_as_python(run),
         ):
@@ -227,17 +229,18 @@ def errors_as_python(run: "Run") -> Iterator[None]:
 
 @contextmanager
 def _prepared(
-    path: Path, rows: Mapping[str, Data], files: Mapping[str, Path], module: WrittenModule | None
+    path: Path, rows: Mapping[str, Data], files: Mapping[str, Path], modules: Sequence[WrittenModule]
 ) -> Iterator[list[str]]:
     """Write rows and code into the directory of a run; they are removed again if no run comes of it."""
     is_new = not path.exists()
-    names = [DATA_FOLDER] * bool(rows) + [CODE_FOLDER] * (module is not None)
+    names = [DATA_FOLDER] * bool(rows) + [CODE_FOLDER] * bool(modules)
     try:
         for name, file in files.items():
             file.parent.mkdir(parents=True, exist_ok=True)
             write_rows(file, rows[name])
-        if module is not None:
+        for module in modules:
             module.write(path / CODE_FOLDER)
+        if modules:
             sys.path.append(str((path / CODE_FOLDER).absolute()))
         yield names
     except BaseException:
@@ -249,7 +252,7 @@ def _prepared(
         raise
 
 
-def _base_of(config: str | Path | Mapping[str, Any] | None) -> tuple[Mapping[str, Any], list[str], str]:
+def base_of(config: str | Path | Mapping[str, Any] | None) -> tuple[Mapping[str, Any], list[str], str]:
     """The options of a configuration, the arguments that name it on the command line, and a name for its runs."""
     if config is None:
         return {}, [], "run"
@@ -268,36 +271,34 @@ def _flat(raw: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _laid_over(base: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def laid_over(base: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration with options by dotted names laid over it."""
     return merge_options(base, nested(options))
 
 
 def _reward_options(reward: Reward, code: CodeWriter) -> dict[str, Any]:
     """`reward.verifier` for what a caller hands over; functions are added to `code`."""
-    if isinstance(reward, str):
-        return {"reward.verifier": reward}
-    if isinstance(reward, Mapping):
-        weighted = list(reward.items())
-    elif isinstance(reward, list | tuple):
-        weighted = [item if isinstance(item, tuple) else (item, 1.0) for item in reward]
-    else:
-        weighted = [(reward, 1.0)]
     names: dict[str, float] = {}
-    for each, weight in weighted:
-        if not isinstance(each, str) and not callable(each):
-            raise RewardError(
-                f"reward: expected a verifier's name, module:function, a function, or several of them, got {each!r}"
-            )
+    for each, weight in weighted_rewards(reward):
         name = each if isinstance(each, str) else code.add(each)
         if name in names:
             raise RewardError(f"reward: {name.removeprefix(':')} is there twice; give it once, with a weight")
         names[name] = weight
-    own = "" if code.is_empty else code.module().name
-    names = {f"{own}{name}" if name.startswith(":") else name: weight for name, weight in names.items()}
-    if len(names) == 1 and list(names.values()) == [1.0]:
-        return {"reward.verifier": next(iter(names))}
-    return {"reward.verifier": names}
+    return {"reward.verifier": verifier_of({_whole(name, code): weight for name, weight in names.items()})}
+
+
+def _loss_options(loss: Any, code: CodeWriter) -> dict[str, Any]:
+    """`loss.function` for what a caller hands over, or options of the section; a function is added to `code`."""
+    if isinstance(loss, Mapping):
+        return {f"loss.{name}": value for name, value in loss.items()}
+    if not isinstance(loss, str) and not callable(loss):
+        raise ConfigError(f"loss: expected a function, module:function or options of the loss, got {loss!r}")
+    return {"loss.function": loss if isinstance(loss, str) else _whole(code.add(loss), code)}
+
+
+def _whole(name: str, code: CodeWriter) -> str:
+    """`module:function` of what `CodeWriter.add` has returned."""
+    return f"{code.module().name}{name}" if name.startswith(":") else name
 
 
 def _new_path(title: str) -> Path:

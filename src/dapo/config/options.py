@@ -65,7 +65,10 @@ class Config(Section):
 
     def changed(self, section: str, **values: Any) -> Self:
         """This configuration with some options of a section changed; nothing is validated again."""
-        return self.model_copy(update={section: getattr(self, section).model_copy(update=values)})
+        changed = getattr(self, section).model_copy(update=values)
+        for name in changed.__dict__.keys() - type(changed).model_fields.keys():
+            del changed.__dict__[name]  # a property that was computed from the values before
+        return self.model_copy(update={section: changed})
 
     @property
     def max_groups_per_step(self) -> int:

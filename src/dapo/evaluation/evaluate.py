@@ -64,6 +64,11 @@ class EngineSampler:
         self._pending |= {request.id: (index, i) for i, request in enumerate(requests)}
         self._engine.submit(requests)  # requests with the same prompt are adjacent: engines share its prefill
 
+    def abort(self) -> None:
+        """Drop what is still being sampled."""
+        self._engine.abort(list(self._pending))
+        self._pending.clear()
+
     def poll(self) -> list[tuple[int, int, Response]]:
         """See Sampler. Raises EngineError if the engine answers a request that is not in flight."""
         found = []

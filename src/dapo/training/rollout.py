@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dapo.config import Config
-from dapo.core.errors import DapoError, EngineError
+from dapo.core.errors import DapoError, EngineError, RewardError
 from dapo.core.rng import keyed_seed
 from dapo.data.prompts import Encoder
 from dapo.data.stream import ProblemStream
@@ -203,7 +203,9 @@ class _Collector:
     def run(self) -> Batch:
         try:
             batch = self.sample()
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, RewardError):  # the engine is whole, and may be asked again
+                self.abort_all()
             received = (g for pending in self.undecided for g in pending.generations if g is not None)
             self.sampling.tokens_since_start = sum(self.tokens.values()) + sum(len(g.token_ids) for g in received)
             raise

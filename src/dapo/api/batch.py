@@ -1,0 +1,159 @@
+"""A batch of `dapo.session`: its groups with outcomes, rewards and advantages, to look at and to change."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from html import escape
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from dapo.core.errors import DataError
+from dapo.core.loading import Failure, try_call
+from dapo.telemetry.metrics import reflection_metrics
+from dapo.training.rollout import Batch
+from dapo.training.step_metrics import batch_metrics, rollout_rows
+from dapo.types import Group, Sample
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Advantages = Callable[[list[float]], Sequence[float]]
+"""The shaped rewards of the judged responses of one group -> their advantages."""
+
+SHOWN_ROWS = 10
+_SHOWN_COLUMNS = ("group_id", "prompt", "response", "outcome", "correct", "reward", "advantage", "response_tokens")
+
+
+@dataclass(frozen=True)
+class CollectedBatch:
+    """What `Session.collect` returns: one training batch, and everything that was generated for it.
+
+    Example:
+        >>> import dapo
+        >>> s = dapo.session("tiny-random", prompts_per_step=2, group_size=4, max_response_tokens=8)
+        >>> batch = s.collect("builtin:sums", "dapo.rewards.examples:has_digit")
+        >>> len(batch.groups), len(batch.rewards[0]), len(batch.advantages[0])
+        (2, 4, 4)
+        >>> batch.outcomes["trained"]
+        2
+        >>> s.close()
+    """
+
+    step: int
+    """The step that it was collected for: of the finished steps, plus one."""
+    batch: Batch
+    """The groups, and the account of everything generated."""
+    samples: tuple[Sample, ...]
+    """One for each response that trains, the samples of a group adjacent: its advantage, reward, tokens and mask."""
+    decode_prompt: Callable[[Sequence[int]], str]
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups that train: problem, responses (`texts`), verdicts and rewards."""
+        return self.batch.groups
+
+    @property
+    def judged(self) -> tuple[tuple[Group, str], ...]:
+        """Every judged group with its outcome: `trained`, `all_correct`, `all_wrong`, `zero_variance` and so on."""
+        return self.batch.judged
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """The number of groups by outcome, of everything generated."""
+        return {outcome: count for outcome, count in self.batch.group_counts.items() if count}
+
+    @property
+    def rewards(self) -> list[list[float]]:
+        """The shaped rewards of the groups that train, without those of responses that have no verdict."""
+        return [[sample.reward for sample in samples] for samples in self._by_group()]
+
+    @property
+    def advantages(self) -> list[list[float]]:
+        """The advantages of the groups that train, in the order of `rewards`."""
+        return [[sample.advantage for sample in samples] for samples in self._by_group()]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics `reward/*` and `rollout/*` of docs/metrics.md that are known before the update."""
+        decided = (group for group, _ in self.batch.decided)
+        return batch_metrics(self.batch, self.samples) | reflection_metrics(decided)
+
+    @property
+    def rollouts(self) -> "pd.DataFrame":
+        """A row for each judged response, with the columns of rollouts/*.parquet."""
+        import pandas as pd
+
+        rows = rollout_rows(self.batch, self.samples, self.decode_prompt, step=self.step)
+        return pd.DataFrame(list(rows))
+
+    def with_advantages(self, function: Advantages) -> "CollectedBatch":
+        """The same batch with advantages of one's own in place of Eq. 9.
+
+        Args:
+            function: takes the shaped rewards of one group's judged responses, returns as many numbers.
+
+        Raises:
+            DataError: it raises, or returns another number of numbers, or one that is not finite.
+
+        Example:
+            >>> def to_the_best(rewards):
+            ...     return [reward - max(rewards) for reward in rewards]
+            >>> batch = batch.with_advantages(to_the_best)  # doctest: +SKIP
+        """
+        changed: list[Sample] = []
+        for samples in self._by_group():
+            given = [sample.reward for sample in samples]
+            found = try_call(partial(_numbers, function, given))
+            if isinstance(found, Failure):
+                raise DataError(f"advantages: the function {found.reason} for the rewards {given}")
+            if len(found) != len(given) or not all(math.isfinite(value) for value in found):
+                raise DataError(
+                    f"advantages: expected {len(given)} finite numbers for the rewards {given}, got {found}"
+                )
+            changed += [replace(sample, advantage=value) for sample, value in zip(samples, found, strict=True)]
+        return replace(self, samples=tuple(changed))
+
+    def _by_group(self) -> list[list[Sample]]:
+        return [list(samples) for _, samples in groupby(self.samples, key=lambda sample: sample.group_id)]
+
+    def _title(self) -> str:
+        counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in self.outcomes.items())
+        responses = [verdict for group, _ in self.judged for verdict in group.verdicts]
+        decided = [verdict.correct for verdict in responses if verdict.correct is not None]
+        right = f", {sum(decided) / len(decided):.0%} of {len(decided)} responses correct" if decided else ""
+        return f"batch of step {self.step}: {counts}{right}, {self.batch.num_generated_tokens:,} tokens generated"
+
+    def __repr__(self) -> str:
+        lines = [self._title()]
+        for group in self.groups[:SHOWN_ROWS]:
+            rewards = " ".join("error" if reward is None else f"{reward:+.2f}" for reward in group.rewards)
+            lines.append(f"  {_short(group.problem.prompt, 48):50} {rewards}")
+        if len(self.groups) > SHOWN_ROWS:
+            lines.append(f"  and {len(self.groups) - SHOWN_ROWS} more groups; batch.rollouts has all responses")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The batch as a notebook shows it: its account, and the first responses that train."""
+        table = self.rollouts
+        title = f"<p>{escape(self._title())}</p>"
+        if table.empty:
+            return title
+        shown = table.sort_values("outcome", key=lambda column: column != "trained", kind="stable")
+        shown = shown[list(_SHOWN_COLUMNS)].head(SHOWN_ROWS)
+        html = shown.to_html(index=False, max_rows=None, float_format=lambda value: f"{value:.3f}", na_rep="", border=0)
+        more = (
+            f"<p>{len(table) - len(shown)} more in <code>batch.rollouts</code></p>" if len(table) > len(shown) else ""
+        )
+        return title + html + more
+
+
+def _numbers(function: Advantages, rewards: list[float]) -> list[float]:
+    return [float(value) for value in function(list(rewards))]
+
+
+def _short(prompt: Any, length: int) -> str:
+    """A prompt on one line."""
+    text = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
+    text = " ".join(text.split())
+    return text if len(text) <= length else f"{text[: length - 1]}…"

@@ -1,0 +1,432 @@
+"""`dapo.session`: Algorithm 1 in a cell. Collect a batch, look at it, update with it, as often as one likes."""
+
+import hashlib
+import json
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from dapo.api.batch import CollectedBatch
+from dapo.api.keywords import options_from, sized_to_fit
+from dapo.api.rewards import Reward, named_rewards
+from dapo.api.rows import Data, is_source, write_rows
+from dapo.api.train import base_of, laid_over
+from dapo.assemble import (
+    build_engine,
+    build_sampling,
+    max_positions,
+    open_policy,
+    probe_kernels,
+    read_model_and_encoder,
+    require_context,
+    require_hardware,
+    resolve_auto,
+)
+from dapo.config import Config, build_config
+from dapo.config.load import resolve_auto_verifier
+from dapo.core.errors import ConfigError, DataError
+from dapo.core.terminal import print_text
+from dapo.evaluation.evaluate import EngineSampler, evaluate
+from dapo.evaluation.scores import Evaluation, EvaluationPlan
+from dapo.policy.custom_loss import CustomLoss, LossFunction, load_loss
+from dapo.policy.model import export_model
+from dapo.policy.policy import Policy
+from dapo.rewards.judge import InlineJudge
+from dapo.rewards.workers.pool import VerifierPool
+from dapo.telemetry.metrics import mean_of_updates
+from dapo.telemetry.progress import progress
+from dapo.training.rollout import Sampling, collect
+from dapo.training.rows import load_rows
+from dapo.training.samples import minibatches, with_advantages, with_old_logprobs
+from dapo.training.shortfall import require_groups, reward_test_command
+from dapo.training.signals import Interrupted, signals_as_requests
+from dapo.types import Problem, Prompt
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SHOW_AFTER_S = 1.0
+"""Progress is shown of what takes longer."""
+NO_DATA = "no-problems-yet.jsonl"
+"""`data.train` of a session whose problems come with `collect`."""
+ROWS_FILE = "rows.jsonl"
+
+
+class Session:
+    """A model, its optimiser and an engine in this process, and the steps that one takes with them.
+
+    `dapo.session` makes one. Leave the `with` block, or call `close`, to free engine and verifiers.
+    """
+
+    def __init__(self, config: Config, *, data: Data = None, reward: Reward = None) -> None:
+        """Load the model. `data` and `reward` are what `collect` takes where it is given none."""
+        _require_one_process(config)
+        require_hardware(config)
+        self.config = resolve_auto(config, log=print_text)
+        """Every option, as run."""
+        self.step = 0
+        """Finished steps, which is also the version of the model's weights."""
+        self._data, self._reward = data, reward
+        self._metrics: list[dict[str, float]] = []
+        self._samplings: dict[str, Sampling] = {}
+        self._problems: dict[str, list[Problem]] = {}
+        self._pools: dict[str, VerifierPool] = {}
+        self._empty_steps = 0
+        self._engine_version: int | None = None
+        self._stack = ExitStack()
+        with ExitStack() as stack:
+            self._folder = Path(stack.enter_context(TemporaryDirectory(prefix="dapo-session-")))
+            self._loaded, self._encoder, notes = read_model_and_encoder(self.config, training=True)
+            kernels = probe_kernels(self.config, self._loaded)
+            self._engine = build_engine(self.config, self._loaded, kernels=kernels, log=print_text)
+            stack.callback(self._engine.close)
+            policy = stack.enter_context(open_policy(self.config, self._loaded, None))
+            assert isinstance(policy, Policy)
+            self._policy = policy
+            self._stack = stack.pop_all()
+        for note in notes:
+            print_text(note)
+
+    def collect(self, problems: Data = None, reward: Reward = None) -> CollectedBatch:
+        """Algorithm 1, lines 4 to 9: sample and judge until `prompts_per_step` groups carry a signal (Eq. 11).
+
+        The same problems go on where the last batch of them closed; others begin a stream of their own. What is drawn
+        is a function of the seed, the step, the position in the stream and the token, so that the same calls give the
+        same batches. Ctrl-C undoes the batch and raises KeyboardInterrupt.
+
+        Args:
+            problems: rows (a list of dicts, a DataFrame, a Dataset) or a data source, as for `dapo.train`; None: the
+                session's.
+            reward: a function, a verifier's name, `module:function`, several of them in a list, or a mapping of them to
+                weights; None: the session's. Functions are called in this process, without a time limit; what they
+                raise is the error of a response. Names are judged in processes of their own.
+
+        Returns:
+            The batch with groups, outcomes, rewards and advantages. It is short, or empty, where
+            `max_groups_per_step` was reached.
+
+        Raises:
+            DataError: the problems cannot be read.
+            RewardError: the reward does not exist or cannot judge these problems.
+            VerifierFailed: too many responses have no verdict.
+        """
+        sampling = self._prepare(problems, reward)
+        self._sync_engine()
+        step = self.step + 1
+        with (
+            _stoppable(lambda: sampling.roll_back(finished_steps=self.step)) as check,
+            progress("sample", unit="groups", after_s=SHOW_AFTER_S) as show,
+        ):
+            batch = collect(sampling, step=step, on_progress=lambda done, total, note: show(done, total), check=check)
+        samples = with_advantages(batch.groups, self.config, batch.weights)
+        return CollectedBatch(step, batch, tuple(samples), self._encoder.decode_prompt)
+
+    def update(self, batch: CollectedBatch, *, loss: LossFunction | str | None = None) -> dict[str, float]:
+        """Algorithm 1, lines 10 to 11: the optimiser updates of one step on a batch.
+
+        Args:
+            batch: of `collect`, with the weights as they are now: a batch is used once.
+            loss: a function `(logprobs, old_logprobs, advantages, mask, weights) -> (loss, metrics)`, or its
+                `module:function`, in place of the paper's loss; None: `loss.function`. docs/losses.md says what the
+                tensors are and what is guaranteed.
+
+        Returns:
+            The metrics of the step, as a line of metrics.jsonl has them, without times. `session.metrics` keeps them.
+
+        Raises:
+            ConfigError: the loss is refused.
+            DataError: the batch is of other weights.
+            ShortfallError: no group of the batch carries a signal, and says why.
+            LossFailed: the loss raised, or returned something that is no loss.
+        """
+        if batch.step != self.step + 1:
+            raise DataError(
+                f"this batch was collected for step {batch.step}, by the policy after step {batch.step - 1}, and step "
+                f"{self.step} has been made: its responses are of other weights; collect a new one"
+            )
+        custom = load_loss(loss) if isinstance(loss, str) else CustomLoss(loss, _name_of(loss)) if loss else None
+        config, step = self.config, self.step + 1
+        require_groups(
+            batch.batch,
+            on_shortfall=config.dynamic_sampling.on_shortfall,
+            step=step,
+            empty_steps=self._empty_steps,
+            reward_test=reward_test_command(config),
+        )
+        self._engine.drop_weights()
+        self._engine_version = None
+        updates = minibatches(batch.samples, config, step=step)
+        if len(updates) > 1:
+            source = config.loss.old_logprobs
+            updates = with_old_logprobs(updates, self._policy.record_old_logprobs, source=source)
+        made = [self._policy.update(minibatch, step=step, custom=custom) for minibatch in updates]
+        metrics = {"step": step, **batch.metrics, **mean_of_updates(made)}
+        self._empty_steps = 0 if batch.groups else self._empty_steps + 1
+        self.step = step
+        self._metrics.append(metrics)
+        return metrics
+
+    @property
+    def metrics(self) -> "pd.DataFrame":
+        """The metrics of all updates, a row per step."""
+        import pandas as pd
+
+        return pd.DataFrame(self._metrics).set_index("step") if self._metrics else pd.DataFrame()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        samples: int | None = None,
+        temperature: float | None = None,
+        max_response_tokens: int | None = None,
+    ) -> Any:
+        """What the model answers now.
+
+        Args:
+            prompts: a text, a list of chat messages, or several of either.
+            samples: responses per prompt; None: one, not in a list.
+            temperature: 0: the most likely token each time; None: 0, or `rollout.temperature` with `samples`.
+            max_response_tokens: None: `rollout.max_response_tokens`.
+
+        Returns:
+            The text for one prompt, a list of texts for several; lists of texts with `samples`.
+        """
+        is_one = isinstance(prompts, str) or (
+            bool(prompts) and isinstance(prompts[0], Mapping) and "role" in prompts[0]
+        )
+        asked: Sequence[Any] = [prompts] if is_one else list(prompts)
+        if temperature is None:
+            temperature = self.config.rollout.temperature if samples else 0.0
+        plan = self._plan("generate", samples or 1, temperature, 1.0, max_response_tokens)
+        problems = [Problem(f"generate/{i}", prompt, "") for i, prompt in enumerate(asked)]
+        require_context(self._loaded, self._encoder.measure(problems), plan.max_response_tokens)
+        self._sync_engine()
+        sampler, texts = EngineSampler(self._engine, self._encoder, plan), [[""] * (samples or 1) for _ in asked]
+        for i, problem in enumerate(problems):
+            sampler.submit(i, problem)
+        waiting = len(asked) * (samples or 1)
+        with _stoppable(sampler.abort) as check:
+            while waiting:
+                check()
+                for i, k, response in sampler.poll():
+                    texts[i][k] = response.text
+                    waiting -= 1
+        found = [responses if samples else responses[0] for responses in texts]
+        return found[0] if is_one else found
+
+    def evaluate(self, problems: Data, reward: Reward = None, *, samples_per_problem: int | None = None) -> Evaluation:
+        """Judge the model on problems, as `dapo eval` does; trains nothing.
+
+        Args:
+            problems: as for `collect`.
+            reward: as for `collect`.
+            samples_per_problem: None: `eval.samples_per_problem`.
+
+        Returns:
+            The result: `result.summary()["accuracy"]`, and `result.table()` with every response.
+        """
+        config, key, judge = self._settle(problems, reward)
+        held_out = self._read(config, key, judge)
+        eval_config = self.config.eval
+        count = samples_per_problem or eval_config.samples_per_problem
+        limit = eval_config.max_response_tokens
+        plan = self._plan(config.data.train_source.label, count, eval_config.temperature, eval_config.top_p, limit)
+        self._sync_engine()
+        sampler = EngineSampler(self._engine, self._encoder, plan)
+        with _stoppable(sampler.abort) as check, progress("evaluate", after_s=SHOW_AFTER_S) as show:
+            return evaluate(sampler, judge, held_out, on_progress=show, check=check)
+
+    def export(self, path: str | Path) -> Path:
+        """Write the model as it is now as a Hugging Face model directory, which must not exist; returns its path."""
+        weights = self._policy.weights(version=self.step)
+        export_model(weights.named_tensors(), self._loaded, path)
+        return Path(path)
+
+    def close(self) -> None:
+        """Free the engine and the verifiers. May be called twice."""
+        self._stack.close()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Session({self.config.model.name!r}, step={self.step})"
+
+    def _prepare(self, problems: Data, reward: Reward) -> Sampling:
+        """What these problems are sampled with: they go on where their last batch closed."""
+        config, key, judge = self._settle(problems, reward)
+        read = self._read(config, key, judge)
+        if key not in self._samplings:
+            stop_ids = self._loaded.stop_ids
+            self._samplings[key] = build_sampling(config, read, self._engine, judge, self._encoder, stop_ids)
+        sampling = self._samplings[key]
+        sampling.judge = judge
+        return sampling
+
+    def _settle(self, problems: Data, reward: Reward) -> "tuple[Config, str, InlineJudge | VerifierPool]":
+        """The configuration with these problems and this reward, a name for the problems, and the judge."""
+        problems, reward = self._data if problems is None else problems, self._reward if reward is None else reward
+        config = self.config
+        if problems is not None:
+            config = config.changed("data", train=self._source(problems))
+        elif self.config.data.train == NO_DATA:
+            raise DataError("there are no problems: give them to session(data=...) or to collect(problems, reward)")
+        functions: Mapping[str, Callable[..., Any]] = {}
+        if reward is not None:
+            verifier, functions = named_rewards(reward)
+            own = verifier == config.reward.verifier
+            config = config.changed("reward", verifier=verifier, options=config.reward.options if own else {})
+        config = resolve_auto_verifier(config)
+        return config, json.dumps(config.data.train, sort_keys=True, default=str), self._judge(config, functions)
+
+    def _source(self, problems: Data) -> Any:
+        """The data source that stands for problems: rows are written to a file, which their content names."""
+        if is_source(problems):
+            return str(problems) if isinstance(problems, Path) else problems
+        path = self._folder / ROWS_FILE
+        write_rows(path, problems)
+        folder = self._folder / hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
+        folder.mkdir(exist_ok=True)
+        return str(path.replace(folder / ROWS_FILE))
+
+    def _judge(self, config: Config, functions: Mapping[str, Callable[..., Any]]) -> "InlineJudge | VerifierPool":
+        reward = config.reward
+        if functions:
+            return InlineJudge(reward.verifier, options=reward.options, threshold=reward.threshold, functions=functions)
+        key = reward.model_dump_json()
+        if key not in self._pools:
+            self._pools[key] = self._stack.enter_context(closing(VerifierPool(reward)))
+        return self._pools[key]
+
+    def _read(self, config: Config, key: str, judge: "InlineJudge | VerifierPool") -> list[Problem]:
+        """The problems of a source that fit the model; they are verified once for each reward."""
+        key = f"{key} {json.dumps(config.reward.verifier)} {sorted(judge.needed_columns.items())}"
+        if key not in self._problems:
+            rows, notes = load_rows(config, "train", judge.needed_columns)
+            kept, dropped = self._encoder.split_by_length(rows)
+            if dropped:
+                notes.append(f"{dropped} prompts left out: longer than data.max_prompt_tokens")
+            limit = config.rollout.max_response_tokens
+            if (positions := max_positions(self._loaded)) is not None:
+                require_context(self._loaded, self._encoder.measure(kept, above=positions - limit), limit)
+            for note in notes:
+                print_text(note)
+            self._problems[key] = kept
+        return self._problems[key]
+
+    def _plan(
+        self, name: str, samples: int, temperature: float, top_p: float, max_response_tokens: int | None
+    ) -> EvaluationPlan:
+        return EvaluationPlan(
+            name=name,
+            samples_per_problem=samples,
+            temperature=temperature,
+            top_p=top_p,
+            max_response_tokens=max_response_tokens or self.config.rollout.max_response_tokens,
+            stop_ids=self._loaded.stop_ids,
+            seed=self.config.train.seed,
+        )
+
+    def _sync_engine(self) -> None:
+        """Give the engine the policy's weights, unless it holds them."""
+        if self._engine_version != self.step:
+            self._engine.load_weights(self._policy.weights(version=self.step), version=self.step)
+            self._engine_version = self.step
+
+
+def session(
+    model: str | Path | None = None,
+    *,
+    data: Data = None,
+    reward: Reward = None,
+    config: str | Path | Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Session:
+    """Load a model for a loop of one's own: `collect` a batch, look at it, `update` with it.
+
+    Everything happens in this process, and nothing is written: `export` writes the model. For runs that are recorded,
+    evaluated and resumed there is `dapo.train`; one step of a session computes what one of its steps does.
+
+    Args:
+        model: an alias, a Hugging Face id or a model directory.
+        data: problems, as for `dapo.train`, for calls of `collect` that name none.
+        reward: as for `dapo.train`, for calls of `collect` that name none.
+        config: a YAML file, the name of a shipped configuration, or a mapping; the others are laid over it.
+        **options: named as for `dapo.train`: `prompts_per_step=8`, `lr=1e-5`, `**{"loss.clip_high": 0.3}`. `steps` says
+            how many there will be, from which the warm-up and `optim.schedule` follow; one may take more or fewer.
+
+    Returns:
+        The session; use it in a `with` block, or close it.
+
+    Raises:
+        ConfigError: an option is unknown, impossible, or needs other processes.
+
+    Example:
+        >>> import dapo
+        >>> def has_digit(completions, **columns):
+        ...     return [any(character.isdigit() for character in text) for text in completions]
+        >>> rows = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(8)]
+        >>> with dapo.session("tiny-random", prompts_per_step=2, group_size=4, max_response_tokens=8, lr=1e-3) as s:
+        ...     batch = s.collect(rows, has_digit)
+        ...     metrics = s.update(batch)
+        >>> int(metrics["step"])
+        1
+    """
+    base = base_of(config)[0]
+    given: dict[str, Any] = {} if model is None else {"model.name": str(model)}
+    named = options_from(options)
+    raw = laid_over(base, given | named)
+    if not raw.get("data", {}).get("train"):
+        raw = laid_over(raw, {"data.train": NO_DATA})
+    fitting = sized_to_fit(raw)
+    return Session(build_config(laid_over(raw, fitting), where="dapo.session"), data=data, reward=reward)
+
+
+def _require_one_process(config: Config) -> None:
+    """Raise ConfigError for what needs processes of its own, or a history over steps."""
+    if config.schedule != "sync":
+        raise ConfigError(f"dapo.session takes one step after the other; schedule={config.schedule} needs dapo.train")
+    if config.is_multiprocess:
+        raise ConfigError(
+            "dapo.session samples and trains in this process: rollout.engines, rollout.engine=vllm, launcher=ray and "
+            "distributed.trainer_ranks above 1 need dapo.train"
+        )
+    if config.predicts_signal:
+        raise ConfigError(
+            f"dynamic_sampling.predict={config.dynamic_sampling.predict} predicts from a run's history, which a "
+            "session does not keep: it needs dapo.train"
+        )
+
+
+@contextmanager
+def _stoppable(undo: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Yields what raises when Ctrl-C has been pressed; where the block raises, `undo` is called.
+
+    Raises KeyboardInterrupt for Ctrl-C.
+    """
+    try:
+        with signals_as_requests(
+            "stopping; Ctrl-C once more stops at once", on_second=signal.default_int_handler
+        ) as stop:
+            yield stop.check
+            stop.check()  # it may have been pressed after the last time that the block asked
+    except Interrupted as error:
+        undo()
+        if error.exit_code - 128 == signal.SIGINT:
+            raise KeyboardInterrupt(str(error)) from None
+        raise
+    except BaseException:
+        undo()
+        raise
+
+
+def _name_of(function: object) -> str:
+    """What messages call a function."""
+    return f"loss {getattr(function, '__name__', type(function).__name__)}"
