@@ -274,6 +274,25 @@ def check(
 
 
 @app.command()
+def view(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUN]...", help="run directories, or folders of them; default: ./runs"),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65_535, help="port on 127.0.0.1; default: 8020, or a free one; 0: a free one"),
+    ] = None,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="only print the address")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the address and the runs as one JSON object")] = False,
+) -> None:
+    """Show runs on a local page: curves, responses, problems, evaluations and comparisons."""
+    from dapo.cli.view import view_runs
+
+    view_runs(runs or [], port=port, open_browser=not no_browser and not as_json, as_json=as_json)
+
+
+@app.command()
 def submit(
     config_or_run: Annotated[
         Path, typer.Argument(metavar="CONFIG.yaml|RUN_DIR", help="as for dapo train; or a run, to continue it")

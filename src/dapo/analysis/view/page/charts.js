@@ -1,0 +1,89 @@
+"use strict";
+// Charts: one card each, of a fixed height, so that nothing moves when values come. Colours are those of style.css.
+
+View.colour = (name) => {
+  const probe = document.createElement("span");
+  probe.style.color = `var(--${name})`;
+  document.body.append(probe);
+  const found = getComputedStyle(probe).color;
+  probe.remove();
+  return found;
+};
+View.faded = (colour, alpha) => colour.replace(/^rgba?\(([^)]+)\)$/, (_, parts) => `rgba(${parts.split(/,\s*/).slice(0, 3).join(",")},${alpha})`);
+
+View.outcomeColours = { trained: "c0", all_correct: "c2", all_wrong: "red", zero_variance: "c3", filtered: "c5", invalid: "c6", excess: "c7", aborted: "c8" };
+
+const SMOOTHED_FROM = 15;
+View.smoothed = (values) => {
+  const half = Math.max(3, Math.floor(values.length / 10) | 1) >> 1;
+  return values.map((_, i) => {
+    const near = values.slice(Math.max(0, i - half), i + half + 1).filter((v) => v !== null);
+    return near.length ? near.reduce((a, b) => a + b, 0) / near.length : null;
+  });
+};
+
+// The x axis: steps, generated tokens or seconds, both summed over the steps.
+View.axes = { steps: "training step", tokens: "generated tokens", seconds: "seconds" };
+View.xOf = (metrics, axis) => {
+  if (axis !== "tokens" && axis !== "seconds") return metrics.steps;
+  const each = metrics.columns[axis === "tokens" ? "rollout/tokens_generated" : "time/step_s"] || [];
+  let sum = 0;
+  return metrics.steps.map((_, i) => (sum += each[i] || 0));
+};
+
+View.known = (values, x) => {
+  const pairs = x.map((at, i) => [at, values ? values[i] : null]).filter(([, v]) => v !== null && v !== undefined);
+  return { x: pairs.map((p) => p[0]), y: pairs.map((p) => p[1]) };
+};
+
+// A card with a chart. `traces` is a function, called again when the theme changes.
+View.chart = ({ title, note, traces, layout = {}, empty, tall }) => {
+  const plot = View.h("div", { class: tall ? "plot tall" : "plot", role: "img", "aria-label": title });
+  const card = View.h("section", { class: "card" }, View.h("h2", {}, title), View.h("p", { class: "sub" }, note || "\u00a0"), plot);
+  card.update = (next) => {
+    if (next) ({ traces, empty } = next);
+    if (empty) { if (card.drawn) Plotly.purge(plot); card.drawn = false; plot.className = "plot-empty"; plot.replaceChildren(empty); return; }
+    if (!card.drawn) { plot.className = tall ? "plot tall" : "plot"; plot.replaceChildren(); }
+    card.drawn = true;
+    Plotly.react(plot, traces(), View.layout(layout), { displayModeBar: false, responsive: true });
+  };
+  card.setAttribute("data-chart", title);
+  return card;
+};
+
+View.layout = ({ xaxis = {}, yaxis = {}, ...rest } = {}) => {
+  const ink = View.colour("soft"), grid = View.colour("grid"), card = View.colour("card");
+  const axis = { gridcolor: grid, linecolor: grid, zeroline: false, tickfont: { size: 11 }, automargin: true, fixedrange: false };
+  return {
+    font: { family: "system-ui, sans-serif", size: 12, color: ink },
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    margin: { l: 48, r: 12, t: 6, b: 40 },
+    hovermode: "x unified", hoverlabel: { bgcolor: card, bordercolor: grid, font: { color: View.colour("ink"), size: 12 } },
+    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 }, bgcolor: "rgba(0,0,0,0)" },
+    showlegend: true, dragmode: "zoom",
+    xaxis: { ...axis, showgrid: false, ...xaxis, title: { text: xaxis.title || "", font: { size: 11 }, standoff: 8 } },
+    yaxis: { ...axis, rangemode: "tozero", ...yaxis, title: { text: yaxis.title || "", font: { size: 11 }, standoff: 6 } },
+    ...rest,
+  };
+};
+
+// A curve: thin as it was logged and, over many steps, a thick running mean.
+View.curve = (metrics, x, name, { label, colour = "c0", scale = 1, smooth = true } = {}) => {
+  const { x: at, y: raw } = View.known(metrics.columns[name], x);
+  if (!at.length) return [];
+  const y = raw.map((v) => v * scale), shade = View.colour(colour);
+  const base = { x: at, type: "scatter", mode: at.length < 3 ? "lines+markers" : "lines", name: label || name };
+  if (!smooth || at.length < SMOOTHED_FROM) return [{ ...base, y, line: { color: shade, width: 2 } }];
+  return [
+    { ...base, y, line: { color: View.faded(shade, 0.32), width: 1 }, showlegend: false, hoverinfo: "skip" },
+    { ...base, y: View.smoothed(y), customdata: y, hovertemplate: "%{customdata:.4~g}", line: { color: shade, width: 2.2 } },
+  ];
+};
+
+View.areas = (metrics, x, series) => {
+  const rows = metrics.steps.map((step, i) => i).filter((i) => series.some(({ name }) => (metrics.columns[name] || [])[i] != null));
+  return series.filter(({ name }) => (metrics.columns[name] || []).some((v) => v)).map(({ name, label, colour }) => ({
+    x: rows.map((i) => x[i]), y: rows.map((i) => metrics.columns[name][i] || 0), type: "scatter", mode: "lines", stackgroup: "all",
+    name: label, line: { width: 0.5, color: View.colour(colour) }, fillcolor: View.faded(View.colour(colour), 0.75), hovertemplate: "%{y:.4~s}",
+  }));
+};

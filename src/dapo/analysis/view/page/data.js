@@ -1,0 +1,115 @@
+"use strict";
+// Where values come from: the server, or what `dapo report` has written into the file. Also the few helpers that
+// every page uses. Text of models only ever becomes a text node: nothing here parses HTML.
+
+const View = { pages: {}, words: { outcomes: {}, phases: {}, metrics: {} } };
+
+View.report = (() => {
+  const element = document.getElementById("report-data");
+  return element ? JSON.parse(element.textContent) : null;
+})();
+
+View.get = async (path, parameters = {}, signal) => {
+  if (View.report) return View.answerFromReport(path, parameters);
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(parameters)) if (value !== undefined && value !== null && value !== "") query.set(name, value);
+  let response;
+  try {
+    response = await fetch(`api/${path}?${query}`, { signal });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Error("The server does not answer: is `dapo view` still running?");
+  }
+  const value = await response.json().catch(() => null);
+  if (!response.ok || value === null) throw new Error((value && value.error) || `The server answered ${response.status}.`);
+  return value;
+};
+
+// --- the state of the page, which the address holds: #/rollouts?run=a&outcomes=trained
+
+View.state = () => {
+  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  return { page: View.pages[path] ? path : "overview", ...Object.fromEntries(new URLSearchParams(query)) };
+};
+
+View.address = (changes, base = View.state()) => {
+  const { page, ...rest } = { ...base, ...changes };
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(rest)) if (value !== undefined && value !== null && value !== "") query.set(name, value);
+  return `#/${page}?${query}`;
+};
+
+View.go = (changes, replace = false) => {
+  const address = View.address(changes);
+  if (address === location.hash) return;
+  if (replace) { history.replaceState(null, "", address); View.show(); } else location.hash = address;
+};
+
+// The parameters that stay when one goes from page to page.
+View.link = (page, more = {}) => View.address({ page, ...more }, { run: View.state().run, x: View.state().x });
+
+// --- elements
+
+View.h = (tag, properties = {}, ...children) => {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties || {})) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "class") element.className = value;
+    else if (name in element && typeof value !== "string") element[name] = value;
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  for (const child of children.flat(3)) if (child !== null && child !== undefined && child !== false) element.append(child);
+  return element;
+};
+
+View.empty = (text) => View.h("p", { class: "empty" }, text);
+View.note = (text) => (text ? View.h("p", { class: "note" }, text) : null);
+
+// A row of buttons of which one, or several, are chosen.
+View.choices = (label, options, chosen, onchange, { several = false } = {}) => {
+  const values = new Set(several ? String(chosen || "").split(",").filter(Boolean) : [chosen]);
+  const press = (value) => {
+    if (!several) return onchange(value);
+    values.has(value) ? values.delete(value) : values.add(value);
+    onchange([...values].join(","));
+  };
+  return View.h("span", { class: "field" }, label, View.h("span", { class: several ? "choices" : "choices joined", role: "group", "aria-label": label },
+    options.map(([value, text, title]) => View.h("button", { type: "button", title, "data-value": value, "aria-pressed": String(values.has(value)), onclick: () => press(value) }, text))));
+};
+
+View.table = (columns, rows, onopen) => View.h("div", { class: "table-wrap" }, View.h("table", {},
+  View.h("thead", {}, View.h("tr", {}, columns.map((c) => View.h("th", { class: c.number && "n", scope: "col", title: c.title }, c.name)))),
+  View.h("tbody", {}, rows.map((row) => View.h("tr", { class: onopen && "open", onclick: onopen && ((event) => { if (!event.target.closest("a,button") && !String(getSelection())) onopen(row); }) },
+    columns.map((c) => View.h("td", { class: c.number ? "n" : c.class }, c.cell(row))))))));
+
+View.pager = (offset, limit, total, go, more) => View.h("div", { class: "pager" },
+  View.h("span", {}, total ? `${View.count(offset + 1)} to ${View.count(Math.min(total, offset + limit))} of ${View.count(total)}${more || ""}` : ""),
+  View.h("span", { class: "choices" },
+    View.h("button", { type: "button", disabled: offset <= 0, onclick: () => go(Math.max(0, offset - limit)) }, "← previous"),
+    View.h("button", { type: "button", disabled: offset + limit >= total && !more, onclick: () => go(offset + limit) }, "next →")));
+
+// --- numbers in words
+
+View.count = (value) => (value === null || value === undefined ? "–" : Math.round(value).toLocaleString("en"));
+View.number = (value, digits = 3) => (value === null || value === undefined ? "–" : value.toFixed(digits).replace("-", "−"));
+View.signed = (value, digits = 3) => (value === null || value === undefined ? "–" : (value > 0 ? "+" : value < 0 ? "−" : "") + Math.abs(value).toFixed(digits));
+View.percent = (value, digits = 1) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(digits)} %`);
+View.seconds = (value) => {
+  if (value === null || value === undefined) return "–";
+  if (value < 90) return `${value.toFixed(value < 10 ? 1 : 0)} s`;
+  if (value < 5400) return `${Math.round(value / 60)} min`;
+  return value < 172800 ? `${(value / 3600).toFixed(1)} h` : `${(value / 86400).toFixed(1)} days`;
+};
+View.big = (value) => (value >= 1e9 ? `${(value / 1e9).toFixed(2)} G` : value >= 1e6 ? `${(value / 1e6).toFixed(2)} M` : value >= 1e4 ? `${(value / 1e3).toFixed(0)} k` : View.count(value));
+View.words.outcome = (outcome) => outcome.replaceAll("_", " ");
+View.signClass = (value) => (value > 0 ? "pos" : value < 0 ? "neg" : "soft");
+View.score = (value, binary) => (binary ? View.percent(value) : View.number(value));
+
+View.badge = (text, kind, title) => View.h("span", { class: `badge ${kind}`, title }, text);
+View.verdictBadge = (row) => {
+  const verdict = row.verdict || (row.error ? "error" : row.correct === true ? "correct" : row.correct === false ? "wrong" : "score");
+  if (verdict === "score") return View.badge(`score ${View.number(row.score, 2)}`, "plain");
+  return View.badge(verdict, { correct: "good", wrong: "bad", error: "warn" }[verdict], row.error || undefined);
+};
+View.outcomeBadge = (outcome) => View.badge(View.words.outcome(outcome), outcome === "trained" ? "good" : "plain", View.words.outcomes[outcome]);

@@ -1,0 +1,87 @@
+"use strict";
+// Evaluations on held-out problems: each with its interval, and two of them paired by problem.
+
+const evaluationColumns = (binary) => [
+  { name: "step", number: true, cell: (e) => View.count(e.step) },
+  { name: binary ? "accuracy" : "mean score", number: true, cell: (e) => View.h("b", {}, View.score(e.accuracy, binary)) },
+  { name: "95 % interval", number: true, cell: (e) => (e.low === null ? "none" : `${View.score(e.low, binary)} to ${View.score(e.high, binary)}`), title: "over problems" },
+  { name: "other estimates", cell: (e) => Object.keys(e).filter((n) => /^(pass|cons)@/.test(n) && n !== "pass@1").map((n) => `${n} ${View.percent(e[n])}`).join("  ") || "–" },
+  { name: "problems", number: true, cell: (e) => `${View.count(e.problems)} × ${e.samples_per_problem}` },
+  { name: "tokens", number: true, cell: (e) => View.number(e.response_tokens_mean, 1), title: "mean response" },
+  { name: "truncated", number: true, cell: (e) => View.percent(e.truncated_fraction) },
+  { name: "without an answer", number: true, cell: (e) => View.percent(e.no_answer_fraction) },
+];
+
+const verdictLine = (found, binary) => {
+  const unit = (v) => (binary ? `${View.signed(100 * v, 1)} points` : View.signed(v, 4));
+  const sure = found.low === null ? "no interval: fewer than two problems, or the same difference on all" : `95 % interval ${unit(found.low)} to ${unit(found.high)}`;
+  const verdict = found.low === null ? "" : found.low <= 0 && found.high >= 0 ? "no significant difference" : found.low > 0 ? "B is better" : "B is worse";
+  return View.h("p", { id: "paired" }, View.h("span", { class: `number ${View.signClass(found.difference)}` }, unit(found.difference)), `  ${sure}`, verdict ? View.h("b", {}, `: ${verdict}`) : "", ". ",
+    `Paired over ${View.count(found.problems)} problems: better on ${found.better}, worse on ${found.worse}, equal on ${found.equal}.`,
+    found.unpaired ? ` ${View.count(found.unpaired)} problems are in one of the two only and do not count.` : "");
+};
+
+const pickEvaluation = (which, state, all) => {
+  const element = View.h("select", { id: `pick-${which}`, "aria-label": `evaluation ${which.toUpperCase()}`, onchange: (event) => { const [run, step] = event.target.value.split("\n"); View.go({ [`${which}_run`]: run, [`${which}_step`]: step, problem: "", offset: "" }); } },
+    all.map((e) => View.h("option", { value: `${e.run}\n${e.step}` }, `${e.run === state.run && all.every((x) => x.run === state.run) ? "" : `${e.run}, `}step ${e.step}: ${View.score(e.accuracy, e.binary)}`)));
+  element.value = `${state[`${which}_run`]}\n${state[`${which}_step`]}`;
+  return View.h("label", { class: "field" }, which === "a" ? "A (first)" : "B (second)", element);
+};
+
+const responseList = (title, row) => View.h("section", { class: "card" }, View.h("h2", {}, title), row.error ? View.h("p", { class: "note problem" }, row.error) : (row.responses || []).map((r) => View.h("div", { class: "response" },
+  View.h("div", { class: "meta" }, View.verdictBadge(r), r.answer ? View.h("span", { class: "soft" }, "read as ", View.h("code", {}, r.answer)) : r.answer === "" ? View.h("span", { class: "soft" }, "no answer found") : null, View.h("span", { class: "soft" }, `${r.tokens} tokens${r.finish === "length" ? ", cut at the limit" : ""}`)),
+  View.h("div", { class: "text-box" }, r.text))));
+
+const problemDetail = async (state) => {
+  const [a, b] = await Promise.all(["a", "b"].map((w) => View.get("evaluation", { run: state[`${w}_run`], step: state[`${w}_step`], problem: state.problem }).catch((error) => ({ error: error.message }))));
+  return View.h("div", { id: "detail" }, View.h("div", { class: "head-row" }, View.h("h2", {}, `Problem ${state.problem}`), View.h("button", { type: "button", onclick: () => View.go({ problem: "" }) }, "close")),
+    View.h("div", { class: "card prompt" }, View.h("div", { class: "text-box" }, a.question || b.question || ""), View.h("p", { class: "note" }, "reference ", View.h("code", {}, String(a.answer ?? b.answer ?? "")))),
+    View.h("div", { class: "split" }, responseList(`A: ${state.a_run}, step ${state.a_step}`, a), responseList(`B: ${state.b_run}, step ${state.b_step}`, b)), View.h("p", {}, " "));
+};
+
+const pairedTable = (found, binary, state) => {
+  const rows = [...found.table].map((r) => ({ ...r, difference: r.first === null || r.second === null ? null : r.second - r.first }));
+  const orders = { worse: (a, b) => (a.difference ?? 9) - (b.difference ?? 9), better: (a, b) => (b.difference ?? -9) - (a.difference ?? -9), hardest: (a, b) => (a.second ?? 9) - (b.second ?? 9) };
+  rows.sort(orders[state.order] || orders.worse);
+  const offset = Number(state.offset) || 0;
+  return [View.table([
+    { name: "problem", class: "text", cell: (r) => View.h("a", { href: View.address({ problem: r.id }) }, View.h("div", { class: "clip" }, r.question || r.id)) },
+    { name: "answer", class: "text", cell: (r) => View.h("div", { class: "clip" }, String(r.answer)) },
+    { name: "source", cell: (r) => r.source },
+    { name: "A", number: true, cell: (r) => View.score(r.first, binary) },
+    { name: "B", number: true, cell: (r) => View.score(r.second, binary) },
+    { name: "B − A", number: true, cell: (r) => View.h("span", { class: View.signClass(r.difference) }, r.difference === null ? "–" : binary ? View.signed(100 * r.difference, 0) : View.signed(r.difference)) },
+  ], rows.slice(offset, offset + 100), (r) => View.go({ problem: r.id })), View.pager(offset, 100, rows.length, (next) => View.go({ offset: next || "" }))];
+};
+
+View.pages.evaluation = {
+  title: "Evaluation",
+  async show(main, state) {
+    const lists = await Promise.all(View.runs().map(async (r) => (await View.get("evaluations", { run: r.name })).evaluations.map((e) => ({ ...e, run: r.name }))));
+    const all = lists.flat().filter((e) => !e.problem), own = all.filter((e) => e.run === state.run);
+    const damaged = lists.flat().filter((e) => e.problem && e.run === state.run);
+    const head = View.h("div", { class: "head-row" }, View.h("h1", {}, "Evaluation"));
+    const notes = damaged.map((e) => View.h("p", { class: "note problem" }, e.problem));
+    if (!own.length) {
+      const held = View.runs().find((r) => r.name === state.run).held_out;
+      main.replaceChildren(head, ...notes, View.empty(held ? "No evaluation yet: the first is written before step 1, the next ones as train.eval_every says." : "This run has no held-out problems: data.eval is not set, so nothing was evaluated."));
+      return {};
+    }
+    const chosen = { a_run: state.a_run || state.run, a_step: state.a_step ?? String(own[0].step), b_run: state.b_run || state.run, b_step: state.b_step ?? String(own[own.length - 1].step) };
+    const now = { ...state, ...chosen }, binary = own.every((e) => e.binary), scale = binary ? 100 : 1;
+    const traces = () => [{ x: own.map((e) => e.step), y: own.map((e) => e.accuracy * scale), type: "scatter", mode: "lines+markers", name: own[0].name, line: { color: View.colour("c1"), width: 2 }, marker: { size: 8 },
+      error_y: own.every((e) => e.low !== null) ? { type: "data", symmetric: false, array: own.map((e) => (e.high - e.accuracy) * scale), arrayminus: own.map((e) => (e.accuracy - e.low) * scale), color: View.faded(View.colour("c1"), 0.6), width: 4 } : undefined },
+      ...[...new Set(own.flatMap((e) => Object.keys(e.by_source)))].filter((s, _, list) => list.length > 1).map((s, i) => ({ x: own.map((e) => e.step), y: own.map((e) => (e.by_source[s] ? e.by_source[s].accuracy * scale : null)), type: "scatter", mode: "lines+markers", name: s, line: { color: View.colour(["c0", "c2", "c3", "c4", "c5", "c6"][i % 6]), width: 1.2, dash: "dot" }, marker: { size: 5 } }))];
+    const chart = View.chart({ title: binary ? "Held-out accuracy" : "Held-out score", note: "with the 95 % interval over problems; dotted: by source", traces, layout: { xaxis: { title: "training step" }, yaxis: { title: binary ? "correct (%)" : "mean score" } } });
+    const body = [head, ...notes, View.h("div", { class: "split" }, chart, View.h("section", { class: "card" }, View.h("h2", {}, "Paired difference"), View.h("p", { class: "sub" }, "B minus A on the same problems; pairing removes their difficulty from the interval"),
+      View.h("div", { class: "choices" }, pickEvaluation("a", now, all), pickEvaluation("b", now, all)), View.h("div", { id: "difference" }))), View.h("p", {}, " "), View.table(evaluationColumns(binary), own), View.h("p", {}, " ")];
+    main.replaceChildren(...body);
+    if (state.problem) main.append(await problemDetail(now));
+    try {
+      const found = await View.get("paired", chosen);
+      main.querySelector("#difference").replaceChildren(verdictLine(found, binary));
+      main.append(View.h("div", { class: "head-row" }, View.h("h2", {}, "By problem"), View.choices("Order", [["worse", "most worsened"], ["better", "most improved"], ["hardest", "hardest in B"]], state.order || "worse", (order) => View.go({ order, offset: "" }))), ...pairedTable(found, binary, state));
+    } catch (error) { main.querySelector("#difference").replaceChildren(View.h("p", { class: "note problem" }, error.message)); }
+    return { redraw: () => chart.update() };
+  },
+};

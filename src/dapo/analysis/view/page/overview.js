@@ -1,0 +1,76 @@
+"use strict";
+// The curves of a run: those of the paper's figure 7, held-out accuracy, keep rate, the account of tokens, seconds, memory.
+
+View.evaluationNames = (metrics) => {
+  const all = Object.keys(metrics.columns).filter((n) => n.startsWith("eval/") && n.endsWith("/accuracy")).map((n) => n.slice(5, -9));
+  const whole = all.filter((n) => metrics.columns[`eval/${n}/avg@1`] || Object.keys(metrics.columns).some((m) => m.startsWith(`eval/${n}/avg@`)));
+  return whole.length ? whole : all;
+};
+
+View.missing = (metrics, why) => (metrics.steps.filter((s) => s > 0).length ? why : "No step is finished yet: the first curve begins with step 1.");
+
+View.heldOut = (metrics, x, name, colour, label) => {
+  const columns = metrics.columns, scaled = (n) => (columns[`eval/${name}/${n}`] || []).map((v) => (v === null ? null : 100 * v));
+  const { x: at, y } = View.known(scaled("accuracy"), x);
+  const low = View.known(scaled("low"), x).y, high = View.known(scaled("high"), x).y, paint = View.colour(colour);
+  const bars = low.length === y.length && high.length === y.length;
+  return [{ x: at, y, type: "scatter", mode: "lines+markers", name: label || name, line: { color: paint, width: 2 }, marker: { size: 7 }, hovertemplate: "%{y:.1f} %",
+    error_y: bars ? { type: "data", symmetric: false, array: y.map((v, i) => Math.max(0, high[i] - v)), arrayminus: y.map((v, i) => Math.max(0, v - low[i])), color: View.faded(paint, 0.6), thickness: 1.2, width: 4 } : undefined }];
+};
+
+const CURVE_SPECS = [
+  { title: "Response length", note: "mean tokens of a response (Fig. 7a)", names: ["rollout/response_tokens_mean"], draw: (m, x) => View.curve(m, x, "rollout/response_tokens_mean", { label: "mean length" }), unit: "tokens" },
+  { title: "Reward", note: "shaped reward: score plus overlong penalty (Fig. 7b)", names: ["reward/mean"], zero: false, unit: "reward",
+    draw: (m, x) => [...View.curve(m, x, "reward/mean", { label: "all judged responses" }), ...View.curve(m, x, "reward/trained_mean", { label: "groups that train", colour: "c1" })] },
+  { title: "Entropy", note: "of the policy at the sampled positions, in nats (Fig. 7c)", names: ["loss/entropy"], draw: (m, x) => View.curve(m, x, "loss/entropy", { label: "entropy" }), unit: "nats" },
+  { title: "Mean probability", note: "of the sampled tokens (Fig. 7d)", names: ["loss/token_prob_mean"], draw: (m, x) => View.curve(m, x, "loss/token_prob_mean", { label: "mean probability" }), range: [0, 1], unit: "probability" },
+  { title: "Accuracy", note: "held-out with its 95 % interval, and of all judged training responses", unit: "correct (%)",
+    names: (m) => ["reward/accuracy", ...View.evaluationNames(m).map((n) => `eval/${n}/accuracy`)],
+    draw: (m, x) => [...View.curve(m, x, "reward/accuracy", { label: "training", scale: 100 }), ...View.evaluationNames(m).flatMap((n, i) => View.heldOut(m, x, n, ["c1", "c2", "c3", "c4"][i % 4], `held out: ${n}`))] },
+  { title: "Groups", note: "of the judged groups: kept by dynamic sampling (Eq. 11), or dropped", names: ["rollout/keep_rate"], range: [0, 102], unit: "groups (%)",
+    draw: (m, x) => [["rollout/keep_rate", "kept", "c0"], ["rollout/all_correct_fraction", "all correct", "c2"], ["rollout/all_wrong_fraction", "all wrong", "red"]].flatMap(([n, label, colour]) => View.curve(m, x, n, { label, colour, scale: 100 })) },
+  { title: "Account of tokens", note: "every generated token of a step by the outcome of its group", names: ["rollout/tokens_generated"], unit: "tokens per step",
+    draw: (m, x) => View.areas(m, x, Object.keys(View.words.outcomes).map((o) => ({ name: `rollout/tokens_${o}`, label: View.words.outcome(o), colour: View.outcomeColours[o] || "c7" }))) },
+  { title: "Seconds of a step", note: "by phase", names: ["time/step_s"], unit: "seconds per step", draw: (m, x) => View.areas(View.withoutJudging(m), x, View.phaseSeries(m)) },
+  { title: "Memory", note: "the largest resident memory of the process so far", names: ["time/peak_memory_gib"], unit: "GiB",
+    draw: (m, x) => [...View.curve(m, x, "time/peak_memory_gib", { label: "process", smooth: false }), ...View.curve(m, x, "time/peak_gpu_memory_gib", { label: "GPU, of the step", colour: "c1", smooth: false })] },
+  { title: "Clipping and truncation", note: "tokens at the lower and upper clip (Eq. 8), responses cut at the length limit", names: ["loss/clip_high_fraction", "rollout/truncated_fraction"], unit: "%",
+    draw: (m, x) => [["loss/clip_high_fraction", "upper clip", "c1"], ["loss/clip_low_fraction", "lower clip", "c0"], ["rollout/truncated_fraction", "truncated", "c4"]].flatMap(([n, label, colour]) => View.curve(m, x, n, { label, colour, scale: 100 })) },
+];
+
+View.phaseSeries = (m) => {
+  const colours = ["c8", "c0", "c5", "c6", "c3", "c1", "c7", "c2"];
+  return ["load_weights", "generate", "judge_wait", "write_rollouts", "old_logprobs", "update", "wait", "evaluate"].map((p, i) => ({
+    name: `time/${p}_s`, label: p.replaceAll("_", " "), colour: colours[i] }));
+};
+// Waiting for verdicts is a part of generating: the areas add up only if it is taken out.
+View.withoutJudging = (m) => {
+  const generate = m.columns["time/generate_s"], wait = m.columns["time/judge_wait_s"];
+  if (!generate || !wait) return m;
+  return { ...m, columns: { ...m.columns, "time/generate_s": generate.map((v, i) => (v === null ? null : Math.max(0, v - (wait[i] || 0)))) } };
+};
+
+View.specEmpty = (spec, m) => {
+  const names = typeof spec.names === "function" ? spec.names(m) : spec.names;
+  return names.some((n) => (m.columns[n] || []).some((v) => v !== null)) ? null : View.missing(m, `This run did not log ${names.join(" or ")}.`);
+};
+
+View.pages.overview = {
+  title: "Overview",
+  async show(main, state) {
+    let metrics = await View.metrics(state.run);
+    const axis = View.axes[state.x] ? state.x : "steps";
+    const cards = CURVE_SPECS.map((spec) => View.chart({ title: spec.title, note: spec.note, traces: () => spec.draw(metrics, View.xOf(metrics, axis)),
+      layout: { xaxis: { title: View.axes[axis], rangemode: "tozero" }, yaxis: { title: spec.unit, range: spec.range, rangemode: spec.zero === false ? "normal" : "tozero" } } }));
+    main.replaceChildren(
+      View.h("div", { class: "head-row" }, View.h("h1", {}, "Overview"), View.choices("Over", Object.keys(View.axes).map((a) => [a, a]), axis, (x) => View.go({ x }))),
+      metrics.problem ? View.h("p", { class: "note problem" }, metrics.problem) : "",
+      View.h("div", { class: "grid" }, cards),
+      View.smoothingNote(metrics));
+    const draw = () => cards.forEach((card, i) => card.update({ traces: () => CURVE_SPECS[i].draw(metrics, View.xOf(metrics, axis)), empty: View.specEmpty(CURVE_SPECS[i], metrics) }));
+    draw();
+    return { redraw: draw, async follow() { metrics = await View.metrics(state.run); draw(); } };
+  },
+};
+
+View.smoothingNote = (m) => (m.steps.length >= SMOOTHED_FROM ? View.note("Thin lines are the values of each step, thick lines a running mean over a tenth of the steps. Drag over a chart to zoom in, double click to see all of it.") : View.note("Drag over a chart to zoom in, double click to see all of it."));

@@ -1,0 +1,61 @@
+"use strict";
+// The problems that the run met: how often, how well they were answered over time, and which were never solved.
+
+const KINDS = [["all", "all"], ["never", "never solved"], ["sometimes", "sometimes"], ["always", "always solved"], ["undecided", "scores only"]];
+
+const visitCells = (row) => View.h("span", { class: "cells" }, row.seen.map((visit) => {
+  const rate = visit.decided ? visit.correct / visit.decided : null;
+  const cell = View.h("a", { class: rate === null ? "cell none" : rate === 0 ? "cell zero" : "cell", href: View.link("group", { step: visit.step, group: visit.group }),
+    title: `step ${visit.step}: ${rate === null ? `mean score ${View.number(visit.score, 2)}` : `${visit.correct} of ${visit.decided} correct`}, ${View.words.outcome(visit.outcome)}` },
+    View.h("span", { class: "visually-hidden" }, `step ${visit.step}`));
+  if (rate !== null) cell.style.setProperty("--rate", rate);
+  return cell;
+}));
+
+const PROBLEM_COLUMNS = [
+  { name: "problem", cell: (r) => View.h("a", { class: "mono", href: View.link("rollouts", { problem: r.problem_id }) }, r.problem_id.slice(0, 16)) },
+  { name: "prompt", class: "text", cell: (r) => View.h("div", { class: "clip", title: r.prompt || "" }, View.lastTurn(r.prompt || "")) },
+  { name: "answer", class: "text", cell: (r) => View.h("div", { class: "clip" }, r.answer || "") },
+  { name: "source", cell: (r) => r.source },
+  { name: "visits", number: true, cell: (r) => View.count(r.visits) },
+  { name: "correct", number: true, title: "of all decided responses", cell: (r) => (r.decided ? `${View.count(r.correct)}/${View.count(r.decided)}` : View.number(r.score, 2)) },
+  { name: "pass rate", number: true, cell: (r) => (r.decided ? View.percent(r.correct / r.decided, 0) : "–") },
+  { name: "over time, one cell per visit", cell: visitCells },
+];
+
+// The last message of a chat prompt, without the template's marks, for a cell of a table.
+View.lastTurn = (prompt) => {
+  const turns = prompt.split(/<\|im_start\|>|<\|start_header_id\|>/).map((t) => t.replace(/<\|[a-z_]+\|>/g, " ").trim()).filter((t) => t && t !== "assistant");
+  return (turns.pop() || prompt).replace(/^user\s+/, "");
+};
+
+View.pages.problems = {
+  title: "Problems",
+  async show(main, state, current) {
+    const kind = state.kind || "all", sort = state.order || "visits", offset = Number(state.offset) || 0;
+    let byStep = [];
+    const traces = () => [["none", "0 %", "red"], ["few", "below half", "c1"], ["many", "half or more", "c5"], ["all", "100 %", "c2"]].map(([key, label, colour]) => ({
+      x: byStep.map((s) => s.step), y: byStep.map((s) => s[key]), type: "bar", name: label, marker: { color: View.colour(colour), line: { width: 0 } } }));
+    const chart = View.chart({ title: "Groups by pass rate", note: "how many of a step's judged groups had which fraction of correct responses", traces, layout: { barmode: "stack", bargap: 0.08, xaxis: { title: "training step" }, yaxis: { title: "groups" } } });
+    const cards = View.h("div", { class: "cards" }), table = View.h("div");
+    const draw = async () => {
+      const found = await View.get("problems", { run: state.run, kind, sort, offset, limit: 50 });
+      byStep = found.by_step;
+      const all = Object.values(found.counts).reduce((a, b) => a + b, 0);
+      cards.replaceChildren(...[["problems seen", all], ["never solved", found.counts.never], ["sometimes", found.counts.sometimes], ["always solved", found.counts.always]].map(([name, value]) =>
+        View.h("div", { class: "card" }, View.h("div", { class: "number" }, View.count(value || 0)), View.h("div", { class: "soft" }, name))));
+      chart.update({ traces, empty: byStep.length ? null : found.note || "No group with decided responses: the verifier gives scores only." });
+      table.replaceChildren(...[View.indexNote(found),
+        found.rows.length ? View.table(PROBLEM_COLUMNS, found.rows, (row) => { location.hash = View.link("rollouts", { problem: row.problem_id }); })
+          : View.empty(found.index.steps ? `No problem is of this kind: ${KINDS.find(([k]) => k === kind)[1]}.` : found.note || "No problem has been judged yet."),
+        found.rows.length ? View.pager(offset, 50, found.total, (next) => View.go({ offset: next || "" })) : null].filter(Boolean));
+      if (current() && found.index.indexed < found.index.steps) setTimeout(() => current() && draw().catch(() => {}), 900);
+    };
+    main.replaceChildren(View.h("div", { class: "head-row" }, View.h("h1", {}, "Problems"), View.h("span", { class: "note" }, "groups that came after the batch had closed do not count: their problems come again")), cards, chart,
+      View.h("p", {}, " "),
+      View.h("div", { class: "filters" }, View.choices("Show", KINDS, kind, (value) => View.go({ kind: value, offset: "" })),
+        View.choices("Order", [["visits", "most visits"], ["rate", "lowest pass rate"], ["recent", "last seen"]], sort, (order) => View.go({ order, offset: "" }))), table);
+    await draw();
+    return { redraw: () => chart.update(), follow: draw };
+  },
+};

@@ -1,0 +1,174 @@
+"use strict";
+// The judged responses as a table with filters, and one group side by side.
+
+const PAGE_ROWS = 50;
+
+View.indexNote = (found) => {
+  const { index } = found, notes = [];
+  if (found.note) notes.push(found.note);
+  if (index.indexed < index.steps) notes.push(`Reading the tables: ${View.count(index.indexed)} of ${View.count(index.steps)} steps so far, the newest first.`);
+  notes.push(...index.problems);
+  return notes.length ? View.h("p", { class: "note", role: "status" }, notes.join(" ")) : null;
+};
+
+const field = (label, ...inputs) => View.h("label", { class: "field" }, label, ...inputs);
+const input = (state, name, options = {}) => View.h("input", { id: `f-${name}`, type: "number", min: "0", value: state[name] || "", "aria-label": name.replaceAll("_", " "), ...options,
+  onchange: (event) => View.go({ [name]: event.target.value.trim(), offset: "" }) });
+const chooser = (id, state, name, options, label) => {
+  const element = View.h("select", { id, "aria-label": label, onchange: (event) => View.go({ [name]: event.target.value, offset: "" }) },
+    options.map(([value, text]) => View.h("option", { value }, text)));
+  element.value = state[name] || options[0][0];
+  return element;
+};
+
+const FILTERS = ["first_step", "last_step", "outcomes", "verdicts", "min_tokens", "max_tokens", "problem", "finish", "text", "sort"];
+
+View.rolloutFilters = (state) => View.h("form", { class: "filters", role: "search", onsubmit: (event) => { event.preventDefault(); if (document.activeElement) document.activeElement.blur(); } },
+  field("Steps", input(state, "first_step", { placeholder: "first" }), "to", input(state, "last_step", { placeholder: "last" })),
+  field("Tokens", input(state, "min_tokens", { placeholder: "min" }), "to", input(state, "max_tokens", { placeholder: "max" })),
+  View.choices("Verdict", [["correct", "correct"], ["wrong", "wrong"], ["score", "score only"], ["error", "error", "the verifier gave no verdict"]], state.verdicts, (verdicts) => View.go({ verdicts, offset: "" }), { several: true }),
+  View.choices("Outcome", Object.entries(View.words.outcomes).filter(([o]) => o !== "aborted").map(([o, why]) => [o, View.words.outcome(o), why]), state.outcomes, (outcomes) => View.go({ outcomes, offset: "" }), { several: true }),
+  field("End", chooser("f-finish", state, "finish", [["", "any"], ["stop", "end token"], ["length", "length limit"]], "How the response ended")),
+  field("Text", input(state, "text", { type: "search", min: null, placeholder: "in the response", maxLength: 200 })),
+  field("Problem", input(state, "problem", { type: "search", min: null, placeholder: "id" })),
+  field("Order", chooser("f-sort", state, "sort", state.text ? [["newest", "newest first"], ["oldest", "oldest first"]]
+    : [["newest", "newest first"], ["oldest", "oldest first"], ["best", "highest reward"], ["worst", "lowest reward"], ["longest", "longest"], ["shortest", "shortest"]], "Order")),
+  FILTERS.some((name) => state[name]) ? View.h("button", { type: "button", id: "f-clear", onclick: () => View.go(Object.fromEntries([...FILTERS, "offset"].map((n) => [n, ""]))) }, "Clear") : null);
+
+View.groupLink = (row) => View.link("group", { step: row.step, group: row.group_id, ...Object.fromEntries(FILTERS.concat("offset").map((n) => [`f.${n}`, View.state()[n]])) });
+
+const COLUMNS = [
+  { name: "step", number: true, cell: (r) => View.count(r.step) },
+  { name: "group", cell: (r) => View.h("a", { href: View.groupLink(r), title: "all responses of this group" }, `${r.group_id}`, View.h("span", { class: "soft" }, ` · ${r.sample + 1}`)) },
+  { name: "outcome", cell: (r) => View.outcomeBadge(r.outcome) },
+  { name: "verdict", cell: View.verdictBadge },
+  { name: "reward", number: true, cell: (r) => View.number(r.reward, 2) },
+  { name: "advantage", number: true, title: "– : the response did not train", cell: (r) => View.h("span", { class: View.signClass(r.advantage) }, View.signed(r.advantage, 2)) },
+  { name: "tokens", number: true, cell: (r) => [View.count(r.tokens), r.finish === "length" ? View.h("span", { class: "neg", title: "cut at the length limit" }, " ✂") : ""] },
+  { name: "response", class: "text", cell: (r) => View.h("div", { class: "clip" }, r.response) },
+  { name: "answer", class: "text", cell: (r) => View.h("div", { class: "clip" }, r.answer) },
+];
+
+View.pages.rollouts = {
+  title: "Rollouts",
+  async show(main, state, current) {
+    const offset = Number(state.offset) || 0;
+    const wanted = { run: state.run, offset, limit: PAGE_ROWS, ...Object.fromEntries(FILTERS.map((n) => [n, state[n]])) };
+    const results = View.h("div");
+    const draw = async () => {
+      let found = await View.get("rollouts", wanted);
+      while (current() && found.steps_left && found.rows.length < PAGE_ROWS) {
+        show(found, `Searching: ${View.count(found.steps_left)} steps left.`);
+        found = await View.get("rollouts", wanted);
+      }
+      show(found);
+      if (current() && found.index.indexed < found.index.steps) setTimeout(() => current() && draw().catch(() => {}), 700);
+    };
+    const show = (found, progress) => {
+      const filtered = FILTERS.some((n) => n !== "sort" && state[n]);
+      results.replaceChildren(...[
+        View.indexNote(found), progress ? View.h("p", { class: "note", role: "status" }, progress) : null,
+        found.rows.length ? View.table(COLUMNS, found.rows, (row) => { location.hash = View.groupLink(row); })
+          : progress ? null : View.empty(found.index.steps === 0 ? found.note || "There are no responses." : filtered ? "No response passes these filters. Take one of them away, or press Clear." : "There are no responses."),
+        found.rows.length ? View.pager(offset, PAGE_ROWS, found.total, (next) => View.go({ offset: next || "" }), found.steps_left ? ` and more: ${View.count(found.steps_left)} steps are not searched yet` : "") : null].filter(Boolean));
+    };
+    main.replaceChildren(View.h("div", { class: "head-row" }, View.h("h1", {}, "Rollouts"), View.h("span", { class: "note" }, View.report ? View.report.rollouts_note : "every judged response; open one to see its group")), View.rolloutFilters(state), results);
+    await draw();
+    return { follow: () => (offset === 0 ? draw() : undefined) };
+  },
+};
+
+// --- one group
+
+const COLOURINGS = [["none", "none"], ["probability", "probability"], ["ratio", "ratio"], ["clipping", "clipping"], ["gap", "sampler gap"]];
+
+View.backToTable = (state) => View.address({ page: "rollouts", ...Object.fromEntries(Object.entries(state).filter(([n]) => n.startsWith("f.")).map(([n, v]) => [n.slice(2), v])) }, { run: state.run, x: state.x });
+
+const tokenSpans = (response, colouring) => {
+  const box = View.h("div", { class: "text-box", tabindex: "0", "aria-label": "response" });
+  if (!response.tokens || colouring === "none" || !response.probabilities) { box.append(response.tokens ? response.tokens.join("") : response.response); return box; }
+  response.tokens.forEach((text, i) => {
+    const p = response.probabilities[i], step = Math.min(9, Math.floor(p * 10));
+    box.append(View.h("span", { class: `t p${step}`, title: `probability ${p.toFixed(p < 0.001 ? 5 : 3)}` }, text || "\u200b"));
+  });
+  return box;
+};
+
+const advantageBar = (value, largest) => {
+  const bar = View.h("div", { class: "bar-track", title: `advantage ${View.signed(value)}` });
+  if (value) {
+    const part = View.h("i", { class: value > 0 ? "pos" : "neg" }), width = (50 * Math.abs(value)) / largest;
+    part.style.left = `${value > 0 ? 50 : 50 - width}%`;
+    part.style.width = `${width}%`;
+    bar.append(part);
+  }
+  return bar;
+};
+
+const responseCard = (response, colouring, largest, open) => View.h("section", { class: "card response", "aria-label": `response ${response.sample + 1}` },
+  View.h("div", { class: "meta" }, View.h("b", {}, `${response.sample + 1}`), View.verdictBadge(response),
+    View.h("span", {}, "reward ", View.h("b", {}, View.number(response.reward, 2))),
+    View.h("span", {}, "advantage ", View.h("b", { class: View.signClass(response.advantage) }, View.signed(response.advantage, 2))),
+    View.h("span", { class: "soft" }, `${View.count(response.response_tokens)} tokens${response.finish === "length" ? ", cut at the limit" : ""}`),
+    response.mean_probability === null ? null : View.h("span", { class: "soft" }, `mean p ${View.number(response.mean_probability, 2)}`)),
+  advantageBar(response.advantage, largest),
+  response.error ? View.h("p", { class: "note problem" }, response.error) : null,
+  response.components ? View.h("p", { class: "note" }, `scores: ${response.components}`) : null,
+  tokenSpans(response, colouring),
+  response.tokens && response.tokens_left > 0 ? View.h("button", { type: "button", onclick: open }, `show the other ${View.count(response.tokens_left)} tokens`) : null);
+
+const stats = (values) => {
+  const mean = values.reduce((a, b) => a + b, 0) / values.length;
+  return { mean, std: Math.sqrt(values.reduce((a, b) => a + (b - mean) ** 2, 0) / values.length) };
+};
+
+const drawGroup = (main, state, group) => {
+  const colouring = state.colour || "probability", ready = group.tokens === "ready";
+  const recorded = group.responses.some((r) => r.probabilities);
+  const rewards = group.responses.map((r) => r.reward).filter((v) => v !== null), { mean, std } = stats(rewards.length ? rewards : [0]);
+  const largest = Math.max(1e-9, ...group.responses.map((r) => Math.abs(r.advantage || 0)));
+  const correct = group.responses.filter((r) => r.correct).length, decided = group.responses.some((r) => r.correct !== null);
+  const order = state.by === "advantage" ? [...group.responses].sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity)) : group.responses;
+  const neighbour = (id, text) => View.h("button", { type: "button", disabled: id === null, onclick: () => View.go({ group: id }) }, text);
+  const colours = View.choices("Colour tokens by", COLOURINGS, colouring, (colour) => View.go({ colour }, true));
+  for (const button of colours.querySelectorAll("button")) {
+    const [value] = COLOURINGS.find(([v]) => v === button.dataset.value);
+    if (["ratio", "clipping", "gap"].includes(value)) { button.disabled = true; button.title = group.not_recorded; }
+    if (value === "probability" && (!ready || !recorded)) button.disabled = true;
+  }
+  const why = !recorded ? "The sampler's log-probabilities are not recorded in this run (log.rollouts=no-logprobs), so tokens have no colours." : ready ? null : group.tokens === "loading" ? "Loading the tokenizer to tell the tokens apart …" : `${group.tokens} The text is shown without colours.`;
+  main.replaceChildren(
+    View.h("div", { class: "head-row" }, View.h("h1", {}, `Group ${group.group_id} of step ${View.count(group.step)}`),
+      View.h("span", { class: "choices" }, View.h("a", { href: View.backToTable(state), class: "field" }, "← to the table"), neighbour(group.previous, "previous group"), neighbour(group.next, "next group"))),
+    View.h("dl", { class: "facts" }, [["outcome", View.outcomeBadge(group.outcome)], ["correct", decided ? `${correct} of ${group.responses.length}` : "not decided: scores only"], ["reward", `mean ${View.number(mean)}, std ${View.number(std)}`],
+      ["reference", View.h("code", {}, group.answer)], ["source", group.source], ["problem", View.h("a", { href: View.link("rollouts", { problem: group.problem_id }), title: "all responses to this problem" }, group.problem_id)]]
+      .map(([name, value]) => View.h("div", {}, View.h("dt", {}, name), View.h("dd", {}, value)))),
+    View.note(`${View.words.outcome(group.outcome)}: ${View.words.outcomes[group.outcome]}.`),
+    View.h("details", { class: "card prompt", open: group.prompt.length < 700 }, View.h("summary", {}, `Prompt, ${View.count(group.prompt_tokens)} tokens`), View.h("div", { class: "text-box" }, group.prompt), group.fields ? View.h("p", { class: "note" }, `other columns: ${group.fields}`) : null),
+    View.h("div", { class: "filters" }, colours,
+      View.h("span", { class: "scale" }, "0", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9].map((i) => View.h("span", { class: `t p${i}` })), "1"),
+      View.choices("Order", [["sample", "as sampled"], ["advantage", "by reward"]], state.by || "sample", (by) => View.go({ by }, true))),
+    why ? View.h("p", { class: "note", id: "why" }, why) : "",
+    View.h("div", { class: "responses" }, order.map((r) => responseCard(r, colouring, largest, () => View.go({ all: 1 })))),
+    View.h("p", { class: "note" }, `${group.not_recorded} `, View.report ? "" : View.h("span", {}, "They are computed again, with every term of the loss, by ", View.h("code", {}, group.command), ".")));
+};
+
+View.pages.group = {
+  title: "Group",
+  async show(main, state, current) {
+    const wanted = { run: state.run, step: state.step, group: state.group, all: state.all };
+    const group = await View.get("group", wanted);
+    drawGroup(main, state, group);
+    const again = async () => {
+      if (!current()) return;
+      const found = await View.get("group", wanted);
+      if (!current()) return;
+      if (found.tokens === "loading") return void setTimeout(again, 600);
+      const at = scrollY;
+      drawGroup(main, state, found);
+      scrollTo(0, at);
+    };
+    if (group.tokens === "loading") setTimeout(again, 400);
+    return {};
+  },
+};

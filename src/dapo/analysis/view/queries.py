@@ -1,0 +1,237 @@
+"""What the page asks of the runs: plain functions from a request's parameters to JSON values."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from math import exp
+from pathlib import Path
+from typing import Any
+
+from dapo.analysis.view.rollout_index import SORTS, Filter, RolloutIndex, choose
+from dapo.analysis.view.run_files import RunFiles, compare_configs, compare_evaluations
+from dapo.analysis.view.tokens import TokenTexts
+from dapo.core.errors import DataError
+from dapo.telemetry.metric_table import METRICS, OUTCOMES, PHASES
+
+VERDICTS = ("correct", "wrong", "score", "error")
+PROBLEM_KINDS = ("all", "never", "sometimes", "always", "undecided")
+MAX_PAGE = 200
+MAX_TOKENS = 2000
+"""Of a response that is shown with the probability of each token, unless all of it is asked for."""
+MAX_TEXT_CHARS = 200
+NOT_RECORDED = (
+    "The table of responses holds the sampler's log-probability of each token, at the sampling temperature. The "
+    "trainer's own log-probabilities are not recorded, and so neither are the ratio, its clipping and the gap between "
+    "sampler and trainer of single tokens."
+)
+
+Parameters = Mapping[str, str]
+
+
+class ViewedRun:
+    """One run with its index and its tokenizer."""
+
+    def __init__(self, files: RunFiles) -> None:
+        self.files = files
+        self.name = files.name
+
+    @cached_property
+    def index(self) -> RolloutIndex:
+        """The index of the responses, made when first asked for."""
+        return RolloutIndex(self.files.directory.path / "rollouts")
+
+    @cached_property
+    def tokens(self) -> TokenTexts:
+        """The texts of tokens."""
+        return TokenTexts(self.files.config())
+
+    def close(self) -> None:
+        """Stop what works in the background."""
+        if "index" in self.__dict__:
+            self.index.close()
+
+
+class Runs:
+    """The runs that a page shows, by name."""
+
+    def __init__(self, runs: Sequence[RunFiles]) -> None:
+        self.runs = {run.name: ViewedRun(run) for run in runs}
+
+    def __getitem__(self, name: str) -> ViewedRun:
+        """A run by name. Raises DataError for a name that is not among them."""
+        if name not in self.runs:
+            raise DataError(f"no run {name[:80]!r} here; there are: {', '.join(self.runs)}")
+        return self.runs[name]
+
+    def close(self) -> None:
+        """Release all runs."""
+        for run in self.runs.values():
+            run.close()
+
+
+def overview(runs: Runs) -> dict[str, Any]:
+    """Every run's summary, and the words that the page shows: metrics, outcomes, phases."""
+    return {
+        "runs": [run.files.summary() for run in runs.runs.values()],
+        "outcomes": OUTCOMES,
+        "phases": {name: phase.meaning for name, phase in PHASES.items() if phase.is_logged},
+        "metrics": [{"name": m.name, "unit": m.unit, "meaning": m.meaning, "paper": m.paper} for m in METRICS],
+    }
+
+
+def metrics(run: ViewedRun, given: Parameters) -> dict[str, Any]:
+    """The metrics by column with the run's summary; only the summary if they are those of `version` still."""
+    version, summary = run.files.metrics_version(), run.files.summary()
+    if version == given.get("version"):
+        return {"unchanged": True, "summary": summary}
+    return {**run.files.metrics(), "summary": summary, "version": version}
+
+
+def rollouts(run: ViewedRun, given: Parameters) -> dict[str, Any]:
+    """A page of responses that pass a filter. Raises ValueError for a parameter that is not understood."""
+    (sort,) = choose({"sort": given.get("sort") or "newest"}, "sort", tuple(SORTS)) or ("newest",)
+    wanted = Filter(
+        first_step=_integer(given, "first_step"),
+        last_step=_integer(given, "last_step"),
+        outcomes=choose(given, "outcomes", tuple(OUTCOMES)),
+        verdicts=choose(given, "verdicts", VERDICTS),
+        min_tokens=_integer(given, "min_tokens"),
+        max_tokens=_integer(given, "max_tokens"),
+        problem=given.get("problem") or None,
+        finish=given.get("finish") or None,
+        text=given.get("text", "")[:MAX_TEXT_CHARS],
+    )
+    return {**run.index.page(wanted, sort=sort, **_page(given)), "note": _missing_rollouts(run)}
+
+
+def group(run: ViewedRun, given: Parameters) -> dict[str, Any]:
+    """A group side by side: rewards, advantages and, if the tokenizer is there, each token with its probability.
+
+    Raises DataError where the tables hold no such group, and ValueError without `step` and `group`.
+    """
+    step, group_id = _integer(given, "step"), _integer(given, "group")
+    if step is None or group_id is None:
+        raise ValueError("a group is named by step and group, both integers")
+    rows = run.index.group(step, group_id)
+    if not rows:
+        raise DataError(f"{run.name} has no stored group {group_id} of step {step}")
+    state = run.tokens.state()
+    limit = None if given.get("all") else MAX_TOKENS
+    first = rows[0]
+    shared = ("step", "group_id", "problem_id", "source", "prompt", "answer", "fields", "outcome", "prompt_tokens")
+    return {
+        **{name: first.get(name) for name in shared},
+        "responses": [_response(run.tokens if state == "ready" else None, row, limit) for row in rows],
+        "tokens": state,
+        "not_recorded": NOT_RECORDED,
+        "command": f"dapo explain {run.files.directory.path} --step {step} --group {group_id}",
+        **run.index.neighbours(step, group_id),
+    }
+
+
+def _response(tokens: TokenTexts | None, row: Mapping[str, Any], limit: int | None) -> dict[str, Any]:
+    ids, logprobs = row["response_ids"][:limit], row.get("engine_logprobs")
+    shown = {name: value for name, value in row.items() if name not in ("response_ids", "engine_logprobs", "prompt")}
+    shown["tokens"] = None if tokens is None else tokens.texts(ids)
+    shown["probabilities"] = None if logprobs is None else [round(exp(min(0.0, p)), 4) for p in logprobs[: len(ids)]]
+    shown["mean_probability"] = (
+        None if not logprobs else round(sum(exp(min(0.0, p)) for p in logprobs) / len(logprobs), 4)
+    )
+    shown["tokens_left"] = len(row["response_ids"]) - len(ids)
+    return shown
+
+
+def problems(run: ViewedRun, given: Parameters) -> dict[str, Any]:
+    """A page of the problems that the run met. Raises ValueError for a parameter that is not understood."""
+    (kind,) = choose({"kind": given.get("kind") or "all"}, "kind", PROBLEM_KINDS)
+    (sort,) = choose({"sort": given.get("sort") or "visits"}, "sort", ("visits", "rate", "recent"))
+    return {**run.index.problems(kind=kind, sort=sort, **_page(given)), "note": _missing_rollouts(run)}
+
+
+def evaluations(run: ViewedRun) -> dict[str, Any]:
+    """The summaries of a run's evaluations."""
+    return {"evaluations": run.files.evaluations()}
+
+
+def evaluation(run: ViewedRun, given: Parameters) -> dict[str, Any]:
+    """One evaluation: its summary and a row per problem, without the responses; with `problem`, those of one."""
+    step = _integer(given, "step")
+    if step is None:
+        raise ValueError("an evaluation is named by step, an integer")
+    found = run.files.evaluation(step)
+    if problem := given.get("problem"):
+        row = next((row for row in found["table"] if row["id"] == problem), None)
+        if row is None:
+            raise DataError(f"the evaluation of step {step} has no problem {problem[:80]!r}")
+        return dict(row)
+    return found | {"table": [_without_responses(row) for row in found["table"]]}
+
+
+def paired(runs: Runs, given: Parameters) -> dict[str, Any]:
+    """The paired difference of two evaluations, of one run or of two."""
+    first, second = (
+        evaluation_of(runs, given.get(f"{which}_run", ""), _integer(given, f"{which}_step")) for which in ("a", "b")
+    )
+    return compare_evaluations(first, second)
+
+
+def evaluation_of(runs: Runs, name: str, step: int | None) -> dict[str, Any]:
+    """An evaluation with its table by run and step. Raises DataError or ValueError where there is none."""
+    if step is None:
+        raise ValueError("an evaluation is named by run and step")
+    return runs[name].files.evaluation(step)
+
+
+def configs(runs: Runs, given: Parameters) -> dict[str, Any]:
+    """The options in which the runs named in `runs` differ, and the number of options they share."""
+    names = [name for name in given.get("runs", "").split(",") if name]
+    chosen = [runs[name].files for name in names]
+    return {
+        "runs": names,
+        "rows": compare_configs(chosen),
+        "options": max((len(r.config()) for r in chosen), default=0),
+    }
+
+
+def _without_responses(row: Mapping[str, Any]) -> dict[str, Any]:
+    found = row.get("responses") or []
+    return {
+        **{name: value for name, value in row.items() if name != "responses"},
+        "correct": sum(1 for each in found if each.get("correct")),
+        "judged": sum(1 for each in found if each.get("error") is None),
+        "samples": len(found),
+    }
+
+
+def _missing_rollouts(run: ViewedRun) -> str | None:
+    """Why there is no table of responses, or not of every step."""
+    kept = str(run.files.config().get("log.rollouts", "all"))
+    folder = Path(run.files.directory.path) / "rollouts"
+    if kept == "none":
+        return "This run keeps no responses: log.rollouts is none. Set log.rollouts=all to see them in the next run."
+    if not folder.is_dir() or not any(folder.glob("step_*.parquet")):
+        return "No responses yet: rollouts/ gets a table when the first step has been judged."
+    if kept.startswith("last:"):
+        return (
+            f"This run keeps the responses of its last {kept.removeprefix('last:')} steps only (log.rollouts={kept})."
+        )
+    return None
+
+
+def _page(given: Parameters) -> dict[str, int]:
+    offset, limit = _integer(given, "offset") or 0, _integer(given, "limit") or 50
+    if offset < 0 or not 1 <= limit <= MAX_PAGE:
+        raise ValueError(f"offset must be at least 0 and limit from 1 to {MAX_PAGE}")
+    return {"offset": offset, "limit": limit}
+
+
+def _integer(given: Parameters, name: str) -> int | None:
+    text = given.get(name, "")
+    if not text:
+        return None
+    try:
+        value = int(text)
+    except ValueError:
+        raise ValueError(f"{name} must be an integer, got {text[:40]!r}") from None
+    if abs(value) >= 2**31:
+        raise ValueError(f"{name} is out of range")
+    return value

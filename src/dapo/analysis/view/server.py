@@ -1,0 +1,196 @@
+"""The server of `dapo view`: it listens on 127.0.0.1 only, answers GET only, and writes nothing.
+
+What protects the runs' texts: the Host header must name this machine, so that no page of another site reaches the
+server through a name of its own (DNS rebinding); a request that another origin sends is refused; and the content
+security policy lets the page load nothing but its own files.
+"""
+
+import re
+import socket
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from dapo.analysis.view import queries
+from dapo.core.errors import ConfigError, DataError
+from dapo.core.terminal import to_json
+
+Message: TypeAlias = MutableMapping[str, Any]
+App: TypeAlias = Callable[
+    [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
+]
+
+HOST = "127.0.0.1"
+DEFAULT_PORT = 8020
+NAMES = ("127.0.0.1", "localhost")
+SCRIPTS = ("data.js", "charts.js", "overview.js", "rollouts.js", "problems.js", "evaluation.js", "compare.js", "app.js")
+TYPES = {".css": "text/css", ".js": "text/javascript"}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""Of every answer."""
+
+
+def page_file(name: str) -> str:
+    """The text of one of the page's own files."""
+    return (files("dapo.analysis.view") / "page" / name).read_text(encoding="utf-8")
+
+
+@cache
+def plotly_js() -> bytes:
+    """The library that draws the curves, out of the installed package plotly."""
+    return (files("plotly") / "package_data" / "plotly.min.js").read_bytes()
+
+
+def index_page() -> str:
+    """The HTML of the page.
+
+    The maps of plotly add a style element when it is loaded, which the security policy refuses with an error in the
+    browser's console, unless an element has its id: this gives one that id.
+    """
+    ids = dict.fromkeys(re.findall(rb'getElementById\("([0-9a-f]{64})"\)', plotly_js()))
+    taken = "\n".join(f'<meta id="{each.decode()}">' for each in ids)
+    return page_file("index.html").replace("<!-- ids of styles -->", taken)
+
+
+def make_app(runs: queries.Runs, *, port: int) -> App:
+    """The page and its data as an ASGI application that answers requests to `port` of this machine."""
+    routes = [
+        Route("/", _text(index_page(), "text/html")),
+        *(Route(f"/{name}", _static(name)) for name in ("style.css", *SCRIPTS)),
+    ]
+    routes.append(Route("/plotly.js", _plotly))
+    answers: Mapping[str, Callable[[Mapping[str, str]], Any]] = {
+        "overview": lambda given: queries.overview(runs),
+        "metrics": lambda given: queries.metrics(runs[given.get("run", "")], given),
+        "rollouts": lambda given: queries.rollouts(runs[given.get("run", "")], given),
+        "group": lambda given: queries.group(runs[given.get("run", "")], given),
+        "problems": lambda given: queries.problems(runs[given.get("run", "")], given),
+        "evaluations": lambda given: queries.evaluations(runs[given.get("run", "")]),
+        "evaluation": lambda given: queries.evaluation(runs[given.get("run", "")], given),
+        "paired": lambda given: queries.paired(runs, given),
+        "configs": lambda given: queries.configs(runs, given),
+    }
+    routes += [Route(f"/api/{name}", _json(answer)) for name, answer in answers.items()]
+    return _guarded(Starlette(routes=routes), port)
+
+
+def serve(runs: queries.Runs, *, port: int | None, on_ready: Callable[[str], None]) -> None:
+    """Serve the page until the process is interrupted. Raises ConfigError where the port is taken.
+
+    Args:
+        runs: the runs to show.
+        port: the port; None: the usual one, or a free one if that is taken.
+        on_ready: is called with the page's address when the server listens.
+    """
+    with listen(port) as listener:
+        chosen = listener.getsockname()[1]
+        server = make_server(runs, port=chosen)
+        on_ready(f"http://{HOST}:{chosen}/")
+        try:
+            server.run(sockets=[listener])
+        except KeyboardInterrupt:
+            pass
+        finally:
+            runs.close()
+
+
+def make_server(runs: queries.Runs, *, port: int) -> Any:
+    """A uvicorn server for the page, not running yet."""
+    import uvicorn
+
+    # no signals of a test or a notebook are taken: uvicorn does that in the main thread only
+    config = uvicorn.Config(
+        make_app(runs, port=port), log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1
+    )
+    return uvicorn.Server(config)
+
+
+def listen(port: int | None) -> socket.socket:
+    """A socket that listens on 127.0.0.1. Raises ConfigError where a port that was asked for is taken."""
+    for candidate in (DEFAULT_PORT, 0) if port is None else (port,):
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((HOST, candidate))
+            listener.listen(64)
+        except (OSError, OverflowError) as error:
+            listener.close()
+            reason = getattr(error, "strerror", None) or str(error)
+        else:
+            return listener
+    raise ConfigError(f"port {port} of {HOST} cannot be used: {reason}; choose another --port, or leave it out")
+
+
+def _guarded(app: App, port: int) -> App:
+    """The application behind the checks of every request, with the headers of every answer."""
+    hosts = {f"{name}:{port}" for name in NAMES}
+    origins = {f"http://{host}" for host in hosts}
+
+    async def guarded(scope: Message, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        request = Request(scope)
+        refusal = None
+        if request.headers.get("host") not in hosts:
+            refusal = Response("This page is served to this machine only: open it as http://127.0.0.1.", 403)
+        elif request.headers.get("origin", next(iter(origins))) not in origins:
+            refusal = Response("Requests of other sites are refused.", 403)
+        elif request.method not in ("GET", "HEAD"):
+            refusal = Response("This server is read only.", 405, {"Allow": "GET, HEAD"})
+        elif request.url.path.startswith("/api/") and request.headers.get("sec-fetch-site", "none") not in (
+            "same-origin",
+            "none",
+        ):
+            refusal = Response("Requests of other sites are refused.", 403)
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                extra = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                own = {name for name, _ in message.get("headers", [])}
+                message["headers"] = [*message.get("headers", []), *(pair for pair in extra if pair[0] not in own)]
+            await send(message)
+
+        await (refusal or app)(scope, receive, send_with_headers)
+
+    return guarded
+
+
+def _static(name: str) -> Callable[[Request], Response]:
+    return _text(page_file(name), TYPES[Path(name).suffix])
+
+
+def _text(text: str, media_type: str) -> Callable[[Request], Response]:
+    return lambda request: Response(text, media_type=media_type)
+
+
+def _plotly(request: Request) -> Response:
+    return Response(plotly_js(), media_type="text/javascript", headers={"Cache-Control": "max-age=86400"})
+
+
+def _json(answer: Callable[[Mapping[str, str]], Any]) -> Callable[[Request], Response]:
+    """An endpoint that answers with JSON; what cannot be answered is one sentence."""
+
+    def respond(request: Request) -> Response:
+        try:
+            found, status = answer(request.query_params), 200
+        except DataError as error:
+            found, status = {"error": str(error)}, 404
+        except ValueError as error:
+            found, status = {"error": str(error)}, 400
+        return Response(to_json(found), status, media_type="application/json")
+
+    return respond

@@ -1,0 +1,36 @@
+"""`dapo view` and `dapo report`: the page of runs, served on this machine or written as one file."""
+
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+
+from dapo.analysis.view.queries import Runs
+from dapo.analysis.view.run_files import find_runs
+from dapo.analysis.view.server import serve
+from dapo.core.terminal import print_json, print_text
+
+
+def view_runs(paths: Sequence[Path], *, port: int | None, open_browser: bool, as_json: bool) -> None:
+    """Serve the page of runs until Ctrl-C.
+
+    Args:
+        paths: run directories or folders of them; none: `./runs`.
+        port: the port on 127.0.0.1; None: the usual one, or a free one.
+        open_browser: whether to open the page in the user's browser.
+        as_json: print one JSON object with the address and the runs instead of text.
+    """
+    runs = Runs(find_runs(paths))
+
+    def on_ready(url: str) -> None:
+        if as_json:
+            found = [{"name": name, "path": str(run.files.directory.path)} for name, run in runs.runs.items()]
+            print_json({"url": url, "runs": found})
+            return
+        count = len(runs.runs)
+        print_text(f"{count} {'run' if count == 1 else 'runs'} at {url} (this machine only); Ctrl-C ends")
+        if open_browser:
+            webbrowser.open(url)
+
+    serve(runs, port=port, on_ready=on_ready)
+    if not as_json:
+        print_text("ended; nothing was written into the runs")

@@ -1,0 +1,357 @@
+"""The server of `dapo view`: who may ask, that nothing is written, and what the answers say of a real run."""
+
+import json
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from dapo.analysis.view.rollout_index import Filter, RolloutIndex
+from dapo.analysis.view.run_files import RunFiles, compare_evaluations, find_runs
+from dapo.analysis.view.server import HEADERS, listen
+from dapo.core.errors import CheckpointError, ConfigError, DataError
+from dapo.telemetry.rollout_table import write_rollouts
+from dapo.telemetry.sinks import read_metrics
+from helpers.view_runs import Client, make_run, serving
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("view") / "first")
+
+
+@pytest.fixture(scope="module")
+def client(run: Path) -> Iterator[Client]:
+    with serving(run) as found:
+        yield found
+
+
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    """All stored responses, read without the index."""
+    return [row for path in sorted(run.glob("rollouts/*.parquet")) for row in pq.read_table(path).to_pylist()]
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
+    return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*")}
+
+
+# --- who may ask
+
+
+@pytest.mark.parametrize("host", ["example.org", "example.org:{port}", "127.0.0.1", "127.0.0.1.example.org:{port}", ""])
+def test_a_request_under_another_host_name_is_refused(client, host):
+    status, _, body = client.request("/api/overview", headers={"Host": host.format(port=client.port)})
+    assert status == 403
+    assert b"model" not in body
+
+
+@pytest.mark.parametrize("origin", ["http://example.org", "null", "https://127.0.0.1:{port}", "http://127.0.0.1:1"])
+def test_a_request_of_another_origin_is_refused(client, origin):
+    assert client.request("/api/overview", headers={"Origin": origin.format(port=client.port)})[0] == 403
+    assert client.request("/api/overview", headers={"Sec-Fetch-Site": "cross-site"})[0] == 403
+
+
+def test_the_own_names_of_this_machine_are_answered(client):
+    for name in ("127.0.0.1", "localhost"):
+        address = f"{name}:{client.port}"
+        headers = {"Host": address, "Origin": f"http://{address}", "Sec-Fetch-Site": "same-origin"}
+        assert client.request("/api/overview", headers=headers)[0] == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_the_server_only_answers_reading(client, method):
+    assert client.request("/api/overview", method=method)[0] == 405
+
+
+def test_every_answer_has_the_security_headers(client):
+    for path in ("/", "/app.js", "/api/overview", "/nothing", "/api/group?run=nobody"):
+        headers = client.request(path)[1]
+        assert {name: headers[name.lower()] for name in HEADERS} == HEADERS
+    policy = HEADERS["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http:" not in policy
+
+
+def test_it_listens_on_the_loopback_address_only():
+    with listen(0) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 cannot be used"):
+            listen(port)
+        with socket.socket() as other, pytest.raises(OSError):
+            other.connect(("127.0.0.2", port))
+
+
+@pytest.mark.parametrize("path", ["/../pyproject.toml", "/%2e%2e/config.yaml", "/page/app.js", "/api/../style.css"])
+def test_no_path_leads_out_of_the_page(client, path):
+    assert client.request(path)[0] == 404
+
+
+# --- what is read, and that nothing is written
+
+
+def test_showing_a_run_changes_nothing_in_it(run, client):
+    before = snapshot(run)
+    for path in ("overview", "metrics", "rollouts", "problems", "evaluations"):
+        client.get(path, run="first")
+    client.get("group", run="first", step=1, group=rows_of(run)[0]["group_id"])
+    client.get("evaluation", run="first", step=4)
+    assert snapshot(run) == before
+
+
+def test_the_metrics_are_those_of_the_file(run, client):
+    found = client.get("metrics", run="first")
+    records = read_metrics(run / "metrics.jsonl")
+    assert found["steps"] == [0, 1, 2, 3, 4]
+    for record in records:
+        at = found["steps"].index(record["step"])
+        for name, value in record.items():
+            if name != "step":
+                assert found["columns"][name][at] == pytest.approx(value, rel=1e-6)
+    assert found["summary"]["state"] == "finished"
+    assert client.get("metrics", run="first", version=found["version"])["unchanged"]
+
+
+def test_a_half_written_last_line_is_left_out_and_a_new_one_shown(run, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("checkpoints"))
+    files = RunFiles("copy", copy)
+    whole = files.metrics()["steps"]
+    with open(copy / "metrics.jsonl", "a") as lines:
+        lines.write('{"step": 5, "reward/me')
+    assert files.metrics()["steps"] == whole
+    with open(copy / "metrics.jsonl", "a") as lines:
+        lines.write('an": 0.5}\n')
+    assert files.metrics()["steps"] == [*whole, 5]
+    assert files.metrics()["columns"]["reward/mean"][-1] == 0.5
+    with open(copy / "metrics.jsonl", "a") as lines:
+        lines.write("nonsense\n")
+    assert "expected an object" in files.metrics()["problem"]
+
+
+def test_a_run_without_its_summary_is_running_only_while_its_process_lives(run, tmp_path):
+    import os
+
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("checkpoints"))
+    (copy / "summary.json").unlink()
+    (copy / "lock").write_text(f"{os.getpid()}\n")
+    live = RunFiles("copy", copy).summary()
+    assert (live["state"], live["seconds_left"]) == ("running", 0.0)
+    (copy / "lock").write_text("999999999\n")
+    assert RunFiles("copy", copy).summary()["state"] == "interrupted"
+    (copy / "summary.json").write_text('{"exit_reason": "CheckpointError: the disk is full"}')
+    stopped = RunFiles("copy", copy).summary()
+    assert (stopped["state"], stopped["note"]) == ("stopped", "CheckpointError: the disk is full")
+
+
+def test_runs_are_found_by_path_or_in_a_folder_and_have_names_of_their_own(run, tmp_path):
+    for folder in ("a", "b"):
+        shutil.copytree(run, tmp_path / folder / "same", ignore=shutil.ignore_patterns("checkpoints", "rollouts"))
+    found = find_runs([tmp_path / "a", tmp_path / "b" / "same"])
+    assert [each.name for each in found] == ["same", "same.2"]
+    with pytest.raises(CheckpointError, match="no run directory"):
+        find_runs([tmp_path / "c"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="holds no run"):
+        find_runs([tmp_path / "empty"])
+
+
+# --- the table of responses
+
+
+def accepts(row: dict[str, Any], **wanted: Any) -> bool:
+    """The filter once more, in plain Python."""
+    verdict = "error" if row["error"] else {True: "correct", False: "wrong", None: "score"}[row["correct"]]
+    return (
+        wanted.get("first_step", 0) <= row["step"] <= wanted.get("last_step", 99)
+        and wanted.get("min_tokens", 0) <= row["response_tokens"] <= wanted.get("max_tokens", 99)
+        and ("outcomes" not in wanted or row["outcome"] in wanted["outcomes"].split(","))
+        and ("verdicts" not in wanted or verdict in wanted["verdicts"].split(","))
+        and wanted.get("problem", row["problem_id"]) == row["problem_id"]
+        and wanted.get("text", "").lower() in row["response"].lower()
+    )
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {},
+        {"first_step": 2, "last_step": 3},
+        {"outcomes": "trained"},
+        {"outcomes": "all_correct,all_wrong", "verdicts": "wrong"},
+        {"verdicts": "correct", "min_tokens": 4, "max_tokens": 7},
+        {"text": "a"},
+        {"text": "A", "verdicts": "wrong", "first_step": 2},
+        {"text": "no model writes this"},
+    ],
+)
+def test_a_filter_finds_exactly_the_responses_that_pass_it(run, client, wanted):
+    expected = [row for row in rows_of(run) if accepts(row, **wanted)]
+    found = client.get("rollouts", run="first", limit=200, sort="oldest", **wanted)
+    while found["steps_left"]:
+        found = client.get("rollouts", run="first", limit=200, sort="oldest", **wanted)
+    assert found["total"] == len(expected)
+    names = ("step", "group_id", "sample", "response", "outcome")
+    assert [[row[name] for name in names] for row in found["rows"]] == [
+        [row[name] for name in names] for row in expected
+    ]
+
+
+def test_pages_hold_each_response_once_in_every_order(run, client):
+    for sort in ("newest", "longest", "worst"):
+        pages = [client.get("rollouts", run="first", limit=7, offset=at, sort=sort) for at in range(0, 200, 7)]
+        keys = [(row["step"], row["group_id"], row["sample"]) for page in pages for row in page["rows"]]
+        assert sorted(keys) == sorted((row["step"], row["group_id"], row["sample"]) for row in rows_of(run))
+    longest = client.get("rollouts", run="first", sort="longest", limit=200)["rows"]
+    assert [row["tokens"] for row in longest] == sorted((row["tokens"] for row in longest), reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"first_step": "x"}, "first_step must be an integer"),
+        ({"first_step": "9" * 30}, "out of range"),
+        ({"outcomes": "trained') OR true --"}, "outcomes must be some of"),
+        ({"sort": "tokens; DROP TABLE files"}, "sort must be some of"),
+        ({"limit": 100_000}, "limit from 1 to 200"),
+        ({"offset": -1}, "offset must be at least 0"),
+    ],
+)
+def test_a_parameter_that_is_not_understood_is_refused_in_one_sentence(client, given, problem):
+    query = "&".join(f"{name}={value}" for name, value in {"run": "first", **given}.items()).replace(" ", "%20")
+    status, _, body = client.request(f"/api/rollouts?{query}")
+    assert status == 400
+    assert problem in json.loads(body)["error"]
+
+
+def test_an_unknown_run_group_or_evaluation_is_not_found(client):
+    for path in ("rollouts?run=nobody", "group?run=first&step=1&group=999", "evaluation?run=first&step=3"):
+        status, _, body = client.request(f"/api/{path}")
+        assert status == 404
+        assert json.loads(body)["error"]
+
+
+def test_a_group_has_its_rewards_advantages_and_probabilities(run, client):
+    row = next(row for row in rows_of(run) if row["outcome"] == "trained")
+    stored = [r for r in rows_of(run) if (r["step"], r["group_id"]) == (row["step"], row["group_id"])]
+    group = client.get("group", run="first", step=row["step"], group=row["group_id"])
+    assert [each["reward"] for each in group["responses"]] == [each["reward"] for each in stored]
+    assert [each["advantage"] for each in group["responses"]] == [each["advantage"] for each in stored]
+    from math import exp
+
+    for shown, each in zip(group["responses"], stored, strict=True):
+        assert shown["probabilities"] == pytest.approx([exp(p) for p in each["engine_logprobs"]], abs=1e-4)
+    assert "not recorded" in group["not_recorded"]
+
+
+def test_the_texts_of_tokens_make_up_the_response():
+    from dapo.analysis.view.tokens import TokenTexts
+
+    tokens = TokenTexts({"model.name": "tiny-random"})
+    assert tokens.wait() == "ready"
+    assert tokens.texts([]) == []
+    ids = tokens._tokenizer.encode("12 + 3 = 15", add_special_tokens=False)
+    assert "".join(tokens.texts(ids)) == "12 + 3 = 15"
+    assert len(tokens.texts(ids)) == len(ids)
+    absent = TokenTexts({"model.name": "nobody/has-this-model"})
+    assert "is not on this machine" in absent.wait()
+
+
+# --- the index follows the files
+
+
+def test_the_index_follows_new_changed_removed_and_damaged_tables(run, tmp_path):
+    folder = tmp_path / "rollouts"
+    folder.mkdir()
+    tables = sorted(run.glob("rollouts/*.parquet"))
+    counts = [pq.read_metadata(path).num_rows for path in tables]
+    index = RolloutIndex(folder)
+    assert index.state()["responses"] == 0
+    for path in tables[:3]:
+        shutil.copy(path, folder)
+    index.wait()
+    assert index.page(Filter())["total"] == sum(counts[:3])
+    first = pq.read_table(tables[0]).to_pylist()
+    write_rollouts(folder / tables[0].name, first[:4])  # as a resumed run does
+    (folder / tables[1].name).unlink()
+    shutil.copy(tables[3], folder)
+    (folder / "step_000009.parquet").write_bytes(b"PAR1 this is no table PAR1")
+    (folder / ".step_000008.parquet.tmp").write_bytes(b"half")
+    index.wait()
+    assert index.page(Filter())["total"] == 4 + counts[2] + counts[3]
+    assert ["step_000009.parquet cannot be read" in problem for problem in index.state()["problems"]] == [True]
+    index.close()
+
+
+def test_the_index_of_a_long_run_is_kept_and_used_again(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("DAPO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("dapo.analysis.view.rollout_index.KEPT_FROM_STEPS", 2)
+    before = snapshot(run)
+    first = RolloutIndex(run / "rollouts")
+    first.wait()
+    total = first.page(Filter())["total"]
+    second = RolloutIndex(run / "rollouts")  # the kept one is in use: it works in memory
+    second.wait()
+    assert second.page(Filter())["total"] == total
+    second.close()
+    first.close()
+    third = RolloutIndex(run / "rollouts")
+    assert third._one("SELECT count(*) FROM responses")[0] == total
+    third.close()
+    assert snapshot(run) == before
+
+
+def test_problems_are_counted_as_a_plain_loop_counts_them(run, client):
+    rates: dict[str, list[bool]] = {}
+    for row in rows_of(run):
+        if row["outcome"] not in ("excess", "aborted"):
+            rates.setdefault(row["problem_id"], []).append(row["correct"])
+    found = client.get("problems", run="first", limit=200)
+    assert {row["problem_id"]: (row["correct"], row["decided"]) for row in found["rows"]} == {
+        problem: (sum(correct), len(correct)) for problem, correct in rates.items()
+    }
+    assert found["counts"].get("never", 0) == sum(not any(correct) for correct in rates.values())
+    assert found["counts"].get("always", 0) == sum(all(correct) for correct in rates.values())
+
+
+# --- evaluations
+
+
+def test_two_evaluations_are_paired_by_problem(run, client):
+    tables = [
+        {row["id"]: row["accuracy"] for row in client.get("evaluation", run="first", step=s)["table"]} for s in (0, 4)
+    ]
+    differences = [tables[1][problem] - tables[0][problem] for problem in tables[0]]
+    found = client.get("paired", a_run="first", a_step=0, b_run="first", b_step=4)
+    assert found["difference"] == pytest.approx(sum(differences) / len(differences))
+    assert found["better"] == sum(each > 0 for each in differences)
+    assert len(found["table"]) == len(differences)
+
+
+def test_problems_of_one_evaluation_only_are_counted_and_left_out():
+    def evaluation(**accuracies: float) -> dict[str, Any]:
+        return {"binary": True, "table": [{"id": name, "accuracy": value} for name, value in accuracies.items()]}
+
+    found = compare_evaluations(evaluation(a=0.0, b=1.0, c=0.0), evaluation(b=1.0, c=1.0, d=0.0))
+    assert (found["difference"], found["problems"], found["unpaired"]) == (0.5, 2, 2)
+    with pytest.raises(DataError, match="no problem in common"):
+        compare_evaluations(evaluation(a=0.0), evaluation(b=1.0))
+
+
+def test_the_difference_of_two_configs_names_the_options(run, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(run, other, ignore=shutil.ignore_patterns("checkpoints", "rollouts"))
+    text = (other / "config.yaml").read_text()
+    assert "lr: 0.003" in text
+    (other / "config.yaml").write_text(text.replace("lr: 0.003", "lr: 0.001"))
+    with serving(run, other) as client:
+        found = client.get("configs", runs="first,other")
+    assert found["rows"] == [{"name": "optim.lr", "values": [0.003, 0.001]}]

@@ -1,0 +1,84 @@
+"""Runs for the tests of the page: a real one of the tiny model, and servers for it."""
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from dapo.analysis.view.queries import Runs
+from dapo.analysis.view.run_files import find_runs
+from dapo.analysis.view.server import listen, make_server
+from dapo.core.files import atomic_write_json
+from dapo.training.train import train
+from helpers.tiny_runs import new_run, tiny
+
+SHORT = (
+    "train.num_steps=4",
+    "train.minibatch_groups=2",
+    "train.eval_every=2",
+    "rollout.prompts_per_step=2",
+    "rollout.group_size=4",
+    "rollout.max_response_tokens=8",
+    "overlong.buffer_tokens=2",
+    "rollout.native.slots=8",
+    "dynamic_sampling.max_groups_per_step=12",
+    "data.train={builtin: {sums: {high: 4}}, size: 12, seed: 1}",
+    "data.eval={builtin: {sums: {high: 4}}, size: 6, seed: 2}",
+    "reward.verifier=dapo.rewards.examples:has_digit",
+    "reward.workers=1",
+    "optim.lr=0.003",
+)
+
+
+def make_run(path: Path, *overrides: str) -> Path:
+    """A finished run of the tiny model, four steps with three evaluations."""
+    with new_run(tiny(*SHORT, *overrides), path) as run:
+        train(run)
+        atomic_write_json(run.directory.summary, {"exit_reason": "finished"})
+    return path
+
+
+class Client:
+    """Asks a server of the page, and keeps nothing."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def request(
+        self, path: str, *, method: str = "GET", headers: dict[str, str] | None = None
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers by lower-case name, and body."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request(method, path, headers=headers or {})
+            answer = connection.getresponse()
+            return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+        finally:
+            connection.close()
+
+    def get(self, path: str, **parameters: Any) -> Any:
+        """The JSON value of a successful answer."""
+        status, _, body = self.request(f"/api/{path}?{urlencode(parameters)}")
+        assert status == 200, body
+        return json.loads(body)
+
+
+@contextmanager
+def serving(*paths: Path) -> Iterator[Client]:
+    """A server of these runs in a thread."""
+    runs = Runs(find_runs(paths))
+    with listen(0) as listener:
+        port = listener.getsockname()[1]
+        server = make_server(runs, port=port)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        try:
+            yield Client(port)
+        finally:
+            server.should_exit = True
+            thread.join(30)
+            runs.close()
