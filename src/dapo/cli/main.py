@@ -277,7 +277,7 @@ def check(
 def view(
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[RUN]...", help="run directories, or folders of them; default: ./runs"),
+        typer.Argument(metavar="RUN", help="run directories, or folders of them; default: ./runs"),
     ] = None,
     port: Annotated[
         int | None,
@@ -290,6 +290,18 @@ def view(
     from dapo.cli.view import view_runs
 
     view_runs(runs or [], port=port, open_browser=not no_browser and not as_json, as_json=as_json)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="a run directory")],
+    output: Annotated[Path | None, typer.Option(metavar="FILE.html", help="default: the run's name, here")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object: the file and what is in it")] = False,
+) -> None:
+    """Write a run's page as one HTML file that opens without a network: curves, sampled responses, evaluations."""
+    from dapo.cli.view import report_run
+
+    report_run(run, output, as_json=as_json)
 
 
 @app.command()

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dapo.analysis.view.queries import Runs
-from dapo.analysis.view.run_files import find_runs
+from dapo.analysis.view.report import write_report
+from dapo.analysis.view.run_files import RunFiles, find_runs
 from dapo.analysis.view.server import serve
+from dapo.core.errors import ConfigError
 from dapo.core.terminal import print_json, print_text
 
 
@@ -34,3 +36,21 @@ def view_runs(paths: Sequence[Path], *, port: int | None, open_browser: bool, as
     serve(runs, port=port, on_ready=on_ready)
     if not as_json:
         print_text("ended; nothing was written into the runs")
+
+
+def report_run(path: Path, output: Path | None, *, as_json: bool) -> None:
+    """Write the report of a run, to `NAME.html` in the current folder if no other file is named."""
+    files = RunFiles(path.resolve().name, path)
+    target = output or Path(f"{files.name}.html")
+    if target.suffix.lower() != ".html":
+        raise ConfigError(f"--output {target} must end in .html")
+    if target.resolve().is_relative_to(path.resolve()):
+        raise ConfigError(f"{target} is inside the run, into which nothing is written; choose another --output")
+    if not target.parent.is_dir():
+        raise ConfigError(f"there is no folder {target.parent} for the report")
+    found = write_report(files, target)
+    if as_json:
+        print_json(found)
+        return
+    shown = "all" if found["groups"] == found["of_groups"] else f"{found['groups']:,} of {found['of_groups']:,}"
+    print_text(f"{target}: {found['bytes'] / 1e6:.1f} MB, with {shown} groups of responses; it opens without a network")

@@ -100,7 +100,7 @@ def rollouts(run: ViewedRun, given: Parameters) -> dict[str, Any]:
         finish=given.get("finish") or None,
         text=given.get("text", "")[:MAX_TEXT_CHARS],
     )
-    return {**run.index.page(wanted, sort=sort, **_page(given)), "note": _missing_rollouts(run)}
+    return {**run.index.page(wanted, sort=sort, **_page(given)), "note": missing_rollouts(run)}
 
 
 def group(run: ViewedRun, given: Parameters) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def problems(run: ViewedRun, given: Parameters) -> dict[str, Any]:
     """A page of the problems that the run met. Raises ValueError for a parameter that is not understood."""
     (kind,) = choose({"kind": given.get("kind") or "all"}, "kind", PROBLEM_KINDS)
     (sort,) = choose({"sort": given.get("sort") or "visits"}, "sort", ("visits", "rate", "recent"))
-    return {**run.index.problems(kind=kind, sort=sort, **_page(given)), "note": _missing_rollouts(run)}
+    return {**run.index.problems(kind=kind, sort=sort, **_page(given)), "note": missing_rollouts(run)}
 
 
 def evaluations(run: ViewedRun) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def _without_responses(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _missing_rollouts(run: ViewedRun) -> str | None:
+def missing_rollouts(run: ViewedRun) -> str | None:
     """Why there is no table of responses, or not of every step."""
     kept = str(run.files.config().get("log.rollouts", "all"))
     folder = Path(run.files.directory.path) / "rollouts"

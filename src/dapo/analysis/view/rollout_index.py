@@ -178,6 +178,10 @@ class RolloutIndex:
             "SELECT * FROM read_parquet(?) WHERE group_id = ? ORDER BY sample", [self._path(step), group_id]
         )
 
+    def groups(self) -> list[dict[str, Any]]:
+        """Every indexed group: step, group_id, outcome and mean score, by step and in the order of the stream."""
+        return self._records("SELECT step, group_id, outcome, score FROM groups ORDER BY step, row", [])
+
     def neighbours(self, step: int, group_id: int) -> dict[str, int | None]:
         """The ids of the groups before and after one in its step."""
         ids = [row[0] for row in self._all("SELECT group_id FROM groups WHERE step = ? ORDER BY row", [step])]
@@ -195,8 +199,6 @@ class RolloutIndex:
         state = self.state()
         table = """SELECT problem_id, any_value(source) AS source, count(*) AS visits, sum(size) AS responses,
           sum(decided) AS decided, sum(correct) AS correct, avg(score) AS score, max(step) AS last_step,
-          list({'step': step, 'group': group_id, 'size': size, 'decided': decided, 'correct': correct, 'score': score,
-                'outcome': outcome} ORDER BY step, row) AS seen,
           CASE WHEN sum(decided) = 0 THEN 'undecided' WHEN sum(correct) = 0 THEN 'never'
                WHEN sum(correct) = sum(decided) THEN 'always' ELSE 'sometimes' END AS kind
           FROM groups WHERE outcome NOT IN ('excess', 'aborted') GROUP BY problem_id"""
@@ -211,8 +213,9 @@ class RolloutIndex:
             f"SELECT * FROM ({table}) WHERE {condition} ORDER BY {orders[sort]} LIMIT {limit:d} OFFSET {offset:d}",
             [] if kind == "all" else [kind],
         )
+        visits = self._visits([row["problem_id"] for row in rows])
         for row in rows:
-            row["seen"] = row["seen"][-MAX_VISITS:]
+            row["seen"] = visits[row["problem_id"]][-MAX_VISITS:]
         return {
             "counts": counts,
             "total": sum(counts.values()) if kind == "all" else counts.get(kind, 0),
@@ -220,6 +223,17 @@ class RolloutIndex:
             "by_step": self._solved_by_step(),
             "index": state,
         }
+
+    def _visits(self, problems: list[str]) -> dict[str, list[dict[str, Any]]]:
+        """The groups of each of some problems, by step."""
+        found: dict[str, list[dict[str, Any]]] = {problem: [] for problem in problems}
+        for row in self._records(
+            "SELECT problem_id, step, group_id, size, decided, correct, score, outcome FROM groups "
+            "WHERE problem_id IN (SELECT unnest(?)) AND outcome NOT IN ('excess', 'aborted') ORDER BY step, row",
+            [problems],
+        ):
+            found[row.pop("problem_id")].append(row)
+        return found
 
     def _solved_by_step(self) -> list[dict[str, Any]]:
         """For each step: how many of its groups had a pass rate of 0, below a half, from a half on, and of 1."""

@@ -25,6 +25,56 @@ View.get = async (path, parameters = {}, signal) => {
   return value;
 };
 
+// --- the same answers out of a report
+
+const within = (value, low, high) => (low === undefined || low === "" || value >= Number(low)) && (high === undefined || high === "" || value <= Number(high));
+const among = (value, list) => !list || list.split(",").includes(value);
+const verdictOf = (r) => (r.error ? "error" : r.correct === true ? "correct" : r.correct === false ? "wrong" : "score");
+const REPORT_SORTS = {
+  newest: (a, b) => b.step - a.step || a.group_id - b.group_id || a.sample - b.sample, oldest: (a, b) => a.step - b.step || a.group_id - b.group_id || a.sample - b.sample,
+  longest: (a, b) => b.tokens - a.tokens, shortest: (a, b) => a.tokens - b.tokens, best: (a, b) => (b.reward ?? -1e9) - (a.reward ?? -1e9), worst: (a, b) => (a.reward ?? 1e9) - (b.reward ?? 1e9),
+};
+
+View.reportAnswers = {
+  overview: (d) => d.overview,
+  metrics: (d) => d.metrics,
+  evaluations: (d) => ({ evaluations: d.evaluations }),
+  rollouts(d, p) {
+    const text = (p.text || "").toLowerCase();
+    const rows = d.groups.flatMap((g) => g.responses.map((r) => ({ ...r, step: g.step, group_id: g.group_id, problem_id: g.problem_id, outcome: g.outcome, answer: g.answer, tokens: r.response_tokens, verdict: verdictOf(r) })))
+      .filter((r) => within(r.step, p.first_step, p.last_step) && within(r.tokens, p.min_tokens, p.max_tokens) && among(r.outcome, p.outcomes) && among(r.verdict, p.verdicts)
+        && (!p.problem || r.problem_id === p.problem) && (!p.finish || r.finish === p.finish) && (!text || r.response.toLowerCase().includes(text)));
+    rows.sort(REPORT_SORTS[p.sort] || REPORT_SORTS.newest);
+    return { rows: rows.slice(p.offset, p.offset + p.limit), total: rows.length, steps_left: 0, index: d.index, note: d.note };
+  },
+  group(d, p) {
+    const found = d.groups.find((g) => g.step === Number(p.step) && g.group_id === Number(p.group));
+    if (!found) throw new Error("This group is not in the sample that the report holds; dapo view shows all of them.");
+    return found;
+  },
+  problems(d, p) {
+    const rows = d.problems.rows.filter((r) => p.kind === "all" || r.kind === p.kind);
+    const rate = (r) => (r.decided ? r.correct / r.decided : 2);
+    rows.sort({ visits: (a, b) => b.visits - a.visits, rate: (a, b) => rate(a) - rate(b) || b.responses - a.responses, recent: (a, b) => b.last_step - a.last_step }[p.sort]);
+    return { ...d.problems, rows: rows.slice(p.offset, p.offset + p.limit), total: rows.length };
+  },
+  evaluation(d, p) {
+    const found = d.evaluation_tables[p.step];
+    const row = found && found.table.find((r) => r.id === p.problem);
+    if (!row) throw new Error("The report does not hold the responses of this evaluation; dapo view shows them.");
+    return row;
+  },
+  paired(d, p) {
+    const [a, b] = [Number(p.a_step), Number(p.b_step)], found = d.paired[a < b ? `${a}:${b}` : `${b}:${a}`];
+    if (!found) throw new Error(a === b ? "Choose two different evaluations." : "The report does not hold the difference of these two; dapo view shows it.");
+    if (a < b) return found;
+    const turned = found.table.map((r) => ({ ...r, first: r.second, second: r.first }));
+    const minus = (v) => (v === null ? null : -v);
+    return { ...found, difference: minus(found.difference), low: minus(found.high), high: minus(found.low), better: found.worse, worse: found.better, table: turned };
+  },
+};
+View.answerFromReport = async (path, parameters) => View.reportAnswers[path](View.report, parameters);
+
 // --- the state of the page, which the address holds: #/rollouts?run=a&outcomes=trained
 
 View.state = () => {

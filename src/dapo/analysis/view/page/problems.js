@@ -5,7 +5,7 @@ const KINDS = [["all", "all"], ["never", "never solved"], ["sometimes", "sometim
 
 const visitCells = (row) => View.h("span", { class: "cells" }, row.seen.map((visit) => {
   const rate = visit.decided ? visit.correct / visit.decided : null;
-  const cell = View.h("a", { class: rate === null ? "cell none" : rate === 0 ? "cell zero" : "cell", href: View.link("group", { step: visit.step, group: visit.group }),
+  const cell = View.h("a", { class: rate === null ? "cell none" : rate === 0 ? "cell zero" : "cell", href: View.link("group", { step: visit.step, group: visit.group_id }),
     title: `step ${visit.step}: ${rate === null ? `mean score ${View.number(visit.score, 2)}` : `${visit.correct} of ${visit.decided} correct`}, ${View.words.outcome(visit.outcome)}` },
     View.h("span", { class: "visually-hidden" }, `step ${visit.step}`));
   if (rate !== null) cell.style.setProperty("--rate", rate);

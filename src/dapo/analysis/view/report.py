@@ -1,0 +1,188 @@
+"""One self-contained HTML file of a run: the page of `dapo view` with its values and a sample of the responses in it.
+
+The file opens without a network and without a server. Its security policy names the scripts and the style that it holds
+by their hashes, so that nothing else in it can run, whatever a model wrote.
+"""
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from html import escape
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from dapo.analysis.view import queries
+from dapo.analysis.view.rollout_index import RolloutIndex
+from dapo.analysis.view.run_files import RunFiles, compare_evaluations
+from dapo.analysis.view.server import SCRIPTS, index_page, page_file, plotly_js
+from dapo.core.files import atomic_write_text
+from dapo.core.terminal import printable, to_json
+
+MAX_GROUP_BYTES = 700_000
+MAX_EVALUATION_BYTES = 250_000
+MAX_PROBLEMS = 400
+MAX_STEPS = 60
+MAX_TOKENS_SHOWN = 300
+MAX_TEXT = 4_000
+EVALUATIONS_PAIRED = 4
+
+
+def write_report(files: RunFiles, output: Path) -> dict[str, Any]:
+    """Write the report of a run; the run stays as it is.
+
+    Returns:
+        `output`, `bytes`, and how many `groups` of how many (`of_groups`) are in it.
+    """
+    run = queries.ViewedRun(files)
+    try:
+        run.index.wait()
+        run.tokens.wait()
+        data = _collect(run)
+    finally:
+        run.close()
+    html = _page(data, title=files.name)
+    atomic_write_text(output, html)
+    return {
+        "output": str(output),
+        "bytes": len(html.encode()),
+        "groups": len(data["groups"]),
+        "of_groups": data["of_groups"],
+    }
+
+
+def _collect(run: queries.ViewedRun) -> dict[str, Any]:
+    """All values of the page for one run."""
+    overview = queries.overview(queries.Runs([run.files]))
+    of_groups, groups = _sample(run)
+    note = (
+        f"a sample of {len(groups):,} of {of_groups:,} groups: of each step the first, the best and the worst that "
+        "trained, and some that did not"
+        if len(groups) < of_groups
+        else "every judged response; open one to see its group"
+    )
+    given = {"kind": "all", "limit": str(queries.MAX_PAGE)}
+    pages = [queries.problems(run, given | {"offset": str(at)}) for at in range(0, MAX_PROBLEMS, queries.MAX_PAGE)]
+    return {
+        "overview": overview,
+        "metrics": queries.metrics(run, {}),
+        "groups": groups,
+        "of_groups": of_groups,
+        "rollouts_note": note,
+        "index": run.index.state(),
+        "note": queries.missing_rollouts(run),
+        "problems": pages[0] | {"rows": [row for page in pages for row in page["rows"]]},
+        **_evaluations(run.files),
+    }
+
+
+def _sample(run: queries.ViewedRun) -> tuple[int, list[dict[str, Any]]]:
+    """How many groups the run stored, and those that the report shows: as many as fit, the most telling first."""
+    total, order = pick_groups(run.index)
+    chosen: list[dict[str, Any]] = []
+    left = MAX_GROUP_BYTES
+    for step, group_id in order:
+        group = _shortened(queries.group(run, {"step": str(step), "group": str(group_id)}))
+        left -= len(to_json(group))
+        if left < 0:
+            break
+        chosen.append(group)
+    shown = {(group["step"], group["group_id"]) for group in chosen}
+    for group in chosen:  # buttons lead to groups that are there
+        for name in ("previous", "next"):
+            if (group["step"], group[name]) not in shown:
+                group[name] = None
+    return total, sorted(chosen, key=lambda group: (-group["step"], group["group_id"]))
+
+
+def pick_groups(index: RolloutIndex) -> tuple[int, list[tuple[int, int]]]:
+    """The number of stored groups, and the keys of all that may be shown, the most telling first.
+
+    Of up to MAX_STEPS evenly spread steps, the last and the first among them: the first, the best and the worst group
+    that trained; then one of each other outcome; then the rest.
+    """
+    groups = index.groups()
+    steps = sorted({group["step"] for group in groups})
+    if len(steps) > MAX_STEPS:
+        steps = sorted({steps[round(i * (len(steps) - 1) / (MAX_STEPS - 1))] for i in range(MAX_STEPS)})
+    ranked: list[tuple[int, int, int]] = []
+    for step in steps:
+        here = [group for group in groups if group["step"] == step]
+        ranked += [(rank, -step, group["group_id"]) for rank, group in _by_interest(here)]
+    return len(groups), [(-step, group_id) for _, step, group_id in sorted(ranked)]
+
+
+def _by_interest(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The groups of a step, each with its rank."""
+    trained = sorted((g for g in groups if g["outcome"] == "trained"), key=lambda g: (g["score"] or 0.0, g["group_id"]))
+    first = [*trained[-1:], *trained[:1], *(g for g in groups[:1] if g["outcome"] == "trained")]
+    others = {g["outcome"]: g for g in reversed(groups) if g["outcome"] != "trained"}
+    seen: set[int] = set()
+    for rank, kind in enumerate((first, list(others.values()), groups)):
+        for group in kind:
+            if group["group_id"] not in seen:
+                seen.add(group["group_id"])
+                yield rank, group
+
+
+def _shortened(group: dict[str, Any]) -> dict[str, Any]:
+    """A group whose long texts are cut, which the page says."""
+    for response in group["responses"]:
+        if response["tokens"] is not None and len(response["tokens"]) > MAX_TOKENS_SHOWN:
+            response["tokens_left"] += len(response["tokens"]) - MAX_TOKENS_SHOWN
+            response["tokens"] = response["tokens"][:MAX_TOKENS_SHOWN]
+            response["probabilities"] = response["probabilities"] and response["probabilities"][:MAX_TOKENS_SHOWN]
+        if len(response["response"]) > MAX_TEXT:
+            response["response"] = response["response"][:MAX_TEXT] + " …"
+    return group
+
+
+def _evaluations(files: RunFiles) -> dict[str, Any]:
+    """The summaries of all evaluations; tables and paired differences of some, the first and the last among them."""
+    summaries = files.evaluations()
+    readable = [each["step"] for each in summaries if "problem" not in each]
+    half = EVALUATIONS_PAIRED // 2
+    steps = readable if len(readable) <= EVALUATIONS_PAIRED else [*readable[:half], *readable[-half:]]
+    tables, paired, left = {}, {}, MAX_EVALUATION_BYTES
+    for step in [*steps[:1], *steps[:0:-1]]:  # the first, then from the last one back
+        table = files.evaluation(step)
+        left -= len(to_json(table))
+        if left >= 0:
+            tables[str(step)] = table
+    for a, b in combinations(steps, 2):
+        found = compare_evaluations(files.evaluation(a), files.evaluation(b))
+        paired[f"{a}:{b}"] = found
+    return {"evaluations": summaries, "evaluation_tables": tables, "paired": paired, "paired_steps": steps}
+
+
+def _page(data: dict[str, Any], *, title: str) -> str:
+    """The HTML of the report: scripts, style and values stand in it, under a policy of their hashes."""
+    scripts = [plotly_js().decode("utf-8"), *(page_file(name) for name in SCRIPTS)]
+    scripts = [re.sub(r"</(script)", r"<\\/\1", text, flags=re.IGNORECASE) for text in scripts]
+    style = page_file("style.css")
+    policy = (
+        f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    values = to_json(data).replace("<", "\\u003c")  # so that no text ends the element
+    head, body = index_page().split("</head>")
+    head = re.sub(
+        r"<link rel=\"stylesheet\"[^>]*>",
+        lambda _: f'<style id="plotly.js-style-global" class="no-inline-styles">{style}</style>',
+        head,
+    )
+    head = head.replace("<title>dapo view</title>", f"<title>{escape(printable(title))}</title>")
+    head = head.replace(
+        '<meta charset="utf-8">',
+        f'<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" content="{policy}">',
+    )
+    body = re.sub(r"<script src=[^>]*></script>\n", "", body)
+    inline = "\n".join(f"<script>{text}</script>" for text in scripts)
+    data_element = f'<script type="application/json" id="report-data">{values}</script>'
+    return f"{head}</head>{body.replace('</body>', f'{data_element}{chr(10)}{inline}{chr(10)}</body>')}"
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode("utf-8")).digest()
+    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
