@@ -1,15 +1,26 @@
 """`dapo.train` from Python: a run like that of the command, with rows and functions that were only typed."""
 
 import json
+import re
+import shlex
+import shutil
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import pyarrow as pa
 import pytest
 
 import dapo
+from dapo.api.keywords import options_from, sized_to_fit
 from dapo.config import dump_config, load_config
+from dapo.core.errors import CheckpointError
 from dapo.training.run_directory import RunDirectory
 from helpers.commands import run as run_command
+from helpers.fork_server import ForkServer
+from helpers.tiny_runs import contents, differences
 
 ROWS = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(8)]
 SMALL: dict[str, Any] = {
@@ -22,28 +33,342 @@ SMALL: dict[str, Any] = {
 }
 DIGITS = "dapo.rewards.examples:has_digit"
 
+SCRIPT = """
+import dapo, re, sys
+DIGIT = re.compile(r"[0-9]")
+def count(text):
+    return len(DIGIT.findall(text))
+def reward(completions, answer, **columns):
+    return [count(text) + (right in text) for text, right in zip(completions, answer)]
+rows = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(8)]
+run = dapo.train("tiny-random", data=rows, eval_data=rows[:2], reward=reward, steps=4, prompts_per_step=2, group_size=4,
+                 max_response_tokens=6, threads=1, workers=1, lr=1e-3, save_every=1, eval_every=2, run_dir="run")
+"""
+
 
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_rows_in_memory_train_and_each_call_makes_a_new_run_directory():
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> dapo.Run:
+    """A run of two steps, evaluated before and after."""
+    path = tmp_path_factory.mktemp("finished") / "run"
+    return dapo.train("tiny-random", data=ROWS[2:], eval_data=ROWS[:2], reward=DIGITS, steps=2, run_dir=path, **SMALL)
+
+
+def test_a_reward_typed_in_a_script_goes_on_in_another_process_and_folder_to_the_same_bytes(
+    fork_server: ForkServer, tmp_path: Path
+):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    start: dict[str, Any] = {"program": "helpers.commands:run_script", "output": tmp_path / "out"}
+    script = str(tmp_path / "script.py")
+    assert fork_server.run(script, folder=str(tmp_path / "whole"), **start)[0] == 0, (tmp_path / "out").read_text()
+    at = {"file": str(tmp_path / "killed/run/metrics.jsonl"), "lines": 3, "signals": [(0, signal.SIGKILL)]}
+    assert fork_server.run(script, folder=str(tmp_path / "killed"), **start, **at)[0] == -signal.SIGKILL
+    (tmp_path / "elsewhere").mkdir()
+    shutil.move(tmp_path / "killed/run", tmp_path / "elsewhere/moved")
+    (tmp_path / "killed").rmdir()
+    code, _ = fork_server.run("resume", "moved", output=tmp_path / "out", folder=str(tmp_path / "elsewhere"))
+    assert code == 0, (tmp_path / "out").read_text()
+    assert "warning" not in (tmp_path / "out").read_text()
+    assert differences(contents(tmp_path / "elsewhere/moved"), contents(tmp_path / "whole/run")) == []
+
+
+def test_each_call_makes_a_new_run_directory_with_its_rows():
     runs = [dapo.train("tiny-random", data=ROWS, reward=DIGITS, steps=1, **SMALL) for _ in range(2)]
     assert runs[0].path != runs[1].path
     for run in runs:
         assert run.path.parent == Path("runs")
-        assert len(run.metrics) == 1
         assert [json.loads(line) for line in (run.path / "data/train.jsonl").read_text().splitlines()] == ROWS
-    assert (runs[0].metrics["loss/policy"] == runs[1].metrics["loss/policy"]).all()
+    assert differences(contents(runs[0].path), contents(runs[1].path)) == []
 
 
-def test_the_command_line_of_a_run_is_read_as_its_options(capsys: pytest.CaptureFixture[str]):
-    run = dapo.train("tiny-random", data=ROWS, reward=DIGITS, steps=1, run_dir="a b", **SMALL)
-    arguments = json.loads((run.path / "manifest.json").read_text())["command"]
-    assert arguments[:2] == ["dapo", "train"]
-    arguments[arguments.index("--run-dir") + 1] = "again"
-    code, _, err = run_command(capsys, *arguments[1:])
+def test_the_command_of_a_run_is_read_by_a_shell_and_makes_the_same_run(capsys: pytest.CaptureFixture[str]):
+    prompt = 'say "it\'s" ${x}: {a: 1}, no, null'
+    options: dict[str, Any] = {"loss.clip_high": 0.3, "data.instruction": prompt, "betas": (0.8, 0.9), "preset": "grpo"}
+    run = dapo.train("tiny-random", data=ROWS, reward=DIGITS, steps=1, run_dir="a b", **SMALL, **options)
+    program, *arguments = shlex.split(run.command)
+    assert (program, arguments[-2:]) == ("dapo", ["--run-dir", "a b"])
+    code, _, err = run_command(capsys, *arguments[:-1], "again")
     assert (code, err) == (0, "")
     first, again = (load_config(RunDirectory.open(path).config) for path in ("a b", "again"))
     assert dump_config(first) == dump_config(again)
+    assert first.data.instruction == prompt
+    assert differences(contents(Path("a b")), contents(Path("again"))) == []
+
+
+def test_a_shipped_configuration_and_one_of_your_own_are_laid_under_the_keywords(capsys: pytest.CaptureFixture[str]):
+    run = dapo.train(config="tiny", steps=1, eval_data=None, threads=1, run_dir="shipped", reward=DIGITS)
+    own = {"model": "tiny-random", "data": {"train": "builtin:sums"}, "rollout": {"prompts_per_step": 4}}
+    assert (run.config.train.num_steps, run.config.rollout.prompts_per_step) == (1, 4)
+    assert shlex.split(run.command)[:3] == ["dapo", "train", "tiny"]
+    with pytest.raises(dapo.ConfigError, match=r"rollout.prompts_per_step=4 .* must be a multiple of train.minibatch"):
+        dapo.train(config=own, steps=1, minibatch_groups=3, max_response_tokens=6)
+
+
+ROWS_IN_MEMORY = {
+    "a DataFrame of pandas": pd.DataFrame({**{k: [r[k] for r in ROWS] for k in ROWS[0]}, "level": [None, *range(7)]}),
+    "a table of Arrow": pa.Table.from_pylist(ROWS),
+    "a generator": (row for row in ROWS),
+}
+
+
+@pytest.mark.parametrize("kind", ROWS_IN_MEMORY)
+def test_rows_of_each_kind_are_written_as_they_are(kind: str, tmp_path: Path):
+    from dapo.api.rows import write_rows
+
+    assert write_rows(tmp_path / "rows.jsonl", ROWS_IN_MEMORY[kind]) == 8
+    found = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [{name: row[name] for name in ROWS[0]} for row in found] == ROWS
+    assert kind != "a DataFrame of pandas" or [row["level"] for row in found] == [None, *range(7)]
+
+
+def test_a_dataset_of_hugging_face_is_written_as_it_is(tmp_path: Path):
+    datasets = pytest.importorskip("datasets")
+    from dapo.api.rows import is_source, write_rows
+
+    rows = [{"prompt": [{"role": "user", "content": r["prompt"]}], "answer": r["answer"]} for r in ROWS]
+    assert write_rows(tmp_path / "rows.jsonl", datasets.Dataset.from_list(rows)) == 8
+    assert [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()] == rows
+    with pytest.raises(dapo.DataError, match=r"several data sets \(train\); expected one"):
+        is_source(datasets.DatasetDict({"train": datasets.Dataset.from_list(rows)}))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "an ambiguous keyword": (
+        {"temperature": 0.5},
+        "'temperature' may be rollout.temperature or eval.temperature: write the whole name, as in "
+        '**{"rollout.temperature": ...}',
+    ),
+    "an unknown keyword": (
+        {"learning_rate": 1.0},
+        "unknown option 'learning_rate'; did you mean lr (optim.lr)?",
+    ),
+    "a keyword that is nearly one": (
+        {"group_sizes": 4},
+        "unknown option 'group_sizes'; did you mean group_size (rollout.group_size)?",
+    ),
+    "a keyword like none": ({"xyzzy": 4}, "unknown option 'xyzzy'; docs/options.md has all of them"),
+    "an option set twice": ({"num_steps": 3}, "num_steps: train.num_steps is set twice in one call"),
+    "an unknown option of a section": (
+        {"loss.clip_hih": 0.3},
+        "unknown option loss.clip_hih; did you mean loss.clip_high?",
+    ),
+    "a reward that is none": (
+        {"reward": 3},
+        "reward: expected a verifier's name, module:function, a function, or several of them, got 3",
+    ),
+    "rows that are none": ({"data": [1, 2]}, "data, row 1: expected a mapping of columns to values, got int"),
+    "no rows": ({"data": []}, "data: there are no rows"),
+    "a value that no file holds": (
+        {"data": [{"prompt": object()}]},
+        "data, row 1: prompt holds a value of type object",
+    ),
+    "a lambda": ({"reward": lambda completions: [1.0]}, "reward: a lambda has no source of its own"),
+    "columns that the data has not": ({"reward": "dapo.rewards.examples:nothing"}, "has no 'nothing'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_work_is_refused_in_a_sentence_and_leaves_nothing(name: str):
+    options, message = REFUSED[name]
+    arguments: dict[str, Any] = {"data": ROWS, "reward": DIGITS, "steps": 1, "run_dir": "run", **SMALL, **options}
+    with pytest.raises(dapo.DapoError) as refused:
+        dapo.train("tiny-random", **arguments)
+    assert message in str(refused.value)
+    assert not Path("run").exists()
+
+
+def test_a_directory_with_files_of_its_own_is_left_as_it_was(tmp_path: Path):
+    (tmp_path / "run/data").mkdir(parents=True)
+    (tmp_path / "run/data/train.jsonl").write_text("mine")
+    with pytest.raises(CheckpointError, match="is not empty and holds no run"):
+        dapo.train("tiny-random", data=ROWS, reward=DIGITS, steps=1, run_dir="run", **SMALL)
+    assert (tmp_path / "run/data/train.jsonl").read_text() == "mine"
+
+
+def test_keywords_are_the_names_of_options():
+    assert options_from({"steps": 1, "lr": 2, "loss.clip_high": 3, "loss": {"clip_low": 0.1}, "predict": "thin"}) == {
+        "train.num_steps": 1,
+        "optim.lr": 2,
+        "loss.clip_high": 3,
+        "loss": {"clip_low": 0.1},
+        "dynamic_sampling.predict": "thin",
+    }
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ({"rollout": {"prompts_per_step": 8}}, {"train.minibatch_groups": 8}),
+        ({"rollout": {"prompts_per_step": 48}}, {"train.minibatch_groups": 24}),
+        ({"rollout": {"prompts_per_step": 512}}, {}),
+        ({"rollout": {"prompts_per_step": 8}, "train": {"minibatch_groups": 2}}, {}),
+        ({"rollout": {"max_response_tokens": 64}}, {"overlong.buffer_tokens": 12}),
+        ({"rollout": {"max_response_tokens": 64}, "overlong": {"mode": "off"}}, {}),
+        ({"rollout": {"max_response_tokens": 64}, "preset": "grpo"}, {}),
+        ({"rollout": {"max_response_tokens": 8192}}, {}),
+        ({"train": {"num_steps": 18}}, {"optim.warmup_steps": 1}),
+        ({"train": {"num_steps": 300}}, {}),
+    ],
+)
+def test_options_sized_for_the_paper_follow_a_smaller_size_unless_set(raw: dict[str, Any], expected: dict[str, Any]):
+    assert sized_to_fit(raw) == expected
+
+
+def test_a_callback_and_a_sink_get_every_step(tmp_path: Path):
+    seen: list[tuple[str, int]] = []
+
+    class Sink:
+        def write(self, step: int, metrics: Any) -> None:
+            seen.append(("sink", step))
+
+    def on_step(run: dapo.Run, metrics: dict[str, Any]) -> None:
+        assert run.metrics.index[-1] == metrics["step"]  # it is in the run's files already
+        assert run.status == "running"
+        seen.append(("call", metrics["step"]))
+
+    run = dapo.train("tiny-random", data=ROWS, reward=DIGITS, steps=2, on_step=on_step, sinks=[Sink()], **SMALL)
+    assert seen == [("sink", 1), ("call", 1), ("sink", 2), ("call", 2)]
+    assert run.status == "finished"
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_an_exception_in_a_callback_is_raised_and_the_run_goes_on_to_the_same_bytes(at: int):
+    arguments: dict[str, Any] = {"data": ROWS, "reward": DIGITS, "steps": 2, **SMALL}
+
+    def fails(run: dapo.Run, metrics: dict[str, Any]) -> None:
+        if metrics["step"] == at:
+            raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        dapo.train("tiny-random", on_step=fails, run_dir="cut", **arguments)
+    cut = dapo.load("cut")
+    assert cut.status == "failed"
+    assert "raised ZeroDivisionError: mine" in str(cut.summary)
+    assert cut.state.checkpoint is not None
+    assert cut.state.checkpoint["step"] == at
+    again = dapo.resume(cut)
+    whole = dapo.train("tiny-random", run_dir="whole", **arguments)
+    assert again.status == "finished"
+    assert (
+        differences(contents(again.path, checkpoints="step_000002"), contents(whole.path, checkpoints="step_000002"))
+        == []
+    )
+
+
+def test_a_signal_saves_and_raises_keyboard_interrupt_with_the_run():
+    def interrupt(run: dapo.Run, metrics: dict[str, Any]) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        dapo.train("tiny-random", data=ROWS, reward=DIGITS, steps=3, on_step=interrupt, **SMALL)
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert isinstance(stopped.value, dapo.TrainingInterrupted)
+    run = stopped.value.run
+    assert run.status == "stopped"
+    assert run.state.checkpoint is not None
+    assert re.search(r"stopped by SIGINT; look at it with dapo.load\('runs/", str(stopped.value))
+
+
+def test_in_another_thread_a_run_touches_no_signal():
+    found: list[Any] = []
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+
+    def on_step(run: dapo.Run, metrics: dict[str, Any]) -> None:
+        found.append((signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)))
+
+    def train() -> None:
+        found.append(dapo.train("tiny-random", data=ROWS, reward=DIGITS, steps=1, on_step=on_step, **SMALL).status)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert found == [before, "finished"]
+
+
+def test_what_a_run_holds_is_read_as_tables(finished: dapo.Run):
+    assert list(finished.metrics.index) == [0, 1, 2]
+    rollouts = finished.rollouts
+    assert set(rollouts["step"]) == {1, 2}
+    assert "response_ids" not in rollouts
+    part = finished.read_rollouts(steps=[2], columns=["step", "response_ids"])
+    assert list(part.columns) == ["step", "response_ids"]
+    assert len(part) == (rollouts["step"] == 2).sum() >= 8
+    with pytest.raises(dapo.DataError, match="has no rollouts of step 9"):
+        finished.read_rollouts(steps=[9])
+    assert finished.problems["responses"].sum() == len(rollouts)
+    assert list(finished.evaluations.index) == [0, 2]
+    assert finished.evaluation().accuracy == finished.evaluations["accuracy"][2]
+    assert len(finished.evaluation(0).table) == 2
+    assert finished.summary is not None
+    assert finished.summary["exit_reason"] == "finished"
+    assert finished.config.optim.lr == 1e-3
+    assert finished.status == "finished"
+
+
+def test_a_run_says_in_a_line_and_in_html_how_it_stands(finished: dapo.Run):
+    line = repr(finished)
+    assert line.startswith(f"<Run {finished.path}: finished, step 2/2, reward ")
+    assert f"held_out {finished.evaluation().accuracy:.1%} after step 2" in line
+    assert "<th style='text-align:left'>state</th><td style='text-align:left'>finished</td>" in finished._repr_html_()
+    assert repr(dapo.Run("nothing<b>")).startswith("<Run nothing<b>: cannot be read (no run directory nothing<b>")
+    assert "<b>" not in dapo.Run("nothing<b>")._repr_html_()
+
+
+def test_the_curves_are_a_figure_that_a_notebook_shows(finished: dapo.Run):
+    curves = finished.curves()
+    assert curves._repr_png_()[:4] == b"\x89PNG"
+    assert "Accuracy" in repr(curves)
+
+
+def test_a_run_answers_questions_alike_each_time(finished: dapo.Run):
+    one = finished.generate("17 + 25?", max_new_tokens=4)
+    assert isinstance(one, str)
+    assert finished.generate("17 + 25?", max_new_tokens=4) == one
+    several = finished.generate(["17 + 25?", "1 + 1?"], samples=2, max_new_tokens=4)
+    assert [len(each) for each in several] == [2, 2]
+    assert several[0][0] == one
+    assert finished.generate([{"role": "user", "content": "17 + 25?"}], max_new_tokens=4, temperature=0) != ""
+    assert finished.generate("17 + 25?", max_new_tokens=4, seed=1) != one
+    finished.close()
+
+
+def test_a_run_is_evaluated_and_compared_with_another_model_in_pairs(finished: dapo.Run):
+    result = finished.evaluate(ROWS, samples_per_problem=2)
+    assert len(result.table) == 8
+    assert f"avg@2 {result.accuracy:.1%}" in repr(result)
+    again = finished.evaluate()
+    assert again.accuracy == finished.evaluation().accuracy
+    same = finished.compare(finished)
+    assert (same.difference, same.better, same.worse, same.equal) == (0, 0, 0, 2)
+    other = finished.compare("tiny-random", ROWS, samples_per_problem=2)
+    assert other.difference == pytest.approx(other.first.accuracy - other.second.accuracy)
+    assert other.first.accuracy == result.accuracy
+    assert "minus tiny-random" in repr(other)
+
+
+def test_a_run_is_exported_as_a_model_that_trains_on(finished: dapo.Run, tmp_path: Path):
+    path = finished.export(tmp_path / "model")
+    again = dapo.train(path, data=ROWS, reward=DIGITS, steps=1, **SMALL)
+    assert again.status == "finished"
+    with pytest.raises(dapo.ConfigError, match="model"):
+        finished.export(tmp_path / "model")
+
+
+def test_a_finished_run_is_left_as_it_is_and_trained_on_where_steps_are_added(tmp_path: Path, finished: dapo.Run):
+    shutil.copytree(finished.path, tmp_path / "copy")
+    before = contents(tmp_path / "copy")
+    assert dapo.resume("copy").status == "finished"
+    assert differences(contents(tmp_path / "copy"), before) == []
+    assert dapo.resume("copy", steps=3).state.step == 3
+
+
+def test_there_is_nothing_to_load_where_no_run_is():
+    with pytest.raises(CheckpointError, match="no run directory nothing"):
+        dapo.load("nothing")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from dapo.api.evaluate import EvalRequest, evaluate_model
 from dapo.cli.check.summary import ignored_options
-from dapo.cli.eval import EvalRequest, evaluate_model
 from dapo.cli.train import start_run
 from dapo.config import Config
 from dapo.core.errors import EngineError, OutOfMemory, WorkerDied

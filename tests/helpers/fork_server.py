@@ -31,7 +31,7 @@ PYTHONPATH = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONP
 
 IMPORTED_ONCE = (
     "dapo.assemble",
-    "dapo.cli.eval",
+    "dapo.api.evaluate",
     "dapo.cli.main",
     "dapo.cli.train",
     "matplotlib.backends.backend_agg",

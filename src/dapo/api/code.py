@@ -68,6 +68,8 @@ class CodeWriter:
         self.folders: set[str] = set()
         """Folders of the caller's own modules that it imports: they must be on the import path of who loads it."""
         self._has_future_annotations = False
+        self._scope: Mapping[str, Any] = {}
+        """What names stand for where the source that is being written was defined."""
         self._user = ""
         """What the caller handed over, whose names are being written."""
 
@@ -89,6 +91,8 @@ class CodeWriter:
         if isinstance(function, MethodType):
             name = f"{name}_of_{type(function.__self__).__name__.lower()}"
         self._user = name
+        called = function if hasattr(function, "__globals__") else type(function).__call__
+        self._scope = getattr(getattr(function, "__func__", called), "__globals__", vars(sys.modules["__main__"]))
         self._define(name, function)
         return f":{name}"
 
@@ -157,10 +161,11 @@ class CodeWriter:
                 "into the run; put it into a file and hand it over as 'module:function', or define it in a notebook "
                 "cell or a script"
             )
-        own_name, namespace = found.name, found.namespace
+        own_name, namespace = found.name, found.namespace or self._scope
         if own_name != name and own_name not in self._values:
             self._values[own_name] = value
         self._has_future_annotations |= found.has_future_annotations
+        outer, self._scope = self._scope, namespace
         for used in needed_names(found):
             if used == own_name:
                 continue
@@ -168,6 +173,7 @@ class CodeWriter:
                 self._define(used, namespace[used])
             elif not hasattr(builtins, used):
                 raise RewardError(f"{self._kind} {self._user!r} uses {used!r}, which is not defined")
+        self._scope = outer
         for chain in _module_chains(found.text, namespace):
             self._imports[chain] = f"import {chain}"
         self._parts.append(found.text)
@@ -278,7 +284,7 @@ class Source:
     name: str
     text: str
     namespace: Mapping[str, Any]
-    """What names stood for where it was defined: globals, and the variables that it closes over."""
+    """What names stand for where it was defined: globals, and what it closes over; empty where that is not known."""
     has_future_annotations: bool = False
 
 
@@ -331,14 +337,14 @@ def _class_source(value: type) -> Source | None:
         for node, lines in _definitions(code.co_filename, function.__globals__, kinds):
             if node.name == value.__name__ and _first_line(node) <= code.co_firstlineno <= (node.end_lineno or 0):
                 flag = bool(code.co_flags & _FUTURE_ANNOTATIONS)
-                return Source(node.name, _text_of(node, lines), _namespace(functions), flag)
+                own = [each for each in functions if each.__code__.co_filename == code.co_filename]
+                return Source(node.name, _text_of(node, lines), _namespace(own), flag)
     main = getattr(sys.modules.get(value.__module__), "__file__", None)
-    for file in (
-        [main] if main else [name for name in reversed(linecache.cache) if "ipython" in name or "ipykernel" in name]
-    ):
+    cells = [name for name in reversed(linecache.cache) if name.startswith("<ipython") or "ipykernel" in name]
+    for file in [*cells, *([main] if main else [])]:
         for node, lines in _definitions(file, {}, kinds):
             if node.name == value.__name__:
-                return Source(node.name, _text_of(node, lines), dict(vars(sys.modules[value.__module__])))
+                return Source(node.name, _text_of(node, lines), {})
     return None
 
 
@@ -390,7 +396,7 @@ def needed_names(source: Source) -> list[str]:
     while tables:
         table = tables.pop(0)
         for symbol in table.get_symbols():
-            if symbol.is_global() or (table is top and symbol.is_referenced()):
+            if (symbol.is_global() or (table is top and symbol.is_referenced())) and not symbol.is_imported():
                 needed.setdefault(symbol.get_name())
         tables += table.get_children()
     return sorted(needed)

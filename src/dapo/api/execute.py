@@ -2,7 +2,6 @@
 
 import gc
 import shlex
-import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -10,7 +9,6 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -33,7 +31,7 @@ from dapo.training.fork import Fork
 from dapo.training.made_with import changes_since, made_with
 from dapo.training.run_config import load_run_config, naming_start_folder
 from dapo.training.run_directory import RunDirectory, make_manifest, step_of
-from dapo.training.signals import Interrupted, StepListener, signals_as_requests
+from dapo.training.signals import END_AT_ONCE, Interrupted, InterruptHandler, StepListener, signals_as_requests
 from dapo.training.start import open_judge
 from dapo.training.state import Run
 from dapo.training.train import train
@@ -59,8 +57,8 @@ class Frontend:
     on_step: Sequence[Callable[[int, Mapping[str, float]], None]] = ()
     """Called with the number of each finished step and its metrics, once these are logged. Where one raises, the run
     ends with its state saved, and raises ListenerFailed."""
-    on_second_interrupt: signal.Handlers | Callable[[int, FrameType | None], Any] = signal.SIG_DFL
-    """What a second Ctrl-C does: end the process at once, or `signal.default_int_handler`."""
+    on_second_interrupt: InterruptHandler = END_AT_ONCE
+    """What a second Ctrl-C does."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dapo.core.files import atomic_file
 from dapo.core.terminal import to_json
 from dapo.data.sources.rows import json_value
 
+TRAIN_FILE, HELD_OUT_FILE = "train.jsonl", "held_out.jsonl"
 Data: TypeAlias = Any
 """A data source (path, `hub:`, `builtin:`, `gym:`, a mapping), or rows: a list of dicts, a DataFrame, a Dataset."""
 

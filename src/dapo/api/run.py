@@ -1,29 +1,50 @@
 """A run as a Python object: what it has written, and what its model answers."""
 
 import signal
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dapo.api.keywords import as_overrides, command_line, options_from
+from dapo.api.results import Comparison, Curves, EvaluationResult
+from dapo.api.rows import HELD_OUT_FILE, Data, is_source, write_rows
 from dapo.config import Config
+from dapo.core.errors import DapoError, DataError
 from dapo.core.files import read_json
-from dapo.training.run_config import load_run_config
+from dapo.core.terminal import warn
+from dapo.telemetry.console import METRIC_COLUMNS
+from dapo.training.run_config import CODE_FOLDER, load_run_config
 from dapo.training.run_directory import RunDirectory
+from dapo.training.run_status import RunStatus, run_status
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from dapo.api.evaluate import EvalRequest
     from dapo.api.execute import Frontend
+    from dapo.api.generate import OpenModel
     from dapo.api.train import OnStep, StepSink
+
+TOKEN_COLUMNS = ("response_ids", "engine_logprobs")
+"""The columns of rollouts with a number per token, which `Run.rollouts` leaves out."""
+SHOWN_METRICS = ("reward/mean", "reward/accuracy", "rollout/keep_rate", "rollout/response_tokens_mean", "loss/entropy")
 
 
 class Run:
-    """A run directory: `dapo.train` and `dapo.load` return one. Everything is read when it is asked for."""
+    """A run directory: `dapo.train`, `dapo.resume` and `dapo.load` return one.
+
+    Everything is read when it is asked for, so the run may go on in another process meanwhile.
+    """
 
     def __init__(self, path: str | Path) -> None:
+        """`path` is the run directory."""
         self.path = Path(path)
         """The run directory."""
         self._directory = RunDirectory(self.path)
+        self._model: OpenModel | None = None
 
     @property
     def config(self) -> Config:
@@ -31,28 +52,268 @@ class Run:
         return load_run_config(self._directory)
 
     @property
+    def state(self) -> RunStatus:
+        """How the run stands: step, seconds left, newest metrics, checkpoint, bytes on disk."""
+        return run_status(self.path)
+
+    @property
+    def status(self) -> str:
+        """`running`, `stopped` (by a signal or a kill), `finished`, `solved` or `failed`."""
+        return self.state.state
+
+    @property
+    def command(self) -> str:
+        """The command line that starts such a run, for a shell; functions of the run are imported from its `code`."""
+        manifest = read_json(self._directory.manifest)
+        code = self.path / CODE_FOLDER
+        folders = [*([str(code)] if code.is_dir() else []), *manifest.get("module_folders", [])]
+        environment = {"PYTHONPATH": ":".join(folders)} if folders else {}
+        program, *arguments = manifest["command"]
+        return command_line([Path(program).name, *arguments], environment=environment)
+
+    @property
     def metrics(self) -> "pd.DataFrame":
-        """The metrics, a row per step; an evaluation before the first step is the row of step 0."""
+        """The metrics by step; an evaluation before the first step is row 0. docs/metrics.md explains the columns."""
         import pandas as pd
 
         from dapo.telemetry.sinks import read_metrics
 
         path = self._directory.metrics
-        table = pd.DataFrame(read_metrics(path) if path.exists() else [], columns=None)
-        return table.groupby("step").first() if len(table) else table
+        records = read_metrics(path) if path.exists() else []
+        rows: dict[int, dict[str, Any]] = {}
+        for record in records:
+            rows.setdefault(record["step"], {}).update(record)
+        return pd.DataFrame(list(rows.values()), columns=None if rows else ["step"]).set_index("step")
+
+    @property
+    def rollouts(self) -> "pd.DataFrame":
+        """Every judged response of every step that is kept, without its tokens.
+
+        A large run has millions of them: `read_rollouts` reads some steps and some columns.
+        """
+        import pyarrow.parquet as pq
+
+        paths = self._rollout_paths(None)
+        names = pq.read_schema(paths[0]).names if paths else []
+        return self.read_rollouts(columns=[name for name in names if name not in TOKEN_COLUMNS])
+
+    def read_rollouts(
+        self, *, steps: Sequence[int] | None = None, columns: Sequence[str] | None = None
+    ) -> "pd.DataFrame":
+        """The judged responses of some steps.
+
+        Args:
+            steps: the steps; None: all that are kept (`log.rollouts`).
+            columns: the columns, such as `["step", "response", "reward", "outcome"]`; None: all, with the tokens and
+                their log-probabilities.
+
+        Raises:
+            DataError: a step has no table.
+        """
+        import pandas as pd
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        wanted = list(columns) if columns is not None else None
+        tables = [pq.read_table(path, columns=wanted) for path in self._rollout_paths(steps)]
+        return pa.concat_tables(tables).to_pandas() if tables else pd.DataFrame()
+
+    def _rollout_paths(self, steps: Sequence[int] | None) -> list[Path]:
+        if steps is None:
+            return sorted((self.path / "rollouts").glob("step_*.parquet"))
+        paths = [self._directory.rollouts(step) for step in steps]
+        if missing := [step for step, path in zip(steps, paths, strict=True) if not path.is_file()]:
+            raise DataError(f"{self.path} has no rollouts of step {missing[0]} (log.rollouts says which are kept)")
+        return paths
+
+    @property
+    def problems(self) -> "pd.DataFrame":
+        """Each problem that was sampled, with its visits, right answers and last step, as of the newest checkpoint."""
+        import pandas as pd
+
+        path = self._directory.problem_stats
+        return pd.read_parquet(path) if path.exists() else pd.DataFrame()
 
     @property
     def summary(self) -> dict[str, Any] | None:
         """How the run has ended: steps, seconds, tokens, first and last evaluation; None until then."""
-        path = self._directory.summary
-        return dict(read_json(path)) if path.exists() else None
+        return self.state.summary
+
+    @property
+    def evaluations(self) -> "pd.DataFrame":
+        """The run's own evaluations by step: accuracy (avg@k) with its 95 % interval, and what else was measured."""
+        import pandas as pd
+
+        paths = sorted((self.path / "eval").glob("step_*.json"))
+        rows = [{k: v for k, v in read_json(path).items() if not isinstance(v, dict | list)} for path in paths]
+        return pd.DataFrame(rows, columns=None if rows else ["step", "accuracy"]).set_index("step")
+
+    def evaluation(self, step: int | None = None) -> EvaluationResult:
+        """One of the run's own evaluations with every response.
+
+        Args:
+            step: the step after which it was made; None: the last one.
+
+        Raises:
+            DataError: there is none.
+        """
+        path = (
+            max((self.path / "eval").glob("step_*.json"), default=None) if step is None else self._directory.eval(step)
+        )
+        if path is None or not path.is_file():
+            raise DataError(f"{self.path} has no evaluation{'' if step is None else f' after step {step}'}")
+        return EvaluationResult.of(read_json(path))
+
+    def curves(self) -> Curves:
+        """The curves of the run as a figure, which a notebook shows: accuracy, length, entropy, outcomes of groups.
+
+        Raises:
+            DataError: there are no metrics yet.
+        """
+        from dapo.api.execute import title_of
+        from dapo.telemetry.curves import curves_figure
+
+        return Curves(curves_figure(self._directory.metrics, title=title_of(self.config)))
+
+    def generate(
+        self,
+        prompt: str | Sequence[Any],
+        *,
+        samples: int = 1,
+        temperature: float = 1.0,
+        max_new_tokens: int | None = None,
+        seed: int = 0,
+    ) -> Any:
+        """What the model answers, as of the newest checkpoint, with the prompts written as in training.
+
+        The model stays loaded for the next call, until `close()`.
+
+        Args:
+            prompt: a question, a list of chat messages, or a list of questions.
+            samples: how many answers to each.
+            temperature: 0 takes the most probable token each time.
+            max_new_tokens: the most tokens of an answer; None: as many as in training.
+            seed: another one gives other answers; the same one the same.
+
+        Returns:
+            The answer as text, or a list of `samples` of them; for several questions, a list of that.
+
+        Raises:
+            CheckpointError: there is no checkpoint yet.
+
+        Example:
+            >>> answers = run.generate(["17 + 25?", "3 + 4?"], samples=2, max_new_tokens=4)
+            >>> [len(each) for each in answers]
+            [2, 2]
+        """
+        from dapo.api.generate import OpenModel, generate
+
+        if self._model is None or self._model.is_outdated(self._directory):
+            self.close()
+            self._model = OpenModel(self._directory)
+        return generate(
+            self._model, prompt, samples=samples, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed
+        )
+
+    def close(self) -> None:
+        """Free the model that `generate` has loaded."""
+        if self._model is not None:
+            self._model.close()
+        self._model = None
+
+    def evaluate(
+        self, data: Data = None, *, samples_per_problem: int | None = None, **options: Any
+    ) -> EvaluationResult:
+        """Evaluate the newest checkpoint, as `dapo eval` does.
+
+        Args:
+            data: a data source or rows, as for `dapo.train`; None: those on which the run was evaluated.
+            samples_per_problem: the k of avg@k.
+            **options: options that are to be others than the run's, named as for `dapo.train`.
+
+        Raises:
+            ConfigError: there is no data.
+            CheckpointError: there is no checkpoint yet.
+
+        Example:
+            >>> run.evaluate([{"prompt": "2 + 2 =", "answer": "4"}], samples_per_problem=4).table["responses"].map(len)
+            0    4
+            Name: responses, dtype: int64
+        """
+        from dapo.api.evaluate import evaluate_model
+
+        with self._evaluation_request(data, samples_per_problem, options) as request:
+            return EvaluationResult.of(evaluate_model(str(self.path), request))
+
+    def compare(
+        self,
+        other: "str | Path | Run",
+        data: Data = None,
+        *,
+        samples_per_problem: int | None = None,
+        **options: Any,
+    ) -> Comparison:
+        """Evaluate this run and another model on the same problems with the same random numbers, as pairs.
+
+        Args:
+            other: a run, a run directory, or a model: an alias, a Hugging Face id, a directory.
+            data: as for `evaluate`.
+            samples_per_problem: the k of avg@k.
+            **options: as for `evaluate`.
+
+        Returns:
+            The difference, this run minus the other, with its 95 % interval.
+        """
+        from dapo.api.evaluate import compare_models
+
+        second = other.path if isinstance(other, Run) else other
+        with self._evaluation_request(data, samples_per_problem, options) as request:
+            return Comparison.of(compare_models(str(second), str(self.path), request))
+
+    @contextmanager
+    def _evaluation_request(
+        self, data: Data, samples_per_problem: int | None, options: Mapping[str, Any]
+    ) -> "Iterator[EvalRequest]":
+        """The arguments of an evaluation, whose rows stand in a file while the block runs."""
+        from dapo.api.evaluate import EvalRequest
+        from dapo.api.train import errors_as_python
+
+        overrides = tuple(as_overrides(options_from(options)))
+        with tempfile.TemporaryDirectory() as folder, errors_as_python(self):
+            if data is not None and not is_source(data):
+                file = Path(folder) / HELD_OUT_FILE
+                write_rows(file, data)
+                data = str(file)
+            yield EvalRequest(
+                str(data) if isinstance(data, Path) else data,
+                samples_per_problem,
+                overrides=overrides,
+                on_second_interrupt=signal.default_int_handler,
+            )
+
+    def export(self, path: str | Path, *, step: int | None = None, adapter: bool = False) -> Path:
+        """Write the model as a Hugging Face model directory, as `dapo export` does.
+
+        Args:
+            path: the directory to write; must not exist.
+            step: the checkpoint; None: the newest.
+            adapter: write only the adapter, of a run with `lora`.
+
+        Returns:
+            The directory.
+
+        Raises:
+            CheckpointError: there is no such checkpoint.
+        """
+        from dapo.api.execute import export_model_of
+
+        export_model_of(self.path, Path(path), step=step, adapter=adapter, warn=warn)
+        return Path(path)
 
     def frontend(self, on_step: "OnStep | Sequence[OnStep]", sinks: "Sequence[StepSink]") -> "Frontend":
         """How this run is shown when it trains, and what is called after each step."""
-        import sys
-
         from dapo.api.execute import Frontend
-        from dapo.core.terminal import print_text
+        from dapo.api.notebook import open_display
 
         calls = [on_step] if callable(on_step) else list(on_step)
 
@@ -64,10 +325,37 @@ class Run:
                     call(self, {"step": step, **metrics})
 
         return Frontend(
-            warn=lambda text: print_text(f"warning: {text}", file=sys.stderr),
+            warn=warn,
+            open_display=open_display,
             on_step=[after_step],
             on_second_interrupt=signal.default_int_handler,
         )
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r})"
+        return f"<Run {self.path}: {', '.join(self._facts().values())}>"
+
+    def _facts(self) -> dict[str, str]:
+        """What a person wants to know first, by a label."""
+        try:
+            state = self.state
+        except (DapoError, OSError) as error:
+            return {"state": f"cannot be read ({error})"}
+        facts = {"state": state.state, "step": f"step {state.step}/{state.num_steps or '?'}"}
+        if state.state == "failed":
+            facts["state"] = f"failed ({state.exit_reason})"
+        known = {name: value for name, value in state.metrics.items() if value is not None}
+        for column in METRIC_COLUMNS:
+            if column.metric in SHOWN_METRICS and column.metric in known:
+                facts[column.label] = f"{column.label} {column.show(known).strip()}"
+        for name, result in state.evaluations.items():
+            if (accuracy := result.get("accuracy")) is not None:
+                facts[f"evaluation {name}"] = f"{name} {accuracy:.1%} after step {result['step']:.0f}"
+        return facts
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook, with what to do next."""
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{escape(label)}</th><td style='text-align:left'>{escape(text)}</td></tr>"
+            for label, text in {"run": str(self.path), **self._facts()}.items()
+        )
+        return f"<table>{rows}</table>"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from dapo.api.code import CodeWriter, WrittenModule
 from dapo.api.keywords import as_overrides, nested, options_from, sized_to_fit
 from dapo.api.rewards import Reward, verifier_of, weighted_rewards
-from dapo.api.rows import Data, is_source, write_rows
+from dapo.api.rows import HELD_OUT_FILE, TRAIN_FILE, Data, is_source, write_rows
 from dapo.config import Config, build_config
 from dapo.config.load import merge_options, read_options
 from dapo.config.shipped import find_config
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from dapo.api.run import Run
 
 DATA_FOLDER = "data"
-TRAIN_FILE, EVAL_FILE = "train.jsonl", "held_out.jsonl"
 OnStep: TypeAlias = Callable[["Run", dict[str, Any]], object]
 
 
@@ -145,7 +144,9 @@ class _Request:
 
     def start(self, path: Path, on_step: OnStep | Sequence[OnStep]) -> "Run":
         """Write what the run needs into its directory, and train."""
-        files = {name: path / DATA_FOLDER / (TRAIN_FILE if name == "data.train" else EVAL_FILE) for name in self._rows}
+        files = {
+            name: path / DATA_FOLDER / (TRAIN_FILE if name == "data.train" else HELD_OUT_FILE) for name in self._rows
+        }
         options = self._options | {name: str(file) for name, file in files.items()}
         raw = laid_over(self._base, options)
         fitting = sized_to_fit(raw)

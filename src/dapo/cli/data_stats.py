@@ -62,8 +62,8 @@ def model_pass_rates(
     Returns:
         The length of every prompt, and the pass rate of each sampled problem, by problem id.
     """
+    from dapo.api.evaluate import EvalRequest, evaluation_config, open_engine_sampler, run_options
     from dapo.assemble import device_for_inputs, evaluation_plan, read_model, require_context, stop_at_turn_end
-    from dapo.cli.eval import EvalRequest, evaluation_config, open_engine_sampler, run_options
     from dapo.data.prompts import PromptEncoder
     from dapo.evaluation.evaluate import evaluate
     from dapo.rewards.workers.pool import VerifierPool

@@ -209,7 +209,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model: avg@k, pass@j and cons@k with 95 % intervals."""
-    from dapo.cli.eval import EvalRequest, compare_models, evaluate_model
+    from dapo.api.evaluate import EvalRequest, compare_models, evaluate_model
     from dapo.cli.eval_report import evaluation_json, print_comparison, print_evaluation
 
     if compare is not None and model_or_run is not None and "=" in model_or_run:

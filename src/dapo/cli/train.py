@@ -19,7 +19,7 @@ from dapo.api.execute import (
     run_training,
 )
 from dapo.config import Config
-from dapo.core.terminal import print_text
+from dapo.core.terminal import print_text, warn
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.telemetry.console import SafeConsole, final_report
 from dapo.training.run_directory import RunDirectory, default_run_path
@@ -61,11 +61,6 @@ def resume_run(path: Path, overrides: Sequence[str]) -> None:
     if isinstance(run, Finished):
         at, more = f"{run.step} of {run.config.train.num_steps}", f"train.num_steps={2 * run.step}"
         print_text(f"\nalready at step {at}; to train on: dapo resume {shlex.quote(str(path))} {more}")
-
-
-def warn(text: str) -> None:
-    """Print a warning to the standard error."""
-    print_text(f"warning: {text}", file=sys.stderr)
 
 
 def report(config: Config, directory: RunDirectory) -> None:

@@ -143,16 +143,16 @@ def parse_data_argument(text: str, *, name: str = "--data") -> DataSpec:
 
 def dump_config(config: Config) -> str:
     """The resolved configuration as YAML; loading it again gives an equal Config."""
-    return OmegaConf.to_yaml(OmegaConf.create(_literal(config.model_dump(mode="json"))))
+    return OmegaConf.to_yaml(OmegaConf.create(as_literal(config.model_dump(mode="json"))))
 
 
-def _literal(value: Any) -> Any:
-    """Keep `${x}` in resolved text from being read as an interpolation again."""
+def as_literal(value: Any) -> Any:
+    """A value in which `${x}` stands for itself where it is read as a configuration."""
     if isinstance(value, str):
         return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + "\\${", value)
     if isinstance(value, dict):
-        return {key: _literal(item) for key, item in value.items()}
-    return [_literal(item) for item in value] if isinstance(value, list) else value
+        return {key: as_literal(item) for key, item in value.items()}
+    return [as_literal(item) for item in value] if isinstance(value, list) else value
 
 
 _MAX_DEPTH = 32

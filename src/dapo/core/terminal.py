@@ -64,6 +64,11 @@ def print_text(text: object = "", *, file: TextIO | None = None, end: str = "\n"
     print(printable(str(text), stream.encoding or "utf-8"), end=end, file=stream, flush=True)
 
 
+def warn(text: str) -> None:
+    """Print a warning to the standard error."""
+    print_text(f"warning: {text}", file=sys.stderr)
+
+
 def _escape(match: re.Match[str]) -> str:
     character = match[0]
     return character.encode("ascii", "backslashreplace").decode() if ord(character) > 127 else repr(character)[1:-1]

@@ -47,6 +47,10 @@ class EngineSampler:
         self._engine, self._encoder = engine, encoder
         self._pending: dict[str, tuple[int, int]] = {}
 
+    def with_plan(self, plan: EvaluationPlan) -> "EngineSampler":
+        """What samples from the same engine by another plan."""
+        return EngineSampler(self._engine, self._encoder, plan)
+
     def submit(self, index: int, problem: Problem) -> None:
         prompt_ids, plan = self._encoder.encode(problem), self.plan
         requests = [

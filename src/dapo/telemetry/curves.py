@@ -31,7 +31,14 @@ SMOOTHED_FROM_STEPS = 15  # fewer steps are shown as they are
 
 
 def plot_curves(metrics_jsonl: str | Path, out_png: str | Path, *, title: str = "") -> None:
-    """Plot the four curves that the paper monitors (Fig. 7) into a PNG file, under `title`.
+    """Plot the curves of a run into a PNG file (see `curves_figure`). Raises DataError if the metrics hold no steps."""
+    figure = curves_figure(metrics_jsonl, title=title)
+    with atomic_file(Path(out_png)) as temporary:
+        figure.savefig(temporary, format="png")
+
+
+def curves_figure(metrics_jsonl: str | Path, *, title: str = "") -> "Figure":
+    """The four curves that the paper monitors (Fig. 7) as a figure under `title`.
 
     With `dynamic_sampling.predict` two more show the problems that were skipped, and how predictions turned out.
     Metrics that were not logged are left out. Raises DataError if the file holds no steps.
@@ -56,8 +63,7 @@ def plot_curves(metrics_jsonl: str | Path, out_png: str | Path, *, title: str = 
         _skipped(upper, records)
         _calibration(lower, records)
     _caption(figure, [record["step"] for record in records], title)
-    with atomic_file(Path(out_png)) as temporary:
-        figure.savefig(temporary, format="png")
+    return figure
 
 
 def _accuracy(axes: "Axes", records: Sequence[Record]) -> None:

@@ -23,20 +23,20 @@ def load_run_config(run: RunDirectory, overrides: Sequence[str] = ()) -> Config:
     in the run directory are found wherever that is now. Raises ConfigError.
     """
     own, made_in = load_config(run.config), _manifest_entry(run, "run_dir")
-    folder = _started_in(run)
-    folder = folder if folder is not None and folder.is_dir() else None
+    started_in = _started_in(run)
+    folder = started_in if started_in is not None and started_in.is_dir() else None
     _extend_import_path(run, folder)
     there = []
     for name, spec in (("data.train", own.data.train), ("data.eval", own.data.eval)):
         key, path = (f"{name}.path", spec.get("path")) if isinstance(spec, dict) else (name, spec)
         if not isinstance(path, str):
             continue
-        absolute = folder / path if folder is not None else Path(path).absolute()
-        if isinstance(made_in, str) and absolute.is_relative_to(made_in):
-            moved = run.path.absolute() / absolute.relative_to(made_in)
-            absolute = moved if moved.is_file() else absolute
-        if absolute.is_file() and (folder is not None or absolute != Path(path).absolute()):
-            there.append(f"{key}={json.dumps(str(absolute))}")
+        found = (started_in or Path.cwd()) / path
+        if isinstance(made_in, str) and found.is_relative_to(made_in):
+            moved = run.path.absolute() / found.relative_to(made_in)
+            found = moved if moved.is_file() else found
+        if found.is_file():
+            there.append(f"{key}={json.dumps(str(found))}")
     if folder is not None and (folder / own.model.name).is_dir():
         there.append(f"model.name={json.dumps(str(folder / own.model.name))}")
     return load_config(run.config, [*there, *overrides])

@@ -7,11 +7,15 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 from dapo.core.errors import DapoError
 from dapo.core.loading import describe
 
+InterruptHandler: TypeAlias = signal.Handlers | Callable[[int, FrameType | None], Any] | None
+"""What `signal.signal` takes: what is to happen at Ctrl-C."""
+END_AT_ONCE: InterruptHandler = signal.SIG_DFL
+"""The system's own way, which works in the middle of a matmul too."""
 SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -81,7 +85,7 @@ class StepListener:
 def signals_as_requests(
     message: str = "saving, then stopping; Ctrl-C now ends at once",
     *,
-    on_second: signal.Handlers | Callable[[int, FrameType | None], Any] = signal.SIG_DFL,
+    on_second: InterruptHandler = END_AT_ONCE,
 ) -> Iterator[StopRequest]:
     """Inside, the first SIGINT or SIGTERM becomes a request; a SIGINT after that ends the process at once.
 
@@ -89,8 +93,8 @@ def signals_as_requests(
 
     Args:
         message: what a person is told when the first one comes.
-        on_second: what the second SIGINT does. The default is the system's own, which works in the middle of a matmul
-            too; `signal.default_int_handler` raises KeyboardInterrupt instead, and the process lives on.
+        on_second: what the second SIGINT does; `signal.default_int_handler` raises KeyboardInterrupt, and the process
+            lives on.
     """
     request = StopRequest()
 

@@ -1,4 +1,4 @@
-"""`dapo eval`: evaluates one model, or compares two."""
+"""Evaluates one model, or compares two: for `dapo eval` and for runs in Python."""
 
 import hashlib
 import json
@@ -18,13 +18,12 @@ from dapo.assemble import (
     read_inputs,
     resolve_auto,
 )
-from dapo.cli.train import warn
 from dapo.config import Config, DataSpec, build_config, parse_data_argument, parse_overrides
 from dapo.config.data_spec import BENCHMARKS, INSTRUCTION, parse_spec
 from dapo.core.errors import CheckpointError, ConfigError, DataError
 from dapo.core.files import atomic_write_json
 from dapo.core.journal import open_journal
-from dapo.core.terminal import print_text
+from dapo.core.terminal import print_text, warn
 from dapo.data.prepare.write import require_new
 from dapo.data.prompts import PromptEncoder, chat_messages
 from dapo.distributed.launch import open_launcher
@@ -38,7 +37,7 @@ from dapo.telemetry.progress import progress
 from dapo.training.rows import load_rows
 from dapo.training.run_config import load_run_config
 from dapo.training.run_directory import RunDirectory, step_of
-from dapo.training.signals import signals_as_requests
+from dapo.training.signals import END_AT_ONCE, InterruptHandler, signals_as_requests
 from dapo.types import Problem
 
 DEFAULT_TOKENS = 1024  # the response limit for a model that no run made; eval.max_response_tokens overrides it
@@ -49,7 +48,7 @@ _SETTINGS_THAT_MUST_MATCH = ("samples_per_problem", "temperature", "top_p", "max
 class EvalRequest:
     """The arguments of `dapo eval`."""
 
-    data: str | None
+    data: DataSpec | None
     """None: what the run was evaluated on."""
     samples_per_problem: int | None = None
     """None: eval.samples_per_problem, or as often as a data file repeats each of its problems."""
@@ -57,6 +56,7 @@ class EvalRequest:
     output: Path | None = None
     overrides: tuple[str, ...] = ()
     concurrency: int = 16  # the number of requests in flight at `server`
+    on_second_interrupt: InterruptHandler = END_AT_ONCE
 
     @property
     def sets_samples_per_problem(self) -> bool:
@@ -182,7 +182,9 @@ def _evaluate(
                 print_text(
                     f"continuing: {len(records.records)} of {len(problems)} problems are judged already ({journal})"
                 )
-        stop = stack.enter_context(signals_as_requests("stopping; Ctrl-C ends at once"))
+        stop = stack.enter_context(
+            signals_as_requests("stopping; Ctrl-C ends at once", on_second=request.on_second_interrupt)
+        )
         advice = "; the same command continues" if journal is not None else "; with --output it could be continued"
         show = stack.enter_context(progress(f"evaluate {model}"))
         check = partial(stop.check, advice)
@@ -201,7 +203,7 @@ def _read_inputs(config: Config, needed_columns: Mapping[str, Collection[str]]) 
 def evaluation_data(request: EvalRequest, base: Mapping[str, Any] | None) -> DataSpec:
     """The problems to evaluate on: those of `--data`, else those on which the run was evaluated. Raises ConfigError."""
     if request.data is not None:
-        return parse_data_argument(request.data)
+        return parse_data_argument(request.data) if isinstance(request.data, str) else request.data
     if base is None:
         raise ConfigError("dapo eval needs --data SOURCE: only a run knows the problems that it was evaluated on")
     if base["data"]["eval"] is None:

@@ -1,0 +1,84 @@
+"""Progress of a run in a notebook: one display that is replaced as it goes on, and a line that stays for each step."""
+
+import importlib
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from html import escape
+from typing import Any
+
+from dapo.core.terminal import print_text
+from dapo.telemetry.console import ProgressDisplay, stopwatch
+from dapo.telemetry.metric_table import PHASES
+from dapo.telemetry.sinks import Display
+
+REFRESH_S = 0.5
+"""The page of a notebook is drawn anew so often at most."""
+
+
+def open_display(num_steps: int, first_step: int) -> Display:
+    """What shows a run's progress: in a notebook a line that is replaced, elsewhere what `dapo train` shows."""
+    if in_notebook():
+        return NotebookDisplay(num_steps, first_step=first_step)
+    return ProgressDisplay(num_steps, first_step=first_step)
+
+
+def in_notebook() -> bool:
+    """Whether this is the kernel of a notebook, which can show and replace HTML."""
+    ipython = sys.modules.get("IPython")
+    shell: Any = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and hasattr(shell, "kernel")
+
+
+class NotebookDisplay:
+    """The lines of a log file, and below them the phase of the step at hand, which is replaced in place."""
+
+    def __init__(self, num_steps: int, *, first_step: int, show: Any = None) -> None:
+        """`show` displays HTML and returns a handle whose `update` replaces it; None: IPython's."""
+        self._lines = ProgressDisplay(num_steps, first_step=first_step)
+        self._num_steps, self._step = num_steps, first_step
+        self._name, self._began, self._shown = "start", time.monotonic(), 0.0
+        self._handle = (show or _Handle)(self._html("start", 0, 0, ""))
+
+    def phase(self, name: str, done: int = 0, total: int = 0, note: str = "") -> None:
+        now = time.monotonic()
+        if name != self._name:
+            self._name, self._began = name, now
+        elif now - self._shown < REFRESH_S:
+            return
+        self._shown = now
+        self._handle.update(self._html(name, done, total, note))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._step = min(step + 1, self._num_steps)
+        self._lines.log(step, metrics)
+
+    def message(self, text: str) -> None:
+        print_text(text)
+
+    def recall(self, earlier_steps: Iterable[Mapping[str, float]]) -> None:
+        self._lines.recall(earlier_steps)
+
+    def close(self) -> None:
+        """Leave the lines, and nothing that looks as if it went on."""
+        self._handle.update("")
+        self._lines.close()
+
+    def _html(self, name: str, done: int, total: int, note: str) -> str:
+        counts = f" {done}/{total} {PHASES[name].counts}," if total else ""
+        text = f"step {self._step}/{self._num_steps}: {name}{counts} {stopwatch(time.monotonic() - self._began)}"
+        bar = f"<progress max='{total}' value='{done}' style='vertical-align:middle'></progress> " if total else ""
+        small = f"<br><small>{escape(note)}</small>" if note else ""
+        return f"<div style='font-family:monospace'>{bar}{escape(text)}{small}</div>"
+
+
+class _Handle:
+    """A display of IPython that takes HTML."""
+
+    def __init__(self, html: str) -> None:
+        self._ipython: Any = importlib.import_module("IPython.display")
+        self._handle = self._ipython.display(self._ipython.HTML(html), display_id=True)
+
+    def update(self, html: str) -> None:
+        """Replace what is shown."""
+        self._handle.update(self._ipython.HTML(html))

@@ -1,0 +1,110 @@
+"""What a run in Python gives back: a figure, an evaluation, a comparison of two."""
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure as MatplotlibFigure
+
+
+@dataclass(frozen=True)
+class Curves:
+    """A figure that a notebook shows where it is the last value of a cell, whatever matplotlib's backend is."""
+
+    figure: "MatplotlibFigure"
+    """The figure of matplotlib, to change or to save."""
+
+    def _repr_png_(self) -> bytes:
+        image = io.BytesIO()
+        self.figure.savefig(image, format="png")
+        return image.getvalue()
+
+    def __repr__(self) -> str:
+        names = [axes.get_title(loc="left") for axes in self.figure.axes]
+        return f"<Curves: {', '.join(filter(None, names))}; .figure is matplotlib's>"
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """A model on held-out problems: avg@k with its 95 % interval over the problems."""
+
+    summary: Mapping[str, Any]
+    """Every figure, by the names that `dapo eval --json` prints."""
+    table: "pd.DataFrame"
+    """A row per problem: id, source, question, answer, accuracy, responses."""
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> "EvaluationResult":
+        """The result of an evaluation with its table, as `dapo eval --output` writes it."""
+        import pandas as pd
+
+        return cls({name: value for name, value in found.items() if name != "table"}, pd.DataFrame(found["table"]))
+
+    @property
+    def accuracy(self) -> float:
+        """The mean over problems of the fraction of correct responses; the mean score where the verifier gives one."""
+        return float(self.summary["accuracy"])
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the accuracy; None for fewer than two problems, or the same score on all."""
+        low, high = self.summary["low"], self.summary["high"]
+        return None if low is None else (low, high)
+
+    def __repr__(self) -> str:
+        summary, style = self.summary, ".1%" if self.summary["binary"] else ".3f"
+        label = f"{'avg' if summary['binary'] else 'mean score, avg'}@{summary['samples_per_problem']}"
+        parts = [f"{label} {self.accuracy:{style}}{_range(self.interval, style)} on {summary['problems']} problems"]
+        if summary["truncated_fraction"]:
+            parts.append(f"{summary['truncated_fraction']:.1%} truncated")
+        if summary["verifier_errors"]:
+            parts.append(f"{summary['verifier_errors']} responses without a verdict: {summary['most_frequent_error']}")
+        return f"<{summary['name']}: {'; '.join(parts)}>"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two models on the same problems, as pairs: the first minus the second."""
+
+    first: EvaluationResult
+    second: EvaluationResult
+    difference: float | None
+    """The mean difference in accuracy; None where no problem has a verdict in both."""
+    interval: tuple[float, float] | None
+    """Its 95 % interval."""
+    better: int
+    """Problems on which the first is better."""
+    worse: int
+    equal: int
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> "Comparison":
+        """What `compare_models` found, whose difference is its second minus its first: here the run is the first."""
+        difference = found["comparison"]
+        low, high = difference["low"], difference["high"]
+        return cls(
+            EvaluationResult.of(found["second"]),
+            EvaluationResult.of(found["first"]),
+            difference["difference"],
+            None if low is None else (low, high),
+            difference["better"],
+            difference["worse"],
+            difference["equal"],
+        )
+
+    def __repr__(self) -> str:
+        style = "+.1%" if self.first.summary["binary"] else "+.3f"
+        if self.difference is None:
+            return "<no problem has a verdict in both>"
+        counts = f"better on {self.better} problems, worse on {self.worse}, equal on {self.equal}"
+        return (
+            f"<{self.first.summary['model']} minus {self.second.summary['model']}: {self.difference:{style}}"
+            f"{_range(self.interval, style)}; {counts}>"
+        )
+
+
+def _range(interval: tuple[float, float] | None, style: str) -> str:
+    return "" if interval is None else f" ({interval[0]:{style}} to {interval[1]:{style}})"

@@ -1,0 +1,211 @@
+"""Functions that were only typed become a module: another process imports it and computes the same."""
+
+import functools
+import json
+import linecache
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dapo.api.code import CodeWriter
+from dapo.core.errors import RewardError
+
+CELLS = iter(range(10_000))
+
+
+def cells(*texts: str) -> dict[str, Any]:
+    """The namespace after cells of a notebook have run: like IPython's, each has a name, and its lines are known."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for text in texts:
+        name = f"<ipython-input-{next(CELLS)}>"
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+        exec(compile(text, name, "exec"), namespace)
+    return namespace
+
+
+def unknown_source(text: str) -> dict[str, Any]:
+    """The namespace after a text has run whose lines nobody keeps, as at the prompt of Python."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(text, namespace)
+    return namespace
+
+
+def written(function: Any) -> dict[str, Any]:
+    """The namespace of the module that is written for a function."""
+    writer = CodeWriter("reward")
+    path = writer.add(function)
+    assert path.startswith(":"), path
+    module = writer.module()
+    namespace: dict[str, Any] = {"__name__": module.name}
+    exec(compile(module.text, module.name, "exec"), namespace)
+    return {**namespace, "it": namespace[path[1:]], "text": module.text}
+
+
+HELPER = "import re\nfrom math import floor as down\nNUMBER = re.compile(r'-?\\d+', re.I)\n"
+WRITABLE = {
+    "helpers, imports and constants of other cells": (
+        [HELPER, "LIMIT = 3\ndef count(text):\n    return min(LIMIT, len(NUMBER.findall(text)))\n"],
+        "def reward(text): return down(count(text) + .5)",
+    ),
+    "functions that call each other": (
+        ["def odd(n): return n > 0 and even(n - 1)\ndef even(n): return n == 0 or odd(n - 1)"],
+        "def reward(text): return even(len(text))",
+    ),
+    "a decorator with its arguments": (
+        [
+            "import functools\nFACTOR = 2\n",
+            "def scaled(by):\n    def wrap(f):\n        @functools.wraps(f)\n"
+            "        def inner(*a, **k): return by * f(*a, **k)\n        return inner\n    return wrap\n",
+        ],
+        "@scaled(by=FACTOR)\ndef reward(text): return len(text)",
+    ),
+    "a decorator without functools.wraps": (
+        ["def twice(f):\n    def inner(text): return f(text) + f(text)\n    return inner\n"],
+        "@twice\ndef reward(text): return len(text)",
+    ),
+    "default arguments and annotations": (
+        ["from typing import Any\nWEIGHTS = {'a': 1.5, 'b': [1, (2,), {3}]}\n"],
+        "def reward(text: Any, weights=WEIGHTS, *, n: int = len('ab')) -> float: return weights['a'] * n + len(text)",
+    ),
+    "a closure over constants": (
+        ["def make(word, times):\n    def reward(text):\n        return text.count(word) * times\n    return reward\n"],
+        "reward = make('1', 3)",
+    ),
+    "submodules by their full path": (
+        ["import xml.etree.ElementTree\nimport os.path as p\n"],
+        "def reward(text): return xml.etree.ElementTree.fromstring('<a>1</a>').text + p.basename('x/' + text)",
+    ),
+    "an object that is called": (
+        [
+            "class Scorer:\n    WORD = '1'\n    def __init__(self, n): self.n = n\n"
+            "    def __call__(self, text): return self.n * text.count(self.WORD)\n"
+        ],
+        "reward = Scorer(4)",
+    ),
+    "a dataclass and the method of an object": (
+        [
+            "import dataclasses as d\n@d.dataclass(frozen=True)\nclass Rule:\n    word: str\n    bonus: float = .5\n",
+            "class Judge:\n    def __init__(self, rule): self.rule = rule\n"
+            "    def score(self, text): return text.count(self.rule.word) + self.rule.bonus\n",
+        ],
+        "reward = Judge(Rule('1')).score",
+    ),
+    "a partial function": (
+        ["import functools\ndef general(text, word, bonus): return text.count(word) + bonus\n"],
+        "reward = functools.partial(general, word='1', bonus=.25)",
+    ),
+    "an enumeration, a path, numbers that are not finite": (
+        [
+            "import enum, pathlib, decimal, fractions\nclass Kind(enum.Enum):\n    GOOD = 1\n    BAD = 2\n",
+            "WANT = Kind.GOOD\nHERE = pathlib.Path('/a/b')\nLOW = float('-inf')\nD = decimal.Decimal('1.5')\n"
+            "F = fractions.Fraction(1, 3)\n",
+        ],
+        "def reward(text): return [WANT.value, HERE.name, LOW < len(text), float(D), float(F)]",
+    ),
+    "a name of its own within and a global one of another kind": (
+        ["import io\nhandle = io.StringIO()\n"],
+        "def reward(text):\n    handle = text.upper()\n    return [handle for handle in handle]",
+    ),
+    "annotations that name nothing": (
+        [],
+        "from __future__ import annotations\ndef reward(text: Unknown) -> Nothing: return len(text)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITABLE)
+def test_what_is_written_computes_what_was_typed(name: str):
+    before, last = WRITABLE[name]
+    own = cells(*before, last)["reward"]
+    found = written(own)["it"]
+    for text in ("", "1", "a 1 b 11", "-7 and 1"):
+        assert found(text) == own(text)
+
+
+def test_another_process_imports_it_from_its_folder_and_nothing_else(tmp_path: Path):
+    function = cells(*WRITABLE["helpers, imports and constants of other cells"][0], "def reward(t): return count(t)")
+    writer = CodeWriter("reward")
+    name = writer.add(function["reward"])[1:]
+    module = writer.module()
+    module.write(tmp_path)
+    code = (
+        f"import sys; sys.path.append({str(tmp_path)!r}); from {module.name} import {name}; print({name}('1 22 3 4'))"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("3\n", "")
+
+
+def test_the_name_of_a_module_changes_with_its_text_only():
+    first, same, other = (cells(f"N = {n}\n", "def reward(text): return N")["reward"] for n in (1, 1, 2))
+    names = []
+    for function in (first, same, other):
+        writer = CodeWriter("reward")
+        writer.add(function)
+        names.append(writer.module().name)
+    assert names[0] == names[1] != names[2]
+    assert re.fullmatch(r"reward_[0-9a-f]{8}", names[0])
+
+
+def test_what_can_be_imported_is_named_and_not_copied():
+    writer = CodeWriter("reward")
+    assert writer.add(functools.partial) == "functools:partial"
+    assert writer.add(json.JSONDecoder.decode) == "json.decoder:JSONDecoder.decode"
+    assert writer.is_empty
+
+
+REFUSED = {
+    "an open file": (
+        cells("import io\nlog = io.StringIO()\n", "def reward(text): return log.write(text)")["reward"],
+        "reward 'reward' uses 'log', of type StringIO, which is no constant and cannot be written into the run: ",
+    ),
+    "an object that a helper closes over": (
+        cells(
+            "def make(model):\n    def score(text): return model(text)\n    return score\nscore = make(object())\n",
+            "def reward(text): return score(text)",
+        )["reward"],
+        "reward 'reward' uses 'model', of type object, which is no constant",
+    ),
+    "an attribute of an object": (
+        cells(
+            "import io\nclass S:\n    def __init__(self): self.file = io.StringIO()\n"
+            "    def __call__(self, t): return 1\n"
+        )["S"](),
+        "reward 's' uses 's.file', of type StringIO",
+    ),
+    "a lambda": (cells("reward = lambda text: 1")["reward"], "reward: a lambda has no source of its own"),
+    "a lambda that is used": (
+        cells("key = lambda text: 1\n", "def reward(text): return key(text)")["reward"],
+        "reward 'reward' uses 'key', a lambda, which has no source of its own",
+    ),
+    "a function without a source": (
+        unknown_source("def f(text): return 1")["f"],
+        "reward 'f': the source of 'f' cannot be found",
+    ),
+    "a name that nothing has": (
+        cells("def reward(text): return missing(text)")["reward"],
+        "reward 'reward' uses 'missing', which is not defined",
+    ),
+    "two things of one name": (
+        cells(
+            "def make(n):\n    def part(text): return n\n    return part\n",
+            "a, b = make(1), make(2)\ndef reward(text): return a(text) + b(text)",
+        )["reward"],
+        "two different things are called",
+    ),
+    "a module that only this process has": (
+        cells("import types\nmine = types.ModuleType('mine')\n", "def reward(text): return mine.x")["reward"],
+        "reward 'reward' uses 'mine', a module that only this process has,",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_written_is_refused_with_its_name(name: str):
+    function, message = REFUSED[name]
+    with pytest.raises(RewardError) as refused:
+        CodeWriter("reward").add(function)
+    assert message in str(refused.value)
