@@ -8,7 +8,7 @@ from dapo.config.data_spec import Columns, FileSource, HubSource, TaskSource, pa
 from dapo.core.errors import DataError
 
 EXPECTED = (
-    "expected a path (.jsonl, .parquet), hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,..., "
+    "expected a path (.jsonl, .parquet, .csv, .tsv, .json), hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,..., "
     "a benchmark (aime24, aime25, math500, gsm8k, amc23) or a mapping with one of the keys path, hub, builtin, gym"
 )
 

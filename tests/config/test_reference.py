@@ -120,7 +120,9 @@ def test_options_are_listed_by_section_and_by_name(capsys: pytest.CaptureFixture
     ]
     code, out, err = run(capsys, "options", "los")
     assert (code, out) == (2, "")
-    assert "no option or section los; did you mean loss?" in err
+    assert err.startswith("error: no option or section los (sections: model, data, ")
+    assert err.endswith("); did you mean loss?\n")
+    assert "TRL's beta is loss.kl_coef here" in run(capsys, "options", "beta")[2]
 
 
 def test_the_schema_is_printed_as_json(capsys: pytest.CaptureFixture[str]):

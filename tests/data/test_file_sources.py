@@ -119,15 +119,12 @@ def test_a_missing_file_names_the_nearest_one(tmp_path):
 
 
 def test_a_folder_or_another_kind_of_file_is_refused(tmp_path):
-    assert (
-        error_message(str(tmp_path))
-        == f"{tmp_path} is a folder; expected one file: it holds no .jsonl or .parquet file"
-    )
+    assert error_message(str(tmp_path)) == f"{tmp_path} is a folder; expected one file: it holds no data file"
     (tmp_path / "b.jsonl").write_bytes(LINE)
     assert error_message(str(tmp_path)) == f"{tmp_path} is a folder; expected one file: it holds b.jsonl"
-    (tmp_path / "c.csv").write_text("prompt,answer")
-    assert error_message(str(tmp_path / "c.csv")) == (
-        f"{tmp_path}/c.csv: expected a file that ends in .jsonl or .parquet, got '.csv'"
+    (tmp_path / "c.xlsx").write_text("prompt,answer")
+    assert error_message(str(tmp_path / "c.xlsx")) == (
+        f"{tmp_path}/c.xlsx: expected a file that ends in .jsonl, .parquet, .csv, .tsv or .json, got '.xlsx'"
     )
 
 

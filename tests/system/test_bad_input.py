@@ -266,10 +266,10 @@ SPECS: dict[str, tuple[Any, ...]] = {
         {"builtin": "sums", "seed": -1},
         "data source builtin: seed must be an integer of at least 0, got -1",
     ),
-    "missing file": ("{dir}/none.jsonl", "no data file {dir}/none.jsonl; the folder holds no .jsonl or .parquet file"),
+    "missing file": ("{dir}/none.jsonl", "no data file {dir}/none.jsonl; the folder holds no data file"),
     "missing folder": ("{dir}/no/none.jsonl", "no data file {dir}/no/none.jsonl; the folder {dir}/no does not exist"),
-    "folder": ("{dir}", "{dir} is a folder; expected one file: it holds no .jsonl or .parquet file"),
-    "NUL in the path": ("a\x00b.jsonl", "no data file a\x00b.jsonl; the folder holds no .jsonl or .parquet file"),
+    "folder": ("{dir}", "{dir} is a folder; expected one file: it holds no data file"),
+    "NUL in the path": ("a\x00b.jsonl", "no data file a\x00b.jsonl; the folder holds no data file"),
     "path too long": (
         "a" * 5000 + ".jsonl",
         ("data file aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa...: File name too long"),
@@ -665,7 +665,7 @@ MADE_OR_WAITED_FOR = (
 
 
 def test_every_number_among_the_options_is_found():
-    assert len(NUMBERS) == 49
+    assert len(NUMBERS) == 50
     assert {"rollout.native.slots", "train.threads", "reward.timeout_s", "eval.max_response_tokens"} <= set(NUMBERS)
 
 
@@ -731,8 +731,12 @@ def test_a_bad_row_is_answered_with_its_file_and_line(tmp_path: Path, name: str)
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("a.csv", b"q,a", "{dir}/a.csv: expected a file that ends in .jsonl or .parquet, got '.csv'"),
-        ("a", b"", "{dir}/a: expected a file that ends in .jsonl or .parquet, got 'no ending'"),
+        (
+            "a.xlsx",
+            b"q,a",
+            "{dir}/a.xlsx: expected a file that ends in .jsonl, .parquet, .csv, .tsv or .json, got '.xlsx'",
+        ),
+        ("a", b"", "{dir}/a: expected a file that ends in .jsonl, .parquet, .csv, .tsv or .json, got 'no ending'"),
         ("d.parquet", b"", "{dir}/d.parquet: not readable as Parquet (Parquet file size is 0 bytes)"),
         (
             "d.parquet",

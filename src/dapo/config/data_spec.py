@@ -28,9 +28,10 @@ Kind: TypeAlias = Literal["path", "hub", "builtin", "gym"]
 TaskKind: TypeAlias = Literal["builtin", "gym"]
 KINDS: tuple[Kind, ...] = ("path", "hub", "builtin", "gym")
 TASK_KINDS: tuple[TaskKind, ...] = ("builtin", "gym")
-FILE_TYPES = (".jsonl", ".parquet")
+FILE_TYPES = (".jsonl", ".parquet", ".csv", ".tsv", ".json")
+"""The endings of files that are read."""
 EXPECTED = (
-    "expected a path (.jsonl, .parquet), hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,..., "
+    "expected a path (.jsonl, .parquet, .csv, .tsv, .json), hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,..., "
     f"a benchmark ({', '.join(BENCHMARKS)}) or a mapping with one of the keys path, hub, builtin, gym"
 )
 _OPTIONS: dict[Kind, tuple[str, ...]] = {
@@ -58,7 +59,7 @@ ANY_COLUMNS = Columns()
 
 @dataclass(frozen=True)
 class FileSource:
-    """A `.jsonl` or `.parquet` file."""
+    """A file of problems."""
 
     path: Path
     columns: Columns = ANY_COLUMNS

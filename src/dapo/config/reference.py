@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from dapo.config.messages import nearest_option
 from dapo.config.options import CONDITIONS, known_about, options_of, section_in
 from dapo.core.errors import ConfigError
-from dapo.core.suggest import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,9 @@ def entries_of(section: str | None) -> list[OptionEntry]:
     found = [each for each in entries if each.name == section or each.name.startswith(f"{section}.")]
     if not found:
         sections = section_names(entries)
-        near = did_you_mean(section, sections, otherwise="") or nearest_option(section.split("."), value=None)
-        raise ConfigError(f"no option or section {section}; {near} Sections: {', '.join(sections)}")
+        is_section = bool(get_close_matches(section, sections, n=1, cutoff=0.75))
+        near = nearest_option(section.split("."), value={} if is_section else None)
+        raise ConfigError(f"no option or section {section} (sections: {', '.join(sections)}); {near}")
     return found
 
 

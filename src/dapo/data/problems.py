@@ -23,7 +23,7 @@ def load_problems(
 ) -> list[Problem]:
     """All problems that `spec` names, in order; at least one.
 
-    A spec is a path (`.jsonl`, `.parquet`), `hub:NAME[:SPLIT]`, `builtin:TASK,...`, `gym:TASK,...` or a mapping:
+    A spec is a path (`problems.csv`), `hub:NAME[:SPLIT]`, `builtin:TASK,...`, `gym:TASK,...` or a mapping:
     `{path: FILE, prompt: COLUMN, answer: COLUMN, size: N}`, `{hub: NAME, config:, split:, prompt:, answer:, size:}`,
     `{builtin: {sums: {terms: 3}}, size: N, seed: S}`, `{gym: {chain_sum: {max_terms: 2}}, size: N, seed: S}`.
     `size` takes the first rows of a file; for generated problems it is the total over all tasks, in round-robin order.

@@ -16,11 +16,12 @@ from dapo.data.sources.rows import problem_from_row
 from dapo.types import Problem
 
 _CHUNK_ROWS = 4096
+WRITTEN_TYPES = (".jsonl", ".parquet")
 
 
 def require_new_data(out: Path, *reports: Path, force: bool) -> None:
     """Raise DataError if the file type of `out` cannot be written, ConfigError as `require_new` does."""
-    require_file_type(out)
+    require_file_type(out, WRITTEN_TYPES)
     for path in (out, *reports):
         require_new(path, force=force)
 
@@ -78,7 +79,7 @@ def write_problems(path: Path, problems: Sequence[Problem]) -> None:
     The file is read back and compared. Raises DataError for what the format cannot store, or would not read back the
     same.
     """
-    suffix = require_file_type(path)
+    suffix = require_file_type(path, WRITTEN_TYPES)
     if suffix == ".jsonl":
         _write_jsonl(path, map(row_of, problems))
     else:

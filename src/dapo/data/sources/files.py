@@ -1,9 +1,9 @@
-"""Rows of JSON Lines files, Parquet files and Hugging Face data sets, each with its location for error messages."""
+"""Rows of files (JSON Lines, JSON, Parquet, CSV) and Hugging Face data sets, each with its location for messages."""
 
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from dapo.config.data_spec import FILE_TYPES, HubSource
 from dapo.core.errors import DataError
 from dapo.core.loading import require_package
+from dapo.data.sources.separated import separated_rows
 
 Rows: TypeAlias = Iterator[tuple[str, dict[str, Any]]]
 _ROWS_AT_ONCE = 1024
@@ -19,14 +20,23 @@ _ROWS_AT_ONCE = 1024
 def read_rows(path: Path) -> Rows:
     """Yield (`FILE, line 3`, row) while the file is read. Raises DataError for a file or line that cannot be read."""
     _check(path)
-    return _jsonl_rows(path) if path.suffix.lower() == ".jsonl" else _parquet_rows(path)
+    match path.suffix.lower():
+        case ".parquet":
+            return _parquet_rows(path)
+        case ".csv" | ".tsv":
+            return separated_rows(path, lambda: (text for _, text in _lines(path)))
+        case ".json":
+            return _json_rows(path)
+        case _:
+            return _jsonl_rows(path)
 
 
-def require_file_type(path: Path) -> str:
-    """The suffix of `path` in lower case. Raises DataError for a file type that is neither read nor written."""
+def require_file_type(path: Path, types: Sequence[str] = FILE_TYPES) -> str:
+    """The suffix of `path` in lower case. Raises DataError for a file type that is none of `types`."""
     suffix = path.suffix.lower()
-    if suffix not in FILE_TYPES:
-        raise DataError(f"{path}: expected a file that ends in .jsonl or .parquet, got {path.suffix or 'no ending'!r}")
+    if suffix not in types:
+        known = f"{', '.join(types[:-1])} or {types[-1]}"
+        raise DataError(f"{path}: expected a file that ends in {known}, got {path.suffix or 'no ending'!r}")
     return suffix
 
 
@@ -68,16 +78,42 @@ def _check(path: Path) -> None:
 def _contents(folder: Path) -> tuple[list[str], str]:
     """The data files in a folder, and the first of them as part of a message."""
     names = sorted(child.name for child in folder.iterdir() if child.suffix.lower() in FILE_TYPES)
-    return names, f"holds {', '.join(names[:5])}" if names else "holds no .jsonl or .parquet file"
+    return names, f"holds {', '.join(names[:5])}" if names else "holds no data file"
 
 
 def _jsonl_rows(path: Path) -> Rows:
+    for where, text in _lines(path):
+        if text.strip():
+            yield where, _object(text, where)
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """The lines of a text file with their ends, each with its location."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             where = f"{path}, line {number}"
-            text = _decoded(line, where, first=number == 1)
-            if text.strip():
-                yield where, _object(text, where)
+            yield where, _decoded(line, where, first=number == 1)
+
+
+def _json_rows(path: Path) -> Rows:
+    """The objects of one JSON list."""
+    expected = 'expected a list of objects, like [{"prompt": "...", "answer": "..."}]'
+    try:
+        found = _ROW_DECODER.decode("".join(text for _, text in _lines(path)))
+    except json.JSONDecodeError as error:
+        advice = "; one object per line is .jsonl" if error.msg == "Extra data" else ""
+        reason = f"not valid JSON ({error.msg} at column {error.colno}{advice})"
+        raise DataError(f"{path}, line {error.lineno}: {reason}; {expected}") from None
+    except DuplicateKey as error:
+        raise DataError(f"{path}: the key {error} stands twice in one object; keep one of the two") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: JSON that cannot be read ({error}); {expected}") from None
+    if not isinstance(found, list):
+        raise DataError(f"{path}: {expected}, got a {type(found).__name__}")
+    for number, row in enumerate(found, start=1):
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, row {number}: {expected}, got a {type(row).__name__} in it")
+        yield f"{path}, row {number}", row
 
 
 def _decoded(line: bytes, where: str, *, first: bool) -> str:

@@ -16,6 +16,7 @@ from dapo.types import Message, Problem, Prompt
 
 PROMPT_COLUMNS = ("prompt", "question", "problem")
 ANSWER_COLUMNS = ("reward_model.ground_truth", "answer", "solution", "ground_truth", "target")
+_CONVERSATION_COLUMNS = ("messages", "conversations")
 SOURCE_COLUMNS = ("data_source", "source")
 # pandas writes a frame's index as a column of this name; it would make copies of a problem differ
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
@@ -114,6 +115,11 @@ def _column(
         raise DataError(f"{where}: no column {named}, which is named as {what}; columns here: {present}")
     if not required:
         return None
+    if what == "prompt" and (finished := next((name for name in _CONVERSATION_COLUMNS if name in row), None)):
+        raise DataError(
+            f"{where}: the column {finished} holds finished conversations, which are for supervised fine-tuning; here "
+            "a row needs a prompt (the messages before the reply, or the question) and a reference answer"
+        )
     raise DataError(
         f"{where}: no {what}; expected a column {', '.join(known[:-1])} or {known[-1]}, columns here: {present}; "
         f"name yours with {{path: FILE, {what}: COLUMN}}"

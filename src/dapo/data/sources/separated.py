@@ -1,0 +1,146 @@
+"""Rows of CSV and TSV files: their lines as records, and the types of their columns.
+
+A column has one type, by all of its values: integers, numbers, true and false, lists of objects as JSON (messages), or
+text. It is text wherever a value as another type would be written otherwise: `007`, `1.50` and `1,000` stay as they
+are. An empty value is missing: None.
+"""
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from dapo.core.errors import DataError
+
+_BOOLEANS = {"true": True, "false": False, "True": True, "False": False, "TRUE": True, "FALSE": False}
+_MAX_VALUE_CHARS = 2**31 - 1
+
+
+def separated_rows(path: Path, lines: Callable[[], Iterator[str]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (`FILE, line 3`, row) for each record. Raises DataError naming the line that cannot be read.
+
+    Args:
+        path: The file, for messages; `.tsv` is separated by tabs, `.csv` by what its first line has most of.
+        lines: Gives the lines of the file from its beginning, each time it is called: the file is read twice, because
+            the type of a column is known only at its end.
+    """
+    types = _column_types(_records(path, lines()))
+    for where, names, values in _records(path, lines()):
+        yield where, {name: types[name](value) if value else None for name, value in zip(names, values, strict=True)}
+
+
+def _records(path: Path, lines: Iterator[str]) -> Iterator[tuple[str, Sequence[str], list[str]]]:
+    """The location of each record, the names of the columns, and the record's values; an unnamed index is left out."""
+    head = []
+    for line in lines:
+        head.append(line)
+        if line.strip():
+            break
+    else:
+        return
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else max((",", ";", "\t"), key=head[-1].count)
+    csv.field_size_limit(_MAX_VALUE_CHARS)  # of the whole process: the module's own is 128 KiB
+    names: list[str] | None = None
+    has_index = False
+    for number, values in _parsed(path, chain(head, lines), delimiter):
+        where = f"{path}, line {number}"
+        if names is None:
+            has_index = values[0].strip() == ""  # pandas writes an index without a name
+            names = _header(values[has_index:], where)
+            continue
+        if len(values) != len(names) + has_index:
+            raise DataError(
+                f"{where}: {len(values)} values, expected {len(names) + has_index} ({', '.join(names)}); put a value "
+                f"that holds {delimiter!r} into double quotes"
+            )
+        yield where, names, values[has_index:]
+
+
+def _parsed(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """The number of each record's first line, and its values; a record without any value is left out."""
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    while True:
+        begins = reader.line_num + 1
+        try:
+            values = next(reader, None)
+        except csv.Error as error:
+            reason = "a double quote that is opened here is not closed" if "end of data" in str(error) else str(error)
+            raise DataError(f"{path}, line {begins}: not valid CSV ({reason})") from None
+        if values is None:
+            return
+        if any(map(str.strip, values)):
+            yield begins, values
+
+
+def _header(names: list[str], where: str) -> list[str]:
+    names = [name.strip() for name in names]
+    for column, name in enumerate(names, start=1):
+        if not name:
+            raise DataError(f"{where}: column {column} has no name; the first line must name the columns")
+        if names.count(name) > 1:
+            raise DataError(f"{where}: there are two columns {name}; rename or drop one of them")
+    return names
+
+
+def _column_types(records: Iterable[tuple[str, Sequence[str], list[str]]]) -> Mapping[str, Callable[[str], Any]]:
+    """For each column what makes a value of its text: the first of `_TYPES` that can read every one of them."""
+    possible: dict[str, int] = {}
+    for where, names, values in records:
+        for name, value in zip(names, values, strict=True):
+            if not value:
+                continue
+            kind = possible.get(name, 0)
+            while not _TYPES[kind][1](value):
+                kind += 1
+            possible[name] = kind
+            if _is_python_messages(value):
+                raise DataError(
+                    f"{where}: {name} holds messages as Python prints them, which are no data; write .jsonl or "
+                    ".parquet, or messages as JSON"
+                )
+    found = {name: _TYPES[kind][0] for name, kind in possible.items()}
+    return _TextByDefault(found)
+
+
+class _TextByDefault(dict[str, Callable[[str], Any]]):
+    """A column without a value is none of text."""
+
+    def __missing__(self, name: str) -> Callable[[str], Any]:
+        return str
+
+
+def _is_integer(text: str) -> bool:
+    digits = text.removeprefix("-")
+    return digits.isascii() and digits.isdigit() and len(digits) < 19 and str(int(text)) == text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return _is_integer(text) or repr(float(text)) == text
+    except ValueError:
+        return False
+
+
+def _is_json_objects(text: str) -> bool:
+    if not text.startswith("["):
+        return False
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, list) and bool(found) and all(isinstance(item, dict) for item in found)
+
+
+def _is_python_messages(text: str) -> bool:
+    return text.startswith("[{'") and "'role':" in text and "'content':" in text
+
+
+_TYPES: tuple[tuple[Callable[[str], Any], Callable[[str], bool]], ...] = (
+    (int, _is_integer),
+    (float, _is_number),
+    (_BOOLEANS.__getitem__, _BOOLEANS.__contains__),
+    (json.loads, _is_json_objects),
+    (str, lambda text: True),
+)
