@@ -1,6 +1,7 @@
 """The command line: bad input is answered in words and writes nothing, good input does what it says."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -256,6 +257,10 @@ def not_a_number(completions, **columns):
 
 def a_string(completions, **columns):
     return ["good"] * len(completions)
+
+def prints(completions, **columns):
+    print(f"JUDGING {len(completions)}\\n", end="")
+    return [any(c.isdigit() for c in completion) for completion in completions]
 """
 
 
@@ -298,6 +303,20 @@ def test_a_reward_that_only_fails_ends_the_run_saved_and_says_why(
     assert "Traceback" not in err
     assert (path / "checkpoints" / "step_000000").is_dir()
     assert json.loads((path / "summary.json").read_text())["exit_reason"].startswith("VerifierFailed: none of the 32")
+
+
+def test_what_a_reward_prints_is_in_a_file_of_the_run_and_once_on_the_console(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "my_rewards.py", MISBEHAVING)
+    code, out, err = run(capfd, "train", TINY, *QUICK, "reward.verifier=my_rewards:prints", "--run-dir", "run")
+    assert code == 0
+    (line,) = (line for line in (out + err).splitlines() if "the verifier prints" in line)
+    assert re.fullmatch(r"the verifier prints: 'JUDGING \d'; kept in run/logs/verifier.log", line)
+    kept = (tmp_path / "run" / "logs" / "verifier.log").read_text().splitlines()
+    assert len(kept) > 4
+    assert set(kept) <= {"JUDGING 4", "JUDGING 1"}
 
 
 def test_prompts_that_are_too_long_are_dropped_and_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path):

@@ -187,7 +187,7 @@ class Run:
         is_first = not path.exists()
         if self.verifier_output is not None and (new := self.verifier_output.move_to(path)) and is_first:
             first_line = new.decode(errors="replace").strip().partition("\n")[0]
-            self.tracker.message(f"the verifier prints: {first_line[:_SHOWN_CHARS]!r}; all of it is in {path}")
+            self.tracker.message(f"the verifier prints: {first_line[:_SHOWN_CHARS]!r}; kept in {path}")
 
     def warn(self, metrics: Mapping[str, float]) -> int:
         """Report what the rules find new in the metrics of the last finished step; the number of findings that hold.

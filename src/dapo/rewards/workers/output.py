@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -11,6 +12,8 @@ from dapo.core.terminal import print_text
 
 MAX_LOG_BYTES = 10 * 2**20
 _CHUNK = 1 << 20
+_DROPPED = b"\n[%015d bytes more are not kept]\n"
+_COUNT = re.compile(rb"\n\[(\d{15}) bytes more are not kept\]\n")
 
 
 class VerifierOutput:
@@ -27,17 +30,23 @@ class VerifierOutput:
     def move_to(self, path: Path) -> bytes:
         """Append what is new to the file at `path`, which holds at most MAX_LOG_BYTES; returns the new text.
 
-        Raises OSError where the file cannot be written.
+        The last line of a full file counts the bytes that it does not hold. Raises OSError where the file cannot be
+        written.
         """
         new = self._read()
         if not new:
             return b""
         path.parent.mkdir(exist_ok=True)
-        with open_no_link(path, "ab") as file:
-            room = max(0, MAX_LOG_BYTES - os.fstat(file.fileno()).st_size)
-            file.write(new[:room])
-            if 0 < room < len(new):
-                file.write(b"\n[more is not kept]\n")
+        open_no_link(path, "ab").close()
+        with open_no_link(path, "r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - len(_DROPPED % 0)))
+            counted = _COUNT.fullmatch(file.read())
+            end = size - len(counted[0]) if counted else size
+            kept = b"" if counted else new[: max(0, MAX_LOG_BYTES - end)]
+            dropped = int(counted[1] if counted else 0) + len(new) - len(kept)
+            file.seek(end)
+            file.write(kept + (_DROPPED % dropped if dropped else b""))
         return new
 
     def close(self) -> None:
