@@ -13,6 +13,7 @@ from mkdocs.plugins import get_plugin_logger
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
+LONG_CODE = re.compile(r"(?<=<code>)[\w.]{36,}(?=[=\w./]*</code>)")
 LINK = re.compile(r"(!?)\[((?:[^][]|\[[^]]*\])*)\]\(([^)\s]+)\)")
 FROM_ROOT = {"changelog.md": "CHANGELOG.md"}
 """Pages that stand outside docs/."""
@@ -51,6 +52,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return link[0]
 
     return LINK.sub(replaced, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Let the long names of options break after a dot, where a table is wider than the page."""
+    return LONG_CODE.sub(lambda name: name[0].replace(".", ".<wbr>"), html)
 
 
 def named_in(nav: Any) -> list[str]:

@@ -101,6 +101,7 @@ def test_the_numbers_that_change_on_the_way_are_converted_as_the_pages_say():
     assert config.rollout.prompts_per_step == groups
     assert config.updates_per_step == trl["steps_per_generation"]
     assert config.train.num_steps == trl["max_steps"] / trl["steps_per_generation"]
+    assert config.optim.warmup_steps == trl["warmup_steps"] / trl["steps_per_generation"]
     verl, config = their_values("verl"), build_config(blocks("verl")[1])
     limit = verl["algorithm.filter_groups.max_num_gen_batches"] * verl["data.train_batch_size"]
     assert config.dynamic_sampling.max_groups_per_step == limit
