@@ -11,7 +11,11 @@ Example:
     'finished'
 """
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":
+    raise ImportError("dapo does not run on Windows; it runs in the Windows Subsystem for Linux (WSL): wsl --install")
 
 __version__ = "0.1.0"
 

@@ -26,6 +26,14 @@ def crc32_of(path: Path) -> str:
     return f"{crc:08x}"
 
 
+def reserve(descriptor: int, size: int) -> None:
+    """Give a new file its size, with the room for it where the system can promise that; macOS cannot."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+    else:
+        os.ftruncate(descriptor, size)
+
+
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path whose content gets the name `path` when the block ends, once it is on disk.

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dapo.core.errors import EngineError
+from dapo.core.files import reserve
 from dapo.engines.engine import WeightSource
 from dapo.types import WeightLayout
 
@@ -147,7 +148,7 @@ def _new_file(path: Path, *, size: int) -> Iterator[IO[bytes]]:
     temporary = path.with_suffix(".tmp")
     try:
         with open(temporary, "wb") as file:
-            os.posix_fallocate(file.fileno(), 0, size)
+            reserve(file.fileno(), size)
             yield file
         os.replace(temporary, path)
     except OSError as error:

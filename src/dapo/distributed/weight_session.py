@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dapo.core.errors import EngineError
+from dapo.core.files import reserve
 from dapo.core.loopback import use_loopback_interface
 from dapo.distributed.weight_files import shared_folder, stored_tensors
 from dapo.engines.engine import WeightSource
@@ -254,7 +255,7 @@ def _shared_buffer(size: int, device_type: str) -> tuple[Tensor, bytes]:
         bucket = torch.empty(size, dtype=torch.uint8, device="cuda")
         return bucket, encode_handle(bucket.untyped_storage()._share_cuda_())
     descriptor, path = tempfile.mkstemp(prefix="dapo-bucket-", dir=shared_folder())
-    os.posix_fallocate(descriptor, 0, size)
+    reserve(descriptor, size)
     os.close(descriptor)
     return torch.from_file(path, shared=True, size=size, dtype=torch.uint8), path.encode()
 

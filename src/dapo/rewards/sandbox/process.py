@@ -160,7 +160,11 @@ def _limit(init_message: Mapping[str, Any]) -> None:
     ):
         _, hard_limit = resource.getrlimit(limit)
         bound = value if hard_limit == resource.RLIM_INFINITY else min(value, hard_limit)
-        resource.setrlimit(limit, (bound, bound))
+        try:
+            resource.setrlimit(limit, (bound, bound))
+        except (ValueError, OSError):
+            if _LINUX:  # macOS refuses some; what can then be done, the probes find
+                raise
 
 
 def _open_to_others(path: str) -> bool:

@@ -51,7 +51,8 @@ def _limit(memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
     bound = memory_bytes if hard_limit == resource.RLIM_INFINITY else min(memory_bytes, hard_limit)
-    resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
+    with contextlib.nullcontext() if sys.platform == "linux" else contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))  # macOS may refuse it
 
 
 def _serve(connection: socket.socket) -> None:
