@@ -48,6 +48,12 @@ class Page:
         found: list[str] = self.browser.execute_script(script, selector)
         return found
 
+    def titles(self, selector: str) -> list[str]:
+        found: list[str] = self.browser.execute_script(
+            "return [...document.querySelectorAll(arguments[0])].filter((e) => e.title).map((e) => e.title)", selector
+        )
+        return found
+
     def errors(self) -> list[str]:
         return [entry["message"] for entry in self.browser.get_log("browser")]
 
@@ -133,6 +139,27 @@ def test_responses_are_filtered_and_a_group_opened_by_clicks(page, client):
     page.wait("return location.hash.includes('by=advantage')")
     page.click("a", "to the table")
     page.wait("return location.hash.includes('outcomes=trained') && document.querySelectorAll('tbody tr').length > 3")
+
+
+def test_tokens_are_coloured_by_ratios_that_a_replay_of_the_step_gives(page, client):
+    trained = client.get("rollouts", run="first", outcomes="trained", first_step=4, limit=200)["rows"]
+    groups = {row["group_id"]: {"state": "working"} for row in trained}
+    for group in groups:
+        while groups[group]["state"] == "working":
+            groups[group] = client.get("explain", run="first", step=4, group=group)
+    (second,) = (group for group, found in groups.items() if found["update"]["number"] == 2)
+    page.open(f"group?run=first&step=4&group={second}")
+    page.click("button", "ratio")
+    page.wait("return document.querySelector('#why').textContent.includes('Update 2 of 2')")
+    assert "Not known" in page.texts("#why")[0]
+    page.click("#replay")
+    page.wait("return document.querySelectorAll('.t[title^=ratio]').length > 8")
+    assert "trained again in memory" in page.texts("#why")[0]
+    ratios = [float(title.split()[1]) for title in page.titles(".t")]
+    known = client.get("explain", run="first", step=4, group=second, replay=1)["responses"]
+    assert ratios == pytest.approx([r for sample in sorted(known) for r in known[sample]["ratios"]], abs=1e-4)
+    page.click("button", "sampler gap")
+    page.wait("return document.querySelectorAll('.t[title^=trainer]').length > 8")
 
 
 def test_a_filter_that_nothing_passes_says_so_and_can_be_cleared(page):

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from dapo.analysis.explain import explain_group
 from dapo.analysis.view.rollout_index import Filter, RolloutIndex
 from dapo.analysis.view.run_files import RunFiles, compare_evaluations, find_runs
 from dapo.analysis.view.server import HEADERS, listen
@@ -250,6 +251,42 @@ def test_a_group_has_its_rewards_advantages_and_probabilities(run, client):
     for shown, each in zip(group["responses"], stored, strict=True):
         assert shown["probabilities"] == pytest.approx([exp(p) for p in each["engine_logprobs"]], abs=1e-4)
     assert "not recorded" in group["not_recorded"]
+
+
+def test_ratios_and_gaps_of_tokens_are_those_of_explain(run, client):
+    step = 4
+    keys = {(row["step"], row["group_id"]) for row in rows_of(run) if row["outcome"] == "trained"}
+    found = {}
+    for _, group in sorted(key for key in keys if key[0] == step):
+        answer = {"state": "working"}
+        while answer["state"] == "working":
+            answer = client.get("explain", run="first", step=step, group=group, replay=1)
+        assert answer["state"] == "done", answer
+        found[answer["update"]["number"]] = (group, answer)
+    group, later = found[2]  # of two updates: in the first every ratio is 1
+    assert all(set(each["ratios"]) == {1.0} for each in found[1][1]["responses"].values())
+    expected = explain_group(run, step, group)
+    for each in expected["responses"]:
+        shown, tokens = later["responses"][str(each["sample"])], each["token_values"]
+        assert shown["ratios"] == pytest.approx(tokens["ratios"], abs=1e-5)
+        assert shown["clipped"] == tokens["clipped"]
+        gaps = [a - b for a, b in zip(tokens["old_logprobs"], tokens["engine_logprobs"], strict=True)]
+        assert shown["gaps"] == pytest.approx(gaps, abs=1e-5)
+    unknown = {"state": "working"}
+    while unknown["state"] == "working":
+        unknown = client.get("explain", run="first", step=step, group=group)
+    assert not unknown["ratios"]["known"]
+
+
+def test_the_page_runs_no_code_that_comes_with_a_model(run, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("checkpoints"))
+    text = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(text.replace("trust_remote_code: false", "trust_remote_code: true"))
+    with serving(copy) as client:
+        found = client.get("explain", run="copy", step=1, group=rows_of(run)[0]["group_id"])
+    assert found["state"] == "failed"
+    assert "does not run" in found["message"]
 
 
 def test_the_texts_of_tokens_make_up_the_response():

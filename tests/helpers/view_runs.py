@@ -18,7 +18,7 @@ from helpers.tiny_runs import new_run, tiny
 
 SHORT = (
     "train.num_steps=4",
-    "train.minibatch_groups=2",
+    "train.minibatch_groups=1",
     "train.eval_every=2",
     "rollout.prompts_per_step=2",
     "rollout.group_size=4",

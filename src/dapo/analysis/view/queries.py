@@ -6,6 +6,7 @@ from math import exp
 from pathlib import Path
 from typing import Any
 
+from dapo.analysis.view.explanations import Explanations
 from dapo.analysis.view.rollout_index import SORTS, Filter, RolloutIndex, choose
 from dapo.analysis.view.run_files import RunFiles, compare_configs, compare_evaluations
 from dapo.analysis.view.tokens import TokenTexts
@@ -20,8 +21,8 @@ MAX_TOKENS = 2000
 MAX_TEXT_CHARS = 200
 NOT_RECORDED = (
     "The table of responses holds the sampler's log-probability of each token, at the sampling temperature. The "
-    "trainer's own log-probabilities are not recorded, and so neither are the ratio, its clipping and the gap between "
-    "sampler and trainer of single tokens."
+    "trainer's own are not recorded: ratio, clipping and sampler gap come from `dapo explain`, which trains the step "
+    "again in memory where they need that."
 )
 
 Parameters = Mapping[str, str]
@@ -55,6 +56,7 @@ class Runs:
 
     def __init__(self, runs: Sequence[RunFiles]) -> None:
         self.runs = {run.name: ViewedRun(run) for run in runs}
+        self.explanations = Explanations()
 
     def __getitem__(self, name: str) -> ViewedRun:
         """A run by name. Raises DataError for a name that is not among them."""
@@ -126,6 +128,14 @@ def group(run: ViewedRun, given: Parameters) -> dict[str, Any]:
         "command": f"dapo explain {run.files.directory.path} --step {step} --group {group_id}",
         **run.index.neighbours(step, group_id),
     }
+
+
+def explain(runs: Runs, given: Parameters) -> dict[str, Any]:
+    """The state of an explanation of a group. Raises DataError or ValueError where none can be begun."""
+    run, (step, group_id) = runs[given.get("run", "")], (_integer(given, "step"), _integer(given, "group"))
+    if step is None or group_id is None:
+        raise ValueError("a group is named by step and group, both integers")
+    return runs.explanations.ask(run.files, step, group_id, replay=given.get("replay") == "1")
 
 
 def _response(tokens: TokenTexts | None, row: Mapping[str, Any], limit: int | None) -> dict[str, Any]:

@@ -78,6 +78,7 @@ def make_app(runs: queries.Runs, *, port: int) -> App:
         "metrics": lambda given: queries.metrics(runs[given.get("run", "")], given),
         "rollouts": lambda given: queries.rollouts(runs[given.get("run", "")], given),
         "group": lambda given: queries.group(runs[given.get("run", "")], given),
+        "explain": lambda given: queries.explain(runs, given),
         "problems": lambda given: queries.problems(runs[given.get("run", "")], given),
         "evaluations": lambda given: queries.evaluations(runs[given.get("run", "")]),
         "evaluation": lambda given: queries.evaluation(runs[given.get("run", "")], given),

@@ -84,14 +84,31 @@ const COLOURINGS = [["none", "none"], ["probability", "probability"], ["ratio", 
 
 View.backToTable = (state) => View.address({ page: "rollouts", ...Object.fromEntries(Object.entries(state).filter(([n]) => n.startsWith("f.")).map(([n, v]) => [n.slice(2), v])) }, { run: state.run, x: state.x });
 
-const tokenSpans = (response, colouring) => {
+// How a token is coloured and what it says under the pointer, by each of the colourings.
+const ratioClass = (ratio) => { const size = Math.min(4, Math.round(Math.abs(Math.log(ratio)) / 0.06)); return size === 0 ? "" : `${ratio > 1 ? "up" : "down"}${size}`; };
+const PAINT = {
+  probability: { values: (r) => r.probabilities, of: (p) => [`p${Math.min(9, Math.floor(p * 10))}`, `probability ${p.toFixed(p < 0.001 ? 5 : 3)}`] },
+  ratio: { values: (r, e) => e && e.ratios, of: (v) => [ratioClass(v), `ratio ${v.toFixed(4)}`] },
+  clipping: { values: (r, e) => e && e.clipped, of: (kind) => [kind === "none" ? "" : `clip-${kind}`, kind === "none" ? "not clipped" : `clipped: ${kind}`] },
+  gap: { values: (r, e) => e && e.gaps, of: (v) => [`p${9 - Math.min(9, Math.floor(Math.abs(v) / 0.02))}`, `trainer − sampler ${View.signed(v, 4)} nats`] },
+};
+
+const tokenSpans = (response, colouring, explained) => {
   const box = View.h("div", { class: "text-box", tabindex: "0", "aria-label": "response" });
-  if (!response.tokens || colouring === "none" || !response.probabilities) { box.append(response.tokens ? response.tokens.join("") : response.response); return box; }
+  const paint = PAINT[colouring], values = paint && paint.values(response, explained);
+  if (!response.tokens || !values) { box.append(response.tokens ? response.tokens.join("") : response.response); return box; }
   response.tokens.forEach((text, i) => {
-    const p = response.probabilities[i], step = Math.min(9, Math.floor(p * 10));
-    box.append(View.h("span", { class: `t p${step}`, title: `probability ${p.toFixed(p < 0.001 ? 5 : 3)}` }, text || "\u200b"));
+    const [kind, title] = values[i] === undefined || values[i] === null ? ["", "not known"] : paint.of(values[i]);
+    box.append(View.h("span", { class: `t ${kind}`, title }, text || "\u200b"));
   });
   return box;
+};
+
+const LEGENDS = {
+  probability: () => ["0", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9].map((i) => View.h("span", { class: `t p${i}` })), "1"],
+  ratio: () => ["falls", ["down4", "down3", "down2", "down1", "", "up1", "up2", "up3", "up4"].map((k) => View.h("span", { class: `t ${k}` })), "rises"],
+  clipping: () => [View.h("span", { class: "t clip-low" }), "lower", View.h("span", { class: "t clip-high" }), "upper", View.h("span", { class: "t clip-dual" }), "dual"],
+  gap: () => ["0", [9, 8, 7, 6, 5, 4, 3, 2, 1, 0].map((i) => View.h("span", { class: `t p${i}` })), "0.2 nats"],
 };
 
 const advantageBar = (value, largest) => {
@@ -105,16 +122,17 @@ const advantageBar = (value, largest) => {
   return bar;
 };
 
-const responseCard = (response, colouring, largest, open) => View.h("section", { class: "card response", "aria-label": `response ${response.sample + 1}` },
+const responseCard = (response, colouring, largest, open, explained) => View.h("section", { class: "card response", "aria-label": `response ${response.sample + 1}` },
   View.h("div", { class: "meta" }, View.h("b", {}, `${response.sample + 1}`), View.verdictBadge(response),
     View.h("span", {}, "reward ", View.h("b", {}, View.number(response.reward, 2))),
     View.h("span", {}, "advantage ", View.h("b", { class: View.signClass(response.advantage) }, View.signed(response.advantage, 2))),
     View.h("span", { class: "soft" }, `${View.count(response.response_tokens)} tokens${response.finish === "length" ? ", cut at the limit" : ""}`),
-    response.mean_probability === null ? null : View.h("span", { class: "soft" }, `mean p ${View.number(response.mean_probability, 2)}`)),
+    response.mean_probability === null ? null : View.h("span", { class: "soft" }, `mean p ${View.number(response.mean_probability, 2)}`),
+    explained && explained.share !== null && explained.share !== undefined ? View.h("span", { class: "soft", title: "of the update's gradient over all its tokens" }, `gradient ${View.percent(explained.share)}`) : null),
   advantageBar(response.advantage, largest),
   response.error ? View.h("p", { class: "note problem" }, response.error) : null,
   response.components ? View.h("p", { class: "note" }, `scores: ${response.components}`) : null,
-  tokenSpans(response, colouring),
+  tokenSpans(response, colouring, explained),
   response.tokens && response.tokens_left > 0 ? View.h("button", { type: "button", onclick: open }, `show the other ${View.count(response.tokens_left)} tokens`) : null);
 
 const stats = (values) => {
@@ -122,9 +140,25 @@ const stats = (values) => {
   return { mean, std: Math.sqrt(values.reduce((a, b) => a + (b - mean) ** 2, 0) / values.length) };
 };
 
-const drawGroup = (main, state, group) => {
-  const colouring = state.colour || "probability", ready = group.tokens === "ready";
-  const recorded = group.responses.some((r) => r.probabilities);
+const EXPLAINED = ["ratio", "clipping", "gap"];
+
+// What the page says about the colours: why there are none, or where they come from.
+const colourNote = (group, colouring, explained, state) => {
+  if (group.tokens !== "ready") return group.tokens === "loading" ? "Loading the tokenizer to tell the tokens apart …" : `${group.tokens} The text is shown without colours.`;
+  if (colouring === "probability" && !group.responses.some((r) => r.probabilities)) return "The sampler's log-probabilities are not recorded in this run (log.rollouts=no-logprobs), so tokens have no colours.";
+  if (!EXPLAINED.includes(colouring)) return null;
+  if (!explained || explained.state === "working") return `Computing: ${explained ? explained.message : "reading the step"} …`;
+  if (explained.state === "failed") return explained.message;
+  const known = { ratio: explained.ratios.known, clipping: explained.ratios.known, gap: Object.values(explained.responses).some((r) => r.gaps) }[colouring];
+  const again = !state.replay && explained.ratios.source !== "none" ? View.h("button", { type: "button", id: "replay", onclick: () => View.go({ replay: 1 }, true) }, "train the step again in memory") : null;
+  const update = explained.update ? `Update ${explained.update.number} of ${explained.update.of} of the step. ` : "";
+  if (known) return `${update}${explained.ratios.why}.`;
+  return [`${update}Not known: ${colouring === "gap" && explained.ratios.known ? "the gap needs the trainer's own log-probabilities" : explained.ratios.why}. `, explained.ratios.source === "first_update" || explained.ratios.source === "own_loss" ? null : again];
+};
+
+const drawGroup = (main, state, group, explained) => {
+  const colouring = state.colour || "probability";
+  const values = explained && explained.state === "done" ? explained.responses : {};
   const rewards = group.responses.map((r) => r.reward).filter((v) => v !== null), { mean, std } = stats(rewards.length ? rewards : [0]);
   const largest = Math.max(1e-9, ...group.responses.map((r) => Math.abs(r.advantage || 0)));
   const correct = group.responses.filter((r) => r.correct).length, decided = group.responses.some((r) => r.correct !== null);
@@ -132,11 +166,10 @@ const drawGroup = (main, state, group) => {
   const neighbour = (id, text) => View.h("button", { type: "button", disabled: id === null, onclick: () => View.go({ group: id }) }, text);
   const colours = View.choices("Colour tokens by", COLOURINGS, colouring, (colour) => View.go({ colour }, true));
   for (const button of colours.querySelectorAll("button")) {
-    const [value] = COLOURINGS.find(([v]) => v === button.dataset.value);
-    if (["ratio", "clipping", "gap"].includes(value)) { button.disabled = true; button.title = group.not_recorded; }
-    if (value === "probability" && (!ready || !recorded)) button.disabled = true;
+    const value = button.dataset.value;
+    if (View.report && EXPLAINED.includes(value)) { button.disabled = true; button.title = group.not_recorded; }
   }
-  const why = !recorded ? "The sampler's log-probabilities are not recorded in this run (log.rollouts=no-logprobs), so tokens have no colours." : ready ? null : group.tokens === "loading" ? "Loading the tokenizer to tell the tokens apart …" : `${group.tokens} The text is shown without colours.`;
+  const why = colourNote(group, colouring, explained, state);
   main.replaceChildren(
     View.h("div", { class: "head-row" }, View.h("h1", {}, `Group ${group.group_id} of step ${View.count(group.step)}`),
       View.h("span", { class: "choices" }, View.h("a", { href: View.backToTable(state), class: "field" }, "← to the table"), neighbour(group.previous, "previous group"), neighbour(group.next, "next group"))),
@@ -146,29 +179,38 @@ const drawGroup = (main, state, group) => {
     View.note(`${View.words.outcome(group.outcome)}: ${View.words.outcomes[group.outcome]}.`),
     View.h("details", { class: "card prompt", open: group.prompt.length < 700 }, View.h("summary", {}, `Prompt, ${View.count(group.prompt_tokens)} tokens`), View.h("div", { class: "text-box" }, group.prompt), group.fields ? View.h("p", { class: "note" }, `other columns: ${group.fields}`) : null),
     View.h("div", { class: "filters" }, colours,
-      View.h("span", { class: "scale" }, "0", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9].map((i) => View.h("span", { class: `t p${i}` })), "1"),
+      View.h("span", { class: "scale" }, LEGENDS[colouring] ? LEGENDS[colouring]() : ""),
       View.choices("Order", [["sample", "as sampled"], ["advantage", "by reward"]], state.by || "sample", (by) => View.go({ by }, true))),
     why ? View.h("p", { class: "note", id: "why" }, why) : "",
-    View.h("div", { class: "responses" }, order.map((r) => responseCard(r, colouring, largest, () => View.go({ all: 1 })))),
-    View.h("p", { class: "note" }, `${group.not_recorded} `, View.report ? "" : View.h("span", {}, "They are computed again, with every term of the loss, by ", View.h("code", {}, group.command), ".")));
+    View.h("div", { class: "responses" }, order.map((r) => responseCard(r, colouring, largest, () => View.go({ all: 1 }), values[r.sample]))),
+    View.h("p", { class: "note" }, `${group.not_recorded} `, View.report ? "" : View.h("span", {}, "Every term of the loss: ", View.h("code", {}, group.command))));
 };
 
 View.pages.group = {
   title: "Group",
   async show(main, state, current) {
     const wanted = { run: state.run, step: state.step, group: state.group, all: state.all };
-    const group = await View.get("group", wanted);
-    drawGroup(main, state, group);
-    const again = async () => {
-      if (!current()) return;
-      const found = await View.get("group", wanted);
-      if (!current()) return;
-      if (found.tokens === "loading") return void setTimeout(again, 600);
-      const at = scrollY;
-      drawGroup(main, state, found);
-      scrollTo(0, at);
+    let group = await View.get("group", wanted), explained = null;
+    const draw = () => { const at = scrollY; drawGroup(main, state, group, explained); scrollTo(0, at); };
+    draw();
+    const loadTokens = async () => {
+      while (current() && group.tokens === "loading") {
+        await new Promise((done) => setTimeout(done, 500));
+        group = await View.get("group", wanted);
+      }
+      if (current()) draw();
     };
-    if (group.tokens === "loading") setTimeout(again, 400);
+    const explain = async () => {
+      do {
+        explained = await View.get("explain", { run: state.run, step: state.step, group: state.group, replay: state.replay });
+        if (!current()) return;
+        draw();
+        if (explained.state === "working") await new Promise((done) => setTimeout(done, 700));
+      } while (current() && explained.state === "working");
+    };
+    const failed = (error) => { explained = { state: "failed", message: error.message }; if (current()) draw(); };
+    if (group.tokens === "loading") setTimeout(() => loadTokens().catch(failed));
+    if (EXPLAINED.includes(state.colour) && !View.report) setTimeout(() => explain().catch(failed));
     return {};
   },
 };

@@ -1,0 +1,104 @@
+"""Ratios, clipping and sampler gap of a group's tokens: `explain_group`, computed when someone asks for them."""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dapo.analysis.view.run_files import RunFiles
+from dapo.core.errors import DapoError
+
+MAX_KEPT = 16
+
+Key = tuple[str, int, int, bool]
+
+
+@dataclass
+class _Job:
+    """One explanation: what is being computed, or was."""
+
+    log: list[str] = field(default_factory=list)
+    value: dict[str, Any] | None = None
+    problem: str | None = None
+
+
+class Explanations:
+    """Computes explanations in the background, one at a time, and keeps the last ones."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[Key, _Job] = {}
+        self._lock, self._one_at_a_time = threading.Lock(), threading.Lock()
+
+    def ask(self, files: RunFiles, step: int, group: int, *, replay: bool) -> dict[str, Any]:
+        """The state of an explanation, which the first call begins.
+
+        Args:
+            files: the run.
+            step: a step whose responses are stored.
+            group: one of its groups.
+            replay: whether the step may be trained again in memory, from a checkpoint, where ratios need that.
+
+        Returns:
+            `state`: `working` with `message`, `failed` with `message`, or `done` with `ratios` (whether they are known,
+            and how or why not) and `responses`: by sample the `ratios`, `clipped` and `gaps` of its tokens, None where
+            they are not known.
+        """
+        if files.config().get("model.trust_remote_code"):
+            message = "The model comes with code of its own (model.trust_remote_code), which the page does not run."
+            return {"state": "failed", "message": message}
+        key = (files.name, step, group, replay)
+        with self._lock:
+            job = self._jobs.get(key)
+            if job is None:
+                job = self._jobs[key] = _Job()
+                while len(self._jobs) > MAX_KEPT:
+                    self._jobs.pop(next(iter(self._jobs)))
+                threading.Thread(target=self._compute, args=(job, files, step, group, replay), daemon=True).start()
+        if job.problem is not None:
+            return {"state": "failed", "message": job.problem}
+        if job.value is None:
+            return {"state": "working", "message": job.log[-1] if job.log else "waiting"}
+        return {"state": "done", **job.value}
+
+    def _compute(self, job: _Job, files: RunFiles, step: int, group: int, replay: bool) -> None:
+        with self._one_at_a_time:  # each may load a model
+            try:
+                job.log.append("reading the step")
+                from dapo.analysis.explain import explain_group
+
+                found = explain_group(files.directory.path, step, group, recompute=replay, log=job.log.append)
+                job.value = _for_tokens(found)
+            except DapoError as error:
+                job.problem = str(error)
+            except Exception as error:  # the page goes on, whatever a damaged run makes of this
+                job.problem = f"{type(error).__name__}: {error}"
+
+
+def _for_tokens(explained: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page shows of an explanation."""
+    update = explained["eq8"]
+    ratios = (
+        {"known": False, "source": "none", "why": "the group did not train"} if update is None else update["ratios"]
+    )
+    return {
+        "ratios": ratios,
+        "clip": None if update is None else update["clip"],
+        "update": None if update is None else {"number": update["update"], "of": update["updates"]},
+        "share": None if update is None else update["gradient_share_of_group"],
+        "responses": {str(each["sample"]): _of_response(each) for each in explained["responses"]},
+    }
+
+
+def _of_response(response: Mapping[str, Any]) -> dict[str, Any]:
+    tokens = response.get("token_values") or {}
+    old, engine = tokens.get("old_logprobs"), tokens.get("engine_logprobs")
+    return {
+        "ratios": _rounded(tokens.get("ratios")),
+        "clipped": tokens.get("clipped"),
+        "gaps": _rounded([a - b for a, b in zip(old, engine, strict=True)]) if old and engine else None,
+        "share": response.get("gradient_share"),
+    }
+
+
+def _rounded(values: list[float] | None) -> list[float] | None:
+    return None if values is None else [round(value, 5) for value in values]
