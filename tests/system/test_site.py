@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import dapo
 from helpers.paths import ROOT
 
 mkdocs_build = pytest.importorskip("mkdocs.commands.build", reason="mkdocs is not installed (extra docs)")
@@ -76,6 +77,12 @@ def test_the_search_knows_the_options_and_the_functions_of_the_reference(site: P
     for word in ("loss.clip_high", "group_advantages", "get_verifier", "is_informative", "dapo fork"):
         assert word in found
     assert len({entry["location"].partition("#")[0] for entry in entries}) >= len(list(DOCS.rglob("*.md")))
+
+
+def test_the_reference_has_every_name_that_import_dapo_gives(site: Path):
+    page = (site / "api" / "python.html").read_text(encoding="utf-8")
+    anchors = set(re.findall(r'id="dapo\.[\w.]*?(\w+)"', page))
+    assert {name for name in dapo.__all__ if not name.startswith("_")} <= anchors
 
 
 def test_the_reference_shows_signatures_and_what_docstrings_say(site: Path):
