@@ -146,7 +146,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an unknown keyword": (
         {"learning_rate": 1.0},
-        "unknown option 'learning_rate'; did you mean lr (optim.lr)?",
+        "unknown option 'learning_rate'; TRL's learning_rate is optim.lr here (docs/from_trl.md)",
     ),
     "a keyword that is nearly one": (
         {"group_sizes": 4},

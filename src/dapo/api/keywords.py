@@ -10,6 +10,7 @@ from typing import Any
 from dapo.config import Config
 from dapo.config.load import as_literal, parse_overrides
 from dapo.config.options import options_of
+from dapo.config.other_names import called_elsewhere
 from dapo.core.errors import ConfigError
 
 ALIASES: Mapping[str, str] = {
@@ -18,17 +19,6 @@ ALIASES: Mapping[str, str] = {
     "eval_data": "data.eval",
 }
 """Keywords that stand for an option of another name, or for one of several that end alike."""
-NAMES_ELSEWHERE: Mapping[str, str] = {
-    "learning_rate": "lr",
-    "max_steps": "steps",
-    "num_generations": "group_size",
-    "max_completion_length": "max_response_tokens",
-    "max_new_tokens": "max_response_tokens",
-    "beta": "kl_coef",
-    "epsilon": "clip_low",
-    "epsilon_high": "clip_high",
-}
-"""What other trainers call options; they are refused with the name here."""
 PAPER_MINIBATCH_GROUPS, PAPER_WARMUP_STEPS, PAPER_STEPS = 32, 20, 300
 PAPER_BUFFER_TOKENS, PAPER_RESPONSE_TOKENS = 4096, 20480
 
@@ -64,9 +54,10 @@ def option_named(keyword: str) -> str:
     if candidates:
         example = f'**{{"{candidates[0]}": ...}}'
         raise ConfigError(f"{keyword!r} may be {' or '.join(candidates)}: write the whole name, as in {example}")
+    if elsewhere := called_elsewhere(keyword):
+        raise ConfigError(f"unknown option {keyword!r}; {elsewhere}")
     known = [*ALIASES, *(name.rpartition(".")[2] for name in names)]
     near = get_close_matches(keyword, list(dict.fromkeys(known)), n=1)
-    near = [NAMES_ELSEWHERE[keyword]] if keyword in NAMES_ELSEWHERE else near
     whole = {
         each: [ALIASES[each]] if each in ALIASES else [n for n in names if n.endswith(f".{each}")] for each in near
     }
