@@ -22,7 +22,6 @@ Advantages = Callable[[list[float]], Sequence[float]]
 """The shaped rewards of the judged responses of one group -> their advantages."""
 
 SHOWN_ROWS = 10
-_SHOWN_COLUMNS = ("group_id", "prompt", "response", "outcome", "correct", "reward", "advantage", "response_tokens")
 
 
 @dataclass(frozen=True)
@@ -125,27 +124,36 @@ class CollectedBatch:
         return f"batch of step {self.step}: {counts}{right}, {self.batch.num_generated_tokens:,} tokens generated"
 
     def __repr__(self) -> str:
-        lines = [self._title()]
-        for group in self.groups[:SHOWN_ROWS]:
-            rewards = " ".join("error" if reward is None else f"{reward:+.2f}" for reward in group.rewards)
-            lines.append(f"  {_short(group.problem.prompt, 48):50} {rewards}")
+        shown = self.groups[:SHOWN_ROWS]
+        lines = [self._title(), *(f"  {_short(group.problem.prompt, 48):50} {_rewards(group)}" for group in shown)]
         if len(self.groups) > SHOWN_ROWS:
             lines.append(f"  and {len(self.groups) - SHOWN_ROWS} more groups; batch.rollouts has all responses")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """The batch as a notebook shows it: its account, and the first responses that train."""
-        table = self.rollouts
-        title = f"<p>{escape(self._title())}</p>"
-        if table.empty:
-            return title
-        shown = table.sort_values("outcome", key=lambda column: column != "trained", kind="stable")
-        shown = shown[list(_SHOWN_COLUMNS)].head(SHOWN_ROWS)
-        html = shown.to_html(index=False, max_rows=None, float_format=lambda value: f"{value:.3f}", na_rep="", border=0)
-        more = (
-            f"<p>{len(table) - len(shown)} more in <code>batch.rollouts</code></p>" if len(table) > len(shown) else ""
-        )
-        return title + html + more
+        """The batch as a notebook shows it: its account, and a row for each group, those that train first."""
+        groups = sorted(self.judged, key=lambda each: each[1] != "trained")
+        rows = [_html_row("th", ("question", "outcome", "rewards", "best response", "worst response"))]
+        rows += [_html_row("td", _shown(group, outcome)) for group, outcome in groups[:SHOWN_ROWS]]
+        more = f"<p>{len(groups) - SHOWN_ROWS} more groups; " if len(groups) > SHOWN_ROWS else "<p>"
+        table = f"<table>{''.join(rows)}</table>" if groups else ""
+        return f"<p>{escape(self._title())}</p>{table}{more}<code>batch.rollouts</code> has every response</p>"
+
+
+def _shown(group: Group, outcome: str) -> tuple[str, ...]:
+    """What a row of a notebook's table says of a group."""
+    judged = [(reward, text) for reward, text in zip(group.rewards, group.texts, strict=True) if reward is not None]
+    ends = [_short(text, 80) for _, text in (max(judged), min(judged))] if judged else ["", ""]
+    return _short(group.problem.prompt, 80), outcome.replace("_", " "), _rewards(group), *ends
+
+
+def _rewards(group: Group) -> str:
+    return " ".join("error" if reward is None else f"{reward:+.2f}" for reward in group.rewards)
+
+
+def _html_row(tag: str, cells: Sequence[str]) -> str:
+    style = ' style="text-align: left; vertical-align: top"'
+    return f"<tr>{''.join(f'<{tag}{style}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
 
 def _numbers(function: Advantages, rewards: list[float]) -> list[float]:
