@@ -1,6 +1,6 @@
 """Answers of a run's newest checkpoint to prompts that are not in its data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -63,14 +63,20 @@ def generate(
     seed: int,
 ) -> Any:
     """See `Run.generate`."""
-    prompts: list[Prompt] = [prompt] if _is_one_prompt(prompt) else list(prompt)
     plan = model.plan(samples=samples, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
-    sampler = model.sampler(plan)
+    return answers_of(model.sampler(plan), prompt)
+
+
+def answers_of(sampler: EngineSampler, prompt: str | Sequence[Any], *, check: Callable[[], None] = lambda: None) -> Any:
+    """The answers to a prompt, or to several, as `Run.generate` returns them; `check` is called before each poll."""
+    prompts: list[Prompt] = [prompt] if _is_one_prompt(prompt) else list(prompt)
+    samples = sampler.plan.samples_per_problem
     answers: list[list[str]] = [[""] * samples for _ in prompts]
     for index, each in enumerate(prompts):
         sampler.submit(index, Problem(problem_id(each, ""), each, "", "generate", {}))
     missing = samples * len(prompts)
     while missing:
+        check()
         found: list[tuple[int, int, Response]] = sampler.poll()
         for index, i, response in found:
             answers[index][i] = response.text

@@ -5,12 +5,15 @@ import json
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from dapo.api.batch import CollectedBatch
+from dapo.api.generate import answers_of
 from dapo.api.keywords import options_from, sized_to_fit
+from dapo.api.results import EvaluationResult
 from dapo.api.rewards import Reward, named_rewards
 from dapo.api.rows import Data, is_source, write_rows
 from dapo.api.train import base_of, laid_over
@@ -30,7 +33,7 @@ from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.terminal import print_text
 from dapo.evaluation.evaluate import EngineSampler, evaluate
-from dapo.evaluation.scores import Evaluation, EvaluationPlan
+from dapo.evaluation.scores import EvaluationPlan
 from dapo.policy.custom_loss import CustomLoss, LossFunction, load_loss
 from dapo.policy.model import export_model
 from dapo.policy.policy import Policy
@@ -43,7 +46,7 @@ from dapo.training.rows import load_rows
 from dapo.training.samples import minibatches, with_advantages, with_old_logprobs
 from dapo.training.shortfall import require_groups, reward_test_command
 from dapo.training.signals import Interrupted, signals_as_requests
-from dapo.types import Problem, Prompt
+from dapo.types import Problem
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -178,67 +181,51 @@ class Session:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompt: str | Sequence[Any],
         *,
-        samples: int | None = None,
-        temperature: float | None = None,
-        max_response_tokens: int | None = None,
+        samples: int = 1,
+        temperature: float = 1.0,
+        max_new_tokens: int | None = None,
+        seed: int = 0,
     ) -> Any:
-        """What the model answers now.
+        """What the model answers now; arguments and result are those of `Run.generate`.
 
         Args:
-            prompts: a text, a list of chat messages, or several of either.
-            samples: responses per prompt; None: one, not in a list.
-            temperature: 0: the most likely token each time; None: 0, or `rollout.temperature` with `samples`.
-            max_response_tokens: None: `rollout.max_response_tokens`.
+            prompt: a question, a list of chat messages, or a list of questions.
+            samples: how many answers to each.
+            temperature: 0 takes the most probable token each time.
+            max_new_tokens: the most tokens of an answer; None: as many as in training.
+            seed: another one gives other answers; the same one the same.
 
         Returns:
-            The text for one prompt, a list of texts for several; lists of texts with `samples`.
+            The answer as text, or a list of `samples` of them; for several questions, a list of that.
         """
-        is_one = isinstance(prompts, str) or (
-            bool(prompts) and isinstance(prompts[0], Mapping) and "role" in prompts[0]
-        )
-        asked: Sequence[Any] = [prompts] if is_one else list(prompts)
-        if temperature is None:
-            temperature = self.config.rollout.temperature if samples else 0.0
-        plan = self._plan("generate", samples or 1, temperature, 1.0, max_response_tokens)
-        problems = [Problem(f"generate/{i}", prompt, "") for i, prompt in enumerate(asked)]
-        require_context(self._loaded, self._encoder.measure(problems), plan.max_response_tokens)
+        plan = replace(self._plan("generate", samples, temperature, 1.0, max_new_tokens), seed=seed)
         self._sync_engine()
-        sampler, texts = EngineSampler(self._engine, self._encoder, plan), [[""] * (samples or 1) for _ in asked]
-        for i, problem in enumerate(problems):
-            sampler.submit(i, problem)
-        waiting = len(asked) * (samples or 1)
+        sampler = EngineSampler(self._engine, self._encoder, plan)
         with _stoppable(sampler.abort) as check:
-            while waiting:
-                check()
-                for i, k, response in sampler.poll():
-                    texts[i][k] = response.text
-                    waiting -= 1
-        found = [responses if samples else responses[0] for responses in texts]
-        return found[0] if is_one else found
+            return answers_of(sampler, prompt, check=check)
 
-    def evaluate(self, problems: Data, reward: Reward = None, *, samples_per_problem: int | None = None) -> Evaluation:
+    def evaluate(
+        self, problems: Data, reward: Reward = None, *, samples_per_problem: int | None = None
+    ) -> EvaluationResult:
         """Judge the model on problems, as `dapo eval` does; trains nothing.
 
         Args:
             problems: as for `collect`.
             reward: as for `collect`.
-            samples_per_problem: None: `eval.samples_per_problem`.
-
-        Returns:
-            The result: `result.summary()["accuracy"]`, and `result.table()` with every response.
+            samples_per_problem: the k of avg@k; None: `eval.samples_per_problem`.
         """
         config, key, judge = self._settle(problems, reward)
         held_out = self._read(config, key, judge)
-        eval_config = self.config.eval
-        count = samples_per_problem or eval_config.samples_per_problem
-        limit = eval_config.max_response_tokens
-        plan = self._plan(config.data.train_source.label, count, eval_config.temperature, eval_config.top_p, limit)
+        given = self.config.eval
+        count, name = samples_per_problem or given.samples_per_problem, config.data.train_source.label
+        plan = self._plan(name, count, given.temperature, given.top_p, given.max_response_tokens)
         self._sync_engine()
         sampler = EngineSampler(self._engine, self._encoder, plan)
         with _stoppable(sampler.abort) as check, progress("evaluate", after_s=SHOW_AFTER_S) as show:
-            return evaluate(sampler, judge, held_out, on_progress=show, check=check)
+            found = evaluate(sampler, judge, held_out, on_progress=show, check=check)
+        return EvaluationResult.of({"model": self.config.model.name, **found.summary(), "table": found.table()})
 
     def export(self, path: str | Path) -> Path:
         """Write the model as it is now as a Hugging Face model directory, which must not exist; returns its path."""
