@@ -84,7 +84,7 @@ def test_the_script_with_adapters_trains_and_exports_them(tmp_path: Path) -> Non
     assert PeftConfig.from_pretrained(path).r == 16
 
 
-def test_the_script_with_a_code_reward_pays_right_programs_and_runs(tmp_path: Path) -> None:
+def test_the_script_with_a_code_reward_accepts_right_programs_and_runs(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(f"{json.dumps(row)}\n" for row in code_reward.ROWS))
     verifier = CodeVerifier()
