@@ -237,39 +237,28 @@ def check(
             help="change an assumption of the estimates, for example memory_gib=96; may be repeated",
         ),
     ] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="also sample, judge and update with the real model; writes nothing")
+    ] = False,
+    problems: Annotated[int | None, typer.Option(min=1, help="with --probe: problems to judge")] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=2, help="with --probe: responses per problem; default: rollout.group_size")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="RUN_DIR", help="with --probe: compare it with the first steps of a run")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Describe what would run: sizes, options without effect, differences from the paper, memory and time."""
+    if not probe and (problems or samples or against):
+        raise ConfigError("--problems, --samples and --against need --probe")
     from dapo.config import load_config
 
     loaded = load_config(config, overrides or [])
-    from dapo.training.start import open_judge
+    from dapo.cli.check.command import ProbeRequest, check_config
 
-    elsewhere = bool(assume) or loaded.uses_ray
-    with open_judge(loaded, elsewhere=elsewhere) as judge:
-        needed_columns = judge.needed_columns
-    from dapo.assemble import require_hardware
-    from dapo.cli.check.report import describe_estimate, describe_response_end
-    from dapo.cli.check.summary import explain
-
-    if not elsewhere:
-        require_hardware(loaded)
-    if as_json:
-        from dapo.cli.check.as_json import check_as_json
-
-        found = check_as_json(loaded, needed_columns, assume or [])
-        print_json(found)
-        raise typer.Exit(ConfigError.exit_code if found["problems"] else 0)
-    for line in explain(loaded, needed_columns):
-        print_text(line)
-    print_text()
-    for line in describe_response_end(loaded):
-        print_text(line)
-    problems = 0
-    for line in describe_estimate(loaded, assume or []):
-        print_text(line)
-        problems += line.startswith("problem: ")
-    if problems:
+    request = ProbeRequest(problems, samples, against) if probe else None
+    if not check_config(loaded, assume or [], probe=request, as_json=as_json):
         raise typer.Exit(ConfigError.exit_code)
 
 

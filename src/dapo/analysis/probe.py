@@ -1,0 +1,347 @@
+"""A run's first step, tried before the run: pass rates, lengths, speed and memory of its real model on its real data.
+
+Nothing is written. Sampling, judging and the update are those of the run (`assemble.py`) under its keys, so the first
+batch is the one that the run's first step would train on, and its update the run's first. Further batches are sampled
+until enough problems are judged, from the same weights, where the run would have updated them.
+"""
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from dapo.algo.chance import Beta, expected_chance, fit_beta
+from dapo.assemble import Inputs, build_engine, build_sampling, open_policy
+from dapo.config import Config
+from dapo.core.errors import DataError
+from dapo.core.rng import keyed_seed
+from dapo.distributed.launch import open_launcher
+from dapo.evaluation.intervals import Interval, mean_interval
+from dapo.policy.memory_model import GIB
+from dapo.rewards.workers.pool import VerifierPool
+from dapo.telemetry.sinks import read_metrics
+from dapo.training.forecast import make_forecast
+from dapo.training.problem_stats import ProblemStats
+from dapo.training.rollout import Batch, Sampling, collect
+from dapo.training.run_directory import RunDirectory
+from dapo.training.samples import minibatches, with_advantages, with_old_logprobs
+from dapo.training.state import TrainablePolicy
+from dapo.types import Group
+
+MAX_PROBLEMS = 32
+"""The default is four steps' prompts, and at most so many problems."""
+BINS = 4
+"""Pass rates between never and always are counted in so many equal bins."""
+LENGTH_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+FIRST_STEPS = 3
+"""Steps of a run that a probe is compared with: later ones have learned."""
+TOLERANCE = 0.2
+_RESAMPLES = 300
+
+
+@dataclass(frozen=True)
+class PassRates:
+    """How many problems have a pass rate within some bounds."""
+
+    name: str
+    """`never`, `0 to 25 %` .. `75 to 100 %` (both ends excluded), `always`."""
+    problems: int
+    fraction: float
+    low: float
+    """Of the 95 % interval of the fraction."""
+    high: float
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What was measured; a value that could not be is None."""
+
+    problems: int
+    samples: int
+    """Responses per problem."""
+    group_size: int
+    accuracy: float | None
+    accuracy_interval: Interval | None
+    """95 %, over problems."""
+    histogram: Sequence[PassRates]
+    kept: float | None
+    """The fraction of judged groups that would train."""
+    expected_keep_rate: float | None
+    """For groups of `group_size` responses, from the pass rates; None for a reward that only gives scores."""
+    expected_keep_interval: Interval | None
+    """95 %, by resampling the problems."""
+    groups_per_step: float
+    """Groups to judge for a full batch at that keep rate, at most `dynamic_sampling.max_groups_per_step`."""
+    response_tokens: float
+    """Mean length."""
+    response_quantiles: Mapping[str, float]
+    truncated: float
+    truncated_interval: Interval | None
+    verifier_errors: int
+    tokens_per_s: float
+    """Generated tokens per second of sampling, verdicts included."""
+    load_s: float
+    """Seconds to give the engine the policy's weights."""
+    update_tokens_per_s: float | None
+    """Trained response tokens per second of an update; None where no group carried a signal."""
+    generate_s: float
+    """Of a step, from the rates above."""
+    update_s: float | None
+    """Of a step, old log-probabilities included, from the rates above."""
+    step_s: float | None
+    """Weights, sampling and update; without evaluation and checkpoint."""
+    peak_memory_gib: float
+    """Main memory of this process, or tensors on its GPU if it trains there."""
+
+
+def probe_run(
+    config: Config,
+    inputs: Inputs,
+    judge: VerifierPool,
+    *,
+    problems: int | None = None,
+    samples: int | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    log: Callable[[str], None] = print,
+) -> Probe:
+    """Sample and judge the run's first problems, and make its first update, on weights that are thrown away.
+
+    Args:
+        config: The options of the run, `auto` settled.
+        inputs: Of `read_inputs` for it. A policy in this process trains the model in place.
+        judge: Its verifiers.
+        problems: How many problems to judge at least; None: `default_problems`.
+        samples: Responses per problem; None: `rollout.group_size`, as the run.
+        on_progress: Called with the number of judged problems and the number wanted.
+        log: Takes messages of engines in other processes.
+    """
+    problems, samples = problems or default_problems(config), samples or config.rollout.group_size
+    with ExitStack() as stack:
+        launcher = stack.enter_context(open_launcher(config))
+        engine = build_engine(config, inputs.loaded, launcher, kernels=inputs.kernels, log=log)
+        stack.callback(engine.close)
+        policy = stack.enter_context(open_policy(config, inputs.loaded, launcher))
+        stop_ids = inputs.loaded.stop_ids
+        sampling = build_sampling(config, inputs.train, engine, judge, inputs.encoder, stop_ids)
+        sampling.plan = replace(sampling.plan, group_size=samples)
+        started = time.perf_counter()
+        engine.load_weights(policy.weights(version=0), version=0)
+        load_s = time.perf_counter() - started
+        batches = _sample(config, sampling, problems, on_progress)
+        engine.drop_weights()
+        update = _update(config, policy, batches[0][0])
+    return _summarize(config, batches, samples, load_s, update)
+
+
+def default_problems(config: Config) -> int:
+    """Those of about four steps, at least 8 and at most MAX_PROBLEMS."""
+    return max(8, min(4 * config.rollout.prompts_per_step, MAX_PROBLEMS))
+
+
+def expected_keep_rate(correct: Sequence[int], wrong: Sequence[int], group_size: int) -> float:
+    """The chance that a group of `group_size` responses carries a signal (Eq. 11), as a mean over problems.
+
+    Each problem's chance is that under its posterior: a Beta distribution fitted to all problems, and its own counts.
+    """
+    right, others = np.asarray(correct, np.float64), np.asarray(wrong, np.float64)
+    prior = fit_beta(right, others, np.ones(len(right)))
+    counts: dict[tuple[int, int], int] = {}
+    for pair in zip(correct, wrong, strict=True):
+        counts[pair] = counts.get(pair, 0) + 1
+    chances = {(c, w): expected_chance(Beta(prior.a + c, prior.b + w), group_size) for c, w in counts}
+    return sum(chances[pair] * count for pair, count in counts.items()) / len(right)
+
+
+def keep_rate_interval(correct: Sequence[int], wrong: Sequence[int], group_size: int, *, seed: int) -> Interval:
+    """The 95 % interval of `expected_keep_rate`, from problems that are resampled with replacement by keyed draws."""
+    draws = np.random.Generator(np.random.Philox(key=seed)).integers(len(correct), size=(_RESAMPLES, len(correct)))
+    rates = [expected_keep_rate([correct[i] for i in d], [wrong[i] for i in d], group_size) for d in draws.tolist()]
+    low, high = np.quantile(rates, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def pass_rate_histogram(correct: Sequence[int], wrong: Sequence[int]) -> list[PassRates]:
+    """How many problems are never solved, in each bin, always solved, each with the interval of its fraction."""
+    rates = [c / (c + w) for c, w in zip(correct, wrong, strict=True)]
+    width = 100 // BINS
+    names = ["never", *(f"{i * width} to {(i + 1) * width} %" for i in range(BINS)), "always"]
+    # a rate on a border is in the bin above it
+    bins = [0 if rate == 0 else BINS + 1 if rate == 1 else 1 + int(rate * BINS) for rate in rates]
+    found = []
+    for i, name in enumerate(names):
+        inside = [float(number == i) for number in bins]
+        low, high = mean_interval(inside) or (0.0, 1.0)
+        found.append(PassRates(name, int(sum(inside)), fmean(inside) if inside else 0.0, low, high))
+    return found
+
+
+@dataclass(frozen=True)
+class Check:
+    """One value of a probe beside what the first steps of a run measured."""
+
+    name: str
+    probe: float
+    measured: float
+
+    @property
+    def ratio(self) -> float:
+        """The probe's over the measured one; 1 where both are 0."""
+        return 1.0 if self.probe == self.measured else self.probe / self.measured if self.measured else float("inf")
+
+    @property
+    def is_close(self) -> bool:
+        """Whether the two differ by at most TOLERANCE."""
+        return abs(self.ratio - 1) <= TOLERANCE
+
+
+def compare_with_run(probe: Probe, run: RunDirectory, *, steps: int = FIRST_STEPS) -> list[Check]:
+    """A probe beside the means of a run's first steps. Raises DataError for a run without a finished step."""
+    rows = [row for row in read_metrics(run.metrics) if 0 < row["step"] <= steps]
+    if not rows:
+        raise DataError(f"{run.path} has finished no step, so there is nothing to compare the probe with")
+
+    def total(*names: str) -> float:
+        return sum(row.get(name) or 0.0 for row in rows for name in names)
+
+    undecided = ("rollout/groups_excess", "rollout/groups_aborted")
+    decided = total("rollout/groups_generated") - total(*undecided)
+    generate_s, update_s = total("time/generate_s"), total("time/update_s", "time/old_logprobs_s")
+    count, load_s = len(rows), total("time/load_weights_s")
+    tokens = total("rollout/tokens_in_minibatches")
+    pairs: list[tuple[str, float | None, float]] = [
+        ("keep rate", probe.expected_keep_rate or probe.kept, total("rollout/groups_trained") / decided),
+        ("accuracy", probe.accuracy, total("reward/accuracy") / count),
+        ("groups per step", probe.groups_per_step, decided / count),
+        ("tokens per response", probe.response_tokens, total("rollout/response_tokens_mean") / count),
+        ("truncated", probe.truncated, total("rollout/truncated_fraction") / count),
+        ("generated tokens/s", probe.tokens_per_s, total("rollout/tokens_generated") / generate_s),
+        ("updated tokens/s", probe.update_tokens_per_s, tokens / update_s if update_s else 0.0),
+        ("generation, s per step", probe.generate_s, generate_s / count),
+        ("update, s per step", probe.update_s, update_s / count),
+        ("step, s", probe.step_s, (load_s + generate_s + update_s) / count),
+        ("peak memory, GiB", probe.peak_memory_gib, max(row.get("time/peak_memory_gib", 0.0) for row in rows)),
+    ]
+    return [Check(name, value, measured) for name, value, measured in pairs if value is not None]
+
+
+def _sample(
+    config: Config, sampling: Sampling, problems: int, on_progress: Callable[[int, int], None]
+) -> list[tuple[Batch, float]]:
+    """Batches as the run collects them, each with its seconds, until so many problems are decided."""
+    batches: list[tuple[Batch, float]] = []
+    stats, decided = ProblemStats(), 0
+    while decided < problems:
+        step = len(batches) + 1
+        sampling.sampler.max_groups_per_step = min(config.max_groups_per_step, problems - decided)
+        sampling.forecast = make_forecast(config, stats, step=step)
+        started = time.perf_counter()
+        batch = collect(sampling, step=step)
+        batches.append((batch, time.perf_counter() - started))
+        stats.record((group for group, _ in batch.decided), step=step)
+        decided += len(batch.decided)
+        on_progress(decided, problems)
+    return batches
+
+
+def _update(config: Config, policy: TrainablePolicy, batch: Batch) -> tuple[int, float] | None:
+    """Trained tokens and seconds of the step's updates; None where the batch has no group to train on."""
+    samples = with_advantages(batch.groups, config, batch.weights)
+    if not samples:
+        return None
+    started = time.perf_counter()
+    updates = minibatches(samples, config, step=1)
+    if len(updates) > 1:
+        updates = with_old_logprobs(updates, policy.record_old_logprobs, source=config.loss.old_logprobs)
+    for minibatch in updates:
+        policy.update(minibatch, step=1)
+    return sum(sample.num_trained_tokens for sample in samples), time.perf_counter() - started
+
+
+def _summarize(
+    config: Config,
+    batches: Sequence[tuple[Batch, float]],
+    samples: int,
+    load_s: float,
+    update: tuple[int, float] | None,
+) -> Probe:
+    decided = [(group, outcome) for batch, _ in batches for group, outcome in batch.decided]
+    groups, rollout = [group for group, _ in decided], config.rollout
+    lengths = [len(generation.token_ids) for group in groups for generation in group.generations]
+    rates = _pass_rates(config, groups)
+    kept = fmean([outcome == "trained" for _, outcome in decided])
+    keep_rate = rates["expected_keep_rate"] if rates["expected_keep_rate"] is not None else kept
+    most = config.max_groups_per_step
+    groups_per_step = min(most, rollout.prompts_per_step / keep_rate) if keep_rate > 0 else most
+    truncated = [fmean([g.finish == "length" for g in group.generations]) for group in groups]
+    tokens_per_s = _tokens_per_s(batches)
+    generate_s = groups_per_step * rollout.group_size * fmean(lengths) / tokens_per_s
+    update_tokens_per_s = update[0] / update[1] if update is not None else None
+    update_s = None
+    if update_tokens_per_s is not None:
+        trained = [len(g.token_ids) for batch, _ in batches for group in batch.groups for g in group.generations]
+        update_s = rollout.prompts_per_step * rollout.group_size * fmean(trained) / update_tokens_per_s
+    return Probe(
+        problems=len(groups),
+        samples=samples,
+        group_size=rollout.group_size,
+        kept=kept,
+        groups_per_step=groups_per_step,
+        response_tokens=fmean(lengths),
+        response_quantiles={f"{q:.0%}": float(np.quantile(lengths, q)) for q in LENGTH_QUANTILES},
+        truncated=fmean(truncated),
+        truncated_interval=mean_interval(truncated),
+        verifier_errors=sum(group.num_errors for group in groups),
+        tokens_per_s=tokens_per_s,
+        load_s=load_s,
+        update_tokens_per_s=update_tokens_per_s,
+        generate_s=generate_s,
+        update_s=update_s,
+        step_s=None if update_s is None else load_s + generate_s + update_s,
+        peak_memory_gib=_peak_memory_gib(config),
+        **rates,
+    )
+
+
+def _pass_rates(config: Config, groups: Sequence[Group]) -> dict[str, Any]:
+    """The fields of a probe that come from right and wrong verdicts."""
+    verdicts = [[v for v in group.verdicts if v.error is None] for group in groups]
+    counts = [(sum(bool(v.correct) for v in valid), len(valid)) for valid in verdicts if valid]
+    is_binary = all(v.correct is not None for valid in verdicts for v in valid)
+    if not counts or not is_binary:
+        names = ("accuracy", "accuracy_interval", "expected_keep_rate", "expected_keep_interval")
+        return dict.fromkeys(names) | {"histogram": []}
+    correct, wrong = [c for c, _ in counts], [n - c for c, n in counts]
+    size, accuracies = config.rollout.group_size, [c / n for c, n in counts]
+    expected, interval = 1.0, (1.0, 1.0)
+    if config.dynamic_sampling.enabled:
+        expected = expected_keep_rate(correct, wrong, size)
+        seed = keyed_seed(config.train.seed, "probe")
+        interval = keep_rate_interval(correct, wrong, size, seed=seed)
+    return {
+        "accuracy": fmean(accuracies),
+        "accuracy_interval": mean_interval(accuracies),
+        "histogram": pass_rate_histogram(correct, wrong),
+        "expected_keep_rate": expected,
+        "expected_keep_interval": interval,
+    }
+
+
+def _tokens_per_s(batches: Sequence[tuple[Batch, float]]) -> float:
+    """Of full batches, where there is one: a short one has few sequences at a time."""
+    full = [each for each in batches if not each[0].shortfall] or batches
+    return sum(batch.num_generated_tokens for batch, _ in full) / sum(seconds for _, seconds in full)
+
+
+def _peak_memory_gib(config: Config) -> float:
+    import torch
+
+    if config.train.device == "cuda" and not config.uses_trainer_group:
+        return float(torch.cuda.max_memory_allocated() / GIB)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB

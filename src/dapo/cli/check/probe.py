@@ -1,0 +1,115 @@
+"""`dapo check --probe`: prints what was measured beside what was estimated, and what a run's first steps measured."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dapo.analysis.probe import FIRST_STEPS, TOLERANCE, Probe, compare_with_run, default_problems, probe_run
+from dapo.assemble import probe_kernels, read_inputs, resolve_auto
+from dapo.cli.check.estimate import ResourceEstimate
+from dapo.cli.check.report import estimate_of, whole_step_seconds
+from dapo.config import Config
+from dapo.policy.memory_model import GIB
+from dapo.rewards.workers.pool import VerifierPool
+from dapo.telemetry.progress import progress
+from dapo.training.run_directory import RunDirectory
+
+_BAR = 30
+
+
+def run_probe(config: Config, *, problems: int | None, samples: int | None) -> Probe:
+    """Probe a configuration on this machine, with a progress bar on the standard error."""
+    config = resolve_auto(config)
+    with VerifierPool(config.reward) as judge:
+        inputs = read_inputs(config, judge.needed_columns)
+        inputs.kernels = probe_kernels(config, inputs.loaded)
+        with progress("probe") as show:
+            show(0, problems or default_problems(config))
+            return probe_run(config, inputs, judge, problems=problems, samples=samples, on_progress=show)
+
+
+def probe_as_json(probe: Probe, against: Path | None) -> dict[str, Any]:
+    """A probe, and its comparison with a run, as JSON values."""
+    found: dict[str, Any] = asdict(probe)
+    if against is not None:
+        checks = compare_with_run(probe, RunDirectory.open(against))
+        found["against"] = {
+            "run": str(against),
+            "values": [asdict(each) | {"ratio": each.ratio, "is_close": each.is_close} for each in checks],
+        }
+    return found
+
+
+def describe_probe(config: Config, probe: Probe) -> Iterator[str]:
+    """Lines for a person: pass rates, what a step needs, lengths, speed and memory, beside the estimate."""
+    yield f"probe of {probe.problems} problems x {probe.samples} responses with the real model:"
+    if probe.accuracy is not None:
+        yield f"  accuracy    {probe.accuracy:.1%}{_interval(probe.accuracy_interval)}"
+        yield "  pass rate   problems"
+        for each in probe.histogram:
+            bar = "#" * round(_BAR * each.fraction)
+            interval = f"({each.low:.0%} to {each.high:.0%})"
+            yield f"  {each.name:12}{each.problems:>4}  {each.fraction:>4.0%} {interval:14} {bar}".rstrip()
+    yield f"  keep rate   {_keep_rate(probe)}"
+    groups, wanted = probe.groups_per_step, config.rollout.prompts_per_step
+    yield f"  per step    {groups:,.0f} groups = {groups * probe.group_size:,.0f} responses, for {wanted} that train"
+    quantiles = ", ".join(f"{name} {value:,.0f}" for name, value in probe.response_quantiles.items())
+    yield f"  length      {probe.response_tokens:,.1f} tokens on average; quantiles: {quantiles}"
+    yield f"  truncated   {probe.truncated:.1%}{_interval(probe.truncated_interval)}"
+    if probe.verifier_errors:
+        yield f"  errors      {probe.verifier_errors} responses have no verdict"
+    yield ""
+    yield from _speed(probe, estimate_of(resolve_auto(config))[0])
+
+
+def describe_against(probe: Probe, run: Path) -> Iterator[str]:
+    """A table: the probe beside the first steps of a run."""
+    checks = compare_with_run(probe, RunDirectory.open(run))
+    yield f"beside steps 1 to {FIRST_STEPS} of {run}:"
+    yield f"  {'':24}{'probe':>12}{'measured':>12}{'ratio':>8}"
+    for each in checks:
+        verdict = "" if each.is_close else f"  differs by more than {TOLERANCE:.0%}"
+        yield f"  {each.name:24}{_number(each.probe):>12}{_number(each.measured):>12}{each.ratio:>8.2f}{verdict}"
+    close = sum(each.is_close for each in checks)
+    yield f"  {close} of {len(checks)} within {TOLERANCE:.0%}"
+
+
+def _keep_rate(probe: Probe) -> str:
+    kept = f"{probe.kept:.1%} of the judged groups would train"
+    if probe.expected_keep_rate is None:
+        return kept
+    interval = _interval(probe.expected_keep_interval)
+    return f"{probe.expected_keep_rate:.1%}{interval} expected for groups of {probe.group_size}; here {kept}"
+
+
+def _speed(probe: Probe, estimate: ResourceEstimate | None) -> Iterator[str]:
+    """The measured step beside the estimated one."""
+    phases = {} if estimate is None else estimate.step_seconds()
+    generation = sum(phases[name] for name in ("generation", "long-tail responses") if name in phases)
+    update = sum(phases[name] for name in ("update", "old log-probabilities") if name in phases)
+    memory = sum(estimate.process_memory().values()) / GIB if estimate is not None and estimate.is_colocated else None
+    whole = None if estimate is None else whole_step_seconds(estimate.config, phases)
+    rows: list[tuple[str, float | None, float | None, str]] = [
+        ("load weights, s", probe.load_s, phases.get("weight sync"), ""),
+        ("generation, s", probe.generate_s, generation or None, f"{probe.tokens_per_s:,.0f} tokens/s"),
+        ("update, s", probe.update_s, update or None, _rate(probe.update_tokens_per_s)),
+        ("one step, s", probe.step_s, whole, ""),
+        ("peak memory, GiB", probe.peak_memory_gib, memory, ""),
+    ]
+    yield f"  {'one step':20}{'probe':>10}{'estimate':>10}"
+    for name, measured, estimated, note in rows:
+        shown = f"  {name:20}{_number(measured):>10}{_number(estimated):>10}  {note}"
+        yield shown.rstrip()
+
+
+def _rate(rate: float | None) -> str:
+    return "no group carries a signal, so none was made" if rate is None else f"{rate:,.0f} trained tokens/s"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.{1 if value >= 10 else 3}f}"
+
+
+def _interval(interval: tuple[float, float] | None) -> str:
+    return "" if interval is None else f" ({interval[0]:.1%} to {interval[1]:.1%})"

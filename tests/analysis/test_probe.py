@@ -1,0 +1,151 @@
+"""A probe is the run's first step: same responses and verdicts; its expectations hold; it writes nothing."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dapo.algo.chance import chance_at
+from dapo.analysis.probe import (
+    Check,
+    Probe,
+    compare_with_run,
+    default_problems,
+    expected_keep_rate,
+    keep_rate_interval,
+    pass_rate_histogram,
+    probe_run,
+)
+from dapo.assemble import probe_kernels, read_inputs, resolve_auto
+from dapo.cli.train import start_run
+from dapo.config import Config
+from dapo.core.errors import DataError
+from dapo.rewards.workers.pool import VerifierPool
+from dapo.training.run_directory import RunDirectory
+from helpers.commands import run as run_command
+from helpers.paths import CONFIGS
+from helpers.tiny_runs import metrics, tiny
+
+OPTIONS = ("data.eval=null", "train.num_steps=1", "rollout.prompts_per_step=8", "rollout.max_response_tokens=12")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("run") / "run"
+    start_run(tiny(*OPTIONS), run_dir=path, config_name="tiny")
+    return path
+
+
+def probe_of(config: Config, *, problems: int | None = None, samples: int | None = None) -> Probe:
+    config = resolve_auto(config)
+    with VerifierPool(config.reward) as judge:
+        inputs = read_inputs(config, judge.needed_columns)
+        inputs.kernels = probe_kernels(config, inputs.loaded)
+        return probe_run(config, inputs, judge, problems=problems, samples=samples)
+
+
+@pytest.fixture(scope="module")
+def probe(run: Path) -> Probe:
+    """Of as many problems as the run's first step has decided."""
+    (row,) = metrics(run)
+    decided = row["rollout/groups_generated"] - row["rollout/groups_excess"] - row["rollout/groups_aborted"]
+    return probe_of(tiny(*OPTIONS), problems=decided)
+
+
+def test_a_probe_of_the_first_steps_problems_measures_what_that_step_reports(run: Path, probe: Probe):
+    (row,) = metrics(run)
+    assert 0 < row["rollout/keep_rate"] < 1
+    assert probe.kept == row["rollout/keep_rate"]
+    assert probe.accuracy == pytest.approx(row["reward/accuracy"], abs=1e-12)
+    assert probe.response_tokens == row["rollout/response_tokens_mean"]
+    assert probe.truncated == pytest.approx(row["rollout/truncated_fraction"], abs=1e-12)
+    assert probe.response_quantiles["100%"] == row["rollout/response_tokens_max"]
+    assert sum(each.problems for each in probe.histogram) == probe.problems
+
+
+def test_a_step_takes_what_its_groups_take_at_the_measured_rates(probe: Probe):
+    assert probe.expected_keep_rate is not None
+    assert probe.update_s is not None
+    assert probe.update_tokens_per_s is not None
+    assert probe.step_s == pytest.approx(probe.load_s + probe.generate_s + probe.update_s)
+    assert probe.groups_per_step == pytest.approx(min(16, 8 / probe.expected_keep_rate))
+    assert probe.generate_s * probe.tokens_per_s == pytest.approx(probe.groups_per_step * 4 * probe.response_tokens)
+    assert 0.1 < probe.peak_memory_gib < 64
+
+
+def test_more_samples_and_a_reward_of_scores_alone_are_probed_too():
+    found = probe_of(tiny(*OPTIONS, "reward.verifier=dapo.rewards.examples:digit_share"), problems=3, samples=6)
+    assert (found.problems, found.samples, found.group_size) == (3, 6, 4)
+    assert (found.accuracy, found.expected_keep_rate, found.histogram) == (None, None, [])
+    assert found.groups_per_step == min(16, 8 / found.kept) if found.kept else 16
+
+
+def test_the_default_is_four_steps_prompts_within_bounds():
+    configs = [tiny(f"rollout.prompts_per_step={n}", "train.minibatch_groups=1") for n in (1, 4, 16)]
+    assert [default_problems(config) for config in configs] == [8, 16, 32]
+
+
+def test_the_expected_keep_rate_is_that_of_the_population_and_its_interval_holds():
+    random, group_size, estimates, covered = np.random.default_rng(0), 8, [], 0
+    truth = float(np.mean([chance_at(p, group_size) for p in random.beta(0.6, 1.0, size=4000)]))
+    for seed in range(60):
+        correct = random.binomial(8, random.beta(0.6, 1.0, size=48)).tolist()
+        wrong = [8 - count for count in correct]
+        estimates.append(expected_keep_rate(correct, wrong, group_size))
+        low, high = keep_rate_interval(correct, wrong, group_size, seed=seed)
+        covered += low <= truth <= high
+    assert np.mean(estimates) == pytest.approx(truth, abs=0.03)
+    assert covered / 60 > 0.85
+
+
+def test_pass_rates_are_counted_in_bins_with_wilsons_interval():
+    found = pass_rate_histogram([0, 0, 1, 2, 4, 7, 8, 8, 8, 8], [8, 8, 7, 6, 4, 1, 0, 0, 0, 0])
+    assert {each.name: each.problems for each in found} == {
+        "never": 2, "0 to 25 %": 1, "25 to 50 %": 1, "50 to 75 %": 1, "75 to 100 %": 1, "always": 4
+    }  # fmt: skip
+    # Wilson's interval of 4 of 10
+    assert (found[-1].low, found[-1].high) == (pytest.approx(0.168, abs=1e-3), pytest.approx(0.687, abs=1e-3))
+
+
+def test_a_probe_is_compared_with_the_means_of_the_first_steps(tmp_path: Path, probe: Probe):
+    run = RunDirectory(tmp_path)
+    row = {"rollout/groups_generated": 12, "rollout/groups_trained": 4, "rollout/groups_excess": 1}
+    row |= {"rollout/groups_aborted": 1, "rollout/tokens_generated": 480, "rollout/tokens_in_minibatches": 160}
+    row |= {"reward/accuracy": 0.5, "rollout/response_tokens_mean": 10.0, "rollout/truncated_fraction": 0.0}
+    row |= {"time/load_weights_s": 0.5, "time/generate_s": 4.0, "time/update_s": 1.5, "time/old_logprobs_s": 0.5}
+    rows = [row | {"step": step, "time/peak_memory_gib": step} for step in (1, 2, 3)] + [row | {"step": 4, "x": 1e9}]
+    run.metrics.write_text("".join(json.dumps(each) + "\n" for each in [{"step": 0}, *rows]))
+    found = {each.name: each for each in compare_with_run(probe, run)}
+    assert found["keep rate"].measured == pytest.approx(0.4)
+    assert found["groups per step"].measured == 10
+    assert (found["generated tokens/s"].measured, found["updated tokens/s"].measured) == (120, 80)
+    assert (found["step, s"].measured, found["peak memory, GiB"].measured) == (6.5, 3)
+    assert [Check("x", 1.2, 1.0).is_close, Check("x", 1.21, 1.0).is_close, Check("x", 0.0, 0.0).is_close] == [1, 0, 1]
+    assert "accuracy" not in {each.name for each in compare_with_run(replace(probe, accuracy=None), run)}
+    run.metrics.write_text('{"step": 0}\n')
+    with pytest.raises(DataError, match="has finished no step"):
+        compare_with_run(probe, run)
+
+
+def test_the_command_prints_the_probe_beside_the_run_and_writes_nothing(
+    capsys: pytest.CaptureFixture[str], run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    command = ["check", str(CONFIGS / "tiny.yaml"), *OPTIONS, "--probe", "--problems", "5"]
+    code, out, _ = run_command(capsys, *command, "--against", str(run))
+    assert code == 0
+    assert "probe of 5 problems x 4 responses with the real model:" in out
+    assert "75 to 100 %" in out
+    assert f"beside steps 1 to 3 of {run}:" in out
+    code, out, _ = run_command(capsys, *command, "--json", "--samples", "3")
+    found = json.loads(out)["probe"]
+    assert (code, found["problems"], found["samples"]) == (0, 5, 3)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", [("--samples", "4"), ("--problems", "4"), ("--against", "x")])
+def test_options_of_a_probe_need_one(capsys: pytest.CaptureFixture[str], option: tuple[str, str]):
+    code, _, err = run_command(capsys, "check", str(CONFIGS / "tiny.yaml"), *option)
+    assert (code, err) == (2, "error: --problems, --samples and --against need --probe\n")
