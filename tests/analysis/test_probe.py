@@ -129,7 +129,7 @@ def test_a_probe_is_compared_with_the_means_of_the_first_steps(tmp_path: Path, p
         compare_with_run(probe, run)
 
 
-def test_the_command_prints_the_probe_beside_the_run_and_writes_nothing(
+def test_the_command_prints_the_probe_and_the_run_and_writes_nothing(
     capsys: pytest.CaptureFixture[str], run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
