@@ -28,7 +28,7 @@ from helpers.commands import run as run_command
 from helpers.paths import CONFIGS
 from helpers.tiny_runs import metrics, tiny
 
-OPTIONS = ("data.eval=null", "train.num_steps=1", "rollout.prompts_per_step=8", "rollout.max_response_tokens=12")
+OPTIONS = ("data.eval=null", "train.num_steps=2", "rollout.prompts_per_step=8", "rollout.max_response_tokens=12")
 
 
 @pytest.fixture(scope="module")
@@ -48,21 +48,29 @@ def probe_of(config: Config, *, problems: int | None = None, samples: int | None
 
 @pytest.fixture(scope="module")
 def probe(run: Path) -> Probe:
-    """Of as many problems as the run's first step has decided."""
-    (row,) = metrics(run)
-    decided = row["rollout/groups_generated"] - row["rollout/groups_excess"] - row["rollout/groups_aborted"]
-    return probe_of(tiny(*OPTIONS), problems=decided)
+    """Of as many problems as the run's two steps have decided."""
+    return probe_of(tiny(*OPTIONS), problems=sum(decided_in(run)))
 
 
-def test_a_probe_of_the_first_steps_problems_measures_what_that_step_reports(run: Path, probe: Probe):
-    (row,) = metrics(run)
-    assert 0 < row["rollout/keep_rate"] < 1
-    assert probe.kept == row["rollout/keep_rate"]
-    assert probe.accuracy == pytest.approx(row["reward/accuracy"], abs=1e-12)
-    assert probe.response_tokens == row["rollout/response_tokens_mean"]
-    assert probe.truncated == pytest.approx(row["rollout/truncated_fraction"], abs=1e-12)
-    assert probe.response_quantiles["100%"] == row["rollout/response_tokens_max"]
-    assert sum(each.problems for each in probe.histogram) == probe.problems
+def decided_in(run: Path) -> list[int]:
+    """The number of groups that each step has decided."""
+    undecided = ("rollout/groups_excess", "rollout/groups_aborted")
+    return [row["rollout/groups_generated"] - sum(row[name] for name in undecided) for row in metrics(run)]
+
+
+def test_a_probe_of_the_first_two_steps_problems_measures_what_these_steps_report(run: Path, probe: Probe):
+    rows, weights = metrics(run), decided_in(run)
+
+    def mean(name: str) -> float:
+        return pytest.approx(np.average([row[name] for row in rows], weights=weights), abs=1e-12)
+
+    assert rows[1]["rollout/keep_rate"] < 1, "a step that drops groups, sampled after the first update"
+    assert probe.kept == mean("rollout/keep_rate")
+    assert probe.accuracy == mean("reward/accuracy")
+    assert probe.response_tokens == mean("rollout/response_tokens_mean")
+    assert probe.truncated == mean("rollout/truncated_fraction")
+    assert probe.response_quantiles["100%"] == max(row["rollout/response_tokens_max"] for row in rows)
+    assert sum(each.problems for each in probe.histogram) == probe.problems == sum(weights)
 
 
 def test_a_step_takes_what_its_groups_take_at_the_measured_rates(probe: Probe):

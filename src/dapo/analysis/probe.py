@@ -1,14 +1,15 @@
-"""A run's first step, tried before the run: pass rates, lengths, speed and memory of its real model on its real data.
+"""A run's first two steps, tried before the run: pass rates, lengths, speed and memory of its real model and data.
 
-Nothing is written. Sampling, judging and the update are those of the run (`assemble.py`) under its keys, so the first
-batch is the one that the run's first step would train on, and its update the run's first. Further batches are sampled
-until enough problems are judged, from the same weights, where the run would have updated them.
+Nothing is written. Sampling, judging and updates are those of the run (`assemble.py`) under its keys, so the first
+batches are those that the run would train on, and the updates are its own. The second one is the first to hold the
+optimizer's moments beside its activations. Further batches are sampled with the weights after it, until enough problems
+are judged.
 """
 
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -36,6 +37,8 @@ from dapo.types import Group
 
 MAX_PROBLEMS = 32
 """The default is four steps' prompts, and at most so many problems."""
+MAX_UPDATES = 2
+"""Steps that update."""
 BINS = 4
 """Pass rates between never and always are counted in so many equal bins."""
 LENGTH_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -110,7 +113,7 @@ def probe_run(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     log: Callable[[str], None] = print,
 ) -> Probe:
-    """Sample and judge the run's first problems, and make its first update, on weights that are thrown away.
+    """Sample and judge the run's first problems, and make its first two updates, on weights that are thrown away.
 
     Args:
         config: The options of the run, `auto` settled.
@@ -130,13 +133,8 @@ def probe_run(
         stop_ids = inputs.loaded.stop_ids
         sampling = build_sampling(config, inputs.train, engine, judge, inputs.encoder, stop_ids)
         sampling.plan = replace(sampling.plan, group_size=samples)
-        started = time.perf_counter()
-        engine.load_weights(policy.weights(version=0), version=0)
-        load_s = time.perf_counter() - started
-        batches = _sample(config, sampling, problems, on_progress)
-        engine.drop_weights()
-        update = _update(config, policy, batches[0][0])
-    return _summarize(config, batches, samples, load_s, update)
+        steps = list(_steps(config, sampling, policy, problems, on_progress))
+    return _summarize(config, steps, samples)
 
 
 def default_problems(config: Config) -> int:
@@ -230,47 +228,65 @@ def compare_with_run(probe: Probe, run: RunDirectory, *, steps: int = FIRST_STEP
     return [Check(name, value, measured) for name, value, measured in pairs if value is not None]
 
 
-def _sample(
-    config: Config, sampling: Sampling, problems: int, on_progress: Callable[[int, int], None]
-) -> list[tuple[Batch, float]]:
-    """Batches as the run collects them, each with its seconds, until so many problems are decided."""
-    batches: list[tuple[Batch, float]] = []
-    stats, decided = ProblemStats(), 0
+@dataclass(frozen=True)
+class _Step:
+    """What one step of a probe did."""
+
+    batch: Batch
+    load_s: float
+    generate_s: float
+    trained_tokens: int
+    """0 where it made no update."""
+    update_s: float
+
+
+def _steps(
+    config: Config,
+    sampling: Sampling,
+    policy: TrainablePolicy,
+    problems: int,
+    on_progress: Callable[[int, int], None],
+) -> Iterator[_Step]:
+    """Steps as the run makes them, of which MAX_UPDATES update, until so many problems are decided."""
+    stats, decided, step = ProblemStats(), 0, 0
     while decided < problems:
-        step = len(batches) + 1
+        step += 1
+        load_s = 0.0
+        if step <= MAX_UPDATES + 1:
+            started = time.perf_counter()
+            sampling.engine.load_weights(policy.weights(version=step - 1), version=step - 1)
+            load_s = time.perf_counter() - started
         sampling.sampler.max_groups_per_step = min(config.max_groups_per_step, problems - decided)
         sampling.forecast = make_forecast(config, stats, step=step)
         started = time.perf_counter()
         batch = collect(sampling, step=step)
-        batches.append((batch, time.perf_counter() - started))
+        generate_s = time.perf_counter() - started
         stats.record((group for group, _ in batch.decided), step=step)
         decided += len(batch.decided)
+        trained_tokens, update_s = 0, 0.0
+        if step <= MAX_UPDATES:
+            sampling.engine.drop_weights()
+            trained_tokens, update_s = _update(config, policy, batch, step=step)
+        yield _Step(batch, load_s, generate_s, trained_tokens, update_s)
         on_progress(decided, problems)
-    return batches
 
 
-def _update(config: Config, policy: TrainablePolicy, batch: Batch) -> tuple[int, float] | None:
-    """Trained tokens and seconds of the step's updates; None where the batch has no group to train on."""
+def _update(config: Config, policy: TrainablePolicy, batch: Batch, *, step: int) -> tuple[int, float]:
+    """Trained tokens and seconds of a step's updates; 0 where the batch has no group to train on."""
     samples = with_advantages(batch.groups, config, batch.weights)
     if not samples:
-        return None
+        return 0, 0.0
     started = time.perf_counter()
-    updates = minibatches(samples, config, step=1)
+    updates = minibatches(samples, config, step=step)
     if len(updates) > 1:
         updates = with_old_logprobs(updates, policy.record_old_logprobs, source=config.loss.old_logprobs)
     for minibatch in updates:
-        policy.update(minibatch, step=1)
+        policy.update(minibatch, step=step)
     return sum(sample.num_trained_tokens for sample in samples), time.perf_counter() - started
 
 
-def _summarize(
-    config: Config,
-    batches: Sequence[tuple[Batch, float]],
-    samples: int,
-    load_s: float,
-    update: tuple[int, float] | None,
-) -> Probe:
-    decided = [(group, outcome) for batch, _ in batches for group, outcome in batch.decided]
+def _summarize(config: Config, steps: Sequence[_Step], samples: int) -> Probe:
+    decided = [pair for step in steps for pair in step.batch.decided]
     groups, rollout = [group for group, _ in decided], config.rollout
     lengths = [len(generation.token_ids) for group in groups for generation in group.generations]
     rates = _pass_rates(config, groups)
@@ -279,12 +295,13 @@ def _summarize(
     most = config.max_groups_per_step
     groups_per_step = min(most, rollout.prompts_per_step / keep_rate) if keep_rate > 0 else most
     truncated = [fmean([g.finish == "length" for g in group.generations]) for group in groups]
-    tokens_per_s = _tokens_per_s(batches)
+    tokens_per_s = _tokens_per_s(steps)
     generate_s = groups_per_step * rollout.group_size * fmean(lengths) / tokens_per_s
-    update_tokens_per_s = update[0] / update[1] if update is not None else None
-    update_s = None
-    if update_tokens_per_s is not None:
-        trained = [len(g.token_ids) for batch, _ in batches for group in batch.groups for g in group.generations]
+    load_s = fmean([step.load_s for step in steps[: MAX_UPDATES + 1]])
+    update_tokens_per_s, update_s = None, None
+    if trained_tokens := sum(step.trained_tokens for step in steps):
+        update_tokens_per_s = trained_tokens / sum(step.update_s for step in steps)
+        trained = [len(g.token_ids) for step in steps for group in step.batch.groups for g in group.generations]
         update_s = rollout.prompts_per_step * rollout.group_size * fmean(trained) / update_tokens_per_s
     return Probe(
         problems=len(groups),
@@ -332,10 +349,10 @@ def _pass_rates(config: Config, groups: Sequence[Group]) -> dict[str, Any]:
     }
 
 
-def _tokens_per_s(batches: Sequence[tuple[Batch, float]]) -> float:
+def _tokens_per_s(steps: Sequence[_Step]) -> float:
     """Of full batches, where there is one: a short one has few sequences at a time."""
-    full = [each for each in batches if not each[0].shortfall] or batches
-    return sum(batch.num_generated_tokens for batch, _ in full) / sum(seconds for _, seconds in full)
+    full = [step for step in steps if not step.batch.shortfall] or steps
+    return sum(step.batch.num_generated_tokens for step in full) / sum(step.generate_s for step in full)
 
 
 def _peak_memory_gib(config: Config) -> float:

@@ -258,6 +258,8 @@ def check(
     from dapo.cli.check.command import ProbeRequest, check_config
 
     request = ProbeRequest(problems, samples, against) if probe else None
+    if probe:
+        keep_freed_memory()  # as in the run
     if not check_config(loaded, assume or [], probe=request, as_json=as_json):
         raise typer.Exit(ConfigError.exit_code)
 
