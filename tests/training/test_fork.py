@@ -14,6 +14,7 @@ from dapo.core.errors import CheckpointError, ConfigError
 from dapo.training.fork import Fork, create_fork, plan_fork
 from dapo.training.run_directory import RunDirectory
 from helpers.async_runs import async_config, run_or_resume
+from helpers.fork_server import ForkServer
 from helpers.tiny_runs import EVENTFUL, contents, differences, metrics, tiny
 
 STEP = 2
@@ -209,3 +210,25 @@ def test_a_new_path_of_data_is_that_of_the_folder_where_the_fork_is_made(
     monkeypatch.chdir(tmp_path)
     plan = plan_fork(RunDirectory(parent), STEP, ["data.eval=new.jsonl"])
     assert plan.config.data.eval == str(tmp_path / "new.jsonl")
+
+
+SCRIPT = """
+import dapo
+def reward(completions, answer, **columns):
+    return [sum(map(str.isdigit, text)) + (right in text) for text, right in zip(completions, answer)]
+rows = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(8)]
+dapo.train("tiny-random", data=rows, reward=reward, steps=3, prompts_per_step=2, group_size=4, max_response_tokens=6,
+           threads=1, workers=1, lr=1e-3, save_every=1, keep_checkpoints=9, run_dir="run")
+"""
+
+
+def test_a_fork_takes_rows_and_rewards_that_were_typed_in_a_script_with_it(fork_server: ForkServer, tmp_path: Path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    start: dict[str, Any] = {"output": tmp_path / "log", "folder": str(tmp_path)}
+    assert fork_server.run(str(tmp_path / "script.py"), program="helpers.commands:run_script", **start)[0] == 0
+    forking = ("fork", "run", "--step", "2", "--no-train", "--run-dir", "fork")
+    assert fork_server.run(*forking, **start)[0] == 0, (tmp_path / "log").read_text()
+    (tmp_path / "script.py").unlink()
+    (tmp_path / "run").rename(tmp_path / "gone")
+    assert fork_server.run("resume", "fork", **start)[0] == 0, (tmp_path / "log").read_text()
+    assert equal_to_parent(tmp_path / "fork", tmp_path / "gone") == []

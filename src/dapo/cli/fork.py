@@ -9,6 +9,7 @@ from typing import Any
 
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr
 from dapo.training.fork import Fork, ForkPlan, create_fork, default_fork_path, plan_fork
+from dapo.training.run_config import load_run_config
 from dapo.training.run_directory import RunDirectory, require_new_run
 from dapo.training.start import open_judge
 
@@ -47,7 +48,7 @@ def fork_run(
         require_new_run(target)
     first = next(iter(plans.values()))
     with stdout_to_stderr(as_json):
-        with open_judge(first.config, elsewhere=not trains):  # an option that cannot work is found before all of it
+        with open_judge(load_run_config(parent, overrides), elsewhere=not trains):  # an option may be wrong
             forks = [_create(plan, target) for target, plan in plans.items()]
         for note in first.notes:
             print_text(note)

@@ -26,11 +26,16 @@ from dapo.core.rng import keyed_seed
 from dapo.telemetry.sinks import truncate_after
 from dapo.training.checkpointing import STATE_FILE, is_logged, read_state
 from dapo.training.prefetched_batch import PREFETCHED_BATCH_FILE, RESPONSES_FILE, read_prefetched_start
+from dapo.training.run_config import CODE_FOLDER
 from dapo.training.run_directory import RunDirectory, accuracy_of, make_manifest, numbered, require_new_run, step_of
 
 MANIFEST_KEY = "fork"
 SEEDS = 10**9
 """Seeds of branches are below it: they are read, and typed."""
+_WRITTEN_FOR_RUN = (CODE_FOLDER, "data")
+"""Folders of a run directory with modules and rows that a caller in Python has handed over."""
+_LOCATIONS = ("folder", "run_dir", "module_folders")
+"""What a manifest says of where the data and modules of a run are."""
 _KEEPS_NEXT_BATCH = ("advantage.", "loss.", "optim.", "eval.", "log.", "profile.", "distributed.", "launcher", "train.")
 """Options, and beginnings of them, on which a batch that was sampled before does not depend."""
 
@@ -199,6 +204,9 @@ def _fill(fork: RunDirectory, plan: ForkPlan, command: Sequence[str]) -> None:
         for path in numbered(parent.path / folder):
             if not path.is_symlink() and step_of(path) <= step:
                 _link(path, fork.path / folder / path.name)
+    for name in _WRITTEN_FOR_RUN:
+        if (parent.path / name).is_dir():
+            shutil.copytree(parent.path / name, fork.path / name)
     fork.save_checkpoint(step, lambda folder: _fill_checkpoint(folder, plan), 1, accuracy=accuracy_of(plan.checkpoint))
     shutil.copyfile(plan.checkpoint / fork.problem_stats.name, fork.problem_stats)
     atomic_write_json(fork.manifest, _manifest(plan, command))
@@ -250,7 +258,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _manifest(plan: ForkPlan, command: Sequence[str]) -> dict[str, Any]:
-    """The manifest of a new run, with the parent's choice of kernels, and the folder in which its paths are."""
+    """The manifest of a new run, with the parent's choice of kernels, and where its data and modules are."""
     import torch
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -261,8 +269,9 @@ def _manifest(plan: ForkPlan, command: Sequence[str]) -> dict[str, Any]:
         gpus=gpus,
         kernels=plan.parent.kernels(),
     )
-    folder = read_json(plan.parent.manifest).get("folder", manifest["folder"])
-    return manifest | {"folder": folder, MANIFEST_KEY: asdict(plan.fork)}
+    of_parent = read_json(plan.parent.manifest)
+    found = {name: of_parent[name] for name in _LOCATIONS if name in of_parent}
+    return manifest | found | {MANIFEST_KEY: asdict(plan.fork)}
 
 
 def _show(value: Any) -> str:
