@@ -11,8 +11,10 @@ import pytest
 from dapo.cli.train import resume_run, start_run
 from dapo.config import load_config
 from dapo.core.errors import CheckpointError, ConfigError
-from dapo.training.fork import Fork, create_fork, plan_fork
+from dapo.training.fork import create_fork, plan_fork
+from dapo.training.fork_record import Fork
 from dapo.training.run_directory import RunDirectory
+from dapo.training.run_status import run_status
 from helpers.async_runs import async_config, run_or_resume
 from helpers.fork_server import ForkServer
 from helpers.tiny_runs import EVENTFUL, contents, differences, metrics, tiny
@@ -158,6 +160,7 @@ def test_the_manifest_says_where_a_run_comes_from_and_what_was_changed(parent: P
     assert fork.changed == {"loss.clip_high": (0.28, 0.5), "train.num_steps": (4, 9)}
     assert fork.describe() == f"step 2 of {parent}; loss.clip_high 0.28 -> 0.5, train.num_steps 4 -> 9"
     assert Fork.of(RunDirectory(parent)) is None
+    assert Fork.of_record(run_status(tmp_path / "fork").fork) == fork
 
 
 def test_other_training_data_is_begun_at_its_first_problem(parent: Path, tmp_path: Path):

@@ -13,7 +13,7 @@ from dapo.analysis.pairs import CURVES, Paired, mean_over_steps, paired, paired_
 from dapo.config.differences import option_differences
 from dapo.core.errors import DataError
 from dapo.telemetry.sinks import read_metrics
-from dapo.training.fork import Fork
+from dapo.training.fork_record import Fork
 from dapo.training.run_config import load_run_config
 from dapo.training.run_directory import RunDirectory, read_evaluation
 

@@ -27,7 +27,7 @@ from dapo.telemetry.sinks import Display, read_metrics
 from dapo.training import one_step_off
 from dapo.training.checkpoint_writer import describe, disk_errors_as_storage_error
 from dapo.training.checkpointing import is_logged, restore
-from dapo.training.fork import Fork
+from dapo.training.fork_record import Fork
 from dapo.training.made_with import changes_since, made_with
 from dapo.training.run_config import load_run_config, naming_start_folder
 from dapo.training.run_directory import RunDirectory, make_manifest, step_of

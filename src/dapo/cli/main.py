@@ -260,7 +260,7 @@ def check(
     request = ProbeRequest(problems, samples, against) if probe else None
     if probe:
         keep_freed_memory()  # as in the run
-    if not check_config(loaded, assume or [], probe=request, as_json=as_json):
+    if not check_config(loaded, assume or [], path=config, probe=request, as_json=as_json):
         raise typer.Exit(ConfigError.exit_code)
 
 

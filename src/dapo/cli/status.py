@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 from rich.table import Column, Table
 
+from dapo.core.terminal import printable
 from dapo.telemetry.console import SafeConsole, duration, evaluation_line, metric_columns, training_seconds
+from dapo.training.fork_record import Fork
 from dapo.training.run_status import RunStatus
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
@@ -38,6 +40,8 @@ def print_status(statuses: Sequence[RunStatus]) -> None:
 
 def _details(status: RunStatus) -> list[tuple[str, str]]:
     rows = [("run", status.run), ("state", _state(status)), ("step", _steps(status))]
+    if (fork := Fork.of_record(status.fork)) is not None:
+        rows.insert(1, ("forked from", printable(fork.describe())))
     if status.seconds_left is not None:
         since = (
             "" if status.seconds_since_step is None else f"; the newest step {duration(status.seconds_since_step)} ago"
@@ -66,6 +70,8 @@ def _state(status: RunStatus) -> str:
         case "running":
             return f"running, process {status.process}" if status.process else "running, just starting"
         case "stopped":
+            if status.fork is not None and status.exit_reason is None and status.step <= status.fork["step"]:
+                return f"not trained since it was forked; train it with: dapo resume {status.run}"
             why = status.exit_reason.removeprefix("interrupted: ") if status.exit_reason else "its process was killed"
             return f"stopped ({why}); continue with: dapo resume {status.run}"
         case "failed":

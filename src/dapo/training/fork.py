@@ -25,11 +25,11 @@ from dapo.core.files import atomic_write_json, atomic_write_text, crc32_of, read
 from dapo.core.rng import keyed_seed
 from dapo.telemetry.sinks import truncate_after
 from dapo.training.checkpointing import STATE_FILE, is_logged, read_state
+from dapo.training.fork_record import MANIFEST_KEY, Fork
 from dapo.training.prefetched_batch import PREFETCHED_BATCH_FILE, RESPONSES_FILE, read_prefetched_start
 from dapo.training.run_config import CODE_FOLDER
 from dapo.training.run_directory import RunDirectory, accuracy_of, make_manifest, numbered, require_new_run, step_of
 
-MANIFEST_KEY = "fork"
 SEEDS = 10**9
 """Seeds of branches are below it: they are read, and typed."""
 _WRITTEN_FOR_RUN = (CODE_FOLDER, "data")
@@ -38,43 +38,6 @@ _LOCATIONS = ("folder", "run_dir", "module_folders")
 """What a manifest says of where the data and modules of a run are."""
 _KEEPS_NEXT_BATCH = ("advantage.", "loss.", "optim.", "eval.", "log.", "profile.", "distributed.", "launcher", "train.")
 """Options, and beginnings of them, on which a batch that was sampled before does not depend."""
-
-
-@dataclass(frozen=True)
-class Fork:
-    """Where a run was forked from, as its manifest records it.
-
-    Example: Fork("/runs/x", 40, None, "6e1b0c52", {"optim.lr": (1e-06, 2e-06)})
-    """
-
-    parent: str
-    """The parent's run directory."""
-    step: int
-    """Up to this step the run is its parent."""
-    branch: int | None
-    """Of several branches with seeds of their own the number, from 1; None: the parent's seed."""
-    parent_config_crc32: str
-    """Of the parent's config.yaml when the fork was made."""
-    changed: Mapping[str, tuple[Any, Any]]
-    """The options that were changed, each with the parent's value and the run's own."""
-
-    @classmethod
-    def of(cls, run: RunDirectory) -> "Fork | None":
-        """What a run's manifest says; None for a run that is no fork, or whose manifest is damaged."""
-        try:
-            found = read_json(run.manifest)[MANIFEST_KEY]
-            changed = {str(name): (old, new) for name, (old, new) in found["changed"].items()}
-            return cls(
-                str(found["parent"]), int(found["step"]), found["branch"], str(found["parent_config_crc32"]), changed
-            )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None
-
-    def describe(self) -> str:
-        """For a person: `step 40 of runs/x, branch 2; train.seed 0 -> 7`."""
-        branch = "" if self.branch is None else f", branch {self.branch}"
-        changes = ", ".join(f"{name} {_show(old)} -> {_show(new)}" for name, (old, new) in self.changed.items())
-        return f"step {self.step} of {self.parent}{branch}; {changes or 'no option changed'}"
 
 
 @dataclass(frozen=True)
@@ -272,7 +235,3 @@ def _manifest(plan: ForkPlan, command: Sequence[str]) -> dict[str, Any]:
     of_parent = read_json(plan.parent.manifest)
     found = {name: of_parent[name] for name in _LOCATIONS if name in of_parent}
     return manifest | found | {MANIFEST_KEY: asdict(plan.fork)}
-
-
-def _show(value: Any) -> str:
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -12,6 +12,7 @@ from dapo.core.errors import ConfigError
 from dapo.core.files import read_json
 from dapo.telemetry.console import STEPS_FOR_ETA, seconds_left, training_seconds
 from dapo.telemetry.sinks import read_metrics
+from dapo.training.fork_record import Fork
 from dapo.training.run_directory import RunDirectory
 
 State = Literal["running", "stopped", "finished", "solved", "failed"]
@@ -46,6 +47,8 @@ class RunStatus:
     """The newest checkpoint: step and path. Its checksums are not verified here."""
     disk_bytes: dict[str, int]
     """What the run takes on disk: total, checkpoints, rollouts, eval, logs."""
+    fork: dict[str, Any] | None
+    """Of a fork: parent, step, branch, the checksum of the parent's options, and the options that were changed."""
     summary: dict[str, Any] | None
     """What summary.json holds, which is written at the end."""
 
@@ -86,6 +89,7 @@ def run_status(path: str | Path) -> RunStatus:
         evaluations=_newest_evaluations(records),
         checkpoint=None if newest is None else {"step": newest, "path": str(run.checkpoints / f"step_{newest:06d}")},
         disk_bytes=_disk_bytes(run.path),
+        fork=None if (fork := Fork.of(run)) is None else asdict(fork),
         summary=summary,
     )
 

@@ -12,6 +12,8 @@ from dapo.cli.check.summary import explain
 from dapo.config import Config
 from dapo.core.errors import ConfigError
 from dapo.core.terminal import print_json, print_text
+from dapo.training.fork_record import Fork
+from dapo.training.run_directory import RunDirectory
 from dapo.training.start import open_judge
 
 
@@ -27,12 +29,15 @@ class ProbeRequest:
     """A run with whose first steps the probe is compared."""
 
 
-def check_config(config: Config, assume: Sequence[str], *, probe: ProbeRequest | None, as_json: bool) -> bool:
+def check_config(
+    config: Config, assume: Sequence[str], *, path: Path, probe: ProbeRequest | None, as_json: bool
+) -> bool:
     """Print what there is to know about a configuration; whether it can run.
 
     Args:
         config: The configuration.
         assume: `NAME=VALUE` over the assumptions of the estimate.
+        path: The file of the configuration; that of a fork says where the run was forked from.
         probe: Measure with the real model, too, if the configuration can run.
         as_json: Print one JSON object.
     """
@@ -49,6 +54,8 @@ def check_config(config: Config, assume: Sequence[str], *, probe: ProbeRequest |
             found["probe"] = _probe_as_json(config, probe)
         print_json(found)
         return not found["problems"]
+    if (fork := Fork.of(RunDirectory(path.parent))) is not None:
+        print_text(f"fork      of {fork.describe()}")
     for line in explain(config, needed_columns):
         print_text(line)
     print_text()
