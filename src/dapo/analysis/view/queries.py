@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.analysis.view.explanations import Explanations
-from dapo.analysis.view.rollout_index import SORTS, Filter, RolloutIndex, choose
+from dapo.analysis.view.rollout_index import SORTS, Filter, RolloutIndex
 from dapo.analysis.view.run_files import RunFiles, compare_configs, compare_evaluations
 from dapo.analysis.view.tokens import TokenTexts
 from dapo.core.errors import DataError
@@ -21,8 +21,8 @@ MAX_TOKENS = 2000
 MAX_TEXT_CHARS = 200
 NOT_RECORDED = (
     "The table of responses holds the sampler's log-probability of each token, at the sampling temperature. The "
-    "trainer's own are not recorded: ratio, clipping and sampler gap come from `dapo explain`, which trains the step "
-    "again in memory where they need that."
+    "trainer's own are not recorded: ratio, clipping and sampler gap come from what dapo explain computes, "
+    "which trains the step again in memory where they need that."
 )
 
 Parameters = Mapping[str, str]
@@ -90,12 +90,12 @@ def metrics(run: ViewedRun, given: Parameters) -> dict[str, Any]:
 
 def rollouts(run: ViewedRun, given: Parameters) -> dict[str, Any]:
     """A page of responses that pass a filter. Raises ValueError for a parameter that is not understood."""
-    (sort,) = choose({"sort": given.get("sort") or "newest"}, "sort", tuple(SORTS)) or ("newest",)
+    (sort,) = _choose({"sort": given.get("sort") or "newest"}, "sort", tuple(SORTS)) or ("newest",)
     wanted = Filter(
         first_step=_integer(given, "first_step"),
         last_step=_integer(given, "last_step"),
-        outcomes=choose(given, "outcomes", tuple(OUTCOMES)),
-        verdicts=choose(given, "verdicts", VERDICTS),
+        outcomes=_choose(given, "outcomes", tuple(OUTCOMES)),
+        verdicts=_choose(given, "verdicts", VERDICTS),
         min_tokens=_integer(given, "min_tokens"),
         max_tokens=_integer(given, "max_tokens"),
         problem=given.get("problem") or None,
@@ -152,8 +152,8 @@ def _response(tokens: TokenTexts | None, row: Mapping[str, Any], limit: int | No
 
 def problems(run: ViewedRun, given: Parameters) -> dict[str, Any]:
     """A page of the problems that the run met. Raises ValueError for a parameter that is not understood."""
-    (kind,) = choose({"kind": given.get("kind") or "all"}, "kind", PROBLEM_KINDS)
-    (sort,) = choose({"sort": given.get("sort") or "visits"}, "sort", ("visits", "rate", "recent"))
+    (kind,) = _choose({"kind": given.get("kind") or "all"}, "kind", PROBLEM_KINDS)
+    (sort,) = _choose({"sort": given.get("sort") or "visits"}, "sort", ("visits", "rate", "recent"))
     return {**run.index.problems(kind=kind, sort=sort, **_page(given)), "note": missing_rollouts(run)}
 
 
@@ -232,6 +232,14 @@ def _page(given: Parameters) -> dict[str, int]:
     if offset < 0 or not 1 <= limit <= MAX_PAGE:
         raise ValueError(f"offset must be at least 0 and limit from 1 to {MAX_PAGE}")
     return {"offset": offset, "limit": limit}
+
+
+def _choose(given: Mapping[str, str], name: str, choices: Sequence[str]) -> tuple[str, ...]:
+    """The values of a comma-separated parameter. Raises ValueError for one that is not among the choices."""
+    values = tuple(value for value in given.get(name, "").split(",") if value)
+    if odd := [value for value in values if value not in choices]:
+        raise ValueError(f"{name} must be some of {', '.join(choices)}, got {odd[0]!r}")
+    return values
 
 
 def _integer(given: Parameters, name: str) -> int | None:

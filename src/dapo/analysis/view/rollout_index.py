@@ -10,14 +10,16 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 
+from dapo.analysis.view.rollout_rows import read_rows
 from dapo.core.files import cache_folder
 from dapo.training.run_directory import step_of
 
@@ -30,6 +32,8 @@ RESCAN_S = 1.0
 SEARCH_S = 0.35
 """How long one request searches texts; the next one goes on from there."""
 MAX_SEARCHES = 8
+MAX_VISITS = 60
+"""Of a problem, the last ones, that the page shows."""
 OPTIONS: dict[str, str | bool | int | float | list[str]] = {
     "threads": min(4, os.cpu_count() or 1),
     "memory_limit": "2GB",
@@ -184,7 +188,10 @@ class RolloutIndex:
 
     def neighbours(self, step: int, group_id: int) -> dict[str, int | None]:
         """The ids of the groups before and after one in its step."""
-        ids = [row[0] for row in self._all("SELECT group_id FROM groups WHERE step = ? ORDER BY row", [step])]
+        query = (
+            "SELECT group_id FROM read_parquet(?, file_row_number=true) GROUP BY group_id ORDER BY min(file_row_number)"
+        )
+        ids = [row[0] for row in self._all(query, [self._path(step)])]
         at = ids.index(group_id) if group_id in ids else None
         return {
             "previous": ids[at - 1] if at else None,
@@ -292,14 +299,8 @@ class RolloutIndex:
             by_step.setdefault(step, []).append(row)
         found: dict[tuple[int, int], dict[str, Any]] = {}
         for step, rows in by_step.items():
-            with suppress(duckdb.Error):
-                records = self._records(
-                    f"SELECT {SHORT_COLUMNS}, left(response, {PREVIEW_CHARS}) AS response, answer, "
-                    f"left(prompt, {PREVIEW_CHARS}) AS prompt FROM read_parquet(?, file_row_number=true) "
-                    "WHERE file_row_number IN (SELECT unnest(?))",
-                    [self._path(step), rows],
-                )
-                found |= {(step, record["row"]): record for record in records}
+            with suppress(OSError, pa.ArrowException):  # a file that a run has just removed
+                found |= {(step, record["row"]): record for record in read_rows(self._path(step), rows)}
         return [found[key] for key in keys if key in found]
 
     # --- filling the index
@@ -401,15 +402,3 @@ class RolloutIndex:
         cursor = self._database.cursor().execute(query, values)
         names = [column[0] for column in cursor.description or ()]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-
-
-PREVIEW_CHARS = 400
-MAX_VISITS = 60
-
-
-def choose(given: Mapping[str, str], name: str, choices: Sequence[str]) -> tuple[str, ...]:
-    """The values of a comma-separated parameter. Raises ValueError for one that is not among the choices."""
-    values = tuple(value for value in given.get(name, "").split(",") if value)
-    if odd := [value for value in values if value not in choices]:
-        raise ValueError(f"{name} must be some of {', '.join(choices)}, got {odd[0]!r}")
-    return values

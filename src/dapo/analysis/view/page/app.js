@@ -94,6 +94,7 @@ const start = async () => {
   document.getElementById("theme").addEventListener("click", (event) => { const next = THEMES[event.target.dataset.now]; storage.set(next); setTheme(next); });
   document.getElementById("run").addEventListener("change", (event) => { location.hash = View.address({ run: event.target.value }, { page: View.state().page === "group" ? "rollouts" : View.state().page, x: View.state().x }); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (shown && shown.redraw) shown.redraw(); });
+  document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); document.getElementById("main").focus(); }); // the address holds the state
   addEventListener("hashchange", View.show);
   try {
     const found = await View.get("overview");

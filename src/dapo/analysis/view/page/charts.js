@@ -36,18 +36,24 @@ View.known = (values, x) => {
   return { x: pairs.map((p) => p[0]), y: pairs.map((p) => p[1]) };
 };
 
-// A card with a chart. `traces` is a function, called again when the theme changes.
+// A card with a chart. `traces` is a function, called again when the theme changes. It is drawn when it comes near the
+// window: ten charts at once take seconds on a small machine, and few are seen at first.
+const nearWindow = new IntersectionObserver((entries) => { for (const { target, isIntersecting } of entries) { target.near = isIntersecting; if (isIntersecting && target.waits) target.update(); } }, { rootMargin: "150px" });
+
 View.chart = ({ title, note, traces, layout = {}, empty, tall }) => {
   const plot = View.h("div", { class: tall ? "plot tall" : "plot", role: "img", "aria-label": title });
   const card = View.h("section", { class: "card" }, View.h("h2", {}, title), View.h("p", { class: "sub" }, note || "\u00a0"), plot);
   card.update = (next) => {
     if (next) ({ traces, empty } = next);
+    card.waits = !card.near && !empty;
+    if (card.waits) return;
     if (empty) { if (card.drawn) Plotly.purge(plot); card.drawn = false; plot.className = "plot-empty"; plot.replaceChildren(empty); return; }
     if (!card.drawn) { plot.className = tall ? "plot tall" : "plot"; plot.replaceChildren(); }
     card.drawn = true;
     Plotly.react(plot, traces(), View.layout(layout), { displayModeBar: false, responsive: true });
   };
   card.setAttribute("data-chart", title);
+  nearWindow.observe(card);
   return card;
 };
 
