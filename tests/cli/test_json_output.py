@@ -21,7 +21,7 @@ PAGE = (ROOT / "docs" / "programs.md").read_text(encoding="utf-8")
 TINY = str(CONFIGS / "tiny.yaml")
 SUMS = "{builtin: {sums: {}}, size: 6}"
 VERIFIER = ("reward.verifier=dapo.rewards.examples:has_digit", "eval.max_response_tokens=4")
-WITHOUT = {"schema": "prints a JSON schema in any case", "view": "serves a page until it is stopped"}
+WITHOUT = {"schema": "prints a JSON schema in any case"}
 """Commands without --json, and why."""
 
 

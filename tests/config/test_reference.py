@@ -20,7 +20,8 @@ UNITS = {"_tokens": "tokens", "_s": "s", "_gib": "GiB", "_steps": "steps", "_pro
 PURE = {
     "rollout.temperature", "rollout.top_p", "dynamic_sampling.filter.min_spread", "overlong.penalty", "loss.clip_low",
     "loss.clip_high", "loss.kl_coef", "loss.entropy_coef", "optim.lr", "optim.min_lr_fraction", "optim.weight_decay",
-    "optim.max_grad_norm", "train.seed", "eval.temperature", "eval.top_p", "model.lora.rank", "model.lora.alpha",
+    "optim.max_grad_norm", "audit.share", "train.seed", "eval.temperature", "eval.top_p", "model.lora.rank",
+    "model.lora.alpha",
 }  # fmt: skip
 """Options whose numbers have no unit."""
 FILES = sorted(CONFIGS.glob("*.yaml"))

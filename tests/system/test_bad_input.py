@@ -539,7 +539,7 @@ COMMANDS = {
     "resume of half a run": ("resume {halfrun}", "error: {halfrun} is not a run directory: it has no config.yaml"),
     "resume with a misspelled option": (
         "resume {emptyrun} lr=3",
-        "error: {emptyrun}/config.yaml: unknown option lr; did you mean optim.lr?",
+        "error: command line: unknown option lr; did you mean optim.lr?",
     ),
     "export without a checkpoint": (
         "export {emptyrun} out",

@@ -19,7 +19,8 @@ from dapo.core.errors import ConfigError
 from helpers.paths import ROOT
 
 PAGES = {
-    path.relative_to(ROOT).as_posix(): path for path in (ROOT / "README.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").rglob("*.md")))
+    path.relative_to(ROOT).as_posix(): path
+    for path in (ROOT / "README.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").rglob("*.md")))
 }
 OPTIONS = {name for name, _ in options_of()}
 THEIRS = {f"docs/from_{peer}.md": {row.name for row in rows} for peer, rows in COUNTERPARTS.items()}

@@ -1,16 +1,14 @@
 """`dapo configs`: which configurations come with the package, and what stands in one."""
 
-import json
-
 from dapo.config.shipped import find_config, first_comment, shipped_configs
-from dapo.core.terminal import print_text
+from dapo.core.terminal import print_json, print_text
 
 
 def list_configs(*, as_json: bool) -> None:
     """Print the name of each shipped configuration, what it is for, and its file."""
     found = {name: {"about": first_comment(path), "path": str(path)} for name, path in shipped_configs().items()}
     if as_json:
-        print_text(json.dumps(found))
+        print_json(found)
         return
     width = max(map(len, found), default=0)
     for name, each in found.items():

@@ -1,7 +1,6 @@
 """The `dapo` command."""
 
 import errno
-import json
 import sys
 import traceback
 import warnings
@@ -465,7 +464,7 @@ def explain_command(
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object with every number")] = False,
 ) -> None:
-    """Walk one group of a step through Eq. 11, 13, 9 and 8 with its own numbers."""
+    """Walk one group of a step through the equations (11, 13, 9, 8) with its own numbers."""
     from dapo.cli.explain import explain
 
     explain(run_dir, step, group, replay=replay, as_json=as_json)
@@ -482,7 +481,7 @@ def doctor(
 
     diagnosis = examine(run_dir)
     if as_json:
-        print_text(json.dumps({"run": str(run_dir), **diagnosis.to_json()}))
+        print_json({"run": str(run_dir), **diagnosis.to_json()})
     else:
         print_diagnosis(run_dir, diagnosis)
     if strict and any(case.holds for case in diagnosis.alarms):

@@ -81,12 +81,21 @@ def build_config(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, where
         return Config.model_validate(values)
     except ValidationError as error:
         messages = "\n".join(f"  {line}" for line in format_validation_errors(error))
+        if all(detail["loc"] and _is_in(detail["loc"], layers[1]) for detail in error.errors()):
+            where = "command line"
         raise ConfigError(f"{where}:\n{messages}" if "\n" in messages else f"{where}: {messages.strip()}") from None
 
 
 def merge_options(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     """Two configurations as one, in which `top` counts where both set an option. Nothing is validated."""
     return _merge(_with_model_section(base), _with_model_section(top))
+
+
+def _is_in(path: Sequence[object], options: object) -> bool:
+    """Whether the option that a path of names begins with is among these."""
+    if not path or not isinstance(options, Mapping):
+        return True
+    return path[0] in options and _is_in(path[1:], options[path[0]])
 
 
 @contextmanager

@@ -105,7 +105,7 @@ class ProgressDisplay:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show the metrics of a step, of an evaluation, or of both."""
         evaluation = evaluation_line(step, metrics)
-        if any(not name.startswith("eval/") for name in metrics):
+        if step > 0 and any(not name.startswith("eval/") for name in metrics):
             self._finished_steps = step
             metrics = {**metrics, "time/step_s": training_seconds(metrics)}
             _append_finite(self._accuracies, metrics.get("reward/accuracy"))
