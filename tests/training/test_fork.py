@@ -95,9 +95,12 @@ def test_one_step_off_it_takes_the_prefetched_batch_and_is_its_parent_to_the_byt
     assert equal_to_parent(fork, async_parent) == []
 
 
-def test_another_learning_rate_gets_the_same_draws_until_the_weights_differ(parent: Path, tmp_path: Path):
+def test_another_learning_rate_gets_the_same_draws_until_the_weights_differ(
+    parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     fork = fork_of(parent, tmp_path / "fork", "optim.lr=0.05")
     resume_run(fork, [])
+    assert "warning" not in capsys.readouterr().out, "a change that was asked for is none"
     # the first step after the fork is sampled from the same weights
     assert responses(fork, STEP + 1) == responses(parent, STEP + 1)
     assert responses(fork, STEP + 2) != responses(parent, STEP + 2)

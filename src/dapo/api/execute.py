@@ -203,7 +203,9 @@ def open_run(ready: ReadyRun, frontend: Frontend) -> Iterator[Run]:
             run.tracker.message(note)
         if checkpoint:
             restore(run, checkpoint)
-            for line in changes_since(checkpoint, run.made_with, step=step):
+            fork = Fork.of(directory)
+            expected = fork.changed if fork is not None and fork.step == step else ()
+            for line in changes_since(checkpoint, run.made_with, step=step, expected=expected):
                 run.tracker.message(line)
             display.recall(read_metrics(directory.metrics) if directory.metrics.exists() else [])
         if config.schedule == "sync":  # the run may have had another, whose prefetched batch is stale

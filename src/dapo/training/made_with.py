@@ -2,7 +2,7 @@
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,13 @@ def made_with(config: Config, train: Sequence[Problem], held_out: Sequence[Probl
     }
 
 
-def changes_since(checkpoint: Path, now: Mapping[str, Mapping[str, Any]], *, step: int) -> list[str]:
-    """A line for each thing that differs from what the checkpoint of a step was made with."""
+def changes_since(
+    checkpoint: Path, now: Mapping[str, Mapping[str, Any]], *, step: int, expected: Collection[str] = ()
+) -> list[str]:
+    """A line for each thing that differs from what the checkpoint of a step was made with.
+
+    Of the `expected` options, those with which a fork begins, there is none.
+    """
     try:
         before = read_json(checkpoint / MADE_WITH_FILE)
     except FileNotFoundError:
@@ -58,7 +63,7 @@ def changes_since(checkpoint: Path, now: Mapping[str, Mapping[str, Any]], *, ste
     for kind, values in now.items():
         for name in sorted(values.keys() | before[kind].keys()):
             old, new = before[kind].get(name), values.get(name)
-            if old != new:
+            if old != new and not (kind == "options" and name in expected):
                 is_other = kind in ("options", "data") and name not in _ROUNDING_OPTIONS
                 means = "this is another run" if is_other else "results may differ by rounding"
                 if name == _END_OF_DECAY:
