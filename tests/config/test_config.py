@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dapo.assemble import resolve_auto
-from dapo.cli.check.summary import differences_from_paper, ignored_options, value_of
+from dapo.cli.check.summary import differences_from_paper, explain, ignored_options, value_of
 from dapo.config import (
     PRESETS,
     Config,
@@ -497,6 +497,9 @@ def test_a_loss_of_ones_own_and_a_falling_rate_are_differences_from_the_paper():
     assert ignored == "optim.min_lr_fraction: needs optim.schedule=linear or cosine"
     (ignored,) = ignored_options(config("loss.function=my_losses:reinforce", "loss.clip_high=0.3"))
     assert ignored.endswith("and the loss of the paper (no loss.function)")
+    shown = list(explain(config("data.train=builtin:sums", "loss.function=my_losses:reinforce")))
+    assert any("my_losses:reinforce, averaged by token" in line for line in shown)
+    assert not [line for line in shown if "ratio clipped" in line or "log-ratio" in line]
     assert "expected module:function, for example my_losses:reinforce" in message("loss.function=reinforce")
     both = message("loss.function=my_losses:reinforce", "loss.dual_clip=10")
     assert "loss.dual_clip=10 bounds the ratio of the paper's loss, which loss.function" in both

@@ -75,7 +75,11 @@ def entropy_explosion(history: History, config: Config) -> Finding | None:
 
 def inert_clipping(history: History, config: Config) -> Finding | None:
     """With one update per step every ratio is 1."""
-    if config.reuses_samples or "loss/ratio_mean" not in {name for record in history.window() for name in record}:
+    if (
+        config.reuses_samples
+        or config.loss.function
+        or "loss/ratio_mean" not in {name for record in history.window() for name in record}
+    ):
         return None
     groups = config.rollout.prompts_per_step
     divisors = [size for size in range(1, groups) if groups % size == 0]

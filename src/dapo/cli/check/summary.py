@@ -82,7 +82,8 @@ def safeguards(config: Config) -> Iterator[str]:
             f"a token whose log-probability in the engine is more than {MAX_OLD_LOGPROB_GAP:g} nats from the policy's, "
             "in a step's first update, ends the run (loss.old_logprobs=engine)"
         )
-    yield f"a token whose log-ratio to the old policy is beyond +-{LOG_RATIO_BOUND:g} has no gradient"
+    if config.loss.function is None:
+        yield f"a token whose log-ratio to the old policy is beyond +-{LOG_RATIO_BOUND:g} has no gradient"
     yield f"prompts longer than data.max_prompt_tokens={config.data.max_prompt_tokens:,} are left out"
     if sampling.enabled:
         short = {"train": "a short batch is trained on", "stop": "a short batch ends the run"}[sampling.on_shortfall]
@@ -209,9 +210,10 @@ def _step(config: Config) -> Iterator[str]:
     yield f"  reward      {_reward(config)}, {shaping}"
     if (audit := config.audit_reward) is not None:
         yield f"  audit       {audit.verifier} judges {config.audit.share:.3g} of the trained responses, never trains"
+    ratio = f"ratio clipped to [{1 - config.loss.clip_low:g}, {1 + config.loss.clip_high:g}]"
     yield (
-        f"  loss        ratio clipped to [{1 - config.loss.clip_low:g}, {1 + config.loss.clip_high:g}], averaged by "
-        f"{config.loss.aggregate}" + (f", KL {config.loss.kl_coef:g}" if config.loss.kl_coef else "")
+        f"  loss        {config.loss.function or ratio}, averaged by {config.loss.aggregate}"
+        f"{f', KL {config.loss.kl_coef:g}' if config.loss.kl_coef else ''}"
     )
 
 
