@@ -108,26 +108,31 @@ def build_sampling(
     stop_ids: tuple[int, ...],
 ) -> Sampling:
     """What batches are sampled with, at the beginning of the problems. Raises ConfigError for the user's filter."""
-    keep = config.dynamic_sampling.filter
-    thresholds = (
-        ScoreThresholds(keep.min_spread, *keep.mean_between) if isinstance(keep, ScoreThresholdsConfig) else None
-    )
     return Sampling(
         stream=ProblemStream(problems, seed=config.train.seed),
         engine=engine,
         judge=judge,
-        sampler=DynamicSampler(
-            prompts_per_step=config.rollout.prompts_per_step,
-            max_groups_per_step=config.max_groups_per_step,
-            enabled=config.dynamic_sampling.enabled,
-            keep=load_filter(keep),
-            thresholds=thresholds,
-            max_error_rate=MAX_ERROR_RATE,
-            reward_test=reward_test_command(config),
-        ),
+        sampler=dynamic_sampler(config),
         encoder=encoder,
         plan=sampling_plan(config, stop_ids),
         reward=partial(shaped_reward, config=config),
+    )
+
+
+def dynamic_sampler(config: Config, *, max_error_rate: float = MAX_ERROR_RATE) -> DynamicSampler:
+    """What decides which groups train. Raises ConfigError for the user's filter."""
+    keep = config.dynamic_sampling.filter
+    thresholds = (
+        ScoreThresholds(keep.min_spread, *keep.mean_between) if isinstance(keep, ScoreThresholdsConfig) else None
+    )
+    return DynamicSampler(
+        prompts_per_step=config.rollout.prompts_per_step,
+        max_groups_per_step=config.max_groups_per_step,
+        enabled=config.dynamic_sampling.enabled,
+        keep=load_filter(keep),
+        thresholds=thresholds,
+        max_error_rate=max_error_rate,
+        reward_test=reward_test_command(config),
     )
 
 

@@ -9,13 +9,12 @@ from typing import Any
 from dapo.algo.advantages import STD_EPS
 from dapo.algo.overlong import overlong_penalty, trains
 from dapo.analysis.replay import CannotReplay, Replay, ReplayedUpdate, ReplayPlan, initial_or_saved, plan_replay
-from dapo.analysis.stored_groups import StoredGroup, read_groups
+from dapo.analysis.stored_groups import StoredGroup, local_encoder, read_groups
 from dapo.analysis.token_terms import CLIP_NAMES, TokenTerms, token_terms
 from dapo.assemble import resolve_auto
 from dapo.config import Config
 from dapo.core.errors import DataError
 from dapo.data.prompts import PromptEncoder
-from dapo.policy.model import load_local_tokenizer
 from dapo.policy.policy import loss_weights
 from dapo.training.run_config import load_run_config
 from dapo.training.run_directory import RunDirectory
@@ -191,7 +190,7 @@ def _why_chosen(update: _Update | None) -> str:
 def _describe(config: Config, stored: StoredGroup, update: _Update | None) -> dict[str, Any]:
     """All of an explanation but which group it is about."""
     group = stored.group
-    encoder = _local_encoder(config)
+    encoder = local_encoder(config)
     responses = [_response(config, stored, i) for i in range(group.size)]
     result: dict[str, Any] = {
         "problem": {
@@ -221,12 +220,6 @@ def _describe(config: Config, stored: StoredGroup, update: _Update | None) -> di
             result["clipped_tokens"] += own.pop("clipped_tokens")
             responses[sample.index] |= own
     return result
-
-
-def _local_encoder(config: Config) -> PromptEncoder | None:
-    """What turns tokens into text, without the model; None where its tokenizer is not on this machine."""
-    found = load_local_tokenizer(config.model.name, trust_remote_code=config.model.trust_remote_code)
-    return None if found is None else PromptEncoder(found[0], config.data)
 
 
 def _eq11(config: Config, stored: StoredGroup) -> dict[str, Any]:

@@ -1,13 +1,11 @@
 """The judged groups of a run's steps as `rollouts/step_*.parquet` holds them, with the problems of the run's data."""
 
 import json
-import re
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -15,19 +13,20 @@ import pyarrow.parquet as pq
 
 from dapo.config import Config
 from dapo.core.constant_rows import constant_row
-from dapo.core.errors import DataError, RewardError
+from dapo.core.errors import DataError
+from dapo.data.problems import load_problems
 from dapo.data.prompts import PromptEncoder
+from dapo.policy.model import load_local_tokenizer
 from dapo.telemetry.rollout_table import rows_of, short_fields
 from dapo.training.dynamic_sampling import Outcome
 from dapo.training.rows import NO_COLUMNS, load_rows
-from dapo.training.run_directory import RunDirectory, step_of
+from dapo.training.run_directory import RunDirectory, numbered, step_of
 from dapo.types import Generation, Group, Problem, Verdict
 
 _TOKEN_COLUMNS = {"response_ids": "i", "engine_logprobs": "f"}
 """The columns of numbers per token, with the type codes of the engines' own rows."""
 _TokenRows: TypeAlias = Mapping[tuple[int, int], list[Sequence[Any]]]
 """The columns of numbers of each response, by group and number of the response."""
-_STEP = re.compile(r"step_\d{6,}")
 _REPLACED_CHARACTER = "\ufffd"
 
 
@@ -54,16 +53,12 @@ class StoredGroup:
 
 def stored_steps(directory: RunDirectory) -> list[int]:
     """The steps whose tables of responses are there, ascending."""
-    return _steps(directory.path / "rollouts", ".parquet")
+    return [step_of(path) for path in numbered(directory.path / "rollouts")]
 
 
 def saved_steps(directory: RunDirectory) -> list[int]:
     """The steps of all checkpoints, whole or not, ascending."""
-    return _steps(directory.checkpoints, "")
-
-
-def _steps(folder: Path, suffix: str) -> list[int]:
-    return sorted(step_of(path) for path in folder.glob(f"step_*{suffix}") if _STEP.fullmatch(path.stem))
+    return [step_of(path) for path in numbered(directory.checkpoints)]
 
 
 def read_groups(
@@ -151,18 +146,24 @@ class RunProblems:
     """The problems of a run's training data, by id."""
 
     def __init__(self, config: Config, needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS) -> None:
-        """Read the data; where it is gone or unusable, `missing` says so and no problem is found.
+        """Read the data; where it is gone, `missing` says so and no problem is found.
 
         Args:
             config: The run's configuration.
             needed_columns: The columns that each function of the reward cannot be called without.
+
+        Raises:
+            DataError: The rows lack what the reward reads.
+            RewardError: The reward can judge none of them.
         """
         self._by_id: dict[str, list[Problem]] = {}
         self.missing: str | None = None
         """Why the data cannot be read; None where it can."""
         try:
             rows, _ = load_rows(config, "train", needed_columns)
-        except (DataError, RewardError) as error:
+        except DataError as error:
+            if _can_be_read(config):  # it lacks what the reward reads
+                raise
             self.missing = str(error)
             return
         for problem in rows:
@@ -174,6 +175,13 @@ class RunProblems:
         """The problem of a stored group with all its columns; None where the data has it no more."""
         copies = self._by_id.get(stored.group.problem.id, [])
         return next((each for each in copies if _has_fields(each, stored)), copies[0] if copies else None)
+
+
+def _can_be_read(config: Config) -> bool:
+    try:
+        return bool(load_problems(config.data.train_source, require_answer=False))
+    except DataError:
+        return False
 
 
 def _has_fields(problem: Problem, stored: StoredGroup) -> bool:
@@ -213,3 +221,9 @@ def with_exact_texts(stored: StoredGroup, encoder: PromptEncoder) -> StoredGroup
         return stored
     texts = tuple(encoder.decode(each.token_ids) for each in stored.group.generations)
     return replace(stored, group=replace(stored.group, texts=texts))
+
+
+def local_encoder(config: Config) -> PromptEncoder | None:
+    """What turns tokens into text, without the model; None where its tokenizer is not on this machine."""
+    found = load_local_tokenizer(config.model.name, trust_remote_code=config.model.trust_remote_code)
+    return None if found is None else PromptEncoder(found[0], config.data)

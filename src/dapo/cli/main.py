@@ -488,6 +488,29 @@ def doctor(
         raise typer.Exit(1)
 
 
+@app.command("whatif")
+def whatif_command(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="a run directory")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="options of reward, overlong, advantage, dynamic_sampling.enabled or .filter, preset; with --gradient "
+            "also of loss",
+        ),
+    ] = None,
+    steps: Annotated[str, typer.Option(metavar="A:B", help="steps from A to B, both included")] = ":",
+    gradient: Annotated[
+        bool, typer.Option("--gradient", help="compare the policy gradients at the checkpoints before the steps")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> None:
+    """Judge and filter a run's stored responses anew with changed options; trains nothing."""
+    from dapo.cli.whatif import whatif
+
+    whatif(run_dir, overrides or [], steps=steps, gradient=gradient, as_json=as_json)
+
+
 reward_app = typer.Typer(no_args_is_help=True, help="Try a reward before training on it.", rich_markup_mode=None)
 app.add_typer(reward_app, name="reward")
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dapo.algo.loss import aggregation_weights
-from dapo.config import Config
+from dapo.config import Config, LossConfig
 from dapo.core.errors import ConfigError
 from dapo.core.out_of_memory import explain_out_of_memory
 from dapo.policy.checkpoint import StateCopy, load_optimizer, state_of, write_state
@@ -298,6 +298,24 @@ class Policy(PolicyCore):
         self._optimizer.zero_grad()
         sums = list(map(partial(self._backward, custom=custom), passes))
         return self._apply_gradient(add_sums([*sums, self._optimizer.measure()]), step=step)
+
+    def gradient(self, minibatch: Sequence[Sample], loss: LossConfig) -> dict[str, Tensor]:
+        """The gradient of a loss on whole groups by the name of each trained weight, before it is clipped.
+
+        No weight and no moment changes. A loss of the user's own is left out of account.
+        """
+        config = self._config
+        self._config = config.model_copy(update={"loss": loss})
+        self._optimizer.zero_grad()
+        try:
+            for rank_microbatch in partition_minibatch(minibatch, self._config, ranks=1)[0]:
+                self._backward(rank_microbatch)
+            self._optimizer.measure()  # a weight that no sample has reached gets a gradient of zeros
+            masters = self._optimizer.master_weights
+            return {name: master.grad for name, master in masters.items() if master.grad is not None}
+        finally:
+            self._config = config
+            self._optimizer.zero_grad()
 
     def save(self, directory: str | Path) -> None:
         """Write the trained weights, AdamW's moments and counters into `directory`, which exists.

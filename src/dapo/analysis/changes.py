@@ -1,0 +1,199 @@
+"""Counts what changes where stored responses are judged, shaped and filtered anew."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from dapo.analysis.stored_groups import StoredGroup
+from dapo.training.dynamic_sampling import Outcome
+from dapo.types import Group, Verdict
+
+EXAMPLES = 8
+"""How many changed verdicts, and how many changed outcomes, are given with their texts; all of them are counted."""
+
+
+@dataclass(frozen=True)
+class Rejudged:
+    """A stored group, and what becomes of it with the changed options."""
+
+    stored: StoredGroup
+    group: Group
+    outcome: Outcome
+    advantages: tuple[float | None, ...]
+
+
+def _verdict_key(verdict: Verdict) -> tuple[Any, ...]:
+    return verdict.correct, verdict.score, verdict.error is None
+
+
+def verdict_name(verdict: Verdict) -> str:
+    """A verdict in a word."""
+    if verdict.error is not None:
+        return "no verdict"
+    return "score" if verdict.correct is None else "right" if verdict.correct else "wrong"
+
+
+def _transition(old: Verdict, new: Verdict) -> tuple[str, str]:
+    """The names of both verdicts; the second says how the score has moved where only that differs."""
+    before, after = verdict_name(old), verdict_name(new)
+    if before == after and before != "no verdict" and old.score != new.score:
+        after = f"{after}, {'higher' if new.score > old.score else 'lower'} score"
+    return before, after
+
+
+@dataclass
+class _Side:
+    """What one of the two, the stored or the new, makes of the responses of a step or of all steps."""
+
+    decided: int = 0
+    kept: int = 0
+    rewards: list[float] = field(default_factory=list)
+    correct: list[bool] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
+
+    def add(self, group: Group, outcome: Outcome) -> None:
+        """Count a group; of excess ones only errors, as in the metrics of a step."""
+        self.errors.update(verdict.error for verdict in group.verdicts if verdict.error is not None)
+        if outcome == "excess":
+            return
+        self.decided += 1
+        self.kept += outcome == "trained"
+        self.rewards += [reward for reward in group.rewards if reward is not None]
+        self.correct += [v.correct is True for v in group.verdicts if v.error is None]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "groups": self.decided,
+            "kept": self.kept,
+            "keep_rate": self.kept / self.decided if self.decided else None,
+            "reward_mean": fmean(self.rewards) if self.rewards else None,
+            "accuracy": fmean(self.correct) if self.correct else None,
+            "verifier_errors": sum(self.errors.values()),
+        }
+
+
+@dataclass
+class _Tally:
+    """Both sides, and how many of what differ."""
+
+    old: _Side = field(default_factory=_Side)
+    new: _Side = field(default_factory=_Side)
+    responses: int = 0
+    changed: Counter[str] = field(default_factory=Counter)
+    shortfall: int = 0
+
+    def add(self, each: Rejudged) -> None:
+        stored, group = each.stored, each.group
+        self.old.add(stored.group, stored.outcome)
+        self.new.add(group, each.outcome)
+        self.responses += group.size
+        verdicts = zip(stored.group.verdicts, group.verdicts, strict=True)
+        self.changed["outcomes"] += stored.outcome != each.outcome
+        self.changed["verdicts"] += sum(_verdict_key(old) != _verdict_key(new) for old, new in verdicts)
+        self.changed["rewards"] += _differing(stored.group.rewards, group.rewards)
+        self.changed["advantages"] += _differing(stored.advantages, each.advantages)
+        pairs = zip(stored.advantages, each.advantages, strict=True)
+        self.changed["advantage_signs"] += sum((old or 0.0) * (new or 0.0) < 0 for old, new in pairs)
+
+    def as_json(self) -> dict[str, Any]:
+        names = ("outcomes", "verdicts", "rewards", "advantages", "advantage_signs")
+        return {
+            "responses": self.responses,
+            "old": self.old.as_json(),
+            "new": self.new.as_json(),
+            "changed": {name: self.changed[name] for name in names},
+            "shortfall_groups": self.shortfall,
+        }
+
+
+def _differing(old: Sequence[float | None], new: Sequence[float | None]) -> int:
+    return sum(before != after for before, after in zip(old, new, strict=True))
+
+
+class Changes:
+    """What changes, by step and in all, with examples."""
+
+    def __init__(self) -> None:
+        self._total = _Tally()
+        self._steps: list[dict[str, Any]] = []
+        self._outcomes: Counter[tuple[str, str]] = Counter()
+        self._verdicts: Counter[tuple[str, str]] = Counter()
+        self._examples: dict[str, list[dict[str, Any]]] = {"verdicts": [], "outcomes": []}
+
+    def add(self, step: int, groups: Iterable[Rejudged], *, wanted: int) -> None:
+        """Count the groups of a step, whose batch is full with so many that train."""
+        tally = _Tally()
+        for each in groups:
+            tally.add(each)
+            self._total.add(each)
+            self._outcomes[each.stored.outcome, each.outcome] += 1
+            if each.stored.outcome != each.outcome and "excess" not in (each.stored.outcome, each.outcome):
+                self._keep("outcomes", _outcome_example(step, each))
+            for i, (old, new) in enumerate(zip(each.stored.group.verdicts, each.group.verdicts, strict=True)):
+                self._verdicts[_transition(old, new)] += 1
+                if _verdict_key(old) != _verdict_key(new):
+                    self._keep("verdicts", _verdict_example(step, each, i))
+        tally.shortfall = max(0, wanted - tally.new.kept)
+        self._total.shortfall += tally.shortfall
+        self._steps.append({"step": step, **tally.as_json()})
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything that was counted."""
+        return {
+            "steps": self._steps,
+            "total": self._total.as_json(),
+            "outcomes": _table(self._outcomes, "groups"),
+            "verdicts": _table(self._verdicts, "responses"),
+            "errors": {
+                name: [{"error": error, "responses": count} for error, count in side.errors.most_common(3)]
+                for name, side in (("old", self._total.old), ("new", self._total.new))
+            },
+            "examples": self._examples,
+        }
+
+    def _keep(self, kind: str, example: dict[str, Any]) -> None:
+        if len(self._examples[kind]) < EXAMPLES:
+            self._examples[kind].append(example)
+
+
+def _table(counts: Mapping[tuple[str, str], int], unit: str) -> list[dict[str, Any]]:
+    """Transitions with their numbers, the most frequent first."""
+    rows = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return [{"from": before, "to": after, unit: count} for (before, after), count in rows]
+
+
+def _outcome_example(step: int, each: Rejudged) -> dict[str, Any]:
+    return {
+        "step": step,
+        "group": each.group.id,
+        "prompt": each.stored.prompt,
+        "answer": each.group.problem.answer,
+        "from": each.stored.outcome,
+        "to": each.outcome,
+        "old_scores": [None if v.error is not None else v.score for v in each.stored.group.verdicts],
+        "new_scores": [None if v.error is not None else v.score for v in each.group.verdicts],
+    }
+
+
+def _verdict_example(step: int, each: Rejudged, i: int) -> dict[str, Any]:
+    old, new = each.stored.group.verdicts[i], each.group.verdicts[i]
+    before, after = _transition(old, new)
+    return {
+        "step": step,
+        "group": each.group.id,
+        "sample": i,
+        "prompt": each.stored.prompt,
+        "answer": each.group.problem.answer,
+        "response": each.group.texts[i],
+        "from": before,
+        "to": after,
+        "old_score": None if old.error is not None else old.score,
+        "new_score": None if new.error is not None else new.score,
+        "error": new.error,
+        "old_reward": each.stored.group.rewards[i],
+        "new_reward": each.group.rewards[i],
+        "old_advantage": each.stored.advantages[i],
+        "new_advantage": each.advantages[i],
+    }

@@ -1,0 +1,97 @@
+"""The policy gradients of a step's stored responses under two sets of options, at a checkpoint."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from dapo.analysis.changes import Rejudged
+from dapo.analysis.stored_groups import RunProblems, saved_steps, with_problem, with_prompt_ids
+from dapo.assemble import device_of, read_model, resolve_auto
+from dapo.config import Config
+from dapo.core.errors import ConfigError
+from dapo.data.prompts import PromptEncoder
+from dapo.policy.policy import Policy
+from dapo.training.run_directory import RunDirectory
+from dapo.training.samples import with_advantages
+from dapo.types import Group, Sample
+
+
+class GradientComparison:
+    """Compares the gradients of both losses on both batches of chosen steps.
+
+    A step's gradient is that of its whole batch as one update, on policy (every ratio is 1), at the newest checkpoint
+    before it; the initial model is the checkpoint of step 0. Of the steps that are asked for those are taken that come
+    right after a checkpoint, or where there is none the first: its responses are then of a later policy.
+    """
+
+    def __init__(
+        self, directory: RunDirectory, old: Config, new: Config, steps: Sequence[int], *, log: Callable[[str], None]
+    ) -> None:
+        """Load the model. Raises ConfigError for a loss of the user's own."""
+        if old.loss.function is not None or new.loss.function is not None:
+            raise ConfigError("--gradient compares losses of Eq. 8, and loss.function is another: leave --gradient out")
+        self._directory, self._old, self._new, self._log = directory, old, new, log
+        saved = [0, *saved_steps(directory)]
+        right_after = [step for step in steps if step - 1 in saved]
+        self._checkpoints = {
+            step: max(each for each in saved if each < step) for step in right_after or list(steps)[:1]
+        }
+        settled = resolve_auto(new if new.loss.kl_coef > 0 else old)  # only with a KL term a policy has a reference
+        loaded = read_model(settled, device_of(settled))
+        self._encoder = PromptEncoder(loaded.tokenizer, settled.data)
+        self._policy = Policy(settled, loaded)
+        self._loaded_step = 0
+        self._problems = RunProblems(old)
+        self.results: list[dict[str, Any]] = []
+        """One object of JSON values for each compared step."""
+
+    def add(self, step: int, groups: Sequence[Rejudged]) -> None:
+        """Compare the gradients of a step, if it is one of those; steps come in ascending order."""
+        checkpoint = self._checkpoints.get(step)
+        if checkpoint is None:
+            return
+        self._log(f"gradients of step {step} at the checkpoint of step {checkpoint}")
+        if checkpoint != self._loaded_step:
+            self._policy.load(self._directory.checkpoint(checkpoint))
+            self._loaded_step = checkpoint
+        old = [self._with_prompt(each, each.stored.group) for each in groups if each.stored.outcome == "trained"]
+        new = [self._with_prompt(each, each.group) for each in groups if each.outcome == "trained"]
+        first, second = self._gradient(old, self._old), self._gradient(new, self._new)
+        self.results.append(
+            {
+                "step": step,
+                "checkpoint": checkpoint,
+                "cosine": _cosine(first, second),
+                "old_norm": _norm(first),
+                "new_norm": _norm(second),
+                "old_groups": len(old),
+                "new_groups": len(new),
+            }
+        )
+
+    def _with_prompt(self, each: Rejudged, group: Group) -> Group:
+        problem = self._problems.find(each.stored)
+        stored = each.stored if problem is None else with_problem(each.stored, problem)
+        return replace(group, prompt_ids=with_prompt_ids(stored, self._encoder).group.prompt_ids)
+
+    def _gradient(self, groups: Sequence[Group], config: Config) -> Mapping[str, Tensor]:
+        samples: list[Sample] = with_advantages(groups, config)
+        return self._policy.gradient(samples, config.loss) if samples else {}
+
+
+def _dot(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
+    """The inner product of two gradients, in float64; 0 where one of them is of no sample."""
+    return math.fsum(float((first[name].double() * second[name].double()).sum()) for name in first if name in second)
+
+
+def _norm(gradient: Mapping[str, Tensor]) -> float:
+    return math.sqrt(_dot(gradient, gradient))
+
+
+def _cosine(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float | None:
+    """The cosine of the angle between two gradients; None where one of them is zero."""
+    norms = _norm(first) * _norm(second)
+    return _dot(first, second) / norms if norms else None
