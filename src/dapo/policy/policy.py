@@ -311,8 +311,8 @@ class Policy(PolicyCore):
             for rank_microbatch in partition_minibatch(minibatch, self._config, ranks=1)[0]:
                 self._backward(rank_microbatch)
             self._optimizer.measure()  # a weight that no sample has reached gets a gradient of zeros
-            masters = self._optimizer.master_weights
-            return {name: master.grad for name, master in masters.items() if master.grad is not None}
+            weights = self._optimizer.master_weights
+            return {name: weight.grad for name, weight in weights.items() if weight.grad is not None}
         finally:
             self._config = config
             self._optimizer.zero_grad()
