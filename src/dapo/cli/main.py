@@ -458,16 +458,15 @@ def explain_command(
     group: Annotated[
         int | None, typer.Option(help="the group's id; if not given, the one with the most clipped tokens")
     ] = None,
-    replay: Annotated[
-        bool,
-        typer.Option("--replay/--no-replay", help="train the step again in memory where the ratios need it"),
-    ] = True,
+    no_replay: Annotated[
+        bool, typer.Option("--no-replay", help="do not train the step again in memory, which ratios may need")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object with every number")] = False,
 ) -> None:
     """Walk one group of a step through the equations (11, 13, 9, 8) with its own numbers."""
     from dapo.cli.explain import explain
 
-    explain(run_dir, step, group, replay=replay, as_json=as_json)
+    explain(run_dir, step, group, replay=not no_replay, as_json=as_json)
 
 
 @app.command()

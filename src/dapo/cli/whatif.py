@@ -70,17 +70,10 @@ def _value(value: Any) -> str:
 
 def _step_table(steps: Sequence[Mapping[str, Any]], total: Mapping[str, Any]) -> Table:
     table = Table(Column("step", justify="right"), box=None)
-    for name in (
-        "groups",
-        "kept",
-        "keep rate",
-        "mean reward",
-        "accuracy",
-        "changed outcomes",
-        "verdicts",
-        "advantages",
-    ):
-        table.add_column(name, justify="right")
+    for name in ("groups", "keep rate", "mean reward", "accuracy"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("outcomes", "verdicts", "advantages"):
+        table.add_column(f"changed {name}", justify="right")
     for step in steps[-SHOWN_STEPS:]:
         table.add_row(f"{step['step']}", *_cells(step))
     if len(steps) > 1:
@@ -90,7 +83,7 @@ def _step_table(steps: Sequence[Mapping[str, Any]], total: Mapping[str, Any]) ->
 
 def _cells(of: Mapping[str, Any]) -> list[str]:
     old, new, changed = of["old"], of["new"], of["changed"]
-    formats = {"groups": "{}", "kept": "{}", "keep_rate": "{:.1%}", "reward_mean": "{:+.3f}", "accuracy": "{:.1%}"}
+    formats = {"groups": "{}", "keep_rate": "{:.0%}", "reward_mean": "{:+.3f}", "accuracy": "{:.1%}"}
     pairs = [_pair(form, old[name], new[name]) for name, form in formats.items()]
     return [*pairs, *(f"{changed[name]}" for name in ("outcomes", "verdicts", "advantages"))]
 
