@@ -41,7 +41,9 @@ def diagnosis_lines(path: Path, diagnosis: Diagnosis) -> Iterator[str]:
     else:
         now = sum(case.holds for case in diagnosis.alarms)
         past = len(diagnosis.alarms) - now
-        yield f"{path}: {_count(now, 'finding')}{f' and {past} past' if past else ''} in {seen}"
+        first = _count(now, "finding") if now else "nothing wrong at the end"
+        over = f", {_count(past, 'past finding')}" if past else ""
+        yield f"{path}: {first}{over} in {seen}"
     for case in diagnosis.cases:
         yield ""
         yield from _case_lines(case)

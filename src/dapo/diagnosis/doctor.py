@@ -1,7 +1,7 @@
 """A whole run through the rules: which findings hold, since when, and which problems and responses show them."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,7 @@ class Diagnosis:
         }
 
 
-def diagnose(config: Config, metrics: Iterable[Mapping[str, Any]], tables: Mapping[int, Path]) -> Diagnosis:
+def diagnose(config: Config, metrics: Sequence[Mapping[str, Any]], tables: Mapping[int, Path]) -> Diagnosis:
     """Run all rules over a run, step by step.
 
     Args:
@@ -100,7 +100,7 @@ def diagnose(config: Config, metrics: Iterable[Mapping[str, Any]], tables: Mappi
     since: dict[str, int] = {}
     latest: dict[str, Finding] = {}
     now: set[str] = set()
-    for record in metrics:
+    for record in [*metrics, *_unfinished_step(metrics, tables)]:
         history.add(record)
         found = holding(history, config)
         now = {each.name for each in found}
@@ -114,6 +114,32 @@ def diagnose(config: Config, metrics: Iterable[Mapping[str, Any]], tables: Mappi
     order = list(rules)
     cases.sort(key=lambda c: (not c.holds, SEVERITIES.index(c.finding.severity), order.index(c.finding.name)))
     return Diagnosis(cases, history.steps, history.evaluations, len(tables))
+
+
+def _unfinished_step(metrics: Sequence[Mapping[str, Any]], tables: Mapping[int, Path]) -> Iterator[dict[str, float]]:
+    """What the table of responses says of a step that ended before it was logged, as where nothing was to learn."""
+    step = max((record["step"] for record in metrics), default=0) + 1
+    if step not in tables:
+        return
+    rows = list(_rows(tables[step], ["group_id", "outcome", "correct", "error", "finish", "response_tokens"]))
+    groups = Counter({row["group_id"]: row["outcome"] for row in rows}.values())
+    decided = groups.total() - groups["excess"]
+    judged = [row for row in rows if row["outcome"] != "excess"]
+    correct = [row["correct"] for row in judged if row["correct"] is not None]
+    if not judged:
+        return
+    yield {
+        "step": step,
+        "rollout/groups_generated": groups.total(),
+        **{f"rollout/groups_{outcome}": count for outcome, count in groups.items()},
+        "rollout/keep_rate": groups["trained"] / decided,
+        "rollout/all_correct_fraction": groups["all_correct"] / decided,
+        "rollout/all_wrong_fraction": groups["all_wrong"] / decided,
+        "rollout/verifier_errors": sum(row["error"] is not None for row in judged),
+        "rollout/truncated_fraction": sum(row["finish"] == "length" for row in judged) / len(judged),
+        "rollout/response_tokens_mean": sum(row["response_tokens"] for row in judged) / len(judged),
+        **({"reward/accuracy": sum(correct) / len(correct)} if correct else {}),
+    }
 
 
 def _with_responses(case: Case, rule: Rule, tables: Mapping[int, Path]) -> Case:
@@ -138,10 +164,11 @@ def _with_responses(case: Case, rule: Rule, tables: Mapping[int, Path]) -> Case:
     return Case(case.finding, case.since, case.holds, most, problems.total(), example, error)
 
 
-def _rows(path: Path) -> Iterable[dict[str, Any]]:
-    """The rows of a table, without the columns that no rule reads."""
+def _rows(path: Path, columns: Sequence[str] = ()) -> Iterable[dict[str, Any]]:
+    """The rows of a table with these columns, or with all that a rule may read."""
     with pq.ParquetFile(path) as file:
-        columns = [name for name in file.schema_arrow.names if name not in ("engine_logprobs", "prompt", "fields")]
+        unread = ("engine_logprobs", "prompt", "fields")
+        columns = columns or [name for name in file.schema_arrow.names if name not in unread]
         for batch in file.iter_batches(batch_size=1024, columns=columns):
             yield from batch.to_pylist()
 

@@ -6,6 +6,8 @@ from dapo.diagnosis.history import History
 
 MIN_STEPS = 3
 """Steps that a rule over rates needs: fewer are too few responses."""
+MIN_GROUPS = 32
+"""Judged groups that are enough for the rate of those with a signal, however few steps they are of."""
 MIN_KEEP_RATE = 0.25
 """The fraction of judged groups that train below which most of the sampling is in vain."""
 ERROR_RATE = 0.05
@@ -47,7 +49,8 @@ def filtered(history: History, config: Config) -> Finding | None:
 
 def _starvation(history: History, config: Config, name: str) -> Finding | None:
     keep_rate = signal_rate(history, config)
-    if keep_rate is None or keep_rate >= MIN_KEEP_RATE or (keep_rate and len(history.window()) < MIN_STEPS):
+    is_sure = not keep_rate or len(history.window()) >= MIN_STEPS or _decided(history) >= MIN_GROUPS
+    if keep_rate is None or keep_rate >= MIN_KEEP_RATE or not is_sure:
         return None
     if _starvation_cause(history, config) != name:
         return None
@@ -144,7 +147,7 @@ def verifier_errors(history: History, config: Config) -> Finding | None:
         f"{errors / responses:.0%} of the responses have no verdict, and train nothing: the verifier fails on them",
         evidence={"rollout/verifier_errors": history.mean("rollout/verifier_errors")},
         change=(f"reward.timeout_s={2 * config.reward.timeout_s:g}",),
-        advice="the most frequent error is below; dapo reward test reproduces it",
+        advice="dapo reward test shows what the verifier says",
     )
 
 

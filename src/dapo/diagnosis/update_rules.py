@@ -165,7 +165,7 @@ def lr_too_high(history: History, config: Config) -> Finding | None:
     """A step moves the policy farther than clipping can hold it."""
     divergence = history.mean("loss/approx_kl")
     high, low = history.mean("loss/clip_high_fraction"), history.mean("loss/clip_low_fraction")
-    if divergence is None or len(history.window()) < MIN_STEPS:
+    if divergence is None or (divergence <= 10 * HIGH_KL and len(history.window()) < MIN_STEPS):
         return None
     clipped = (high or 0.0) + (low or 0.0)
     if divergence <= HIGH_KL and clipped <= HIGH_CLIPPED:
@@ -185,8 +185,9 @@ def lr_too_low(history: History, config: Config) -> Finding | None:
     """The policy does not move."""
     divergence = history.mean("loss/approx_kl")
     is_warm = history.step - len(history.window()) >= config.optim.warmup_steps
-    is_sure = config.reuses_samples and is_warm and len(history.window()) >= MIN_STEPS and not moves_nothing(history)
-    if divergence is None or not is_sure or not divergence <= LOW_KL:
+    is_full = not history.total("rollout/shortfall_groups")  # a short batch may be one update, whose ratios are 1
+    is_sure = config.reuses_samples and is_full and is_warm and len(history.window()) >= MIN_STEPS
+    if divergence is None or not is_sure or moves_nothing(history) or not divergence <= LOW_KL:
         return None
     return finding(
         history,

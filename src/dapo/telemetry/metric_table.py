@@ -120,8 +120,8 @@ METRICS = (
     Metric("rollout/zero_advantage_fraction", "fraction", "The fraction of the groups that train whose rewards are all "
            "equal, so that each advantage is 0 (Eq. 9); with dynamic sampling there is none.",
            when="in steps with such a group"),
-    Metric("rollout/top_problem_fraction", "fraction", "The fraction of the trained tokens that the responses to one "
-           "problem have.", when="in steps of at least four groups in which it is over half"),
+    Metric("rollout/top_problem_fraction", "fraction", "The largest part of the trained tokens with an advantage that "
+           "one problem has.", when="in steps with four such groups or more, where it is over half"),
     Metric("rollout/verifier_errors", "responses", "The number of responses without a verdict."),
     Metric("rollout/shortfall_groups", "groups", "The number of groups that are missing from a full batch."),
     Metric("rollout/groups_generated", "groups", "The number of groups with at least one generated token."),

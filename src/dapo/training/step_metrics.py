@@ -25,7 +25,7 @@ from dapo.training.state import Run
 from dapo.types import Sample
 
 MIN_GROUPS, MIN_SHARE = 4, 0.5
-"""Groups of a batch, and the part of its trained tokens, from which one problem is named."""
+"""Groups with a signal, and the part of their tokens, from which one problem is named."""
 NO_AUDIT = AuditedStep()
 HEAD_START_S = 1.0
 """How long the table waits for the block at most: first the samples go to the trainer, which is idle until then."""
@@ -95,13 +95,11 @@ def _signal_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]
     with_signal = {sample.group_id for sample in samples if sample.advantage}
     flat = 1 - len(with_signal) / max(1, len(batch.groups))
     found = {"rollout/zero_advantage_fraction": flat} if batch.groups and flat else {}
-    return found | _top_problem(batch, samples)
+    return found | (_top_problem(batch, samples) if len(with_signal) >= MIN_GROUPS else {})
 
 
 def _top_problem(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
-    """The part of the trained tokens that one problem has, where that is over half of MIN_GROUPS groups or more."""
-    if len(batch.groups) < MIN_GROUPS:
-        return {}
+    """The part of the tokens with an advantage that one problem has, where that is over half."""
     problems = {group.id: group.problem.id for group in batch.groups}
     tokens: Counter[str] = Counter()
     for sample in samples:
