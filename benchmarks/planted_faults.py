@@ -29,7 +29,7 @@ from dapo.training.run_directory import RunDirectory
 from dapo.training.state import Run
 
 REWARDS = "benchmarks.planted_rewards"
-SOUND = f"{REWARDS}:has_digit"
+DEFAULT_REWARD = f"{REWARDS}:has_digit"
 
 KINDS = {
     # the first letter of a prompt: how the fitted model answers it
@@ -182,7 +182,7 @@ def base_config(model: Path, data: Path, case: Case) -> Config:
         "data": {"train": str(data / "train.jsonl"), **({"eval": str(data / "eval.jsonl")} if case.held_out else {})},
         "rollout": {"prompts_per_step": 4, "group_size": 6, "max_response_tokens": 32, "native": {"slots": 48}},
         "dynamic_sampling": {"max_groups_per_step": 24},
-        "reward": {"verifier": SOUND, "workers": 1},
+        "reward": {"verifier": DEFAULT_REWARD, "workers": 1},
         "overlong": {"buffer_tokens": 8},
         "optim": {"lr": 1e-3, "warmup_steps": 0, "weight_decay": 0.0},
         "train": {"num_steps": 8, "minibatch_groups": 2, "microbatch_tokens": 4096, "save_every": 0, "threads": 1},

@@ -29,7 +29,7 @@ from dapo.training.run_directory import RunDirectory
 from dapo.training.samples import minibatches, with_advantages, with_old_logprobs
 from dapo.types import Sample
 
-_NOT_COMPARED = ("time/", "rollout/engine_logprob_gap")
+_NOT_COMPARED = ("time/", "rollout/engine_logprob_gap_mean", "rollout/engine_logprob_gap_max")
 """Metrics of the machine, and of log-probabilities that a table keeps in float32 whatever the engine's type was."""
 
 

@@ -131,7 +131,7 @@ def _unfinished_step(metrics: Sequence[Mapping[str, Any]], tables: Mapping[int, 
     yield {
         "step": step,
         "rollout/groups_generated": groups.total(),
-        **{f"rollout/groups_{outcome}": count for outcome, count in groups.items()},
+        **{"/".join(("rollout", f"groups_{outcome}")): count for outcome, count in groups.items()},
         "rollout/keep_rate": groups["trained"] / decided,
         "rollout/all_correct_fraction": groups["all_correct"] / decided,
         "rollout/all_wrong_fraction": groups["all_wrong"] / decided,
