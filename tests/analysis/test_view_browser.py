@@ -1,8 +1,10 @@
 """The page of `dapo view`, and a report, in headless Chromium: real clicks, hostile texts, no errors in the console."""
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -41,10 +43,21 @@ class Page:
         return WebDriverWait(self.browser, 60, poll_frequency=0.05).until(lambda b: b.execute_script(script))
 
     def click(self, selector: str, text: str = "") -> None:
-        find = f"[...document.querySelectorAll({selector!r})].find((e) => e.textContent.includes({text!r}))"
-        element = self.wait(f"return {find}")
-        self.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
-        element.click()
+        """Click on the first element that has this text, again if the page has just been drawn anew."""
+        from selenium.common.exceptions import StaleElementReferenceException
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        find = f"return [...document.querySelectorAll({selector!r})].find((e) => e.textContent.includes({text!r}))"
+
+        def clicked(browser: Any) -> bool:
+            if (element := browser.execute_script(find)) is None:
+                return False
+            browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+            element.click()
+            return True
+
+        ignored = [StaleElementReferenceException]
+        WebDriverWait(self.browser, 60, poll_frequency=0.05, ignored_exceptions=ignored).until(clicked)
 
     def texts(self, selector: str) -> list[str]:
         script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
@@ -70,7 +83,7 @@ def rewrite(run: Path, step: int, change: Callable[[int, dict[str, Any]], dict[s
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A run, and a copy of it with other options whose texts are an attack."""
+    """A run, a copy of it with other options whose texts are an attack, and a copy that has come to step 2."""
     folder = tmp_path_factory.mktemp("browser")
     first = make_run(folder / "first")
     second = folder / "second"
@@ -84,7 +97,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     atomic_write_json(second / "eval" / "step_000004.json", evaluation)
     config = second / "config.yaml"
     config.write_text(config.read_text().replace("lr: 0.003", "lr: 0.004"))
-    return [first, second]
+    live = folder / "live"
+    shutil.copytree(first, live, ignore=shutil.ignore_patterns("checkpoints"))
+    (live / "summary.json").unlink()
+    (live / "lock").write_text(f"{os.getpid()}\n")
+    lines = (first / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (live / "metrics.jsonl").write_text("".join(lines[:3]))
+    return [first, second, live]
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +164,8 @@ def test_responses_are_filtered_and_a_group_opened_by_clicks(page, client):
     group = client.get("group", run="first", **key)
     assert shown.startswith("".join(group["responses"][0]["tokens"])[:4])
     assert all("advantage" in text for text in page.texts(".response .meta"))
+    rewards = [response["reward"] for response in group["responses"]]
+    assert f"std {stdev(rewards):.3f}" in page.texts("dl.facts")[0]  # with n - 1, as in the advantages
     page.click("button", "by reward")
     page.wait("return location.hash.includes('by=advantage')")
     page.click("a", "to the table")
@@ -215,9 +236,24 @@ def test_an_evaluation_is_paired_and_a_problem_opened(page, client):
 
 
 def test_runs_are_compared_with_the_difference_of_their_options(page):
-    page.open("compare?run=first")
+    page.open("compare?run=first&runs=first,second")
     page.wait("return document.querySelectorAll('.js-plotly-plot .main-svg').length > 0")
     assert page.texts("tbody tr") == ["optim.lr0.0030.004"]
+
+
+def test_a_live_run_is_followed(page, runs):
+    live = runs[2]
+    page.open("overview?run=live")
+    page.wait(f"return {LENGTH}?.x.length === 2")
+    assert "running" in page.texts("#summary")[0]
+    lines = (runs[0] / "metrics.jsonl").read_text().splitlines(keepends=True)
+    with open(live / "metrics.jsonl", "a") as metrics:
+        metrics.writelines([*lines[3:-1], lines[-1][:40]])  # the last line is half written
+    page.wait(f"return {LENGTH}?.x.length === 3")
+    with open(live / "metrics.jsonl", "a") as metrics:
+        metrics.write(lines[-1][40:])
+    (live / "summary.json").write_text('{"exit_reason": "finished"}')
+    page.wait(f"return {LENGTH}?.x.length === 4 && document.querySelector('#summary').textContent.includes('finished')")
 
 
 def test_hostile_texts_are_shown_and_do_not_run(page):

@@ -253,6 +253,14 @@ def test_a_group_has_its_rewards_advantages_and_probabilities(run, client):
     assert "not recorded" in group["not_recorded"]
 
 
+def test_a_group_leads_to_the_ones_before_and_after_it_in_its_step(run, client):
+    ids = list(dict.fromkeys(row["group_id"] for row in rows_of(run) if row["step"] == 2))
+    assert len(ids) > 1
+    found = [client.get("group", run="first", step=2, group=group) for group in ids]
+    assert [group["next"] for group in found] == [*ids[1:], None]
+    assert [group["previous"] for group in found] == [None, *ids[:-1]]
+
+
 def test_ratios_and_gaps_of_tokens_are_those_of_explain(run, client):
     step = 4
     keys = {(row["step"], row["group_id"]) for row in rows_of(run) if row["outcome"] == "trained"}

@@ -90,7 +90,8 @@ def metrics(run: ViewedRun, given: Parameters) -> dict[str, Any]:
 
 def rollouts(run: ViewedRun, given: Parameters) -> dict[str, Any]:
     """A page of responses that pass a filter. Raises ValueError for a parameter that is not understood."""
-    (sort,) = _choose({"sort": given.get("sort") or "newest"}, "sort", tuple(SORTS)) or ("newest",)
+    (sort,) = _choose({"sort": given.get("sort") or "newest"}, "sort", tuple(SORTS))
+    run.tokens.state()  # begins to load the tokenizer, for the group that may be opened next
     wanted = Filter(
         first_step=_integer(given, "first_step"),
         last_step=_integer(given, "last_step"),

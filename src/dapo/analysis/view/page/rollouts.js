@@ -39,7 +39,7 @@ View.groupLink = (row) => View.link("group", { step: row.step, group: row.group_
 
 const COLUMNS = [
   { name: "step", number: true, cell: (r) => View.count(r.step) },
-  { name: "group", cell: (r) => View.h("a", { href: View.groupLink(r), title: "all responses of this group" }, `${r.group_id}`, View.h("span", { class: "soft" }, ` · ${r.sample + 1}`)) },
+  { name: "group", class: "nowrap", cell: (r) => View.h("a", { href: View.groupLink(r), title: "all responses of this group" }, `${r.group_id}`, View.h("span", { class: "soft" }, ` · ${r.sample + 1}`)) },
   { name: "outcome", cell: (r) => View.outcomeBadge(r.outcome) },
   { name: "verdict", cell: View.verdictBadge },
   { name: "reward", number: true, cell: (r) => View.number(r.reward, 2) },
@@ -135,9 +135,10 @@ const responseCard = (response, colouring, largest, open, explained) => View.h("
   tokenSpans(response, colouring, explained),
   response.tokens && response.tokens_left > 0 ? View.h("button", { type: "button", onclick: open }, `show the other ${View.count(response.tokens_left)} tokens`) : null);
 
+// The standard deviation of Eq. 9, with n - 1.
 const stats = (values) => {
   const mean = values.reduce((a, b) => a + b, 0) / values.length;
-  return { mean, std: Math.sqrt(values.reduce((a, b) => a + (b - mean) ** 2, 0) / values.length) };
+  return { mean, std: Math.sqrt(values.reduce((a, b) => a + (b - mean) ** 2, 0) / Math.max(1, values.length - 1)) };
 };
 
 const EXPLAINED = ["ratio", "clipping", "gap"];
