@@ -16,6 +16,7 @@ from dapo.training.fork_record import Fork
 from dapo.training.run_directory import RunDirectory
 from dapo.training.run_status import run_status
 from helpers.async_runs import async_config, run_or_resume
+from helpers.commands import run as run_command
 from helpers.fork_server import ForkServer
 from helpers.tiny_runs import EVENTFUL, contents, differences, metrics, tiny
 
@@ -216,6 +217,31 @@ def test_a_new_path_of_data_is_that_of_the_folder_where_the_fork_is_made(
     monkeypatch.chdir(tmp_path)
     plan = plan_fork(RunDirectory(parent), STEP, ["data.eval=new.jsonl"])
     assert plan.config.data.eval == str(tmp_path / "new.jsonl")
+
+
+def test_the_command_trains_branches_and_prints_one_object(
+    parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    command = ("fork", str(parent), "--step", "3", "--times", "2", "--run-dir", str(tmp_path / "b"), "--json")
+    code, out, err = run_command(capsys, *command, "optim.lr=0.05")
+    found = json.loads(out)
+    assert (code, found["parent"], found["step"]) == (0, str(parent), 3)
+    assert [each["run"] for each in found["forks"]] == [str(tmp_path / "b-1"), str(tmp_path / "b-2")]
+    assert [each["exit_reason"] for each in found["forks"]] == ["finished", "finished"]
+    assert found["forks"][0]["changed"]["optim.lr"] == {"parent": 0.0005, "fork": 0.05}
+    assert "the seed changed: after step 3 the order of the problems and every draw differ" in err
+    assert [metrics(Path(each["run"]))[-1]["step"] for each in found["forks"]] == [4, 4]
+
+
+def test_an_option_that_cannot_work_is_refused_before_anything_is_written(
+    parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    command = ("fork", str(parent), "--step", "3", "--run-dir", str(tmp_path / "b"))
+    code, _, err = run_command(capsys, *command, "reward.verifier=maht")
+    assert (code, "did you mean math?" in err) == (2, True)
+    code, _, err = run_command(capsys, *command[:-1], str(parent))
+    assert (code, "already holds a run" in err) == (2, True)
+    assert list(tmp_path.iterdir()) == []
 
 
 SCRIPT = """
