@@ -142,9 +142,10 @@ def open_audit(config: Config, log: Callable[[str], None]) -> Iterator[Audit | N
     if config.audit_reward is None:
         yield None
         return
-    with VerifierPool(config.audit_reward, output=VerifierOutput()) as judge:
+    output = VerifierOutput()
+    with VerifierPool(config.audit_reward, output=output) as judge:
         judge.log = log
-        yield Audit(judge, share=config.audit.share, seed=config.train.seed)
+        yield Audit(judge, share=config.audit.share, seed=config.train.seed, output=output)
 
 
 @contextmanager

@@ -1,7 +1,9 @@
 """A second verifier on a keyed share of the trained responses: which, what is counted, and that it never trains."""
 
+import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +14,11 @@ from dapo.cli.train import resume_run, start_run
 from dapo.config import build_config
 from dapo.core.errors import ConfigError, RewardError
 from dapo.rewards.judge import InlineJudge
+from dapo.rewards.workers.output import VerifierOutput
 from dapo.training.audit import Audit, AuditedStep
+from dapo.training.run_directory import RunDirectory
 from dapo.training.start import open_judge
+from dapo.training.state import Run
 from dapo.types import Generation, Group, Problem, Verdict
 from helpers.async_runs import async_config, resumed_from, run_or_resume
 from helpers.tiny_runs import contents, metrics, tiny
@@ -158,3 +163,21 @@ def test_an_audit_that_cannot_be_used_is_refused_before_the_run_directory_is_mad
     ):
         pass
     assert not (tmp_path / "run").exists()
+
+
+def test_what_both_verifiers_print_is_in_one_file_and_named_once(tmp_path: Path):
+    own, audits, messages = VerifierOutput(), VerifierOutput(), []
+    os.pwrite(own.fileno(), b"JUDGING\n", 0)
+    os.pwrite(audits.fileno(), b"AUDITING\n", 0)
+    run: Any = SimpleNamespace(
+        directory=RunDirectory(tmp_path),
+        verifier_output=own,
+        audit=Audit(InlineJudge("exact"), share=1.0, seed=0, output=audits),
+        tracker=SimpleNamespace(message=messages.append),
+    )
+    for _ in range(2):
+        Run.keep_verifier_output(run)
+    assert (tmp_path / "logs" / "verifier.log").read_text() == "JUDGING\nAUDITING\n"
+    assert messages == [f"the verifier prints: 'JUDGING'; kept in {tmp_path}/logs/verifier.log"]
+    own.close()
+    audits.close()

@@ -8,6 +8,7 @@ from statistics import fmean
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.evaluation.intervals import difference_interval
 from dapo.rewards.judge import Judge
+from dapo.rewards.workers.output import VerifierOutput
 from dapo.types import Group, Verdict
 
 
@@ -20,6 +21,8 @@ class Audit:
     """The fraction of the responses that train."""
     seed: int
     """The run's."""
+    output: VerifierOutput | None = None
+    """What the judge prints, where it is kept from the console."""
 
     def submit(self, groups: Sequence[Group], *, step: int) -> "PendingAudit":
         """Have the sampled responses of a step's trained groups judged in the background."""

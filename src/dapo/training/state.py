@@ -184,10 +184,11 @@ class Run:
     def keep_verifier_output(self) -> None:
         """Move what the verifiers have printed to logs/verifier.log; the first time, show how it begins."""
         path = self.directory.logs / VERIFIER_LOG
-        is_first = not path.exists()
-        if self.verifier_output is not None and (new := self.verifier_output.move_to(path)) and is_first:
-            first_line = new.decode(errors="replace").strip().partition("\n")[0]
-            self.tracker.message(f"the verifier prints: {first_line[:_SHOWN_CHARS]!r}; kept in {path}")
+        for output in (self.verifier_output, None if self.audit is None else self.audit.output):
+            is_first = not path.exists()
+            if output is not None and (new := output.move_to(path)) and is_first:
+                first_line = new.decode(errors="replace").strip().partition("\n")[0]
+                self.tracker.message(f"the verifier prints: {first_line[:_SHOWN_CHARS]!r}; kept in {path}")
 
     def warn(self, metrics: Mapping[str, float]) -> int:
         """Report what the rules find new in the metrics of the last finished step; the number of findings that hold.
