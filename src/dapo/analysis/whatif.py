@@ -135,6 +135,8 @@ def _notes(old: Config, new: Config, judging: _Judging, missing: Sequence[int]) 
         notes.append(
             f"dynamic_sampling.predict={old.dynamic_sampling.predict} chose the problems by the original verdicts"
         )
+    if old.dynamic_sampling.weights != "none":
+        notes.append("in gradients all groups weigh the same: dynamic_sampling.weights=inverse is stored nowhere")
     if old.model_dump(include=_EFFECTIVE) != new.model_dump(include=_EFFECTIVE):
         notes.append(
             "the responses are those that the original options led to: a run with the changed ones would have sampled "
