@@ -7,6 +7,8 @@ Example:
     >>> import dapo
     >>> run = dapo.train("tiny-random", data="builtin:sums", reward="dapo.rewards.examples:has_digit", steps=1,
     ...                  prompts_per_step=2, group_size=4, max_response_tokens=8)
+    set to fit: train.minibatch_groups=2, overlong.buffer_tokens=1, optim.warmup_steps=0
+    writing to ...
     >>> run.status
     'finished'
 """

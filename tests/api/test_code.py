@@ -2,7 +2,6 @@
 
 import functools
 import json
-import linecache
 import re
 import subprocess
 import sys
@@ -13,18 +12,7 @@ import pytest
 
 from dapo.api.code import CodeWriter
 from dapo.core.errors import RewardError
-
-CELLS = iter(range(10_000))
-
-
-def cells(*texts: str) -> dict[str, Any]:
-    """The namespace after cells of a notebook have run: like IPython's, each has a name, and its lines are known."""
-    namespace: dict[str, Any] = {"__name__": "__main__"}
-    for text in texts:
-        name = f"<ipython-input-{next(CELLS)}>"
-        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-        exec(compile(text, name, "exec"), namespace)
-    return namespace
+from helpers.cells import run_cells
 
 
 def unknown_source(text: str) -> dict[str, Any]:
@@ -120,14 +108,16 @@ WRITABLE = {
 @pytest.mark.parametrize("name", WRITABLE)
 def test_what_is_written_computes_what_was_typed(name: str):
     before, last = WRITABLE[name]
-    own = cells(*before, last)["reward"]
+    own = run_cells(*before, last)["reward"]
     found = written(own)["it"]
     for text in ("", "1", "a 1 b 11", "-7 and 1"):
         assert found(text) == own(text)
 
 
 def test_another_process_imports_it_from_its_folder_and_nothing_else(tmp_path: Path):
-    function = cells(*WRITABLE["helpers, imports and constants of other cells"][0], "def reward(t): return count(t)")
+    function = run_cells(
+        *WRITABLE["helpers, imports and constants of other cells"][0], "def reward(t): return count(t)"
+    )
     writer = CodeWriter("reward")
     name = writer.add(function["reward"])[1:]
     module = writer.module()
@@ -140,7 +130,7 @@ def test_another_process_imports_it_from_its_folder_and_nothing_else(tmp_path: P
 
 
 def test_the_name_of_a_module_changes_with_its_text_only():
-    first, same, other = (cells(f"N = {n}\n", "def reward(text): return N")["reward"] for n in (1, 1, 2))
+    first, same, other = (run_cells(f"N = {n}\n", "def reward(text): return N")["reward"] for n in (1, 1, 2))
     names = []
     for function in (first, same, other):
         writer = CodeWriter("reward")
@@ -159,26 +149,26 @@ def test_what_can_be_imported_is_named_and_not_copied():
 
 REFUSED = {
     "an open file": (
-        cells("import io\nlog = io.StringIO()\n", "def reward(text): return log.write(text)")["reward"],
+        run_cells("import io\nlog = io.StringIO()\n", "def reward(text): return log.write(text)")["reward"],
         "reward 'reward' uses 'log', of type StringIO, which is no constant and cannot be written into the run: ",
     ),
     "an object that a helper closes over": (
-        cells(
+        run_cells(
             "def make(model):\n    def score(text): return model(text)\n    return score\nscore = make(object())\n",
             "def reward(text): return score(text)",
         )["reward"],
         "reward 'reward' uses 'model', of type object, which is no constant",
     ),
     "an attribute of an object": (
-        cells(
+        run_cells(
             "import io\nclass S:\n    def __init__(self): self.file = io.StringIO()\n"
             "    def __call__(self, t): return 1\n"
         )["S"](),
         "reward 's' uses 's.file', of type StringIO",
     ),
-    "a lambda": (cells("reward = lambda text: 1")["reward"], "reward: a lambda has no source of its own"),
+    "a lambda": (run_cells("reward = lambda text: 1")["reward"], "reward: a lambda has no source of its own"),
     "a lambda that is used": (
-        cells("key = lambda text: 1\n", "def reward(text): return key(text)")["reward"],
+        run_cells("key = lambda text: 1\n", "def reward(text): return key(text)")["reward"],
         "reward 'reward' uses 'key', a lambda, which has no source of its own",
     ),
     "a function without a source": (
@@ -186,18 +176,18 @@ REFUSED = {
         "reward 'f': the source of 'f' cannot be found",
     ),
     "a name that nothing has": (
-        cells("def reward(text): return missing(text)")["reward"],
+        run_cells("def reward(text): return missing(text)")["reward"],
         "reward 'reward' uses 'missing', which is not defined",
     ),
     "two things of one name": (
-        cells(
+        run_cells(
             "def make(n):\n    def part(text): return n\n    return part\n",
             "a, b = make(1), make(2)\ndef reward(text): return a(text) + b(text)",
         )["reward"],
         "two different things are called",
     ),
     "a module that only this process has": (
-        cells("import types\nmine = types.ModuleType('mine')\n", "def reward(text): return mine.x")["reward"],
+        run_cells("import types\nmine = types.ModuleType('mine')\n", "def reward(text): return mine.x")["reward"],
         "reward 'reward' uses 'mine', a module that only this process has,",
     ),
 }

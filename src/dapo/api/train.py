@@ -19,14 +19,13 @@ from dapo.config.load import merge_options, read_options
 from dapo.config.shipped import find_config
 from dapo.core.errors import ConfigError, RewardError
 from dapo.core.terminal import print_text
-from dapo.training.run_config import CODE_FOLDER
+from dapo.training.run_config import CODE_FOLDER, DATA_FOLDER
 from dapo.training.run_directory import RunDirectory, default_run_path, require_new_run
 from dapo.training.signals import Interrupted, ListenerFailed
 
 if TYPE_CHECKING:
     from dapo.api.run import Run
 
-DATA_FOLDER = "data"
 OnStep: TypeAlias = Callable[["Run", dict[str, Any]], object]
 
 
@@ -96,6 +95,8 @@ def train(
         >>> rows = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(8)]
         >>> run = dapo.train("tiny-random", data=rows, reward=digits, steps=2, prompts_per_step=2, group_size=4,
         ...                  max_response_tokens=8, lr=1e-3)
+        set to fit: train.minibatch_groups=2, overlong.buffer_tokens=1, optim.warmup_steps=0
+        writing to ...
         >>> len(run.metrics)
         2
     """
@@ -130,12 +131,17 @@ class _Request:
         self._sinks = [sink for sink in sinks if not isinstance(sink, str)]
         if names := [sink for sink in sinks if isinstance(sink, str)]:
             given["log.sinks"] = names
+        writers: tuple[CodeWriter, ...]
         writers = code, loss_code = CodeWriter("reward"), CodeWriter("loss")
         if reward is not None:
             given |= _reward_options(reward, code)
         if "loss" in options:
             given |= _loss_options(options["loss"], loss_code)
-        keywords = options_from({name: value for name, value in options.items() if name != "loss"})
+        rest = {name: value for name, value in options.items() if name != "loss"}
+        for name in [name for name, value in rest.items() if callable(value)]:
+            writers = (*writers, writer := CodeWriter(name.rpartition(".")[2]))
+            rest[name] = _whole(writer.add(rest[name]), writer)
+        keywords = options_from(rest)
         if twice := sorted(given.keys() & keywords.keys()):
             raise ConfigError(f"{twice[0]} is set twice in one call")
         self._options = options_from(given) | keywords

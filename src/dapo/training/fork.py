@@ -27,13 +27,11 @@ from dapo.telemetry.sinks import truncate_after
 from dapo.training.checkpointing import STATE_FILE, is_logged, read_state
 from dapo.training.fork_record import MANIFEST_KEY, Fork
 from dapo.training.prefetched_batch import PREFETCHED_BATCH_FILE, RESPONSES_FILE, read_prefetched_start
-from dapo.training.run_config import CODE_FOLDER
+from dapo.training.run_config import OWN_FOLDERS, extend_import_path
 from dapo.training.run_directory import RunDirectory, accuracy_of, make_manifest, numbered, require_new_run, step_of
 
 SEEDS = 10**9
 """Seeds of branches are below it: they are read, and typed."""
-_WRITTEN_FOR_RUN = (CODE_FOLDER, "data")
-"""Folders of a run directory with modules and rows that a caller in Python has handed over."""
 _LOCATIONS = ("folder", "run_dir", "module_folders")
 """What a manifest says of where the data and modules of a run are."""
 _KEEPS_NEXT_BATCH = ("advantage.", "loss.", "optim.", "eval.", "log.", "profile.", "distributed.", "launcher", "train.")
@@ -79,6 +77,7 @@ def plan_fork(parent: RunDirectory, step: int, overrides: Sequence[str] = (), *,
         CheckpointError: The parent has no whole checkpoint of the step; those that it has are named.
     """
     checkpoint = parent.checkpoint(step)
+    extend_import_path(parent)
     before = load_config(parent.config)
     config = load_config(parent.config, [*overrides, *_found_here(load_config(parent.config, overrides), before)])
     if branch is not None:
@@ -167,7 +166,7 @@ def _fill(fork: RunDirectory, plan: ForkPlan, command: Sequence[str]) -> None:
         for path in numbered(parent.path / folder):
             if not path.is_symlink() and step_of(path) <= step:
                 _link(path, fork.path / folder / path.name)
-    for name in _WRITTEN_FOR_RUN:
+    for name in OWN_FOLDERS:
         if (parent.path / name).is_dir():
             shutil.copytree(parent.path / name, fork.path / name)
     fork.save_checkpoint(step, lambda folder: _fill_checkpoint(folder, plan), 1, accuracy=accuracy_of(plan.checkpoint))

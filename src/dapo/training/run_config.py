@@ -14,6 +14,9 @@ from dapo.training.run_directory import RunDirectory
 
 CODE_FOLDER = "code"
 """Of a run directory: modules that were written for the run when it was started from Python."""
+DATA_FOLDER = "data"
+"""The same for rows."""
+OWN_FOLDERS = (CODE_FOLDER, DATA_FOLDER)
 
 
 def load_run_config(run: RunDirectory, overrides: Sequence[str] = ()) -> Config:
@@ -25,7 +28,7 @@ def load_run_config(run: RunDirectory, overrides: Sequence[str] = ()) -> Config:
     own, made_in = load_config(run.config), _manifest_entry(run, "run_dir")
     started_in = _started_in(run)
     folder = started_in if started_in is not None and started_in.is_dir() else None
-    _extend_import_path(run, folder)
+    extend_import_path(run)
     there = []
     for name, spec in (("data.train", own.data.train), ("data.eval", own.data.eval)):
         key, path = (f"{name}.path", spec.get("path")) if isinstance(spec, dict) else (name, spec)
@@ -42,15 +45,16 @@ def load_run_config(run: RunDirectory, overrides: Sequence[str] = ()) -> Config:
     return load_config(run.config, [*there, *overrides])
 
 
-def _extend_import_path(run: RunDirectory, folder: Path | None) -> None:
-    """Let this process, and the verifier processes that it starts, import what the run was started with."""
+def extend_import_path(run: RunDirectory) -> None:
+    """Let this process, and the verifier processes that it starts, import what the run was started with.
+
+    These are modules in the run directory, in the folder that it was started in, and where else its functions are.
+    """
     more = _manifest_entry(run, "module_folders")
-    folders = [str(each) for each in more] if isinstance(more, list) else []
-    folders += [str(folder)] if folder is not None else []
-    code = (run.path / CODE_FOLDER).absolute()
-    for entry in [*([str(code)] if code.is_dir() else []), *folders]:
-        if entry not in sys.path and Path(entry).is_dir():
-            sys.path.append(entry)
+    folders = [run.path / CODE_FOLDER, *(map(Path, more) if isinstance(more, list) else []), _started_in(run)]
+    for folder in folders:
+        if folder is not None and folder.is_dir() and str(folder.absolute()) not in sys.path:
+            sys.path.append(str(folder.absolute()))
 
 
 @contextmanager
