@@ -5,8 +5,11 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -15,6 +18,7 @@ import pytest
 
 import dapo
 from dapo.api.keywords import options_from, sized_to_fit
+from dapo.api.notebook import NotebookDisplay
 from dapo.config import dump_config, load_config
 from dapo.core.errors import CheckpointError
 from dapo.training.run_directory import RunDirectory
@@ -367,6 +371,39 @@ def test_a_finished_run_is_left_as_it_is_and_trained_on_where_steps_are_added(tm
     assert dapo.resume("copy").status == "finished"
     assert differences(contents(tmp_path / "copy"), before) == []
     assert dapo.resume("copy", steps=3).state.step == 3
+
+
+def test_importing_dapo_imports_nothing_else():
+    """Its time is that of its modules: counted, for a busy machine takes longer."""
+    code = "import sys, typing; before = set(sys.modules); import dapo; print(sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "['dapo']\n"
+    assert set(dapo.__all__) <= set(dir(dapo))
+    assert all(getattr(dapo, name) is not None for name in dapo.__all__)
+    with pytest.raises(AttributeError, match="module 'dapo' has no attribute 'tarin'; it has "):
+        dapo.tarin  # noqa: B018
+
+
+def test_a_notebook_shows_lines_and_one_display_that_is_replaced(capsys: pytest.CaptureFixture[str]):
+    shown: list[str] = []
+
+    def show(html: str) -> SimpleNamespace:
+        shown.append(html)
+        return SimpleNamespace(update=shown.append)
+
+    display = NotebookDisplay(3, first_step=1, show=show)
+    display.phase("generate", 1, 4, "met <b>")
+    display.phase("generate", 2, 4)  # within REFRESH_S of the last one
+    display.log(1, {"reward/mean": 0.5, "time/step_s": 1.0})
+    display.phase("update", 1, 2)
+    display.close()
+    texts = [re.sub(r"<[^<>]*>", "", html).strip() for html in shown]
+    assert texts[0] == "step 1/3: start 0s"
+    assert texts[1].startswith("step 1/3: generate 1/4 groups, ")
+    assert "&lt;b&gt;" in texts[1]
+    assert texts[2].startswith("step 2/3: update 1/2 ")
+    assert texts[3] == ""
+    assert capsys.readouterr().out.startswith("step 1/3  reward +0.500  ")
 
 
 def test_there_is_nothing_to_load_where_no_run_is():

@@ -320,7 +320,9 @@ class Run:
         def after_step(step: int, metrics: Mapping[str, float]) -> None:
             for sink in sinks:
                 sink.write(step, metrics)
-            if any(not name.startswith("eval/") for name in metrics):  # not an evaluation before or after all steps
+            if step and any(
+                not name.startswith("eval/") for name in metrics
+            ):  # no evaluation before or after all steps
                 for call in calls:
                     call(self, {"step": step, **metrics})
 
@@ -342,14 +344,15 @@ class Run:
             return {"state": f"cannot be read ({error})"}
         facts = {"state": state.state, "step": f"step {state.step}/{state.num_steps or '?'}"}
         if state.state == "failed":
-            facts["state"] = f"failed ({state.exit_reason})"
+            facts["state"] = f"failed ({(state.exit_reason or '').partition(chr(10))[0]})"
         known = {name: value for name, value in state.metrics.items() if value is not None}
         for column in METRIC_COLUMNS:
             if column.metric in SHOWN_METRICS and column.metric in known:
                 facts[column.label] = f"{column.label} {column.show(known).strip()}"
         for name, result in state.evaluations.items():
             if (accuracy := result.get("accuracy")) is not None:
-                facts[f"evaluation {name}"] = f"{name} {accuracy:.1%} after step {result['step']:.0f}"
+                style = ".1%" if 0 <= accuracy <= 1 else ".3f"  # the score of a verifier need not be a fraction
+                facts[f"evaluation {name}"] = f"{name} {accuracy:{style}} after step {result['step']:.0f}"
         return facts
 
     def _repr_html_(self) -> str:
