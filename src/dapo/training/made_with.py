@@ -27,6 +27,9 @@ _FREE_OPTIONS = (
 )
 """Options, and beginnings of them, that change no step."""
 
+_PATHS = ("data.train", "data.eval", "data.train.path", "data.eval.path")
+"""Options by which the same problems may be found elsewhere: the problems themselves are compared."""
+
 _ROUNDING_OPTIONS = ("train.microbatch_tokens", "train.recompute")
 """Options that change in which pieces the same sums are computed."""
 
@@ -63,7 +66,7 @@ def changes_since(
     for kind, values in now.items():
         for name in sorted(values.keys() | before[kind].keys()):
             old, new = before[kind].get(name), values.get(name)
-            if old != new and not (kind == "options" and name in expected):
+            if old != new and name not in _PATHS and not (kind == "options" and name in expected):
                 is_other = kind in ("options", "data") and name not in _ROUNDING_OPTIONS
                 means = "this is another run" if is_other else "results may differ by rounding"
                 if name == _END_OF_DECAY:
