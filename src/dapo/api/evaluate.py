@@ -189,7 +189,12 @@ def _evaluate(
         show = stack.enter_context(progress(f"evaluate {model}"))
         check = partial(stop.check, advice)
         result = evaluate(sampler, judge, problems, journal=records, on_progress=show, check=check)
-    return {"model": model, "data": request.data or data, **result.summary()}, result
+    return {
+        "model": model,
+        "data": request.data or data,
+        "verifier": config.reward.verifier,
+        **result.summary(),
+    }, result
 
 
 def _read_inputs(config: Config, needed_columns: Mapping[str, Collection[str]]) -> Inputs:

@@ -89,11 +89,18 @@ def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:
             *(_format_optional(r["by_source"].get(source, {}).get("accuracy"), ".3f") for r in results),
         )
     row("problems", *(f"{r['problems']:,}" for r in results))
+    if any("verifier" in r for r in results):
+        row("judged by", *(_verifier_name(r.get("verifier", "")) for r in results))
     row("mean response, tokens", *(f"{r['response_tokens_mean']:.1f}" for r in results))
     row("truncated", *(f"{r['truncated_fraction']:.1%}" for r in results))
     if any(r["no_answer_fraction"] is not None for r in results):
         row("without an answer", *(_format_optional(r["no_answer_fraction"], ".1%") for r in results))
     return table
+
+
+def _verifier_name(verifier: str | Mapping[str, float]) -> str:
+    """`reward.verifier` in a table: a name, or several with their weights."""
+    return verifier if isinstance(verifier, str) else " + ".join(f"{w:g} x {name}" for name, w in verifier.items())
 
 
 def _print_notes(console: SafeConsole, summary: Mapping[str, Any]) -> None:
