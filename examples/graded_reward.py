@@ -2,8 +2,9 @@
 
     python examples/graded_reward.py
 
-teaches a small model to answer with about twelve words, on a processor, in minutes. Groups whose scores differ train;
-`reward.threshold` would say from which score on a response counts as correct.
+trains a small model on a processor to answer with about twelve words. Groups whose scores differ train, so a score
+should differ wherever responses do: this one is never flat. `reward.threshold` would say from which score on a response
+counts as correct.
 """
 
 from typing import Any
@@ -18,17 +19,19 @@ QUESTIONS = [
     "Say something about {}.",
     "What would you tell a child about {}?",
 ]
-ROWS = [{"prompt": question.format(topic)} for question in QUESTIONS for topic in TOPICS]
+LENGTH = "Answer in one sentence of about twelve words."
+ROWS = [{"prompt": f"{question.format(topic)} {LENGTH}"} for question in QUESTIONS for topic in TOPICS]
 
 
 def near_twelve_words(completions: list[str], **columns: Any) -> list[float]:
-    """1 for twelve words, less by a twelfth for each word more or less, never below 0."""
-    return [max(0.0, 1 - abs(len(text.split()) - WANTED_WORDS) / WANTED_WORDS) for text in completions]
+    """1 for twelve words; 0.5 for six and for twenty-four."""
+    lengths = [max(1, len(text.split())) for text in completions]
+    return [min(length, WANTED_WORDS) / max(length, WANTED_WORDS) for length in lengths]
 
 
 def train(model: str = "smollm2-135m-instruct", **options: Any) -> dapo.Run:
     """The run; `options` are laid over those here."""
-    sizes = {"steps": 12, "prompts_per_step": 8, "group_size": 8, "max_response_tokens": 48, "lr": 2e-5}
+    sizes = {"steps": 12, "prompts_per_step": 8, "group_size": 8, "max_response_tokens": 64, "lr": 2e-5}
     return dapo.train(model, data=ROWS, reward=near_twelve_words, **(sizes | options))
 
 

@@ -2,8 +2,8 @@
 
     python examples/lora.py
 
-learns small sums on a processor, in minutes, and writes the adapter in peft's format. Adapters want a learning rate
-about ten times as large as that of all weights (docs/lora.md).
+trains on small sums, on a processor, and writes the adapter in peft's format. Adapters want a learning rate about ten
+times as large as that of all weights (docs/lora.md).
 """
 
 from pathlib import Path

@@ -72,10 +72,10 @@ def test_all_notebooks_run_from_the_first_cell_to_the_last(tmp_path: Path, monke
 
 
 def test_the_script_with_a_graded_reward_trains_on_scores() -> None:
-    assert graded_reward.near_twelve_words(["one two three", "a " * 12, "a " * 30]) == [0.25, 1.0, 0.0]
+    assert graded_reward.near_twelve_words(["one two three", "a " * 12, "a " * 30, ""]) == [0.25, 1.0, 0.4, 1 / 12]
     run = graded_reward.train(**TINY)
     assert 0 < run.metrics["reward/score_mean"].iloc[0] < 1
-    assert run.metrics["rollout/groups_trained"].tolist() == [2]
+    assert run.metrics["rollout/groups_trained"].iloc[0] >= 1  # short answers of random letters are mostly one word
 
 
 def test_the_script_with_adapters_trains_and_exports_them(tmp_path: Path) -> None:
