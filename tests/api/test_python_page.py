@@ -45,6 +45,28 @@ def test_the_blocks_of_the_page_run_one_after_the_other(tmp_path: Path, monkeypa
     assert len((tmp_path / "log.txt").read_text().splitlines()) == 1
 
 
+SMALLER_START = {
+    "smollm2-135m-instruct": "tiny-random",
+    "range(1, 13)": "range(1, 6)",
+    "[:120]": "[:20]",
+    "[120:]": "[20:]",
+    "steps=18": "steps=1, threads=1, workers=1",
+    "prompts_per_step=8": "prompts_per_step=2",
+    "max_response_tokens=20": "max_response_tokens=12",
+}
+
+
+def test_the_lines_that_the_readme_begins_with_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    text = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)[0]
+    for large, small in SMALLER_START.items():
+        assert large in text
+        text = text.replace(large, small)
+    names = run_cells(text)
+    assert names["run"].state.step == 1
+    assert len(names["run"].evaluations) == 2
+
+
 @pytest.fixture(scope="module")
 def example_run(tmp_path_factory: pytest.TempPathFactory) -> dapo.Run:
     options = {"prompts_per_step": 2, "group_size": 4, "max_response_tokens": 6, "threads": 1, "workers": 1}
