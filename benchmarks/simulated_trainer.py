@@ -63,7 +63,7 @@ class NoModel:
 class SimulatedRank(TrainerWorker):
     """A real rank, but for its model."""
 
-    def __init__(self, config: Config, *, rank: int, threads: int) -> None:
+    def __init__(self, config: Config, *, rank: int, threads: int, path: Sequence[str] = ()) -> None:
         torch.set_num_threads(threads)
         self._size, self._rank = config.distributed.trainer_ranks, rank
 
