@@ -2,12 +2,16 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from helpers.fork_server import ForkServer
 from helpers.launchers import SHARED_WORKERS
+
+with suppress(ImportError):  # vLLM's environment has none
+    import hypothesis  # noqa: F401  its random numbers cannot be registered after `gc.freeze`, which a run calls
 
 SLOW_FILES = (
     "distributed/test_ray_launcher.py",
