@@ -14,7 +14,8 @@ Example:
 """
 
 import sys
-from typing import TYPE_CHECKING, Any
+
+TYPE_CHECKING = False  # a type checker takes it for true; `python -m dapo` would import a typing.py of the user's
 
 if sys.platform == "win32":
     raise ImportError("dapo does not run on Windows; it runs in the Windows Subsystem for Linux (WSL): wsl --install")
@@ -56,7 +57,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """A public name, from its module. Raises AttributeError for another."""
     if name not in _HOMES:
         raise AttributeError(f"module 'dapo' has no attribute {name!r}; it has {', '.join(__all__)}")

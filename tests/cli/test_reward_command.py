@@ -124,7 +124,7 @@ def test_problems_come_from_data_or_an_answer_is_given(capsys):
         (["math", "--data", "builtin:sums", "--answer", "3"], "error: --answer and --right belong to the example"),
         (
             ["math", "reward.workers=0"],
-            "error: dapo reward test: option reward.workers: input should be greater than 0",
+            "error: command line: option reward.workers: input should be greater than 0",
         ),
         (["server"], "error: verifier server needs the option url: reward.options.url=..."),
     ],
