@@ -215,6 +215,7 @@ return cards.length > 0 && shown.every((card) => card.querySelector('.js-plotly-
 
 def in_browser(url: str, label: str) -> None:
     """Seconds until Chromium has drawn the charts of the overview that fit its window, and the first responses."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from helpers.browser import open_browser
 
     with open_browser() as browser:
