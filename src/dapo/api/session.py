@@ -188,18 +188,7 @@ class Session:
         max_new_tokens: int | None = None,
         seed: int = 0,
     ) -> Any:
-        """What the model answers now; arguments and result are those of `Run.generate`.
-
-        Args:
-            prompt: a question, a list of chat messages, or a list of questions.
-            samples: how many answers to each.
-            temperature: 0 takes the most probable token each time.
-            max_new_tokens: the most tokens of an answer; None: as many as in training.
-            seed: another one gives other answers; the same one the same.
-
-        Returns:
-            The answer as text, or a list of `samples` of them; for several questions, a list of that.
-        """
+        """What the model answers now; arguments and result are those of `Run.generate`."""
         plan = replace(self._plan("generate", samples, temperature, 1.0, max_new_tokens), seed=seed)
         self._sync_engine()
         sampler = EngineSampler(self._engine, self._encoder, plan)
