@@ -81,10 +81,11 @@ def footnotes(results: Mapping[str, Any]) -> list[str]:
 
 def replace_between_markers(text: str, table: str, *, marker: str = MARKER) -> str:
     """`text` with `table` between its two marker lines. Raises ValueError unless there are exactly two."""
-    pieces = text.split(marker)
-    if len(pieces) != 3:
-        raise ValueError(f"expected exactly two lines {marker} around the table, found {len(pieces) - 1}")
-    return f"{pieces[0]}{marker}\n{table}\n{marker}{pieces[2]}"
+    lines = text.split("\n")
+    found = [number for number, line in enumerate(lines) if line.strip() == marker]
+    if len(found) != 2:
+        raise ValueError(f"expected exactly two lines {marker} around the table, found {len(found)}")
+    return "\n".join([*lines[: found[0] + 1], table, *lines[found[1] :]])
 
 
 def console_table(results: Mapping[str, Any]) -> str:

@@ -124,9 +124,10 @@ def test_an_opponent_that_gave_up_is_a_bound_and_not_a_figure():
 
 
 def test_the_table_replaces_the_text_between_the_markers_and_nothing_else():
-    text = f"before\n{report.MARKER}\nold\n{report.MARKER}\nafter\n"
+    after = f'after\npython -m benchmarks.report --marker "{report.MARKER}"\n'  # a line that only names it is none
+    text = f"before\n{report.MARKER}\nold\n{report.MARKER}\n{after}"
     replaced = report.replace_between_markers(text, "new")
-    assert replaced == f"before\n{report.MARKER}\nnew\n{report.MARKER}\nafter\n"
+    assert replaced == f"before\n{report.MARKER}\nnew\n{report.MARKER}\n{after}"
     assert report.replace_between_markers(replaced, "new") == replaced
     with pytest.raises(ValueError, match="exactly two lines"):
         report.replace_between_markers("no marker", "new")
