@@ -146,15 +146,25 @@ def options(task: str, mode: str, seed: int, threads: int) -> list[str]:
 
 
 def write_results(folder: Path) -> None:
-    """Put the curves of all runs that are there into one small file."""
+    """Put the curves of all runs that are there into one small file, beside those of runs that are elsewhere."""
     found: dict[str, Any] = {"command": "python -m benchmarks.predict", "threads_per_run": 1, "curves": {}}
+    if RESULTS.is_file():
+        found["curves"] = json.loads(RESULTS.read_text(encoding="utf-8"))["curves"]
     for task in TASKS:
         for mode in MODES:
             for path in sorted(folder.glob(f"{task}-{mode}-[0-9]".replace(" ", "_"))):
                 if points := curve(path):
                     key = f"{task}/{mode}/{path.name.rpartition('-')[2]}"
                     found["curves"][key] = [{k: round(v, 4) for k, v in point.items()} for point in points]
+    order = [f"{task}/{mode}/" for task in TASKS for mode in MODES]
+    found["curves"] = dict(sorted(found["curves"].items(), key=lambda item: _place(item[0], order)))
     RESULTS.write_text(json.dumps(found, indent=None).replace("}, {", "},\n{") + "\n", encoding="utf-8")
+
+
+def _place(key: str, order: Sequence[str]) -> tuple[int, int]:
+    """Where a curve stands in the file: by task, mode and seed."""
+    name, _, seed = key.rpartition("/")
+    return order.index(f"{name}/"), int(seed)
 
 
 def table(results: Mapping[str, Any]) -> Iterator[str]:
