@@ -43,3 +43,22 @@ def test_the_shared_fraction_is_over_all_groups_and_long_beginnings_count_in_ful
     judged = [group((*long, 1), (*long, 2, 3)), group((7, 8), (8, 7))]
     found = rollout_metrics(judged, {"trained": 2}, {"trained": 1207}, shortfall=0)
     assert found["rollout/shared_token_fraction"] == 600 / 1207
+
+
+def test_the_pass_rate_is_over_trained_groups_with_right_and_wrong_responses():
+    right, wrong, graded = Verdict(True, 1.0), Verdict(False, -1.0), Verdict(None, 0.3)
+    error = Verdict(None, 0.0, error="timed out")
+    judged = [
+        ("trained", right, wrong, wrong, wrong),
+        ("trained", right, wrong, right, error),
+        ("trained", wrong, wrong, wrong, wrong),  # no signal: without dynamic sampling it is in the batch
+        ("trained", graded, right, wrong, wrong),
+        ("excess", right, right, right, wrong),
+        ("all_correct", right, right, right, right),
+    ]
+    generations = tuple(Generation(str(i), (1,), (0.0,), "stop", 0) for i in range(4))
+    groups = [(Group(Problem("1", "Q", "A"), (1,), generations, tuple(v)), outcome) for outcome, *v in judged]
+    found = rollout_metrics(groups, {"trained": 4}, {"trained": 16}, shortfall=0)
+    assert found["rollout/trained_pass_rate_mean"] == (1 / 4 + 2 / 3) / 2
+    no_signal = rollout_metrics(groups[2:4], {"trained": 2}, {"trained": 8}, shortfall=0)
+    assert "rollout/trained_pass_rate_mean" not in no_signal

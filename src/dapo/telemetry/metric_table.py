@@ -105,6 +105,9 @@ METRICS = (
     Metric("rollout/all_correct_fraction", "fraction", "The fraction of judged groups that are all correct.",
            "Fig. 3b"),
     Metric("rollout/all_wrong_fraction", "fraction", "The fraction of judged groups that are all wrong.", "Eq. 11"),
+    Metric("rollout/trained_pass_rate_mean", "fraction", "The mean fraction of correct responses of the groups that "
+           "train and have correct and wrong ones: how hard the problems are that the policy learns from.", "Eq. 11",
+           when="where the verifier decides correct or wrong, in steps with such a group"),
     Metric("rollout/response_tokens_mean", "tokens", "The mean length of a response.", "Fig. 7a"),
     Metric("rollout/response_tokens_max", "tokens", "The length of the longest response."),
     Metric("rollout/truncated_fraction", "fraction", "The fraction of responses that reached the length limit.",

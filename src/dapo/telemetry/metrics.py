@@ -75,6 +75,8 @@ def rollout_metrics(
     }
     if any(verdict.correct is not None for verdict in valid):
         metrics["reward/accuracy"] = _mean([verdict.correct is True for verdict in valid])
+    if pass_rates := list(signal_pass_rates(group for group, outcome in decided if outcome == "trained")):
+        metrics["rollout/trained_pass_rate_mean"] = _mean(pass_rates)
     for name in dict.fromkeys(name for verdict in valid for name in verdict.components):
         scores = [verdict.components[name] for verdict in valid if name in verdict.components]
         metrics[f"reward/component/{name.replace(':', '.')}"] = _mean(scores)  # trackers do not take a colon
@@ -82,6 +84,18 @@ def rollout_metrics(
         metrics[f"rollout/{kind}_generated"] = sum(counts.values())
         metrics.update({f"rollout/{kind}_{outcome}": count for outcome, count in counts.items()})
     return metrics
+
+
+def signal_pass_rates(groups: Iterable[Group]) -> Iterator[float]:
+    """The fraction of correct responses of each group that has correct and wrong ones (Eq. 11), and no others.
+
+    Without dynamic sampling, groups without a signal are in the batch as well, but their advantages are 0: which
+    problems a policy learns from is then still comparable with a run that drops them.
+    """
+    for group in groups:
+        correct = [verdict.correct for verdict in group.verdicts if verdict.error is None]
+        if None not in correct and 0 < sum(map(bool, correct)) < len(correct):
+            yield sum(map(bool, correct)) / len(correct)
 
 
 def shared_tokens(responses: Sequence[Sequence[int]]) -> int:
