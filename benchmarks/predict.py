@@ -157,11 +157,11 @@ def write_results(folder: Path) -> None:
                     key = f"{task}/{mode}/{path.name.rpartition('-')[2]}"
                     found["curves"][key] = [{k: round(v, 4) for k, v in point.items()} for point in points]
     order = [f"{task}/{mode}/" for task in TASKS for mode in MODES]
-    found["curves"] = dict(sorted(found["curves"].items(), key=lambda item: _place(item[0], order)))
+    found["curves"] = dict(sorted(found["curves"].items(), key=lambda item: _position(item[0], order)))
     RESULTS.write_text(json.dumps(found, indent=None).replace("}, {", "},\n{") + "\n", encoding="utf-8")
 
 
-def _place(key: str, order: Sequence[str]) -> tuple[int, int]:
+def _position(key: str, order: Sequence[str]) -> tuple[int, int]:
     """Where a curve stands in the file: by task, mode and seed."""
     name, _, seed = key.rpartition("/")
     return order.index(f"{name}/"), int(seed)
