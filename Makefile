@@ -65,9 +65,9 @@ gpu-acceptance: install
 	$(VENV)/bin/python -m benchmarks.gpu_acceptance $(ARGS)
 
 check: install-dev
-	$(VENV)/bin/ruff format --check src tests benchmarks examples docs/*.py setup.py
-	$(VENV)/bin/ruff check src tests benchmarks examples docs/*.py setup.py
-	$(VENV)/bin/codespell src benchmarks examples docs configs README.md CONTRIBUTING.md CHANGELOG.md
+	$(VENV)/bin/ruff format --check src tests benchmarks evidence examples docs/*.py setup.py
+	$(VENV)/bin/ruff check src tests benchmarks evidence examples docs/*.py setup.py
+	$(VENV)/bin/codespell src benchmarks evidence examples docs configs README.md CONTRIBUTING.md CHANGELOG.md
 	$(PYTEST) -q tests/system/test_words.py
 	$(VENV)/bin/mypy
 
@@ -87,8 +87,8 @@ docs: install
 	$(VENV)/bin/python -m dapo.config.page docs/from_*.md
 
 format: install-dev
-	$(VENV)/bin/ruff format src tests benchmarks examples docs/*.py setup.py
-	$(VENV)/bin/ruff check --fix src tests benchmarks examples docs/*.py setup.py
+	$(VENV)/bin/ruff format src tests benchmarks evidence examples docs/*.py setup.py
+	$(VENV)/bin/ruff check --fix src tests benchmarks evidence examples docs/*.py setup.py
 
 # measures us and whichever opponents are installed: make bench ARGS="generation update --rounds 9"
 bench: install

@@ -27,8 +27,8 @@ from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
 TABLE = Path(__file__).with_name("mutants.toml")
-COPIED = ("src", "tests", "benchmarks", "examples", "configs", "docs", "pyproject.toml", "setup.py", "mkdocs.yml")
-COPIED += ("MANIFEST.in", "Makefile", "README.md", "CHANGELOG.md", "LICENSE")
+COPIED = ("src", "tests", "benchmarks", "evidence", "examples", "configs", "docs", "pyproject.toml", "setup.py")
+COPIED += ("mkdocs.yml", "MANIFEST.in", "Makefile", "README.md", "CHANGELOG.md", "LICENSE")
 TIMEOUT_S = 600
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 

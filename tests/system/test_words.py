@@ -10,7 +10,7 @@ import pytest
 
 from helpers.paths import ROOT, TESTS
 
-FOLDERS = ("src", "tests", "benchmarks", "examples")
+FOLDERS = ("src", "tests", "benchmarks", "evidence", "examples")
 MAX_TEST_NAME = 89
 
 

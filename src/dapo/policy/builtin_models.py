@@ -61,19 +61,35 @@ def find_packaged_file(package: str, name: str) -> Path:
 
 def tiny_random(dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A two-layer Llama with 22,000 random weights over single characters, the same on every machine."""
-    config = LlamaConfig(
-        vocab_size=len(TINY_VOCABULARY),
+    return character_model(
+        dtype,
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=16,
+    )
+
+
+def character_model(dtype: torch.dtype, **shape: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A Llama of any shape over the characters of `TINY_VOCABULARY`, its random weights the same on every machine.
+
+    Args:
+        dtype: the type of its weights.
+        shape: sizes by their names in a `LlamaConfig`, such as `hidden_size`.
+
+    Returns:
+        The model and its tokenizer.
+    """
+    config = LlamaConfig(
+        vocab_size=len(TINY_VOCABULARY),
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         pad_token_id=TINY_VOCABULARY.index("<pad>"),
         bos_token_id=TINY_VOCABULARY.index("<bos>"),
         eos_token_id=TINY_VOCABULARY.index("<eos>"),
+        **shape,
     )
     # the constructor makes random weights, which are replaced below: keep the caller's generator as it was
     with torch.random.fork_rng(devices=[]):

@@ -1,0 +1,210 @@
+"""The base model of the experiments, trained from scratch: `python -m evidence.base_model`.
+
+A Llama of a million weights over single characters learns, by predicting the next one, the written-out solutions of
+`evidence.corpus` to training problems of `evidence/base.yaml`; held-out problems are never among them. It comes out as
+pretrained models are: it knows how problems are worked out, mostly right, and does so only now and then.
+
+The model is kept in the user's cache folder, beside what it was made from, and made again where that has changed. It is
+a function of the code alone on one kind of processor: every random number has a key, and one thread adds up in one
+order. Another processor or another release of torch rounds otherwise, and gives another model that behaves like it.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.machine import describe_commit, describe_machine, today
+from dapo.config import Config, load_config
+from dapo.config.data_spec import TaskSource
+from dapo.core.files import atomic_write_json, cache_folder, read_json, remove
+from dapo.data.problems import load_problems
+from dapo.data.prompts import PromptEncoder
+from dapo.policy.builtin_models import character_model
+from dapo.policy.model import LoadedModel, export_model, find_stop_ids
+from dapo.policy.policy import Policy
+from dapo.types import Problem, Sample
+from evidence import corpus
+
+ROOT = Path(__file__).parents[1]
+CONFIG = ROOT / "evidence" / "base.yaml"
+NAME = "evidence-base"
+ORIGIN = "made_from.json"
+"""The file of the cached model that says how, on what, and at which commit it was made."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the model is and how it is trained."""
+
+    hidden_size: int = 128
+    intermediate_size: int = 512
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 4
+    updates: int = 1500
+    problems_per_update: int = 8
+    texts_per_problem: int = 4
+    lr: float = 2.0e-3
+    warmup_updates: int = 50
+    beta2: float = 0.98
+    seed: int = 1000
+    """Of problems and texts; the runs' problems have other seeds."""
+
+
+def model_directory() -> Path:
+    """Where the model is, or will be: the place that `evidence/base.yaml` names."""
+    return cache_folder() / "models" / NAME
+
+
+def new_model(recipe: Recipe) -> LoadedModel:
+    """The model before its training, with the characters of `tiny-random` as its tokens."""
+    heads = recipe.num_attention_heads
+    model, tokenizer = character_model(
+        torch.float32,
+        hidden_size=recipe.hidden_size,
+        intermediate_size=recipe.intermediate_size,
+        num_hidden_layers=recipe.num_hidden_layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=recipe.hidden_size // heads,
+    )
+    return LoadedModel(model.eval(), tokenizer, find_stop_ids(model, tokenizer), NAME)
+
+
+def training_config(recipe: Recipe) -> Config:
+    """The options of the training: those of the experiments, with the recipe's optimiser."""
+    overrides = [
+        f"rollout.prompts_per_step={recipe.problems_per_update}",
+        f"train.minibatch_groups={recipe.problems_per_update}",
+        f"train.num_steps={recipe.updates}",
+        "train.microbatch_tokens=16384",
+        f"optim.lr={recipe.lr}",
+        f"optim.warmup_steps={recipe.warmup_updates}",
+        "optim.schedule=cosine",
+        "optim.min_lr_fraction=0.02",
+        f"optim.betas=[0.9, {recipe.beta2}]",
+    ]
+    return load_config(CONFIG, overrides)
+
+
+def corpus_problems(config: Config, recipe: Recipe) -> list[Problem]:
+    """The training problems that texts are written for, in order, each as often as it is sampled."""
+    source = config.data.train_source
+    assert isinstance(source, TaskSource)
+    size = recipe.updates * recipe.problems_per_update
+    return load_problems(replace(source, size=size, seed=recipe.seed), split="train")
+
+
+def minibatches(config: Config, recipe: Recipe, loaded: LoadedModel) -> Iterator[list[Sample]]:
+    """The texts of each update.
+
+    Maximum likelihood is Eq. 8 with an advantage of 1 for every text and the ratio 1 of a first update: its gradient is
+    then that of the mean log-probability of the texts' tokens. A prompt is computed once for its texts.
+    """
+    encoder, (end,) = PromptEncoder(loaded.tokenizer, config.data), loaded.stop_ids
+    problems = corpus_problems(config, recipe)
+    for first in range(0, len(problems), recipe.problems_per_update):
+        samples = []
+        for index, problem in enumerate(problems[first : first + recipe.problems_per_update], first):
+            for number in range(recipe.texts_per_problem):
+                solution = corpus.solve(problem, recipe.seed, index, number)
+                ids = [*loaded.tokenizer(solution.text)["input_ids"], *([end] if solution.ends else [])]
+                samples.append(_sample(index, encoder.encode(problem), ids))
+        yield samples
+
+
+def _sample(group: int, prompt: tuple[int, ...], ids: list[int]) -> Sample:
+    return Sample(
+        group_id=group,
+        prompt_ids=prompt,
+        response_ids=tuple(ids),
+        reward=1.0,
+        advantage=1.0,
+        engine_logprobs=(),
+        old_logprobs=None,
+        mask=(True,) * len(ids),
+    )
+
+
+def train(recipe: Recipe, log: Callable[[str], None]) -> tuple[Policy, LoadedModel, dict[str, Any]]:
+    """Train the model; returns the policy, what it was before, and what was measured."""
+    config, loaded = training_config(recipe), new_model(recipe)
+    threads, started = torch.get_num_threads(), time.perf_counter()
+    torch.set_num_threads(config.train.threads or 1)
+    try:
+        policy, tokens, metrics = Policy(config, loaded), 0, {}
+        for update, minibatch in enumerate(minibatches(config, recipe, loaded), 1):
+            metrics = policy.update(minibatch, step=update)
+            tokens += int(metrics["optim/update_tokens"])
+            if update % 100 == 0 or update == recipe.updates:
+                seconds = time.perf_counter() - started
+                log(
+                    f"update {update} of {recipe.updates}: mean probability of the next character "
+                    f"{metrics['loss/token_prob_mean']:.3f}, {seconds:.0f} s"
+                )
+    finally:
+        torch.set_num_threads(threads)
+    measured = {"characters": tokens, "seconds": round(time.perf_counter() - started, 1)}
+    return policy, loaded, measured
+
+
+def recipe_of(recipe: Recipe) -> dict[str, Any]:
+    """Everything that decides what the model becomes, as it is kept beside the model."""
+    source = load_config(CONFIG).data.train_source
+    assert isinstance(source, TaskSource)
+    rates = {name: getattr(corpus, name) for name in ("RIGHT_GUESSES", "SLIP_RATE", "ENDLESS", "GO_ON")}
+    return {**asdict(recipe), "tasks": source.tasks, "shares": dict(corpus.SHARES), **rates}
+
+
+def base_model(
+    log: Callable[[str], None], *, recipe: Recipe | None = None, again: bool = False
+) -> tuple[Path, dict[str, Any]]:
+    """The directory of the model and what it was made from; trained where there is none by this recipe, or `again`."""
+    recipe = recipe or Recipe()
+    folder, wanted = model_directory(), json.loads(json.dumps(recipe_of(recipe)))
+    if not again and (folder / ORIGIN).is_file():
+        origin: dict[str, Any] = read_json(folder / ORIGIN)
+        if origin["recipe"] == wanted:
+            return folder, origin
+    log(f"training the base model of the experiments; it is kept in {folder}")
+    policy, loaded, measured = train(recipe, log)
+    origin = {
+        "recipe": wanted,
+        "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
+        **measured,
+        "commit": describe_commit(ROOT),
+        "date": today(),
+        "torch": torch.__version__,
+        "machine": describe_machine(),
+    }
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{NAME}.", dir=folder.parent) as temporary:
+        export = Path(temporary) / NAME
+        export_model(policy.weights(version=0).named_tensors(), loaded, export)
+        atomic_write_json(export / ORIGIN, origin)
+        remove(folder) if folder.exists() else None
+        os.replace(export, folder)
+    return folder, origin
+
+
+def main() -> None:
+    """Make the model if it is not there, and print where it is and what it was made from."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--again", action="store_true", help="train it anew, with the code of this checkout")
+    given = parser.parse_args()
+    folder, origin = base_model(partial(print, file=sys.stderr, flush=True), again=given.again)
+    print(folder)
+    print(json.dumps(origin, indent=1))
+
+
+if __name__ == "__main__":
+    main()
