@@ -43,6 +43,8 @@ class Row:
 
     def part(self) -> None:
         """Leave out what has finished and divide the active branch by its last tokens; the first part goes on."""
+        if len(self.active) == 1 and self.active[0].finish is None:
+            return
         parts: dict[int, Branch] = {}
         for seq in self.active:
             if seq.finish is None:

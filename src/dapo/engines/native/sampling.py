@@ -169,7 +169,8 @@ def invert_cdf(probabilities: Tensor, draws: Draws) -> Tensor:
     target = draws.uniforms * totals[:, -1:]
     block = _first_above(totals, target)
     before = totals.gather(1, (block - 1).clamp(min=0)).masked_fill(block == 0, 0.0)
-    ids = block * BLOCK + torch.arange(BLOCK, device=probabilities.device)  # [m, BLOCK]
+    width = min(BLOCK, size)
+    ids = block * BLOCK + torch.arange(width, device=probabilities.device)  # [m, width]
     found = _entries(probabilities, ids.clamp(max=size - 1), draws)
     within = found.double().masked_fill(ids >= size, 0.0).cumsum(1)
     # no cumulative sum of a row of nan exceeds anything: keep its id valid
