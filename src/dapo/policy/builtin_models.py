@@ -72,7 +72,7 @@ def tiny_random(dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenize
     )
 
 
-def character_model(dtype: torch.dtype, **shape: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def character_model(dtype: torch.dtype, **shape: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A Llama of any shape over the characters of `TINY_VOCABULARY`, its random weights the same on every machine.
 
     Args:
