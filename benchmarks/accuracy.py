@@ -1,180 +1,363 @@
-"""Seconds of training until the policy answers three quarters of the held-out quickstart problems.
+"""Held-out accuracy against generated tokens and against seconds of training: ours and TRL's GRPOTrainer.
 
-Both systems get the quickstart's problems, prompts, reward, learning rate and group size, at natural lengths, and take
-turns step by step. Their weights are evaluated by one third process with plain `transformers.generate`; loading,
-evaluating and exporting are not in the seconds.
+A race is a seed. In it every system trains the quickstart, with the same model, problems in the same order, reward,
+learning rate at each step, group size and precision, at natural lengths, until it has generated a budget of tokens.
+Systems take turns: each trains to the next multiple of `evaluate_every` tokens, then its weights are evaluated by a
+third process (`benchmarks.workers.evaluator`). Loading, exporting and evaluating are not in the seconds.
+
+A system's curve in a race is kept when it is complete, in a cache folder and in the results file, so that an
+interrupted command goes on with the next race, and further seeds and systems join those before.
+`python -m benchmarks.accuracy_report` makes the table and the picture.
 """
 
+import hashlib
+import json
+import math
+import os
 import shutil
-from dataclasses import dataclass, field
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+from benchmarks.accuracy_report import figures
 from benchmarks.compare import CONFIG, best_microbatch
-from benchmarks.worker_session import INSTALL, Session, is_installed
+from benchmarks.crossing import HeldOut
+from benchmarks.machine import describe_commit, describe_machine, today
+from benchmarks.sharpened import cache_folder
+from benchmarks.worker_session import INSTALL, ROOT, Session, Settings, is_installed, rotated
+from dapo.config import load_config
+from dapo.core.rng import keyed_seed
+from dapo.data.problems import load_problems
 
-EVALUATE_EVERY = 2
-SAMPLES_PER_PROBLEM = 1
-QUICK_HELD_OUT = 8
-QUICK_OVERRIDES = ("rollout.prompts_per_step=2", "rollout.group_size=4", "train.minibatch_groups=2")
-MAX_STEPS = 80
-"""Of our system; an opponent may take `cap` times our seconds."""
+MODULES = {"ours": "ours", "all_groups": "ours", "trl": "trl"}
+"""Of each system's worker. `all_groups` is ours without dynamic sampling: the algorithm that TRL has."""
+OVERRIDES: dict[str, tuple[str, ...]] = {"ours": (), "all_groups": ("dynamic_sampling.enabled=false",)}
+SAMPLES = {"sums": 3, "products": 3, "largest": 1}
+"""Responses to each problem: the first two tasks have few held-out questions, all of which are asked."""
+
+
+@dataclass(frozen=True)
+class Design:
+    """What makes curves comparable: those of another design never join."""
+
+    token_budget: int = 20_000
+    evaluate_every: int = 2_000
+    """Generated tokens, discarded ones included."""
+    held_out_size: int = 756
+    """As in `data.eval`: a third for each task, where it has so many held-out questions."""
+    dtype: str = "auto"
+    threads: int = 2
+    device: str = "cpu"
+    overrides: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Design":
+        """The settings' design; a quick one does two small steps on a few problems."""
+        same = {"dtype": settings.dtype, "threads": settings.threads, "device": settings.device}
+        if settings.quick:
+            small = ("rollout.prompts_per_step=2", "rollout.group_size=4", "train.minibatch_groups=2")
+            return cls(token_budget=240, evaluate_every=120, held_out_size=12, overrides=small, **same)
+        return cls(**same)
+
+    @property
+    def name(self) -> str:
+        """Of its folder: a digest of the design and of the machine."""
+        machine = describe_machine()
+        key = json.dumps([asdict(self), machine["cpu"], machine["cores"]])
+        return hashlib.blake2b(key.encode(), digest_size=4).hexdigest()
 
 
 @dataclass
-class Runner:
-    """How far one system is in one seed's race."""
+class Leg:
+    """One system in one race."""
 
-    name: str
-    seconds: float = 0.0
-    evaluation_s: float = 0.0
-    steps: int = 0
-    curve: list[tuple[float, float]] = field(default_factory=list)
-    """Seconds of training and held-out accuracy at each evaluation."""
-    reached: bool = False
-    given_up: bool = False
+    seed: int
+    system: str
+    steps: list[dict[str, float]] = field(default_factory=list)
+    """Of each step: seconds, and generated and trained tokens."""
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    """Step, generated tokens and seconds of training until then, and the right responses to each problem."""
+    is_complete: bool = False
+    made_with: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def running(self) -> bool:
-        """Is there a next step?"""
-        return not (self.reached or self.given_up)
+    def tokens(self) -> int:
+        """Generated so far."""
+        return int(sum(step["tokens"] for step in self.steps))
+
+    @property
+    def seconds(self) -> float:
+        """Of training so far."""
+        return sum(step["seconds"] for step in self.steps)
 
 
-def measure_accuracy(session: Session) -> dict[str, dict[str, Any]]:
-    """One race for each seed."""
-    settings = session.settings
-    systems = [name for name in ("ours", "trl") if is_installed(name)]
-    first = settings.first_seed
-    races = [_race(session, systems, seed) for seed in range(first, first + settings.seeds)]
-    figures = []
-    for name in systems:
-        runners = [race[name] for race in races]
-        figures.append(
-            {
-                "name": f"training until {settings.target:.0%} of held-out problems are right",
-                "system": name,
-                "unit": "s",
-                "better": "lower",
-                "values": [runner.seconds for runner in runners],
-                "unfinished": any(not runner.reached for runner in runners),
-            }
+class Legs:
+    """The complete legs of a design: in a folder, and those that a results file brought."""
+
+    def __init__(self, folder: Path, earlier: dict[str, Any] | None, design: Design) -> None:
+        self.folder = folder
+        self.by_key: dict[tuple[int, str], Leg] = {}
+        stored = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+        if earlier is not None:
+            require_same_design(earlier, design)
+            stored = [*earlier["legs"], *stored]
+        for found in stored:
+            if found["is_complete"]:
+                self.by_key[found["seed"], found["system"]] = Leg(**found)
+
+    def write(self, leg: Leg) -> None:
+        """Keep a leg as it is; it counts when it is complete."""
+        path = self.folder / f"{leg.seed:03d}-{leg.system}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(asdict(leg)) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+        if leg.is_complete:
+            self.by_key[leg.seed, leg.system] = leg
+
+    def missing(self, seed: int, systems: list[str]) -> list[str]:
+        """The systems that have no complete leg in a race."""
+        return [system for system in systems if (seed, system) not in self.by_key]
+
+    def race_minutes(self) -> float:
+        """What the longest race so far took, training, evaluations and all; 0 where there is none."""
+        return max((leg.made_with["race_s"] for leg in self.by_key.values()), default=0.0) / 60
+
+
+def as_json(design: Design) -> dict[str, Any]:
+    """A design as it is after a round trip through JSON."""
+    found: dict[str, Any] = json.loads(json.dumps(asdict(design)))
+    return found
+
+
+def require_same_design(part: dict[str, Any], design: Design) -> None:
+    """Raise ValueError where a results file holds curves of another design: they would be lost."""
+    here, there = as_json(design), part.get("design", {})
+    if here != there:
+        other = [f"{key} {there.get(key)}, here {value}" for key, value in here.items() if there.get(key) != value]
+        raise ValueError(
+            f"the results file holds other curves ({'; '.join(other)}): give another --name, or --again to forget them"
         )
-    skipped = [] if "trl" in systems else [{"system": "trl", "reason": f"not installed; `{INSTALL}` installs it"}]
-    return {
-        "accuracy": {
-            "figures": figures,
-            "skipped": skipped,
-            "dtype": session.dtype,
-            "races": [{name: vars(runner) for name, runner in race.items()} for race in races],
-            "versions": {key: answer["versions"] for key, answer in session.answers.items() if "versions" in answer},
-            "trl_microbatch": session.answers.get("trl", {}).get("microbatch"),
-        }
-    }
 
 
-def joined(earlier: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
-    """Join the races of further seeds to those that were run before."""
-    others = {figure["system"]: figure for figure in earlier["figures"]}
-    figures = [
-        figure
-        | {
-            "values": others[figure["system"]]["values"] + figure["values"],
-            "unfinished": others[figure["system"]]["unfinished"] or figure["unfinished"],
-        }
-        for figure in later["figures"]
-    ]
-    return later | {"figures": figures, "races": earlier["races"] + later["races"]}
+def measure_accuracy(session: Session, *, installed: Callable[[str], bool] = is_installed) -> dict[str, dict[str, Any]]:
+    """Run the races that are missing, as far as the time goes, and give the figures of all that are there."""
+    settings, design = session.settings, Design.of(session.settings)
+    folder = cache_folder() / "accuracy" / design.name
+    if settings.again:
+        shutil.rmtree(folder, ignore_errors=True)
+    legs = Legs(folder, None if settings.again else _earlier(settings.results), design)
+    systems = [system for system in settings.systems if installed(MODULES[system])]
+    held_out, problems = held_out_problems(design)
+    session.log(f"curves are kept in {folder}")
+    started = time.monotonic()
+    for seed in range(settings.first_seed, settings.first_seed + settings.seeds):
+        missing = legs.missing(seed, systems)
+        if not missing:
+            session.log(f"seed {seed}: complete already")
+            continue
+        needed, used = legs.race_minutes(), (time.monotonic() - started) / 60
+        if settings.minutes is not None and used + needed > settings.minutes:
+            session.log(
+                f"seed {seed}: a race takes about {needed:.0f} minutes, and {used:.0f} of --minutes "
+                f"{settings.minutes:g} are over: the same command again goes on here"
+            )
+            break
+        Race(session, design, seed, missing, legs).run(held_out, problems)
+    if not legs.by_key:
+        raise ValueError(f"there is no complete race, and --minutes {settings.minutes:g} allows none")
+    skipped = [] if installed("trl") else [{"system": "trl", "reason": f"not installed; `{INSTALL}` installs it"}]
+    ordered = [asdict(legs.by_key[key]) for key in sorted(legs.by_key)]
+    part = {"design": as_json(design), "target": settings.target, "held_out": vars(held_out), "legs": ordered}
+    versions: dict[str, Any] = {}
+    for leg in ordered:
+        versions |= leg["made_with"]["versions"]
+    dtype = ordered[0]["made_with"]["dtype"]
+    return {"accuracy": {"figures": figures(part), "skipped": skipped, "dtype": dtype, "versions": versions, **part}}
 
 
-def _race(session: Session, systems: list[str], seed: int) -> dict[str, Runner]:
-    settings = session.settings
-    _open_ours(session, seed)
-    if "trl" in systems:
-        _open_trl(session, seed)
-    held_out = session.ask("ours", "held_out")
-    held_out["rows"] = held_out["rows"][: QUICK_HELD_OUT if settings.quick else None]
-    session.start("evaluator", "transformers")
-    runners = {name: Runner(name) for name in systems}
-    max_steps = EVALUATE_EVERY if settings.quick else MAX_STEPS
-    while any(runner.running for runner in runners.values()):
-        for runner in runners.values():
-            if runner.running:
-                _step(session, runner, held_out, seed)
-        ours, trl = runners["ours"], runners.get("trl")
-        ours.given_up = not ours.reached and ours.steps >= max_steps
-        if trl is not None and not trl.reached:
-            beyond = ours.reached and trl.seconds > settings.cap * ours.seconds
-            trl.given_up = beyond or ours.given_up
-    session.close("evaluator", *systems)
-    return runners
+def _earlier(path: Path | None) -> dict[str, Any] | None:
+    """The accuracy part of a results file."""
+    if path is None or not path.is_file():
+        return None
+    found: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8"))["parts"].get("accuracy")
+    return found
 
 
-def _step(session: Session, runner: Runner, held_out: dict[str, Any], seed: int) -> None:
-    runner.seconds += session.ask(runner.name, "step")["step_s"]
-    runner.steps += 1
-    if runner.steps % EVALUATE_EVERY:
-        return
-    directory = session.folder / f"{runner.name}-{seed}-{runner.steps}"
-    session.ask(runner.name, "export", directory=str(directory))
-    settings = session.settings
-    session.ask(
-        "evaluator",
-        "open",
-        model=str(directory),
-        dtype=session.dtype,
-        device=settings.device,
-        threads=settings.threads,
+@cache
+def held_out_problems(design: Design) -> tuple[HeldOut, list[dict[str, Any]]]:
+    """The evaluated problems, task by task, each task with its share of the quickstart's own held-out problems."""
+    config = load_config(CONFIG)
+    own = Counter(problem.source for problem in load_problems(config.data.eval, split="eval"))
+    spec = {**config.data.eval, "size": design.held_out_size}
+    found = sorted(load_problems(spec, split="eval"), key=lambda problem: list(SAMPLES).index(problem.source))
+    held_out = HeldOut(
+        problems=dict(Counter(problem.source for problem in found)),
+        samples=SAMPLES,
+        shares={task: count / own.total() for task, count in own.items()},
     )
-    # the same noise at every evaluation of both
-    found = session.ask("evaluator", "evaluate", **held_out, samples=SAMPLES_PER_PROBLEM, seed=seed)
-    shutil.rmtree(directory)
-    runner.evaluation_s += found["seconds"]
-    runner.curve.append((runner.seconds, found["accuracy"]))
-    runner.reached = found["accuracy"] >= settings.target
-    session.log(
-        f"  seed {seed}, {runner.name}: step {runner.steps}, {runner.seconds:.0f} s: {found['accuracy']:.1%} right"
-    )
+    rows = [{"id": p.id, "prompt": p.prompt, "answer": p.answer, "source": p.source} for p in found]
+    return held_out, rows
 
 
-def _open_ours(session: Session, seed: int) -> None:
-    settings = session.settings
-    overrides = [
-        f"model.dtype={settings.dtype}",
-        f"train.seed={seed}",
-        f"train.threads={settings.threads}",
-        f"train.device={settings.device}",
-        "log.rollouts=none",
-        *(QUICK_OVERRIDES if settings.quick else ()),
-    ]
-    session.log(f"seed {seed}: loading")
-    session.start("ours", "ours")
-    session.answers["ours"] = session.ask("ours", "open", config=CONFIG, overrides=overrides)
+def require_same_rates(legs: list[Leg]) -> None:
+    """Raise ValueError where two systems trained a step with different learning rates."""
+    for first, second in pairwise(legs):
+        for i, (one, other) in enumerate(zip(first.steps, second.steps, strict=False), start=1):
+            if not math.isclose(one["lr"], other["lr"], rel_tol=1e-9):
+                raise ValueError(
+                    f"step {i}: {first.system} trained at rate {one['lr']:g} and {second.system} at {other['lr']:g}: "
+                    "the curves cannot be compared"
+                )
 
 
-def _open_trl(session: Session, seed: int) -> None:
-    settings, ours = session.settings, session.answers["ours"]
-    config = ours["config"]
-    # as many problems as our run could meet, in its order
-    count = config["rollout"]["prompts_per_step"] * MAX_STEPS * int(settings.cap)
-    rows = session.ask("ours", "rows", count=count)["rows"]
-    trl = {
-        "model": ours["directory"],
-        "dtype": ours["dtype"],
-        "device": settings.device,
-        "threads": settings.threads,
-        "rows": [{"prompt": row["prompt"], "answer": row["answer"]} for row in rows],
-        "prompts": config["rollout"]["prompts_per_step"],
-        "group": config["rollout"]["group_size"],
-        "max_new_tokens": config["rollout"]["max_response_tokens"],
-        "forced": False,
-        "updates": config["rollout"]["prompts_per_step"] // config["train"]["minibatch_groups"],
-        "lr": config["optim"]["lr"],
-        "warmup_steps": config["optim"]["warmup_steps"],
-        "buffer_tokens": config["overlong"]["buffer_tokens"],
-        "verifier": config["reward"]["verifier"],
-        "options": config["reward"]["options"],
-        "seed": seed,
-    }
-    microbatch = best_microbatch(session, trl)
-    session.start("trl", "trl")
-    answer = session.ask("trl", "open", settings=trl | {"microbatch": microbatch})
-    session.answers["trl"] = answer | {"microbatch": microbatch}
+class Race:
+    """The systems of one seed, side by side."""
+
+    def __init__(self, session: Session, design: Design, seed: int, systems: list[str], legs: Legs) -> None:
+        self.session, self.design, self.seed, self.kept = session, design, seed, legs
+        self.legs = {system: Leg(seed, system) for system in systems}
+        self.started = time.monotonic()
+
+    def run(self, held_out: HeldOut, problems: list[dict[str, Any]]) -> None:
+        """Train and evaluate to the end of the budget; a leg is kept when it is complete."""
+        design, session = self.design, self.session
+        session.log(f"seed {self.seed}: loading {', '.join(self.legs)}")
+        opened = self._open()
+        self._open_evaluator(opened, problems)
+        base = self._evaluate(opened["directory"], "base", 0)
+        for leg in self.legs.values():
+            leg.evaluations.append({"step": 0, "tokens": 0, "seconds": 0.0, **base})
+        marks = range(design.evaluate_every, design.token_budget + 1, design.evaluate_every)
+        for i, mark in enumerate(marks):
+            for system in rotated(list(self.legs), i):
+                self._advance(self.legs[system], mark, held_out)
+        require_same_rates(list(self.legs.values()))
+        for system, leg in self.legs.items():
+            leg.is_complete = True
+            leg.made_with = self._made_with(system)
+            self.kept.write(leg)
+        session.close("evaluator", *self.legs)
+
+    def _advance(self, leg: Leg, mark: int, held_out: HeldOut) -> None:
+        """Train until `mark` tokens have been generated, and evaluate."""
+        while leg.tokens < mark:
+            step = self.session.ask(leg.system, "step")
+            measured = {"seconds": round(step["step_s"], 3), "tokens": step["generated_tokens"]}
+            leg.steps.append(measured | {"trained_tokens": step["trained_tokens"], "lr": step["lr"]})
+        if leg.evaluations[-1]["step"] == len(leg.steps):
+            return  # a step went beyond two marks
+        directory = self.session.folder / f"{leg.system}-{self.seed}"
+        self.session.ask(leg.system, "export", directory=str(directory))
+        found = self._evaluate(str(directory), leg.system, len(leg.steps))
+        shutil.rmtree(directory)
+        leg.evaluations.append(
+            {"step": len(leg.steps), "tokens": leg.tokens, "seconds": round(leg.seconds, 3), **found}
+        )
+        self.kept.write(leg)
+        accuracy, low, high = held_out.accuracy(held_out.rates(found["right"]))
+        self.session.log(
+            f"  seed {self.seed}, {leg.system}: step {len(leg.steps)}, {leg.tokens:,} tokens, {leg.seconds:.0f} s: "
+            f"{accuracy:.1%} right ({low:.0%} to {high:.0%}), evaluated in {found['evaluation_s']:.0f} s"
+        )
+
+    def _evaluate(self, directory: str, system: str, step: int) -> dict[str, Any]:
+        # each evaluation has noise of its own, so that smoothing a curve averages it out
+        seed = keyed_seed("accuracy", self.seed, system, step) % 2**31
+        found = self.session.ask("evaluator", "evaluate", model=directory, seed=seed)
+        return {"right": found["right"], "evaluation_s": round(found["seconds"], 1), "answers": found["responses"]}
+
+    def _open(self) -> dict[str, Any]:
+        """Start the systems; what ours answered, which reads the configuration even where it does not train."""
+        for system in self.legs:
+            if system != "trl":
+                self.session.answers[system] = self._open_ours(system)
+        opened = next((self.session.answers[system] for system in self.legs if system != "trl"), None)
+        if opened is None:
+            opened = self._open_ours("ours")
+        self.session.answers["ours"] = opened
+        if "trl" in self.legs:
+            reader = next(name for name in ("ours", "all_groups") if name in self.session.workers)
+            self._open_trl(opened, reader)
+            if reader not in self.legs:
+                self.session.close(reader)
+        return opened
+
+    def _open_ours(self, system: str) -> dict[str, Any]:
+        settings = self.session.settings
+        overrides = [
+            f"model.dtype={settings.dtype}",
+            f"train.seed={self.seed}",
+            f"train.threads={settings.threads}",
+            f"train.device={settings.device}",
+            "log.rollouts=none",
+            *self.design.overrides,
+            *OVERRIDES[system],
+        ]
+        self.session.start(system, "ours")
+        return self.session.ask(system, "open", config=CONFIG, overrides=overrides)
+
+    def _open_trl(self, ours: dict[str, Any], reader: str) -> None:
+        session, config = self.session, ours["config"]
+        settings = session.settings
+        # a row a group: as many problems as the budget could take with responses of one token, in our run's order
+        count = self.design.token_budget // config["rollout"]["group_size"] + config["rollout"]["prompts_per_step"]
+        rows = session.ask(reader, "rows", count=count)["rows"]
+        trl = {
+            "model": ours["directory"],
+            "dtype": ours["dtype"],
+            "device": settings.device,
+            "threads": settings.threads,
+            "rows": [{"prompt": row["prompt"], "answer": row["answer"]} for row in rows],
+            "prompts": config["rollout"]["prompts_per_step"],
+            "group": config["rollout"]["group_size"],
+            "max_new_tokens": config["rollout"]["max_response_tokens"],
+            "forced": False,
+            "updates": config["rollout"]["prompts_per_step"] // config["train"]["minibatch_groups"],
+            "lr": config["optim"]["lr"],
+            "warmup_steps": config["optim"]["warmup_steps"],
+            "buffer_tokens": config["overlong"]["buffer_tokens"],
+            "verifier": config["reward"]["verifier"],
+            "options": config["reward"]["options"],
+            "seed": self.seed,
+        }
+        microbatch = best_microbatch(session, trl)
+        session.start("trl", "trl")
+        answer = session.ask("trl", "open", settings=trl | {"microbatch": microbatch})
+        session.answers["trl"] = answer | {"microbatch": microbatch}
+
+    def _open_evaluator(self, opened: dict[str, Any], problems: list[dict[str, Any]]) -> None:
+        config, settings = opened["config"], self.session.settings
+        limit = config["eval"]["max_response_tokens"] or config["rollout"]["max_response_tokens"]
+        sampling = {"temperature": config["eval"]["temperature"], "top_p": config["eval"]["top_p"]}
+        self.session.start("evaluator", "evaluator")
+        self.session.answers["evaluator"] = self.session.ask(
+            "evaluator",
+            "open",
+            problems=problems,
+            samples=SAMPLES,
+            sampling=sampling | {"max_new_tokens": limit},
+            verifier=config["reward"]["verifier"],
+            options=config["reward"]["options"],
+            dtype=opened["dtype"],
+            device=settings.device,
+            threads=settings.threads,
+        )
+
+    def _made_with(self, system: str) -> dict[str, Any]:
+        """What the race ran on, and how long all of it took."""
+        answers = self.session.answers
+        versions = {name: answers[name]["versions"] for name in (system, "evaluator")}
+        return {
+            "commit": describe_commit(ROOT),
+            "date": today(),
+            "versions": versions,
+            "dtype": answers["ours"]["dtype"],
+            "together_with": [name for name in self.legs if name != system],
+            "race_s": round(time.monotonic() - self.started, 1),
+        } | ({"microbatch": answers["trl"]["microbatch"]} if system == "trl" else {})

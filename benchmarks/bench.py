@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from benchmarks.accuracy import joined, measure_accuracy
+from benchmarks.accuracy import MODULES, measure_accuracy
 from benchmarks.compare import COMPARED, measure_four_updates, measure_one_update
 from benchmarks.dapo_only import measure_checkpoint, measure_growth, measure_longtail, measure_shared
 from benchmarks.machine import describe_commit, describe_machine, today
@@ -37,7 +37,7 @@ OURS_ALONE = {
 }
 WITH_OPPONENTS = {"natural": measure_natural, "accuracy": measure_accuracy}
 PARTS = (*COMPARED, VARIANT, "natural", *OURS_ALONE, "accuracy")
-QUICK = Settings(rounds=1, prompts=4, group=4, tokens=16, seeds=1, cap=2.0, trl_microbatches=(8, 16), quick=True)
+QUICK = Settings(rounds=1, prompts=4, group=4, tokens=16, seeds=1, trl_microbatches=(8, 16), quick=True)
 
 
 def main() -> int:
@@ -50,6 +50,7 @@ def main() -> int:
         print("there is no .venv: run `make install` first", file=sys.stderr)
         return 2
     results_path = RESULTS / f"{arguments.name or default_name(settings)}.json"
+    settings = replace(settings, results=results_path)
     try:
         require_same_machine(results_path)
     except ValueError as error:
@@ -86,9 +87,13 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--model", default=defaults.model, help="alias, directory, or qwen2-0.5b / qwen2-1.5b (random)")
     parser.add_argument("--microbatch-tokens", type=int, default=defaults.microbatch_tokens, help="ours")
     parser.add_argument("--trl-microbatch", type=int, help="responses; none: a probe finds the fastest")
-    parser.add_argument("--seeds", type=int, help="of the accuracy part")
-    parser.add_argument("--first-seed", type=int, help="above 0: the races join those in the results file")
-    parser.add_argument("--cap", type=float, help="accuracy: give an opponent up after so many times our seconds")
+    accuracy = parser.add_argument_group("of the accuracy part, whose complete curves are kept and join")
+    accuracy.add_argument("--seeds", type=int, help=f"races (default {defaults.seeds})")
+    accuracy.add_argument("--first-seed", type=int, help="of the first race; the next one has the next")
+    accuracy.add_argument("--systems", nargs="+", choices=list(MODULES), help=f"(default {' '.join(defaults.systems)})")
+    accuracy.add_argument("--minutes", type=float, help="begin no race that would end later")
+    accuracy.add_argument("--target", type=float, help=f"the accuracy to reach (default {defaults.target})")
+    accuracy.add_argument("--again", action="store_true", help="forget the curves that are kept")
     parser.add_argument("--quick", action="store_true", help="small and noisy: does everything run?")
     parser.add_argument("--name", help="of the results file")
     arguments = parser.parse_args(words)
@@ -100,12 +105,12 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """What is measured."""
     settings = QUICK if arguments.quick else Settings()
-    given = {
-        name: value
-        for name in ("rounds", "dtype", "threads", "device", "model", "microbatch_tokens", "seeds", "first_seed", "cap")
-        if (value := getattr(arguments, name)) is not None
-    }
+    names = ("rounds", "dtype", "threads", "device", "model", "microbatch_tokens")
+    names += ("seeds", "first_seed", "minutes", "target", "again")
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     settings = replace(settings, **given)
+    if arguments.systems is not None:
+        settings = replace(settings, systems=tuple(arguments.systems))
     if arguments.trl_microbatch is not None:
         settings = replace(settings, trl_microbatches=(arguments.trl_microbatch,))
     return replace(settings, plots=RESULTS) if settings.quick else settings
@@ -146,8 +151,6 @@ def write_results(path: Path, found: dict[str, dict[str, Any]], settings: Settin
     results: dict[str, Any] = {"parts": {}}
     if path.is_file():
         results = json.loads(path.read_text(encoding="utf-8"))
-    if settings.first_seed and "accuracy" in found and "accuracy" in results["parts"]:
-        found = found | {"accuracy": joined(results["parts"]["accuracy"], found["accuracy"])}
     stamp = {"date": today(), "commit": describe_commit(ROOT), "settings": settings_as_json(settings)}
     merged = {**results["parts"], **{name: part | stamp for name, part in found.items()}}
     ordered = {name: merged[name] for name in sorted(merged, key=_order)}
@@ -158,7 +161,7 @@ def write_results(path: Path, found: dict[str, dict[str, Any]], settings: Settin
 
 def settings_as_json(settings: Settings) -> dict[str, Any]:
     """As they were in force."""
-    return {key: value for key, value in vars(settings).items() if key not in ("plots", "timeout_s")}
+    return {key: value for key, value in vars(settings).items() if key not in ("plots", "results", "timeout_s")}
 
 
 def _order(name: str) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.protocol import Worker
 
 ROOT = Path(__file__).parents[1]
-VENVS = {"ours": ".venv", "transformers": ".venv", "matmul": ".venv", "dapo_internals": ".venv"}
+VENVS = dict.fromkeys(("ours", "transformers", "evaluator", "matmul", "dapo_internals"), ".venv")
 VENVS |= {"trl": ".venv-trl", "vllm": ".venv-vllm"}
 INSTALL = "make bench-peers"
 MATMUL_SIZES = {"cpu": 4096, "cuda": 8192}
@@ -33,13 +33,18 @@ class Settings:
     tokens: int = 64
     microbatch_tokens: int = 1024
     trl_microbatches: tuple[int, ...] = (8, 16, 32, 64)
-    seeds: int = 3
+    seeds: int = 5
     first_seed: int = 0
-    cap: float = 10.0
+    systems: tuple[str, ...] = ("ours", "trl")
+    """Of the accuracy part; and so the next three."""
     target: float = 0.75
+    minutes: float | None = None
+    again: bool = False
     quick: bool = False
     timeout_s: float = 1800.0
     plots: Path = ROOT / "docs"
+    results: Path | None = None
+    """The file that the results will join."""
 
     @property
     def responses(self) -> int:

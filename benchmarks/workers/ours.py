@@ -192,6 +192,7 @@ class Ours:
             "wait_s": metrics.get("time/wait_s", 0.0),
             "generated_tokens": int(metrics["rollout/tokens_generated"]),
             "trained_tokens": int(metrics["rollout/tokens_in_minibatches"]),
+            "lr": metrics["optim/lr"],
         }
 
     def _train(self) -> None:

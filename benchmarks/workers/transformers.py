@@ -1,4 +1,4 @@
-"""Plain `transformers.generate`: an opponent in generation, and the neutral evaluator of trained weights."""
+"""Plain `transformers.generate`: an opponent in generation."""
 
 import time
 from typing import Any
@@ -8,11 +8,6 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.protocol import serve
-from dapo.rewards.verifier import get_verifier
-from dapo.types import Problem
-
-EVALUATION_ROWS = 128
-"""Responses sampled at a time; more would only take more memory."""
 
 
 class Generate:
@@ -48,37 +43,6 @@ class Generate:
             "responses": len(ended),
         }
 
-    def evaluate(
-        self,
-        rows: list[dict[str, Any]],
-        samples: int,
-        temperature: float,
-        top_p: float,
-        max_new_tokens: int,
-        verifier: str,
-        options: dict[str, Any],
-        seed: int,
-    ) -> dict[str, Any]:
-        """The share of right responses, judged as training judges them."""
-        started = time.perf_counter()
-        judge = get_verifier(verifier, **options)
-        torch.manual_seed(seed)
-        asked = [row for row in rows for _ in range(samples)]
-        right = 0
-        for start in range(0, len(asked), EVALUATION_ROWS):
-            batch = asked[start : start + EVALUATION_ROWS]
-            responses = self._sample(
-                [row["prompt_ids"] for row in batch],
-                max_new_tokens=max_new_tokens,
-                temperature=temperature,
-                top_p=top_p,
-            )
-            for row, response in zip(batch, responses, strict=True):
-                text = self.tokenizer.decode(response, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-                problem = Problem(row["id"], row["prompt"], row["answer"])
-                right += judge(problem, text).correct is True
-        return {"accuracy": right / len(asked), "samples": len(asked), "seconds": time.perf_counter() - started}
-
     @torch.inference_mode()
     def _sample(self, rows: list[list[int]], **settings: Any) -> torch.Tensor:
         """`[rows, tokens]` sampled ids, padded where a response ended."""
@@ -94,4 +58,4 @@ def _length(ids: list[int], stop_ids: list[int]) -> int:
 
 if __name__ == "__main__":
     system = Generate()
-    serve({"open": system.open, "generate": system.generate, "evaluate": system.evaluate})
+    serve({"open": system.open, "generate": system.generate})

@@ -17,6 +17,7 @@ import torch
 import transformers
 import trl
 from datasets import Dataset
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -55,6 +56,18 @@ class TimedTrainer(GRPOTrainer):  # type: ignore[misc]
     clock: Clock
     channel: Channel
     probe_sizes: list[int] | None = None
+    warmup_steps: int = 0
+    updates: int = 1
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
+        """Our rate at every step; that of transformers trains the first step of a warm-up with a rate of 0."""
+        if self.lr_scheduler is None:
+            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, self._rate)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def _rate(self, updates_done: int) -> float:
+        return min(1.0, (updates_done // self.updates + 1) / max(1, self.warmup_steps))
 
     def _generate_single_turn(self, prompt_ids: Any, *rest: Any, **named: Any) -> Any:
         with self.clock.phase("generation"):
@@ -143,6 +156,7 @@ class Commands(TrainerCallback):  # type: ignore[misc]
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The optimiser begins."""
         self.optimizer_started = time.perf_counter()
+        self.lr = self.trainer.optimizer.param_groups[0]["lr"]
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The optimiser has ended."""
@@ -161,6 +175,7 @@ class Commands(TrainerCallback):  # type: ignore[misc]
                 "update_s": seconds["update"] + seconds["old_logprobs"],
                 "old_logprobs_s": seconds["old_logprobs"],
                 "rollout_s": seconds["rollout"],
+                "lr": self.lr,
                 **self.trainer.clock.counts,
             }
         )
@@ -224,6 +239,8 @@ def make_trainer(settings: dict[str, Any], channel: Channel, folder: str) -> Tim
         epsilon_high=0.28,
         beta=0.0,
         scale_rewards="group",
+        # as in our preset: overlong responses train, with the penalty of Eq. 13 that the reward adds
+        mask_truncated_completions=False,
         num_iterations=1,
         num_generations=settings["group"],
         per_device_train_batch_size=microbatch,
@@ -236,8 +253,6 @@ def make_trainer(settings: dict[str, Any], channel: Channel, folder: str) -> Tim
         top_k=0,
         generation_kwargs={"min_new_tokens": tokens} if settings["forced"] else None,
         learning_rate=settings["lr"],
-        lr_scheduler_type="constant_with_warmup",
-        warmup_steps=settings["warmup_steps"],
         optim="adamw_torch",
         weight_decay=0.0,
         max_grad_norm=1.0,
@@ -267,6 +282,7 @@ def make_trainer(settings: dict[str, Any], channel: Channel, folder: str) -> Tim
         callbacks=[commands],
     )
     trainer.clock, trainer.channel = Clock(), channel
+    trainer.warmup_steps, trainer.updates = settings["warmup_steps"], updates
     commands.trainer = trainer
     return trainer
 

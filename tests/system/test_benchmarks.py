@@ -156,19 +156,6 @@ def test_figures_of_another_machine_do_not_join_these(tmp_path):
         bench.require_same_machine(path)
 
 
-def test_races_of_further_seeds_join_those_before(tmp_path):
-    path = tmp_path / "cpu.json"
-    for first, seconds, unfinished in ((0, 100.0, False), (1, 120.0, True)):
-        ours = figure("seconds", "ours", [seconds], unfinished=False)
-        trl = figure("seconds", "trl", [5 * seconds], unfinished=unfinished)
-        part = {"figures": [ours, trl], "races": [{"ours": {}, "trl": {}}], "dtype": "float32"}
-        bench.write_results(path, {"accuracy": part}, Settings(seeds=1, first_seed=first))
-    accuracy = json.loads(path.read_text())["parts"]["accuracy"]
-    assert [figure["values"] for figure in accuracy["figures"]] == [[100.0, 120.0], [500.0, 600.0]]
-    assert [figure["unfinished"] for figure in accuracy["figures"]] == [False, True]
-    assert len(accuracy["races"]) == 2
-
-
 def test_parts_that_share_workers_are_measured_in_the_same_rounds():
     plan = bench.plan_of(["step", "growth", "generation"])
     assert [names for _, names in plan] == [["generation", "step"], ["growth"]]
