@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from dapo.algo.loss import aggregation_weights, kl_penalty, policy_loss
+from dapo.algo.loss import aggregation_weights, engine_weights, kl_penalty, policy_loss
+from dapo.algo.surrogates import cispo_loss, gspo_loss, sapo_loss
 from dapo.config import OptimConfig
 from dapo.core.errors import CheckpointError
 from dapo.policy.checkpoint import SavedWeights
@@ -94,6 +96,71 @@ def test_any_cut_into_microbatches_gives_the_gradient_of_the_whole(
             loaded(float64_model()), loss=options, temperature=0.7, microbatch_tokens=microbatch_tokens
         )
         found = gradient_of(policy, samples, tmp_path / str(microbatch_tokens))
+        assert_close(found, expected, relative=1e-10)
+
+
+SURROGATES: list[dict[str, Any]] = [
+    {"surrogate": "gspo", "clip_low": 0.01, "clip_high": 0.01, "aggregate": "sequence"},
+    {"surrogate": "cispo", "clip_high": 0.5},
+    {"surrogate": "sapo", "aggregate": "sequence"},
+    {"engine_correction": 1.5, "engine_ratio": "sequence"},
+    {"engine_correction": 3.0, "engine_over_cap": "mask"},
+    {"surrogate": "gspo", "engine_correction": 3.0, "engine_ratio": "sequence", "engine_over_cap": "mask"},
+]
+
+
+def gradient_of_whole_responses(
+    network: PreTrainedModel, samples: list[Sample], *, is_on_policy: bool, **options: Any
+) -> dict[str, Tensor]:
+    """Of the losses that `dapo.algo` has, over all tokens of the minibatch at once, by autograd through the model."""
+    logprobs = torch.cat([scored for scored, _ in plain_scores(network, samples, 0.7)])
+    lengths = torch.tensor([len(row.mask) for row in samples])
+    responses = torch.arange(len(samples)).repeat_interleave(lengths)
+    old, engine, mask = (
+        torch.tensor([value for row in samples for value in getattr(row, name) or ()], dtype=torch.float64)
+        for name in ("old_logprobs", "engine_logprobs", "mask")
+    )
+    if is_on_policy:
+        old = logprobs.detach()
+    trained = torch.tensor([row.num_trained_tokens for row in samples])
+    groups = torch.tensor([row.group_id for row in samples])
+    weights = aggregation_weights(trained, groups, aggregate=options.get("aggregate", "token"))[responses]
+    advantages = torch.tensor([row.advantage for row in samples], dtype=torch.float64)[responses]
+    if (cap := options.get("engine_correction")) is not None:
+        whole = responses if options.get("engine_ratio") == "sequence" else None
+        over_cap = options.get("engine_over_cap", "truncate")
+        weights = weights * engine_weights(old, engine, mask, cap=cap, over_cap=over_cap, responses=whole)
+    clip = {"clip_low": options.get("clip_low", 0.2), "clip_high": options.get("clip_high", 0.28)}
+    tokens = (logprobs, old, advantages, mask, weights)
+    name = options.get("surrogate", "clip")
+    if name == "gspo":
+        loss, _ = gspo_loss(*tokens, responses, **clip)
+    elif name == "cispo":
+        loss, _ = cispo_loss(*tokens, clip_high=clip["clip_high"])
+    else:
+        loss, _ = sapo_loss(*tokens) if name == "sapo" else policy_loss(*tokens, **clip)
+    loss.backward()
+    return {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("is_on_policy", [False, True], ids=["second_update", "first_update"])
+@pytest.mark.parametrize("options", SURROGATES, ids=str)
+def test_every_surrogate_and_correction_gives_the_gradient_of_the_whole(
+    options: dict[str, Any], is_on_policy: bool, tmp_path: Path
+) -> None:
+    rows = with_masked_tokens(off_policy(branching()))
+    rows = [
+        dataclasses.replace(row, engine_logprobs=tuple(np.array(row.old_logprobs) + 0.1 * (i % 5 - 2)))
+        for i, row in enumerate(rows)
+    ]
+    expected = gradient_of_whole_responses(float64_model(), rows, is_on_policy=is_on_policy, **options)
+    if is_on_policy:
+        rows = [dataclasses.replace(row, old_logprobs=None) for row in rows]
+    for microbatch_tokens in (20, 10_000):
+        policy = make_policy(
+            loaded(float64_model()), loss=options, temperature=0.7, microbatch_tokens=microbatch_tokens
+        )
+        found = gradient_of(policy, rows, tmp_path / str(microbatch_tokens))
         assert_close(found, expected, relative=1e-10)
 
 

@@ -6,12 +6,14 @@ gradients (reduce them with SUM, never with a mean).
 """
 
 import math
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 LOG_RATIO_BOUND = 20.0
+
+OverCap: TypeAlias = Literal["truncate", "mask"]
 
 
 def policy_loss(
@@ -54,30 +56,48 @@ def policy_loss(
     """
     if dual_clip is not None and dual_clip <= 1:
         raise ValueError(f"dual_clip must be above 1 (it bounds the ratio where A < 0), got {dual_clip}")
-    _check_shapes(logprobs, old_logprobs=old_logprobs, mask=mask)
+    check_shapes(logprobs, old_logprobs=old_logprobs, mask=mask)
     trained = mask.bool()
-    log_ratio = _masked_log_ratio(logprobs, old_logprobs.detach(), trained)
+    log_ratio = masked_log_ratio(logprobs, old_logprobs.detach(), trained)
     ratio = log_ratio.exp()  # r_it, Eq. 6
-    advantage = _per_token("advantages", advantages, ratio)
+    advantage = per_token("advantages", advantages, ratio)
     surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip_low, 1 + clip_high) * advantage)
     if dual_clip is not None:
         surrogate = torch.where(advantage < 0, torch.maximum(surrogate, dual_clip * advantage), surrogate)
-    with torch.no_grad():
-        negative, positive = trained & (advantage < 0), trained & (advantage > 0)
-        clipped_high = positive & (ratio > 1 + clip_high)
-        prob = torch.where(trained, logprobs, -torch.inf).to(ratio.dtype).exp()
-        each = {
-            "tokens": trained,
-            "clipped_low": negative & (ratio < 1 - clip_low),
-            "clipped_high": clipped_high,
-            "clipped_dual": negative & (ratio > (torch.inf if dual_clip is None else dual_clip)),
-            "ratio_sum": torch.where(trained, ratio, 0.0),
-            "approx_kl_sum": torch.expm1(log_ratio) - log_ratio,
-            "prob_sum": prob,
-            "clipped_high_prob_sum": torch.where(clipped_high, prob, 0.0),
-        }
-        sums = {name: values.sum(dtype=torch.float64) for name, values in each.items()}
-    return -(torch.where(trained, surrogate, 0.0) * _per_token("weights", weights, ratio)).sum(), sums
+    negative, positive = advantage < 0, advantage > 0
+    sums = describe_tokens(
+        logprobs,
+        log_ratio,
+        trained,
+        clipped_low=negative & (ratio < 1 - clip_low),
+        clipped_high=positive & (ratio > 1 + clip_high),
+        clipped_dual=negative & (ratio > (torch.inf if dual_clip is None else dual_clip)),
+    )
+    return -(torch.where(trained, surrogate, 0.0) * per_token("weights", weights, ratio)).sum(), sums
+
+
+@torch.no_grad()
+def describe_tokens(logprobs: Tensor, log_ratio: Tensor, trained: Tensor, **clipped: Tensor) -> dict[str, Tensor]:
+    """The sums of `policy_loss` about its trained tokens.
+
+    Args:
+        logprobs: of the policy.
+        log_ratio: log r of each token, of the same shape.
+        trained: bool, of the same shape.
+        clipped: `clipped_high` and others by name, bool, each of the same shape; what does not train is left out.
+    """
+    ratio = log_ratio.exp()
+    prob = torch.where(trained, logprobs, -torch.inf).to(ratio.dtype).exp()
+    each = {
+        "tokens": trained,
+        **{name: trained & where for name, where in clipped.items()},
+        "ratio_sum": torch.where(trained, ratio, 0.0),
+        "approx_kl_sum": torch.where(trained, torch.expm1(log_ratio) - log_ratio, 0.0),
+        "prob_sum": prob,
+    }
+    if "clipped_high" in each:
+        each["clipped_high_prob_sum"] = torch.where(each["clipped_high"], prob, 0.0)
+    return {name: values.sum(dtype=torch.float64) for name, values in each.items()}
 
 
 def gradient_interval(
@@ -113,10 +133,10 @@ def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, weigh
     The k3 estimator q - 1 - log q at each trained token, with q = reference / policy and log q clamped to +-20. Shapes,
     masking and types as in `policy_loss`; only `logprobs` gets a gradient. DAPO itself has no such term.
     """
-    _check_shapes(logprobs, reference_logprobs=reference_logprobs, mask=mask)
-    log_q = -_masked_log_ratio(logprobs, reference_logprobs.detach(), mask.bool())
+    check_shapes(logprobs, reference_logprobs=reference_logprobs, mask=mask)
+    log_q = -masked_log_ratio(logprobs, reference_logprobs.detach(), mask.bool())
     # expm1: near q = 1 the estimate is about (log q)^2 / 2, which exp() - 1 would round away
-    return ((torch.expm1(log_q) - log_q) * _per_token("weights", weights, log_q)).sum()
+    return ((torch.expm1(log_q) - log_q) * per_token("weights", weights, log_q)).sum()
 
 
 def kl_gradient(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
@@ -125,26 +145,64 @@ def kl_gradient(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, weig
     return torch.where(mask & (log_q.abs() <= LOG_RATIO_BOUND), -torch.expm1(log_q) * weights, 0.0)
 
 
-def engine_weights(old_logprobs: Tensor, engine_logprobs: Tensor, mask: Tensor, *, cap: float) -> Tensor:
-    """Truncated importance sampling: min(pi_old / pi_engine, `cap`) of each token, without gradient, 1 if masked.
+def engine_weights(
+    old_logprobs: Tensor,
+    engine_logprobs: Tensor,
+    mask: Tensor,
+    *,
+    cap: float,
+    over_cap: OverCap = "truncate",
+    responses: Tensor | None = None,
+) -> Tensor:
+    """Importance sampling from the engine's distribution to pi_old's: a factor of each token's loss, without gradient.
 
-    For an engine whose distribution differs from the trainer's (other kernels, a coarser type): a token's loss times
-    this weight has, except for the truncation, the expectation that it would have under pi_old. Not in the paper; off
-    unless `loss.engine_correction: tis`.
+        u_it = pi_old / pi_engine of the token, or, with `responses`, of all trained tokens of its response
+        weight = min(u, cap)                        truncate: truncated importance sampling
+        weight = u where 1/cap <= u <= cap, else 0  mask: masked importance sampling
+
+    For an engine whose distribution differs from the trainer's (other kernels, a coarser type, older weights): a
+    token's loss times u has the expectation that it would have under pi_old, per token to first order in the
+    difference, per response exactly; a bound on u adds a bias and takes variance. Not in the paper; off unless
+    `loss.engine_correction` is set. A token that does not train has the weight 1.
 
     Args:
-        old_logprobs: of any shape, such as packed `[T]`; the log-ratio is clamped to +-20.
+        old_logprobs: of any shape, such as packed `[T]`; each log-ratio is clamped to +-20.
         engine_logprobs: of the same shape.
         mask: of the same shape, true (non-zero) for tokens that train.
         cap: the largest weight.
+        over_cap: what happens to larger ratios.
+        responses: `[T]` integers, the response of each packed token; None: each token has a ratio of its own.
 
     Raises:
-        ValueError: the shapes do not fit, or `cap` is not positive.
+        ValueError: the shapes do not fit, `cap` is not positive, or below 1 with `mask`.
     """
-    _check_shapes(old_logprobs, engine_logprobs=engine_logprobs, mask=mask)
-    if not cap > 0:
-        raise ValueError(f"cap must be above 0 (it bounds pi_old / pi_engine), got {cap}")
-    return _masked_log_ratio(old_logprobs.detach(), engine_logprobs.detach(), mask.bool()).exp().clamp(max=cap)
+    check_shapes(old_logprobs, engine_logprobs=engine_logprobs, mask=mask)
+    if not cap > 0 or (over_cap == "mask" and cap < 1):
+        least = "at least 1 (weights from 1/cap to cap stay)" if over_cap == "mask" else "above 0"
+        raise ValueError(f"cap must be {least}: it bounds pi_old / pi_engine, got {cap}")
+    trained = mask.bool()
+    log_ratio = masked_log_ratio(old_logprobs.detach(), engine_logprobs.detach(), trained)
+    if responses is not None:
+        sums, _ = over_responses(log_ratio, trained, responses)
+        log_ratio = torch.where(trained, sums.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND), 0.0)
+    ratio = log_ratio.exp()
+    if over_cap == "truncate":
+        return torch.where(trained, ratio.clamp(max=cap), 1.0)
+    return torch.where(trained & ((ratio > cap) | (ratio < 1 / cap)), 0.0, ratio)
+
+
+def over_responses(values: Tensor, trained: Tensor, responses: Tensor) -> tuple[Tensor, Tensor]:
+    """At each packed token `[T]`: the sum of `values` over the trained tokens of its response, and how many these are.
+
+    Args:
+        values: `[T]`.
+        trained: `[T]` bool.
+        responses: `[T]` integers from 0 to T - 1: which response each token belongs to.
+    """
+    zeros = torch.zeros_like(values)  # there are at most as many responses as tokens: nothing waits for the device
+    sums = zeros.index_add(0, responses, torch.where(trained, values, 0.0))
+    counts = zeros.index_add(0, responses, trained.to(values.dtype))
+    return sums[responses], counts[responses]
 
 
 def aggregation_weights(
@@ -195,7 +253,7 @@ def aggregation_weights(
     return torch.where(tokens > 0, 1 / denominator.double(), 0.0)
 
 
-def _masked_log_ratio(logprobs: Tensor, base: Tensor, trained: Tensor) -> Tensor:
+def masked_log_ratio(logprobs: Tensor, base: Tensor, trained: Tensor) -> Tensor:
     """log(policy / base) at each token, 0 where nothing trains, in float32 or better."""
     dtype = torch.promote_types(logprobs.dtype, torch.float32)
     difference = logprobs.to(dtype) - base.to(dtype)
@@ -203,17 +261,17 @@ def _masked_log_ratio(logprobs: Tensor, base: Tensor, trained: Tensor) -> Tensor
     return torch.where(trained, difference, 0.0).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
-def _check_shapes(like: Tensor, **tensors: Tensor) -> None:
+def check_shapes(like: Tensor, **tensors: Tensor) -> None:
     """Broadcasting would silently turn a wrong shape into a wrong loss."""
     for name, tensor in tensors.items():
         if tensor.shape != like.shape:
             raise ValueError(f"{name} must have a value for each token: {list(like.shape)}, got {list(tensor.shape)}")
 
 
-def _per_token(name: str, values: Tensor, like: Tensor) -> Tensor:
+def per_token(name: str, values: Tensor, like: Tensor) -> Tensor:
     """Values of each token, or of each row, in the type of `like`, whose shape they broadcast to."""
     if values.shape == like.shape[:1]:
         values = values.reshape(-1, *[1] * (like.ndim - 1))
     else:
-        _check_shapes(like, **{name: values})
+        check_shapes(like, **{name: values})
     return values.to(like.dtype)

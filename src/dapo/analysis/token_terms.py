@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapo.algo.loss import LOG_RATIO_BOUND, engine_weights
+from dapo.algo.loss import LOG_RATIO_BOUND
 from dapo.config import LossConfig
-from dapo.policy.objective import gradient_terms, objective_gradient, objective_sums
+from dapo.policy.objective import corrected_weights, gradient_terms, objective_gradient, objective_sums
 from dapo.types import Sample
 
 CLIP_NAMES = ("none", "low", "high", "dual")
@@ -27,9 +27,9 @@ class TokenTerms:
     gradient: Tensor
     """The derivative of the loss by the token's log-probability; 0 for a clipped one, but for its KL term."""
     unclipped_gradient: Tensor
-    """The same, if nothing were clipped."""
+    """The same, if nothing were clipped; equal to it where `loss.surrogate` is not `clip`."""
     clipped: Tensor
-    """Indices into CLIP_NAMES."""
+    """Indices into CLIP_NAMES; 0 where `loss.surrogate` is not `clip`."""
     loss: float
     """The response's part of the policy loss (Eq. 8, negated)."""
     kl: float
@@ -60,6 +60,7 @@ def token_terms(
         now = ones - 1 if logprobs is None else _row(logprobs[i])
         if logprobs is not None:
             tokens["old"] = _row(sample.old_logprobs or ())
+        tokens["responses"] = torch.zeros(length, dtype=torch.int64)
         if len(sample.engine_logprobs) == length:
             tokens["engine"] = _row(sample.engine_logprobs)
         if reference is not None:
@@ -73,16 +74,17 @@ def _terms_of(logprobs: Tensor, tokens: dict[str, Tensor], config: LossConfig) -
     terms.pop("entropy", None)
     old, advantages = tokens.get("old", logprobs), tokens["advantages"]
     log_ratio = (logprobs - old).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    wide = {**terms, "low": torch.full_like(old, -LOG_RATIO_BOUND), "high": torch.full_like(old, LOG_RATIO_BOUND)}
-    trains = tokens["mask"] & (advantages != 0)
-    clipped = torch.zeros(len(old), dtype=torch.int64)
-    clipped[trains & (log_ratio < terms["low"])] = CLIP_NAMES.index("low")
-    clipped[trains & (log_ratio > terms["high"]) & (advantages > 0)] = CLIP_NAMES.index("high")
-    clipped[trains & (log_ratio > terms["high"]) & (advantages < 0)] = CLIP_NAMES.index("dual")
+    wide, clipped = terms, torch.zeros(len(old), dtype=torch.int64)
+    if config.is_clipped:
+        bounds = {"low": torch.full_like(old, -LOG_RATIO_BOUND), "high": torch.full_like(old, LOG_RATIO_BOUND)}
+        wide = {**terms, **bounds}
+        trains = tokens["mask"] & (advantages != 0)
+        clipped[trains & (log_ratio < terms["low"])] = CLIP_NAMES.index("low")
+        clipped[trains & (log_ratio > terms["high"]) & (advantages > 0)] = CLIP_NAMES.index("high")
+        clipped[trains & (log_ratio > terms["high"]) & (advantages < 0)] = CLIP_NAMES.index("dual")
     sums = objective_sums(logprobs, torch.zeros_like(old), tokens, config)
-    weights = torch.where(tokens["mask"], tokens["weights"], 0.0)
-    if (cap := config.engine_correction) is not None:
-        weights = weights * engine_weights(old, tokens["engine"], tokens["mask"], cap=cap)
+    weights, _ = corrected_weights(old, tokens, config)
+    weights = torch.where(tokens["mask"], weights, 0.0)
     return TokenTerms(
         ratio=log_ratio.exp(),
         weight=weights,

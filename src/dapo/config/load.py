@@ -19,14 +19,23 @@ from dapo.config.shipped import find_config
 from dapo.core.errors import ConfigError
 from dapo.core.secrets import may_be_written
 
+_NO_EXTRAS: dict[str, Any] = {"dynamic_sampling": {"enabled": False}, "overlong": {"mode": "off"}}
 PRESETS: dict[str, dict[str, Any]] = {
     "dapo": {},
     # Table 1's first row: naive GRPO. The paper names no KL coefficient; 0.001 is the released code's.
-    "grpo": {
-        "dynamic_sampling": {"enabled": False},
-        "overlong": {"mode": "off"},
-        "loss": {"clip_low": 0.2, "clip_high": 0.2, "aggregate": "sequence", "kl_coef": 0.001},
+    "grpo": {**_NO_EXTRAS, "loss": {"clip_low": 0.2, "clip_high": 0.2, "aggregate": "sequence", "kl_coef": 0.001}},
+    "dr_grpo": {
+        **_NO_EXTRAS,
+        "advantage": {"scale": "none"},
+        "loss": {"clip_low": 0.2, "clip_high": 0.2, "aggregate": "constant"},
     },
+    "gspo": {
+        **_NO_EXTRAS,
+        "loss": {"surrogate": "gspo", "clip_low": 3.0e-4, "clip_high": 4.0e-4, "aggregate": "sequence"},
+    },
+    # as published: with DAPO's dynamic sampling and length penalty; the bound of 5 is ScaleRL's, for none was published
+    "cispo": {"loss": {"surrogate": "cispo", "clip_high": 4.0}},
+    "sapo": {**_NO_EXTRAS, "loss": {"surrogate": "sapo", "aggregate": "sequence"}},
 }
 
 

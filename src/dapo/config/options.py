@@ -25,7 +25,9 @@ def _launcher(value: str) -> str:
 class Config(Section):
     """A whole run."""
 
-    preset: Literal["dapo", "grpo"] = option("dapo", "The values that options have where nothing else is set.")
+    preset: Literal["dapo", "grpo", "dr_grpo", "gspo", "cispo", "sapo"] = option(
+        "dapo", "The values that options have where nothing else is set."
+    )
     model: ModelConfig = option(description="For example model=smollm2-135m-instruct.", also=[{"type": "string"}])
     data: DataConfig = option(description="For example data.train=builtin:sums.")
     rollout: RolloutConfig = RolloutConfig()
@@ -94,9 +96,29 @@ class Config(Section):
         return self.updates_per_step > 1
 
     @property
-    def clips_ratios(self) -> bool:
-        """Whether the loss has ratios to clip."""
+    def has_ratios(self) -> bool:
+        """Whether the loss is a built-in one, and its ratios leave 1."""
         return self.reuses_samples and self.loss.function is None
+
+    @property
+    def clips_low(self) -> bool:
+        """Whether the loss clips ratios below."""
+        return self.has_ratios and self.loss.surrogate in ("clip", "gspo")
+
+    @property
+    def clips_high(self) -> bool:
+        """Whether the loss clips ratios above."""
+        return self.has_ratios and self.loss.surrogate != "sapo"
+
+    @property
+    def clips_ratios(self) -> bool:
+        """Whether the loss is Eq. 8's, and has ratios to clip."""
+        return self.has_ratios and self.loss.surrogate == "clip"
+
+    @property
+    def corrects_engine(self) -> bool:
+        """Whether token losses are weighted by pi_old over the engine's probability."""
+        return self.loss.engine_correction is not None
 
     @property
     def decays_lr(self) -> bool:
@@ -184,6 +206,18 @@ class Config(Section):
             raise ValueError(
                 f"loss.dual_clip={self.loss.dual_clip:g} bounds the ratio of the paper's loss, which "
                 f"loss.function={self.loss.function} replaces; set one of the two"
+            )
+        if self.loss.surrogate != "clip":
+            for option, value in (("function", self.loss.function), ("dual_clip", self.loss.dual_clip)):
+                if value is not None:
+                    raise ValueError(
+                        f"loss.surrogate={self.loss.surrogate} replaces the loss that loss.{option}={value} "
+                        f"{'replaces too' if option == 'function' else 'bounds'}; set one of the two"
+                    )
+        if self.loss.engine_over_cap == "mask" and (cap := self.loss.engine_correction) is not None and cap < 1:
+            raise ValueError(
+                f"loss.engine_over_cap=mask keeps ratios from 1 / loss.engine_correction to it, so "
+                f"loss.engine_correction must be at least 1, got {cap:g}"
             )
         if self.decays_lr and self.optim.warmup_steps >= self.train.num_steps:
             raise ValueError(
@@ -291,15 +325,19 @@ class Config(Section):
         return None
 
 
+_SEVERAL_UPDATES = "several updates per step (in the first the ratio is 1, and nothing is clipped)"
 CONDITIONS = {
-    "clips_ratios": "several updates per step (in the first the ratio is 1, and nothing is clipped), and the loss of "
-    "the paper (no loss.function)",
+    "clips_high": f"{_SEVERAL_UPDATES}, and loss.surrogate=clip, gspo or cispo (no loss.function)",
+    "clips_low": f"{_SEVERAL_UPDATES}, and loss.surrogate=clip or gspo (no loss.function)",
+    "clips_ratios": f"{_SEVERAL_UPDATES}, and the loss of the paper (loss.surrogate=clip, no loss.function)",
+    "corrects_engine": "loss.engine_correction",
     "decays_lr": "optim.schedule=linear or cosine",
     "engine_processes": "engine processes (rollout.engines, or rollout.engine=vllm)",
     "has_tracker": "wandb or trackio among log.sinks",
     "is_multiprocess": "more than one process",
     "predicts_signal": "dynamic_sampling.predict=thin or thompson",
-    "reuses_samples": "several updates per step (in the first the ratio is 1, and nothing is clipped)",
+    "has_ratios": f"{_SEVERAL_UPDATES}, and no loss.function",
+    "reuses_samples": _SEVERAL_UPDATES,
     "uses_ray": "launcher=ray",
     "uses_trainer_group": "a trainer in processes of its own (distributed.trainer_ranks, or launcher=ray)",
 }

@@ -39,11 +39,19 @@ class LossConfig(Section):
         "-> (loss, metrics), see docs/losses.md; none: the paper's.",
         paper=None,
     )
+    surrogate: Literal["clip", "gspo", "cispo", "sapo"] = option(
+        "clip",
+        "What a token contributes, by its ratio r. clip: min(r A, clip(r) A) (Eq. 8); gspo: the same with one ratio "
+        "for each response, the geometric mean of its tokens'; cispo: min(r, 1 + clip_high) A log pi, with a gradient "
+        "of log pi only; sapo: a smooth gate in place of the clip. docs/losses.md has the equations.",
+        paper="clip",
+        only_with="has_ratios",
+    )
     clip_low: Float = option(
-        0.2, "The ratio of a token is clipped below at 1 - clip_low.", paper=0.2, only_with="clips_ratios", gt=0, lt=1
+        0.2, "The ratio of a token is clipped below at 1 - clip_low.", paper=0.2, only_with="clips_low", gt=0, lt=1
     )
     clip_high: Float = option(
-        0.28, "The ratio of a token is clipped above at 1 + clip_high.", paper=0.28, only_with="clips_ratios", gt=0
+        0.28, "The ratio of a token is clipped above at 1 + clip_high.", paper=0.28, only_with="clips_high", gt=0
     )
     dual_clip: Float | None = option(
         None,
@@ -70,6 +78,21 @@ class LossConfig(Section):
         also=[{"enum": ["tis", "none"]}],
         gt=0,
     )
+    engine_ratio: Literal["token", "sequence"] = option(
+        "token",
+        "Whose ratio loss.engine_correction bounds and multiplies by. token: each token's own; sequence: the product "
+        "over its response.",
+        paper=None,
+        only_with="corrects_engine",
+    )
+    engine_over_cap: Literal["truncate", "mask"] = option(
+        "truncate",
+        "What becomes of a ratio above loss.engine_correction. truncate: it counts as that number (truncated "
+        "importance sampling); mask: its tokens do not train, nor do those whose ratio is below 1 / that number "
+        "(masked importance sampling).",
+        paper=None,
+        only_with="corrects_engine",
+    )
     old_logprobs: Literal["policy", "engine"] = option(
         "policy",
         "Whose log-probabilities are pi_old in the second and later updates of a step. policy: the trainer's, computed "
@@ -87,6 +110,16 @@ class LossConfig(Section):
         gt=0,
         unit="nats",
     )
+
+    @property
+    def is_clipped(self) -> bool:
+        """Whether the built-in loss is Eq. 8's, whose gradient is written out."""
+        return self.surrogate == "clip"
+
+    @property
+    def needs_whole_responses(self) -> bool:
+        """Whether what a token contributes depends on the other tokens of its response."""
+        return self.surrogate == "gspo" or (self.engine_correction is not None and self.engine_ratio == "sequence")
 
     @property
     def needs_every_sample(self) -> bool:

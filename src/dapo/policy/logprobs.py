@@ -98,8 +98,12 @@ def chunks(num_tokens: int, vocabulary: int, device_type: str) -> Iterator[slice
 @torch.no_grad()
 def token_logprobs(model: PreTrainedModel, microbatch: Microbatch, *, temperature: float) -> Tensor:
     """`[S]` log-probabilities of the microbatch's targets, float32 or float64, without a gradient."""
-    hidden = hidden_states(model, microbatch)
-    head: Any = model.get_output_embeddings()
+    return hidden_logprobs(hidden_states(model, microbatch), model.get_output_embeddings(), microbatch, temperature)
+
+
+@torch.no_grad()
+def hidden_logprobs(hidden: Tensor, head: Any, microbatch: Microbatch, temperature: float) -> Tensor:
+    """`[S]` log-probabilities of the microbatch's targets from the hidden states `[M]` that predict them."""
     scores = []
     for part in chunks(len(hidden), len(head.weight), hidden.device.type):
         logits = linear(hidden[part], head.weight, getattr(head, "bias", None))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dapo.algo.loss import engine_weights, gradient_interval, kl_gradient, kl_penalty, policy_gradient, policy_loss
+from dapo.algo.surrogates import cispo_loss, gspo_loss, sapo_loss
 from dapo.config import LossConfig
 from dapo.core.errors import EngineError
 from dapo.policy.custom_loss import CustomLoss, custom_metrics
@@ -34,12 +35,15 @@ def gradient_terms(tokens: Mapping[str, Tensor], config: LossConfig) -> dict[str
 
     Args:
         tokens: `[S]` each: `advantages`, `weights`, `mask`; where they are known also `old`, `engine` and `reference`
-            log-probabilities. Without `old` the tokens are on policy: their ratio is 1.
+            log-probabilities, and `responses`, the number of each token's response, where the loss
+            `needs_whole_responses`. Without `old` the tokens are on policy: their ratio is 1.
         config: what the loss consists of.
     """
     mask, weights, advantages = tokens["mask"], tokens["weights"], tokens["advantages"]
-    low, high = gradient_interval(advantages, **_clip(config))
-    terms = {"scale": torch.where(mask, -weights * advantages, 0.0), "low": low, "high": high}
+    terms = {}
+    if config.is_clipped:
+        low, high = gradient_interval(advantages, **_clip(config))
+        terms = {"scale": torch.where(mask, -weights * advantages, 0.0), "low": low, "high": high}
     if config.entropy_coef > 0:
         terms["entropy"] = torch.where(mask, -config.entropy_coef * weights, 0.0)
     return {**tokens, **terms}
@@ -56,18 +60,58 @@ def objective_gradient(
     old = terms.get("old", logprobs)
     values: Mapping[str, Tensor | float] = {}
     if custom is not None:
-        weights = terms["weights"]
-        if (cap := config.engine_correction) is not None:
-            weights = weights * engine_weights(old, terms["engine"], terms["mask"], cap=cap)
+        weights, _ = corrected_weights(old, terms, config)
         gradient, values = custom.differentiate(logprobs, old, terms["advantages"], terms["mask"], weights)
-    else:
+    elif config.is_clipped:
         gradient = policy_gradient(logprobs, old, terms["scale"], terms["low"], terms["high"])
-        if (cap := config.engine_correction) is not None:
-            gradient = gradient * engine_weights(old, terms["engine"], terms["mask"], cap=cap)
+        if config.engine_correction is not None:
+            gradient = gradient * _engine_weights(old, terms, config)
+    else:
+        weights, _ = corrected_weights(old, terms, config)
+        leaf = logprobs.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            loss, _ = _surrogate_loss(leaf, old, weights, terms, config)
+        (gradient,) = torch.autograd.grad(loss, leaf)
     if "reference" in terms:
         kl = kl_gradient(logprobs, terms["reference"], terms["mask"], terms["weights"])
         gradient = gradient + config.kl_coef * kl
     return gradient, values
+
+
+def _surrogate_loss(
+    logprobs: Tensor, old: Tensor, weights: Tensor, tokens: Mapping[str, Tensor], config: LossConfig
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of `loss.surrogate`, and the sums about its tokens."""
+    packed = (logprobs, old, tokens["advantages"], tokens["mask"], weights)
+    if config.surrogate == "gspo":
+        return gspo_loss(*packed, tokens["responses"], clip_low=config.clip_low, clip_high=config.clip_high)
+    if config.surrogate == "cispo":
+        return cispo_loss(*packed, clip_high=config.clip_high)
+    if config.surrogate == "sapo":
+        return sapo_loss(*packed)
+    return policy_loss(*packed, **_clip(config))
+
+
+def _engine_weights(old: Tensor, tokens: Mapping[str, Tensor], config: LossConfig) -> Tensor:
+    cap, responses = config.engine_correction, tokens["responses"] if config.engine_ratio == "sequence" else None
+    assert cap is not None
+    over = config.engine_over_cap
+    return engine_weights(old, tokens["engine"], tokens["mask"], cap=cap, over_cap=over, responses=responses)
+
+
+def corrected_weights(
+    old: Tensor, tokens: Mapping[str, Tensor], config: LossConfig
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The tokens' loss weights times the engine correction, and the sums about that, where there is one."""
+    mask, weights = tokens["mask"], tokens["weights"]
+    if (cap := config.engine_correction) is None:
+        return weights, {}
+    correction = _engine_weights(old, tokens, config)
+    changed = (correction == 0) if config.engine_over_cap == "mask" else (correction >= cap)
+    return weights * correction, {
+        "engine_weight": torch.where(mask, correction, 0.0).sum(dtype=torch.float64),
+        "engine_truncated": (mask & changed).sum(),
+    }
 
 
 @torch.no_grad()
@@ -91,13 +135,8 @@ def objective_sums(
     """
     mask, weights = tokens["mask"], tokens["weights"]
     old = tokens.get("old", logprobs)
-    corrected, about_correction = weights, {}
-    if (cap := config.engine_correction) is not None:
-        correction = engine_weights(old, tokens["engine"], mask, cap=cap)
-        corrected = weights * correction
-        about_correction["engine_weight"] = torch.where(mask, correction, 0.0).sum(dtype=torch.float64)
-        about_correction["engine_truncated"] = (mask & (correction >= cap)).sum()
-    loss, sums = policy_loss(logprobs, old, tokens["advantages"], mask, corrected, **_clip(config))
+    corrected, about_correction = corrected_weights(old, tokens, config)
+    loss, sums = _surrogate_loss(logprobs, old, corrected, tokens, config)
     found: dict[str, Tensor | float] = {**sums, "loss": loss}
     if custom is not None:
         found = {name: value for name, value in found.items() if not name.startswith("clipped_")} | dict(custom)

@@ -22,7 +22,14 @@ from dapo.core.out_of_memory import explain_out_of_memory
 from dapo.policy.checkpoint import StateCopy, load_optimizer, state_of, write_state
 from dapo.policy.custom_loss import CustomLoss, load_loss
 from dapo.policy.hf_io import NamedWeights, layout_of
-from dapo.policy.logprobs import chunks, hidden_states, score_tokens, token_logprobs, use_packed_forward
+from dapo.policy.logprobs import (
+    chunks,
+    hidden_logprobs,
+    hidden_states,
+    score_tokens,
+    token_logprobs,
+    use_packed_forward,
+)
 from dapo.policy.lora import add_adapters
 from dapo.policy.model import LESS_ON_A_GPU, LoadedModel
 from dapo.policy.objective import (
@@ -186,8 +193,12 @@ class PolicyCore:
         terms = gradient_terms(tokens, loss)
         of_entropies = microbatch.add_up(terms.pop("entropy")) if "entropy" in terms else None  # [M]
         hidden = hidden_states(self._model, microbatch)  # [M, hidden]
-        scores, gradients, parts = [], [], []
+        scores, gradients, parts, whole = [], [], [], None
         with self._head() as head:
+            if loss.needs_whole_responses:  # a pass through the head before the one that is differentiated
+                logprobs = hidden_logprobs(hidden, head, microbatch, self._config.rollout.temperature)
+                whole, values_of_part = objective_gradient(logprobs, terms, loss, asked)
+                parts.append(values_of_part)
             for part in chunks(len(hidden), len(head.weight), hidden.device.type):
                 inputs, chosen = hidden.detach()[part].requires_grad_(), microbatch.targets_of(part)
                 score = score_tokens(
@@ -199,9 +210,12 @@ class PolicyCore:
                     differentiable_entropy=of_entropies is not None,
                 )
                 scores.append([values.detach() for values in score])
-                of_part = {name: values[chosen] for name, values in terms.items()}
-                gradient, values_of_part = objective_gradient(scores[-1][0], of_part, loss, asked)
-                parts.append(values_of_part)
+                if whole is None:
+                    of_part = {name: values[chosen] for name, values in terms.items()}
+                    gradient, values_of_part = objective_gradient(scores[-1][0], of_part, loss, asked)
+                    parts.append(values_of_part)
+                else:
+                    gradient = whole[chosen]
                 of_score = [gradient] if of_entropies is None else [gradient, of_entropies[part]]
                 torch.autograd.backward(score[: len(of_score)], of_score)
                 assert inputs.grad is not None
@@ -242,6 +256,9 @@ class PolicyCore:
         on_device = to_device(in_order, self._model.device)
         tokens = dict(zip(numbers, on_device.unbind(), strict=True))
         tokens["mask"] = tokens["mask"].bool()
+        if self._config.loss.needs_whole_responses:
+            responses = torch.arange(len(samples)).repeat_interleave(lengths)[torch.from_numpy(microbatch.order)]
+            tokens["responses"] = to_device(responses, self._model.device)
         if self._config.loss.kl_coef > 0:
             tokens["reference"] = self._reference_logprobs(microbatch)
         return tokens

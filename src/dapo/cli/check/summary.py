@@ -210,11 +210,21 @@ def _step(config: Config) -> Iterator[str]:
     yield f"  reward      {_reward(config)}, {shaping}"
     if (audit := config.audit_reward) is not None:
         yield f"  audit       {audit.verifier} judges {config.audit.share:.3g} of the trained responses, never trains"
-    ratio = f"ratio clipped to [{1 - config.loss.clip_low:g}, {1 + config.loss.clip_high:g}]"
     yield (
-        f"  loss        {config.loss.function or ratio}, averaged by {config.loss.aggregate}"
+        f"  loss        {config.loss.function or _surrogate(config)}, averaged by {config.loss.aggregate}"
         f"{f', KL {config.loss.kl_coef:g}' if config.loss.kl_coef else ''}"
     )
+
+
+def _surrogate(config: Config) -> str:
+    loss = config.loss
+    bounds = f"clipped to [{1 - loss.clip_low:g}, {1 + loss.clip_high:g}]"
+    return {
+        "clip": f"ratio {bounds}",
+        "gspo": f"GSPO, one ratio per response {bounds}",
+        "cispo": f"CISPO, weights of log pi of at most {1 + loss.clip_high:g}",
+        "sapo": "SAPO, a smooth gate of the ratio",
+    }[loss.surrogate]
 
 
 def _reward(config: Config) -> str:
@@ -242,9 +252,16 @@ def _run(config: Config) -> Iterator[str]:
     if config.schedule == "one_step_off":
         yield (
             "  schedule    one_step_off: while a step trains, the next one's responses are sampled with the weights "
-            "that it began with; corrected by each token's loss times "
-            f"min(pi_old / pi_sampler, {config.loss.engine_correction:g})"
+            f"that it began with; corrected by each token's loss times {_correction(config)}"
         )
+
+
+def _correction(config: Config) -> str:
+    cap = config.loss.engine_correction or 0.0
+    ratio = "pi_old / pi_sampler" + (" of its response" if config.loss.engine_ratio == "sequence" else "")
+    if config.loss.engine_over_cap == "mask":
+        return f"{ratio}, or 0 where that is not from {1 / cap:g} to {cap:g}"
+    return f"min({ratio}, {cap:g})"
 
 
 def _show(value: object) -> str:

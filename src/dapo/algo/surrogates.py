@@ -1,0 +1,137 @@
+"""What other methods put in place of Eq. 8's clipped ratio: GSPO, CISPO and SAPO.
+
+Each function takes packed tokens `[T]` as `policy_loss` does, and returns the scalar to minimise and the same sums.
+While the policy is pi_old, so that every ratio is 1, the gradient of each is that of `policy_loss`: they differ in the
+second and later updates of a step, and wherever old log-probabilities are those of an older policy.
+"""
+
+import torch
+from torch import Tensor
+
+from dapo.algo.loss import check_shapes, describe_tokens, masked_log_ratio, over_responses
+
+POSITIVE_TEMPERATURE = 1.0
+NEGATIVE_TEMPERATURE = 1.05
+"""SAPO's temperatures for A > 0 and A < 0, as published."""
+
+
+def gspo_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    weights: Tensor,
+    responses: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """GSPO (arXiv 2507.18071, Eq. 5 to 7): one ratio for each response, clipped as a whole.
+
+        s_i  = (pi(o_i) / pi_old(o_i))^(1 / |o_i|) = exp(mean_t log r_it)
+        loss = -sum_i w_i |o_i| min(s_i A_i, clip(s_i, 1 - clip_low, 1 + clip_high) A_i)
+
+    With `aggregate="sequence"`, w_i |o_i| is 1/N, as in the paper. All trained tokens of a response must be in the
+    call. In the sums r is s_i at each token of response i.
+
+    Args:
+        logprobs: `[T]`; only they get a gradient.
+        old_logprobs: `[T]`; may be `logprobs` itself.
+        advantages: `[T]` A of each token's response.
+        mask: `[T]`, true (non-zero) for tokens that train.
+        weights: `[T]` from `aggregation_weights`.
+        responses: `[T]` integers from 0 to T - 1: which response each token belongs to.
+        clip_low: s is clipped to at least 1 - clip_low (published: 3e-4).
+        clip_high: s is clipped to at most 1 + clip_high (published: 4e-4).
+
+    Raises:
+        ValueError: the shapes do not fit.
+    """
+    trained, log_ratio = _token_log_ratios(logprobs, old_logprobs, advantages, mask, weights, responses=responses)
+    total, length = over_responses(log_ratio, trained, responses)
+    log_ratio = torch.where(trained, total / length.clamp(min=1), 0.0)
+    ratio = log_ratio.exp()
+    surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
+    sums = describe_tokens(
+        logprobs,
+        log_ratio,
+        trained,
+        clipped_low=(advantages < 0) & (ratio < 1 - clip_low),
+        clipped_high=(advantages > 0) & (ratio > 1 + clip_high),
+    )
+    return -(torch.where(trained, surrogate, 0.0) * weights).sum(), sums
+
+
+def cispo_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, weights: Tensor, *, clip_high: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """CISPO (arXiv 2506.13585, Eq. 4 and 5): the ratio is a bounded weight without gradient, so no token loses its own.
+
+        loss = -sum_i w_i sum_t sg(min(r_it, 1 + clip_high)) A_i log pi_it
+
+    `clipped_high` counts the tokens whose weight is bounded, whatever the sign of A: they have a gradient all the same.
+    There is no lower bound, as published.
+
+    Args:
+        logprobs: `[T]`; only they get a gradient.
+        old_logprobs: `[T]`; may be `logprobs` itself.
+        advantages: `[T]` A of each token's response.
+        mask: `[T]`, true (non-zero) for tokens that train.
+        weights: `[T]` from `aggregation_weights`.
+        clip_high: the weight is at most 1 + clip_high.
+
+    Raises:
+        ValueError: the shapes do not fit.
+    """
+    trained, log_ratio = _token_log_ratios(logprobs, old_logprobs, advantages, mask, weights)
+    ratio = log_ratio.detach().exp()
+    scored = torch.where(trained, logprobs, 0.0).to(ratio.dtype)
+    sums = describe_tokens(logprobs, log_ratio, trained, clipped_high=ratio > 1 + clip_high)
+    return -(ratio.clamp(max=1 + clip_high) * advantages * scored * weights).sum(), sums
+
+
+def sapo_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    weights: Tensor,
+    *,
+    positive_temperature: float = POSITIVE_TEMPERATURE,
+    negative_temperature: float = NEGATIVE_TEMPERATURE,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """SAPO (arXiv 2511.20347): a smooth gate in place of the clip.
+
+        f(r) = (4 / tau) sigmoid(tau (r - 1)),    tau by the sign of A
+        loss = -sum_i w_i sum_t f(r_it) A_i
+
+    The gradient of a token is that of r A times 4 p (1 - p), p = sigmoid(tau (r - 1)): 1 on policy, and it fades as r
+    leaves 1 on either side, faster for a larger tau. Nothing is clipped.
+
+    Args:
+        logprobs: `[T]`; only they get a gradient.
+        old_logprobs: `[T]`; may be `logprobs` itself.
+        advantages: `[T]` A of each token's response.
+        mask: `[T]`, true (non-zero) for tokens that train.
+        weights: `[T]` from `aggregation_weights`.
+        positive_temperature: tau where A > 0.
+        negative_temperature: tau where A <= 0.
+
+    Raises:
+        ValueError: the shapes do not fit.
+    """
+    trained, log_ratio = _token_log_ratios(logprobs, old_logprobs, advantages, mask, weights)
+    tau = torch.where(advantages > 0, positive_temperature, negative_temperature).to(log_ratio.dtype)
+    gate = 4 / tau * torch.sigmoid(tau * (log_ratio.exp() - 1))
+    return -(torch.where(trained, gate, 0.0) * advantages * weights).sum(), describe_tokens(
+        logprobs, log_ratio, trained
+    )
+
+
+def _token_log_ratios(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, weights: Tensor, **more: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Which tokens train, and log r of each, clamped to +-20, 0 where nothing trains."""
+    check_shapes(logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask, weights=weights, **more)
+    trained = mask.bool()
+    return trained, masked_log_ratio(logprobs, old_logprobs.detach(), trained)
