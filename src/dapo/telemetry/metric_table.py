@@ -176,7 +176,8 @@ METRICS = (
     Metric("loss/engine_weight_mean", "ratio", "The mean importance weight that corrects for the engine's "
            "probabilities.", "", "mean over tokens", "with `loss.engine_correction`"),
     Metric("loss/engine_weight_truncated_fraction", "fraction", "The fraction of tokens whose importance weight is "
-           "bounded by `loss.engine_correction`: truncated, or masked.", "", "mean over tokens", "with `loss.engine_correction`"),
+           "bounded by `loss.engine_correction`: truncated, or masked.", "", "mean over tokens",
+           "with `loss.engine_correction`"),
     Metric("loss/{name}", "the function's", "A metric that the function of `loss.function` returns, added over the "
            "tokens of an update.", "", "mean", "with `loss.function`"),
     Metric("optim/lr", "1", "The learning rate of the step.", "Section 4.1", "mean"),
