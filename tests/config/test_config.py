@@ -84,8 +84,31 @@ def test_every_preset_is_valid_and_is_not_changed_by_using_it(name):
     assert json.dumps(PRESETS) == before
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["loss.surrogate=sapo", "loss.dual_clip=3"], "replaces the loss that loss.dual_clip=3.0 bounds"),
+        (["loss.surrogate=gspo", "loss.function=a:b"], "replaces the loss that loss.function=a:b replaces too"),
+        (["loss.engine_correction=0.5", "loss.engine_over_cap=mask"], "loss.engine_correction must be at least 1"),
+    ],
+)
+def test_surrogates_and_corrections_that_contradict_each_other_are_refused(options, reason):
+    assert reason in message(*options)
+
+
+def test_options_without_an_effect_under_a_surrogate_are_named():
+    several = ("rollout.prompts_per_step=8", "train.minibatch_groups=4")
+    (ignored,) = ignored_options(config(*several, "loss.surrogate=sapo", "loss.clip_high=0.3"))
+    assert ignored.startswith("loss.clip_high: needs several updates per step")
+    assert not list(ignored_options(config(*several, "loss.surrogate=cispo", "loss.clip_high=0.3")))
+    (ignored,) = ignored_options(config("loss.surrogate=gspo"))
+    assert ignored.startswith("loss.surrogate: needs several updates per step")
+
+
 def test_an_unknown_preset_is_refused():
-    assert "preset: input should be 'dapo' or 'grpo', got 'gpro'" in message(preset="gpro")
+    found = message(preset="gpro")
+    assert found.startswith("config: option preset: input should be 'dapo', 'grpo', ")
+    assert found.endswith(", got 'gpro'")
 
 
 # --- overrides
@@ -496,7 +519,7 @@ def test_a_loss_of_ones_own_and_a_falling_rate_are_differences_from_the_paper():
     (ignored,) = ignored_options(config("optim.min_lr_fraction=0.2"))
     assert ignored == "optim.min_lr_fraction: needs optim.schedule=linear or cosine"
     (ignored,) = ignored_options(config("loss.function=my_losses:reinforce", "loss.clip_high=0.3"))
-    assert ignored.endswith("and the loss of the paper (no loss.function)")
+    assert ignored.endswith("and loss.surrogate=clip, gspo or cispo (no loss.function)")
     shown = list(explain(config("data.train=builtin:sums", "loss.function=my_losses:reinforce")))
     assert any("my_losses:reinforce, averaged by token" in line for line in shown)
     assert not [line for line in shown if "ratio clipped" in line or "log-ratio" in line]
