@@ -50,6 +50,7 @@ from dapo.training.run_directory import RunDirectory
 from dapo.training.samples import shaped_reward
 from dapo.training.shortfall import reward_test_command
 from dapo.training.state import Run, TrainablePolicy
+from dapo.training.token_advantages import ValueFunction
 from dapo.types import Group, Problem
 
 ASSUMED_GIB = 80.0
@@ -87,10 +88,12 @@ def build_run(
         launcher = stack.enter_context(open_launcher(config, directory.logs))
         engine = build_engine(config, inputs.loaded, launcher, kernels=inputs.kernels, log=display.message)
         stack.callback(engine.close)
+        policy = stack.enter_context(open_policy(config, inputs.loaded, launcher))
         yield Run(
             config=config,
             sampling=build_sampling(config, inputs.train, engine, judge, inputs.encoder, stop_ids),
-            policy=stack.enter_context(open_policy(config, inputs.loaded, launcher)),
+            policy=policy,
+            critic=value_function_of(policy),
             tracker=Tracker(build_sinks(config, directory, first_step=first_step), display, listeners),
             directory=directory,
             held_out=inputs.held_out,
@@ -156,6 +159,11 @@ def open_policy(config: Config, loaded: LoadedModel, launcher: Launcher | None) 
         return
     with closing(TrainerGroup(config, launcher)) as trainer_group:
         yield trainer_group
+
+
+def value_function_of(policy: TrainablePolicy) -> ValueFunction | None:
+    """The policy as what estimates its own rewards, where a critic is trained beside it; else None."""
+    return policy if isinstance(policy, Policy) and policy.critic is not None else None
 
 
 def read_inputs(

@@ -158,7 +158,7 @@ class Sample:
     reward: float
     """Shaped: the verdict's score plus the overlong penalty (Eq. 13)."""
     advantage: float
-    """Eq. 9, the same for every token of the response."""
+    """Eq. 9, the same for every token of the response; with `token_advantages` their mean."""
     engine_logprobs: Sequence[float]
     old_logprobs: Sequence[float] | None
     """Log-probabilities of the policy before the step's first update; None until the trainer has recorded them, in that
@@ -172,6 +172,17 @@ class Sample:
 
     rank_record: RankRecord | None = None
     """Set where trainer ranks have recorded the old log-probabilities, and keep them."""
+    token_advantages: Sequence[float] | None = None
+    """The advantage of each response token, where they differ (`advantage.estimator: gae`); None: all `advantage`."""
+    old_values: Sequence[float] | None = None
+    """A critic's value of each response token before the step's first update; None without a critic."""
+    value_targets: Sequence[float] | None = None
+    """What the critic's value of each response token is trained towards."""
+
+    @cached_property
+    def has_signal(self) -> bool:
+        """Whether a token has an advantage other than 0."""
+        return bool(self.advantage) if self.token_advantages is None else any(self.token_advantages)
 
     @cached_property
     def num_trained_tokens(self) -> int:

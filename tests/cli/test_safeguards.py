@@ -19,6 +19,7 @@ NO_DIFFERENCE = {
     *("reward.verifier", "reward.options", "train.num_steps", "train.seed", "model.trust_remote_code"),
     # parts of an option whose default is the paper's
     *("model.lora.rank", "model.lora.alpha", "model.lora.targets"),
+    *("critic.lr", "critic.gae_lambda", "critic.gamma", "critic.clip_range", "critic.pretrain_steps"),
     *("dynamic_sampling.filter.min_spread", "dynamic_sampling.filter.mean_between", "optim.min_lr_fraction"),
     # where and how fast it runs, and what is computed is the same up to rounding
     *("model.dtype", "launcher", "train.microbatch_tokens", "train.recompute", "train.threads", "train.device"),

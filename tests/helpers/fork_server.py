@@ -46,6 +46,7 @@ AREAS = {
     "judging": ("rewards",),
     "update": (
         "policy/policy",
+        "policy/critic",
         "policy/packing",
         "policy/objective",
         "policy/logprobs",
@@ -60,7 +61,13 @@ AREAS = {
         "policy/checkpoint",
     ),
     "evaluation": ("evaluation",),
-    "loop": ("training/train", "training/one_step_off", "training/samples", "telemetry"),
+    "loop": (
+        "training/train",
+        "training/one_step_off",
+        "training/samples",
+        "training/token_advantages",
+        "telemetry",
+    ),
 }
 
 

@@ -67,6 +67,7 @@ def contents(run: Path, *, checkpoints: str = "*") -> dict[str, Any]:
             "rollouts/*",
             "eval/*",
             f"checkpoints/{checkpoints}/*",
+            f"checkpoints/{checkpoints}/critic/*",
             *(["problems.parquet"] if checkpoints == "*" else []),
         )
         for path in run.glob(pattern)

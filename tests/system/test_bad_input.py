@@ -38,7 +38,8 @@ OVERRIDES: dict[str, tuple[Any, ...]] = {
         "zebra=1",
         (
             "unknown option zebra; known here: preset, model, data, rollout, dynamic_sampling, reward, "
-            "audit, overlong, advantage, loss, optim, train, eval, launcher, schedule, distributed, log, profile"
+            "audit, overlong, advantage, loss, optim, critic, train, eval, launcher, schedule, distributed, log, "
+            "profile"
         ),
     ),
     "option of another section": ("rollout.lr=1", "unknown option rollout.lr; did you mean optim.lr?"),
@@ -159,8 +160,8 @@ FILES: dict[str, tuple[Any, ...]] = {
         (
             "{dir}/c.yaml:\n  option model is missing. For example model=smollm2-135m-instruct.\n  option data "
             "is missing. For example data.train=builtin:sums.\n  unknown option hello; known here: preset, "
-            "model, data, rollout, dynamic_sampling, reward, audit, overlong, advantage, loss, optim, train, eval, "
-            "launcher, schedule, distributed, log, profile"
+            "model, data, rollout, dynamic_sampling, reward, audit, overlong, advantage, loss, optim, critic, train, "
+            "eval, launcher, schedule, distributed, log, profile"
         ),
     ),
     "config is no YAML": (
@@ -674,7 +675,7 @@ MADE_OR_WAITED_FOR = (
 
 
 def test_every_number_among_the_options_is_found():
-    assert len(NUMBERS) == 51
+    assert len(NUMBERS) == 56
     assert {"rollout.native.slots", "train.threads", "reward.timeout_s", "eval.max_response_tokens"} <= set(NUMBERS)
 
 

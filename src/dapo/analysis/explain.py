@@ -13,7 +13,7 @@ from dapo.analysis.stored_groups import StoredGroup, local_encoder, read_groups
 from dapo.analysis.token_terms import CLIP_NAMES, TokenTerms, token_terms
 from dapo.assemble import resolve_auto
 from dapo.config import Config
-from dapo.core.errors import DataError
+from dapo.core.errors import ConfigError, DataError
 from dapo.data.prompts import PromptEncoder
 from dapo.policy.policy import loss_weights
 from dapo.training.run_config import load_run_config
@@ -76,9 +76,15 @@ def explain_group(
     Raises:
         CheckpointError: There is no such run.
         DataError: The responses of the step are gone, or it has no such group.
+        ConfigError: The run's advantages come from a critic.
     """
     directory = RunDirectory.open(run_dir)
     config = resolve_auto(load_run_config(directory))
+    if config.has_critic:
+        raise ConfigError(
+            "advantage.estimator=gae compares each token with the value of a critic, which is stored nowhere, and this "
+            "walk is through Eq. 9; `dapo view` shows the responses, with the mean advantage of each"
+        )
     light = read_groups(directory, step, tokens_of=())
     if group is not None and group not in {each.group.id for each in light}:
         ids = ", ".join(str(each.group.id) for each in light)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dapo.algo.chance import Beta, expected_chance, fit_beta
-from dapo.assemble import Inputs, build_engine, build_sampling, open_policy
+from dapo.assemble import Inputs, build_engine, build_sampling, open_policy, value_function_of
 from dapo.config import Config
 from dapo.core.errors import DataError
 from dapo.core.rng import keyed_seed
@@ -33,6 +33,7 @@ from dapo.training.rollout import Batch, Sampling, collect
 from dapo.training.run_directory import RunDirectory
 from dapo.training.samples import minibatches, with_advantages, with_old_logprobs
 from dapo.training.state import TrainablePolicy
+from dapo.training.token_advantages import with_token_advantages
 from dapo.types import Group
 
 MAX_PROBLEMS = 32
@@ -277,6 +278,8 @@ def _update(config: Config, policy: TrainablePolicy, batch: Batch, *, step: int)
     if not samples:
         return 0, 0.0
     started = time.perf_counter()
+    if (critic := value_function_of(policy)) is not None:
+        samples = with_token_advantages(samples, critic, config)
     updates = minibatches(samples, config, step=step)
     if len(updates) > 1:
         updates = with_old_logprobs(updates, policy.record_old_logprobs, source=config.loss.old_logprobs)

@@ -80,12 +80,17 @@ def what_if(
         JSON values; docs/explain.md describes them.
 
     Raises:
-        ConfigError: An option cannot be changed afterwards, or `steps` is malformed.
+        ConfigError: An option cannot be changed afterwards, `steps` is malformed, or advantages come from a critic.
         DataError: No responses are stored for these steps, or the data lacks what the reward reads.
         RewardError: The reward cannot be used.
     """
     directory = RunDirectory.open(run_dir)
     old, new = changed_config(directory, overrides, gradient=gradient)
+    if new.has_critic or (gradient and old.has_critic):
+        raise ConfigError(
+            "advantage.estimator=gae compares responses with the values of a critic, which are stored nowhere: set "
+            "advantage.estimator=group, and leave --gradient out for a run of PPO"
+        )
     chosen, missing = _chosen_steps(directory, steps)
     sampler = dynamic_sampler(new, max_error_rate=1.0)  # errors are counted, and end nothing
     judges, filters = judges_anew(overrides), isinstance(new.dynamic_sampling.filter, str)

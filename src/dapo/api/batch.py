@@ -110,7 +110,10 @@ class CollectedBatch:
                 raise DataError(
                     f"advantages: expected {len(given)} finite numbers for the rewards {given}, got {found}"
                 )
-            changed += [replace(sample, advantage=value) for sample, value in zip(samples, found, strict=True)]
+            changed += [
+                replace(sample, advantage=value, token_advantages=None)
+                for sample, value in zip(samples, found, strict=True)
+            ]
         return replace(self, samples=tuple(changed))
 
     def _by_group(self) -> list[list[Sample]]:

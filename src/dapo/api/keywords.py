@@ -17,6 +17,7 @@ ALIASES: Mapping[str, str] = {
     "steps": "train.num_steps",
     "max_response_tokens": "rollout.max_response_tokens",  # that of eval follows it where it is not set
     "eval_data": "data.eval",
+    "lr": "optim.lr",
 }
 """Keywords that stand for an option of another name, or for one of several that end alike."""
 PAPER_MINIBATCH_GROUPS, PAPER_WARMUP_STEPS, PAPER_STEPS = 32, 20, 300

@@ -46,6 +46,7 @@ from dapo.training.rows import load_rows
 from dapo.training.samples import minibatches, with_advantages, with_old_logprobs
 from dapo.training.shortfall import require_groups, reward_test_command
 from dapo.training.signals import Interrupted, signals_as_requests
+from dapo.training.token_advantages import with_token_advantages
 from dapo.types import Problem
 
 if TYPE_CHECKING:
@@ -125,6 +126,8 @@ class Session:
         ):
             batch = collect(sampling, step=step, on_progress=lambda done, total, note: show(done, total), check=check)
         samples = with_advantages(batch.groups, self.config, batch.weights)
+        if self._policy.critic is not None:
+            samples = with_token_advantages(samples, self._policy, self.config)
         return CollectedBatch(step, batch, tuple(samples), self._encoder.decode_prompt)
 
     def update(self, batch: CollectedBatch, *, loss: LossFunction | str | None = None) -> dict[str, float]:

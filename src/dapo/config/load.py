@@ -36,6 +36,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # as published: with DAPO's dynamic sampling and length penalty; the bound of 5 is ScaleRL's, for none was published
     "cispo": {"loss": {"surrogate": "cispo", "clip_high": 4.0}},
     "sapo": {**_NO_EXTRAS, "loss": {"surrogate": "sapo", "aggregate": "sequence"}},
+    "ppo": {**_NO_EXTRAS, "advantage": {"estimator": "gae"}, "loss": {"clip_low": 0.2, "clip_high": 0.2}},
 }
 
 

@@ -11,7 +11,7 @@ from dapo.config.reward import AuditConfig, OverlongConfig, RewardConfig
 from dapo.config.run import DistributedConfig, EvalConfig, LogConfig, ProfileConfig
 from dapo.config.sampling import DynamicSamplingConfig, RolloutConfig
 from dapo.config.section import Section, option
-from dapo.config.training import AdvantageConfig, LossConfig, OptimConfig, TrainConfig
+from dapo.config.training import AdvantageConfig, CriticConfig, LossConfig, OptimConfig, TrainConfig
 from dapo.core.secrets import find_secrets
 
 
@@ -25,7 +25,7 @@ def _launcher(value: str) -> str:
 class Config(Section):
     """A whole run."""
 
-    preset: Literal["dapo", "grpo", "dr_grpo", "gspo", "cispo", "sapo"] = option(
+    preset: Literal["dapo", "grpo", "dr_grpo", "gspo", "cispo", "sapo", "ppo"] = option(
         "dapo", "The values that options have where nothing else is set."
     )
     model: ModelConfig = option(description="For example model=smollm2-135m-instruct.", also=[{"type": "string"}])
@@ -38,6 +38,7 @@ class Config(Section):
     advantage: AdvantageConfig = AdvantageConfig()
     loss: LossConfig = LossConfig()
     optim: OptimConfig = OptimConfig()
+    critic: CriticConfig = option(CriticConfig(), only_with="advantage.estimator=gae")
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = option(EvalConfig(), only_with="data.eval")
     launcher: Annotated[str, AfterValidator(_launcher)] = option(
@@ -119,6 +120,11 @@ class Config(Section):
     def corrects_engine(self) -> bool:
         """Whether token losses are weighted by pi_old over the engine's probability."""
         return self.loss.engine_correction is not None
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether a value function is trained beside the policy."""
+        return self.advantage.estimator == "gae"
 
     @property
     def decays_lr(self) -> bool:
@@ -224,6 +230,25 @@ class Config(Section):
                 f"optim.schedule={self.optim.schedule} lowers the learning rate after optim.warmup_steps="
                 f"{self.optim.warmup_steps} steps of warm-up, and train.num_steps={self.train.num_steps} leaves none; "
                 "lower optim.warmup_steps, or set optim.schedule=constant"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _critic_fits(self) -> "Config":
+        if self.has_critic and self.uses_trainer_group:
+            raise ValueError(
+                "advantage.estimator=gae trains its critic in the process that trains the policy; set "
+                "distributed.trainer_ranks=1 and launcher=local, or another estimator"
+            )
+        if self.has_critic and self.model.lora is not None:
+            raise ValueError(
+                "advantage.estimator=gae trains all weights of a second network, which model.lora is there to avoid; "
+                "leave model.lora out, or set another estimator"
+            )
+        if self.has_critic and self.critic.pretrain_steps >= self.train.num_steps:
+            raise ValueError(
+                f"critic.pretrain_steps={self.critic.pretrain_steps} leaves none of train.num_steps="
+                f"{self.train.num_steps} steps to train the policy in; lower the one or raise the other"
             )
         return self
 

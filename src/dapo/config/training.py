@@ -1,4 +1,4 @@
-"""Options of the algorithm and of the training: `advantage`, `loss`, `optim`, `train`."""
+"""Options of the algorithm and of the training: `advantage`, `loss`, `optim`, `critic`, `train`."""
 
 import re
 from typing import Annotated, Literal, TypeAlias
@@ -18,10 +18,17 @@ Beta: TypeAlias = Annotated[Float, Field(ge=0, lt=1)]
 
 
 class AdvantageConfig(Section):
+    estimator: Literal["group", "gae"] = option(
+        "group",
+        "What a response is compared with. group: its group's mean (Eq. 9); gae: what a critic expected of each of its "
+        "tokens (PPO, docs/ppo.md).",
+        paper="group",
+    )
     scale: Annotated[Literal["std", "none"], BeforeValidator(lambda v: "none" if v is None else v)] = option(
         "std",
         "What advantages are divided by; std: the group's standard deviation of rewards (Eq. 9).",
         paper="std",
+        only_with="advantage.estimator=group",
         also=[{"type": "null"}],
     )
 
@@ -148,6 +155,33 @@ class OptimConfig(Section):
     weight_decay: Float = option(0.1, "AdamW's weight decay.", paper=0.1, ge=0)
     betas: tuple[Beta, Beta] = option((0.9, 0.999), "AdamW's decay rates of the two moments.", paper=(0.9, 0.999))
     max_grad_norm: Float = option(1.0, "Norm at which an update's gradient is clipped.", paper=1.0, gt=0)
+
+
+class CriticConfig(Section):
+    """The value function of PPO: a copy of the initial policy's network with a head of one number."""
+
+    lr: Float = option(
+        1.0e-5,
+        "Learning rate of the critic's AdamW after the warm-up; the rest of `optim` holds for it too.",
+        gt=0,
+    )
+    gae_lambda: Float = option(
+        1.0,
+        "Lambda of the advantages. 1: all rewards to come less the critic's value; 0: one step's reward and the "
+        "difference of two values; in between, less variance for more bias.",
+        ge=0,
+        le=1,
+    )
+    gamma: Float = option(1.0, "Discount of a reward per token.", gt=0, le=1)
+    clip_range: Float | None = option(
+        0.5,
+        "By how much a step's updates may move a value before it loses its gradient, in units of the reward; none: by "
+        "any amount.",
+        gt=0,
+    )
+    pretrain_steps: Int = option(
+        0, "Training steps at the beginning in which the critic learns and the policy stays.", ge=0, unit="steps"
+    )
 
 
 class TrainConfig(Section):

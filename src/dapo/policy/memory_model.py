@@ -85,6 +85,15 @@ class TrainerMemory:
         return self.dimensions.parameters if lora is None else self.dimensions.lora_parameters(lora.rank, lora.targets)
 
     @property
+    def critic_parameters(self) -> int:
+        """Parameters of the value function: the network without its head, and one of a single number; 0 without it."""
+        if not self.config.has_critic:
+            return 0
+        dimensions = self.dimensions
+        head = 0 if dimensions.tied else dimensions.vocabulary * dimensions.hidden
+        return dimensions.parameters - head + dimensions.hidden + 1
+
+    @property
     def longest_sequence(self) -> int:
         """Tokens of the longest prompt and response, which is never cut: a microbatch has at least as many."""
         limits = self.config.data.max_prompt_tokens + self.config.rollout.max_response_tokens
@@ -115,6 +124,9 @@ class TrainerMemory:
         breakdown["AdamW's moments"] = 2 * master * trained / n
         if self.config.loss.kl_coef > 0 and lora is None:
             breakdown["reference for the KL term"] = e * dimensions.parameters / n
+        if self.config.has_critic:
+            copies = (e if e < master else 0) + 4 * master
+            breakdown["the critic: weights, gradients, moments"] = copies * self.critic_parameters
         if n > 1:
             layer, ends = dimensions.layer_parameters, dimensions.embedding_parameters
             # two layers at a time, since the next is on its way; embedding and head stay to the end of the backward

@@ -79,9 +79,19 @@ def schedule_of(config: Config) -> dict[str, Any]:
 class MasterAdamW:
     """AdamW over all trained parameters; like the released code it decays every one of them, norms included."""
 
-    def __init__(self, model: torch.nn.Module, config: OptimConfig, *, lora: Mapping[str, float] | None = None) -> None:
-        """With adapters, `lora` is their rank and alpha, which a checkpoint records and must agree with."""
-        self._config = config
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        config: OptimConfig,
+        *,
+        lora: Mapping[str, float] | None = None,
+        advice: str = "lower optim.lr, or look at loss/* and optim/grad_norm",
+    ) -> None:
+        """With adapters, `lora` is their rank and alpha, which a checkpoint records and must agree with.
+
+        `advice` says what to do about weights that are not finite.
+        """
+        self._config, self._advice = config, advice
         self.lora = lora
         self._working = self._trained(model)
         self.master_weights = {
@@ -163,7 +173,7 @@ class MasterAdamW:
         if lost := self._names_not_finite():
             raise NumericsError(
                 f"the weights are not finite after {self.num_updates} updates ({lost[0]} first): they are neither "
-                "saved nor sampled from; lower optim.lr, or look at loss/* and optim/grad_norm before it happened"
+                f"saved nor sampled from; {self._advice} before it happened"
             )
 
     @torch.no_grad()

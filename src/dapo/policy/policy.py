@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dapo.algo.loss import aggregation_weights
@@ -20,6 +19,7 @@ from dapo.config import Config, LossConfig
 from dapo.core.errors import ConfigError
 from dapo.core.out_of_memory import explain_out_of_memory
 from dapo.policy.checkpoint import StateCopy, load_optimizer, state_of, write_state
+from dapo.policy.critic import Critic
 from dapo.policy.custom_loss import CustomLoss, load_loss
 from dapo.policy.hf_io import NamedWeights, layout_of
 from dapo.policy.logprobs import (
@@ -48,7 +48,7 @@ from dapo.policy.transfer import to_device
 from dapo.types import Sample
 
 
-def recompute_layers(model: PreTrainedModel) -> int:
+def recompute_layers(model: torch.nn.Module) -> int:
     """Make every decoder layer of `model` keep only its input for the backward; returns how many there are.
 
     Gradients are the same to the bit. Not transformers' own switch, which works in training mode only: a policy is in
@@ -79,7 +79,7 @@ def partition_minibatch(
     weights = loss_weights(minibatch, config)
     every_sample = every_sample or config.loss.needs_every_sample
     chosen = [
-        i for i, sample in enumerate(minibatch) if sample.num_trained_tokens and (every_sample or sample.advantage != 0)
+        i for i, sample in enumerate(minibatch) if sample.num_trained_tokens and (every_sample or sample.has_signal)
     ]
     samples, max_tokens = [minibatch[i] for i in chosen], config.microbatch_tokens
     return partition(samples, weights[chosen].tolist(), ranks=ranks, max_tokens=max_tokens)
@@ -127,15 +127,22 @@ class PolicyCore:
         self._frozen: Any = None
         if config.loss.kl_coef > 0 and self._adapters is None:
             self._frozen = self._distribute(copy.deepcopy(self._model).requires_grad_(False))
+        self.critic: Critic | None = None
+        """The value function of `advantage.estimator: gae`, which each update trains too."""
+        if config.has_critic:
+            self.critic = Critic(config, self._model)
         if config.train.recompute:
             recompute_layers(self._model)
+            if self.critic is not None:
+                recompute_layers(self.critic.model)
         self._optimizer = self._make_optimizer()
         self._copy = StateCopy()
 
     @property
     def skipped_in_a_row(self) -> int:
-        """The number of updates skipped since the last one that was made."""
-        return self._optimizer.skipped_in_a_row
+        """The number of updates skipped since the last one that was made, of the policy or of its critic."""
+        of_critic = 0 if self.critic is None else self.critic.skipped_in_a_row
+        return max(self._optimizer.skipped_in_a_row, of_critic)
 
     def _use_packed_forward(self) -> None:
         use_packed_forward(self._model)
@@ -244,6 +251,8 @@ class PolicyCore:
             "weights": of_samples(rank_microbatch.weights),
             "mask": of_tokens([sample.mask for sample in samples]),
         }
+        if per_token := [sample.token_advantages for sample in samples if sample.token_advantages is not None]:
+            numbers["advantages"] = of_tokens(per_token)
         if old := [sample.old_logprobs for sample in samples if sample.old_logprobs is not None]:
             numbers["old"] = of_tokens(old)
         if all(sample.engine_logprobs for sample in samples):
@@ -251,7 +260,9 @@ class PolicyCore:
         elif self._config.loss.engine_correction is not None:
             raise ValueError("loss.engine_correction=tis needs engine_logprobs for all samples")
         if any(len(values) != sum(microbatch.lengths) for values in numbers.values()):
-            raise ValueError("mask, old_logprobs and engine_logprobs must have one value for each response token")
+            raise ValueError(
+                "mask, token_advantages, old_logprobs and engine_logprobs must have one value for each response token"
+            )
         in_order = torch.stack(list(numbers.values()))[:, torch.from_numpy(microbatch.order)]
         on_device = to_device(in_order, self._model.device)
         tokens = dict(zip(numbers, on_device.unbind(), strict=True))
@@ -287,6 +298,11 @@ class Policy(PolicyCore):
         rows = self._score_all(samples, lambda microbatch: self._score(microbatch, self._model))
         return [replace(sample, old_logprobs=row) for sample, row in zip(samples, rows, strict=True)]
 
+    def values(self, samples: Sequence[Sample]) -> list[Sequence[float]]:
+        """The critic's value of each response token, a row for each sample; with `advantage.estimator: gae` only."""
+        assert self.critic is not None, "values need a critic: advantage.estimator=gae"
+        return self.critic.values(samples)
+
     def reference_logprobs(self, samples: Sequence[Sample]) -> list[Sequence[float]]:
         """Log-probabilities of the samples' tokens under the initial policy, to which `loss.kl_coef` keeps near."""
         return self._score_all(samples, self._reference_logprobs)
@@ -301,7 +317,8 @@ class Policy(PolicyCore):
 
         Samples without `old_logprobs` are on policy: their ratio is 1. Samples whose advantage is exactly 0 are
         computed only where KL, entropy or a custom loss need them; they count in the loss weights (Eq. 12) in any case.
-        The update is skipped where the loss or the gradient's norm is not finite, or `loss/approx_kl` above
+        A critic is updated on the same minibatch; in its first `critic.pretrain_steps` steps nothing else is. The
+        update is skipped where the loss or the gradient's norm is not finite, or `loss/approx_kl` above
         `loss.max_approx_kl`. `custom` is a loss for this update in place of the one of `loss.function`.
 
         Returns the metrics `loss/*`, `optim/*` and `rollout/engine_logprob_gap_*` of docs/metrics.md, and on a GPU
@@ -310,11 +327,17 @@ class Policy(PolicyCore):
         find that of the last one. EngineError, with the policy as it was, where `loss.old_logprobs: engine` cannot be.
         LossFailed, with the policy as it was, where a custom loss fails.
         """
+        if self.critic is not None and step <= self._config.critic.pretrain_steps:
+            of_critic = self.critic.apply_gradient(self.critic.backward(minibatch), step=step)
+            return of_critic | {"optim/lr": 0.0, "optim/update_tokens": 0.0, "optim/skipped": 0.0}
         custom = custom or self._custom_loss
         (passes,) = partition_minibatch(minibatch, self._config, ranks=1, every_sample=custom is not None)
         self._optimizer.zero_grad()
         sums = list(map(partial(self._backward, custom=custom), passes))
-        return self._apply_gradient(add_sums([*sums, self._optimizer.measure()]), step=step)
+        # both gradients before either is applied: an update that fails in between has changed nothing
+        of_critic = {} if self.critic is None else self.critic.backward(minibatch)
+        metrics = self._apply_gradient(add_sums([*sums, self._optimizer.measure()]), step=step)
+        return metrics if self.critic is None else metrics | self.critic.apply_gradient(of_critic, step=step)
 
     def gradient(self, minibatch: Sequence[Sample], loss: LossConfig) -> dict[str, Tensor]:
         """The gradient of a loss on whole groups by the name of each trained weight, before it is clipped.
@@ -335,11 +358,13 @@ class Policy(PolicyCore):
             self._optimizer.zero_grad()
 
     def save(self, directory: str | Path) -> None:
-        """Write the trained weights, AdamW's moments and counters into `directory`, which exists.
+        """Write the trained weights, AdamW's moments and counters into `directory`, which exists; a critic's below it.
 
         Raises NumericsError, and writes nothing, where a weight is not finite; OSError if the disk refuses.
         """
         self._optimizer.require_finite()
+        if self.critic is not None:
+            self.critic.save(Path(directory))
         write_state(Path(directory), state_of(self._optimizer))
 
     def snapshot(self) -> Callable[[Path], None]:
@@ -348,8 +373,18 @@ class Policy(PolicyCore):
         Raises NumericsError where a weight is not finite.
         """
         self._optimizer.require_finite()
-        return partial(write_state, state=self._copy.take(state_of(self._optimizer)))
+        write_critic = None if self.critic is None else self.critic.snapshot()
+        state = self._copy.take(state_of(self._optimizer))
+
+        def write(directory: Path) -> None:
+            if write_critic is not None:
+                write_critic(directory)
+            write_state(directory, state)
+
+        return write
 
     def load(self, directory: str | Path) -> None:
         """Continue from what `save` wrote, bit for bit. Raises CheckpointError; the reference stays as it is."""
         load_optimizer(self._optimizer, Path(directory))
+        if self.critic is not None:
+            self.critic.load(Path(directory))

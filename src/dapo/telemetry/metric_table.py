@@ -16,6 +16,7 @@ SECTIONS = {
     "rollout": "What a step generated. `groups_*` and `tokens_*` count all of it; the other metrics, and those of "
     "`reward/`, leave out groups with the outcome `excess`, so that none depends on how many groups were in flight.",
     "loss": "The loss, and means over the tokens that train.",
+    "critic": "The value function of PPO (`advantage.estimator: gae`, docs/ppo.md).",
     "optim": "The optimizer.",
     "time": "Seconds, speed, memory and warnings. Only these depend on the machine and the moment; all other metrics "
     "are the same in every repetition of a run.",
@@ -52,6 +53,8 @@ PHASES = {
                       "the background", "groups"),
     "judge_wait": Phase("waiting for verdicts with nothing left to generate, which is a part of `time/generate_s`"),
     "write_rollouts": Phase("waiting for the table of responses, which is written in the background"),
+    "values": Phase("computing the critic's values of the batch and from them its advantages",
+                    when="with `advantage.estimator: gae`"),
     "old_logprobs": Phase("computing the log-probabilities of the policy before the step's first update",
                           when="with more than one update per step"),
     "update": Phase("the optimizer updates", "minibatches"),
@@ -81,6 +84,7 @@ class Metric:
 
 _RECHECKED = "with `dynamic_sampling.predict`, in steps with such a group"
 _AUDITED = "with `audit.verifier`, in steps with an audited response"
+_CRITIC = "with `advantage.estimator: gae`"
 METRICS = (
     Metric("reward/mean", "reward", "The mean shaped reward (score plus overlong penalty) of all responses with a "
            "verdict, before groups are filtered.", "Fig. 7b"),
@@ -180,6 +184,18 @@ METRICS = (
            "with `loss.engine_correction`"),
     Metric("loss/{name}", "the function's", "A metric that the function of `loss.function` returns, added over the "
            "tokens of an update.", "", "mean", "with `loss.function`"),
+    Metric("critic/loss", "reward squared", "Half the squared error of the critic's values, clipped by "
+           "`critic.clip_range`, as a mean over the tokens that train.", "", "mean", _CRITIC),
+    Metric("critic/explained_variance", "1", "1 less the variance of the targets about the values over the variance "
+           "of the targets, before the step's first update: 1 for perfect values, 0 for a constant, below 0 for worse; "
+           "missing where the targets are all equal.", when=_CRITIC),
+    Metric("critic/value_mean", "reward", "The mean value of the tokens that train, before the step's first update.",
+           when=_CRITIC),
+    Metric("critic/clip_fraction", "fraction", "The fraction of tokens whose value loses its gradient to "
+           "`critic.clip_range`.", "", "mean", "with `critic.clip_range`"),
+    Metric("critic/grad_norm", "1", "The norm of the critic's gradient before it is clipped.", "", "mean", _CRITIC),
+    Metric("critic/skipped", "updates", "The number of updates of the critic that were not made, because its loss or "
+           "gradient was not finite.", "", "sum", _CRITIC),
     Metric("optim/lr", "1", "The learning rate of the step.", "Section 4.1", "mean"),
     Metric("optim/grad_norm", "1", "The norm of the gradient before it is clipped.", "", "mean"),
     Metric("optim/skipped", "updates", "The number of updates that were not made, because the loss or the gradient was "

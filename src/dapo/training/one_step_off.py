@@ -45,6 +45,7 @@ from dapo.training.rollout import Batch, collect
 from dapo.training.samples import minibatches, with_advantages, with_old_logprobs
 from dapo.training.state import Run
 from dapo.training.step_metrics import evaluate_and_log, report_step, rollouts_in_background
+from dapo.training.token_advantages import with_token_advantages
 from dapo.training.train import saved_on_failure
 
 MAX_STALENESS = 1  # steps
@@ -66,6 +67,9 @@ def train(run: Run) -> None:
                 batch = prefetched_batch(run, step=step)  # * sampled during the step before
                 with next_batch(run, step=step + 1) as pending:  # * lines 2 to 8 of the next step, in a thread
                     samples = with_advantages(batch.groups, config, batch.weights)
+                    if run.critic is not None:
+                        with run.phase("values"):
+                            samples = with_token_advantages(samples, run.critic, config)
                     updates = minibatches(samples, config, step=step)
                     with rollouts_in_background(run, batch, samples) as text_metrics:
                         if len(updates) > 1:

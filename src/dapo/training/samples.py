@@ -75,7 +75,7 @@ def with_old_logprobs(
     """
     first, *later = minibatches
     samples = [sample for minibatch in later for sample in minibatch]
-    is_compared = any(sample.advantage and sample.num_trained_tokens for sample in first)
+    is_compared = any(sample.has_signal and sample.num_trained_tokens for sample in first)
     recorded = iter(_from_engine(samples) if source == "engine" and is_compared else record(samples))
     return [first, *(list(islice(recorded, len(minibatch))) for minibatch in later)]
 
@@ -89,7 +89,10 @@ def _group_samples(group: Group, config: Config, weight: float) -> list[Sample]:
     responses = zip(group.generations, group.rewards, strict=True)
     valid = [(i, generation, reward) for i, (generation, reward) in enumerate(responses) if reward is not None]
     rewards = torch.tensor([reward for _, _, reward in valid], dtype=torch.float64)
-    advantages = group_advantages(rewards, scale=config.advantage.scale).tolist()
+    if config.has_critic:
+        advantages = [0.0] * len(valid)  # until the critic has been asked: `with_token_advantages`
+    else:
+        advantages = group_advantages(rewards, scale=config.advantage.scale).tolist()
     samples = []
     for (i, generation, reward), advantage in zip(valid, advantages, strict=True):
         mask = constant_row(trains(generation.finish, mode=config.overlong.mode), len(generation.token_ids))

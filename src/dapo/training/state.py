@@ -23,6 +23,7 @@ from dapo.training.problem_stats import ProblemStats
 from dapo.training.rollout import Sampling
 from dapo.training.run_directory import RunDirectory
 from dapo.training.signals import StopRequest
+from dapo.training.token_advantages import ValueFunction
 from dapo.types import Problem, Sample
 
 T = TypeVar("T")
@@ -85,7 +86,7 @@ class TrainState:
     @property
     def is_consistent(self) -> bool:
         """The policy is that of `step`: no update of the next step has changed it."""
-        return all(update["optim/skipped"] for update in self.updates)
+        return all(update["optim/skipped"] and update.get("critic/skipped", True) for update in self.updates)
 
     def advance(self, metrics: dict[str, float], *, tokens_generated: int, tokens_trained: int) -> None:
         """One more step is done; its metrics are still to be logged."""
@@ -122,6 +123,8 @@ class Run:
     state: TrainState = field(default_factory=TrainState)
     timer: StepTimer = field(default_factory=StepTimer)
     """Seconds per phase of the step at hand."""
+    critic: ValueFunction | None = None
+    """What `advantage.estimator: gae` compares responses with."""
     audit: Audit | None = None
     """The second verifier, where the run has one."""
     watch: Watch | None = None

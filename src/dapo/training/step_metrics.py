@@ -22,6 +22,7 @@ from dapo.training.divergence import entropy_collapse_steps
 from dapo.training.rollout import Batch
 from dapo.training.shortfall import require_groups, reward_test_command
 from dapo.training.state import Run
+from dapo.training.token_advantages import critic_metrics
 from dapo.types import Sample
 
 MIN_GROUPS, MIN_SHARE = 4, 0.5
@@ -92,7 +93,7 @@ def report_step(run: Run, batch: Batch, samples: Sequence[Sample], more: Mapping
 
 def _signal_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
     """Whether groups that train have no advantage but zeros, and whether one problem has most of the trained tokens."""
-    with_signal = {sample.group_id for sample in samples if sample.advantage}
+    with_signal = {sample.group_id for sample in samples if sample.has_signal}
     flat = 1 - len(with_signal) / max(1, len(batch.groups))
     found = {"rollout/zero_advantage_fraction": flat} if batch.groups and flat else {}
     return found | (_top_problem(batch, samples) if len(with_signal) >= MIN_GROUPS else {})
@@ -103,17 +104,18 @@ def _top_problem(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
     problems = {group.id: group.problem.id for group in batch.groups}
     tokens: Counter[str] = Counter()
     for sample in samples:
-        if sample.advantage:
+        if sample.has_signal:
             tokens[problems[sample.group_id]] += sample.num_trained_tokens
     share = max(tokens.values(), default=0) / max(1, tokens.total())
     return {"rollout/top_problem_fraction": share} if share > MIN_SHARE else {}
 
 
 def batch_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
-    """The metrics `reward/*` and `rollout/*` of a batch and of the samples that it gave."""
+    """The metrics `reward/*` and `rollout/*` of a batch and of the samples that it gave, and those of their values."""
     metrics = rollout_metrics(batch.decided, batch.group_counts, batch.token_counts, shortfall=batch.shortfall)
     tokens_trained = sum(sample.num_trained_tokens for sample in samples)
-    return metrics | {"rollout/epoch": batch.epoch, "rollout/tokens_in_minibatches": tokens_trained}
+    metrics |= {"rollout/epoch": batch.epoch, "rollout/tokens_in_minibatches": tokens_trained}
+    return metrics | critic_metrics(samples)
 
 
 def evaluate_and_log(run: Run) -> None:

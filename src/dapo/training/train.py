@@ -20,6 +20,7 @@ from dapo.training.samples import minibatches, with_advantages, with_old_logprob
 from dapo.training.shortfall import ProblemsSolved
 from dapo.training.state import Run
 from dapo.training.step_metrics import evaluate_and_log, evaluate_last, report_step, rollouts_in_background
+from dapo.training.token_advantages import with_token_advantages
 
 
 def train(run: Run) -> None:
@@ -37,6 +38,9 @@ def train(run: Run) -> None:
                     batch = collect(run.sampling, step=step, on_progress=on_progress, check=run.stop.check)  # Eq. 11
                 run.drop_engine_weights()
                 samples = with_advantages(batch.groups, config, batch.weights)  # line 9: Eq. 9, 13
+                if run.critic is not None:
+                    with run.phase("values"):
+                        samples = with_token_advantages(samples, run.critic, config)  # PPO: Eq. 2, 3
                 updates = minibatches(samples, config, step=step)  # line 10
                 with rollouts_in_background(run, batch, samples) as text_metrics:
                     if len(updates) > 1:

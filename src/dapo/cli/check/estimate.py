@@ -157,9 +157,8 @@ class ResourceEstimate:
 
     def checkpoint_copy_bytes(self) -> float:
         """Bytes of weights and moments in main memory, from which a checkpoint is written while training goes on."""
-        return (
-            0 if not self.config.train.save_every else 3 * self.memory.master_bytes * self.memory.trainable_parameters
-        )
+        parameters = self.memory.trainable_parameters + self.memory.critic_parameters
+        return 0 if not self.config.train.save_every else 3 * self.memory.master_bytes * parameters
 
     @property
     def sync_bytes(self) -> int:
@@ -245,10 +244,12 @@ class ResourceEstimate:
             update = sum(self.update_time.parts(recompute=recompute).values())
             forward, tokens = self.update_time.forward_seconds(), self.trained_tokens / self.ranks
             phases = {"old log-probabilities": recorded * forward * tokens, "update": update * tokens}
+            phases["critic"] = (forward + update) * tokens * self.config.has_critic
             return {name: seconds for name, seconds in phases.items() if seconds}
         # on CPUs the one machine computes an update, however many ranks share it
         rate = self.profile.tflops * 1e12 * self.profile.train_utilisation
         passes = {"old log-probabilities": recorded, "update": 4 if recompute else 3}
+        passes["critic"] = (1 + passes["update"]) * self.config.has_critic  # its values, and its update
         return {name: count * self._forward_flop() / rate for name, count in passes.items() if count}
 
     @property

@@ -199,7 +199,7 @@ def whole_step_seconds(config: Config, phases: Mapping[str, float]) -> float:
     """The seconds of a step whose phases take so long: with one_step_off sampling and training overlap."""
     total = sum(phases.values())
     if config.schedule == "one_step_off":
-        training = sum(phases[name] for name in phases if name in ("update", "old log-probabilities"))
+        training = sum(phases[name] for name in phases if name in ("update", "old log-probabilities", "critic"))
         total = phases["weight sync"] + max(training, total - training - phases["weight sync"])
     return total
 

@@ -210,6 +210,13 @@ def _step(config: Config) -> Iterator[str]:
     yield f"  reward      {_reward(config)}, {shaping}"
     if (audit := config.audit_reward) is not None:
         yield f"  audit       {audit.verifier} judges {config.audit.share:.3g} of the trained responses, never trains"
+    if config.has_critic:
+        critic = config.critic
+        first = f"; alone in the first {critic.pretrain_steps} steps" if critic.pretrain_steps else ""
+        yield (
+            f"  critic      a value of each token, learning rate {critic.lr:g}{first}; advantages by GAE with lambda "
+            f"{critic.gae_lambda:g} and gamma {critic.gamma:g}, whitened over the tokens of the batch"
+        )
     yield (
         f"  loss        {config.loss.function or _surrogate(config)}, averaged by {config.loss.aggregate}"
         f"{f', KL {config.loss.kl_coef:g}' if config.loss.kl_coef else ''}"

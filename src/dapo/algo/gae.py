@@ -1,0 +1,141 @@
+"""PPO's advantages and value targets by generalized advantage estimation (GAE), and the loss of its value function.
+
+A response is an episode: in the state s_t, the prompt and the response's tokens before t, the policy takes token t and
+gets the reward r_t. A value function V estimates the rewards that are still to come:
+
+    r_t     = -p_t, and at the last token T also the shaped reward: -p_T + R
+    delta_t = r_t + gamma V(s_{t+1}) - V(s_t),        V(s_{T+1}) = 0
+    A_t     = delta_t + gamma lambda A_{t+1},         A_{T+1} = 0
+    target  = A_t + V(s_t),                           what V(s_t) is trained towards
+
+with p_t the penalty of a token, kl_coef times its divergence from the reference. An episode ends with the last token of
+the response, whether it is an end token or was cut off at the length limit.
+
+Sources: GAE, arXiv 1506.02438, Eq. 16; PPO, arXiv 1707.06347, Eq. 9, 11 and 12; DAPO's Eq. 2 and 3 repeat them.
+"""
+
+import torch
+from torch import Tensor
+
+WHITEN_EPS = 1e-8
+
+
+def token_rewards(rewards: Tensor, lengths: Tensor, penalties: Tensor) -> Tensor:
+    """`[N, T]` r_t: minus the penalty of each token, and at a response's last token its shaped reward besides.
+
+    Args:
+        rewards: `[N]` the shaped reward R of each response.
+        lengths: `[N]` integers, the tokens of each response, from 0 to T.
+        penalties: `[N, T]`, in the type of the result; what stands behind a response's end does not count.
+
+    Raises:
+        ValueError: the shapes do not fit.
+    """
+    _check_shapes(penalties, rewards=rewards, lengths=lengths)
+    positions = torch.arange(penalties.shape[1])
+    at_end = positions == lengths[:, None] - 1
+    found = torch.where(positions < lengths[:, None], -penalties, 0.0)
+    return found + torch.where(at_end, rewards[:, None].to(found.dtype), 0.0)
+
+
+def generalized_advantages(
+    rewards: Tensor, values: Tensor, lengths: Tensor, *, gamma: float, gae_lambda: float
+) -> tuple[Tensor, Tensor]:
+    """`[N, T]` the advantages A_t of the tokens, and `[N, T]` the targets of their values; both 0 behind the end.
+
+    Example: rewards (0, 0, 1), values (.5, .5, .75), gamma = lambda = 1: advantages (.5, .5, .25), targets (1, 1, 1).
+
+    Args:
+        rewards: `[N, T]` r_t, as `token_rewards` gives them.
+        values: `[N, T]` V(s_t) before the step's first update; what stands behind a response's end does not count.
+        lengths: `[N]` integers, the tokens of each response, from 0 to T.
+        gamma: the discount of a reward per token.
+        gae_lambda: 1: all rewards to come less the value, which has no bias and the largest variance; 0: delta_t alone.
+
+    Raises:
+        ValueError: the shapes do not fit.
+    """
+    _check_shapes(values, lengths=lengths)
+    if rewards.shape != values.shape:
+        raise ValueError(f"rewards must be of the shape of the values, {list(values.shape)}, got {list(rewards.shape)}")
+    present = torch.arange(values.shape[1]) < lengths[:, None]
+    rewards, values = torch.where(present, rewards, 0.0), torch.where(present, values, 0.0)
+    following = torch.cat([values[:, 1:], values.new_zeros(len(values), 1)], dim=1)
+    deltas = rewards + gamma * following - values
+    advantages, later = torch.zeros_like(deltas), deltas.new_zeros(len(deltas))
+    for t in reversed(range(deltas.shape[1])):
+        later = deltas[:, t] + gamma * gae_lambda * later
+        advantages[:, t] = later
+    return advantages, torch.where(present, advantages + values, 0.0)
+
+
+def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
+    """(A - mean) / sqrt(variance + 1e-8) over the tokens that train, 0 at the others; equal advantages give zeros.
+
+    The variance has the divisor n - 1. Give the tokens of a step's whole batch, before it is cut up into minibatches:
+    then no cut changes an advantage.
+
+    Args:
+        advantages: of any shape and float type.
+        mask: of the same shape, true (non-zero) for tokens that train.
+    """
+    trained = mask.bool()
+    chosen = advantages[trained]
+    if not len(chosen) or chosen.max() == chosen.min():
+        return torch.zeros_like(advantages)
+    scale = (chosen.var(correction=1) + WHITEN_EPS).rsqrt()
+    return torch.where(trained, (advantages - chosen.mean()) * scale, 0.0)
+
+
+def value_loss(
+    values: Tensor, old_values: Tensor, targets: Tensor, mask: Tensor, weights: Tensor, *, clip_range: float | None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The critic's loss, a scalar to minimise, and sums over the trained tokens that add up over microbatches.
+
+        clipped = V_old + clip(V - V_old, -clip_range, clip_range)
+        loss    = sum_t w_t max((V - target)^2, (clipped - target)^2) / 2
+
+    PPO's Eq. 9 has the squared error alone; the clip is that of the code released with it: a value that the step's
+    updates have moved towards its target by more than `clip_range` has no gradient. The sums are `tokens`, and
+    `clipped`, how many of these have none.
+
+    Args:
+        values: `[T]` V(s_t); only they get a gradient.
+        old_values: `[T]` before the step's first update.
+        targets: `[T]`.
+        mask: `[T]`, true (non-zero) for tokens that train; the others' numbers may be anything, NaN included.
+        weights: `[T]`, what each token weighs.
+        clip_range: the largest change of a value in a step; None: no limit.
+    """
+    trained = mask.bool()
+    squared = torch.where(trained, values - targets, 0.0).square()
+    clipped = torch.zeros_like(trained)
+    if clip_range is not None:
+        change = torch.where(trained, values - old_values, 0.0)
+        held = (old_values + change.clamp(-clip_range, clip_range) - targets).square()
+        clipped = trained & (change.abs() > clip_range) & (held > squared)
+        squared = torch.where(clipped, held, squared)
+    loss = (squared * torch.where(trained, weights, 0.0)).sum() / 2
+    return loss, {"tokens": trained.sum(), "clipped": clipped.sum()}
+
+
+def explained_variance(values: Tensor, targets: Tensor) -> float | None:
+    """1 - Var(targets - values) / Var(targets): 1 for perfect values, 0 for a constant; None where targets are equal.
+
+    Args:
+        values: `[T]` V(s_t) of the tokens that train.
+        targets: `[T]`.
+    """
+    if len(targets) < 2 or targets.max() == targets.min():
+        return None
+    return 1.0 - float((targets - values).var() / targets.var())
+
+
+def _check_shapes(tokens: Tensor, **of_responses: Tensor) -> None:
+    """Broadcasting would silently give a wrong number."""
+    for name, tensor in of_responses.items():
+        if tokens.ndim != 2 or tensor.shape != tokens.shape[:1]:
+            raise ValueError(
+                f"{name} must have a number for each response of [N, T] tokens, got {list(tensor.shape)} for "
+                f"{list(tokens.shape)}"
+            )

@@ -1,0 +1,169 @@
+"""The critic of PPO: a value for each response token, from a copy of the policy's network, trained beside the policy.
+
+A value belongs to the beginning of a sequence up to the token before: where several responses of a microbatch begin
+alike, these values are computed once, as their log-probabilities are.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from dapo.algo.gae import value_loss
+from dapo.algo.loss import aggregation_weights
+from dapo.config import Config
+from dapo.core.errors import CheckpointError
+from dapo.core.out_of_memory import explain_out_of_memory
+from dapo.policy.checkpoint import StateCopy, load_optimizer, state_of, write_state
+from dapo.policy.logprobs import hidden_states
+from dapo.policy.objective import add_sums
+from dapo.policy.optim import MasterAdamW, learning_rate, schedule_of
+from dapo.policy.packing import Microbatch, RankMicrobatch, in_callers_order, pack, pack_microbatch, partition
+from dapo.policy.transfer import to_device
+from dapo.types import Sample
+
+FOLDER = "critic"
+"""The folder of a checkpoint that holds the critic; the policy's files stand beside it."""
+
+
+class ValueModel(nn.Module):
+    """A language model whose head to the vocabulary is replaced by a linear layer to one number, of zeros at first."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """Copy the network of `model`, which stays as it is."""
+        super().__init__()
+        self.base_model = copy.deepcopy(model.base_model)
+        to_vocabulary: Any = model.get_output_embeddings()
+        width, wide = to_vocabulary.weight.shape[1], torch.promote_types(model.dtype, torch.float32)
+        # a layer's own initialisation would draw from the global generator
+        self.head: nn.Linear = nn.utils.skip_init(nn.Linear, width, 1, dtype=wide, device=model.device)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        self.eval()
+
+    def forward(self, microbatch: Microbatch) -> Tensor:
+        """`[S]` the values of the microbatch's targets, in float32 or better."""
+        hidden = hidden_states(self, microbatch)  # type: ignore[arg-type]  # [M, hidden]
+        of_predictors = self.head(hidden.to(self.head.weight.dtype)).squeeze(1)  # [M]
+        return of_predictors.index_select(0, microbatch.rows)
+
+
+class Critic:
+    """The value function of `advantage.estimator: gae`, with an optimiser of its own."""
+
+    def __init__(self, config: Config, model: PreTrainedModel) -> None:
+        """Begin with a copy of `model`, the initial policy, switched to packed attention."""
+        self._config = config
+        self.model = ValueModel(model)
+        self._device = model.device
+        self._optimizer = MasterAdamW(
+            self.model,
+            config.optim.model_copy(update={"lr": config.critic.lr}),
+            advice="lower critic.lr, or look at critic/loss and critic/grad_norm",
+        )
+        self._copy = StateCopy()
+
+    @property
+    def skipped_in_a_row(self) -> int:
+        """The number of updates skipped since the last one that was made."""
+        return self._optimizer.skipped_in_a_row
+
+    @explain_out_of_memory(torch.OutOfMemoryError, "the critic's values", "lower train.microbatch_tokens")
+    @torch.no_grad()
+    def values(self, samples: Sequence[Sample]) -> list[Sequence[float]]:
+        """V(s_t) of each response token of the samples, whose groups are adjacent: a row for each, in their order."""
+        microbatches = pack(samples, max_tokens=self._config.microbatch_tokens, device=self._device)
+        return in_callers_order(microbatches, [self.model(each) for each in microbatches], len(samples))
+
+    @explain_out_of_memory(
+        torch.OutOfMemoryError,
+        "an update of the critic",
+        "lower train.microbatch_tokens or set train.recompute=true",
+    )
+    def backward(self, minibatch: Sequence[Sample]) -> dict[str, float]:
+        """Compute the gradient on samples with `old_values` and `value_targets`; returns what `apply_gradient` takes.
+
+        The loss is the mean over the trained tokens of the minibatch, whatever `loss.aggregate` is.
+        """
+        lengths = torch.tensor([sample.num_trained_tokens for sample in minibatch])
+        groups = torch.tensor([sample.group_id for sample in minibatch])
+        weights = aggregation_weights(lengths, groups, aggregate="token")
+        chosen = [i for i, length in enumerate(lengths.tolist()) if length]
+        max_tokens = self._config.microbatch_tokens
+        (passes,) = partition([minibatch[i] for i in chosen], weights[chosen].tolist(), ranks=1, max_tokens=max_tokens)
+        self._optimizer.zero_grad()
+        return add_sums([*map(self._backward, passes), self._optimizer.measure()])
+
+    def apply_gradient(self, sums: Mapping[str, float], *, step: int) -> dict[str, float]:
+        """One optimiser update by the gradient of `backward`, whose `sums` these are; returns the metrics `critic/*`.
+
+        The learning rate is that of the training step `step` (from 1), with `critic.lr` in place of `optim.lr`. The
+        update is skipped where the loss or the gradient's norm is not finite.
+
+        Raises NumericsError where the update before made a weight infinite or NaN.
+        """
+        rate = learning_rate(step, lr=self._config.critic.lr, **schedule_of(self._config))
+        norm, skipped = self._optimizer.update(rate, sums, is_valid=math.isfinite(sums["loss"]))
+        metrics = {"critic/loss": sums["loss"], "critic/grad_norm": norm, "critic/skipped": float(skipped)}
+        if self._config.critic.clip_range is not None and sums["tokens"]:
+            metrics["critic/clip_fraction"] = sums["clipped"] / sums["tokens"]
+        return metrics
+
+    def save(self, directory: Path) -> None:
+        """Write weights, AdamW's moments and counters into the folder `critic` of a checkpoint.
+
+        Raises NumericsError, and writes nothing, where a weight is not finite; OSError if the disk refuses.
+        """
+        self._optimizer.require_finite()
+        _write(directory, state_of(self._optimizer))
+
+    def snapshot(self) -> Callable[[Path], None]:
+        """Copy the state; the result writes the copy like `save`, in any thread, until the next snapshot is taken."""
+        self._optimizer.require_finite()
+        return partial(_write, state=self._copy.take(state_of(self._optimizer)))
+
+    def load(self, directory: Path) -> None:
+        """Continue from what `save` wrote into a checkpoint, bit for bit. Raises CheckpointError."""
+        if not (directory / FOLDER).is_dir():
+            raise CheckpointError(
+                f"{directory} holds no critic: it was saved with another advantage.estimator than gae; resume with "
+                "that, or start a new run"
+            )
+        load_optimizer(self._optimizer, directory / FOLDER)
+
+    def _backward(self, rank_microbatch: RankMicrobatch) -> Mapping[str, Tensor | float]:
+        """Add the gradient of a microbatch's loss to what is there; returns the sums over its trained tokens."""
+        microbatch = pack_microbatch(rank_microbatch, self._device)
+        tokens = self._per_token(rank_microbatch, microbatch)
+        loss, sums = value_loss(self.model(microbatch), **tokens, clip_range=self._config.critic.clip_range)
+        loss.backward()
+        return {**sums, "loss": loss.detach()}
+
+    def _per_token(self, rank_microbatch: RankMicrobatch, microbatch: Microbatch) -> dict[str, Tensor]:
+        """`[S]` each, in the order of the targets: what the loss compares values with, brought over in one copy."""
+        samples, lengths = rank_microbatch.samples, np.array(microbatch.lengths)
+        rows: dict[str, Any] = {
+            "old_values": [sample.old_values for sample in samples],
+            "targets": [sample.value_targets for sample in samples],
+            "mask": [sample.mask for sample in samples],
+        }
+        if any(row is None for name in rows for row in rows[name]):
+            raise ValueError("the critic learns from samples with old_values and value_targets")
+        numbers = {name: np.concatenate(found).astype(np.float64) for name, found in rows.items()}
+        numbers["weights"] = np.repeat(rank_microbatch.weights, lengths)
+        in_order = torch.from_numpy(np.stack(list(numbers.values()))[:, microbatch.order])
+        on_device = to_device(in_order.to(self.model.head.weight.dtype), self._device)
+        return dict(zip(numbers, on_device.unbind(), strict=True))
+
+
+def _write(directory: Path, state: Any) -> None:
+    folder = directory / FOLDER
+    folder.mkdir(exist_ok=True)
+    write_state(folder, state)

@@ -1,0 +1,81 @@
+"""PPO's advantages: a critic's values of a step's batch, GAE, and whitening (`advantage.estimator: gae`)."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dapo.algo.gae import explained_variance, generalized_advantages, token_rewards, whiten
+from dapo.config import Config
+from dapo.types import Sample
+
+
+class ValueFunction(Protocol):
+    """What estimates the rewards to come."""
+
+    def values(self, samples: Sequence[Sample]) -> list[Sequence[float]]:
+        """V(s_t) of each response token of the samples."""
+
+
+def with_token_advantages(samples: Sequence[Sample], critic: ValueFunction, config: Config) -> list[Sample]:
+    """The samples of a step's batch with advantages per token, and what the critic learns from (DAPO's Eq. 2 and 3).
+
+    Values are recorded here, before the step's first update, and stay what they are over its minibatches. Advantages
+    are whitened over the tokens of the batch that train; a response's `advantage` becomes the mean of its own. Numbers
+    are float64 throughout.
+    """
+    if not samples:
+        return []
+    rows = critic.values(samples)
+    lengths = torch.tensor([len(sample.response_ids) for sample in samples])
+    values, mask = _padded(rows), _padded([sample.mask for sample in samples])
+    shaped = torch.tensor([sample.reward for sample in samples], dtype=torch.float64)
+    advantages, targets = generalized_advantages(
+        token_rewards(shaped, lengths, torch.zeros_like(values)),
+        values,
+        lengths,
+        gamma=config.critic.gamma,
+        gae_lambda=config.critic.gae_lambda,
+    )
+    advantages = whiten(advantages, mask)
+    means = advantages.sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+    found = zip(samples, rows, _rows(advantages, lengths), _rows(targets, lengths), means.tolist(), strict=True)
+    return [
+        replace(sample, advantage=mean, token_advantages=each, old_values=row, value_targets=target)
+        for sample, row, each, target, mean in found
+    ]
+
+
+def critic_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """What the critic's values of the batch were worth before the step; nothing for samples without values."""
+    of_critic = [sample for sample in samples if sample.old_values is not None and sample.num_trained_tokens]
+    if not of_critic:
+        return {}
+    mask = np.concatenate([np.asarray(sample.mask) for sample in of_critic]).astype(bool)
+    values = torch.from_numpy(_joined([sample.old_values or () for sample in of_critic])[mask])
+    targets = torch.from_numpy(_joined([sample.value_targets or () for sample in of_critic])[mask])
+    metrics = {"critic/value_mean": float(values.mean())}
+    if (explained := explained_variance(values, targets)) is not None:
+        metrics["critic/explained_variance"] = explained
+    return metrics
+
+
+def _joined(rows: Sequence[Sequence[float]]) -> np.ndarray:
+    return np.concatenate([np.asarray(row, dtype=np.float64) for row in rows])
+
+
+def _padded(rows: Sequence[Sequence[float]]) -> Tensor:
+    """`[N, T]` float64, 0 behind the end of a row."""
+    padded = np.zeros((len(rows), max(map(len, rows))))
+    for i, row in enumerate(rows):
+        padded[i, : len(row)] = row
+    return torch.from_numpy(padded)
+
+
+def _rows(padded: Tensor, lengths: Tensor) -> "list[array[float]]":
+    """The numbers of each response, as rows of 8 bytes a number."""
+    return [array("d", row[:n].tobytes()) for row, n in zip(padded.numpy(), lengths.tolist(), strict=True)]

@@ -1,0 +1,246 @@
+"""PPO as a run: advantages of a batch, a critic that learns, and a run that is killed and resumed to the byte."""
+
+import json
+import math
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+import dapo
+from dapo.analysis.explain import explain_group
+from dapo.analysis.whatif import what_if
+from dapo.cli.check.estimate import ResourceEstimate
+from dapo.cli.check.hardware_profile import hardware_profile_for
+from dapo.cli.check.report import describe_estimate
+from dapo.cli.check.summary import differences_from_paper, explain, ignored_options
+from dapo.cli.train import resume_run, start_run
+from dapo.core.errors import ConfigError
+from dapo.policy.model_dimensions import KNOWN_DIMENSIONS
+from dapo.training.samples import with_advantages
+from dapo.training.token_advantages import critic_metrics, with_token_advantages
+from dapo.types import Generation, Group, Problem, Sample, Verdict
+from helpers.async_runs import ONE_STEP_OFF, resumed_from, run_or_resume
+from helpers.fork_server import ForkServer
+from helpers.tiny_runs import CONFIGS, contents, differences, metrics, tiny
+
+PPO = ("preset=ppo", "critic.lr=0.01", "train.eval_every=0", "data.eval=null")
+
+
+class KnownValues:
+    """A critic whose values are given."""
+
+    def __init__(self, rows: Sequence[Sequence[float]]) -> None:
+        self._rows = rows
+
+    def values(self, samples: Sequence[Sample]) -> list[Sequence[float]]:
+        return list(self._rows)
+
+
+def group(position: int, *responses: tuple[int, float]) -> Group:
+    """From lengths and rewards."""
+    generations = tuple(Generation("r", (5,) * n, (-1.0,) * n, "length" if n == 8 else "stop", 0) for n, _ in responses)
+    rewards = tuple(reward for _, reward in responses)
+    verdicts = tuple(Verdict(reward > 0, reward) for reward in rewards)
+    return Group(Problem("p", "?", "!"), (1, 2), generations, verdicts, id=position, rewards=rewards)
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.99, 0.9)])
+def test_advantages_and_targets_of_a_batch_equal_a_naive_double_loop(gamma: float, lam: float) -> None:
+    config = tiny("preset=ppo", "overlong.mode=filter", f"critic.gamma={gamma}", f"critic.gae_lambda={lam}")
+    groups = [group(0, (3, 1.0), (8, -1.0)), group(4, (1, -1.0), (5, 1.0), (2, 0.5))]
+    samples = with_advantages(groups, config)
+    chance = np.random.default_rng(0)
+    values = [chance.normal(size=len(sample.response_ids)).tolist() for sample in samples]
+    found = with_token_advantages(samples, KnownValues(values), config)
+
+    raw: list[list[float]] = []
+    for sample, row in zip(samples, values, strict=True):
+        length, each = len(row), []
+        for t in range(length):
+            terms = []
+            for later in range(t, length):
+                reward = sample.reward if later == length - 1 else 0.0
+                following = row[later + 1] if later < length - 1 else 0.0
+                terms.append((gamma * lam) ** (later - t) * (reward + gamma * following - row[later]))
+            each.append(math.fsum(terms))
+        raw.append(each)
+    trained = [
+        a for sample, each in zip(samples, raw, strict=True) for a, m in zip(each, sample.mask, strict=True) if m
+    ]
+    mean, std = math.fsum(trained) / len(trained), np.std(trained, ddof=1)
+    assert len(trained) == 11  # the truncated response does not train
+    for sample, before, each, row in zip(found, samples, raw, values, strict=True):
+        whitened = [(a - mean) / math.sqrt(std**2 + 1e-8) * m for a, m in zip(each, sample.mask, strict=True)]
+        assert list(sample.token_advantages or ()) == pytest.approx(whitened, abs=1e-12)
+        assert list(sample.value_targets or ()) == pytest.approx(
+            [a + v for a, v in zip(each, row, strict=True)], abs=1e-12
+        )
+        assert list(sample.old_values or ()) == list(row)
+        assert sample.advantage == pytest.approx(sum(whitened) / max(1, sum(sample.mask)), abs=1e-12)
+        kept = {"advantage": 0.0, "token_advantages": None, "old_values": None, "value_targets": None}
+        assert replace(sample, **kept) == before
+    assert with_token_advantages([], KnownValues([]), config) == []
+
+
+def test_values_that_miss_by_a_constant_explain_everything_and_masked_tokens_count_nowhere() -> None:
+    config = tiny("preset=ppo", "overlong.mode=filter")
+    samples = with_advantages([group(0, (3, 1.0), (8, -1.0), (2, -1.0))], config)
+    shift = 0.25
+    rows = [[sample.reward + shift] * len(sample.response_ids) for sample in samples]
+    found = critic_metrics(with_token_advantages(samples, KnownValues(rows), config))
+    assert found["critic/value_mean"] == pytest.approx((3 * 1.25 + 2 * -0.75) / 5)
+    assert found["critic/explained_variance"] == pytest.approx(1)
+    assert critic_metrics(samples) == {}
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 12 steps, in the first of which only the critic learns."""
+    path = tmp_path_factory.mktemp("ppo") / "run"
+    start_run(tiny(*PPO, "train.num_steps=12", "critic.pretrain_steps=1"), run_dir=path, config_name="t")
+    return path
+
+
+def test_ppo_learns_its_critic_follows_and_every_group_trains(learned: Path) -> None:
+    rows = metrics(learned)
+    for name in ("rollout/groups_generated", "rollout/groups_trained"):
+        assert [row[name] for row in rows] == [4] * 12
+    accuracy = [row["reward/accuracy"] for row in rows]
+    assert np.mean(accuracy[-3:]) > np.mean(accuracy[:3]) + 0.2
+    assert rows[0]["critic/value_mean"] == 0
+    assert rows[0]["critic/explained_variance"] == 0
+    assert max(row["critic/value_mean"] for row in rows) > 0.7
+    assert rows[-1]["critic/loss"] < rows[0]["critic/loss"] / 2
+    assert all(row.get("critic/explained_variance", 0) <= 1 for row in rows)
+    assert {row["critic/skipped"] for row in rows} == {0}
+    assert all(0 <= row["critic/clip_fraction"] <= 1 and row["critic/grad_norm"] > 0 for row in rows)
+    assert [row["optim/lr"] > 0 for row in rows] == ["loss/entropy" in row for row in rows] == [False] + [True] * 11
+
+
+def test_what_needs_stored_values_refuses_a_run_of_ppo_and_an_export_has_the_policy_alone(
+    learned: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="compares each token with the value of a critic, which is stored nowhere"):
+        explain_group(learned, 2)
+    for overrides, gradient in ((["overlong.mode=soft"], False), (["advantage.estimator=group"], True)):
+        with pytest.raises(ConfigError, match="with the values of a critic, which are stored nowhere"):
+            what_if(learned, overrides, gradient=gradient)
+    assert what_if(learned, ["advantage.estimator=group"], steps="2")["options"]
+    dapo.load(learned).export(tmp_path / "model")
+    exported = load_file(tmp_path / "model" / "model.safetensors")
+    saved = load_file(learned / "checkpoints" / "step_000012" / "weights.safetensors")
+    assert exported.keys() == saved.keys()
+
+
+def test_a_session_of_ppo_asks_its_critic_and_trains_it() -> None:
+    options = {"prompts_per_step": 2, "group_size": 4, "max_response_tokens": 8, "critic.lr": 0.01}
+    with dapo.session("tiny-random", preset="ppo", **options) as session:
+        batch = session.collect("builtin:sums", "dapo.rewards.examples:has_digit")
+        assert {value for sample in batch.samples for value in sample.old_values or (1,)} == {0.0}
+        first = session.update(batch)
+        again = session.collect("builtin:sums", "dapo.rewards.examples:has_digit")
+        own = again.with_advantages(lambda rewards: [reward - 1 for reward in rewards])
+        assert {sample.token_advantages for sample in own.samples} == {None}
+        second = session.update(own)
+    assert first["critic/value_mean"] == 0 != second["critic/value_mean"]
+    assert second["critic/loss"] > 0
+
+
+def test_a_resumed_run_of_ppo_equals_the_uninterrupted_one_to_the_byte(tmp_path: Path) -> None:
+    options = [*PPO, "train.keep_checkpoints=9", "train.num_steps=4", "critic.pretrain_steps=1"]
+    start_run(tiny(*options), run_dir=tmp_path / "whole", config_name="tiny")
+    start_run(tiny(*options), run_dir=tmp_path / "cut", config_name="tiny")
+    (tmp_path / "cut" / "checkpoints" / "step_000004").rename(tmp_path / "later")
+    resume_run(tmp_path / "cut", [])
+    found = contents(tmp_path / "cut")
+    assert differences(found, contents(tmp_path / "whole")) == []
+    assert sum(name.endswith("critic/exp_avg.safetensors") for name in found["files"]) == 2
+
+
+def test_ppo_killed_in_the_middle_of_updates_and_of_saving_ends_as_if_nothing_had_happened(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    options = [*PPO, "train.threads=1", "train.num_steps=3", "train.save_every=1", "train.minibatch_groups=2"]
+
+    def start_or_resume(run: Path, **moment: object) -> tuple[int, dict[str, int]]:
+        begin = ["train", str(CONFIGS / "tiny.yaml"), *options, "--run-dir", str(run)]
+        arguments = ["resume", str(run)] if (run / "config.yaml").exists() else begin
+        return fork_server.run(*arguments, output=run.with_name(f"{run.name}.log"), **moment)
+
+    code, calls = start_or_resume(tmp_path / "whole", count=True)
+    assert code == 0, (tmp_path / "whole.log").read_text()
+    expected = contents(tmp_path / "whole")
+    run = tmp_path / "killed"
+    for area, share in (("update", 0.5), ("saving", 0.4), ("update", 0.3)):
+        moment = {"area": area, "calls": int(share * calls[area]), "signals": [(0, signal.SIGKILL)]}
+        code, _ = start_or_resume(run, **moment)
+        assert code == -signal.SIGKILL, (tmp_path / "killed.log").read_text()
+    assert start_or_resume(run)[0] == 0
+    assert differences(contents(run), expected) == []
+
+
+def test_ppo_one_step_off_resumes_to_the_byte(tmp_path: Path) -> None:
+    options = [*ONE_STEP_OFF, *PPO, "train.num_steps=3", "train.save_every=1", "train.keep_checkpoints=9"]
+    run_or_resume(tmp_path / "whole", tiny(*options))
+    rows = metrics(tmp_path / "whole")
+    assert [row["rollout/staleness_mean"] for row in rows] == [0, 1, 1]
+    assert all("critic/explained_variance" in row for row in rows)
+    resumed_from(tmp_path / "whole", tmp_path / "cut", step=1)
+    assert differences(contents(tmp_path / "cut"), contents(tmp_path / "whole")) == []
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        tiny("preset=ppo", *overrides)
+    return str(caught.value)
+
+
+def test_what_cannot_have_a_critic_is_refused_in_one_sentence() -> None:
+    assert "trains its critic in the process that trains the policy" in refusal("distributed.trainer_ranks=2")
+    assert "trains its critic in the process that trains the policy" in refusal("launcher=ray")
+    assert "which model.lora is there to avoid" in refusal("model.lora={rank: 4}")
+    text = refusal("critic.pretrain_steps=5")
+    assert "critic.pretrain_steps=5 leaves none of train.num_steps=5 steps to train the policy in" in text
+    assert tiny("critic.pretrain_steps=5").critic.pretrain_steps == 5  # without effect, and said so below
+
+
+def test_the_check_names_the_departure_and_what_has_no_effect() -> None:
+    config = tiny("preset=ppo", "critic.pretrain_steps=2")
+    assert "advantage.estimator: gae (paper: group)" in list(differences_from_paper(config))
+    assert "advantage.scale: advantage.estimator is gae" in ignored_options(tiny("preset=ppo", "advantage.scale=none"))
+    assert list(ignored_options(tiny("critic.lr=0.1"))) == ["critic.*: advantage.estimator is group"]
+    (line,) = [line for line in explain(config) if "critic" in line and "GAE" in line]
+    assert "learning rate 1e-05; alone in the first 2 steps" in line
+    assert not [line for line in explain(tiny()) if "critic" in line]
+
+
+def estimate(dimensions: str, *overrides: str) -> ResourceEstimate:
+    config = tiny("model.dtype=bfloat16", "train.microbatch_tokens=8192", "train.recompute=false", *overrides)
+    return ResourceEstimate(config, KNOWN_DIMENSIONS[dimensions], hardware_profile_for(config, ["device=gpu"]))
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-0.5b", "qwen2.5-7b"])
+def test_the_estimate_counts_the_critic_in_memory_checkpoints_and_time(name: str) -> None:
+    without, having = estimate(name), estimate(name, "preset=ppo")
+    dimensions = having.dimensions
+    head = 0 if dimensions.tied else dimensions.vocabulary * dimensions.hidden
+    parameters = dimensions.parameters - head + dimensions.hidden + 1
+    added = sum(having.memory.state().values()) - sum(without.memory.state().values())
+    # rounded weights of 2 bytes; master weights, gradients and two moments of 4
+    assert added == (2 + 4 * 4) * parameters
+    assert having.checkpoint_copy_bytes() - without.checkpoint_copy_bytes() == 3 * 4 * parameters
+    assert having.step_seconds()["critic"] > having.step_seconds()["update"]
+    assert "critic" not in without.step_seconds()
+    assert "the critic: weights, gradients, moments" in "\n".join(describe_estimate(tiny("preset=ppo")))
+
+
+def test_the_estimate_s_number_of_parameters_is_that_of_the_checkpoint(learned: Path) -> None:
+    folder = learned / "checkpoints/step_000012/critic"
+    saved = sum(tensor.numel() for tensor in load_file(folder / "weights.safetensors").values())
+    assert saved == estimate("tiny-random", "preset=ppo").memory.critic_parameters
+    assert json.loads((folder / "policy.json").read_text())["num_updates"] == 24
