@@ -118,9 +118,9 @@ def _entropy(axes: "Axes", records: Sequence[Record]) -> None:
 
 def _groups(axes: "Axes", records: Sequence[Record]) -> None:
     _frame(axes, title="Outcomes of the groups", unit="of judged groups (%)")
-    _curve(axes, records, "rollout/keep_rate", colour=BLUE, label="kept: informative (Eq. 11)")
-    _curve(axes, records, "rollout/all_correct_fraction", colour=GREEN, label="dropped: all correct")
-    _curve(axes, records, "rollout/all_wrong_fraction", colour=RED, label="dropped: all wrong")
+    _curve(axes, records, "rollout/keep_rate", colour=BLUE, label="train")
+    _curve(axes, records, "rollout/all_correct_fraction", colour=GREEN, label="all correct")
+    _curve(axes, records, "rollout/all_wrong_fraction", colour=RED, label="all wrong")
     axes.set_xlabel("training step", color=INK)
     axes.set_ylim(0, 102)
     _legend(axes)

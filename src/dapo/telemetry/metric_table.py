@@ -106,9 +106,10 @@ METRICS = (
            "it.", when=_AUDITED),
     Metric("audit/gap_high", "fraction", "The upper end of the 95 % interval of the gap.", when=_AUDITED),
     Metric("rollout/keep_rate", "fraction", "The fraction of judged groups that train.", "Eq. 11"),
-    Metric("rollout/all_correct_fraction", "fraction", "The fraction of judged groups that are all correct.",
-           "Fig. 3b"),
-    Metric("rollout/all_wrong_fraction", "fraction", "The fraction of judged groups that are all wrong.", "Eq. 11"),
+    Metric("rollout/all_correct_fraction", "fraction", "The fraction of judged groups that are all correct, "
+           "whether they train or not.", "Fig. 3b"),
+    Metric("rollout/all_wrong_fraction", "fraction", "The fraction of judged groups that are all wrong, whether "
+           "they train or not.", "Eq. 11"),
     Metric("rollout/trained_pass_rate_mean", "fraction", "The mean fraction of correct responses of the groups that "
            "train and have correct and wrong ones: how hard the problems are that the policy learns from.", "Eq. 11",
            when="where the verifier decides correct or wrong, in steps with such a group"),
@@ -149,6 +150,9 @@ METRICS = (
     Metric("rollout/effective_groups", "groups", "The number of equally weighted groups whose mean would vary as much: "
            "the squared sum of the groups' loss weights over the sum of their squares.",
            when="with `dynamic_sampling.weights: inverse`"),
+    Metric("rollout/entropy_estimate", "nats per token", "The mean of minus the engine's log-probability over the "
+           "tokens of all responses: an estimate of the entropy that does not depend on which responses train.",
+           "Fig. 2b, 7c"),
     Metric("rollout/epoch", "epochs", "The number of finished passes over the training problems."),
     Metric("rollout/engine_logprob_gap_mean", "nats per token", "The mean absolute difference between the "
            "log-probabilities of the engine and of the trainer.", over_updates="mean over tokens"),

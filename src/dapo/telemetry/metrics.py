@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dapo.telemetry.metric_table import metric_of
 from dapo.telemetry.rollout_table import storable
-from dapo.types import Group
+from dapo.types import Generation, Group
 
 REFLECTION = (
     r"\b(wait|hold on|let me (re-?)?check|let's (re-?)?check|re-?check|double-?check|on second thought|"
@@ -61,8 +61,8 @@ def rollout_metrics(
         "reward/trained_mean": _mean(trained),
         "reward/score_mean": _mean([verdict.score for verdict in valid]),
         "rollout/keep_rate": _fraction(outcomes, "trained"),
-        "rollout/all_correct_fraction": _fraction(outcomes, "all_correct"),
-        "rollout/all_wrong_fraction": _fraction(outcomes, "all_wrong"),
+        "rollout/all_correct_fraction": _fraction(map(common_verdict, groups), True),
+        "rollout/all_wrong_fraction": _fraction(map(common_verdict, groups), False),
         "rollout/response_tokens_mean": _mean(lengths),
         "rollout/response_tokens_max": max(lengths, default=0),
         "rollout/truncated_fraction": _fraction([g.finish for g in generations], "length"),
@@ -70,6 +70,7 @@ def rollout_metrics(
             shared_tokens([generation.token_ids for generation in group.generations]) for group in groups
         )
         / max(1, sum(lengths)),
+        "rollout/entropy_estimate": -fsum(map(_logprob, generations)) / max(1, sum(lengths)),
         "rollout/verifier_errors": len(verdicts) - len(valid),
         "rollout/shortfall_groups": shortfall,
     }
@@ -84,6 +85,15 @@ def rollout_metrics(
         metrics[f"rollout/{kind}_generated"] = sum(counts.values())
         metrics.update({f"rollout/{kind}_{outcome}": count for outcome, count in counts.items()})
     return metrics
+
+
+def common_verdict(group: Group) -> bool | None:
+    """True where all responses with a verdict are correct, False where all are wrong, None for any other group.
+
+    This is of the verdicts, not the outcome: without dynamic sampling such groups train, with advantages of 0.
+    """
+    correct = [verdict.correct for verdict in group.verdicts if verdict.error is None]
+    return correct[0] if len(correct) > 1 and len(set(correct)) == 1 else None
 
 
 def signal_pass_rates(groups: Iterable[Group]) -> Iterator[float]:
@@ -238,5 +248,9 @@ def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else 0.0
 
 
-def _fraction(values: Sequence[str], wanted: str) -> float:
-    return sum(value == wanted for value in values) / len(values) if values else 0.0
+def _fraction(values: Iterable[object], wanted: object) -> float:
+    return _mean([value == wanted for value in values])
+
+
+def _logprob(generation: Generation) -> float:
+    return float(np.asarray(generation.logprobs, np.float64).sum())
