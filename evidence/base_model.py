@@ -47,9 +47,11 @@ class Recipe:
     """What the model is and how it is trained."""
 
     hidden_size: int = 128
-    intermediate_size: int = 512
+    intermediate_size: int = 576
     num_hidden_layers: int = 4
     num_attention_heads: int = 4
+    num_key_value_heads: int = 2
+    """Half as many: a decode step of a small model mostly reads keys and values."""
     updates: int = 1500
     problems_per_update: int = 8
     texts_per_problem: int = 4
@@ -74,7 +76,7 @@ def new_model(recipe: Recipe) -> LoadedModel:
         intermediate_size=recipe.intermediate_size,
         num_hidden_layers=recipe.num_hidden_layers,
         num_attention_heads=heads,
-        num_key_value_heads=heads,
+        num_key_value_heads=recipe.num_key_value_heads,
         head_dim=recipe.hidden_size // heads,
     )
     return LoadedModel(model.eval(), tokenizer, find_stop_ids(model, tokenizer), NAME)

@@ -119,7 +119,7 @@ def test_no_held_out_problem_is_in_the_corpus():
 
 def test_the_corpus_is_the_same_on_every_machine():
     text = "\n".join(f"{p.prompt} {s.text}" for p, s in solutions(60))
-    assert zlib.crc32(text.encode()) == 1639084362
+    assert zlib.crc32(text.encode()) == 1070284887
     again = solutions(60)
     assert again == solutions(60)
     assert corpus.solve(again[0][0], 7, 0) != corpus.solve(again[0][0], 7, 1)
