@@ -142,6 +142,38 @@ def generalized_advantages() -> Family:
     )
 
 
+def token_whitening() -> Family:
+    advantages = [[0.5, -0.25, 1.0], [2.0], [-1.5, 0.75, 0.125]]
+    rows = [
+        ("every token", "one mean and one std of all tokens", advantages, [[True] * 3, [True], [True] * 3]),
+        (
+            "masked tokens",
+            "they neither count nor get anything but 0",
+            advantages,
+            [[True, False, True], [True], [False] * 3],
+        ),
+        ("equal ones", "exact zeros", [[-1.3] * 3, [-1.3] * 2], [[True] * 3, [True] * 2]),
+        ("a small spread", "1e-8 stands beside the variance, under the root", [[1.0, 1.0001]], [[True] * 2]),
+    ]
+    return family(
+        "PPO's advantages over all tokens of a batch: (A - mean) / sqrt(variance + 1e-8), divisor n - 1.",
+        {"advantages": "[i][t]; null stands for NaN", "mask": "[i][t] which tokens train"},
+        {},
+        {"advantages": "[i][t]; 0 where the mask is false"},
+        cases=[
+            case(
+                name,
+                why,
+                "PPO as commonly implemented; no paper's equation",
+                {"advantages": without_masked(values, mask), "mask": mask},
+                {},
+                {"advantages": naive.whiten(values, mask)},
+            )
+            for name, why, values, mask in rows
+        ],
+    )
+
+
 def value_losses() -> Family:
     values, old = [0.1, 0.9, -0.4, 0.5, 0.3], [0.15, 0.2, -0.35, 1.0, 0.3]
     targets, weights = [0.5, 1.0, -1.0, 0.2, 0.3], [0.1, 0.2, 0.3, 0.15, 0.25]
@@ -324,6 +356,7 @@ FAMILIES = {
     "other_advantages": other_advantages,
     "informative_groups": informative_groups,
     "gae": generalized_advantages,
+    "token_whitening": token_whitening,
     "value_loss": value_losses,
     "overlong_penalty": overlong_penalties,
     "aggregation_weights": aggregation_weights,

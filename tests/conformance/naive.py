@@ -90,6 +90,19 @@ def generalized_advantages(rewards: Rows, values: Rows, gamma: float, gae_lambda
     return advantages, targets
 
 
+def whiten(values: Rows, mask: Sequence[Sequence[bool]]) -> Rows:
+    """(x - mean) / sqrt(variance + 1e-8) over the trained tokens, divisor n - 1; equal ones give zeros."""
+    chosen = [x for pair in zip(values, mask, strict=True) for x, trained in zip(*pair, strict=True) if trained]
+    if max(chosen) == min(chosen):
+        return [[0.0 for _ in row] for row in values]
+    centre = mean(chosen)
+    divisor = math.sqrt(math.fsum(squared(x - centre) for x in chosen) / (len(chosen) - 1) + 1e-8)
+    return [
+        [(x - centre) / divisor if trained else 0.0 for x, trained in zip(*pair, strict=True)]
+        for pair in zip(values, mask, strict=True)
+    ]
+
+
 # --- rewards, weights -------------------------------------------------------------------------------------------------
 
 
