@@ -48,12 +48,12 @@ class Digits:
 def ragged(lengths: Sequence[int], seed: int, spread: float = 0.7) -> tuple[naive.Rows, naive.Rows]:
     """New and old log-probabilities `[i][t]`, whose ratios lie on both sides of the clips."""
     digits = Digits(seed)
-    old = [[-digits.between(0.05, 3.0) for _ in range(length)] for length in lengths]
+    old = [[-digits.between(0.75, 3.0) for _ in range(length)] for length in lengths]
     new = [[round(value + digits.between(-spread, spread), 4) for value in row] for row in old]
     return new, old
 
 
-def from_log_ratios(rows: naive.Rows, old: float = -2.0) -> tuple[naive.Rows, naive.Rows]:
+def from_log_ratios(rows: naive.Rows, old: float = -4.0) -> tuple[naive.Rows, naive.Rows]:
     return [[round(old + x, 6) for x in row] for row in rows], [[old for _ in row] for row in rows]
 
 

@@ -46,6 +46,7 @@ def loss_case(
     """A case whose gradient is the formula's, once differences of the loss have confirmed it."""
     new, old = rows
     trained = mask or all_of(new)
+    assert all(x <= 0 for row in [*new, *old] for x in row), "log-probabilities"
     lengths = [sum(row) for row in trained]
     each = list(weights or naive.aggregation_weights(lengths, range(len(lengths)), "token", None))
     loss, gradient = naive.policy_loss(new, old, trained, advantages, each, **parameters)
