@@ -121,7 +121,7 @@ def sapo_loss(
         ValueError: the shapes do not fit.
     """
     trained, log_ratio = _token_log_ratios(logprobs, old_logprobs, advantages, mask, weights)
-    tau = torch.where(advantages > 0, positive_temperature, negative_temperature).to(log_ratio.dtype)
+    tau = torch.full_like(log_ratio, negative_temperature).masked_fill(advantages > 0, positive_temperature)
     gate = 4 / tau * torch.sigmoid(tau * (log_ratio.exp() - 1))
     return -(torch.where(trained, gate, 0.0) * advantages * weights).sum(), describe_tokens(
         logprobs, log_ratio, trained
