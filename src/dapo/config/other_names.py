@@ -229,6 +229,7 @@ VERL = (
     _same(
         "algorithm.rollout_correction.bypass_mode=True",
         "loss.old_logprobs=engine",
+        "model.dtype=float32",
         remark="Here the run ends where the two differ by more than 0.001 nats.",
     ),
     _same("algorithm.filter_groups.enable", "dynamic_sampling.enabled"),
