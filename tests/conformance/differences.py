@@ -216,7 +216,8 @@ def losses() -> list[Row]:
             "policy_loss: a log-ratio of 100, A < 0",
             far["expected"]["loss"],
             -far["inputs"]["advantages"][0] * naive.exp(moved),
-            "TRL 1.16.0, AReaL 1.0.4: the log-ratio is not clamped (in float32: inf); verl, OpenRLHF clamp it at 20, as here",
+            "TRL 1.16.0, AReaL 1.0.4: the log-ratio is not clamped (in float32: inf); verl, OpenRLHF clamp it at 20, "
+            "as here",
             f"`_compute_loss` in `{TRL}`, `ppo_actor_loss_fn` in `{AREAL}`",
         ),
         Row(
