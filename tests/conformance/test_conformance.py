@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dapo.algo import advantages as estimators
+from dapo.algo.gae import generalized_advantages, value_loss, whiten
 from dapo.algo.loss import aggregation_weights, engine_weights, gradient_interval, policy_gradient, policy_loss
 from dapo.algo.overlong import overlong_penalty
 from dapo.algo.sampling import is_informative
@@ -227,23 +228,20 @@ def of_informative_groups(inputs: Case, parameters: Case) -> Found:
 def of_gae(inputs: Case, parameters: Case) -> Found:
     lengths = torch.tensor([len(row) for row in inputs["values"]])
     rewards, values = padded(inputs["rewards"], math.nan), padded(inputs["values"], math.nan)
-    gae = pytest.importorskip("dapo.algo.gae")
-    found = gae.generalized_advantages(rewards, values, lengths, **parameters)
+    found = generalized_advantages(rewards, values, lengths, **parameters)
     rows = [[row[:n].tolist() for row, n in zip(tensor, lengths, strict=True)] for tensor in found]
     return dict(zip(("advantages", "targets"), rows, strict=True))
 
 
 def of_token_whitening(inputs: Case, parameters: Case) -> Found:
-    gae = pytest.importorskip("dapo.algo.gae")
-    return {"advantages": rows_of(gae.whiten(*packed(inputs, "advantages", "mask")), inputs["mask"])}
+    return {"advantages": rows_of(whiten(*packed(inputs, "advantages", "mask")), inputs["mask"])}
 
 
 def of_value_loss(inputs: Case, parameters: Case) -> Found:
     values = numbers(inputs["values"]).requires_grad_()
     rest = [numbers(inputs[name]) for name in ("old_values", "targets")]
     mask = torch.ones(len(values), dtype=torch.bool)
-    gae = pytest.importorskip("dapo.algo.gae")
-    loss, _ = gae.value_loss(values, *rest, mask, numbers(inputs["weights"]), **parameters)
+    loss, _ = value_loss(values, *rest, mask, numbers(inputs["weights"]), **parameters)
     (gradient,) = torch.autograd.grad(loss, values)
     return {"loss": loss.item(), "gradient": gradient.tolist()}
 
