@@ -1,9 +1,13 @@
-"""Laws of the group-relative advantage (Eq. 4 and 9)."""
+"""Laws of the advantages: relative to the group (Eq. 4 and 9), RLOO, REINFORCE++."""
+
+from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dapo.algo.advantages import group_advantages
+from dapo.algo.advantages import group_advantages, reinforce_pp_advantages, rloo_advantages
 
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
@@ -104,3 +108,76 @@ def test_rewards_that_are_not_finite_are_refused(bad):
 def test_an_unknown_scale_is_refused():
     with pytest.raises(ValueError, match="'std' or 'none', got 'batch'"):
         group_advantages(scores(1, 4), scale="batch")
+
+
+# --- RLOO and REINFORCE++
+
+
+ESTIMATORS: list[Callable[[torch.Tensor], torch.Tensor]] = [rloo_advantages, reinforce_pp_advantages]
+REWARDS = st.lists(st.floats(-10, 10), min_size=2, max_size=16).map(lambda found: torch.tensor(found).double())
+
+
+def test_rloo_compares_a_response_with_the_mean_of_the_others():
+    # others of 1: (0.5 - 0.5 - 2) / 3 = -2/3; of 0.5: -0.5; of -0.5: -1/6; of -2: 1/3
+    advantages = rloo_advantages(torch.tensor([1.0, 0.5, -0.5, -2.0], dtype=torch.float64))
+    assert advantages.tolist() == pytest.approx([5 / 3, 1.0, -1 / 3, -7 / 3], abs=1e-12)
+    assert rloo_advantages(scores(1, 16)).tolist() == pytest.approx([2.0] + [-2 / 15] * 15, abs=1e-12)
+
+
+@settings(deadline=None, max_examples=50)
+@given(REWARDS)
+def test_rloo_is_g_over_g_minus_one_times_the_centred_reward(rewards):
+    size, numbers = len(rewards), rewards.tolist()
+    naive = [own - sum(numbers[:i] + numbers[i + 1 :]) / (size - 1) for i, own in enumerate(numbers)]
+    assert rloo_advantages(rewards).tolist() == pytest.approx(naive, abs=1e-10)
+    centred = group_advantages(rewards, scale="none")
+    torch.testing.assert_close(rloo_advantages(rewards), centred * size / (size - 1), rtol=0, atol=1e-10)
+
+
+@settings(deadline=None, max_examples=50)
+@given(REWARDS.filter(lambda rewards: rewards.std() > 0.1), st.floats(-100, 100), st.floats(0.5, 4))
+def test_a_shift_of_all_rewards_changes_nothing_and_a_scale_only_rloo(rewards, shift, scale):
+    for estimate in ESTIMATORS:
+        torch.testing.assert_close(estimate(rewards + shift), estimate(rewards), rtol=0, atol=1e-9)
+    torch.testing.assert_close(rloo_advantages(scale * rewards), scale * rloo_advantages(rewards), rtol=0, atol=1e-10)
+    whitened = reinforce_pp_advantages(rewards)
+    # std is at least .1, beside which eps moves the result by 1e-5 of it at most
+    torch.testing.assert_close(reinforce_pp_advantages(scale * rewards), whitened, rtol=2e-5, atol=0)
+
+
+def test_a_batch_of_three_groups_is_whitened_as_one():
+    # two right of four, none of two, two of two: mean 0, squares 8, std sqrt(8 / 7) = 1.0690450
+    batch = torch.tensor([1, 1, -1, -1, -1, -1, 1, 1], dtype=torch.float64)
+    advantages = reinforce_pp_advantages(batch)
+    assert advantages.tolist() == pytest.approx((batch / 1.0690450).tolist(), abs=1e-5)
+    uneven = reinforce_pp_advantages(torch.tensor([1.0, -1.0, -1.0, -1.0], dtype=torch.float64))
+    assert uneven.tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-5)  # mean -0.5, std 1
+
+
+@settings(deadline=None, max_examples=50)
+@given(REWARDS)
+def test_a_whitened_batch_has_mean_zero_and_standard_deviation_one(rewards):
+    advantages = reinforce_pp_advantages(rewards)
+    assert float(advantages.mean()) == pytest.approx(0, abs=1e-6)
+    if float(rewards.std()) > 0.1:
+        assert float(advantages.std()) == pytest.approx(1, abs=2e-5)
+
+
+@pytest.mark.parametrize("estimate", ESTIMATORS)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("value", [-1.3, 0.1, 1 / 3, 0.0, 12345.678])
+def test_equal_rewards_are_exact_zeros_with_any_estimator(estimate, value, dtype):
+    advantages = estimate(torch.full((16,), value, dtype=dtype))
+    assert advantages.dtype == dtype
+    assert advantages.tolist() == [0.0] * 16
+
+
+@pytest.mark.parametrize("estimate", ESTIMATORS)
+def test_what_no_estimator_can_compare_is_refused(estimate):
+    for rewards, message in [
+        (torch.tensor([1.0]), "at least 2 responses, got shape"),
+        (torch.tensor([1, -1]), "float type, got torch.int64"),
+        (torch.tensor([1.0, float("nan")]), "must be finite"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            estimate(rewards)

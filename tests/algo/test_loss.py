@@ -9,14 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dapo.algo.loss import (
-    aggregation_weights,
-    gradient_interval,
-    kl_gradient,
-    kl_penalty,
-    policy_gradient,
-    policy_loss,
-)
+from dapo.algo.kl import kl_penalty
+from dapo.algo.loss import aggregation_weights, gradient_interval, policy_gradient, policy_loss
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
 AGGREGATES = ["token", "group", "sequence", "constant"]
@@ -549,59 +543,6 @@ def test_metrics_are_plain_sums_with_hand_computed_values():
     )
 
 
-# --- the KL term of the GRPO baseline
-
-
-def test_k3_penalty_has_hand_computed_values_weights_and_gradient():
-    logprobs = torch.tensor([[0.5, 0.2, 0.9], [0.4, 0.4, 0.9]], dtype=torch.float64).log().requires_grad_()
-    reference = torch.tensor([[0.5, 0.4, NAN], [0.2, 0.4, NAN]], dtype=torch.float64).log()
-    mask = torch.tensor([[True, True, False], [True, True, False]])
-    penalty = kl_penalty(logprobs, reference, mask, torch.tensor([2.0, 10.0], dtype=torch.float64))
-    penalty.backward()
-    # q = 1 and 2: 0 and 1 - ln 2; q = 0.5 and 1: ln 2 - 0.5 and 0; the slope is w (1 - q)
-    assert penalty.item() == pytest.approx(2 * 0.3068528 + 10 * 0.1931472, abs=1e-6)
-    assert logprobs.grad.flatten().tolist() == pytest.approx([0, -2, 0, 5, 0, 0], abs=1e-12)
-
-
-def test_the_reference_gets_no_gradient():
-    reference = torch.tensor([[-1.0]], requires_grad=True)
-    kl_penalty(
-        torch.tensor([[-2.0]], requires_grad=True), reference, torch.ones(1, 1, dtype=torch.bool), torch.ones(1)
-    ).backward()
-    assert reference.grad is None
-
-
-def test_k3_penalty_is_never_negative_and_zero_only_on_the_reference():
-    logprobs = torch.linspace(-5, 0, 101, dtype=torch.float32).unsqueeze(0)
-    reference = torch.full_like(logprobs, -2.5)
-    each = torch.stack(
-        [
-            kl_penalty(logprobs[:, [t]], reference[:, [t]], torch.ones(1, 1, dtype=torch.bool), torch.ones(1))
-            for t in range(101)
-        ]
-    )
-    assert (each[torch.arange(101) != 50] > 0).all()
-    assert each[50] == 0
-
-
-def test_k3_penalty_keeps_its_digits_near_the_reference():
-    # (log q)^2 / 2 with log q = 1e-3 in float32; exp(x) - 1 - x would be wrong by several percent
-    one = torch.ones(1)
-    penalty = kl_penalty(torch.tensor([[-1e-3]]), torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool), one)
-    assert penalty.item() == pytest.approx(0.5e-6, rel=2e-3)
-
-
-def test_mean_of_k3_over_samples_of_the_policy_is_the_kl_divergence():
-    policy = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-    reference = torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64)
-    exact = (policy * (policy / reference).log()).sum()
-    # each token of the vocabulary once, weighted by its probability: the expectation itself
-    estimate = kl_penalty(
-        policy.log().unsqueeze(1), reference.log().unsqueeze(1), torch.ones(3, 1, dtype=torch.bool), policy
-    )
-    assert estimate.item() == pytest.approx(exact.item(), abs=1e-12)
-
-
 # --- wrong arguments
 
 
@@ -673,6 +614,3 @@ def test_the_written_gradients_equal_those_of_autograd(clip: dict[str, float], d
     found = policy_gradient(logprobs.detach(), old, scale, *gradient_interval(advantages, **options))
     torch.testing.assert_close(found, expected, rtol=1e-6 if dtype == torch.float32 else 1e-14, atol=0)
     assert 10 < found.count_nonzero() < mask.sum()
-    (expected,) = torch.autograd.grad(kl_penalty(logprobs, old, mask, weights), logprobs)
-    found = kl_gradient(logprobs.detach(), old, mask, weights)
-    torch.testing.assert_close(found, expected, rtol=1e-5 if dtype == torch.float32 else 1e-14, atol=1e-7)

@@ -532,9 +532,47 @@ def test_a_loss_of_ones_own_and_a_falling_rate_are_differences_from_the_paper():
     assert "optim.min_lr_fraction" in message("optim.min_lr_fraction=1.5")
 
 
-def test_there_are_at_most_97_options():
+def test_rloo_and_reinforce_pp_take_the_divergence_from_the_reward_by_k1():
+    for preset, aggregate in (("rloo", "constant"), ("reinforce_pp", "sequence")):
+        found = config(preset=preset)
+        assert (found.advantage.estimator, found.loss.aggregate) == (preset, aggregate)
+        assert (found.loss.kl_coef, found.loss.kl_in, found.loss.kl_estimator) == (0.001, "reward", "k1")
+        assert (found.loss.clip_low, found.loss.clip_high) == (0.2, 0.2)
+        assert not found.dynamic_sampling.enabled
+        assert found.overlong.mode == "off"
+        assert found.loss.has_kl_reward
+        assert not found.loss.has_kl_term
+        departures = list(differences_from_paper(found))
+        assert f"advantage.estimator: {preset} (paper: group)" in departures
+        assert "loss.kl_in: reward (paper: loss)" in departures
+        assert list(ignored_options(found)) == []
+
+
+def test_an_estimate_in_the_wrong_place_is_named():
+    def ignored(*overrides: str) -> list[str]:
+        return [line for line in ignored_options(config(*overrides)) if line.startswith("loss.kl_coef:")]
+
+    assert ignored("loss.kl_coef=0.1") == ignored("loss.kl_coef=0.1", "loss.kl_estimator=k2") == []
+    (line,) = ignored("loss.kl_coef=0.1", "loss.kl_estimator=k1")
+    assert "gradient of 0 in expectation" in line
+    for estimator in ("k2", "k3"):
+        (line,) = ignored("loss.kl_coef=0.1", "loss.kl_in=reward", f"loss.kl_estimator={estimator}")
+        assert f"{estimator} in the reward has next to no gradient near the reference" in line
+    unused = list(ignored_options(config("loss.kl_in=reward", "loss.reference_every=5")))
+    assert unused == ["loss.kl_in: needs loss.kl_coef above 0", "loss.reference_every: needs loss.kl_coef above 0"]
+
+
+def test_what_sets_the_entropys_weight_twice_or_the_reference_of_adapters_is_refused():
+    assert "set one of the two" in message("loss.entropy_target=0.5", "loss.entropy_coef=0.1")
+    assert "loss.entropy_target" in message("loss.entropy_target=0")
+    assert "loss.reference_every" in message("loss.reference_every=0")
+    adapters = ["model.lora={rank: 2}", "loss.reference_every=5"]
+    assert "leave loss.reference_every out" in message("loss.kl_coef=0.1", *adapters)
+
+
+def test_there_are_at_most_101_options():
     names = {name for name, _ in options_of()}
-    assert len([name for name in names if not any(other.startswith(f"{name}.") for other in names)]) <= 97
+    assert len([name for name in names if not any(other.startswith(f"{name}.") for other in names)]) <= 101
 
 
 def test_the_page_of_options_is_what_the_options_give():

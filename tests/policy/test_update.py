@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from dapo.algo.loss import aggregation_weights, engine_weights, kl_penalty, policy_loss
+from dapo.algo.kl import kl_penalty
+from dapo.algo.loss import aggregation_weights, engine_weights, policy_loss
 from dapo.algo.surrogates import cispo_loss, gspo_loss, sapo_loss
 from dapo.config import OptimConfig
 from dapo.core.errors import CheckpointError
@@ -78,7 +79,9 @@ def plain_gradient(
     loss, _ = policy_loss(logprobs, old, advantages, mask, weights, **clip)
     if reference is not None:
         base = padded(s for s, _ in plain_scores(reference, samples, temperature))
-        loss = loss + options["kl_coef"] * kl_penalty(logprobs, base, mask, weights)
+        loss = loss + options["kl_coef"] * kl_penalty(
+            logprobs, base, mask, weights, estimator=options.get("kl_estimator", "k3")
+        )
     loss = loss - options.get("entropy_coef", 0.0) * (entropies * mask * weights[:, None]).sum()
     loss.backward()
     return {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
@@ -327,13 +330,17 @@ def test_metrics_are_means_over_the_trained_tokens() -> None:
     assert "loss/kl" not in metrics
 
 
-@pytest.mark.parametrize("minibatch", [ragged, branching], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    ("minibatch", "estimator"),
+    [(ragged, "k3"), (branching, "k3"), (ragged, "k1"), (ragged, "k2")],
+    ids=["ragged", "branching", "k1", "k2"],
+)
 def test_the_kl_term_pulls_to_the_initial_model_not_to_the_weights_that_were_loaded(
-    minibatch: Callable[[], list[Sample]], tmp_path: Path
+    minibatch: Callable[[], list[Sample]], estimator: str, tmp_path: Path
 ) -> None:
     samples = with_masked_tokens(off_policy(minibatch(), seed=1))
     make_policy(loaded(float64_model(seed=1))).save(tmp_path)
-    options = {"kl_coef": 0.5, "entropy_coef": 0.05}
+    options = {"kl_coef": 0.5, "entropy_coef": 0.05, "kl_estimator": estimator}
     policy = make_policy(loaded(float64_model()), loss=options, temperature=0.7, microbatch_tokens=20)
     policy.load(tmp_path)
     expected = plain_gradient(float64_model(seed=1), samples, 0.7, reference=float64_model(), **options)

@@ -1,4 +1,8 @@
-"""Eq. 4 and 9: the advantage of a response is its reward relative to its group."""
+"""How much better than others a response is: Eq. 4 and 9, and the estimators of RLOO and REINFORCE++.
+
+Each takes shaped rewards and returns one number for every token of each response. What differs is what a response is
+compared with: its group, the others of its group, or the whole batch.
+"""
 
 from typing import Literal, TypeAlias
 
@@ -18,12 +22,7 @@ def group_advantages(rewards: Tensor, *, scale: Scale = "std") -> Tensor:
     Equal rewards give exact zeros. Raises ValueError for fewer than two rewards (a group of one has nothing to be
     compared with), for rewards that are not finite and for integers (the result could not keep their type).
     """
-    if rewards.ndim != 1 or len(rewards) < 2:
-        raise ValueError(f"rewards must be [G], one group of at least 2 responses, got shape {list(rewards.shape)}")
-    if not rewards.is_floating_point():
-        raise ValueError(f"rewards must have a float type, got {rewards.dtype}; convert them with .float()")
-    if not rewards.isfinite().all():
-        raise ValueError(f"rewards must be finite, got {rewards.tolist()}; a failed verdict does not belong in a group")
+    _check(rewards, "[G], one group of at least 2 responses")
     if scale not in ("std", "none"):
         raise ValueError(f"scale must be 'std' or 'none', got {scale!r}")
     # never std == 0: the float mean of sixteen times -1.3 is not -1.3, and dividing that rest by 1e-6 invents a signal
@@ -33,3 +32,60 @@ def group_advantages(rewards: Tensor, *, scale: Scale = "std") -> Tensor:
     centred = exact - exact.mean()
     scaled = centred / (exact.std(correction=1) + STD_EPS) if scale == "std" else centred
     return scaled.to(rewards.dtype)
+
+
+def rloo_advantages(rewards: Tensor) -> Tensor:
+    """RLOO (arXiv 2402.14740): the reward minus the mean reward of the group's other responses.
+
+        A_i = R_i - sum_{j != i} R_j / (G - 1) = G / (G - 1) (R_i - mean)
+
+    The baseline of a response does not depend on the response itself, so the policy gradient stays unbiased; that of
+    Eq. 9 without its division is (G - 1) / G of it. Nothing is divided by a standard deviation.
+
+    Args:
+        rewards: `[G]`, shaped rewards of one group, of any float type.
+
+    Returns:
+        `[G]` in the same type, computed in float64; exact zeros for equal rewards.
+
+    Raises:
+        ValueError: there are fewer than two rewards, or one is not finite, or they are integers.
+    """
+    _check(rewards, "[G], one group of at least 2 responses")
+    if rewards.max() == rewards.min():
+        return torch.zeros_like(rewards)
+    exact = rewards.double()
+    others = (exact.sum() - exact) / (len(exact) - 1)
+    return (exact - others).to(rewards.dtype)
+
+
+def reinforce_pp_advantages(rewards: Tensor) -> Tensor:
+    """REINFORCE++ (arXiv 2501.03262): the rewards of all groups of a step, whitened together.
+
+        A_i = (R_i - mean of the batch) / (std of the batch + 1e-6)
+
+    This is the plain variant, without a baseline of the group: a response is compared with those to other problems, so
+    the responses of a group whose rewards are equal train too. Each response counts once, whatever its length. `std`
+    has the divisor N - 1, as in Eq. 9. The batch is all that a step trains on: give it as a whole, before it is cut up
+    into minibatches, microbatches or ranks.
+
+    Args:
+        rewards: `[N]`, shaped rewards of all responses of the batch, of any float type.
+
+    Returns:
+        `[N]` in the same type, computed in float64; exact zeros for equal rewards.
+
+    Raises:
+        ValueError: there are fewer than two rewards, or one is not finite, or they are integers.
+    """
+    _check(rewards, "[N], a batch of at least 2 responses")
+    return group_advantages(rewards)
+
+
+def _check(rewards: Tensor, expected: str) -> None:
+    if rewards.ndim != 1 or len(rewards) < 2:
+        raise ValueError(f"rewards must be {expected}, got shape {list(rewards.shape)}")
+    if not rewards.is_floating_point():
+        raise ValueError(f"rewards must have a float type, got {rewards.dtype}; convert them with .float()")
+    if not rewards.isfinite().all():
+        raise ValueError(f"rewards must be finite, got {rewards.tolist()}; a failed verdict does not belong in a group")

@@ -127,24 +127,6 @@ def policy_gradient(logprobs: Tensor, old_logprobs: Tensor, scale: Tensor, low: 
     return torch.where(log_ratio.clamp(low, high) == log_ratio, scale * log_ratio.exp(), 0.0)
 
 
-def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
-    """Eq. 5's `D_KL(policy || reference)`, weighted like the loss: times beta, add it to the loss.
-
-    The k3 estimator q - 1 - log q at each trained token, with q = reference / policy and log q clamped to +-20. Shapes,
-    masking and types as in `policy_loss`; only `logprobs` gets a gradient. DAPO itself has no such term.
-    """
-    check_shapes(logprobs, reference_logprobs=reference_logprobs, mask=mask)
-    log_q = -masked_log_ratio(logprobs, reference_logprobs.detach(), mask.bool())
-    # expm1: near q = 1 the estimate is about (log q)^2 / 2, which exp() - 1 would round away
-    return ((torch.expm1(log_q) - log_q) * per_token("weights", weights, log_q)).sum()
-
-
-def kl_gradient(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
-    """The derivative of `kl_penalty` by each of its `logprobs`; all are `[T]`."""
-    log_q = reference_logprobs - logprobs
-    return torch.where(mask & (log_q.abs() <= LOG_RATIO_BOUND), -torch.expm1(log_q) * weights, 0.0)
-
-
 def engine_weights(
     old_logprobs: Tensor,
     engine_logprobs: Tensor,

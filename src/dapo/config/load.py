@@ -20,6 +20,7 @@ from dapo.core.errors import ConfigError
 from dapo.core.secrets import may_be_written
 
 _NO_EXTRAS: dict[str, Any] = {"dynamic_sampling": {"enabled": False}, "overlong": {"mode": "off"}}
+_KL_IN_REWARD: dict[str, Any] = {"kl_coef": 0.001, "kl_in": "reward", "kl_estimator": "k1"}
 PRESETS: dict[str, dict[str, Any]] = {
     "dapo": {},
     # Table 1's first row: naive GRPO. The paper names no KL coefficient; 0.001 is the released code's.
@@ -36,6 +37,17 @@ PRESETS: dict[str, dict[str, Any]] = {
     # as published: with DAPO's dynamic sampling and length penalty; the bound of 5 is ScaleRL's, for none was published
     "cispo": {"loss": {"surrogate": "cispo", "clip_high": 4.0}},
     "sapo": {**_NO_EXTRAS, "loss": {"surrogate": "sapo", "aggregate": "sequence"}},
+    # both: the divergence by k1 in the reward, as published; its weight is that of grpo, for the papers tune it by task
+    "rloo": {  # a response's log-probability is a sum over its tokens, so they all weigh the same: constant
+        **_NO_EXTRAS,
+        "advantage": {"estimator": "rloo"},
+        "loss": {**_KL_IN_REWARD, "clip_low": 0.2, "clip_high": 0.2, "aggregate": "constant"},
+    },
+    "reinforce_pp": {
+        **_NO_EXTRAS,
+        "advantage": {"estimator": "reinforce_pp"},
+        "loss": {**_KL_IN_REWARD, "clip_low": 0.2, "clip_high": 0.2, "aggregate": "sequence"},
+    },
     "ppo": {**_NO_EXTRAS, "advantage": {"estimator": "gae"}, "loss": {"clip_low": 0.2, "clip_high": 0.2}},
 }
 

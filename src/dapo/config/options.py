@@ -25,7 +25,7 @@ def _launcher(value: str) -> str:
 class Config(Section):
     """A whole run."""
 
-    preset: Literal["dapo", "grpo", "dr_grpo", "gspo", "cispo", "sapo", "ppo"] = option(
+    preset: Literal["dapo", "grpo", "dr_grpo", "gspo", "cispo", "sapo", "ppo", "rloo", "reinforce_pp"] = option(
         "dapo", "The values that options have where nothing else is set."
     )
     model: ModelConfig = option(description="For example model=smollm2-135m-instruct.", also=[{"type": "string"}])
@@ -127,6 +127,11 @@ class Config(Section):
         return self.advantage.estimator == "gae"
 
     @property
+    def has_kl(self) -> bool:
+        """Whether the divergence to a reference counts at all."""
+        return self.loss.kl_coef > 0
+
+    @property
     def decays_lr(self) -> bool:
         """Whether the learning rate falls after the warm-up."""
         return self.optim.schedule != "constant"
@@ -220,6 +225,11 @@ class Config(Section):
                         f"loss.surrogate={self.loss.surrogate} replaces the loss that loss.{option}={value} "
                         f"{'replaces too' if option == 'function' else 'bounds'}; set one of the two"
                     )
+        if self.loss.entropy_target is not None and self.loss.entropy_coef:
+            raise ValueError(
+                f"loss.entropy_target={self.loss.entropy_target:g} sets the entropy's weight in each update, which "
+                f"loss.entropy_coef={self.loss.entropy_coef:g} would fix; set one of the two"
+            )
         if self.loss.engine_over_cap == "mask" and (cap := self.loss.engine_correction) is not None and cap < 1:
             raise ValueError(
                 f"loss.engine_over_cap=mask keeps ratios from 1 / loss.engine_correction to it, so "
@@ -249,6 +259,16 @@ class Config(Section):
             raise ValueError(
                 f"critic.pretrain_steps={self.critic.pretrain_steps} leaves none of train.num_steps="
                 f"{self.train.num_steps} steps to train the policy in; lower the one or raise the other"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _reference_fits(self) -> "Config":
+        loss = self.loss
+        if loss.kl_coef and loss.reference_every is not None and self.model.lora is not None:
+            raise ValueError(
+                "loss.reference_every needs a copy of the policy, and with model.lora the reference is the model "
+                "without its adapters; leave loss.reference_every out, or train all weights"
             )
         return self
 
@@ -358,6 +378,7 @@ CONDITIONS = {
     "corrects_engine": "loss.engine_correction",
     "decays_lr": "optim.schedule=linear or cosine",
     "engine_processes": "engine processes (rollout.engines, or rollout.engine=vllm)",
+    "has_kl": "loss.kl_coef above 0",
     "has_tracker": "wandb or trackio among log.sinks",
     "is_multiprocess": "more than one process",
     "predicts_signal": "dynamic_sampling.predict=thin or thompson",

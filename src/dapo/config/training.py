@@ -18,10 +18,11 @@ Beta: TypeAlias = Annotated[Float, Field(ge=0, lt=1)]
 
 
 class AdvantageConfig(Section):
-    estimator: Literal["group", "gae"] = option(
+    estimator: Literal["group", "rloo", "reinforce_pp", "gae"] = option(
         "group",
-        "What a response is compared with. group: its group's mean (Eq. 9); gae: what a critic expected of each of its "
-        "tokens (PPO, docs/ppo.md).",
+        "What a response is compared with. group: its group's mean (Eq. 9); rloo: the mean of the others of its group; "
+        "reinforce_pp: the mean of the whole batch of the step, divided by the batch's standard deviation; gae: what a "
+        "critic expected of each of its tokens (PPO, docs/ppo.md). docs/losses.md has the equations.",
         paper="group",
     )
     scale: Annotated[Literal["std", "none"], BeforeValidator(lambda v: "none" if v is None else v)] = option(
@@ -74,9 +75,40 @@ class LossConfig(Section):
         paper="token",
     )
     kl_coef: Float = option(
-        0.0, "Weight of the KL divergence to the initial policy (k3 estimator) in the loss.", paper=0.0, ge=0
+        0.0, "Weight of the KL divergence to the initial policy, in the loss or in the reward.", paper=0.0, ge=0
+    )
+    kl_estimator: Literal["k1", "k2", "k3"] = option(
+        "k3",
+        "How the divergence is estimated from the sampled tokens, with d = log pi - log pi_ref. k1: d; k2: d^2 / 2; "
+        "k3: exp(-d) - 1 + d. In the loss k1 has no gradient in expectation, in the reward only k1 has that of the "
+        "divergence: docs/losses.md.",
+        paper="k3",
+        only_with="has_kl",
+    )
+    kl_in: Literal["loss", "reward"] = option(
+        "loss",
+        "Where the divergence counts. loss: as a term of its own (Eq. 5); reward: kl_coef times its sum over the "
+        "response is subtracted from the reward before advantages, after groups are filtered (Eq. 11).",
+        paper="loss",
+        only_with="has_kl",
+    )
+    reference_every: Positive | None = option(
+        None,
+        "Steps after which the policy as it is becomes the reference of the divergence; none: the reference stays the "
+        "initial policy.",
+        paper=None,
+        only_with="has_kl",
+        unit="steps",
     )
     entropy_coef: Float = option(0.0, "Weight of the policy's entropy, which the loss then favours.", paper=0.0, ge=0)
+    entropy_target: Float | None = option(
+        None,
+        "Entropy in nats per token below which the loss favours the policy's entropy, with a weight that grows by "
+        "0.005 with each update below and falls with each one above; none: the weight is loss.entropy_coef.",
+        paper=None,
+        gt=0,
+        unit="nats",
+    )
     engine_correction: Annotated[Float | None, BeforeValidator(_weight_cap)] = option(
         None,
         "Truncated importance sampling, for an engine that computes otherwise than the trainer: each token's loss "
@@ -131,7 +163,18 @@ class LossConfig(Section):
     @property
     def needs_every_sample(self) -> bool:
         """Whether responses with an advantage of 0 can have a gradient."""
-        return self.kl_coef > 0 or self.entropy_coef > 0 or self.function is not None
+        has_bonus = self.entropy_coef > 0 or self.entropy_target is not None
+        return self.has_kl_term or has_bonus or self.function is not None
+
+    @property
+    def has_kl_term(self) -> bool:
+        """Whether the divergence to the reference is a term of the loss."""
+        return self.kl_coef > 0 and self.kl_in == "loss"
+
+    @property
+    def has_kl_reward(self) -> bool:
+        """Whether the divergence to the reference is subtracted from rewards."""
+        return self.kl_coef > 0 and self.kl_in == "reward"
 
 
 class OptimConfig(Section):

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dapo.algo.loss import engine_weights, gradient_interval, kl_gradient, kl_penalty, policy_gradient, policy_loss
+from dapo.algo.kl import kl_gradient, kl_penalty
+from dapo.algo.loss import engine_weights, gradient_interval, policy_gradient, policy_loss
 from dapo.algo.surrogates import cispo_loss, gspo_loss, sapo_loss
 from dapo.config import LossConfig
 from dapo.core.errors import EngineError
@@ -73,7 +74,8 @@ def objective_gradient(
             loss, _ = _surrogate_loss(leaf, old, weights, terms, config)
         (gradient,) = torch.autograd.grad(loss, leaf)
     if "reference" in terms:
-        kl = kl_gradient(logprobs, terms["reference"], terms["mask"], terms["weights"])
+        about = (terms["reference"], terms["mask"], terms["weights"])
+        kl = kl_gradient(logprobs, *about, estimator=config.kl_estimator)
         gradient = gradient + config.kl_coef * kl
     return gradient, values
 
@@ -145,7 +147,7 @@ def objective_sums(
         gaps = torch.where(mask, (tokens["engine"] - old).abs(), 0.0)
         found["gap"], found["gap_tokens"], found["gap_max"] = gaps.sum(), mask.sum(), gaps.max()
     if "reference" in tokens:
-        found["kl"] = kl_penalty(logprobs, tokens["reference"], mask, weights)
+        found["kl"] = kl_penalty(logprobs, tokens["reference"], mask, weights, estimator=config.kl_estimator)
     return found
 
 

@@ -1,0 +1,95 @@
+"""Three estimates of the divergence between the policy and a reference, from the sampled tokens alone.
+
+With d = log policy - log reference of a token (clamped to +-20) and q = reference / policy = exp(-d), as in Schulman's
+note "Approximating KL Divergence" (2020):
+
+    k1 = d               mean over the policy's samples: KL(policy || reference); a single one may be negative
+    k2 = d^2 / 2         not that mean, but near it where the two are near each other; never negative
+    k3 = q - 1 + d       the same mean as k1, never negative, and a lower variance near the reference
+
+Good values do not make good gradients. What an update follows, in expectation over tokens that the present policy has
+sampled, is the gradient of:
+
+    estimate   in the loss (`kl_penalty`)      in the reward (`token_kl`, then the policy gradient)
+    k1         nothing: the mean is 0          KL(policy || reference)
+    k2         KL(policy || reference)         nothing that is a divergence; 0 to first order near the reference
+    k3         KL(reference || policy)         KL(policy || reference) - KL(reference || policy); likewise
+
+So k1 belongs in the reward, and k2 or k3 in the loss. None of this holds where the tokens are those of an older policy
+(the second and later updates of a step, `schedule: one_step_off`): the terms of the loss have no importance weight, and
+are biased by as much as the two policies differ; in the reward the ratio of the policy gradient corrects that, up to
+its clip.
+"""
+
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from dapo.algo.loss import LOG_RATIO_BOUND, check_shapes, masked_log_ratio, per_token
+
+KlEstimator: TypeAlias = Literal["k1", "k2", "k3"]
+
+
+def token_kl(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, *, estimator: KlEstimator = "k3") -> Tensor:
+    """The estimate of KL(policy || reference) at each token, 0 where the mask is false, in float32 or better.
+
+    Args:
+        logprobs: of the policy, of any shape; masked ones may hold anything, NaN included.
+        reference_logprobs: of the same shape; it gets no gradient.
+        mask: of the same shape, true (non-zero) for tokens that count.
+        estimator: see the module.
+
+    Raises:
+        ValueError: the shapes do not fit, or there is no such estimator.
+    """
+    check_shapes(logprobs, reference_logprobs=reference_logprobs, mask=mask)
+    difference = masked_log_ratio(logprobs, reference_logprobs.detach(), mask.bool())
+    if estimator == "k1":
+        return difference
+    if estimator == "k2":
+        return difference.square() / 2
+    if estimator == "k3":
+        log_q = -difference
+        # expm1: near q = 1 the estimate is about (log q)^2 / 2, which exp() - 1 would round away
+        return torch.expm1(log_q) - log_q
+    raise ValueError(f"estimator must be 'k1', 'k2' or 'k3', got {estimator!r}")
+
+
+def kl_penalty(
+    logprobs: Tensor,
+    reference_logprobs: Tensor,
+    mask: Tensor,
+    weights: Tensor,
+    *,
+    estimator: KlEstimator = "k3",
+) -> Tensor:
+    """Eq. 5's `D_KL(policy || reference)`, weighted like the loss: times beta, add it to the loss.
+
+    On policy its gradient is for k1 zero in expectation (it only adds noise), for k2 that of KL(policy || reference),
+    for k3 that of KL(reference || policy). Off policy it is biased, whatever the estimate. DAPO has no such term.
+
+    Args:
+        logprobs: `[N, T]`, or packed `[T]`; only they get a gradient, none beyond a log-ratio of +-20.
+        reference_logprobs: of the same shape.
+        mask: of the same shape, true (non-zero) for tokens that train.
+        weights: `[N]` from `aggregation_weights`, or one for each token.
+        estimator: see the module.
+
+    Raises:
+        ValueError: the shapes do not fit, or there is no such estimator.
+    """
+    each = token_kl(logprobs, reference_logprobs, mask, estimator=estimator)
+    return (each * per_token("weights", weights, each)).sum()
+
+
+def kl_gradient(
+    logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, weights: Tensor, *, estimator: KlEstimator = "k3"
+) -> Tensor:
+    """The derivative of `kl_penalty` by each of its `logprobs`, `[T]`: w for k1, w d for k2, w (1 - q) for k3."""
+    difference = logprobs - reference_logprobs
+    if estimator == "k3":
+        slope = -torch.expm1(-difference)
+    else:
+        slope = difference if estimator == "k2" else torch.ones_like(difference)
+    return torch.where(mask & (difference.abs() <= LOG_RATIO_BOUND), slope * weights, 0.0)
