@@ -156,9 +156,9 @@ class Sample:
     prompt_ids: tuple[int, ...]
     response_ids: Sequence[int]
     reward: float
-    """Shaped: the verdict's score plus the overlong penalty (Eq. 13)."""
+    """Shaped: the verdict's score plus the overlong penalty (Eq. 13), less `loss.kl_coef` times `kl` where that is."""
     advantage: float
-    """Eq. 9, the same for every token of the response; with `token_advantages` their mean."""
+    """Of `advantage.estimator` (Eq. 9), the same for every token of the response; with `token_advantages` their mean."""
     engine_logprobs: Sequence[float]
     old_logprobs: Sequence[float] | None
     """Log-probabilities of the policy before the step's first update; None until the trainer has recorded them, in that
@@ -169,6 +169,9 @@ class Sample:
     """Which of its group's responses this is."""
     weight: float = 1.0
     """Its group's factor in the loss (`dynamic_sampling.weights`)."""
+
+    kl: float | None = None
+    """The divergence to the reference, summed over its tokens, where it is in the reward (`loss.kl_in: reward`)."""
 
     rank_record: RankRecord | None = None
     """Set where trainer ranks have recorded the old log-probabilities, and keep them."""

@@ -37,7 +37,9 @@ STEPS = 5
 
 
 def config_of(model: Path, *overrides: str) -> Config:
-    """Two updates a step, gradients clipped, checkpoints on the way."""
+    """Two updates a step, gradients clipped, checkpoints on the way; the divergence to a reference that moves is in the
+    reward, and the weight of the entropy follows it.
+    """
     return tiny(
         f"model.name={model}",
         "model.dtype=float64",
@@ -45,6 +47,11 @@ def config_of(model: Path, *overrides: str) -> Config:
         "optim.max_grad_norm=0.5",
         "rollout.temperature=0.8",
         "dynamic_sampling.max_groups_per_step=40",
+        "loss.kl_coef=0.1",
+        "loss.kl_in=reward",
+        "loss.kl_estimator=k1",
+        "loss.reference_every=2",
+        "loss.entropy_target=99",
         f"train.num_steps={STEPS}",
         "train.keep_checkpoints=9",
         "train.threads=1",
@@ -91,6 +98,7 @@ def assert_same_run(found: Path, expected: Path) -> None:
 def test_five_steps_on_two_ranks_are_those_of_one_process(runs: dict[int, Path]) -> None:
     rows = metrics(runs[1])[1:]
     assert max(row["optim/grad_norm"] for row in rows) > 0.5
+    assert [abs(row["reward/kl_mean"]) < 1e-12 for row in rows] == [True, False, True, False, True]
     assert_same_run(runs[2], runs[1])
     assert (runs[2] / "checkpoints" / "step_000005" / "exp_avg").is_dir()
     assert (runs[2] / "logs" / "trainer-1.log").exists()

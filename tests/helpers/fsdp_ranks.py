@@ -115,6 +115,9 @@ class RankWorker:
     def logprobs(self, rank_microbatches: Sequence[RankMicrobatch]) -> list[list[tuple[float, ...]]]:
         return self.policy.logprobs(rank_microbatches)
 
+    def token_kl(self, rank_microbatches: Sequence[RankMicrobatch], step: int) -> list[list[list[float]]]:
+        return [[list(row) for row in rows] for rows in self.policy.token_kl(rank_microbatches, step=step)]
+
     def exchange(self, messages: Sequence[bytes]) -> list[bytes]:
         return self.ranks.exchange(messages)
 

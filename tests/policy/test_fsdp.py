@@ -224,6 +224,51 @@ def test_adapters_train_the_same_on_two_ranks_and_are_merged_for_engines(two: Ra
     assert_close(dict(merged.named_tensors()), expected, relative=1e-8)
 
 
+@pytest.mark.parametrize("model", ["exact_tied", "llama"])
+def test_a_reference_that_moves_and_the_entropys_weight_are_those_of_one_process_and_resume(
+    two: RankGroup, model: str, tmp_path: Path
+) -> None:
+    loss = {"kl_coef": 0.1, "reference_every": 2, "entropy_target": 99.0}
+    options = {"loss": loss, "optim": {"lr": 1e-2}}
+    policy = unsharded_policy(model, **options)
+    two.all("make", model, options)
+    found = []
+    for step in (1, 2, 3):
+        expected = policy.update(ragged(), step=step)
+        found.append(two.update(ragged(), step=step, loss=loss)[0])
+        assert found[-1]["loss/entropy_coef"] == expected["loss/entropy_coef"] == pytest.approx(0.005 * (step - 1))
+        if model == "exact_tied":  # the other one computes in bfloat16
+            for name in ("loss/kl", "loss/entropy"):
+                assert found[-1][name] == pytest.approx(expected[name], rel=1e-8, abs=1e-12), (step, name)
+    assert [metrics["loss/kl"] < 1e-12 for metrics in found] == [True, False, True]  # the policy after step 2
+    two.state(tmp_path / "two", "reference")
+    goes_on = two.update(ragged(), step=4, loss=loss)[0]
+    assert goes_on["loss/kl"] > 1e-6
+    two.all("make", model, options)
+    two.all("load", tmp_path / "two")
+    assert two.update(ragged(), step=4, loss=loss)[0] == goes_on
+    alone = unsharded_policy(model, **options)  # one process reads what two have written
+    alone.load(tmp_path / "two")
+    tolerance = 1e-8 if model == "exact_tied" else 0.3
+    assert alone.update(ragged(), step=4)["loss/kl"] == pytest.approx(goes_on["loss/kl"], rel=tolerance)
+
+
+def test_two_ranks_have_the_divergence_of_each_token_that_one_process_has(two: RankGroup) -> None:
+    loss = {"kl_coef": 0.1, "kl_in": "reward", "kl_estimator": "k1"}
+    options = {"loss": loss, "optim": {"lr": 1e-2}}
+    policy = unsharded_policy("exact_tied", **options)
+    two.all("make", "exact_tied", options)
+    policy.update(ragged(), step=1)
+    two.update(ragged(), step=1, loss=loss)
+    expected = policy.token_kl(ragged(), step=2)
+    partitions = two.partitions(ragged(), {"entropy_coef": 1.0})  # every row
+    for passes, answers in zip(partitions, two.each("token_kl", partitions, 2), strict=True):
+        for own, rows in zip(passes, answers, strict=True):
+            for i, row in zip(own.indices, rows, strict=False):
+                assert row == pytest.approx(list(expected[i]), abs=1e-9)
+    assert max(abs(value) for row in expected for value in row) > 1e-3
+
+
 @pytest.mark.parametrize(
     ("dtype", "options"),
     [

@@ -74,6 +74,10 @@ class CountingPolicy:
         self.before_updates(self.updates)
         return [replace(sample, old_logprobs=sample.engine_logprobs) for sample in samples]
 
+    def response_kl(self, samples: Sequence[Sample], *, step: int) -> list[float]:
+        assert 2 * (step - 1) == self.updates  # two updates a step, none of this one
+        return [float(len(sample.response_ids)) for sample in samples]
+
     def update(self, minibatch: Sequence[Sample], *, step: int) -> dict[str, float]:
         self.on_update(self.updates + 1)
         self.updates += 1
@@ -188,6 +192,12 @@ def versions(run: Path) -> list[set[int]]:
     return [set(read_table(path)["version"].to_pylist()) for path in sorted((run / "rollouts").iterdir())]
 
 
+def trained_rows(run: Path) -> list[dict[str, Any]]:
+    """The stored responses that trained."""
+    tables = [read_table(path).to_pylist() for path in sorted((run / "rollouts").iterdir())]
+    return [row for rows in tables for row in rows if row["advantage"] is not None]
+
+
 def decided_positions(run: Path) -> list[int]:
     """Places in the stream of all decided groups, step after step."""
     tables = [read_table(path).to_pylist() for path in sorted((run / "rollouts").iterdir())]
@@ -264,6 +274,17 @@ class TestWhatIsSampledWhen:
             for sample in minibatch:
                 assert set(sample.engine_logprobs) == {-0.25}
                 assert (sample.old_logprobs is None) == (i % 2 == 0)
+
+    def test_the_divergence_is_of_the_policy_that_the_step_begins_with(self, tmp_path: Path):
+        policy = CountingPolicy()
+        scripted_run(tmp_path / "run", "loss.kl_coef=0.25", "loss.kl_in=reward", policy=policy)
+        samples = [sample for minibatch in policy.trained for sample in minibatch]
+        assert all(sample.kl == len(sample.response_ids) for sample in samples)
+        table = {(row["step"], row["group_id"], row["sample"]): row for row in trained_rows(tmp_path / "run")}
+        assert len(table) == len(samples)
+        shaped = {(group, i): row["reward"] for (_, group, i), row in table.items()}
+        for sample in samples:
+            assert sample.reward == shaped[sample.group_id, sample.index] - 0.25 * len(sample.response_ids)
 
 
 class TestStaleness:

@@ -56,7 +56,7 @@ def test_advantages_and_targets_of_a_batch_equal_a_naive_double_loop(gamma: floa
     samples = with_advantages(groups, config)
     chance = np.random.default_rng(0)
     values = [chance.normal(size=len(sample.response_ids)).tolist() for sample in samples]
-    found = with_token_advantages(samples, KnownValues(values), config)
+    found = with_token_advantages(samples, KnownValues(values), config, step=1)
 
     raw: list[list[float]] = []
     for sample, row in zip(samples, values, strict=True):
@@ -84,7 +84,7 @@ def test_advantages_and_targets_of_a_batch_equal_a_naive_double_loop(gamma: floa
         assert sample.advantage == pytest.approx(sum(whitened) / max(1, sum(sample.mask)), abs=1e-12)
         kept = {"advantage": 0.0, "token_advantages": None, "old_values": None, "value_targets": None}
         assert replace(sample, **kept) == before
-    assert with_token_advantages([], KnownValues([]), config) == []
+    assert with_token_advantages([], KnownValues([]), config, step=1) == []
 
 
 def test_values_that_miss_by_a_constant_explain_everything_and_masked_tokens_count_nowhere() -> None:
@@ -92,7 +92,7 @@ def test_values_that_miss_by_a_constant_explain_everything_and_masked_tokens_cou
     samples = with_advantages([group(0, (3, 1.0), (8, -1.0), (2, -1.0))], config)
     shift = 0.25
     rows = [[sample.reward + shift] * len(sample.response_ids) for sample in samples]
-    found = critic_metrics(with_token_advantages(samples, KnownValues(rows), config))
+    found = critic_metrics(with_token_advantages(samples, KnownValues(rows), config, step=1))
     assert found["critic/value_mean"] == pytest.approx((3 * 1.25 + 2 * -0.75) / 5)
     assert found["critic/explained_variance"] == pytest.approx(1)
     assert critic_metrics(samples) == {}

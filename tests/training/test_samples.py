@@ -6,7 +6,13 @@ from dataclasses import replace
 import pytest
 
 from dapo.config import Config, load_config
-from dapo.training.samples import minibatches, shaped_reward, with_advantages, with_old_logprobs
+from dapo.training.samples import (
+    minibatches,
+    shaped_reward,
+    with_advantages,
+    with_kl_in_rewards,
+    with_old_logprobs,
+)
 from dapo.types import Finish, Generation, Group, Problem, Sample, Verdict
 from helpers.paths import TINY
 
@@ -56,6 +62,53 @@ def test_overlong_filter_masks_truncated_responses_which_still_count_in_the_mean
     assert [tuple(sample.mask) for sample in samples] == [(True,) * 3, (False,) * 8, (True,) * 3]
     assert samples[0].advantage == pytest.approx(1.1547, abs=1e-4)
     assert samples[1].num_trained_tokens == 0
+
+
+def test_each_estimator_compares_a_response_with_its_group_the_others_or_the_whole_step():
+    groups = [group((3, True), (3, False), (3, False)), group((3, True), (3, True), (3, True), position=1)]
+
+    def advantages(estimator: str) -> list[float]:
+        return [s.advantage for s in with_advantages(groups, config(f"advantage.estimator={estimator}"))]
+
+    assert advantages("group") == pytest.approx([1.1547, -0.57735, -0.57735, 0, 0, 0], abs=1e-4)
+    assert advantages("rloo") == pytest.approx([2, -1, -1, 0, 0, 0], abs=1e-12)
+    # mean 1/3, squares 4 (2/3)^2 + 2 (4/3)^2 = 16/3, std sqrt(16/15) = 1.0327956
+    up, down = 2 / 3 / 1.0327956, -4 / 3 / 1.0327956
+    assert advantages("reinforce_pp") == pytest.approx([up, down, down, up, up, up], abs=1e-5)
+
+
+def test_a_step_without_groups_gives_no_samples_with_any_estimator():
+    for estimator in ("group", "rloo", "reinforce_pp"):
+        assert with_advantages([], config(f"advantage.estimator={estimator}")) == []
+
+
+def test_no_order_of_the_groups_and_no_cut_of_the_batch_changes_a_whitened_advantage():
+    options = config("advantage.estimator=reinforce_pp", "overlong.mode=off")
+    groups = [group((3, True), (3, i > 2), (3, i > 1), position=i) for i in range(4)]
+    by_id = {(s.group_id, s.index): s.advantage for s in with_advantages(groups, options)}
+    turned = {(s.group_id, s.index): s.advantage for s in with_advantages(groups[::-1], options)}
+    assert turned == pytest.approx(by_id, abs=1e-14)
+    cut = [s for part in minibatches(with_advantages(groups, options), options, step=1) for s in part]
+    assert {(s.group_id, s.index): s.advantage for s in cut} == by_id
+
+
+@pytest.mark.parametrize("estimator", ["group", "rloo", "reinforce_pp"])
+def test_the_divergence_is_taken_from_the_reward_before_the_advantage(estimator: str):
+    options = config(f"advantage.estimator={estimator}", "loss.kl_coef=0.5", "loss.kl_in=reward", "overlong.mode=off")
+    groups = [group((3, True), (3, None), (3, False)), group((3, True), (3, True), position=1)]
+    samples = with_advantages(groups, options)
+    found = with_kl_in_rewards(samples, [0.4, -0.2, 1.0, 0.0], options)
+    assert [sample.reward for sample in found] == pytest.approx([0.8, -0.9, 0.5, 1.0])
+    assert [sample.kl for sample in found] == [0.4, -0.2, 1.0, 0.0]
+    # the batch: mean 0.35, squares .2025 + 1.5625 + .0225 + .4225 = 2.21, std sqrt(2.21 / 3) = 0.8582929
+    expected = {
+        "group": [0.707106, -0.707106, -0.707105, 0.707105],
+        "rloo": [1.7, -1.7, -0.5, 0.5],
+        "reinforce_pp": [value / 0.8582929 for value in (0.45, -1.25, 0.15, 0.65)],
+    }[estimator]
+    assert [sample.advantage for sample in found] == pytest.approx(expected, abs=1e-5)
+    for each, was in zip(found, samples, strict=True):
+        assert replace(each, reward=was.reward, kl=None, advantage=was.advantage) == was
 
 
 def test_minibatches_are_whole_groups_in_a_keyed_order():

@@ -31,7 +31,7 @@ from dapo.training.forecast import make_forecast
 from dapo.training.problem_stats import ProblemStats
 from dapo.training.rollout import Batch, Sampling, collect
 from dapo.training.run_directory import RunDirectory
-from dapo.training.samples import minibatches, with_advantages, with_old_logprobs
+from dapo.training.samples import minibatches, with_advantages, with_kl_in_rewards, with_old_logprobs
 from dapo.training.state import TrainablePolicy
 from dapo.training.token_advantages import with_token_advantages
 from dapo.types import Group
@@ -279,7 +279,9 @@ def _update(config: Config, policy: TrainablePolicy, batch: Batch, *, step: int)
         return 0, 0.0
     started = time.perf_counter()
     if (critic := value_function_of(policy)) is not None:
-        samples = with_token_advantages(samples, critic, config)
+        samples = with_token_advantages(samples, critic, config, step=step)
+    elif config.loss.has_kl_reward:
+        samples = with_kl_in_rewards(samples, policy.response_kl(samples, step=step), config)
     updates = minibatches(samples, config, step=step)
     if len(updates) > 1:
         updates = with_old_logprobs(updates, policy.record_old_logprobs, source=config.loss.old_logprobs)

@@ -43,7 +43,7 @@ from dapo.telemetry.metrics import mean_of_updates
 from dapo.telemetry.progress import progress
 from dapo.training.rollout import Sampling, collect
 from dapo.training.rows import load_rows
-from dapo.training.samples import minibatches, with_advantages, with_old_logprobs
+from dapo.training.samples import minibatches, with_advantages, with_kl_in_rewards, with_old_logprobs
 from dapo.training.shortfall import require_groups, reward_test_command
 from dapo.training.signals import Interrupted, signals_as_requests
 from dapo.training.token_advantages import with_token_advantages
@@ -127,7 +127,9 @@ class Session:
             batch = collect(sampling, step=step, on_progress=lambda done, total, note: show(done, total), check=check)
         samples = with_advantages(batch.groups, self.config, batch.weights)
         if self._policy.critic is not None:
-            samples = with_token_advantages(samples, self._policy, self.config)
+            samples = with_token_advantages(samples, self._policy, self.config, step=step)
+        elif self.config.loss.has_kl_reward and samples:
+            samples = with_kl_in_rewards(samples, self._policy.response_kl(samples, step=step), self.config)
         return CollectedBatch(step, batch, tuple(samples), self._encoder.decode_prompt)
 
     def update(self, batch: CollectedBatch, *, loss: LossFunction | str | None = None) -> dict[str, float]:

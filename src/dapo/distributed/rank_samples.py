@@ -57,9 +57,14 @@ class RankSamples:
 
     def microbatches(self, passes: Sequence[NumberedPass]) -> list[RankMicrobatch]:
         """The passes with their samples."""
-        return [
-            RankMicrobatch(each.numbers, tuple(self._samples[number] for number in each.numbers), each.weights)
-            if each.numbers
-            else DUMMY_MICROBATCH
-            for each in passes
-        ]
+        return microbatches_of(self._samples, passes)
+
+
+def microbatches_of(samples: Mapping[int, Sample], passes: Sequence[NumberedPass]) -> list[RankMicrobatch]:
+    """The passes with their samples, which are found by number."""
+    return [
+        RankMicrobatch(each.numbers, tuple(samples[number] for number in each.numbers), each.weights)
+        if each.numbers
+        else DUMMY_MICROBATCH
+        for each in passes
+    ]

@@ -107,6 +107,17 @@ class TrainerGroup:
         self._answers(rest, self._timeout_s)
         return [replace(sample, rank_record=RankRecord(self._batch, i)) for i, sample in enumerate(samples)]
 
+    def response_kl(self, samples: Sequence[Sample], *, step: int) -> list[float]:
+        """As `Policy.response_kl`; the samples' tokens are sent for it, and not kept."""
+        max_tokens = self._config.microbatch_tokens
+        partitions = partition(samples, ranks=len(self._workers), max_tokens=max_tokens)
+        passes = self._number(partitions, lambda i, sample: i)
+        arguments = ([encode(_numbered(own), IDS), each] for own, each in zip(partitions, passes, strict=True))
+        sums: dict[int, float] = {}
+        for answer in self._answers(self._request_each("response_kl", arguments, step=step), self._timeout_s):
+            sums |= answer
+        return [sums[i] for i in range(len(samples))]
+
     @collections_paused()  # the ranks wait for it
     def _assign(self, samples: Sequence[Sample]) -> tuple[list[dict[int, Sample]], list[list[NumberedPass]]]:
         """Make samples the newest batch; returns by rank its samples by number, and its passes."""

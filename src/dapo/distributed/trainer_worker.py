@@ -1,5 +1,6 @@
 """One rank of the trainer group: the object in its process, whose methods the group calls on all ranks at once."""
 
+import math
 import socket
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ from dapo.config import Config
 from dapo.core.errors import ConfigError, EngineError
 from dapo.core.loopback import use_loopback_interface
 from dapo.distributed.channel import Buffers
-from dapo.distributed.rank_samples import NumberedPass, RankSamples
+from dapo.distributed.rank_samples import NumberedPass, RankSamples, microbatches_of
+from dapo.distributed.sample_columns import decode
 from dapo.distributed.weight_files import WeightsFolder, write_weights
 from dapo.distributed.weight_session import Location, Session, own_location, serve_store
 from dapo.policy.fsdp.policy import ShardedPolicy
@@ -113,6 +115,21 @@ class TrainerWorker:
     def add_rest(self, buffers: Buffers) -> None:
         """Take what scoring did not need of the samples."""
         self._samples.add_rest(buffers)
+
+    def response_kl(self, buffers: Buffers, passes: Sequence[NumberedPass], *, step: int) -> dict[int, float]:
+        """The divergence to the reference, summed over each response, by its number; the samples are not kept.
+
+        Args:
+            buffers: samples with their response ids.
+            passes: what this rank computes of them.
+            step: the training step that the policy has not begun to update in.
+        """
+        found = self._policy.token_kl(microbatches_of(decode(buffers), passes), step=step)
+        # not strict: a dummy microbatch has a row and no number
+        pairs = (
+            pair for each, rows in zip(passes, found, strict=True) for pair in zip(each.numbers, rows, strict=False)
+        )
+        return {number: math.fsum(row) for number, row in pairs}
 
     def update(
         self, passes: Sequence[NumberedPass], moved: Sequence[Sequence[int]] | None, *, step: int

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,6 +22,9 @@ from dapo.types import WeightLayout
 
 WEIGHTS = "weights"
 COUNTERS_FILE = "policy.json"
+
+ReadTensors: TypeAlias = Callable[[Path, str, Mapping[str, Tensor]], Mapping[str, Tensor]]
+"""`(checkpoint, kind, like)` -> the tensors of a kind that belong into this process, of the form of `like`."""
 
 
 class State(NamedTuple):
@@ -93,14 +96,14 @@ def read_tensors(directory: Path, kind: str, like: Mapping[str, Tensor]) -> dict
 def load_optimizer(
     optimizer: MasterAdamW,
     directory: Path,
-    read: Callable[[Path, str, Mapping[str, Tensor]], Mapping[str, Tensor]] = read_tensors,
+    read: ReadTensors = read_tensors,
 ) -> None:
     """Restore what was saved, on however many ranks, into `optimizer` and its model: bit for bit.
 
     `read` returns the tensors of a kind that belong into this process. Raises CheckpointError where files are missing
     or unreadable, or hold another model or type.
     """
-    counters = _read_counters(directory)
+    counters = read_counters(directory)
     if (saved := counters.get("lora")) != optimizer.lora:
         raise CheckpointError(
             f"{directory} was saved with model.lora={_format_lora(saved)}, and here it is "
@@ -118,7 +121,7 @@ class SavedWeights:
 
     def __init__(self, directory: str | Path) -> None:
         self._directory = Path(directory)
-        counters = _read_counters(self._directory)
+        counters = read_counters(self._directory)
         self._tied = counters["tied"]
         self.lora: dict[str, float] | None = counters.get("lora")
         """Rank and alpha, if these are adapters only: then `policy.lora.saved_weights` gives the complete set."""
@@ -169,7 +172,8 @@ def require_same(path: Path, tensors: Mapping[str, Tensor], like: Mapping[str, T
             )
 
 
-def _read_counters(directory: Path) -> dict[str, Any]:
+def read_counters(directory: Path) -> dict[str, Any]:
+    """What a policy's state holds besides tensors. Raises CheckpointError."""
     path = directory / COUNTERS_FILE
     with as_checkpoint_error(path):
         counters: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

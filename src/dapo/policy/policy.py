@@ -1,9 +1,10 @@
 """The trained model: its log-probabilities before a step, and the optimiser updates of Algorithm 1, line 11."""
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,22 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from dapo.algo.entropy import EntropyBonus
+from dapo.algo.kl import token_kl
 from dapo.algo.loss import aggregation_weights
 from dapo.config import Config, LossConfig
 from dapo.core.errors import ConfigError
 from dapo.core.out_of_memory import explain_out_of_memory
-from dapo.policy.checkpoint import StateCopy, load_optimizer, state_of, write_state
+from dapo.policy.checkpoint import (
+    ReadTensors,
+    State,
+    StateCopy,
+    load_optimizer,
+    read_counters,
+    read_tensors,
+    state_of,
+    write_state,
+)
 from dapo.policy.critic import Critic
 from dapo.policy.custom_loss import CustomLoss, load_loss
 from dapo.policy.hf_io import NamedWeights, layout_of
@@ -44,6 +56,7 @@ from dapo.policy.objective import (
 )
 from dapo.policy.optim import MasterAdamW, learning_rate, schedule_of
 from dapo.policy.packing import Microbatch, RankMicrobatch, in_callers_order, pack, pack_microbatch, partition
+from dapo.policy.reference import REFERENCE, REFERENCE_STEP, Reference
 from dapo.policy.transfer import to_device
 from dapo.types import Sample
 
@@ -102,6 +115,9 @@ def peak_gpu_memory(device: torch.device, cuda: Any = torch.cuda) -> dict[str, f
     return {"time/peak_gpu_memory_gib": round(peak / 2**30, 3)}
 
 
+ENTROPY_BONUS = "entropy_bonus"
+"""The counter of a checkpoint that is the state of `EntropyBonus`."""
+
 SMALLER_MICROBATCHES = "lower train.microbatch_tokens or set train.recompute=true"
 
 
@@ -112,7 +128,7 @@ class PolicyCore:
     def __init__(self, config: Config, loaded: LoadedModel) -> None:
         """Take over `loaded.model`, which is trained in place.
 
-        With `loss.kl_coef` above 0 the model as it is now becomes the frozen reference, in a copy: to resume, make the
+        With `loss.kl_coef` above 0 the model as it is now becomes the reference, in a frozen copy: to resume, make the
         policy from the initial model, then call `load`. With `model.lora` adapters are trained, and the reference is
         the model without them. Raises ConfigError for models that cannot be packed, recomputed or adapted, and for a
         `loss.function` that cannot be used.
@@ -124,9 +140,13 @@ class PolicyCore:
         lora = config.model.lora
         self._adapters = None if lora is None else add_adapters(self._model, lora, seed=config.train.seed)
         self._use_packed_forward()
-        self._frozen: Any = None
+        self._reference: Reference | None = None
         if config.loss.kl_coef > 0 and self._adapters is None:
-            self._frozen = self._distribute(copy.deepcopy(self._model).requires_grad_(False))
+            frozen = self._distribute(copy.deepcopy(self._model).requires_grad_(False))
+            every = config.loss.reference_every
+            self._reference = Reference(frozen, self._weights_here(frozen), every=every)
+        target = config.loss.entropy_target
+        self._entropy_bonus = None if target is None else EntropyBonus(target)
         self.critic: Critic | None = None
         """The value function of `advantage.estimator: gae`, which each update trains too."""
         if config.has_critic:
@@ -152,14 +172,58 @@ class PolicyCore:
         return MasterAdamW(self._model, self._config.optim, lora=lora)
 
     def _reference_logprobs(self, microbatch: Microbatch) -> Tensor:
-        """`[S]` log-probabilities of the initial model, of which adapters need no copy."""
-        if self._adapters is None:
-            return self._score(microbatch, self._frozen)
+        """`[S]` log-probabilities of the reference; with adapters it is the model without them, and needs no copy."""
+        if self._reference is not None:
+            return self._score(microbatch, self._reference.model)
+        assert self._adapters is not None
         with self._adapters.disabled():
             return self._score(microbatch, self._model)
 
+    def _token_kl(self, microbatch: Microbatch) -> Tensor:
+        """`[S]` the estimate of the divergence from the policy to the reference at each token."""
+        own, reference = self._score(microbatch, self._model), self._reference_logprobs(microbatch)
+        every_token = torch.ones_like(own, dtype=torch.bool)
+        return token_kl(own, reference, every_token, estimator=self._config.loss.kl_estimator)
+
     def _distribute(self, model: Any) -> Any:
         return model
+
+    def _weights_here(self, model: Any) -> dict[str, Tensor]:
+        """The weights of a model that `_distribute` has returned, as far as they are in this process."""
+        return {name: weight.detach() for name, weight in model.named_parameters()}
+
+    def _begin(self, step: int) -> None:
+        """Before anything of step `step` uses the reference: have it follow the policy, where that is due."""
+        if self._reference is not None and self._reference.moves:
+            self._reference.follow(self._optimizer.model_weights, step=step)
+
+    @property
+    def _loss(self) -> LossConfig:
+        """What the loss of the next update consists of."""
+        loss = self._config.loss
+        if loss.entropy_target is None or self._entropy_bonus is None:
+            return loss
+        return loss.model_copy(update={"entropy_coef": self._entropy_bonus.weight})
+
+    def _state(self) -> State:
+        """All that a checkpoint holds; its tensors are the ones that later updates change."""
+        tensors, counters = state_of(self._optimizer)
+        if self._entropy_bonus is not None:
+            counters = {**counters, ENTROPY_BONUS: asdict(self._entropy_bonus)}
+        if self._reference is not None and self._reference.moves:
+            tensors = {**tensors, REFERENCE: self._reference.weights}
+            counters = {**counters, REFERENCE_STEP: self._reference.step}
+        return State(tensors, counters)
+
+    def _load(self, directory: Path, read: ReadTensors = read_tensors) -> None:
+        """Continue from a checkpoint. A run that had no such reference, or no such bonus, begins with a new one."""
+        load_optimizer(self._optimizer, directory, read=read)
+        counters = read_counters(directory)
+        if self._reference is not None and self._reference.moves and REFERENCE_STEP in counters:
+            weights = read(directory, REFERENCE, self._reference.weights)
+            self._reference.restore(weights, step=counters[REFERENCE_STEP])
+        if self._entropy_bonus is not None and (saved := counters.get(ENTROPY_BONUS)) is not None:
+            self._entropy_bonus = EntropyBonus(**{**saved, "target": self._entropy_bonus.target})
 
     def _score(self, microbatch: Microbatch, model: Any) -> Tensor:
         return token_logprobs(model, microbatch, temperature=self._config.rollout.temperature)
@@ -173,7 +237,11 @@ class PolicyCore:
         rate = learning_rate(step, lr=optim.lr, **schedule_of(self._config))
         metrics = objective_metrics(sums, self._config.loss)
         require_engine_agrees(metrics, self._config.loss)
+        if self._entropy_bonus is not None:
+            metrics["loss/entropy_coef"] = self._entropy_bonus.weight
         norm, skipped = self._optimizer.update(rate, sums, is_valid=is_valid_update(metrics, self._config.loss))
+        if self._entropy_bonus is not None and not skipped and (entropy := metrics.get("loss/entropy")) is not None:
+            self._entropy_bonus = self._entropy_bonus.after(entropy)
         metrics |= {"optim/grad_norm": norm, "optim/lr": rate, "optim/skipped": float(skipped)}
         return metrics | self._peak_gpu_memory()
 
@@ -194,7 +262,7 @@ class PolicyCore:
         back to the hidden states on its own, and the layers follow with all of them. `custom` is the user's own loss,
         which is not asked about the masked token of a dummy microbatch.
         """
-        microbatch, loss = pack_microbatch(rank_microbatch, self._model.device), self._config.loss
+        microbatch, loss = pack_microbatch(rank_microbatch, self._model.device), self._loss
         asked = custom if rank_microbatch.indices else None
         tokens = self._per_token(rank_microbatch, microbatch)
         terms = gradient_terms(tokens, loss)
@@ -270,7 +338,7 @@ class PolicyCore:
         if self._config.loss.needs_whole_responses:
             responses = torch.arange(len(samples)).repeat_interleave(lengths)[torch.from_numpy(microbatch.order)]
             tokens["responses"] = to_device(responses, self._model.device)
-        if self._config.loss.kl_coef > 0:
+        if self._config.loss.has_kl_term:
             tokens["reference"] = self._reference_logprobs(microbatch)
         return tokens
 
@@ -303,9 +371,24 @@ class Policy(PolicyCore):
         assert self.critic is not None, "values need a critic: advantage.estimator=gae"
         return self.critic.values(samples)
 
-    def reference_logprobs(self, samples: Sequence[Sample]) -> list[Sequence[float]]:
-        """Log-probabilities of the samples' tokens under the initial policy, to which `loss.kl_coef` keeps near."""
+    def reference_logprobs(self, samples: Sequence[Sample], *, step: int) -> list[Sequence[float]]:
+        """Log-probabilities of the samples' tokens under the reference of a step, which `loss.kl_coef` keeps near."""
+        self._begin(step)
         return self._score_all(samples, self._reference_logprobs)
+
+    @explain_out_of_memory(torch.OutOfMemoryError, "the divergence to the reference", SMALLER_MICROBATCHES)
+    def token_kl(self, samples: Sequence[Sample], *, step: int) -> list[Sequence[float]]:
+        """The divergence from the policy to the reference at each token, by `loss.kl_estimator`, for rewards.
+
+        Masked tokens are there too; `loss.kl_coef` is not applied. The policy is the one before step `step` updates it,
+        the reference that of the step. There is no gradient.
+        """
+        self._begin(step)
+        return self._score_all(samples, self._token_kl)
+
+    def response_kl(self, samples: Sequence[Sample], *, step: int) -> list[float]:
+        """The sum of `token_kl` over each sample's tokens."""
+        return [math.fsum(row) for row in self.token_kl(samples, step=step)]
 
     def _score_all(self, samples: Sequence[Sample], score: Callable[[Microbatch], Tensor]) -> list[Sequence[float]]:
         microbatches = pack(samples, max_tokens=self._config.microbatch_tokens, device=self._model.device)
@@ -331,6 +414,7 @@ class Policy(PolicyCore):
             of_critic = self.critic.apply_gradient(self.critic.backward(minibatch), step=step)
             return of_critic | {"optim/lr": 0.0, "optim/update_tokens": 0.0, "optim/skipped": 0.0}
         custom = custom or self._custom_loss
+        self._begin(step)
         (passes,) = partition_minibatch(minibatch, self._config, ranks=1, every_sample=custom is not None)
         self._optimizer.zero_grad()
         sums = list(map(partial(self._backward, custom=custom), passes))
@@ -365,7 +449,7 @@ class Policy(PolicyCore):
         self._optimizer.require_finite()
         if self.critic is not None:
             self.critic.save(Path(directory))
-        write_state(Path(directory), state_of(self._optimizer))
+        write_state(Path(directory), self._state())
 
     def snapshot(self) -> Callable[[Path], None]:
         """Copy the state; the result writes the copy like `save`, in any thread, until the next snapshot is taken.
@@ -374,7 +458,7 @@ class Policy(PolicyCore):
         """
         self._optimizer.require_finite()
         write_critic = None if self.critic is None else self.critic.snapshot()
-        state = self._copy.take(state_of(self._optimizer))
+        state = self._copy.take(self._state())
 
         def write(directory: Path) -> None:
             if write_critic is not None:
@@ -384,7 +468,10 @@ class Policy(PolicyCore):
         return write
 
     def load(self, directory: str | Path) -> None:
-        """Continue from what `save` wrote, bit for bit. Raises CheckpointError; the reference stays as it is."""
-        load_optimizer(self._optimizer, Path(directory))
+        """Continue from what `save` wrote, bit for bit. Raises CheckpointError.
+
+        The reference stays as it is, unless it is one that moves (`loss.reference_every`).
+        """
+        self._load(Path(directory))
         if self.critic is not None:
             self.critic.load(Path(directory))

@@ -53,6 +53,8 @@ PHASES = {
                       "the background", "groups"),
     "judge_wait": Phase("waiting for verdicts with nothing left to generate, which is a part of `time/generate_s`"),
     "write_rollouts": Phase("waiting for the table of responses, which is written in the background"),
+    "reference_kl": Phase("computing the divergence to the reference for the rewards",
+                          when="with `loss.kl_in: reward`"),
     "values": Phase("computing the critic's values of the batch and from them its advantages",
                     when="with `advantage.estimator: gae`"),
     "old_logprobs": Phase("computing the log-probabilities of the policy before the step's first update",
@@ -94,6 +96,9 @@ METRICS = (
            when="where the verifier decides correct or wrong"),
     Metric("reward/component/{verifier}", "score", "The mean score of one of several verifiers, before its weight, "
            "over the responses to which it applied; a colon in its name becomes a dot.", when="with several verifiers"),
+    Metric("reward/kl_mean", "nats per token", "The estimate of the KL divergence to the reference, as a mean over "
+           "the response tokens of the groups that train. Its sum over a response, times `loss.kl_coef`, is subtracted "
+           "from the reward; the other metrics of rewards are of those before.", "", when="with `loss.kl_in: reward`"),
     Metric("audit/responses", "responses", "The number of trained responses that `audit.verifier` was asked to judge.",
            when="with `audit.verifier`"),
     Metric("audit/errors", "responses", "The number of these without a verdict of the audit; they are in no mean.",
@@ -164,9 +169,12 @@ METRICS = (
            "sampled a trained group.", when="with `schedule: one_step_off`"),
     Metric("loss/policy", "loss", "The clipped policy loss, or the loss of `loss.function`.", "Eq. 8, negated", "mean"),
     Metric("loss/kl", "nats per token", "The estimate of the KL divergence from the policy to the reference, before "
-           "its coefficient, weighted like the loss.", "Eq. 5", "mean", "with `loss.kl_coef` above 0"),
+           "its coefficient, weighted like the loss.", "Eq. 5", "mean",
+           "with `loss.kl_coef` above 0 and `loss.kl_in: loss`"),
     Metric("loss/entropy", "nats per token", "The mean entropy of the policy at the sampled positions.", "Fig. 2b, 7c",
            "mean over tokens"),
+    Metric("loss/entropy_coef", "1", "The weight of the entropy in the loss, as `loss.entropy_target` has set it.", "",
+           "mean", "with `loss.entropy_target`"),
     Metric("loss/ratio_mean", "ratio", "The mean ratio of the policy's probability to the old policy's.", "Eq. 6",
            "mean over tokens"),
     Metric("loss/approx_kl", "nats per token", "The estimate of the KL divergence from the old policy to the policy.",

@@ -42,7 +42,7 @@ from dapo.training.checkpointing import save_if_due, save_now
 from dapo.training.divergence import check_divergence
 from dapo.training.prefetched_batch import PrefetchedBatch
 from dapo.training.rollout import Batch, collect
-from dapo.training.samples import minibatches, with_advantages, with_old_logprobs
+from dapo.training.samples import minibatches, with_advantages, with_kl_in_rewards, with_old_logprobs
 from dapo.training.state import Run
 from dapo.training.step_metrics import evaluate_and_log, report_step, rollouts_in_background
 from dapo.training.token_advantages import with_token_advantages
@@ -69,7 +69,10 @@ def train(run: Run) -> None:
                     samples = with_advantages(batch.groups, config, batch.weights)
                     if run.critic is not None:
                         with run.phase("values"):
-                            samples = with_token_advantages(samples, run.critic, config)
+                            samples = with_token_advantages(samples, run.critic, config, step=step)
+                    elif config.loss.has_kl_reward and samples:
+                        with run.phase("reference_kl"):
+                            samples = with_kl_in_rewards(samples, run.policy.response_kl(samples, step=step), config)
                     updates = minibatches(samples, config, step=step)
                     with rollouts_in_background(run, batch, samples) as text_metrics:
                         if len(updates) > 1:

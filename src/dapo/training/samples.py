@@ -1,4 +1,4 @@
-"""From judged groups to samples: shaped rewards (Eq. 13), advantages (Eq. 9), masks."""
+"""From judged groups to samples: shaped rewards (Eq. 13), advantages (Eq. 9 and others), masks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -7,9 +7,9 @@ from typing import Literal
 
 import torch
 
-from dapo.algo.advantages import group_advantages
+from dapo.algo.advantages import group_advantages, reinforce_pp_advantages, rloo_advantages
 from dapo.algo.overlong import overlong_penalty, trains
-from dapo.config import Config
+from dapo.config import AdvantageConfig, Config
 from dapo.core.constant_rows import constant_row
 from dapo.core.garbage import collections_paused
 from dapo.core.rng import keyed_permutation
@@ -22,11 +22,45 @@ NO_WEIGHTS: Mapping[int, float] = {}
 def with_advantages(groups: Sequence[Group], config: Config, weights: Mapping[int, float] = NO_WEIGHTS) -> list[Sample]:
     """Algorithm 1, line 9: one sample per response with a verdict, the samples of a group adjacent.
 
-    The advantages (Eq. 9) come from `Group.rewards`. A response whose verdict is an error has no reward: it is left out
-    of the group's mean and of the batch. `overlong.mode: filter` masks the tokens of truncated responses, whose rewards
-    still count in the group's mean. `weights` are factors of groups in the loss by their id, 1 for those it lacks.
+    The advantages (Eq. 9, or as `advantage.estimator` says) come from `Group.rewards`; `groups` are all that the step
+    trains on. A response whose verdict is an error has no reward: it is left out of every mean and of the batch.
+    `overlong.mode: filter` masks the tokens of truncated responses, whose rewards still count in the means. `weights`
+    are factors of groups in the loss by their id, 1 for those it lacks.
     """
-    return [sample for group in groups for sample in _group_samples(group, config, weights.get(group.id, 1.0))]
+    rewards = [[reward for reward in group.rewards if reward is not None] for group in groups]
+    pairs = zip(groups, advantages_of(rewards, config.advantage), strict=True)
+    return [sample for group, own in pairs for sample in _group_samples(group, own, config, weights.get(group.id, 1.0))]
+
+
+def advantages_of(rewards: Sequence[Sequence[float]], config: AdvantageConfig) -> list[list[float]]:
+    """The advantages of a step's responses from their rewards, both by group."""
+    each = [torch.tensor(of_group, dtype=torch.float64) for of_group in rewards]
+    if config.estimator == "reinforce_pp" and each:
+        whole = reinforce_pp_advantages(torch.cat(each))
+        return [part.tolist() for part in whole.split([len(of_group) for of_group in each])]
+    if config.estimator == "gae":
+        return [[0.0] * len(of_group) for of_group in rewards]  # until the critic has been asked: with_token_advantages
+    if config.estimator == "rloo":
+        return [rloo_advantages(of_group).tolist() for of_group in each]
+    return [group_advantages(of_group, scale=config.scale).tolist() for of_group in each]
+
+
+def with_kl_in_rewards(samples: Sequence[Sample], kl: Sequence[float], config: Config) -> list[Sample]:
+    """`loss.kl_in: reward`: the samples with the rewards R - kl_coef KL, and the advantages of these.
+
+    Args:
+        samples: all that a step trains on, those of a group adjacent.
+        kl: the divergence to the reference of each, summed over its tokens (`Policy.response_kl`).
+        config: the run's.
+    """
+    penalised = with_reward_less_kl(samples, kl, config)
+    groups = [list(members) for _, members in groupby(penalised, key=lambda sample: sample.group_id)]
+    advantages = advantages_of([[sample.reward for sample in members] for members in groups], config.advantage)
+    return [
+        replace(sample, advantage=advantage)
+        for members, of_group in zip(groups, advantages, strict=True)
+        for sample, advantage in zip(members, of_group, strict=True)
+    ]
 
 
 def shaped_reward(generation: Generation, verdict: Verdict, config: Config) -> float | None:
@@ -41,6 +75,12 @@ def shaped_reward(generation: Generation, verdict: Verdict, config: Config) -> f
         buffer=config.overlong.buffer_tokens,
         factor=config.overlong.penalty,
     )
+
+
+def with_reward_less_kl(samples: Sequence[Sample], kl: Sequence[float], config: Config) -> list[Sample]:
+    """The samples with the rewards R - kl_coef KL; their advantages stay as they are."""
+    coef = config.loss.kl_coef
+    return [replace(each, reward=each.reward - coef * own, kl=own) for each, own in zip(samples, kl, strict=True)]
 
 
 def minibatches(samples: Sequence[Sample], config: Config, *, step: int) -> list[list[Sample]]:
@@ -85,14 +125,9 @@ def _from_engine(samples: Sequence[Sample]) -> list[Sample]:
     return [replace(sample, old_logprobs=sample.engine_logprobs, engine_logprobs=()) for sample in samples]
 
 
-def _group_samples(group: Group, config: Config, weight: float) -> list[Sample]:
+def _group_samples(group: Group, advantages: Sequence[float], config: Config, weight: float) -> list[Sample]:
     responses = zip(group.generations, group.rewards, strict=True)
     valid = [(i, generation, reward) for i, (generation, reward) in enumerate(responses) if reward is not None]
-    rewards = torch.tensor([reward for _, _, reward in valid], dtype=torch.float64)
-    if config.has_critic:
-        advantages = [0.0] * len(valid)  # until the critic has been asked: `with_token_advantages`
-    else:
-        advantages = group_advantages(rewards, scale=config.advantage.scale).tolist()
     samples = []
     for (i, generation, reward), advantage in zip(valid, advantages, strict=True):
         mask = constant_row(trains(generation.finish, mode=config.overlong.mode), len(generation.token_ids))

@@ -40,6 +40,9 @@ class TrainablePolicy(Protocol):
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
         """The samples with `old_logprobs`, or with a `rank_record` where trainer ranks keep them."""
 
+    def response_kl(self, samples: Sequence[Sample], *, step: int) -> list[float]:
+        """The divergence to the reference, summed over each response, before the step's first update."""
+
     @property
     def skipped_in_a_row(self) -> int: ...
 

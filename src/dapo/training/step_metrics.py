@@ -1,6 +1,7 @@
 """What a step reports: its metrics, its table of judged responses, and the evaluation after it."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
@@ -114,6 +115,8 @@ def batch_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
     """The metrics `reward/*` and `rollout/*` of a batch and of the samples that it gave, and those of their values."""
     metrics = rollout_metrics(batch.decided, batch.group_counts, batch.token_counts, shortfall=batch.shortfall)
     tokens_trained = sum(sample.num_trained_tokens for sample in samples)
+    if kl := [sample.kl for sample in samples if sample.kl is not None]:
+        metrics["reward/kl_mean"] = math.fsum(kl) / max(1, sum(len(sample.response_ids) for sample in samples))
     metrics |= {"rollout/epoch": batch.epoch, "rollout/tokens_in_minibatches": tokens_trained}
     return metrics | critic_metrics(samples)
 

@@ -1,5 +1,6 @@
 """PPO's advantages: a critic's values of a step's batch, GAE, and whitening (`advantage.estimator: gae`)."""
 
+import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from dapo.algo.gae import explained_variance, generalized_advantages, token_rewards, whiten
 from dapo.config import Config
+from dapo.training.samples import with_reward_less_kl
 from dapo.types import Sample
 
 
@@ -20,8 +22,13 @@ class ValueFunction(Protocol):
     def values(self, samples: Sequence[Sample]) -> list[Sequence[float]]:
         """V(s_t) of each response token of the samples."""
 
+    def token_kl(self, samples: Sequence[Sample], *, step: int) -> list[Sequence[float]]:
+        """The divergence to the reference at each response token of the samples, where it is in the reward."""
 
-def with_token_advantages(samples: Sequence[Sample], critic: ValueFunction, config: Config) -> list[Sample]:
+
+def with_token_advantages(
+    samples: Sequence[Sample], critic: ValueFunction, config: Config, *, step: int
+) -> list[Sample]:
     """The samples of a step's batch with advantages per token, and what the critic learns from (DAPO's Eq. 2 and 3).
 
     Values are recorded here, before the step's first update, and stay what they are over its minibatches. Advantages
@@ -34,8 +41,13 @@ def with_token_advantages(samples: Sequence[Sample], critic: ValueFunction, conf
     lengths = torch.tensor([len(sample.response_ids) for sample in samples])
     values, mask = _padded(rows), _padded([sample.mask for sample in samples])
     shaped = torch.tensor([sample.reward for sample in samples], dtype=torch.float64)
+    penalties = torch.zeros_like(values)
+    if config.loss.has_kl_reward:
+        kl = critic.token_kl(samples, step=step)
+        penalties = config.loss.kl_coef * _padded(kl)
+        samples = with_reward_less_kl(samples, [math.fsum(row) for row in kl], config)
     advantages, targets = generalized_advantages(
-        token_rewards(shaped, lengths, torch.zeros_like(values)),
+        token_rewards(shaped, lengths, penalties),
         values,
         lengths,
         gamma=config.critic.gamma,

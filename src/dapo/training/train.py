@@ -16,7 +16,7 @@ from dapo.core.errors import DapoError
 from dapo.training.checkpointing import save_after_failure, save_if_due, save_now
 from dapo.training.divergence import check_divergence
 from dapo.training.rollout import collect
-from dapo.training.samples import minibatches, with_advantages, with_old_logprobs
+from dapo.training.samples import minibatches, with_advantages, with_kl_in_rewards, with_old_logprobs
 from dapo.training.shortfall import ProblemsSolved
 from dapo.training.state import Run
 from dapo.training.step_metrics import evaluate_and_log, evaluate_last, report_step, rollouts_in_background
@@ -40,7 +40,10 @@ def train(run: Run) -> None:
                 samples = with_advantages(batch.groups, config, batch.weights)  # line 9: Eq. 9, 13
                 if run.critic is not None:
                     with run.phase("values"):
-                        samples = with_token_advantages(samples, run.critic, config)  # PPO: Eq. 2, 3
+                        samples = with_token_advantages(samples, run.critic, config, step=step)  # PPO: Eq. 2, 3
+                elif config.loss.has_kl_reward and samples:
+                    with run.phase("reference_kl"):
+                        samples = with_kl_in_rewards(samples, run.policy.response_kl(samples, step=step), config)
                 updates = minibatches(samples, config, step=step)  # line 10
                 with rollouts_in_background(run, batch, samples) as text_metrics:
                     if len(updates) > 1:

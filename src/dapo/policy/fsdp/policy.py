@@ -25,9 +25,7 @@ from dapo.core.out_of_memory import explain_out_of_memory
 from dapo.policy.checkpoint import (
     State,
     as_checkpoint_error,
-    load_optimizer,
     require_same,
-    state_of,
     stored_at,
     write_counters,
 )
@@ -227,6 +225,9 @@ class ShardedPolicy(PolicyCore):
             read_shards_of(sharded, self._read_rows, self._ranks)
         return sharded
 
+    def _weights_here(self, model: Any) -> dict[str, Tensor]:
+        return {name: _local(weight) for name, weight in model.model.named_parameters()}
+
     def _read_rows(self, name: str, rows: slice) -> Tensor:
         """Rows of a weight of the initial model, by its name in the model with its adapters, if there are any."""
         assert self._stored is not None
@@ -248,6 +249,7 @@ class ShardedPolicy(PolicyCore):
 
         Every rank calls it, with as many rank microbatches.
         """
+        self._begin(step)
         self._optimizer.zero_grad()
         sums = [self._backward(rank_microbatch, self._custom_loss) for rank_microbatch in rank_microbatches]
         own = add_sums([*sums, self._optimizer.measure()])
@@ -259,6 +261,15 @@ class ShardedPolicy(PolicyCore):
         microbatches = [pack_microbatch(each, self._ranks.device) for each in rank_microbatches]
         scores = [self._score(microbatch, self._model) for microbatch in microbatches]
         return [rows_of(values, microbatch) for values, microbatch in zip(scores, microbatches, strict=True)]
+
+    @explain_out_of_memory(
+        torch.OutOfMemoryError, "the divergence to the reference on a trainer rank", SMALLER_MICROBATCHES
+    )
+    def token_kl(self, rank_microbatches: Sequence[RankMicrobatch], *, step: int) -> list[list[Sequence[float]]]:
+        """`Policy.token_kl` of each sample of each rank microbatch. Every rank calls it, with as many of them."""
+        self._begin(step)
+        microbatches = [pack_microbatch(each, self._ranks.device) for each in rank_microbatches]
+        return [rows_of(self._token_kl(microbatch), microbatch) for microbatch in microbatches]
 
     def weights(self) -> NamedWeights:
         """Every weight by its Hugging Face name, adapters merged, unsharded and in the type that the model computes in.
@@ -286,7 +297,7 @@ class ShardedPolicy(PolicyCore):
     def snapshot(self) -> None:
         """Copy the state into main memory, over the previous copy. Raises NumericsError like `weights`."""
         self._optimizer.require_finite()
-        self._snapshot = self._copy.take(state_of(self._optimizer))
+        self._snapshot = self._copy.take(self._state())
 
     def write(self, directory: Path) -> None:
         """Write what `snapshot` copied, in any thread; every rank calls it. Raises OSError if the disk refuses."""
@@ -303,7 +314,7 @@ class ShardedPolicy(PolicyCore):
 
     def load(self, directory: Path) -> None:
         """Continue from what any number of ranks, or a `Policy`, saved: bit for bit. Raises CheckpointError."""
-        load_optimizer(self._optimizer, directory, read=self._read)
+        self._load(directory, read=self._read)
 
     @contextmanager
     def _head(self) -> Iterator[Any]:
