@@ -158,7 +158,7 @@ class Sample:
     reward: float
     """Shaped: the verdict's score plus the overlong penalty (Eq. 13), less `loss.kl_coef` times `kl` where that is."""
     advantage: float
-    """Of `advantage.estimator` (Eq. 9), the same for every token of the response; with `token_advantages` their mean."""
+    """Of `advantage.estimator` (Eq. 9), the same for every token; with `token_advantages` their mean."""
     engine_logprobs: Sequence[float]
     old_logprobs: Sequence[float] | None
     """Log-probabilities of the policy before the step's first update; None until the trainer has recorded them, in that

@@ -34,11 +34,14 @@ PPO = ("preset=ppo", "critic.lr=0.01", "train.eval_every=0", "data.eval=null")
 class KnownValues:
     """A critic whose values are given."""
 
-    def __init__(self, rows: Sequence[Sequence[float]]) -> None:
-        self._rows = rows
+    def __init__(self, rows: Sequence[Sequence[float]], kl: Sequence[Sequence[float]] = ()) -> None:
+        self._rows, self._kl = rows, kl
 
     def values(self, samples: Sequence[Sample]) -> list[Sequence[float]]:
         return list(self._rows)
+
+    def token_kl(self, samples: Sequence[Sample], *, step: int) -> list[Sequence[float]]:
+        return list(self._kl)
 
 
 def group(position: int, *responses: tuple[int, float]) -> Group:
@@ -49,22 +52,24 @@ def group(position: int, *responses: tuple[int, float]) -> Group:
     return Group(Problem("p", "?", "!"), (1, 2), generations, verdicts, id=position, rewards=rewards)
 
 
-@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.99, 0.9)])
-def test_advantages_and_targets_of_a_batch_equal_a_naive_double_loop(gamma: float, lam: float) -> None:
-    config = tiny("preset=ppo", "overlong.mode=filter", f"critic.gamma={gamma}", f"critic.gae_lambda={lam}")
+@pytest.mark.parametrize(("gamma", "lam", "kl_coef"), [(1.0, 1.0, 0.0), (0.99, 0.9, 0.0), (0.99, 0.9, 0.3)])
+def test_advantages_and_targets_of_a_batch_equal_a_naive_double_loop(gamma: float, lam: float, kl_coef: float) -> None:
+    options = (f"critic.gamma={gamma}", f"critic.gae_lambda={lam}", f"loss.kl_coef={kl_coef}", "loss.kl_in=reward")
+    config = tiny("preset=ppo", "overlong.mode=filter", *options)
     groups = [group(0, (3, 1.0), (8, -1.0)), group(4, (1, -1.0), (5, 1.0), (2, 0.5))]
     samples = with_advantages(groups, config)
     chance = np.random.default_rng(0)
     values = [chance.normal(size=len(sample.response_ids)).tolist() for sample in samples]
-    found = with_token_advantages(samples, KnownValues(values), config, step=1)
+    kl = [chance.normal(size=len(sample.response_ids)).tolist() for sample in samples]
+    found = with_token_advantages(samples, KnownValues(values, kl), config, step=1)
 
     raw: list[list[float]] = []
-    for sample, row in zip(samples, values, strict=True):
+    for sample, row, own_kl in zip(samples, values, kl, strict=True):
         length, each = len(row), []
         for t in range(length):
             terms = []
             for later in range(t, length):
-                reward = sample.reward if later == length - 1 else 0.0
+                reward = (sample.reward if later == length - 1 else 0.0) - kl_coef * own_kl[later]
                 following = row[later + 1] if later < length - 1 else 0.0
                 terms.append((gamma * lam) ** (later - t) * (reward + gamma * following - row[later]))
             each.append(math.fsum(terms))
@@ -74,7 +79,7 @@ def test_advantages_and_targets_of_a_batch_equal_a_naive_double_loop(gamma: floa
     ]
     mean, std = math.fsum(trained) / len(trained), np.std(trained, ddof=1)
     assert len(trained) == 11  # the truncated response does not train
-    for sample, before, each, row in zip(found, samples, raw, values, strict=True):
+    for sample, before, each, row, own_kl in zip(found, samples, raw, values, kl, strict=True):
         whitened = [(a - mean) / math.sqrt(std**2 + 1e-8) * m for a, m in zip(each, sample.mask, strict=True)]
         assert list(sample.token_advantages or ()) == pytest.approx(whitened, abs=1e-12)
         assert list(sample.value_targets or ()) == pytest.approx(
@@ -82,8 +87,11 @@ def test_advantages_and_targets_of_a_batch_equal_a_naive_double_loop(gamma: floa
         )
         assert list(sample.old_values or ()) == list(row)
         assert sample.advantage == pytest.approx(sum(whitened) / max(1, sum(sample.mask)), abs=1e-12)
+        if kl_coef:
+            assert sample.kl == pytest.approx(sum(own_kl))
+            assert sample.reward == pytest.approx(before.reward - kl_coef * sum(own_kl))
         kept = {"advantage": 0.0, "token_advantages": None, "old_values": None, "value_targets": None}
-        assert replace(sample, **kept) == before
+        assert replace(sample, **kept, reward=before.reward, kl=None) == before
     assert with_token_advantages([], KnownValues([]), config, step=1) == []
 
 

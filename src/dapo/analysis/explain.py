@@ -21,6 +21,11 @@ from dapo.training.run_directory import RunDirectory
 from dapo.training.samples import minibatches, shaped_reward, with_advantages
 from dapo.types import Sample
 
+KL_NOT_STORED = (
+    "its advantages are of rewards from which the divergence to the reference was subtracted (loss.kl_in=reward), and "
+    "no file holds that"
+)
+
 
 @dataclass(frozen=True)
 class _Update:
@@ -36,6 +41,8 @@ class _Update:
     replayed: ReplayedUpdate | None
     ratios: Mapping[str, Any]
     """How the ratios are known, as JSON."""
+    compared: Mapping[int, Sequence[float]]
+    """By group, the rewards that make its advantages what they are."""
 
     @property
     def gradient_sum(self) -> float:
@@ -76,7 +83,7 @@ def explain_group(
     Raises:
         CheckpointError: There is no such run.
         DataError: The responses of the step are gone, or it has no such group.
-        ConfigError: The run's advantages come from a critic.
+        ConfigError: The run's advantages come from a critic, or of rewards that no file holds.
     """
     directory = RunDirectory.open(run_dir)
     config = resolve_auto(load_run_config(directory))
@@ -85,6 +92,8 @@ def explain_group(
             "advantage.estimator=gae compares each token with the value of a critic, which is stored nowhere, and this "
             "walk is through Eq. 9; `dapo view` shows the responses, with the mean advantage of each"
         )
+    if config.loss.has_kl_reward:
+        raise ConfigError(f"{directory.path} cannot be explained: {KL_NOT_STORED}")
     light = read_groups(directory, step, tokens_of=())
     if group is not None and group not in {each.group.id for each in light}:
         ids = ", ".join(str(each.group.id) for each in light)
@@ -117,7 +126,7 @@ def _update_of(
     number = taking_part[-1]
     own, weights = updates[number], loss_weights(updates[number], config).tolist()
     needs = _why_log_probabilities(config, number)
-    update = _Update(number, len(updates), own, weights, None, None, {})
+    update = _Update(number, len(updates), own, weights, None, None, {}, _compared_rewards(samples, config))
     if config.loss.function is not None:
         why = f"the loss is {config.loss.function}, not Eq. 8: what it takes from each token only it can say"
         return replace(update, ratios={"known": False, "source": "own_loss", "why": why})
@@ -142,11 +151,22 @@ def _update_of(
     return replace(update, samples=found.samples, terms=terms, replayed=found, ratios=ratios)
 
 
+def _compared_rewards(samples: Sequence[Sample], config: Config) -> dict[int, list[float]]:
+    """The rewards that each group's are compared with: its own, or those of the whole step."""
+    rewards: dict[int, list[float]] = {}
+    for sample in samples:
+        rewards.setdefault(sample.group_id, []).append(sample.reward)
+    if config.advantage.estimator != "reinforce_pp":
+        return rewards
+    whole = [sample.reward for sample in samples]
+    return dict.fromkeys(rewards, whole)
+
+
 def _why_log_probabilities(config: Config, number: int) -> str | None:
     """What the log-probabilities of the policy are needed for in an update, None where nothing needs them."""
     if number:
         return f"the ratios of update {number + 1} need the step to be trained again"
-    if config.loss.kl_coef > 0:
+    if config.loss.has_kl_term:
         return "the KL term (loss.kl_coef) needs the policy's log-probabilities, and so the step to be trained again"
     if config.loss.engine_correction is not None:
         return "loss.engine_correction needs the policy's log-probabilities, and so the step to be trained again"
@@ -216,9 +236,15 @@ def _describe(config: Config, stored: StoredGroup, update: _Update | None) -> di
     }
     if update is None:
         return result
-    rewards = [reward for reward in group.rewards if reward is not None]
-    scale, std = config.advantage.scale, stdev(rewards)
-    result["eq9"] = {"mean": fmean(rewards), "std": std, "scale": scale, "eps": STD_EPS, "rewards": len(rewards)}
+    rewards, advantage = update.compared[group.id], config.advantage
+    result["eq9"] = {
+        "estimator": advantage.estimator,
+        "mean": fmean(rewards),
+        "std": stdev(rewards),
+        "scale": {"group": advantage.scale, "rloo": "none", "reinforce_pp": "std"}[advantage.estimator],
+        "eps": STD_EPS,
+        "rewards": len(rewards),
+    }
     result["eq8"] = _eq8(config, group.id, update)
     for i, sample in enumerate(update.samples):
         if sample.group_id == group.id:
@@ -333,7 +359,7 @@ def _eq8(config: Config, group: int, update: _Update) -> dict[str, Any]:
 
 
 def _loss(terms: TokenTerms, config: Config) -> float:
-    return terms.loss + config.loss.kl_coef * terms.kl
+    return terms.loss + config.loss.kl_coef * terms.kl  # 0 where the loss has no such term
 
 
 def _sample(
@@ -367,7 +393,7 @@ def _sample(
     return found | {
         "loss": _loss(terms, config),
         "policy_loss": terms.loss,
-        "kl": terms.kl if config.loss.kl_coef > 0 else None,
+        "kl": terms.kl if config.loss.has_kl_term else None,
         "gradient_share": float(terms.gradient.abs().sum()) / whole,
         "clipped": len(found["clipped_tokens"]),
     }
@@ -402,8 +428,9 @@ def _notes(config: Config, stored: StoredGroup) -> list[str]:
             "the stored rewards are not those of the run's config.yaml: this step ran with other options, given to "
             "`dapo resume`; the numbers here that come from options may be others"
         )
-    if config.loss.entropy_coef > 0:
-        notes.append("the entropy term (loss.entropy_coef) is in no loss and gradient here")
+    if config.loss.entropy_coef > 0 or config.loss.entropy_target is not None:
+        name = "entropy_coef" if config.loss.entropy_target is None else "entropy_target"
+        notes.append(f"the entropy term (loss.{name}) is in no loss and gradient here")
     if config.dynamic_sampling.weights != "none":
         notes.append("the group's own loss weight (dynamic_sampling.weights=inverse) is stored nowhere and left out")
     if config.uses_trainer_group:

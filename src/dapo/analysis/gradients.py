@@ -33,6 +33,11 @@ class GradientComparison:
         """Load the model. Raises ConfigError for a loss of the user's own."""
         if old.loss.function is not None or new.loss.function is not None:
             raise ConfigError("--gradient compares losses of Eq. 8, and loss.function is another: leave --gradient out")
+        if old.loss.reference_every is not None or new.loss.reference_every is not None:
+            raise ConfigError(
+                "--gradient compares losses whose reference is the initial policy, and loss.reference_every moves it: "
+                "leave --gradient out"
+            )
         self._directory, self._old, self._new, self._log = directory, old, new, log
         saved = [0, *saved_steps(directory)]
         right_after = [step for step in steps if step - 1 in saved]

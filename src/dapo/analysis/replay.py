@@ -52,7 +52,7 @@ class ReplayedUpdate:
     logprobs: Sequence[Sequence[float]]
     """Of the policy that the update begins with."""
     reference: Sequence[Sequence[float]] | None
-    """Of the initial policy, where the loss has a KL term."""
+    """Of the policy that the KL term keeps near, where the loss has one."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Replay:
         self._log(f"replay step {step}")
         updates = self._updates_of(step)
         metrics = [self._policy.update(minibatch, step=step) for minibatch in updates[:number]]
-        found = self._scored(updates[number])
+        found = self._scored(updates[number], step=step)
         metrics += [self._policy.update(minibatch, step=step) for minibatch in updates[number:]]
         self._compare(step, metrics)
         return found
@@ -143,7 +143,7 @@ class Replay:
     def _train(self, step: int, updates: Sequence[Sequence[Sample]]) -> None:
         self._compare(step, [self._policy.update(minibatch, step=step) for minibatch in updates])
 
-    def _scored(self, minibatch: Sequence[Sample]) -> ReplayedUpdate:
+    def _scored(self, minibatch: Sequence[Sample], *, step: int) -> ReplayedUpdate:
         """What the policies say of an update's tokens; in a step's first update pi_old is the policy itself."""
         now = self._policy.record_old_logprobs(minibatch)
         logprobs = [sample.old_logprobs or () for sample in now]
@@ -151,8 +151,8 @@ class Replay:
             sample if sample.old_logprobs is not None else replace(sample, old_logprobs=row)
             for sample, row in zip(minibatch, logprobs, strict=True)
         ]
-        has_kl = self._config.loss.kl_coef > 0
-        reference = self._policy.reference_logprobs(minibatch) if has_kl else None
+        has_kl = self._config.loss.has_kl_term
+        reference = self._policy.reference_logprobs(minibatch, step=step) if has_kl else None
         return ReplayedUpdate(with_old, logprobs, reference)
 
     def _compare(self, step: int, updates: Sequence[Mapping[str, float]]) -> None:

@@ -1,6 +1,6 @@
 """A run's stored responses judged, shaped and filtered anew, with options that act after sampling changed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -80,7 +80,8 @@ def what_if(
         JSON values; docs/explain.md describes them.
 
     Raises:
-        ConfigError: An option cannot be changed afterwards, `steps` is malformed, or advantages come from a critic.
+        ConfigError: An option cannot be changed afterwards, `steps` is malformed, or advantages come from a critic
+            or of rewards that no file holds.
         DataError: No responses are stored for these steps, or the data lacks what the reward reads.
         RewardError: The reward cannot be used.
     """
@@ -90,6 +91,11 @@ def what_if(
         raise ConfigError(
             "advantage.estimator=gae compares responses with the values of a critic, which are stored nowhere: set "
             "advantage.estimator=group, and leave --gradient out for a run of PPO"
+        )
+    if old.loss.has_kl_reward or new.loss.has_kl_reward:
+        raise ConfigError(
+            "loss.kl_in=reward makes advantages of rewards from which the divergence to the reference was subtracted, "
+            "and no file holds that; a run without it can be asked about other options, a preset's one by one"
         )
     chosen, missing = _chosen_steps(directory, steps)
     sampler = dynamic_sampler(new, max_error_rate=1.0)  # errors are counted, and end nothing
@@ -103,7 +109,7 @@ def what_if(
         judging = _Judging(pool, RunProblems(new, needed) if judges or filters else None, local_encoder(new))
         for step in chosen:
             log(f"step {step}")
-            groups = list(rejudge(read_groups(directory, step), new, sampler, judging))
+            groups = rejudge(read_groups(directory, step), new, sampler, judging)
             changes.add(step, groups, wanted=new.rollout.prompts_per_step)
             if comparison is not None:
                 comparison.add(step, groups)
@@ -174,21 +180,25 @@ def _chosen_steps(directory: RunDirectory, text: str) -> tuple[list[int], list[i
 
 def rejudge(
     groups: Sequence[StoredGroup], config: Config, sampler: DynamicSampler, judging: _Judging
-) -> Iterator[Rejudged]:
+) -> list[Rejudged]:
     """The groups of a step with what becomes of them: in order, until the batch is full; the others are excess."""
     prepared = [_prepared(stored, config, judging) for stored in groups]
     pending = [_submitted(group, judging.judge) for group in prepared]
     accepted = 0
-    for stored, group, verdicts in zip(groups, prepared, pending, strict=True):
+    judged_anew: list[tuple[Group, Outcome]] = []
+    for group, verdicts in zip(prepared, pending, strict=True):
         judged = group.verdicts if verdicts is None else verdicts.result()
         rewards = tuple(shaped_reward(g, v, config) for g, v in zip(group.generations, judged, strict=True))
         group = replace(group, verdicts=judged, rewards=rewards)
         outcome: Outcome = "excess" if accepted == sampler.prompts_per_step else sampler.outcome(group)
         accepted += outcome == "trained"
-        advantages: list[float | None] = [None] * group.size
-        for sample in with_advantages([group], config) if outcome == "trained" else []:
-            advantages[sample.index] = sample.advantage
-        yield Rejudged(stored, group, outcome, tuple(advantages))
+        judged_anew.append((group, outcome))
+    samples = with_advantages([group for group, outcome in judged_anew if outcome == "trained"], config)
+    advantages = {(sample.group_id, sample.index): sample.advantage for sample in samples}
+    return [
+        Rejudged(stored, group, outcome, tuple(advantages.get((group.id, i)) for i in range(group.size)))
+        for stored, (group, outcome) in zip(groups, judged_anew, strict=True)
+    ]
 
 
 def _submitted(group: Group, judge: Judge | None) -> "Future[tuple[Verdict, ...]] | None":

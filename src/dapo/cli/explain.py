@@ -134,10 +134,18 @@ def _eq9(found: Mapping[str, Any]) -> list[str]:
     eq9 = found["eq9"]
     mean, std = f"{eq9['mean']:.6g}", f"{eq9['std']:.6g}"
     above = f"reward {'-' if eq9['mean'] >= 0 else '+'} {abs(eq9['mean']):.6g}"
-    has_std = eq9["scale"] == "std"
-    formula = f"({above}) / ({std} + {eq9['eps']:g})" if has_std else f"{above} (advantage.scale=none)"
+    count, estimator = eq9["rewards"], eq9["estimator"]
+    if eq9["scale"] == "std":
+        formula = f"({above}) / ({std} + {eq9['eps']:g})"
+    elif estimator == "rloo":
+        formula = f"{count} / {count - 1} ({above}), which is the reward minus the mean of the others (RLOO)"
+    else:
+        formula = f"{above} (advantage.scale=none)"
+    rewards = (
+        f"{count:,} rewards of the whole step (REINFORCE++)" if estimator == "reinforce_pp" else f"{count} rewards"
+    )
     return [
-        f"the {eq9['rewards']} rewards have mean {mean} and standard deviation {std}: advantage = {formula}",
+        f"the {rewards} have mean {mean} and standard deviation {std}: advantage = {formula}",
         "a response's tokens become more probable where its advantage is above 0, less probable where it is below",
     ]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal
 
-from dapo.config import Config
+from dapo.config import Config, LossConfig
 from dapo.config.data_spec import Source
 from dapo.config.load import resolve_auto_verifier
 from dapo.config.options import CONDITIONS, known_about, options_of, section_in
@@ -109,9 +109,25 @@ def ignored_options(config: Config) -> Iterator[str]:
             shown = f"{name}.*" if section_in(info.annotation) and name != "dynamic_sampling.filter" else name
             unmet = f"{other} is {'not set' if value is None else _show(value)}"
             yield f"{shown}: {f'needs {CONDITIONS[condition]}' if condition in CONDITIONS else unmet}"
+    yield from _kl_without_pull(config)
     verifier = config.reward.verifier
     if config.reward.threshold is not None and isinstance(verifier, str) and is_binary(verifier):
         yield "reward.threshold: the verifier says correct or wrong and gives no score"
+
+
+def _kl_without_pull(config: Config) -> Iterator[str]:
+    """Where the divergence to the reference is estimated in a way that leaves it without the gradient one expects."""
+    loss = config.loss
+    if loss.has_kl_term and loss.kl_estimator == "k1":
+        yield (
+            "loss.kl_coef: k1 in the loss has a gradient of 0 in expectation, so it adds only noise; set "
+            "loss.kl_estimator=k2 or k3, or loss.kl_in=reward"
+        )
+    if loss.has_kl_reward and loss.kl_estimator != "k1":
+        yield (
+            f"loss.kl_coef: {loss.kl_estimator} in the reward has next to no gradient near the reference; set "
+            "loss.kl_estimator=k1, or loss.kl_in=loss"
+        )
 
 
 def _is_set(config: Config, name: str) -> bool:
@@ -219,8 +235,12 @@ def _step(config: Config) -> Iterator[str]:
         )
     yield (
         f"  loss        {config.loss.function or _surrogate(config)}, averaged by {config.loss.aggregate}"
-        f"{f', KL {config.loss.kl_coef:g}' if config.loss.kl_coef else ''}"
+        f"{_kl(config.loss)}"
     )
+
+
+def _kl(loss: LossConfig) -> str:
+    return f", KL {loss.kl_coef:g} ({loss.kl_estimator} in the {loss.kl_in})" if loss.kl_coef else ""
 
 
 def _surrogate(config: Config) -> str:

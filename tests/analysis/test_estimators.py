@@ -1,0 +1,87 @@
+"""What `dapo explain` and `dapo whatif` say of runs whose advantages are not those of Eq. 9."""
+
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+from pyarrow.parquet import read_table
+
+from dapo.analysis.explain import explain_group
+from dapo.analysis.whatif import what_if
+from dapo.core.errors import ConfigError
+from dapo.training.train import train
+from helpers.commands import run as command
+from helpers.tiny_runs import new_run, tiny
+
+OPTIONS = ("data.eval=null", "train.num_steps=1", "train.save_every=0", "overlong.buffer_tokens=5")
+RUNS = {
+    "group": (),
+    "rloo": ("advantage.estimator=rloo",),
+    "reinforce_pp": ("advantage.estimator=reinforce_pp", "dynamic_sampling.enabled=false"),
+    "kl": ("loss.kl_coef=0.1", "loss.kl_in=reward"),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run of one step for each of RUNS."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, options in RUNS.items():
+        with new_run(tiny(*OPTIONS, *options), folder / name) as run:
+            train(run)
+    return {name: folder / name for name in RUNS}
+
+
+def trained(run: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = read_table(run / "rollouts/step_000001.parquet").to_pylist()
+    return [row for row in rows if row["outcome"] == "trained"]
+
+
+def test_explain_names_what_each_response_is_compared_with(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, words in (
+        ("rloo", "4 / 3 (reward"),
+        ("reinforce_pp", "the 16 rewards of the whole step (REINFORCE++) have mean"),
+    ):
+        rows = trained(runs[name])
+        found = explain_group(runs[name], 1)
+        of_group = [row["reward"] for row in rows if row["group_id"] == found["group"]]
+        compared = of_group if name == "rloo" else [row["reward"] for row in rows]
+        eq9 = found["eq9"]
+        assert (eq9["estimator"], eq9["rewards"]) == (name, len(compared))
+        assert eq9["mean"] == pytest.approx(fmean(compared))
+        assert eq9["std"] == pytest.approx(stdev(compared))
+        for response in found["responses"]:
+            above = response["reward"] - eq9["mean"]
+            expected = above * 4 / 3 if name == "rloo" else above / (eq9["std"] + 1e-6)
+            assert response["advantage"] == pytest.approx(expected, abs=1e-12)
+        code, printed, _ = command(capsys, "explain", str(runs[name]), "--step", "1")
+        assert code == 0
+        assert words in " ".join(printed.split())
+
+
+def test_whatif_compares_with_the_whole_step_where_the_estimator_does(runs: dict[str, Path]) -> None:
+    for name in ("group", "rloo", "reinforce_pp"):
+        assert set(what_if(runs[name], [])["total"]["changed"].values()) == {0}
+    rows = trained(runs["group"])
+    rewards = [row["reward"] for row in rows]
+    whitened = [(reward - fmean(rewards)) / (stdev(rewards) + 1e-6) for reward in rewards]
+    changed = what_if(runs["group"], ["advantage.estimator=reinforce_pp"])["total"]["changed"]
+    pairs = list(zip(rows, whitened, strict=True))
+    assert changed["advantages"] == sum(row["advantage"] != pytest.approx(new, rel=1e-9) for row, new in pairs) > 0
+    assert changed["advantage_signs"] == sum(row["advantage"] * new < 0 for row, new in pairs)
+
+
+def test_advantages_of_rewards_that_no_file_holds_are_refused(runs: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match=r"loss\.kl_in=reward"):
+        explain_group(runs["kl"], 1)
+    for run, options in (("kl", ["overlong.penalty=0.5"]), ("group", ["preset=rloo"])):
+        with pytest.raises(ConfigError, match=r"loss\.kl_in=reward"):
+            what_if(runs[run], options)
+
+
+def test_gradients_with_a_reference_that_moves_are_refused(runs: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match=r"loss\.reference_every"):
+        what_if(runs["group"], ["loss.kl_coef=0.1", "loss.reference_every=2"], gradient=True)
