@@ -25,8 +25,7 @@ def group_advantages(rewards: Tensor, *, scale: Scale = "std") -> Tensor:
     _check(rewards, "[G], one group of at least 2 responses")
     if scale not in ("std", "none"):
         raise ValueError(f"scale must be 'std' or 'none', got {scale!r}")
-    # never std == 0: the float mean of sixteen times -1.3 is not -1.3, and dividing that rest by 1e-6 invents a signal
-    if rewards.max() == rewards.min():
+    if _are_equal(rewards):
         return torch.zeros_like(rewards)
     exact = rewards.double()
     centred = exact - exact.mean()
@@ -52,7 +51,7 @@ def rloo_advantages(rewards: Tensor) -> Tensor:
         ValueError: there are fewer than two rewards, or one is not finite, or they are integers.
     """
     _check(rewards, "[G], one group of at least 2 responses")
-    if rewards.max() == rewards.min():
+    if _are_equal(rewards):
         return torch.zeros_like(rewards)
     exact = rewards.double()
     others = (exact.sum() - exact) / (len(exact) - 1)
@@ -80,6 +79,11 @@ def reinforce_pp_advantages(rewards: Tensor) -> Tensor:
     """
     _check(rewards, "[N], a batch of at least 2 responses")
     return group_advantages(rewards)
+
+
+def _are_equal(rewards: Tensor) -> bool:
+    # never std == 0: the float mean of sixteen times -1.3 is not -1.3, and dividing that rest by 1e-6 invents a signal
+    return bool(rewards.max() == rewards.min())
 
 
 def _check(rewards: Tensor, expected: str) -> None:
