@@ -26,7 +26,7 @@ LAYERS = [
     {"training"},
     {"assemble"},
     {"analysis"},
-    {"api"},
+    {"api", "experiments"},
     {"cli", "__main__"},
 ]
 

@@ -26,7 +26,7 @@ from dapo.telemetry.progress import progress
 from dapo.telemetry.sinks import Display, read_metrics
 from dapo.training import one_step_off
 from dapo.training.checkpoint_writer import describe, disk_errors_as_storage_error
-from dapo.training.checkpointing import is_logged, restore
+from dapo.training.checkpointing import is_logged, read_state, restore
 from dapo.training.fork_record import Fork
 from dapo.training.made_with import changes_since, made_with
 from dapo.training.run_config import load_run_config, naming_start_folder
@@ -143,7 +143,7 @@ def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | F
         stack.enter_context(disk_errors_as_storage_error())
         stack.enter_context(directory.lock(config.train.num_steps))
         checkpoint = directory.latest_checkpoint(warn=ignore_warning)
-        if checkpoint and step_of(checkpoint) >= config.train.num_steps and directory.exit_reason() == "finished":
+        if checkpoint and directory.exit_reason() == "finished" and _is_last(checkpoint, config):
             yield Finished(config, directory, step_of(checkpoint))
             return
         with naming_start_folder(directory):
@@ -151,6 +151,15 @@ def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | F
             inputs = _read_inputs(config, judge)
         inputs.kernels = directory.kernels()
         yield ReadyRun(config, inputs, judge, directory)
+
+
+def _is_last(checkpoint: Path, config: Config) -> bool:
+    """Whether a checkpoint is of a run's last step: by its number, or by the tokens generated up to it."""
+    train = config.train
+    return step_of(checkpoint) >= train.num_steps or (
+        train.token_budget is not None
+        and train.is_budget_spent(read_state(checkpoint)["train_state"]["tokens_generated"])
+    )
 
 
 def _read_inputs(config: Config, judge: VerifierPool) -> Inputs:

@@ -451,6 +451,40 @@ def fork(
     )
 
 
+@app.command("ablate")
+def ablate_command(
+    config: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE.yaml", help="an experiment file; or a configuration, on which the ladder is run"),
+    ] = None,
+    overrides: Overrides = None,
+    ladder: Annotated[
+        str | None, typer.Option(help="with a configuration: table1 (the default) or leave-one-out")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="LIST", help="0,1,2 or 100-104; default: the file's")] = None,
+    folder: Annotated[Path | None, typer.Option(help="of the runs; default: runs/NAME")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="write results.json, results.parquet and pictures there; default: the folder")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, max=1024, help="runs at a time, which share the threads")] = 1,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="make table and pictures of stored results; runs nothing")
+    ] = None,
+    show: Annotated[str | None, typer.Option(metavar="LADDER", help="print a shipped ladder, to copy it")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="check and list the runs; start nothing")] = False,
+    no_run: Annotated[bool, typer.Option("--no-run", help="the table of what is there; start nothing")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train variants of a configuration with several seeds, and compare them: the ladder of Table 1, or your own."""
+    from dapo.cli.ablate import AblateRequest, ablate
+
+    request = AblateRequest(
+        config, tuple(overrides or ()), ladder, seeds, folder, output, report, show, jobs, dry_run, no_run, as_json
+    )
+    if not ablate(request):
+        raise typer.Exit(1)
+
+
 @app.command("explain")
 def explain_command(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="a run directory")],

@@ -59,7 +59,10 @@ def resume_run(path: Path, overrides: Sequence[str]) -> None:
             run_training(run, Frontend(warn))
     report(run.config, run.directory)
     if isinstance(run, Finished):
-        at, more = f"{run.step} of {run.config.train.num_steps}", f"train.num_steps={2 * run.step}"
+        train = run.config.train
+        at, more = f"{run.step} of {train.num_steps}", f"train.num_steps={2 * run.step}"
+        if run.step < train.num_steps:  # it ended by its tokens
+            at, more = f"{at}, with train.token_budget spent", f"train.token_budget={2 * (train.token_budget or 0)}"
         print_text(f"\nalready at step {at}; to train on: dapo resume {shlex.quote(str(path))} {more}")
 
 

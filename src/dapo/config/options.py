@@ -241,6 +241,12 @@ class Config(Section):
                 f"{self.optim.warmup_steps} steps of warm-up, and train.num_steps={self.train.num_steps} leaves none; "
                 "lower optim.warmup_steps, or set optim.schedule=constant"
             )
+        if self.decays_lr and self.train.token_budget is not None:
+            raise ValueError(
+                f"optim.schedule={self.optim.schedule} reaches its lowest rate in the step train.num_steps, and "
+                f"train.token_budget={self.train.token_budget} may end the run before; set optim.schedule=constant, "
+                "or leave the budget out"
+            )
         return self
 
     @model_validator(mode="after")

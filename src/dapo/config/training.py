@@ -229,6 +229,12 @@ class CriticConfig(Section):
 
 class TrainConfig(Section):
     num_steps: Positive = option(300, "Training steps of the run.", unit="steps")
+    token_budget: Annotated[Int, Field(gt=0, le=10**15)] | None = option(
+        None,
+        "Generated tokens after which the run ends, if that is before train.num_steps: the step that reaches them is "
+        "the last one. Groups that do not train count too, evaluations do not. none: no bound.",
+        unit="tokens",
+    )
     minibatch_groups: Positive = option(32, "Groups per optimiser update.", paper=32, unit="groups")
     microbatch_tokens: Annotated[Tokens | None, Auto] = option(
         None,
@@ -260,3 +266,7 @@ class TrainConfig(Section):
         unit="threads",
     )
     device: Literal["auto", "cpu", "cuda"] = option("auto", "Where the model computes; auto: a GPU where there is one.")
+
+    def is_budget_spent(self, tokens_generated: int) -> bool:
+        """Whether a run that has generated so many tokens has reached `train.token_budget`."""
+        return self.token_budget is not None and tokens_generated >= self.token_budget

@@ -39,8 +39,8 @@ def mean_interval(values: Sequence[float], *, proportions: bool = True) -> Inter
         return _student(mean, deviation, size) if _varies(array) else None
     if not _varies(array) or set(array.tolist()) == {0.0, 1.0}:
         # values that do not vary count as if each problem were solved always or never, which is the widest
-        return _wilson(mean, size, _NORMAL_QUANTILE)
-    return _wilson(mean, size * mean * (1 - mean) / deviation**2, student_quantile(size - 1))
+        return wilson_interval(mean, size, _NORMAL_QUANTILE)
+    return wilson_interval(mean, size * mean * (1 - mean) / deviation**2, student_quantile(size - 1))
 
 
 def difference_interval(differences: Sequence[float], *, proportions: bool = True) -> Interval | None:
@@ -95,7 +95,14 @@ def _student(mean: float, deviation: float, size: int) -> Interval:
     return mean - half, mean + half
 
 
-def _wilson(fraction: float, trials: float, quantile: float) -> Interval:
+def wilson_interval(fraction: float, trials: float, quantile: float) -> Interval:
+    """Wilson's interval of a fraction of so many trials, which need not be an integer; it stays within 0 and 1.
+
+    Args:
+        fraction: From 0 to 1.
+        trials: More than 0.
+        quantile: How many standard errors it extends to each side, such as `student_quantile` gives.
+    """
     square = quantile * quantile
     centre = (fraction + square / (2 * trials)) / (1 + square / trials)
     variance = fraction * (1 - fraction) / trials + square / (4 * trials * trials)

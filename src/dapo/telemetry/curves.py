@@ -69,10 +69,10 @@ def curves_figure(metrics_jsonl: str | Path, *, title: str = "") -> "Figure":
 def _accuracy(axes: "Axes", records: Sequence[Record]) -> None:
     is_binary = any("reward/accuracy" in record for record in records)
     if is_binary:
-        _frame(axes, title="Accuracy", unit="correct (%)")
+        frame(axes, title="Accuracy", unit="correct (%)")
         _curve(axes, records, "reward/accuracy", colour=BLUE, label="training: all judged responses")
     else:
-        _frame(axes, title="Score", unit="mean score of the verifier")
+        frame(axes, title="Score", unit="mean score of the verifier")
         _curve(axes, records, "reward/score_mean", colour=BLUE, label="training: all judged responses")
     for name, colour in zip(_evaluation_names(records), EVALUATION_COLOURS, strict=False):
         _evaluation(axes, records, name, colour, scale=1.0 if is_binary else 0.01)
@@ -85,7 +85,7 @@ def _evaluation(axes: "Axes", records: Sequence[Record], name: str, colour: str,
     steps, accuracy = _series(records, f"eval/{name}/accuracy", scale)
     _, low = _series(records, f"eval/{name}/low", scale)
     _, high = _series(records, f"eval/{name}/high", scale)
-    label = f"held out: {_plain(name)}"
+    label = f"held out: {plain_text(name)}"
     if len(low) == len(high) == len(accuracy):
         # an interval may just miss its mean by rounding; matplotlib refuses negative bars
         below = [max(0.0, mean - end) for mean, end in zip(accuracy, low, strict=True)]
@@ -96,12 +96,12 @@ def _evaluation(axes: "Axes", records: Sequence[Record], name: str, colour: str,
 
 
 def _length(axes: "Axes", records: Sequence[Record]) -> None:
-    _frame(axes, title="Response length", unit="mean length (tokens)")
+    frame(axes, title="Response length", unit="mean length (tokens)")
     _curve(axes, records, "rollout/response_tokens_mean", colour=BLUE)
     axes.set_ylim(bottom=0)
     axes.yaxis.label.set_color(BLUE)
     truncated = axes.twinx()
-    _frame(truncated, title="", unit="truncated (%)")
+    frame(truncated, title="", unit="truncated (%)")
     truncated.yaxis.set_label_coords(1 + LABEL_DISTANCE, 0.5)
     _curve(truncated, records, "rollout/truncated_fraction", colour=ORANGE, width=1.2)
     truncated.set_ylim(0, max(10.0, truncated.get_ylim()[1]))
@@ -110,14 +110,14 @@ def _length(axes: "Axes", records: Sequence[Record]) -> None:
 
 
 def _entropy(axes: "Axes", records: Sequence[Record]) -> None:
-    _frame(axes, title="Entropy of the policy at the sampled positions", unit=metric_of("loss/entropy").unit)
+    frame(axes, title="Entropy of the policy at the sampled positions", unit=metric_of("loss/entropy").unit)
     _curve(axes, records, "loss/entropy", colour=BLUE)
     axes.set_xlabel("training step", color=INK)
     axes.set_ylim(bottom=0)
 
 
 def _groups(axes: "Axes", records: Sequence[Record]) -> None:
-    _frame(axes, title="Outcomes of the groups", unit="of judged groups (%)")
+    frame(axes, title="Outcomes of the groups", unit="of judged groups (%)")
     _curve(axes, records, "rollout/keep_rate", colour=BLUE, label="train")
     _curve(axes, records, "rollout/all_correct_fraction", colour=GREEN, label="all correct")
     _curve(axes, records, "rollout/all_wrong_fraction", colour=RED, label="all wrong")
@@ -128,7 +128,7 @@ def _groups(axes: "Axes", records: Sequence[Record]) -> None:
 
 def _skipped(axes: "Axes", records: Sequence[Record]) -> None:
     """The problems of the stream that were not asked (`dynamic_sampling.predict`)."""
-    _frame(axes, title="Problems skipped", unit="of the stream (%)")
+    frame(axes, title="Problems skipped", unit="of the stream (%)")
     points = []
     for record in records:
         asked = sum(record.get(f"rollout/{groups}", 0) for groups in (f"groups_{outcome}" for outcome in DECIDED))
@@ -140,7 +140,7 @@ def _skipped(axes: "Axes", records: Sequence[Record]) -> None:
 
 def _calibration(axes: "Axes", records: Sequence[Record]) -> None:
     """How often groups carried a signal, by the chance that was predicted: on the diagonal where predictions hold."""
-    _frame(axes, title="Calibration, 2 % of the problems", unit="groups with a signal (%)")
+    frame(axes, title="Calibration, 2 % of the problems", unit="groups with a signal (%)")
     axes.set_xlabel("predicted chance of a signal (%)", color=INK)
     axes.plot((0, 100), (0, 100), color=INK, linewidth=0.8, linestyle="--")
     for predicted, observed, count in reliability(records):
@@ -164,7 +164,8 @@ def reliability(records: Sequence[Record]) -> list[tuple[float, float, int]]:
     ]
 
 
-def _frame(axes: "Axes", *, title: str, unit: str) -> None:
+def frame(axes: "Axes", *, title: str, unit: str) -> None:
+    """Give a panel its title, the unit of its vertical axis, and the grid and tick marks that all pictures share."""
     axes.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold", y=1.0, pad=10)
     axes.set_ylabel(unit, color=INK)
     axes.yaxis.set_label_coords(-LABEL_DISTANCE, 0.5)
@@ -183,7 +184,7 @@ def _curve(
     marker = "o" if len(steps) == 1 else None
     if len(steps) >= SMOOTHED_FROM_STEPS:
         axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3)
-        values = _running_mean(values, _window(len(steps)))
+        values = running_mean(values, smoothing_window(len(steps)))
     axes.plot(steps, values, color=colour, linewidth=width, marker=marker, label=label)
 
 
@@ -191,9 +192,9 @@ def _caption(figure: "Figure", steps: Sequence[int], title: str) -> None:
     margin = max(0.5, 0.02 * (max(steps) - min(steps)))
     figure.axes[0].set_xlim(min(steps) - margin, max(steps) + margin)
     figure.axes[0].locator_params(axis="x", integer=True)
-    figure.suptitle(_plain(title), color=INK, fontsize=13, x=0.01, ha="left")
+    figure.suptitle(plain_text(title), color=INK, fontsize=13, x=0.01, ha="left")
     if len(steps) >= SMOOTHED_FROM_STEPS:
-        note = f"thick lines: running mean over {_window(len(steps))} steps"
+        note = f"thick lines: running mean over {smoothing_window(len(steps))} steps"
         figure.supxlabel(note, color=INK, fontsize=8, x=0.99, ha="right")
 
 
@@ -218,16 +219,18 @@ def _evaluation_names(records: Sequence[Record]) -> list[str]:
     return [name for name in names if f"eval/{name}/low" in metrics] or names
 
 
-def _window(steps: int) -> int:
+def smoothing_window(steps: int) -> int:
+    """The odd number of steps over which the curve of so many steps is averaged."""
     return max(3, steps // 10) | 1
 
 
-def _running_mean(values: Sequence[float], window: int) -> list[float]:
+def running_mean(values: Sequence[float], window: int) -> list[float]:
+    """The mean of the values around each, `window` of them, fewer at the ends."""
     half = window // 2
     around = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
     return [sum(near) / len(near) for near in around]
 
 
-def _plain(text: str) -> str:
+def plain_text(text: str) -> str:
     """Printable text with dollar signs escaped: matplotlib reads text between two of them as a formula."""
     return printable(text).replace("$", r"\$")

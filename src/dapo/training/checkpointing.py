@@ -24,7 +24,7 @@ def save_if_due(run: Run) -> None:
     run.checkpoints.settle()
     every = config.train.save_every
     is_due = bool(every and state.step % every == 0) or run.checkpoints.has_failed
-    if is_due and state.step < config.train.num_steps:
+    if is_due and not run.is_complete:
         with run.phase("save"):
             run.checkpoints.settle(wait=True)  # the new snapshot replaces the one that is being written
             run.checkpoints.start(state.step, checkpoint_of(run, run.policy.snapshot()))

@@ -19,6 +19,7 @@ MADE_WITH_FILE = "made_with.json"
 
 _FREE_OPTIONS = (
     "train.num_steps",
+    "train.token_budget",
     "train.save_every",
     "train.eval_every",
     "train.keep_checkpoints",

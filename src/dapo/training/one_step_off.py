@@ -65,7 +65,8 @@ def train(run: Run) -> None:
             with run.timed(step):
                 run.stop.check()
                 batch = prefetched_batch(run, step=step)  # * sampled during the step before
-                with next_batch(run, step=step + 1) as pending:  # * lines 2 to 8 of the next step, in a thread
+                is_last = run.config.train.is_budget_spent(state.tokens_generated + batch.num_generated_tokens)
+                with next_batch(run, step=step + 1, is_last=is_last) as pending:  # * lines 2 to 8 of it, in a thread
                     samples = with_advantages(batch.groups, config, batch.weights)
                     if run.critic is not None:
                         with run.phase("values"):
@@ -132,12 +133,13 @@ def bounded_staleness(metrics: dict[str, float]) -> dict[str, float]:
 
 
 @contextmanager
-def next_batch(run: Run, *, step: int) -> "Iterator[PendingBatch | None]":
+def next_batch(run: Run, *, step: int, is_last: bool = False) -> "Iterator[PendingBatch | None]":
     """Sample the batch of a step while the block runs; None after the last step. Leaving early cancels the sampling.
 
+    `is_last` says that the step before is the last one, though it is not `train.num_steps`.
     Where the block raises ShortfallError, the batch that it was to learn from is put back as well.
     """
-    if step > run.config.train.num_steps:
+    if is_last or step > run.config.train.num_steps:
         pending = None
     else:
         run.begin_sampling(step)

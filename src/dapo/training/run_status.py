@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dapo.config import load_config
+from dapo.config.training import TrainConfig
 from dapo.core.errors import ConfigError
 from dapo.core.files import read_json
 from dapo.telemetry.console import STEPS_FOR_ETA, seconds_left, training_seconds
@@ -74,7 +75,9 @@ def run_status(path: str | Path) -> RunStatus:
     reason = None if summary is None else str(summary.get("exit_reason"))
     steps = [record for record in records if record["step"] > 0 and any(map(_is_of_training, record))]
     step = max((record["step"] for record in steps), default=0)
-    num_steps = (holder[1] if holder else (summary or {}).get("num_steps")) or _configured_steps(run)
+    configured = _configured(run)
+    recorded = holder[1] if holder else (summary or {}).get("num_steps")
+    num_steps = recorded or (None if configured is None else configured.num_steps)
     newest = run.newest_step()
     return RunStatus(
         run=str(path),
@@ -83,7 +86,7 @@ def run_status(path: str | Path) -> RunStatus:
         exit_reason=reason,
         step=step,
         num_steps=num_steps,
-        seconds_left=_seconds_left(steps, num_steps, step) if holder else None,
+        seconds_left=_seconds_left(steps, _steps_left(steps, num_steps, step, configured)) if holder else None,
         seconds_since_step=max(0.0, time.time() - run.metrics.stat().st_mtime) if holder and steps else None,
         metrics={k: v for k, v in steps[-1].items() if _is_of_training(k)} if steps else {},
         evaluations=_newest_evaluations(records),
@@ -116,20 +119,33 @@ def _read_summary(run: RunDirectory) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and "exit_reason" in found else None
 
 
-def _configured_steps(run: RunDirectory) -> int | None:
+def _configured(run: RunDirectory) -> TrainConfig | None:
     try:
-        return load_config(run.config).train.num_steps
+        return load_config(run.config).train
     except ConfigError:  # of another version
         return None
 
 
-def _seconds_left(steps: list[dict[str, Any]], num_steps: int | None, step: int) -> float | None:
+def _steps_left(
+    steps: list[dict[str, Any]], num_steps: int | None, step: int, configured: TrainConfig | None
+) -> int | None:
+    """The steps that are left, those until the tokens of `train.token_budget` are generated if these are fewer."""
     if num_steps is None:
+        return None
+    left, tokens = max(0, num_steps - step), [each.get("rollout/tokens_generated") or 0 for each in steps]
+    if configured is not None and configured.token_budget is not None and sum(tokens[-STEPS_FOR_ETA:]) > 0:
+        per_step = sum(tokens[-STEPS_FOR_ETA:]) / len(tokens[-STEPS_FOR_ETA:])
+        left = min(left, max(0, math.ceil((configured.token_budget - sum(tokens)) / per_step)))
+    return left
+
+
+def _seconds_left(steps: list[dict[str, Any]], steps_left: int | None) -> float | None:
+    if steps_left is None:
         return None
     latest = [{name: value for name, value in each.items() if value is not None} for each in steps[-STEPS_FOR_ETA:]]
     times = [(training_seconds(each), each.get("time/evaluate_s", 0.0)) for each in latest]
     measured = [pair for pair in times if math.isfinite(pair[0])]
-    return seconds_left([pair[0] for pair in measured], [pair[1] for pair in measured], max(0, num_steps - step))
+    return seconds_left([pair[0] for pair in measured], [pair[1] for pair in measured], steps_left)
 
 
 def _newest_evaluations(records: list[dict[str, Any]]) -> dict[str, dict[str, float | None]]:

@@ -150,7 +150,16 @@ class Run:
 
     def steps(self) -> Iterator[int]:
         """The numbers of the steps that are left, from 1."""
-        return iter(range(self.state.step + 1, self.config.train.num_steps + 1))
+        for step in range(self.state.step + 1, self.config.train.num_steps + 1):
+            if self.config.train.is_budget_spent(self.state.tokens_generated):
+                return
+            yield step
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last finished step is the run's last one."""
+        train, state = self.config.train, self.state
+        return state.step >= train.num_steps or train.is_budget_spent(state.tokens_generated)
 
     @contextmanager
     def timed(self, step: int) -> Iterator[None]:

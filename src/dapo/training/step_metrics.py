@@ -129,7 +129,7 @@ def evaluate_and_log(run: Run) -> None:
     run.keep_verifier_output()
     metrics = dict(state.unlogged)
     every = run.config.train.eval_every
-    if step in (0, run.config.train.num_steps) or (every and step % every == 0):
+    if step == 0 or run.is_complete or (every and step % every == 0):
         run.sync_engine()
         evaluation = _evaluate(run, step)
         if evaluation is not None:

@@ -24,7 +24,7 @@ from dapo.training.token_advantages import with_token_advantages
 
 
 def train(run: Run) -> None:
-    """Train from the run's state to `train.num_steps`.
+    """Train from the run's state to `train.num_steps`, or to `train.token_budget`.
 
     Raises DapoError, or OSError from the run directory, where it cannot go on; the state is then saved.
     """

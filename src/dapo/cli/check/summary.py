@@ -268,6 +268,8 @@ def _run(config: Config) -> Iterator[str]:
         f"  {train.num_steps} steps, {train.num_steps * config.updates_per_step:,} updates, learning rate "
         f"{config.optim.lr:g} after {config.optim.warmup_steps} steps of warm-up"
     )
+    if train.token_budget is not None:
+        yield f"  ends before that with the step that reaches {train.token_budget:,} generated tokens"
     if config.data.eval is not None:
         when = f"after every {train.eval_every} steps" if train.eval_every else "after the last step"
         yield (

@@ -1,0 +1,340 @@
+"""`dapo ablate`: makes the runs of an experiment, shows what is done, prints its table."""
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Column, Table
+from rich.text import Text
+
+from dapo.config.differences import option_differences
+from dapo.core.errors import ConfigError
+from dapo.core.terminal import print_json, print_text, printable, stdout_to_stderr, warn
+from dapo.experiments.experiment import (
+    Experiment,
+    find_ladder,
+    load_experiment,
+    shipped_ladders,
+)
+from dapo.telemetry.console import BAR_WIDTH, REFRESHES_PER_SECOND, SafeConsole, duration
+
+_MAX_SEEDS = 10_000
+_LOG_WIDTH = 120
+"""Of tables that go to a file."""
+
+
+@dataclass(frozen=True)
+class AblateRequest:
+    """What was asked for on the command line."""
+
+    config: Path | None
+    overrides: tuple[str, ...]
+    ladder: str | None
+    seeds: str | None
+    folder: Path | None
+    output: Path | None
+    report: Path | None
+    show: str | None
+    jobs: int
+    dry_run: bool
+    no_run: bool
+    as_json: bool
+
+
+def ablate(request: AblateRequest) -> bool:
+    """Do what was asked; whether no run has failed.
+
+    Raises:
+        ConfigError: Something is wrong with the request or with the experiment; nothing has been started.
+    """
+    if request.show is not None:
+        print_text(find_ladder(request.show).read_text(encoding="utf-8"), end="")
+        return True
+    if request.report is not None:
+        return _report_again(request)
+    if request.config is None:
+        raise ConfigError(
+            "dapo ablate takes an experiment file or a configuration; --show NAME prints a ladder that comes with it: "
+            f"{', '.join(shipped_ladders())}"
+        )
+    seeds = None if request.seeds is None else parse_seeds(request.seeds)
+    experiment = load_experiment(request.config, request.overrides, ladder=request.ladder, seeds=seeds)
+    folder = request.folder or Path("runs") / experiment.name
+    if request.dry_run:
+        _print_plan(experiment, folder, as_json=request.as_json)
+        return True
+    return _run(request, experiment, folder)
+
+
+def parse_seeds(text: str) -> list[int]:
+    """`0,1,2` or `100-104`, or both: seeds in order. Raises ConfigError."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,18})(?:-(\d{1,18}))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not 0 <= last - first < _MAX_SEEDS:
+            raise ConfigError(f"--seeds {text}: expected seeds such as 0,1,2 or 100-104")
+        found += range(first, last + 1)
+    return found
+
+
+def _run(request: AblateRequest, experiment: Experiment, folder: Path) -> bool:
+    from dapo.experiments.results import collect, write_results
+    from dapo.experiments.runner import require_same_options, run_experiment
+    from dapo.experiments.table import make_table
+    from dapo.training.signals import Interrupted, signals_as_requests
+
+    def keep(failures: Mapping[str, str]) -> None:
+        results = collect(experiment, folder, failures)
+        write_results(results, make_table(results), folder)
+
+    failures: dict[str, str] = {}
+    with stdout_to_stderr(request.as_json):
+        if request.no_run:
+            require_same_options(experiment, folder)
+        else:
+            _print_notes(experiment)
+            advice = f"; the runs are saved, continue with: {shlex.join(['dapo', *sys.argv[1:]])}"
+            message = "saving the runs, then stopping; Ctrl-C now ends them at once"
+            import signal
+
+            try:
+                with (
+                    signals_as_requests(message, on_second=signal.default_int_handler) as stop,
+                    _progress() as display,
+                ):
+                    failures = run_experiment(
+                        experiment, folder, jobs=request.jobs, stop=stop, display=display, on_finished=keep
+                    )
+            except Interrupted as error:
+                raise Interrupted(error.exit_code - 128, advice) from None
+        results = collect(experiment, folder, failures)
+    _write_and_print(results, request.output or folder, as_json=request.as_json, pictures=True)
+    return not failures
+
+
+def _report_again(request: AblateRequest) -> bool:
+    from dapo.experiments.results import RESULTS_JSON, read_results
+
+    assert request.report is not None
+    folder = request.report.parent if request.report.name == RESULTS_JSON else request.report
+    if request.config is not None or request.overrides:
+        raise ConfigError("--report makes the table from stored results: give a folder, and no configuration")
+    _write_and_print(read_results(folder), request.output or folder, as_json=request.as_json, pictures=True)
+    return True
+
+
+def _write_and_print(results: Any, output: Path, *, as_json: bool, pictures: bool) -> None:
+    from dapo.experiments.figures import plot_results
+    from dapo.experiments.results import write_results
+    from dapo.experiments.table import make_table
+
+    table = make_table(results)
+    write_results(results, table, output)
+    written = plot_results(results, output) if pictures else []
+    if as_json:
+        print_json({**results.facts, "table": table, "pictures": [str(path) for path in written]})
+        return
+    width = None if sys.stdout.isatty() else _LOG_WIDTH
+    print_tables(SafeConsole(width=width), table, results.facts)
+    for path in written:
+        print_text(f"picture: {path}")
+    print_text(f"results: {output / 'results.json'}, {output / 'results.parquet'}")
+
+
+def print_tables(console: SafeConsole, table: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
+    """Print, for each condition, accuracy with paired differences, and what each row has cost."""
+    for condition in table:
+        if condition["condition"]:
+            console.print(Text(f"\n{printable(condition['condition'])}", style="bold underline"))
+        console.print(_accuracy_table(condition, facts["experiment"]["baseline"]))
+        console.print(_cost_table(condition))
+        for note in condition["notes"]:
+            console.print(f"note: {note}", soft_wrap=True)
+    console.print(
+        "Intervals are over seeds and problems; *: without 0. Seconds are without evaluations; length, truncated and "
+        "entropy: means of the last tenth of the steps; skipped: of the updates.",
+        soft_wrap=True,
+    )
+
+
+def _accuracy_table(condition: Mapping[str, Any], baseline: str) -> Table:
+    rows = condition["rows"]
+    shows_previous = any(row["previous"] not in (None, baseline) for row in rows)
+    counts = {len(row["seeds"]) for row in rows}
+    k = condition["samples_per_problem"]
+    facts = ["" if k is None else f"avg@{k}", f"{condition['problems']} held-out problems"]
+    facts += [f"{(n := counts.pop())} seed{'s' * (n != 1)}"] if len(counts) == 1 else []
+    columns = ["seeds"] if counts else []
+    columns += ["accuracy", *(["vs row before"] if shows_previous else []), f"vs {_short(baseline)}"]
+    table = _table(f"Accuracy in % with 95 % intervals: {', '.join(filter(None, facts))}", "", *columns)
+    if (before := condition["accuracy_before"]) is not None:
+        cells = [*([""] if counts else []), _percent(before["mean"])]
+        table.add_row("before training", *cells, *[""] * (len(columns) - len(cells)), style="dim")
+    for row in rows:
+        table.add_row(
+            printable(row["variant"]),
+            *([str(len(row["seeds"]))] if counts else []),
+            _with_range(row["accuracy"]),
+            *([_with_range(row["to_previous"], "+")] if shows_previous else []),
+            _with_range(row["to_baseline"], "+"),
+        )
+    return table
+
+
+def _cost_table(condition: Mapping[str, Any]) -> Table:
+    names = ("tokens", "seconds", "steps", "length", "truncated", "entropy", "skipped")
+    table = _table("Cost of a run, and how the policy ends", "", *names)
+    for row in condition["rows"]:
+        means = {name: row[name]["mean"] for name in ("tokens", "seconds", "steps", "length", "truncated", "entropy")}
+        table.add_row(
+            printable(row["variant"]),
+            _number(means["tokens"], ",.0f"),
+            _number(means["seconds"], ",.0f"),
+            _number(means["steps"], ",.0f"),
+            _number(means["length"], ",.1f"),
+            _number(means["truncated"], ".1%"),
+            _number(means["entropy"], ".3f"),
+            _number(row["skipped"]["mean"], ".1%"),
+        )
+    return table
+
+
+def _table(title: str, *names: str) -> Table:
+    first, *others = names
+    columns = [Column(first, min_width=16), *(Column(name, justify="right", no_wrap=True) for name in others)]
+    return Table(*columns, title=title, title_style="bold", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+
+
+def _with_range(found: Mapping[str, Any] | None, sign: str = "") -> str:
+    """A mean and its interval; a star behind a difference whose interval leaves 0 out."""
+    if found is None:
+        return ""
+    if found["low"] is None:
+        return _percent(found["mean"], sign)
+    mark = "*" if sign and not found["low"] <= 0 <= found["high"] else " " * bool(sign)
+    return f"{_percent(found['mean'], sign)} [{_percent(found['low'], sign)}, {_percent(found['high'], sign)}]{mark}"
+
+
+def _percent(value: float | None, sign: str = "") -> str:
+    return "" if value is None else f"{100 * value:{sign}.1f}"
+
+
+def _number(value: float | None, style: str) -> str:
+    return "" if value is None else f"{value:{style}}"
+
+
+def _short(name: str) -> str:
+    return printable(name if len(name) <= 16 else f"{name[:15]}…")
+
+
+def _print_notes(experiment: Experiment) -> None:
+    """Say which options of a row have no effect in its configuration."""
+    for line in _without_effect(experiment):
+        warn(line)
+
+
+def _without_effect(experiment: Experiment) -> Iterator[str]:
+    from dapo.cli.check.summary import ignored_options
+
+    seen = set()
+    for condition in experiment.conditions:
+        for variant in experiment.variants:
+            config = experiment.run(experiment.seeds[0], condition, variant).config
+            own = {item.partition("=")[0] for item in variant.own}
+            for line in ignored_options(config):
+                option = line.partition(":")[0]
+                if option in own and variant.after is not None and (variant.name, option) not in seen:
+                    seen.add((variant.name, option))
+                    yield f"{variant.name}: {line}, so that it changes nothing here"
+
+
+def _print_plan(experiment: Experiment, folder: Path, *, as_json: bool) -> None:
+    """The runs of an experiment, and what each row changes; nothing is started."""
+    from dapo.experiments.results import describe_experiment
+
+    runs = experiment.runs()
+    if as_json:
+        print_json(describe_experiment(experiment) | {"folder": str(folder), "runs": [run.name for run in runs]})
+        return
+    print_text(f"{experiment.name}: {len(runs)} runs of {experiment.base} in {folder / 'runs'}")
+    print_text(f"seeds: {', '.join(map(str, experiment.seeds))}")
+    if experiment.shared:
+        print_text(f"every run: {' '.join(experiment.shared)}")
+    for condition in experiment.conditions:
+        if condition.name:
+            print_text(f"\ncondition {condition.name}: {' '.join(condition.own) or 'nothing changed'}")
+        for variant in experiment.variants:
+            run = experiment.run(experiment.seeds[0], condition, variant)
+            previous = experiment.predecessor(variant)
+            if previous is None:
+                print_text(f"  {variant.name}: {' '.join(experiment.chain(variant)) or 'the configuration as it is'}")
+                continue
+            before = experiment.run(experiment.seeds[0], condition, experiment.variant(previous))
+            changed = option_differences(before.config, run.config)
+            shown = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in changed.items())
+            print_text(f"  {variant.name}: {shown or 'no option changes'}  (from {previous})")
+    for line in _without_effect(experiment):
+        print_text(f"note: {line}")
+
+
+@contextmanager
+def _progress() -> Iterator["_ProgressDisplay"]:
+    display = _ProgressDisplay()
+    try:
+        yield display
+    finally:
+        display.close()
+
+
+class _ProgressDisplay:
+    """A live display on a terminal; elsewhere a line for each run that ends."""
+
+    def __init__(self) -> None:
+        self._progress: Any = None
+        self._live: Live | None = None
+        if sys.stdout.isatty():
+            console = SafeConsole(file=sys.stdout, force_terminal=True)
+            if not console.is_dumb_terminal:
+                self._live = Live(get_renderable=self._render, console=console, refresh_per_second=REFRESHES_PER_SECOND)
+                self._live.start()
+
+    def update(self, progress: Any) -> None:
+        self._progress = progress
+
+    def message(self, text: str) -> None:
+        if self._progress is not None:
+            done = self._progress.finished + len(self._progress.failed)
+            text = f"[{done}/{self._progress.total}] {text}"
+        if self._live is None:
+            print_text(text)
+        else:
+            self._live.console.print(text)
+
+    def close(self) -> None:
+        """Leave the last state on the terminal."""
+        if self._live is not None:
+            self._live.stop()
+
+    def _render(self) -> Table:
+        rows = Table.grid(padding=(0, 2))
+        if (progress := self._progress) is None:
+            return rows
+        done = progress.finished + len(progress.failed)
+        left = "" if progress.seconds_left is None else f", about {duration(progress.seconds_left)} left"
+        failed = f", {len(progress.failed)} failed" if progress.failed else ""
+        bar = ProgressBar(total=progress.total, completed=done, width=BAR_WIDTH)
+        rows.add_row(
+            Text(f"{done} of {progress.total} runs", style="bold"), bar, f"{done / progress.total:.0%}{failed}{left}"
+        )
+        for name, where in progress.running.items():
+            rows.add_row(printable(name), Text(where, style="dim"), "")
+        return rows

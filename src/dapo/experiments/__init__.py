@@ -1,0 +1,1 @@
+"""Experiments: several variants of a configuration, trained with several seeds, compared on held-out problems."""

@@ -1,0 +1,399 @@
+"""What an experiment consists of: variants of a configuration, conditions, seeds. Read from a YAML file; no torch.
+
+    base: base.yaml                      a configuration: relative to this file, or a shipped one's name
+    seeds: [0, 1, 2]
+    set: [train.num_steps=100]           options of every run
+    conditions:                          a second axis: each has its own table
+      clean: []
+      short: [rollout.max_response_tokens=64]
+    variants:                            the rows of the tables, in order; or the name of a shipped ladder
+      GRPO: {set: [preset=grpo]}
+      + clip-higher: {after: GRPO, set: [loss.clip_high=0.28]}
+    baseline: GRPO                       what every row is compared with; the first row where nothing is set
+    plots:
+      - {metric: accuracy, against: [steps, tokens, seconds]}
+
+A run's options are those of `base`, `set`, its condition, the variants that it comes after, its variant, and its seed,
+each over the ones before.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from dapo.config import Config, find_config, load_config
+from dapo.config.differences import option_differences
+from dapo.config.load import parse_overrides, read_options
+from dapo.core.errors import ConfigError
+from dapo.core.suggest import did_you_mean
+from dapo.telemetry.metric_table import metric_of
+
+ACCURACY = "accuracy"
+"""The metric of held-out accuracy, avg@k, whatever the evaluation is called."""
+AXES = ("steps", "tokens", "seconds")
+"""What a metric can be plotted against: training steps, generated tokens, seconds without evaluations."""
+DEFAULT_LADDER = "table1"
+_LADDERS = Path(__file__).parent / "ladders"
+_KEYS = ("base", "seeds", "set", "conditions", "variants", "baseline", "plots")
+_PANELS = (("accuracy", AXES), ("loss/entropy", ("steps",)), ("rollout/response_tokens_mean", ("steps",)))
+_MAX_SEED = 2**63 - 1
+_SET_ELSEWHERE = {
+    "train.seed": "`seeds` sets it, so that the rows of a seed are paired",
+    "train.threads": "`--jobs` divides the machine's threads; set it in the configuration or behind the file",
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row of the table."""
+
+    name: str
+    own: tuple[str, ...]
+    """Its own options, `key=value`."""
+    after: str | None
+    """The variant to whose options its own are added."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A setting in which every variant is run."""
+
+    name: str
+    """Empty where an experiment has none."""
+    own: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot: a metric against steps, generated tokens or seconds."""
+
+    metric: str
+    against: str
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of an experiment."""
+
+    condition: str
+    variant: str
+    seed: int
+    base: Path
+    overrides: tuple[str, ...]
+    """`key=value`, the seed included."""
+
+    @property
+    def name(self) -> str:
+        """The folder of the run."""
+        parts = (file_name(self.condition), file_name(self.variant), f"seed{self.seed}")
+        return "-".join(part for part in parts if part)
+
+    def describe(self) -> str:
+        """The run for a person: condition, row and seed."""
+        return ", ".join([*filter(None, [self.condition]), self.variant, f"seed {self.seed}"])
+
+    @cached_property
+    def config(self) -> Config:
+        """Its configuration. Raises ConfigError."""
+        return load_config(self.base, self.overrides)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Variants, conditions and seeds, with what they begin with."""
+
+    name: str
+    base: Path
+    seeds: tuple[int, ...]
+    shared: tuple[str, ...]
+    """Options of every run."""
+    conditions: tuple[Condition, ...]
+    variants: tuple[Variant, ...]
+    baseline: str
+    panels: tuple[Panel, ...]
+
+    def runs(self) -> list[PlannedRun]:
+        """Every run, seeds outermost: after a part of the time the first seeds are complete in all rows."""
+        return [self.run(*key) for key in product(self.seeds, self.conditions, self.variants)]
+
+    def run(self, seed: int, condition: Condition, variant: Variant) -> PlannedRun:
+        """The run of one seed, condition and variant."""
+        overrides = (*self.shared, *condition.own, *self.chain(variant), f"train.seed={seed}")
+        return PlannedRun(condition.name, variant.name, seed, self.base, overrides)
+
+    def chain(self, variant: Variant) -> tuple[str, ...]:
+        """A variant's options: those of what it comes after, then its own."""
+        before = () if variant.after is None else self.chain(self.variant(variant.after))
+        return (*before, *variant.own)
+
+    def variant(self, name: str) -> Variant:
+        """The variant of a name."""
+        return next(each for each in self.variants if each.name == name)
+
+    def predecessor(self, variant: Variant) -> str | None:
+        """The row that a row is compared with besides the baseline: what it comes after, else the row before."""
+        if variant.after is not None:
+            return variant.after
+        index = self.variants.index(variant)
+        return self.variants[index - 1].name if index else None
+
+
+def shipped_ladders() -> dict[str, Path]:
+    """The files of the ladders that come with the package, by name."""
+    return {path.stem: path for path in sorted(_LADDERS.glob("*.yaml"), reverse=True)}
+
+
+def find_ladder(name: str) -> Path:
+    """The file of a shipped ladder. Raises ConfigError."""
+    ladders = shipped_ladders()
+    if name not in ladders:
+        raise ConfigError(f"no ladder {name!r}; {did_you_mean(name, ladders)}")
+    return ladders[name]
+
+
+def load_experiment(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    ladder: str | None = None,
+    seeds: Sequence[int] | None = None,
+) -> Experiment:
+    """Read an experiment, or make one of a plain configuration and a ladder, and check every configuration in it.
+
+    Args:
+        path: An experiment file, which has `variants`; or a configuration, or a shipped one's name.
+        overrides: `key=value` for every run, over those of `set`; conditions and variants are laid over them.
+        ladder: The shipped ladder to run on a configuration; None: `table1`.
+        seeds: In place of those of the file.
+
+    Raises:
+        ConfigError: Something is wrong with it; nothing has been written.
+    """
+    path = find_config(path)
+    raw = read_options(path)
+    if _is_experiment(raw):
+        if ladder is not None:
+            raise ConfigError(f"{path} is an experiment with rows of its own; --ladder needs a plain configuration")
+        experiment = parse_experiment(raw, name=path.stem, where=path)
+    else:
+        file = find_ladder(ladder or DEFAULT_LADDER)
+        experiment = replace(parse_experiment(read_options(file), name=f"{path.stem}-{file.stem}", where=file))
+        experiment = replace(experiment, base=path)
+    experiment = replace(experiment, shared=(*experiment.shared, *_overrides(list(overrides), "command line")))
+    if seeds is not None:
+        experiment = replace(experiment, seeds=_seeds(list(seeds), "--seeds"))
+    require_valid(experiment, where=str(path))
+    return experiment
+
+
+def _is_experiment(raw: Mapping[str, Any]) -> bool:
+    return any(key in raw for key in ("variants", "conditions", "seeds", "base"))
+
+
+def parse_experiment(raw: Mapping[str, Any], *, name: str, where: Path) -> Experiment:
+    """What stands in an experiment file, without its configurations being checked.
+
+    Args:
+        raw: The content of the file.
+        name: What the experiment is called.
+        where: The file, for messages and for `base`.
+
+    Raises:
+        ConfigError: A key is unknown, a name is used twice, `after` leads nowhere, and the like.
+    """
+    _require_known(raw, _KEYS, str(where))
+    if missing := [key for key in ("base", "variants") if not raw.get(key)]:
+        raise ConfigError(f"{where}: {missing[0]} is missing; an experiment has {', '.join(_KEYS)}")
+    variants = _variants(raw["variants"], f"{where}: variants")
+    conditions = _conditions(raw.get("conditions"), f"{where}: conditions")
+    baseline = raw.get("baseline", variants[0].name)
+    if baseline not in (names := [each.name for each in variants]):
+        raise ConfigError(f"{where}: baseline {baseline!r} is no variant; {did_you_mean(str(baseline), names)}")
+    return Experiment(
+        name,
+        _base(raw["base"], where),
+        _seeds(raw.get("seeds", [0, 1, 2, 3, 4]), f"{where}: seeds"),
+        _overrides(raw.get("set"), f"{where}: set"),
+        conditions,
+        variants,
+        baseline,
+        _panels(raw.get("plots"), f"{where}: plots"),
+    )
+
+
+def require_valid(experiment: Experiment, *, where: str) -> None:
+    """Load the configuration of every row. Raises ConfigError with a line for each that is refused.
+
+    Rows of a condition must be evaluated in the same way, or their accuracies could not be compared.
+    """
+    _require_own_folders(experiment)
+    faults = []
+    for condition in experiment.conditions:
+        first: Config | None = None
+        for variant in experiment.variants:
+            run = experiment.run(experiment.seeds[0], condition, variant)
+            named = ", ".join([*filter(None, [condition.name]), variant.name])
+            try:
+                fault = _why_not_comparable(first := first or run.config, run.config)
+            except ConfigError as error:
+                fault = str(error).removeprefix("command line: ").removeprefix(f"{run.base}: ")
+            faults += [f"{named}: {fault}"] if fault else []
+    if faults:
+        lines = "\n".join(f"  {fault}" for fault in faults)
+        raise ConfigError(f"{where}: {faults[0]}" if len(faults) == 1 else f"{where}:\n{lines}")
+
+
+def _why_not_comparable(first: Config, other: Config) -> str | None:
+    if other.data.eval is None:
+        return "data.eval is missing: an experiment compares accuracy on held-out problems"
+    differing = [
+        name for name in option_differences(first, other) if name.startswith(("data.eval", "eval.", "model.name"))
+    ]
+    if differing:
+        return f"{', '.join(differing)} differs from the first row's; what is evaluated can differ between conditions"
+    return None
+
+
+def _require_own_folders(experiment: Experiment) -> None:
+    """Raise ConfigError for two runs that would have the same folder."""
+    found: dict[str, PlannedRun] = {}
+    for run in experiment.runs():
+        other = found.setdefault(run.name.lower(), run)
+        if other is not run:
+            raise ConfigError(
+                f"{other.describe()} and {run.describe()} would be in one folder, {run.name}; rename one of them"
+            )
+
+
+def file_name(name: str) -> str:
+    """A name as a part of a file's: letters, digits, dots and underscores; all else becomes underscores."""
+    return re.sub(r"[^\w.]+", "_", name).strip("_.")
+
+
+def _base(value: Any, where: Path) -> Path:
+    if not isinstance(value, str):
+        raise ConfigError(f"{where}: base must be the path or name of a configuration, got {value!r}")
+    path = where.parent / value
+    try:
+        return path if path.is_file() else find_config(value)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: base: {error} (looked for beside the file, then here)") from None
+
+
+def _seeds(value: Any, where: str) -> tuple[int, ...]:
+    is_list = isinstance(value, list) and value
+    if not is_list or any(type(seed) is not int or not 0 <= seed <= _MAX_SEED for seed in value):
+        raise ConfigError(f"{where}: expected a list of integers from 0, such as [0, 1, 2], got {value!r}")
+    if repeated := sorted({seed for seed in value if value.count(seed) > 1}):
+        raise ConfigError(f"{where}: {repeated[0]} stands there twice")
+    return tuple(value)
+
+
+def _overrides(value: Any, where: str) -> tuple[str, ...]:
+    """A list of `key=value`; nothing stands for an empty one."""
+    if value is None:
+        return ()
+    if not isinstance(value, list) or any(not isinstance(item, str) for item in value):
+        raise ConfigError(f"{where}: expected a list of options as text, such as [loss.clip_high=0.28], got {value!r}")
+    for item in value:
+        try:
+            parse_overrides([item])
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        option = item.partition("=")[0]
+        if option in _SET_ELSEWHERE and not where.startswith("command line"):
+            raise ConfigError(f"{where}: {option} cannot be set here: {_SET_ELSEWHERE[option]}")
+        if option == "train.seed":
+            raise ConfigError(f"{where}: train.seed cannot be set here: give --seeds")
+    return tuple(value)
+
+
+def _named(value: Any, where: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, dict) or not value:
+        raise ConfigError(f"{where}: expected names with their options, `name: [key=value]`, got {value!r}")
+    for name, own in value.items():
+        text = str(name)
+        if not file_name(text):
+            raise ConfigError(f"{where}: the name {text!r} has no letter and no digit")
+        yield text, own
+
+
+def _conditions(value: Any, where: str) -> tuple[Condition, ...]:
+    if value is None:
+        return (Condition(""),)
+    return tuple(Condition(name, _options_of(own, f"{where}: {name}", ())[0]) for name, own in _named(value, where))
+
+
+def _variants(value: Any, where: str) -> tuple[Variant, ...]:
+    if isinstance(value, str):
+        file = find_ladder(value)
+        return _variants(read_options(file)["variants"], f"{file}: variants")
+    found = [Variant(name, *_options_of(own, f"{where}: {name}", ("after",))) for name, own in _named(value, where)]
+    by_name = {each.name: each for each in found}
+    for each in found:
+        _require_end(each, by_name, where)
+    return tuple(found)
+
+
+def _require_end(variant: Variant, by_name: Mapping[str, Variant], where: str) -> None:
+    """Raise ConfigError where `after` names no variant, or leads back to where it began."""
+    trail = [variant.name]
+    while (after := by_name[trail[-1]].after) is not None:
+        if after not in by_name:
+            raise ConfigError(f"{where}: {trail[-1]}: after {after!r} is no variant; {did_you_mean(after, by_name)}")
+        if after in trail:
+            raise ConfigError(f"{where}: `after` leads in a circle: {' after '.join([*trail, after])}")
+        trail.append(after)
+
+
+def _options_of(value: Any, where: str, more: tuple[str, ...]) -> tuple[tuple[str, ...], str | None]:
+    """Options, and what they come after, from a list or a mapping with `set`."""
+    if value is None or isinstance(value, list):
+        return _overrides(value, where), None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: expected a list of options or a mapping with `set`, got {value!r}")
+    _require_known(value, ("set", *more), where)
+    after = value.get("after")
+    if after is not None and not isinstance(after, str):
+        raise ConfigError(f"{where}: after must be the name of a variant, got {after!r}")
+    return _overrides(value.get("set"), f"{where}: set"), after
+
+
+def _panels(value: Any, where: str) -> tuple[Panel, ...]:
+    if value is None:
+        return tuple(Panel(metric, against) for metric, axes in _PANELS for against in axes)
+    if not isinstance(value, list) or not value:
+        raise ConfigError(f"{where}: expected a list of plots, - {{metric: accuracy, against: [steps]}}, got {value!r}")
+    return tuple(panel for each in value for panel in _panels_of(each, where))
+
+
+def _panels_of(value: Any, where: str) -> Iterator[Panel]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: expected {{metric: accuracy, against: [steps]}}, got {value!r}")
+    _require_known(value, ("metric", "against"), where)
+    metric, against = value.get("metric"), value.get("against", ["steps"])
+    if not isinstance(metric, str) or not _is_metric(metric):
+        raise ConfigError(f"{where}: no metric {metric!r}; expected accuracy (held out) or one of docs/metrics.md")
+    axes = [against] if isinstance(against, str) else against
+    if not isinstance(axes, list) or not axes or any(axis not in AXES for axis in axes):
+        raise ConfigError(f"{where}: {metric}: against must be some of {', '.join(AXES)}, got {against!r}")
+    for axis in axes:
+        yield Panel(metric, axis)
+
+
+def _is_metric(name: str) -> bool:
+    """Whether runs log such a metric; those that a loss of one's own returns are not known here."""
+    try:
+        return name == ACCURACY or metric_of(name).name != "loss/{name}"
+    except KeyError:
+        return False
+
+
+def _require_known(value: Mapping[Any, Any], known: Sequence[str], where: str) -> None:
+    for key in value:
+        if key not in known:
+            raise ConfigError(f"{where}: unknown key {key!r}; {did_you_mean(str(key), known)}")

@@ -1,0 +1,252 @@
+"""The results of an experiment: read from its runs, or from the small files that are kept of them; one table of both.
+
+    results.json      the experiment, each run's facts and accuracies per problem, the table
+    results.parquet   a row per run and step: generated tokens, seconds without evaluations, accuracy, metrics
+
+An accuracy is that of a run's last evaluation, which comes after its last step, in every row. What is called final of
+other metrics is the mean over the last tenth of the steps.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, isfinite
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import dapo
+from dapo.analysis.compare import metrics_by_step
+from dapo.config import Config
+from dapo.core.errors import DataError
+from dapo.core.files import atomic_file, atomic_write_json, read_json
+from dapo.core.processor import cpu_model
+from dapo.experiments.experiment import ACCURACY, Experiment, Panel, PlannedRun
+from dapo.telemetry.console import training_seconds
+from dapo.training.run_directory import RunDirectory, package_versions, read_evaluation
+
+RESULTS_JSON, RESULTS_PARQUET = "results.json", "results.parquet"
+FORMAT = 1
+"""Of results.json."""
+ENDED = ("finished", "solved")
+"""The reasons with which a run has ended well."""
+KEPT_METRICS = (
+    "reward/mean",
+    "reward/accuracy",
+    "rollout/keep_rate",
+    "rollout/response_tokens_mean",
+    "rollout/truncated_fraction",
+    "loss/entropy",
+    "loss/clip_high_fraction",
+    "loss/token_prob_mean",
+    "optim/skipped",
+)
+"""The metrics whose curves are always kept; those of the experiment's plots are as well."""
+FINAL_METRICS = {
+    "length": "rollout/response_tokens_mean",
+    "truncated": "rollout/truncated_fraction",
+    "entropy": "loss/entropy",
+}
+"""What the table shows of a run's last steps."""
+_FINAL_PART = 0.1
+_KEYS = ("condition", "variant", "seed", "step", "tokens", "seconds", ACCURACY)
+
+
+@dataclass(frozen=True)
+class Results:
+    """What is kept of an experiment."""
+
+    facts: Mapping[str, Any]
+    """The content of results.json without the table."""
+    curves: pa.Table
+    """The content of results.parquet."""
+
+    @property
+    def panels(self) -> list[Panel]:
+        """The plots."""
+        return [Panel(each["metric"], each["against"]) for each in self.facts["experiment"]["plots"]]
+
+    @property
+    def conditions(self) -> list[str]:
+        """The names of the conditions; one empty name where there are none."""
+        return [each["name"] for each in self.facts["experiment"]["conditions"]]
+
+    @property
+    def variants(self) -> list[dict[str, Any]]:
+        """The rows: name, after, own options."""
+        found: list[dict[str, Any]] = self.facts["experiment"]["variants"]
+        return found
+
+    def finished(self, condition: str, variant: str) -> dict[int, dict[str, Any]]:
+        """The finished runs of a row that were evaluated, by seed."""
+        return {
+            run["seed"]: run
+            for run in self.facts["runs"]
+            if (run["condition"], run["variant"]) == (condition, variant) and run["accuracies"] is not None
+        }
+
+
+def collect(experiment: Experiment, folder: Path, failures: Mapping[str, str] | None = None) -> Results:
+    """Read the results of an experiment's runs as they stand.
+
+    Args:
+        experiment: The experiment.
+        folder: Its folder.
+        failures: Why runs have failed, by the name of the run.
+
+    Raises:
+        DataError: Metrics of a run are damaged, or runs of one condition were evaluated on different problems.
+    """
+    metrics = (*KEPT_METRICS, *(panel.metric for panel in experiment.panels if panel.metric != ACCURACY))
+    runs, rows, problems = [], [], dict[str, list[str]]()
+    for planned in experiment.runs():
+        found, curve = _read_run(planned, folder / "runs" / planned.name, tuple(dict.fromkeys(metrics)))
+        if (reason := (failures or {}).get(planned.name)) is not None and found["state"] not in ENDED:
+            found |= {"state": "failed", "reason": reason}
+        if (table := found.pop("table")) is not None:
+            ids = problems.setdefault(planned.condition, sorted(table))
+            if sorted(table) != ids:
+                raise DataError(f"{planned.describe()} was evaluated on other problems than the runs before it")
+            found["accuracies"] = [table[name] for name in ids]
+        runs.append(found)
+        rows += curve
+    facts = {
+        "format": FORMAT,
+        "experiment": describe_experiment(experiment),
+        "made_with": {"dapo": dapo.__version__, "packages": package_versions(), "processor": cpu_model()},
+        "problems": problems,
+        "runs": runs,
+    }
+    return Results(facts, _table_of(rows, tuple(dict.fromkeys(metrics))))
+
+
+def describe_experiment(experiment: Experiment) -> dict[str, Any]:
+    """An experiment as JSON values, without paths of this machine."""
+    return {
+        "name": experiment.name,
+        "base": experiment.base.name,
+        "seeds": list(experiment.seeds),
+        "set": list(experiment.shared),
+        "conditions": [{"name": each.name, "set": list(each.own)} for each in experiment.conditions],
+        "variants": [
+            {"name": each.name, "after": each.after, "set": list(each.own), "previous": experiment.predecessor(each)}
+            for each in experiment.variants
+        ],
+        "baseline": experiment.baseline,
+        "plots": [{"metric": panel.metric, "against": panel.against} for panel in experiment.panels],
+    }
+
+
+def write_results(results: Results, table: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Write results.json, with the table, and results.parquet into a folder."""
+    with atomic_file(folder / RESULTS_PARQUET) as temporary:
+        pq.write_table(results.curves, temporary, compression="zstd")
+    atomic_write_json(folder / RESULTS_JSON, {**results.facts, "table": table})
+
+
+def read_results(folder: Path) -> Results:
+    """Read what `write_results` has written. Raises DataError where it is missing, damaged or of another version."""
+    path = folder / RESULTS_JSON
+    try:
+        facts = read_json(path)
+        curves = pq.read_table(folder / RESULTS_PARQUET)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{folder} holds no results that can be read ({error}); expected {RESULTS_JSON} and {RESULTS_PARQUET} "
+            "of dapo ablate"
+        ) from None
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+        raise DataError(f"{path} is not of this version of dapo ablate; make it anew from the runs")
+    facts.pop("table", None)
+    return Results(facts, curves)
+
+
+def _read_run(planned: PlannedRun, path: Path, metrics: Sequence[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The facts of a run, with its last evaluation as `table`, and the rows of its curve."""
+    facts: dict[str, Any] = {
+        "condition": planned.condition,
+        "variant": planned.variant,
+        "seed": planned.seed,
+        "state": "not started",
+        "reason": None,
+        "accuracies": None,
+        "table": None,
+    }
+    if not (path / "config.yaml").is_file():
+        return facts, []
+    run = RunDirectory.open(path)
+    reason = run.exit_reason()
+    facts["state"] = "unfinished" if reason is None or reason.startswith("interrupted") else "failed"
+    facts["reason"] = reason
+    rows = metrics_by_step(run)
+    evaluations = {step: found for step in (0, max(rows, default=0)) if (found := _evaluation(run, step))}
+    name = next((each["name"] for each in evaluations.values()), None)
+    curve = _curve(planned, rows, name, metrics)
+    if reason not in ENDED:
+        return facts, curve
+    last = max(evaluations, default=0)
+    if last:
+        facts["table"] = {row["id"]: row["accuracy"] for row in evaluations[last]["table"]}
+        facts["is_binary"] = bool(evaluations[last]["binary"])
+    return facts | {"state": reason} | _figures(rows, curve, evaluations, planned.config), curve
+
+
+def _evaluation(run: RunDirectory, step: int) -> dict[str, Any] | None:
+    found = read_evaluation(run.eval(step), lambda text: None) if run.eval(step).is_file() else []
+    return found[0] if found else None
+
+
+def _figures(
+    rows: Mapping[int, Mapping[str, Any]],
+    curve: Sequence[Mapping[str, Any]],
+    evaluations: Mapping[int, Mapping[str, Any]],
+    config: Config,
+) -> dict[str, Any]:
+    """The numbers of a finished run that the table shows."""
+    steps = sorted(step for step in rows if step > 0)
+    last = [rows[step] for step in steps[-max(1, ceil(_FINAL_PART * len(steps))) :]] if steps else []
+    updates = sum(ceil(rows[step].get("rollout/groups_trained", 0) / config.train.minibatch_groups) for step in steps)
+    skipped = sum(rows[step].get("optim/skipped") or 0 for step in steps)
+    final = max(evaluations, default=0)
+    return {
+        "steps": len(steps),
+        "tokens": curve[-1]["tokens"] if curve else 0,
+        "seconds": curve[-1]["seconds"] if curve else 0.0,
+        "accuracy_before": evaluations[0]["accuracy"] if 0 in evaluations else None,
+        "accuracy": evaluations[final]["accuracy"] if final else None,
+        "samples_per_problem": evaluations[final]["samples_per_problem"] if final else None,
+        **{name: _mean([row.get(metric) for row in last]) for name, metric in FINAL_METRICS.items()},
+        "updates": updates,
+        "skipped": skipped / updates if updates else None,
+    }
+
+
+def _curve(
+    planned: PlannedRun, rows: Mapping[int, Mapping[str, Any]], evaluation: str | None, metrics: Sequence[str]
+) -> list[dict[str, Any]]:
+    """A row per step: what had been spent when it was done, the accuracy after it, its metrics."""
+    tokens, seconds, found = 0, 0.0, []
+    for step, row in sorted(rows.items()):
+        tokens += int(row.get("rollout/tokens_generated") or 0)
+        took = training_seconds({name: value for name, value in row.items() if value is not None})
+        seconds += took if isfinite(took) and step > 0 else 0.0
+        key = (planned.condition, planned.variant, planned.seed, step, tokens, seconds)
+        accuracy = row.get(f"eval/{evaluation}/accuracy")
+        if step > 0 or accuracy is not None:
+            own = {metric: row.get(metric) for metric in metrics}
+            found.append(dict(zip(_KEYS, (*key, accuracy), strict=True)) | own)
+    return found
+
+
+def _table_of(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> pa.Table:
+    kinds = [pa.string(), pa.string(), pa.int64(), pa.int32(), pa.int64(), pa.float32(), pa.float32()]
+    fields = [*zip(_KEYS, kinds, strict=True), *((metric, pa.float32()) for metric in metrics)]
+    return pa.Table.from_pylist([dict(row) for row in rows], pa.schema(fields))
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return fmean(known) if known else None

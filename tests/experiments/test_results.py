@@ -1,0 +1,144 @@
+"""Results: the table by hand, the small form that is kept, and the pictures made of it."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dapo.core.errors import DataError
+from dapo.experiments.experiment import Experiment, load_experiment
+from dapo.experiments.figures import mean_curve, plot_results, results_figure
+from dapo.experiments.results import collect, read_results, write_results
+from dapo.experiments.table import make_table
+from helpers.ablations import write_run
+
+FILE = """
+base: tiny
+seeds: [0, 1, 2]
+variants: {a: [], b: {after: a, set: [loss.clip_high=0.3]}, c: {after: a, set: [loss.clip_high=0.4]}}
+plots: [{metric: accuracy, against: [steps, tokens, seconds]}, {metric: loss/entropy, against: [steps]}]
+"""
+ACCURACIES = {"a": 0.4, "b": 0.5, "c": 0.7}
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Experiment:
+    (tmp_path / "mine.yaml").write_text(FILE)
+    return load_experiment(tmp_path / "mine.yaml")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, experiment: Experiment) -> Path:
+    for run in experiment.runs():
+        path = tmp_path / "x" / "runs" / run.name
+        steps = 3 if run.seed == 2 else 4
+        arguments = ["train", str(run.base), *run.overrides, "--run-dir", str(path)]
+        write_run(arguments, accuracy=ACCURACIES[run.variant], steps=steps)
+    return tmp_path / "x"
+
+
+def test_the_table_has_means_over_seeds_and_differences_to_the_row_before_and_the_baseline(experiment, folder):
+    (table,) = make_table(collect(experiment, folder))
+    a, b, c = table["rows"]
+    assert table["accuracy_before"]["mean"] == 0.25
+    assert (table["problems"], table["samples_per_problem"], table["notes"]) == (6, 4, [])
+    assert [row["accuracy"]["mean"] for row in (a, b, c)] == pytest.approx([0.4, 0.5, 0.7])
+    assert (a["to_previous"], a["to_baseline"]) == (None, None)
+    assert (b["previous"], c["previous"]) == ("a", "a")
+    assert b["to_baseline"]["mean"] == pytest.approx(0.1)
+    assert c["to_previous"]["mean"] == pytest.approx(0.3)
+    assert c["to_previous"]["seeds"] == 3
+    # tokens: 100 + 200 + 300 (+ 400); seconds: 3 per step less 1 of the evaluation
+    assert a["tokens"]["mean"] == pytest.approx((1000 + 1000 + 600) / 3)
+    assert a["seconds"]["mean"] == pytest.approx((11 + 11 + 8) / 3)
+    # the last tenth of four steps is the last one
+    assert a["length"]["mean"] == pytest.approx((14 + 14 + 13) / 3)
+    assert a["entropy"]["mean"] == pytest.approx((1 / 4 + 1 / 4 + 1 / 3) / 3)
+    # four groups trained in minibatches of two: two updates per step, one of a run's is skipped
+    assert a["skipped"]["mean"] == pytest.approx((1 / 8 + 1 / 8 + 1 / 6) / 3)
+
+
+def test_runs_that_have_not_finished_are_left_out_and_named(experiment, folder):
+    (folder / "runs" / "b-seed1" / "summary.json").unlink()
+    (table,) = make_table(collect(experiment, folder, {"b-seed1": "NumericsError: it broke"}))
+    assert table["rows"][1]["seeds"] == [0, 2]
+    assert table["rows"][2]["to_previous"]["seeds"] == 3
+    assert table["rows"][1]["to_previous"]["seeds"] == 2
+    assert table["notes"] == ["left out: b, seed 1 (failed: NumericsError: it broke)"]
+
+
+def test_base_evaluations_of_a_seed_that_differ_are_noted(experiment, folder):
+    path = folder / "runs" / "b-seed1" / "eval" / "step_000000.json"
+    path.write_text(path.read_text().replace('"accuracy": 0.25', '"accuracy": 0.5'))
+    (table,) = make_table(collect(experiment, folder))
+    assert [note for note in table["notes"] if "before training differs between the rows of seed 1" in note]
+
+
+def test_what_is_kept_gives_the_same_table_and_picture_without_the_runs(experiment, folder, tmp_path):
+    results = collect(experiment, folder)
+    write_results(results, make_table(results), tmp_path / "kept")
+    again = read_results(tmp_path / "kept")
+    assert make_table(again) == make_table(results)
+    assert again.curves.equals(results.curves)
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"results.json", "results.parquet"}
+    assert str(tmp_path) not in (tmp_path / "kept" / "results.json").read_text()
+    (picture,) = plot_results(again, tmp_path / "kept")
+    assert picture.name == "curves.png"
+    assert picture.stat().st_size > 10_000
+
+
+def test_damaged_or_missing_results_are_refused(tmp_path):
+    with pytest.raises(DataError, match="holds no results that can be read"):
+        read_results(tmp_path)
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(DataError, match="holds no results that can be read"):
+        read_results(tmp_path)
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "results.parquet")
+    with pytest.raises(DataError, match="not of this version"):
+        read_results(tmp_path)
+
+
+def test_a_curve_has_what_was_spent_by_each_step(experiment, folder):
+    curves = collect(experiment, folder).curves.to_pylist()
+    first = [row for row in curves if (row["variant"], row["seed"]) == ("a", 0)]
+    assert [row["step"] for row in first] == [0, 1, 2, 3, 4]
+    assert [row["tokens"] for row in first] == [0, 100, 300, 600, 1000]
+    assert [row["seconds"] for row in first] == [0, 3, 6, 9, 11]
+    assert [row["accuracy"] for row in first[:4]] == [0.25, None, None, None]
+
+
+def test_a_mean_curve_ends_with_the_shortest_and_its_band_is_students():
+    short = np.array([1.0, 2.0]), np.array([1.0, 3.0])
+    long = np.array([1.0, 2.0, 3.0]), np.array([3.0, 5.0, 9.0])
+    at, mean, low, high = mean_curve([short, long], is_by_step=True)
+    assert at.tolist() == [1.0, 2.0]
+    assert mean.tolist() == [2.0, 4.0]
+    assert high - mean == pytest.approx([12.7062] * 2, abs=1e-3)
+    assert mean - low == pytest.approx(high - mean)
+    at, mean, *_ = mean_curve([short, long], is_by_step=False)
+    assert (at[0], at[-1]) == (1.0, 2.0)
+    assert mean[len(mean) // 2] == pytest.approx(3.0, abs=0.02)
+
+
+def test_a_picture_has_a_panel_per_axis_and_a_line_per_row(experiment, folder):
+    figure = results_figure(collect(experiment, folder), "")
+    panels = [axes for axes in figure.axes if axes.get_visible()]
+    assert [axes.get_xlabel() for axes in panels] == [
+        "training step",
+        "generated tokens",
+        "seconds without evaluations",
+        "training step",
+    ]
+    assert all([line.get_label() for line in axes.get_lines()] == ["a", "b", "c"] for axes in panels)
+    last = panels[0].get_lines()[2]
+    assert last.get_ydata()[0] == pytest.approx(25.0)
+
+
+def test_an_experiment_without_a_finished_step_has_no_picture(experiment, tmp_path):
+    results = collect(experiment, tmp_path / "nowhere")
+    assert plot_results(results, tmp_path) == []
+    (table,) = make_table(results)
+    assert table["rows"][0]["accuracy"] is None
