@@ -96,7 +96,7 @@ def test_advantages_and_targets_of_a_batch_equal_a_naive_double_loop(gamma: floa
 
 
 def test_values_that_miss_by_a_constant_explain_everything_and_masked_tokens_count_nowhere() -> None:
-    config = tiny("preset=ppo", "overlong.mode=filter")
+    config = tiny("preset=ppo", "overlong.mode=filter", "loss.kl_coef=0")
     samples = with_advantages([group(0, (3, 1.0), (8, -1.0), (2, -1.0))], config)
     shift = 0.25
     rows = [[sample.reward + shift] * len(sample.response_ids) for sample in samples]
@@ -120,6 +120,8 @@ def test_ppo_learns_its_critic_follows_and_every_group_trains(learned: Path) -> 
         assert [row[name] for row in rows] == [4] * 12
     accuracy = [row["reward/accuracy"] for row in rows]
     assert np.mean(accuracy[-3:]) > np.mean(accuracy[:3]) + 0.2
+    assert abs(rows[0]["reward/kl_mean"]) < 1e-6 < abs(rows[-1]["reward/kl_mean"])  # the policy leaves its reference
+    assert not [name for row in rows for name in row if name == "loss/kl"]
     assert rows[0]["critic/value_mean"] == 0
     assert rows[0]["critic/explained_variance"] == 0
     assert max(row["critic/value_mean"] for row in rows) > 0.7
@@ -138,7 +140,6 @@ def test_what_needs_stored_values_refuses_a_run_of_ppo_and_an_export_has_the_pol
     for overrides, gradient in ((["overlong.mode=soft"], False), (["advantage.estimator=group"], True)):
         with pytest.raises(ConfigError, match="with the values of a critic, which are stored nowhere"):
             what_if(learned, overrides, gradient=gradient)
-    assert what_if(learned, ["advantage.estimator=group"], steps="2")["options"]
     dapo.load(learned).export(tmp_path / "model")
     exported = load_file(tmp_path / "model" / "model.safetensors")
     saved = load_file(learned / "checkpoints" / "step_000012" / "weights.safetensors")
@@ -219,7 +220,12 @@ def test_what_cannot_have_a_critic_is_refused_in_one_sentence() -> None:
 
 def test_the_check_names_the_departure_and_what_has_no_effect() -> None:
     config = tiny("preset=ppo", "critic.pretrain_steps=2")
-    assert "advantage.estimator: gae (paper: group)" in list(differences_from_paper(config))
+    departures = list(differences_from_paper(config))
+    assert "advantage.estimator: gae (paper: group)" in departures
+    assert "loss.kl_in: reward (paper: loss)" in departures
+    assert (config.loss.kl_coef, config.loss.kl_estimator, config.loss.aggregate) == (0.001, "k1", "token")
+    assert (config.loss.clip_low, config.loss.clip_high) == (0.2, 0.2)
+    assert not config.dynamic_sampling.enabled
     assert "advantage.scale: advantage.estimator is gae" in ignored_options(tiny("preset=ppo", "advantage.scale=none"))
     assert list(ignored_options(tiny("critic.lr=0.1"))) == ["critic.*: advantage.estimator is group"]
     (line,) = [line for line in explain(config) if "critic" in line and "GAE" in line]
@@ -234,7 +240,7 @@ def estimate(dimensions: str, *overrides: str) -> ResourceEstimate:
 
 @pytest.mark.parametrize("name", ["qwen2.5-0.5b", "qwen2.5-7b"])
 def test_the_estimate_counts_the_critic_in_memory_checkpoints_and_time(name: str) -> None:
-    without, having = estimate(name), estimate(name, "preset=ppo")
+    without, having = estimate(name), estimate(name, "preset=ppo", "loss.kl_coef=0")
     dimensions = having.dimensions
     head = 0 if dimensions.tied else dimensions.vocabulary * dimensions.hidden
     parameters = dimensions.parameters - head + dimensions.hidden + 1

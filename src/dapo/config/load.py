@@ -48,7 +48,12 @@ PRESETS: dict[str, dict[str, Any]] = {
         "advantage": {"estimator": "reinforce_pp"},
         "loss": {**_KL_IN_REWARD, "clip_low": 0.2, "clip_high": 0.2, "aggregate": "sequence"},
     },
-    "ppo": {**_NO_EXTRAS, "advantage": {"estimator": "gae"}, "loss": {"clip_low": 0.2, "clip_high": 0.2}},
+    # the divergence counts at each token, as k1; its weight is that of grpo
+    "ppo": {
+        **_NO_EXTRAS,
+        "advantage": {"estimator": "gae"},
+        "loss": {**_KL_IN_REWARD, "clip_low": 0.2, "clip_high": 0.2},
+    },
 }
 
 
