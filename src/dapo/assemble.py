@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dapo.algo.sampling import ScoreThresholds
 from dapo.config import Config, ScoreThresholdsConfig
-from dapo.config.data_spec import Source
+from dapo.config.data_spec import Source, kinds
 from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import ConfigError
 from dapo.core.loading import load_callable
@@ -355,7 +355,7 @@ def distinct(problems: Sequence[Problem], source: Source) -> tuple[list[Problem]
     """Copies of a problem count once; and how many there are of each, in a file that has as many of all of them."""
     counted = unique_problems(problems)
     counts = {count for _, count in counted}
-    copies = counts.pop() if len(counts) == 1 and source.kind in ("path", "hub") else 1
+    copies = counts.pop() if len(counts) == 1 and kinds(source) <= {"path", "hub"} else 1
     return [problem for problem, _ in counted], copies
 
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from dapo.config.data_spec import Columns, FileSource, HubSource, TaskSource, parse_spec
+from dapo.config.data_spec import Columns, FileSource, HubSource, MixSource, TaskSource, kinds, parse_spec, paths_in
 from dapo.core.errors import DataError
 
 EXPECTED = (
     "expected a path (.jsonl, .parquet, .csv, .tsv, .json), hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,..., "
-    "a benchmark (aime24, aime25, math500, gsm8k, amc23) or a mapping with one of the keys path, hub, builtin, gym"
+    "a benchmark (aime24, aime25, math500, gsm8k, amc23) or a mapping with one of the keys path, hub, builtin, gym, mix"
 )
 
 
@@ -47,6 +47,12 @@ EXPECTED = (
         (
             {"hub": "openai/gsm8k", "config": "main", "split": "test"},
             HubSource("openai/gsm8k", "test", "main"),
+        ),
+        (
+            {"mix": {"easy": "builtin:sums", "from-file": {"path": "f.jsonl", "size": 5}}},
+            MixSource(
+                {"easy": TaskSource("builtin", {"sums": {}}), "from-file": FileSource(Path("f.jsonl"), Columns(), 5)}
+            ),
         ),
     ],
 )
@@ -98,6 +104,24 @@ def test_every_form_of_the_contract_is_read(spec, source):
         ("hub:", "data source hub: hub must be text, got ''"),
         ({"path": None}, "data source path: path must be text, got None"),
         ({"path": "x.jsonl", "prompt": 3}, "data source path: prompt must be text, got 3"),
+        ({"mix": {}}, "data source mix: expected a mapping of names to data sources, got {}"),
+        ({"mix": ["a", "b"]}, "data source mix: expected a mapping of names to data sources, got ['a', 'b']"),
+        (
+            {"mix": {"a": "builtin:sums"}, "size": 3},
+            "data source mix: unknown option 'size'; options belong to the parts of the mix",
+        ),
+        (
+            {"mix": {"a/b": "builtin:sums"}},
+            "data source mix: 'a/b' is no name for a part; use letters, digits, _ and -",
+        ),
+        (
+            {"mix": {"a": {"builtin": "sums", "sede": 1}}},
+            "data source mix, part a: builtin: unknown option 'sede'; did you mean seed?",
+        ),
+        (
+            {"mix": {"a": {"mix": {"b": "builtin:sums"}}}},
+            "data source mix, part a: a mix within a mix; name its parts in the outer one",
+        ),
     ],
 )
 def test_a_wrong_spec_says_what_was_expected_and_what_came(spec, message):
@@ -117,6 +141,21 @@ def test_a_wrong_spec_says_what_was_expected_and_what_came(spec, message):
 )
 def test_kind_and_short_name(spec, kind, name):
     assert (parse_spec(spec).kind, parse_spec(spec).label) == (kind, name)
+
+
+def test_a_mix_is_of_all_kinds_of_its_parts_and_is_called_by_their_names():
+    mix = parse_spec({"mix": {"easy": "builtin:sums", "hard": "x.jsonl"}})
+    assert (kinds(mix), mix.label) == ({"builtin", "path"}, "easy+hard")
+    assert kinds(parse_spec("builtin:sums")) == {"builtin"}
+    assert parse_spec({"mix": dict.fromkeys("abcde", "builtin:sums")}).label == "a+4"
+
+
+def test_paths_are_found_wherever_a_source_may_have_one():
+    assert paths_in("x.jsonl", "data.train") == {"data.train": "x.jsonl"}
+    assert paths_in({"path": "x.jsonl", "size": 3}, "data.eval") == {"data.eval.path": "x.jsonl"}
+    assert paths_in({"builtin": "sums"}, "data.train") == {}
+    mix = {"mix": {"a": "x.jsonl", "b": {"path": "y.jsonl"}, "c": {"gym": "gcd"}}}
+    assert paths_in(mix, "data.train") == {"data.train.mix.a": "x.jsonl", "data.train.mix.b.path": "y.jsonl"}
 
 
 def test_a_home_folder_is_expanded():

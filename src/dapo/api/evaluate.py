@@ -19,7 +19,7 @@ from dapo.assemble import (
     resolve_auto,
 )
 from dapo.config import Config, DataSpec, build_config, parse_data_argument, parse_overrides
-from dapo.config.data_spec import BENCHMARKS, INSTRUCTION, parse_spec
+from dapo.config.data_spec import BENCHMARKS, INSTRUCTION, kinds, parse_spec
 from dapo.core.errors import CheckpointError, ConfigError, DataError
 from dapo.core.files import atomic_write_json
 from dapo.core.journal import open_journal
@@ -127,7 +127,7 @@ def evaluation_config(
     raw["rollout"] = {"max_response_tokens": DEFAULT_TOKENS}
     if base is not None:
         raw = json.loads(json.dumps(base))
-        if parse_spec(data).kind != parse_spec(raw["data"]["train"]).kind:
+        if kinds(parse_spec(data)) != kinds(parse_spec(raw["data"]["train"])):
             raw["reward"] = {}  # another kind of problem needs another verifier
     if (Path(model) / "manifest.json").is_file():
         run = RunDirectory.open(model)

@@ -1,6 +1,7 @@
 """Data specs: what `data.train` and `data.eval` may say, read into one typed form."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -27,12 +28,14 @@ INSTRUCTION = (
 Kind: TypeAlias = Literal["path", "hub", "builtin", "gym"]
 TaskKind: TypeAlias = Literal["builtin", "gym"]
 KINDS: tuple[Kind, ...] = ("path", "hub", "builtin", "gym")
+MIX = "mix"
+"""The key of a mapping of several data specs by name."""
 TASK_KINDS: tuple[TaskKind, ...] = ("builtin", "gym")
 FILE_TYPES = (".jsonl", ".parquet", ".csv", ".tsv", ".json")
 """The endings of files that are read."""
 EXPECTED = (
     "expected a path (.jsonl, .parquet, .csv, .tsv, .json), hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,..., "
-    f"a benchmark ({', '.join(BENCHMARKS)}) or a mapping with one of the keys path, hub, builtin, gym"
+    f"a benchmark ({', '.join(BENCHMARKS)}) or a mapping with one of the keys path, hub, builtin, gym, mix"
 )
 _OPTIONS: dict[Kind, tuple[str, ...]] = {
     "path": ("path", "prompt", "answer", "size"),
@@ -43,6 +46,7 @@ _OPTIONS: dict[Kind, tuple[str, ...]] = {
 _TEXTS = ("path", "hub", "config", "split", "prompt", "answer")
 _BOUNDS = {"size": (1, 10**9), "seed": (0, 2**63 - 1)}
 MAX_GENERATED = 10**6
+_PART_NAME = re.compile(r"[A-Za-z0-9_-]+")
 _EXAMPLES = {"builtin": "sums,products", "gym": "chain_sum,gcd"}
 
 
@@ -102,11 +106,47 @@ class TaskSource:
     @property
     def label(self) -> str:
         """A short name for people and metrics: `sums+products`, `sums+7`."""
-        names = list(self.tasks)
-        return "+".join(names) if len(names) <= 4 else f"{names[0]}+{len(names) - 1}"
+        return _joined(self.tasks)
 
 
-Source: TypeAlias = FileSource | HubSource | TaskSource
+OneSource: TypeAlias = FileSource | HubSource | TaskSource
+
+
+@dataclass(frozen=True)
+class MixSource:
+    """Several sources at once: a problem's `source` is the name of the part that it comes from."""
+
+    parts: Mapping[str, OneSource]
+
+    @property
+    def label(self) -> str:
+        """A short name for people and metrics: `easy+hard`, `easy+7`."""
+        return _joined(self.parts)
+
+
+Source: TypeAlias = OneSource | MixSource
+
+
+def kinds(source: Source) -> frozenset[Kind]:
+    """The kind of a source, or the kinds of a mix's parts."""
+    return frozenset(part.kind for part in (source.parts.values() if isinstance(source, MixSource) else (source,)))
+
+
+def paths_in(spec: str | Mapping[str, Any], name: str) -> dict[str, str]:
+    """The texts of a spec that may be paths of files, by option: `{"data.train.mix.hard.path": "hard.jsonl"}`.
+
+    Args:
+        spec: What the option is set to; it may be wrong.
+        name: The option: `data.train`.
+    """
+    if isinstance(spec, str):
+        return {name: spec}
+    found = {f"{name}.path": spec["path"]} if isinstance(spec.get("path"), str) else {}
+    parts = spec.get(MIX)
+    for part, inner in parts.items() if isinstance(parts, Mapping) else ():
+        if isinstance(inner, str | Mapping):
+            found |= paths_in(inner, f"{name}.{MIX}.{part}")
+    return found
 
 
 def parse_spec(spec: str | Mapping[str, Any] | Source) -> Source:
@@ -140,18 +180,41 @@ def _from_string(spec: str) -> Source:
 
 
 def _from_mapping(spec: dict[str, Any]) -> Source:
-    kinds = [kind for kind in KINDS if kind in spec]
-    if len(kinds) != 1:
-        got = f"both {' and '.join(kinds)}" if kinds else f"the keys {', '.join(spec) or '(none)'}"
+    found = [kind for kind in (*KINDS, MIX) if kind in spec]
+    if len(found) != 1:
+        got = f"both {' and '.join(found)}" if found else f"the keys {', '.join(spec) or '(none)'}"
         raise DataError(f"data source: {got}; {EXPECTED}")
-    kind = kinds[0]
+    if MIX in spec:
+        return _mix(spec)
+    kind: Kind = found[0]  # type: ignore[assignment]
     for key in spec:
         if key not in _OPTIONS[kind]:
             raise DataError(f"data source {kind}: unknown option {key!r}; {did_you_mean(key, _OPTIONS[kind])}")
     return _source(kind, {key: value for key, value in spec.items() if value is not None or key == kind})
 
 
-def _source(kind: Kind, spec: Mapping[str, Any], *, benchmark: str | None = None) -> Source:
+def _mix(spec: Mapping[str, Any]) -> MixSource:
+    """`{mix: {easy: SPEC, hard: SPEC}}`."""
+    named = spec[MIX]
+    if more := [key for key in spec if key != MIX]:
+        raise DataError(f"data source mix: unknown option {more[0]!r}; options belong to the parts of the mix")
+    if not isinstance(named, Mapping) or not named:
+        raise DataError(f"data source mix: expected a mapping of names to data sources, got {named!r}")
+    parts: dict[str, OneSource] = {}
+    for name, inner in named.items():
+        if not _PART_NAME.fullmatch(str(name)):
+            raise DataError(f"data source mix: {name!r} is no name for a part; use letters, digits, _ and -")
+        try:
+            part = parse_spec(inner)
+        except DataError as error:
+            raise DataError(f"data source mix, part {name}: {str(error).removeprefix('data source ')}") from None
+        if isinstance(part, MixSource):
+            raise DataError(f"data source mix, part {name}: a mix within a mix; name its parts in the outer one")
+        parts[str(name)] = part
+    return MixSource(parts)
+
+
+def _source(kind: Kind, spec: Mapping[str, Any], *, benchmark: str | None = None) -> OneSource:
     texts = {key: _text(value, f"{kind}: {key}") for key, value in spec.items() if key in _TEXTS}
     bounds = _BOUNDS | ({"size": (1, MAX_GENERATED)} if kind in TASK_KINDS else {})
     integers = {key: _integer(spec[key], f"{kind}: {key}", *limits) for key, limits in bounds.items() if key in spec}
@@ -184,6 +247,11 @@ def _task_options(kind: str, value: object) -> dict[str, dict[str, Any]]:
             raise DataError(f"data source {kind}: the options of task {name} {expected}, got {options!r}")
         found[name] = {str(key): option for key, option in (options or {}).items()}
     return found
+
+
+def _joined(names: Iterable[str]) -> str:
+    first, *others = names
+    return "+".join([first, *others]) if len(others) < 4 else f"{first}+{len(others)}"
 
 
 def _text(value: object, name: str) -> str:

@@ -3,7 +3,7 @@
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeAlias
 
-from dapo.config.data_spec import Source, parse_spec
+from dapo.config.data_spec import Source, parse_spec, paths_in
 from dapo.config.section import Float, Positive, Section, Switch, Tokens, option
 
 DataSpec: TypeAlias = str | dict[str, Any]
@@ -38,7 +38,8 @@ class ModelConfig(Section):
 
 class DataConfig(Section):
     train: DataSpec = option(
-        description="Problems to train on: a path, hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,... or a mapping."
+        description="Problems to train on: a path, hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,... or a mapping; "
+        "{mix: {NAME: SOURCE, ...}} takes several, each under a name of its own."
     )
     eval: DataSpec | None = option(
         None, "Held-out problems, given as for data.train. Their texts are removed from the training problems."
@@ -61,3 +62,8 @@ class DataConfig(Section):
     def eval_source(self) -> Source | None:
         """`data.eval`, parsed; None where it is not set. Raises DataError."""
         return None if self.eval is None else parse_spec(self.eval)
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """What may be paths of files in `data.train` and `data.eval`, by the option that holds each."""
+        return paths_in(self.train, "data.train") | ({} if self.eval is None else paths_in(self.eval, "data.eval"))

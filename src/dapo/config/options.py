@@ -6,12 +6,14 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import AfterValidator, BaseModel, model_validator
 from pydantic.fields import FieldInfo
 
+from dapo.config.data_spec import kinds
 from dapo.config.model_data import DataConfig, ModelConfig
 from dapo.config.reward import AuditConfig, OverlongConfig, RewardConfig
 from dapo.config.run import DistributedConfig, EvalConfig, LogConfig, ProfileConfig
 from dapo.config.sampling import DynamicSamplingConfig, RolloutConfig
 from dapo.config.section import Section, option
 from dapo.config.training import AdvantageConfig, CriticConfig, LossConfig, OptimConfig, TrainConfig
+from dapo.core.errors import DataError
 from dapo.core.secrets import find_secrets
 
 
@@ -348,7 +350,13 @@ class Config(Section):
     @property
     def auto_verifier(self) -> tuple[str, dict[str, Any]]:
         """What `reward.verifier: auto` stands for: what suits the training data, with the user's own options."""
-        name = {"builtin": "exact", "gym": "gym"}.get(self.data.train_source.kind, "math")
+        names = {{"builtin": "exact", "gym": "gym"}.get(kind, "math") for kind in kinds(self.data.train_source)}
+        if len(names) > 1:
+            raise DataError(
+                f"data.train mixes sources that are judged by different verifiers ({', '.join(sorted(names))}); set "
+                "reward.verifier to one that can judge all of them"
+            )
+        name = names.pop()
         return name, ({"extract": "final"} if name == "exact" else {}) | self.reward.options
 
     @model_validator(mode="after")

@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice, zip_longest
 from typing import Any
 
-from dapo.config.data_spec import FileSource, HubSource, Source, TaskSource, parse_spec
+from dapo.config.data_spec import FileSource, HubSource, MixSource, Source, TaskSource, parse_spec
 from dapo.core.errors import DataError
 from dapo.data.sources.builtin import Split, builtin_problems
 from dapo.data.sources.files import read_hub_rows, read_rows
@@ -25,7 +26,8 @@ def load_problems(
 
     A spec is a path (`problems.csv`), `hub:NAME[:SPLIT]`, `builtin:TASK,...`, `gym:TASK,...` or a mapping:
     `{path: FILE, prompt: COLUMN, answer: COLUMN, size: N}`, `{hub: NAME, config:, split:, prompt:, answer:, size:}`,
-    `{builtin: {sums: {terms: 3}}, size: N, seed: S}`, `{gym: {chain_sum: {max_terms: 2}}, size: N, seed: S}`.
+    `{builtin: {sums: {terms: 3}}, size: N, seed: S}`, `{gym: {chain_sum: {max_terms: 2}}, size: N, seed: S}`,
+    `{mix: {easy: SPEC, hard: SPEC}}`.
     `size` takes the first rows of a file; for generated problems it is the total over all tasks, in round-robin order.
 
     Files and hub data sets give the same rows for both values of `split`, copies included. Built-in tasks have disjoint
@@ -37,6 +39,8 @@ def load_problems(
     if split not in ("train", "eval"):
         raise ValueError(f"split must be train or eval, got {split!r}")
     source = parse_spec(spec)
+    if isinstance(source, MixSource):
+        return _mixed(source, split, require_answer=require_answer)
     if isinstance(source, TaskSource):
         return _generated(source, split)
     problems = list(islice(_read(source, require_answer=require_answer), source.size))
@@ -64,6 +68,16 @@ def remove_overlap(train: Sequence[Problem], held_out: Sequence[Problem]) -> tup
     if train and not kept:
         raise DataError("data.train: every problem is also in data.eval; nothing is left to train on")
     return kept, len(train) - len(kept)
+
+
+def _mixed(source: MixSource, split: Split, *, require_answer: bool) -> list[Problem]:
+    """The problems of all parts in round-robin order; one that several parts have belongs to the first of them."""
+    part_of: dict[str, str] = {}
+    parts = []
+    for name, part in source.parts.items():
+        problems = load_problems(part, split=split, require_answer=require_answer)
+        parts.append([replace(each, source=part_of.setdefault(each.id, name)) for each in problems])
+    return [problem for row in zip_longest(*parts) for problem in row if problem is not None]
 
 
 def _read(source: FileSource | HubSource, *, require_answer: bool) -> Iterator[Problem]:

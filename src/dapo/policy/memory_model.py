@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from dapo.config import Config
+from dapo.config.data_spec import kinds
 from dapo.core.errors import ConfigError
 from dapo.policy.logprobs import chunk_bytes, chunk_tokens
 from dapo.policy.model_dimensions import ModelDimensions
@@ -42,7 +43,7 @@ class ResponseLengths:
     def expected(cls, config: Config) -> "ResponseLengths":
         """What is assumed where nothing is measured yet."""
         limit = config.rollout.max_response_tokens
-        prompt = 64 if config.data.train_source.kind in ("builtin", "gym") else 256
+        prompt = 64 if kinds(config.data.train_source) <= {"builtin", "gym"} else 256
         # a long limit is there for the few; a short one is what the task needs
         response = max(1, round((0.3 if limit > 1024 else 0.7) * limit))
         return cls(min(prompt, config.data.max_prompt_tokens), response)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.config import Config, dump_config, load_config
+from dapo.config.data_spec import paths_in
 from dapo.config.differences import option_differences
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.files import atomic_write_json, atomic_write_text, crc32_of, read_json, remove
@@ -146,13 +147,13 @@ def _require_possible(config: Config, changed: Mapping[str, Any], step: int) -> 
 
 def _found_here(config: Config, before: Config) -> Iterator[str]:
     """Overrides that make new paths of data absolute where they are files here: the parent was started elsewhere."""
-    for key, now, then in (
+    for name, now, then in (
         ("data.train", config.data.train, before.data.train),
         ("data.eval", config.data.eval, before.data.eval),
     ):
-        name, path = (f"{key}.path", now.get("path")) if isinstance(now, dict) else (key, now)
-        if now != then and isinstance(path, str) and Path(path).is_file():
-            yield f'{name}="{Path(path).absolute()}"'
+        for option, path in paths_in(now, name).items() if now is not None and now != then else ():
+            if Path(path).is_file():
+                yield f'{option}="{Path(path).absolute()}"'
 
 
 def _fill(fork: RunDirectory, plan: ForkPlan, command: Sequence[str]) -> None:

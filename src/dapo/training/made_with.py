@@ -1,6 +1,7 @@
 """What a checkpoint was computed with, beside its state: the bytes of the steps after it depend on all of it."""
 
 import json
+import re
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ _FREE_OPTIONS = (
 )
 """Options, and beginnings of them, that change no step."""
 
-_PATHS = ("data.train", "data.eval", "data.train.path", "data.eval.path")
+_PATHS = re.compile(r"data\.(train|eval)(\.mix\.[^.]+)?(\.path)?")
 """Options by which the same problems may be found elsewhere: the problems themselves are compared."""
 
 _ROUNDING_OPTIONS = ("train.microbatch_tokens", "train.recompute")
@@ -67,7 +68,7 @@ def changes_since(
     for kind, values in now.items():
         for name in sorted(values.keys() | before[kind].keys()):
             old, new = before[kind].get(name), values.get(name)
-            if old != new and name not in _PATHS and not (kind == "options" and name in expected):
+            if old != new and not _PATHS.fullmatch(name) and not (kind == "options" and name in expected):
                 is_other = kind in ("options", "data") and name not in _ROUNDING_OPTIONS
                 means = "this is another run" if is_other else "results may differ by rounding"
                 if name == _END_OF_DECAY:

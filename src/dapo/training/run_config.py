@@ -30,10 +30,7 @@ def load_run_config(run: RunDirectory, overrides: Sequence[str] = ()) -> Config:
     folder = started_in if started_in is not None and started_in.is_dir() else None
     extend_import_path(run)
     there = []
-    for name, spec in (("data.train", own.data.train), ("data.eval", own.data.eval)):
-        key, path = (f"{name}.path", spec.get("path")) if isinstance(spec, dict) else (name, spec)
-        if not isinstance(path, str):
-            continue
+    for key, path in own.data.paths.items():
         found = (started_in or Path.cwd()) / path
         if isinstance(made_in, str) and found.is_relative_to(made_in):
             moved = run.path.absolute() / found.relative_to(made_in)

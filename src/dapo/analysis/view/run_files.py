@@ -251,11 +251,11 @@ def _evaluation_summary(path: Path) -> dict[str, Any]:
 
 
 def _data_label(config: Mapping[str, Any], name: str) -> str | None:
-    """A short name of the data: the file or source, or the built-in tasks."""
+    """A short name of the data: the file or source, the tasks, or the parts of a mix."""
     if config.get(name) is not None:
         return str(config[name])
     inside = [key.removeprefix(f"{name}.").split(".") for key in config if key.startswith(f"{name}.")]
-    if tasks := list(dict.fromkeys(key[1] for key in inside if key[0] in ("builtin", "gym") and len(key) > 1)):
+    if tasks := list(dict.fromkeys(key[1] for key in inside if key[0] in ("builtin", "gym", "mix") and len(key) > 1)):
         return "+".join(tasks)
     for key in ("path", "hub", "builtin", "gym"):
         if f"{name}.{key}" in config:

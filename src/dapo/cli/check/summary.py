@@ -7,7 +7,7 @@ from functools import reduce
 from typing import Any, Literal
 
 from dapo.config import Config, LossConfig
-from dapo.config.data_spec import Source
+from dapo.config.data_spec import Source, kinds
 from dapo.config.load import resolve_auto_verifier
 from dapo.config.options import CONDITIONS, known_about, options_of, section_in
 from dapo.data.problems import remove_overlap
@@ -179,7 +179,7 @@ def data_facts(
 def _facts(
     role: Literal["train", "eval"], source: Source, config: Config, needed_columns: Mapping[str, Collection[str]]
 ) -> DataFacts:
-    if source.kind == "hub":
+    if "hub" in kinds(source):
         return DataFacts(role, source.label, None)
     return DataFacts(role, source.label, *load_rows(config, role, needed_columns))
 
