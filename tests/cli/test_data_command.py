@@ -170,6 +170,42 @@ def test_stats_samples_a_model(tmp_path, capsys):
     assert "keep rate" not in output
 
 
+def test_select_keeps_what_a_run_solved_at_times_and_lists_the_others(tmp_path, capsys, released):
+    ids = [p.id for p in load_problems(str(released))[:10]]
+    run_dir, out = tmp_path / "run", tmp_path / "out.jsonl"
+    run_dir.mkdir()
+    for name in ("config.yaml", "manifest.json"):
+        (run_dir / name).touch()
+    statistics = ProblemStats()
+    for step in (1, 2):
+        verdicts = [[True] * 4, [True, False, False, False], [True, True, True, False], [False] * 4]
+        statistics.record([group_of(*item) for item in zip(ids, verdicts, strict=False)], step=step)
+    write_problem_stats(run_dir / "problems.parquet", statistics.table())
+    code, output, _ = run(capsys, "select", released, out, "--rates", run_dir)
+    assert code == 0
+    assert counts(output) == {
+        "rows": 1000, "kept": 200, "removed: pass rate too low": 100, "removed: pass rate too high": 100,
+        "removed: not measured": 600,
+    }  # fmt: skip
+    assert "mean pass rate of the kept rows, as measured: 50.0%" in output
+    assert {problem.id for problem in load_problems(str(out))} == set(ids[1:3])
+    assert len((tmp_path / "out.jsonl.removed.jsonl").read_text().splitlines()) == 800
+
+
+def test_select_measures_a_model_on_every_row(tmp_path, capsys):
+    out = tmp_path / "out.jsonl"
+    judged = ["reward.verifier=dapo.rewards.examples:has_digit", "rollout.max_response_tokens=8", "reward.workers=1"]
+    arguments = ["--model", "tiny-random", "--samples", "4", "--low", "0", "--high", "0.5", "--json"]
+    code, output, _ = run(capsys, "select", "{builtin: {sums: {}}, size: 12}", out, *judged, *arguments)
+    assert code == 0
+    found = json.loads(output)
+    removed = [json.loads(line) for line in (tmp_path / "out.jsonl.removed.jsonl").read_text().splitlines()]
+    assert found["counts"]["rows"] == 12 == found["counts"]["kept"] + len(removed)
+    assert 0 <= found["mean_pass_rate"] <= 0.5
+    assert all(row["reason"] == "pass rate too high" and row["pass_rate"] > 0.5 for row in removed)
+    assert {row["responses"] for row in removed} <= {4}
+
+
 @pytest.mark.parametrize(
     ("arguments", "output"),
     [
@@ -184,6 +220,16 @@ def test_stats_samples_a_model(tmp_path, capsys):
         ),
         (["dedupe", "builtin:sums", "{dir}/new.jsonl"], "new.jsonl.removed.jsonl exists already"),
         (["decontaminate", "builtin:sums", "{dir}/out.jsonl", "--against", "no.jsonl"], "no data file no.jsonl"),
+        (["select", "builtin:sums", "{dir}/out.jsonl"], "needs pass rates: give --rates FILE or RUN_DIR, or --model"),
+        (["select", "builtin:sums", "{dir}/out.jsonl", "--rates", "{dir}/none"], "none cannot be read as pass rates"),
+        (
+            ["select", "builtin:sums", "{dir}/out.jsonl", "--rates", "x", "--low", "0.9"],
+            "--low 0.9 is above --high 0.8, so nothing would be left",
+        ),
+        (
+            ["select", "builtin:sums", "{dir}/out.jsonl", "train.seed=1", "--rates", "x"],
+            "train.seed=1: options configure how a model is sampled; add --model",
+        ),
         (["stats", "builtin:sums", "--run", "{dir}/none"], "no run directory {dir}/none"),
         (["stats", "builtin:sums", "--output", "{dir}/there.jsonl"], "there.jsonl exists already"),
         (["stats", "builtin:sums", "eval.top_p=1"], "options configure how a model is sampled; add --model"),

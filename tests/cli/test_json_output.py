@@ -108,6 +108,7 @@ def test_a_run_ends_with_the_object_of_its_status_and_its_progress_is_on_the_sta
         ("data stats", ["RUN"]),
         ("data import", [SUMS, "OUT.jsonl"]),
         ("data dedupe", [SUMS, "OUT.jsonl"]),
+        ("data select", [SUMS, "OUT.jsonl", "--model", "RUN", "--samples", "2", "--low", "0", "--high", "1"]),
         ("data decontaminate", [SUMS, "OUT.jsonl", "--against", "builtin:gcd"]),
         ("export", ["RUN", "OUT"]),
         ("submit", [TINY, "--dry-run"]),

@@ -181,6 +181,64 @@ def decontaminate(
 
 
 @data_app.command()
+def select(
+    spec: Spec,
+    out: Out,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="with --model: options of sampling and reward")
+    ] = None,
+    rates: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE|RUN_DIR", help="of dapo eval --output or dapo data stats --output, or a run"),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="measure the pass rates of this model or run, on every row")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="with --model: responses per problem")] = 16,
+    low: Annotated[float, typer.Option(min=0, max=1, help="the smallest pass rate to keep")] = 0.2,
+    high: Annotated[float, typer.Option(min=0, max=1, help="the largest pass rate to keep")] = 0.8,
+    min_responses: Annotated[
+        int, typer.Option(min=1, help="with --rates: remove problems with fewer judged responses")
+    ] = 8,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Keep the rows that a model solves at times. OUT.removed.jsonl lists the others, with their pass rates."""
+    from dapo.cli import data_stats
+    from dapo.core.errors import ConfigError
+    from dapo.data.prepare.select import select_by_pass_rate
+    from dapo.data.prepare.write import require_new_data, write_data
+
+    if (rates is None) == (model is None):
+        raise ConfigError("dapo data select needs pass rates: give --rates FILE or RUN_DIR, or --model, not both")
+    if low > high:
+        raise ConfigError(f"--low {low:g} is above --high {high:g}, so nothing would be left")
+    if rates is not None and overrides:
+        raise ConfigError(f"{overrides[0]}: options configure how a model is sampled; add --model")
+    report = out.with_name(f"{out.name}.removed.jsonl")
+    require_new_data(out, report, force=force)
+    problems = _read(spec)
+    if rates is not None:
+        found = data_stats.stored_pass_rates(rates)
+    else:
+        assert model is not None
+        options, min_responses = overrides or [], 1
+        how = {"samples": samples, "count": len(problems)}
+        _, found = data_stats.model_pass_rates(spec, problems, model, **how, overrides=options)
+    result = select_by_pass_rate(problems, found, low=low, high=high, min_responses=min_responses)
+    write_data(out, result.kept, report, result.removed, if_empty=_why_none(result.by_reason))
+    counts = {"rows": len(problems), "kept": len(result.kept)}
+    counts |= {f"removed: {reason}": number for reason, number in result.by_reason.items()}
+    if as_json:
+        print_json({**_result_json(spec, counts, out, report), "mean_pass_rate": result.mean_pass_rate})
+        return
+    _print_result(f"{spec} with pass rates from {low:g} to {high:g}", counts, out, report)
+    print_text(f"mean pass rate of the kept rows, as measured: {result.mean_pass_rate:.1%}")
+
+
+def _why_none(by_reason: Mapping[str, int]) -> str:
+    return ", ".join(f"{number:,} rows: {reason}" for reason, number in by_reason.items())
+
+
+@data_app.command()
 def integerize(
     spec: Spec,
     out: Out,

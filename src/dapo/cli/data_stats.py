@@ -11,6 +11,7 @@ from dapo.config import DataSpec, build_config, parse_data_argument
 from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import DataError
 from dapo.core.rng import keyed_permutation
+from dapo.data.prepare.select import read_pass_rates
 from dapo.data.prepare.stats import PassRate
 from dapo.data.problems import unique_problems
 from dapo.data.sources.rows import prompt_text
@@ -46,6 +47,11 @@ def run_pass_rates(path: Path) -> dict[str, PassRate]:
         raise DataError(f"{file} is not what a run writes; the newest checkpoint of the run has another copy") from None
 
 
+def stored_pass_rates(path: Path) -> dict[str, PassRate]:
+    """The pass rates by problem id of a run directory, or in a file of an evaluation or of statistics."""
+    return run_pass_rates(path) if path.is_dir() else read_pass_rates(path)
+
+
 def model_pass_rates(
     spec: DataSpec, data: Sequence[Problem], model: str, *, samples: int, count: int, overrides: Sequence[str]
 ) -> tuple[dict[str, int], dict[str, PassRate]]:
@@ -68,6 +74,7 @@ def model_pass_rates(
     from dapo.evaluation.evaluate import evaluate
     from dapo.rewards.workers.pool import VerifierPool
 
+    spec = parse_data_argument(spec) if isinstance(spec, str) else spec
     as_trained = [f"eval.samples_per_problem={max(1, samples)}", "eval.temperature=1.0", "eval.top_p=1.0"]
     request = EvalRequest(str(spec), overrides=(*as_trained, *overrides))
     config, checkpoint = evaluation_config(model, spec, request, run_options(model))

@@ -1,0 +1,103 @@
+"""Select the problems of a data set whose pass rate is neither too low nor too high to learn from."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal, TypeAlias
+
+from dapo.core.errors import DataError
+from dapo.data.prepare.stats import PassRate
+from dapo.data.sources.rows import prompt_text
+from dapo.types import Problem
+
+Reason: TypeAlias = Literal["pass rate too low", "pass rate too high", "too few responses", "not measured"]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The rows that were kept, and why the others were not."""
+
+    kept: Sequence[Problem]
+    """In the order of the data, copies included."""
+    removed: Sequence[Mapping[str, Any]]
+    """One JSON object per removed row: its number from 1 on, id, reason, responses, pass rate and question."""
+    mean_pass_rate: float | None
+    """Of the kept rows, as measured; None where none is kept."""
+
+    @property
+    def by_reason(self) -> Counter[str]:
+        """The number of removed rows by reason."""
+        return Counter(row["reason"] for row in self.removed)
+
+
+def select_by_pass_rate(
+    problems: Sequence[Problem], rates: Mapping[str, PassRate], *, low: float, high: float, min_responses: int = 1
+) -> Selection:
+    """Keep the rows whose measured pass rate lies between two bounds, both included.
+
+    Args:
+        problems: The rows.
+        rates: The pass rates by problem id; those of other problems are ignored.
+        low: The smallest pass rate to keep.
+        high: The largest.
+        min_responses: Problems with fewer responses that were judged right or wrong are removed.
+    """
+    kept, removed = [], []
+    for number, problem in enumerate(problems, start=1):
+        rate = rates.get(problem.id)
+        reason = _reason(rate, low, high, min_responses)
+        if reason is None:
+            kept.append(problem)
+            continue
+        measured = {"responses": 0, "pass_rate": None}
+        if rate is not None:
+            measured = {"responses": rate.responses, "pass_rate": rate.rate}
+        question = prompt_text(problem.prompt)
+        removed.append({"row": number, "id": problem.id, "reason": reason, **measured, "question": question})
+    mean = fmean(rates[problem.id].rate for problem in kept) if kept else None
+    return Selection(kept, removed, mean)
+
+
+def read_pass_rates(path: Path) -> dict[str, PassRate]:
+    """The pass rates by problem id in a file of `dapo eval --output`, of `RUN/eval/`, or of `dapo data stats --output`.
+
+    Responses without a verdict count neither as right nor as wrong; problems without any verdict are left out. Raises
+    DataError for another file, and where a verifier gave scores alone.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        rows = found["table"]
+        rates = [rate for row in rows for rate in [_of_row(row)] if rate is not None]
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as pass rates: {error}") from None
+    except (KeyError, TypeError, AttributeError):
+        raise DataError(
+            f"{path} holds no pass rates; expected a run directory, or a file of dapo eval --output or of dapo data "
+            "stats --model MODEL --output"
+        ) from None
+    if not rates:
+        raise DataError(f"{path}: no response was judged right or wrong, so no problem has a pass rate")
+    return {rate.id: rate for rate in rates}
+
+
+def _of_row(row: Mapping[str, Any]) -> PassRate | None:
+    """The pass rate in one row of a table, of an evaluation or of statistics; None without a verdict."""
+    if "responses" not in row:
+        measured = row["model"] if "model" in row else row["run"]
+        return None if measured is None else PassRate(row["id"], measured["responses"], measured["correct"])
+    verdicts = [each["correct"] for each in row["responses"] if each["error"] is None and each["correct"] is not None]
+    return PassRate(row["id"], len(verdicts), sum(verdicts)) if verdicts else None
+
+
+def _reason(rate: PassRate | None, low: float, high: float, min_responses: int) -> Reason | None:
+    """Why a row is removed; None where it is kept."""
+    if rate is None:
+        return "not measured"
+    if rate.responses < min_responses:
+        return "too few responses"
+    if rate.rate < low:
+        return "pass rate too low"
+    return "pass rate too high" if rate.rate > high else None
