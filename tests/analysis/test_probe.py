@@ -19,6 +19,7 @@ from dapo.analysis.probe import (
     probe_run,
 )
 from dapo.assemble import probe_kernels, read_inputs, resolve_auto
+from dapo.cli.check.probe import describe_probe
 from dapo.cli.train import start_run
 from dapo.config import Config
 from dapo.core.errors import DataError
@@ -81,6 +82,16 @@ def test_a_step_takes_what_its_groups_take_at_the_measured_rates(probe: Probe):
     assert probe.groups_per_step == pytest.approx(min(16, 8 / probe.expected_keep_rate))
     assert probe.generate_s * probe.tokens_per_s == pytest.approx(probe.groups_per_step * 4 * probe.response_tokens)
     assert 0.1 < probe.peak_memory_gib < 64
+
+
+def test_a_probe_says_what_the_doctor_would_where_no_response_is_right(probe: Probe):
+    assert [each.name for each in probe.findings if each.severity == "error"] == []
+    wrong = ("reward.verifier=helpers.reward_functions:always", "reward.options={verdict: false}")
+    config = tiny(*OPTIONS, *wrong)
+    found = probe_of(config, problems=8)
+    assert [(each.name, each.severity) for each in found.findings] == [("too_hard", "error")]
+    text = " ".join(" ".join(describe_probe(config, found)).split())
+    assert "error: problems are too hard: every response to 8 prompts is wrong, so nothing is learned; mix in" in text
 
 
 def test_more_samples_and_a_reward_of_scores_alone_are_probed_too():

@@ -120,8 +120,9 @@ def test_a_step_that_ended_without_a_batch_is_read_from_its_table(tmp_path: Path
         tmp_path / "run", [], {1: [row(1, i, group_id=i // 2, problem_id=f"p{i // 2}", **wrong) for i in range(6)]}
     )
     _, printed = doctor(capsys, str(path))
-    assert "warning: too_hard, since step 1" in printed
-    assert "only 0% of the judged groups carry a signal" in printed
+    assert "error: too_hard, since step 1" in printed
+    assert "every response to 3 prompts is wrong, so nothing is learned" in printed
+    assert "data.train={mix: {easy: SOURCE, hard: SOURCE}}" in printed
     assert "p0 (2), p1 (2), p2 (2)" in printed
 
 

@@ -106,6 +106,34 @@ FAULTS: list[tuple[str, dict[str, float | None], dict[str, float | None], dict[s
 ]  # fmt: skip
 
 
+NONE_RIGHT: dict[str, float | None] = {
+    "reward/accuracy": 0.0, "rollout/groups_generated": 64, KEPT: 0, "rollout/groups_all_wrong": 64,
+    "rollout/groups_all_correct": 0, "rollout/keep_rate": 0.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("logged", "changed", "result"),
+    [
+        (NONE_RIGHT, {}, "every response to 320 prompts is wrong, so nothing is learned"),
+        ({"reward/accuracy": 0.0, FLAT: 1.0}, {"dynamic_sampling__enabled": "false"}, "so nothing is learned"),
+        # the penalty on length gives groups that are all wrong a spread, which dynamic sampling would have dropped
+        ({"reward/accuracy": 0.0}, {"dynamic_sampling__enabled": "false"}, "learned is the penalty on length"),
+    ],
+)
+def test_where_no_response_is_right_the_problems_are_named_and_no_option(
+    logged: dict[str, float | None], changed: dict[str, Any], result: str
+):
+    config = options(**changed)
+    (case,) = [each for each in found(logged, config) if each.name == "too_hard"]
+    assert (case.severity, case.change) == ("error", ())
+    assert result in case.cause
+    assert case.advice.startswith("mix in problems that the model solves at times, data.train={mix: {easy: SOURCE")
+    assert case.advice in warning(case)
+    one_right = [each for each in found(logged | {"reward/accuracy": 0.001}, config) if each.severity == "error"]
+    assert one_right == []
+
+
 @pytest.mark.parametrize(("name", "beyond", "before", "changed"), FAULTS)
 def test_a_rule_holds_beyond_its_threshold_and_not_before_it(
     name: str, beyond: dict[str, float | None], before: dict[str, float | None], changed: dict[str, Any]

@@ -196,6 +196,7 @@ def test_a_short_batch_trains_or_stops_as_the_option_says():
     ("marks", "found", "advice"),
     [
         ("wwww", "8 all wrong", "Read the responses in rollouts/"),
+        ("wwww", "8 all wrong", "too hard, mix in problems that the model solves at times, data.train={mix: {easy:"),
         ("rrrr", "8 all correct", "the reward accepts too much: dapo reward test f --data d.jsonl shows"),
         (
             "eeee",

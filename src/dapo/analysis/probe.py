@@ -22,6 +22,9 @@ from dapo.assemble import Inputs, build_engine, build_sampling, open_policy, val
 from dapo.config import Config
 from dapo.core.errors import DataError
 from dapo.core.rng import keyed_seed
+from dapo.diagnosis.finding import Finding
+from dapo.diagnosis.history import History
+from dapo.diagnosis.rules import holding
 from dapo.distributed.launch import open_launcher
 from dapo.evaluation.intervals import Interval, mean_interval
 from dapo.policy.memory_model import GIB
@@ -33,6 +36,7 @@ from dapo.training.rollout import Batch, Sampling, collect
 from dapo.training.run_directory import RunDirectory
 from dapo.training.samples import minibatches, with_advantages, with_kl_in_rewards, with_old_logprobs
 from dapo.training.state import TrainablePolicy
+from dapo.training.step_metrics import batch_metrics
 from dapo.training.token_advantages import with_token_advantages
 from dapo.types import Group
 
@@ -102,6 +106,8 @@ class Probe:
     """Weights, sampling and update; without evaluation and checkpoint."""
     peak_memory_gib: float
     """Main memory of this process, or tensors on its GPU if it trains there."""
+    findings: Sequence[Finding] = ()
+    """What `dapo doctor` would say of these steps."""
 
 
 def probe_run(
@@ -326,8 +332,17 @@ def _summarize(config: Config, steps: Sequence[_Step], samples: int) -> Probe:
         update_s=update_s,
         step_s=None if update_s is None else load_s + generate_s + update_s,
         peak_memory_gib=_peak_memory_gib(config),
+        findings=_findings(config, steps),
         **rates,
     )
+
+
+def _findings(config: Config, steps: Sequence[_Step]) -> list[Finding]:
+    """What the rules over metrics find in the steps, their updates left out."""
+    history = History()
+    for number, step in enumerate(steps, start=1):
+        history.add({"step": number} | batch_metrics(step.batch, ()))
+    return holding(history, config)
 
 
 def _pass_rates(config: Config, groups: Sequence[Group]) -> dict[str, Any]:

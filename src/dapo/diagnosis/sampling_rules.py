@@ -24,6 +24,11 @@ MANY_ANSWERS = 0.1
 """The fraction of responses with three or more marked answers above which a run warns."""
 TOP_PROBLEM = 0.5
 """The fraction of a step's trained tokens that one problem may have."""
+EASIER_PROBLEMS = (
+    "mix in problems that the model solves at times, data.train={mix: {easy: SOURCE, hard: SOURCE}} "
+    "(dynamic_sampling.predict=thin asks the others less often), or train on easier ones first and go on with dapo fork"
+)
+"""What to do where a model solves none of its problems."""
 _MANY_TOKENS = 8
 
 
@@ -33,8 +38,8 @@ def too_easy(history: History, config: Config) -> Finding | None:
 
 
 def too_hard(history: History, config: Config) -> Finding | None:
-    """Most groups are all wrong."""
-    return _starvation(history, config, "too_hard")
+    """Not one response is right, or most groups are all wrong."""
+    return _none_right(history, config) or _starvation(history, config, "too_hard")
 
 
 def equal_rewards(history: History, config: Config) -> Finding | None:
@@ -45,6 +50,29 @@ def equal_rewards(history: History, config: Config) -> Finding | None:
 def filtered(history: History, config: Config) -> Finding | None:
     """`dynamic_sampling.filter` rejects most groups."""
     return _starvation(history, config, "filtered")
+
+
+def _none_right(history: History, config: Config) -> Finding | None:
+    """Nothing can be learned of a task from wrong responses alone, whatever else the reward pays for."""
+    keep_rate, groups, steps = signal_rate(history, config), round(_decided(history)), len(history.window())
+    is_sure = not keep_rate or steps >= MIN_STEPS or groups >= MIN_GROUPS
+    if history.mean("reward/accuracy") != 0 or _starvation_cause(history, config) != "too_hard" or not is_sure:
+        return None
+    result = "all that is learned is the penalty on length" if keep_rate else "nothing is learned"
+    return finding(
+        history,
+        "too_hard",
+        "error",
+        f"problems are too hard: every response to {groups:,} prompts is wrong, so {result}",
+        evidence={
+            "reward/accuracy": 0.0,
+            "rollout/keep_rate": keep_rate,
+            "rollout/truncated_fraction": history.mean("rollout/truncated_fraction"),
+        },
+        change=(),
+        advice=f"{EASIER_PROBLEMS}; if it should solve these, read its responses: an answer that is cut off, or "
+        "written otherwise than the reward expects, is wrong too",
+    )
 
 
 def _starvation(history: History, config: Config, name: str) -> Finding | None:
@@ -86,8 +114,8 @@ _STARVATION = {
     "too_hard": (
         "problems are too hard",
         ("rollout.group_size={bigger}",),
-        "choose easier problems in data.train; or the reward expects another form of the answer than the model "
-        "writes: read the responses below",
+        "choose easier problems in data.train (dapo data select), or mix some in; or the reward expects another form "
+        "of the answer than the model writes: read its responses",
     ),
     "equal_rewards": (
         "the reward gives the responses of most groups the same score",

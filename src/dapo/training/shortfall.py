@@ -11,6 +11,7 @@ from collections import Counter
 
 from dapo.config import Config
 from dapo.core.errors import ShortfallError
+from dapo.diagnosis.sampling_rules import EASIER_PROBLEMS
 from dapo.training.dynamic_sampling import REWARD_TEST
 from dapo.training.rollout import Batch
 
@@ -28,8 +29,9 @@ _FOUND = {
 
 _ADVICE = {
     "all_wrong": (
-        "Read the responses in rollouts/: what is cut off, or written otherwise than the reward expects, is wrong too; "
-        "or choose easier problems, or raise rollout.group_size or dynamic_sampling.max_groups_per_step"
+        "Read the responses in rollouts/: what is cut off, or written otherwise than the reward expects, is wrong too. "
+        f"If the problems are too hard, {EASIER_PROBLEMS}; or raise rollout.group_size or "
+        "dynamic_sampling.max_groups_per_step"
     ),
     "all_correct": (
         "Choose harder problems; if these are hard, the reward accepts too much: {reward_test} shows what it accepts"
@@ -94,7 +96,6 @@ def _explain(batch: Batch, found: Counter[str], *, step: int, empty_steps: int, 
     wanted = len(batch.groups) + batch.shortfall
     steps = f"{empty_steps + 1} steps in a row, the last of them " if empty_steps > 0 else ""
     learn = f"{len(batch.groups)} of the {wanted} groups wanted" if batch.groups else "nothing"
-    return (
-        f"{steps}step {step}: {learn} to learn from, in {len(batch.decided)} groups: {judged}\n"
-        f"{_ADVICE[found.most_common(1)[0][0]].format(reward_test=reward_test)}"
-    )
+    advice = _ADVICE[found.most_common(1)[0][0]].replace("{reward_test}", reward_test)
+    where = f"to learn from, in {len(batch.decided)} groups: {judged}"
+    return f"{steps}step {step}: {learn} {where}\n{advice}"

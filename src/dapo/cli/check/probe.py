@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from dapo.analysis.probe import FIRST_STEPS, TOLERANCE, Probe, compare_with_run, default_problems, probe_run
@@ -10,12 +11,13 @@ from dapo.assemble import probe_kernels, read_inputs, resolve_auto
 from dapo.cli.check.estimate import ResourceEstimate
 from dapo.cli.check.report import estimate_of, whole_step_seconds
 from dapo.config import Config
+from dapo.diagnosis.watch import warning
 from dapo.policy.memory_model import GIB
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.telemetry.progress import progress
 from dapo.training.run_directory import RunDirectory
 
-_BAR = 30
+_BAR, _WIDTH = 30, 110
 
 
 def run_probe(config: Config, *, problems: int | None, samples: int | None) -> Probe:
@@ -59,6 +61,9 @@ def describe_probe(config: Config, probe: Probe) -> Iterator[str]:
     yield f"  truncated   {probe.truncated:.1%}{_interval(probe.truncated_interval)}"
     if probe.verifier_errors:
         yield f"  errors      {probe.verifier_errors} responses have no verdict"
+    for found in probe.findings:
+        text = f"{found.severity}: {warning(found)}"
+        yield from wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     yield ""
     yield from _speed(probe, estimate_of(resolve_auto(config))[0])
 
