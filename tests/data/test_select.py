@@ -25,6 +25,7 @@ def test_both_bounds_are_included_and_copies_stay_in_their_order():
     rows = [problem(name) for name in ("high", "never", "low", "half", "under", "over", "half", "always", "new", "few")]
     found = select_by_pass_rate(rows, RATES, low=0.2, high=0.8, min_responses=8)
     assert [each.id for each in found.kept] == ["high", "low", "half", "half"]
+    assert [each.fields["pass_rate"] for each in found.kept] == [0.8, 0.2, 0.5, 0.5]
     assert found.mean_pass_rate == pytest.approx((0.8 + 0.2 + 0.5 + 0.5) / 4)
     assert [(row["row"], row["id"], row["reason"], row["responses"], row["pass_rate"]) for row in found.removed] == [
         (2, "never", "pass rate too low", 10, 0.0),

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, TypeAlias
@@ -21,7 +21,7 @@ class Selection:
     """The rows that were kept, and why the others were not."""
 
     kept: Sequence[Problem]
-    """In the order of the data, copies included."""
+    """In the order of the data, copies included; the field `pass_rate` is what was measured."""
     removed: Sequence[Mapping[str, Any]]
     """One JSON object per removed row: its number from 1 on, id, reason, responses, pass rate and question."""
     mean_pass_rate: float | None
@@ -50,7 +50,8 @@ def select_by_pass_rate(
         rate = rates.get(problem.id)
         reason = _reason(rate, low, high, min_responses)
         if reason is None:
-            kept.append(problem)
+            assert rate is not None
+            kept.append(replace(problem, fields={**problem.fields, "pass_rate": rate.rate}))
             continue
         measured = {"responses": 0, "pass_rate": None}
         if rate is not None:
