@@ -22,7 +22,7 @@ MIX = {
 }
 
 
-def test_problems_take_turns_and_have_the_name_of_their_part_as_source():
+def test_problems_alternate_between_the_parts_and_have_their_names_as_source():
     found = load_problems(MIX)
     assert [problem.source for problem in found] == ["easy", "hard", "easy", "hard", "easy", "hard", "easy", "easy"]
     alone = load_problems(MIX["mix"]["hard"])
