@@ -134,6 +134,16 @@ def test_where_no_response_is_right_the_problems_are_named_and_no_option(
     assert one_right == []
 
 
+def test_wrong_responses_of_groups_without_a_signal_are_examples_of_problems_that_are_too_hard():
+    (shows,) = [rule.response for rule in RULES if rule.name == "too_hard"]
+    assert shows is not None
+    wrong = {"outcome": "trained", "correct": False}
+    assert shows(wrong | {"outcome": "all_wrong", "advantage": None})
+    assert shows(wrong | {"advantage": 0.0})
+    assert not shows(wrong | {"advantage": -0.25})
+    assert not shows({"outcome": "trained", "correct": True, "advantage": 0.0})
+
+
 @pytest.mark.parametrize(("name", "beyond", "before", "changed"), FAULTS)
 def test_a_rule_holds_beyond_its_threshold_and_not_before_it(
     name: str, beyond: dict[str, float | None], before: dict[str, float | None], changed: dict[str, Any]

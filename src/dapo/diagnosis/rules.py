@@ -22,6 +22,11 @@ def _is_audit_gap(row: Row) -> bool:
     return bool(score > audit_score)
 
 
+def _is_wrong_in_vain(row: Row) -> bool:
+    """Whether a response is of a group that is all wrong; where every group trains, its advantages are 0."""
+    return row["outcome"] == "all_wrong" or (row["correct"] is False and row["advantage"] == 0)
+
+
 def _ends_in_loop(row: Row) -> bool:
     return bool(looping([row["response_ids"]], [row["finish"]])[0])
 
@@ -36,7 +41,7 @@ RULES = (
     Rule("entropy_collapse", update_rules.entropy_collapse),
     Rule("entropy_explosion", update_rules.entropy_explosion),
     Rule("many_answers", sampling_rules.many_answers, lambda row: has_many_answers(row["response"])),
-    Rule("too_hard", sampling_rules.too_hard, lambda row: row["outcome"] == "all_wrong"),
+    Rule("too_hard", sampling_rules.too_hard, _is_wrong_in_vain),
     Rule("too_easy", sampling_rules.too_easy, lambda row: row["outcome"] == "all_correct"),
     Rule("equal_rewards", sampling_rules.equal_rewards, lambda row: not row["advantage"]),
     Rule("filtered", sampling_rules.filtered, lambda row: row["outcome"] == "filtered"),
