@@ -230,7 +230,7 @@ def select(
     if as_json:
         print_json({**_result_json(spec, counts, out, report), "mean_pass_rate": result.mean_pass_rate})
         return
-    _print_result(f"{spec} with pass rates from {low:g} to {high:g}", counts, out, report)
+    _print_result(f"pass rates from {low:g} to {high:g}", counts, out, report)
     print_text(f"mean pass rate of the kept rows, as measured: {result.mean_pass_rate:.1%}")
 
 
