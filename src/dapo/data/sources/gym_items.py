@@ -11,6 +11,7 @@ import random
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
+from fractions import Fraction
 from itertools import islice
 from typing import Any
 
@@ -74,9 +75,11 @@ def entry_at(data: Any, seed: int, index: int) -> dict[str, Any]:
 
 
 def python_value(value: Any) -> Any:
-    """Convert a numpy scalar for `json.dumps`. Raises TypeError for other types."""
+    """Convert a numpy scalar or a fraction for `json.dumps`. Raises TypeError for other types."""
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, Fraction):
+        return value.numerator if value.denominator == 1 else float(value)
     raise TypeError(f"an entry holds a {type(value).__name__}, which JSON cannot store")
 
 
