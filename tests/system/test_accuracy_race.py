@@ -41,10 +41,11 @@ def true_accuracy(tokens: Any) -> Any:
     return (1 / (1 + np.exp(-logits))) @ weights / weights.sum()
 
 
-def simulated_rates(rng: np.random.Generator, marks: np.ndarray) -> np.ndarray:
+def simulated_rates(rng: np.random.Generator, difficulties: np.ndarray | None = None) -> np.ndarray:
     """`[marks, problems]` shares of right responses of one race; an easy problem is easy at every mark."""
-    difficulties = ABILITY_SPREAD * rng.standard_normal(sum(HELD_OUT.problems.values()))
-    chances = 1 / (1 + np.exp(-(ability(marks)[:, None] + difficulties)))
+    if difficulties is None:
+        difficulties = ABILITY_SPREAD * rng.standard_normal(sum(HELD_OUT.problems.values()))
+    chances = 1 / (1 + np.exp(-(ability(MARKS)[:, None] + difficulties)))
     asked = np.repeat([HELD_OUT.samples[task] for task in HELD_OUT.problems], list(HELD_OUT.problems.values()))
     return rng.binomial(asked, chances) / asked
 
@@ -87,10 +88,7 @@ def test_simulated_crossings_are_found_within_a_step_without_bias_and_intervals_
     truth = float(grid[np.argmax(true_accuracy(grid) >= 0.75)])
     assert 6_000 < truth < 12_000
     rng = np.random.default_rng(1)
-    found = [
-        find_crossing(MARKS, simulated_rates(rng, MARKS), HELD_OUT, target=0.75, bandwidth=BANDWIDTH)
-        for _ in range(300)
-    ]
+    found = [find_crossing(MARKS, simulated_rates(rng), HELD_OUT, target=0.75, bandwidth=BANDWIDTH) for _ in range(300)]
     errors = np.array([crossing.at - truth for crossing in found])
     covered = np.mean([crossing.low <= truth <= crossing.high for crossing in found])
     print(
@@ -100,6 +98,19 @@ def test_simulated_crossings_are_found_within_a_step_without_bias_and_intervals_
     assert abs(errors.mean()) < 400
     assert np.sqrt((errors**2).mean()) < 1250
     assert covered >= 0.9
+
+
+def test_on_the_same_problems_a_simulated_crossing_repeats_within_half_a_step():
+    rng = np.random.default_rng(2)
+    variances = []
+    for _ in range(25):
+        difficulties = ABILITY_SPREAD * rng.standard_normal(sum(HELD_OUT.problems.values()))
+        races = [simulated_rates(rng, difficulties) for _ in range(4)]
+        found = [find_crossing(MARKS, rates, HELD_OUT, target=0.75, bandwidth=BANDWIDTH).at for rates in races]
+        variances.append(np.var(found, ddof=1))
+    deviation = float(np.sqrt(np.mean(variances)))
+    print(f"standard deviation {deviation:.0f} tokens")
+    assert deviation < 500  # a step of TRL's generates about 900 tokens, one of ours 1,250
 
 
 STEP = {"ours": (1250, 8.5), "all_groups": (850, 6.0), "trl": (850, 42.0)}
