@@ -220,9 +220,9 @@ def test_what_cannot_have_a_critic_is_refused_in_one_sentence() -> None:
 
 def test_the_check_names_the_departure_and_what_has_no_effect() -> None:
     config = tiny("preset=ppo", "critic.pretrain_steps=2")
-    departures = list(differences_from_paper(config))
-    assert "advantage.estimator: gae (paper: group)" in departures
-    assert "loss.kl_in: reward (paper: loss)" in departures
+    differing = list(differences_from_paper(config))
+    assert "advantage.estimator: gae (paper: group)" in differing
+    assert "loss.kl_in: reward (paper: loss)" in differing
     assert (config.loss.kl_coef, config.loss.kl_estimator, config.loss.aggregate) == (0.001, "k1", "token")
     assert (config.loss.clip_low, config.loss.clip_high) == (0.2, 0.2)
     assert not config.dynamic_sampling.enabled
