@@ -542,13 +542,13 @@ def test_rloo_and_reinforce_pp_take_the_divergence_from_the_reward_by_k1():
         assert found.overlong.mode == "off"
         assert found.loss.has_kl_reward
         assert not found.loss.has_kl_term
-        departures = list(differences_from_paper(found))
-        assert f"advantage.estimator: {preset} (paper: group)" in departures
-        assert "loss.kl_in: reward (paper: loss)" in departures
+        differences = list(differences_from_paper(found))
+        assert f"advantage.estimator: {preset} (paper: group)" in differences
+        assert "loss.kl_in: reward (paper: loss)" in differences
         assert list(ignored_options(found)) == []
 
 
-def test_an_estimate_in_the_wrong_place_is_named():
+def test_an_estimate_where_it_has_no_useful_gradient_is_named():
     def ignored(*overrides: str) -> list[str]:
         return [line for line in ignored_options(config(*overrides)) if line.startswith("loss.kl_coef:")]
 

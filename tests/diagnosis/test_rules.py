@@ -134,7 +134,7 @@ def test_where_no_response_is_right_the_problems_are_named_and_no_option(
     assert one_right == []
 
 
-def test_wrong_responses_of_groups_without_a_signal_are_examples_of_problems_that_are_too_hard():
+def test_wrong_responses_of_groups_without_a_signal_are_examples_of_too_hard_problems():
     (shows,) = [rule.response for rule in RULES if rule.name == "too_hard"]
     assert shows is not None
     wrong = {"outcome": "trained", "correct": False}

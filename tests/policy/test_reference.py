@@ -58,7 +58,7 @@ def test_a_resumed_policy_has_the_same_reference_to_the_last_bit(saved_after: in
         assert kl_of_steps(again, first=saved_after + 1, last=8) == expected
 
 
-def test_without_the_option_a_checkpoint_holds_no_reference_and_a_run_may_get_the_option_later(tmp_path: Path) -> None:
+def test_without_the_option_a_checkpoint_holds_no_reference_and_a_run_may_get_it_later(tmp_path: Path) -> None:
     policy = make_policy(loss={"kl_coef": 0.1})
     kl_of_steps(policy, first=1, last=3)
     policy.save(tmp_path)

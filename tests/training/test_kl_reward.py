@@ -71,7 +71,7 @@ def test_what_trains_is_the_reward_less_the_divergence_of_the_trainers_own_log_p
         assert batch.metrics["reward/trained_mean"] == pytest.approx(sum(shaped) / len(shaped))
 
 
-def test_the_filter_looks_at_verdicts_and_not_at_the_divergence(tmp_path: Path) -> None:
+def test_the_filter_takes_verdicts_and_not_the_divergence(tmp_path: Path) -> None:
     outcomes = []
     for more in ([], ["loss.kl_coef=0.5", "loss.kl_in=reward", "loss.kl_estimator=k1"]):
         path = tmp_path / str(len(more))
