@@ -53,7 +53,7 @@ def select_by_pass_rate(
             assert rate is not None
             kept.append(replace(problem, fields={**problem.fields, "pass_rate": rate.rate}))
             continue
-        measured = {"responses": 0, "pass_rate": None}
+        measured: dict[str, float | None] = {"responses": 0, "pass_rate": None}
         if rate is not None:
             measured = {"responses": rate.responses, "pass_rate": rate.rate}
         question = prompt_text(problem.prompt)
