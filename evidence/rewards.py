@@ -65,9 +65,13 @@ class NoisyGrades:
 
 
 def quality(answer: str, reference: str) -> float:
-    """The fraction of characters that agree, compared from the end as digits are: 42 for 142 has two of three."""
-    pairs = zip(reversed(answer), reversed(reference), strict=False)
-    return sum(ours == right for ours, right in pairs) / max(len(answer), len(reference), 1)
+    """The fraction of characters that agree, compared from the end as digits are: 42 for 142 has two of three.
+
+    White space does not count: it agrees in all answers of several digits.
+    """
+    ours, right = ("".join(text.split()) for text in (answer, reference))
+    agreeing = sum(one == other for one, other in zip(reversed(ours), reversed(right), strict=False))
+    return agreeing / max(len(ours), len(right), 1)
 
 
 def _true_verdict(problem: Problem, response: str) -> tuple[Verdict, bool]:

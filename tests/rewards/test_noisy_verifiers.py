@@ -64,6 +64,7 @@ def test_grades_are_quality_plus_noise_of_the_stated_size_and_decide_nothing():
 
 def test_the_quality_of_a_wrong_answer_is_its_share_of_right_digits():
     assert (quality("42", "142"), quality("142", "42"), quality("143", "142")) == (2 / 3, 2 / 3, 2 / 3)
+    assert (quality("1 2 3", "1 2 4"), quality("1 2 3", "4 5 6")) == (2 / 3, 0)
     assert (quality("", "7"), quality("7", ""), quality("", ""), quality("8", "7")) == (0, 0, 0, 0)
     problem = next(problem for problem in TRAIN if len(problem.answer) == 2)
     texts = (f"Answer: {problem.answer}", f"Answer: 1{problem.answer}", "I do not know.")
