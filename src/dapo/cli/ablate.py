@@ -155,8 +155,11 @@ def print_tables(console: SafeConsole, table: Sequence[Mapping[str, Any]], facts
     for condition in table:
         if condition["condition"]:
             console.print(Text(f"\n{printable(condition['condition'])}", style="bold underline"))
-        console.print(_accuracy_table(condition, facts["experiment"]["baseline"]))
-        console.print(_cost_table(condition))
+        for table_of in (_accuracy_table(condition, facts["experiment"]["baseline"]), _cost_table(condition)):
+            # a title of the table itself would be broken to the table's width
+            console.print(Text(f"\n{table_of.caption}", style="bold"), soft_wrap=True)
+            table_of.caption = None
+            console.print(table_of)
         for note in condition["notes"]:
             console.print(f"note: {note}", soft_wrap=True)
     console.print(
@@ -211,7 +214,7 @@ def _cost_table(condition: Mapping[str, Any]) -> Table:
 def _table(title: str, *names: str) -> Table:
     first, *others = names
     columns = [Column(first, min_width=16), *(Column(name, justify="right", no_wrap=True) for name in others)]
-    return Table(*columns, title=title, title_style="bold", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    return Table(*columns, caption=title, box=SIMPLE_HEAD, pad_edge=False)
 
 
 def _with_range(found: Mapping[str, Any] | None, sign: str = "") -> str:

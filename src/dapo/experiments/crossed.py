@@ -18,13 +18,15 @@ is measured in tests/experiments/test_crossed.py.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor, sqrt
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dapo.evaluation.intervals import Interval, difference_interval, mean_interval, student_quantile, wilson_interval
 
+Table: TypeAlias = Sequence[Sequence[float]] | NDArray[np.float64]
+"""[seeds, problems]"""
 _ROUNDING = 1.0e-12  # variances below it are those of equal numbers
 
 
@@ -50,7 +52,7 @@ class Estimate:
         }
 
 
-def crossed_mean(values: Sequence[Sequence[float]], *, proportions: bool = True) -> Estimate:
+def crossed_mean(values: Table, *, proportions: bool = True) -> Estimate:
     """The mean accuracy over seeds and problems.
 
     Args:
@@ -72,9 +74,7 @@ def crossed_mean(values: Sequence[Sequence[float]], *, proportions: bool = True)
     return _estimate(mean, interval, table)
 
 
-def crossed_difference(
-    first: Sequence[Sequence[float]], second: Sequence[Sequence[float]], *, proportions: bool = True
-) -> Estimate:
+def crossed_difference(first: Table, second: Table, *, proportions: bool = True) -> Estimate:
     """The mean difference, second - first, of two rows whose runs are paired by seed and problem.
 
     Args:
@@ -139,7 +139,7 @@ def _estimate(mean: float, interval: Interval | None, table: NDArray[np.float64]
     return Estimate(mean, low, high, *table.shape)
 
 
-def _table(values: Sequence[Sequence[float]]) -> NDArray[np.float64]:
+def _table(values: Table) -> NDArray[np.float64]:
     table = np.asarray(values, np.float64)
     if table.ndim != 2 or not table.size:
         raise ValueError(f"expected a table [seeds, problems] with at least one number, got the shape {table.shape}")
