@@ -14,7 +14,7 @@ from typing import NamedTuple
 from dapo.core.rng import keyed_seed
 from dapo.types import Problem
 
-SHARES: Mapping[str, float] = {"guessed": 0.40, "worked": 0.15, "checked": 0.10, "unmarked": 0.15, "rambling": 0.20}
+SHARES: Mapping[str, float] = {"guessed": 0.45, "worked": 0.10, "checked": 0.10, "unmarked": 0.15, "rambling": 0.20}
 """How often each way of answering is taken; `WAYS` says what they are."""
 
 RIGHT_GUESSES = 0.3
@@ -26,7 +26,7 @@ SLIP_RATE = 0.03
 ENDLESS = 0.4
 """The part of the rambling texts that repeat a sentence and never come to an answer."""
 
-GO_ON = 0.7
+GO_ON = 0.5
 """The probability that another sentence follows in a rambling text that does."""
 
 SENTENCES = ("Let me see. ", "Hmm. ", "Wait. ", "One moment. ", "I am not sure. ", "Let me think. ", "Again. ", "So. ")
@@ -34,7 +34,7 @@ SENTENCES = ("Let me see. ", "Hmm. ", "Wait. ", "One moment. ", "I am not sure. 
 MAX_CHARACTERS = 160
 """Longer texts are cut off here, and have no end."""
 
-MIN_ENDLESS = 60
+MIN_ENDLESS = 30
 """Endless texts are cut off between this number of characters and `MAX_CHARACTERS`: more of them teach nothing new."""
 
 
