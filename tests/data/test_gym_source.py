@@ -83,3 +83,9 @@ def test_a_wrong_task_or_option_gives_the_reason_in_one_line(tasks, message):
     error_text = error_message({"gym": tasks, "size": 3})
     assert error_text.startswith(message)
     assert "\n" not in error_text
+
+
+def test_word_problems_whose_entries_hold_fractions_are_read():
+    found = load_problems({"gym": {"gsm_symbolic": {}}, "size": 4})
+    assert len(found) == 4
+    assert all(problem.answer and problem.fields["gym_entry"]["answer"] == problem.answer for problem in found)
