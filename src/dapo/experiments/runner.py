@@ -191,6 +191,7 @@ class _Runner:
             for each in [each for each in self._running if self._has_ended(each)]:
                 self._running.remove(each)
                 self._report(each)
+                self._next_figures = 0.0  # what is running has changed
             self._refresh()
             if self._running:
                 time.sleep(_POLL_S)
@@ -233,7 +234,7 @@ class _Runner:
         run, took = each.run, time.monotonic() - each.started
         if is_finished(self._folder, run):
             self.progress.finished += 1
-            self._note_seconds(run)
+            self._note_seconds(run, took)
             self._display.message(f"{run.describe()}: {self._result(run)}, {took:,.0f} s")
         elif each.process is None:  # another process had it, and did not finish it
             self._waiting.appendleft(run)
@@ -259,9 +260,10 @@ class _Runner:
             return reason
         return _last_line(self._folder / "logs" / f"{each.run.name}.log") or f"exit code {code}"
 
-    def _note_seconds(self, run: PlannedRun) -> None:
+    def _note_seconds(self, run: PlannedRun, took: float = 0.0) -> None:
+        """Remember what a run has taken: its own count leaves out the start, `took` what was before a resume."""
         summary: Any = read_json(RunDirectory(self._folder / "runs" / run.name).summary)
-        self._seconds.setdefault(run.variant, []).append(float(summary.get("wall_s") or 0.0))
+        self._seconds.setdefault(run.variant, []).append(max(took, float(summary.get("wall_s") or 0.0)))
 
     def _refresh(self) -> None:
         """Show what is done; the runs' own files are read every few seconds only."""
@@ -289,7 +291,10 @@ class _Runner:
         except CheckpointError:  # it has not begun
             return "starting", left
         where = f"step {status.step} of {status.num_steps}"
-        return where if each.process is not None else f"{where}, in another process", left or status.seconds_left
+        return (
+            where if each.process is not None else f"{where}, in another process",
+            status.seconds_left if left is None else left,
+        )
 
     def _expected(self, run: PlannedRun) -> float | None:
         """The seconds of a run: the mean of finished ones of its row, or of all rows; None without one."""
