@@ -121,7 +121,6 @@ class LossConfig(Section):
         "token",
         "Whose ratio loss.engine_correction bounds and multiplies by. token: each token's own; sequence: the product "
         "over its response.",
-        paper=None,
         only_with="corrects_engine",
     )
     engine_over_cap: Literal["truncate", "mask"] = option(
@@ -129,7 +128,6 @@ class LossConfig(Section):
         "What becomes of a ratio above loss.engine_correction. truncate: it counts as that number (truncated "
         "importance sampling); mask: its tokens do not train, nor do those whose ratio is below 1 / that number "
         "(masked importance sampling).",
-        paper=None,
         only_with="corrects_engine",
     )
     old_logprobs: Literal["policy", "engine"] = option(

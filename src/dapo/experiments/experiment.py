@@ -39,7 +39,7 @@ AXES = ("steps", "tokens", "seconds")
 DEFAULT_LADDER = "table1"
 _LADDERS = Path(__file__).parent / "ladders"
 _KEYS = ("base", "seeds", "set", "conditions", "variants", "baseline", "plots")
-_PANELS = (("accuracy", AXES), ("loss/entropy", ("steps",)), ("rollout/response_tokens_mean", ("steps",)))
+_PANELS = (("accuracy", AXES), ("rollout/entropy_estimate", ("steps",)), ("rollout/response_tokens_mean", ("steps",)))
 _MAX_SEED = 2**63 - 1
 _SET_ELSEWHERE = {
     "train.seed": "`seeds` sets it, so that the rows of a seed are paired",

@@ -39,7 +39,7 @@ KEPT_METRICS = (
     "rollout/keep_rate",
     "rollout/response_tokens_mean",
     "rollout/truncated_fraction",
-    "loss/entropy",
+    "rollout/entropy_estimate",
     "loss/clip_high_fraction",
     "loss/token_prob_mean",
     "optim/skipped",
@@ -48,7 +48,7 @@ KEPT_METRICS = (
 FINAL_METRICS = {
     "length": "rollout/response_tokens_mean",
     "truncated": "rollout/truncated_fraction",
-    "entropy": "loss/entropy",
+    "entropy": "rollout/entropy_estimate",
 }
 """What the table shows of a run's last steps."""
 _FINAL_PART = 0.1
