@@ -17,10 +17,12 @@ NO_DIFFERENCE = {
     # what is trained on what, which the paper leaves to the user
     *("preset", "model.name", "data.train", "data.eval", "data.instruction", "data.system", "data.chat_template"),
     *("reward.verifier", "reward.options", "train.num_steps", "train.seed", "model.trust_remote_code"),
+    "train.token_budget",
     # parts of an option whose default is the paper's
     *("model.lora.rank", "model.lora.alpha", "model.lora.targets"),
     *("critic.lr", "critic.gae_lambda", "critic.gamma", "critic.clip_range", "critic.pretrain_steps"),
     *("dynamic_sampling.filter.min_spread", "dynamic_sampling.filter.mean_between", "optim.min_lr_fraction"),
+    *("loss.engine_ratio", "loss.engine_over_cap"),
     # where and how fast it runs, and what is computed is the same up to rounding
     *("model.dtype", "launcher", "train.microbatch_tokens", "train.recompute", "train.threads", "train.device"),
     *("rollout.engine", "rollout.engines", "rollout.engine_threads", "rollout.reproducible"),

@@ -17,7 +17,7 @@ FILE = """
 base: tiny
 seeds: [0, 1, 2]
 variants: {a: [], b: {after: a, set: [loss.clip_high=0.3]}, c: {after: a, set: [loss.clip_high=0.4]}}
-plots: [{metric: accuracy, against: [steps, tokens, seconds]}, {metric: loss/entropy, against: [steps]}]
+plots: [{metric: accuracy, against: [steps, tokens, seconds]}, {metric: rollout/entropy_estimate, against: [steps]}]
 """
 ACCURACIES = {"a": 0.4, "b": 0.5, "c": 0.7}
 

@@ -69,7 +69,7 @@ def metrics_of(step: int, *, is_last: bool) -> dict[str, Any]:
         "rollout/groups_trained": 4,
         "rollout/response_tokens_mean": 10 + step,
         "rollout/truncated_fraction": 0.25,
-        "loss/entropy": 1 / step,
+        "rollout/entropy_estimate": 1 / step,
         "optim/skipped": int(is_last),
         "time/step_s": 3.0,
         "time/evaluate_s": float(is_last),

@@ -96,7 +96,11 @@ OVERRIDES: dict[str, tuple[Any, ...]] = {
         "loss.aggregate=tokens",
         ("option loss.aggregate: input should be 'token', 'group', 'sequence' or 'constant', got 'tokens'"),
     ),
-    "unknown preset": ("preset=grop", "option preset: input should be 'dapo' or 'grpo', got 'grop'"),
+    "unknown preset": (
+        "preset=grop",
+        "option preset: input should be 'dapo', 'grpo', 'dr_grpo', 'gspo', 'cispo', 'sapo', 'ppo', 'rloo' or "
+        "'reinforce_pp', got 'grop'",
+    ),
     "unknown engine": ("rollout.engine=vlm", "option rollout.engine: input should be 'native' or 'vllm', got 'vlm'"),
     "unknown sink": (
         "log.sinks=[tensorbord]",
@@ -675,7 +679,7 @@ MADE_OR_WAITED_FOR = (
 
 
 def test_every_number_among_the_options_is_found():
-    assert len(NUMBERS) == 56
+    assert len(NUMBERS) == 59
     assert {"rollout.native.slots", "train.threads", "reward.timeout_s", "eval.max_response_tokens"} <= set(NUMBERS)
 
 

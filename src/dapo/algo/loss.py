@@ -64,7 +64,7 @@ def policy_loss(
     surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip_low, 1 + clip_high) * advantage)
     if dual_clip is not None:
         surrogate = torch.where(advantage < 0, torch.maximum(surrogate, dual_clip * advantage), surrogate)
-    negative, positive = advantage < 0, advantage > 0
+    negative, positive = trained & (advantage < 0), trained & (advantage > 0)
     sums = describe_tokens(
         logprobs,
         log_ratio,
@@ -82,17 +82,17 @@ def describe_tokens(logprobs: Tensor, log_ratio: Tensor, trained: Tensor, **clip
 
     Args:
         logprobs: of the policy.
-        log_ratio: log r of each token, of the same shape.
+        log_ratio: log r of each token, of the same shape; 0 for what does not train.
         trained: bool, of the same shape.
-        clipped: `clipped_high` and others by name, bool, each of the same shape; what does not train is left out.
+        clipped: `clipped_high` and others by name, bool, each of the same shape; false for what does not train.
     """
     ratio = log_ratio.exp()
     prob = torch.where(trained, logprobs, -torch.inf).to(ratio.dtype).exp()
     each = {
         "tokens": trained,
-        **{name: trained & where for name, where in clipped.items()},
+        **clipped,
         "ratio_sum": torch.where(trained, ratio, 0.0),
-        "approx_kl_sum": torch.where(trained, torch.expm1(log_ratio) - log_ratio, 0.0),
+        "approx_kl_sum": torch.expm1(log_ratio) - log_ratio,
         "prob_sum": prob,
     }
     if "clipped_high" in each:

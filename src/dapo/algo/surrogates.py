@@ -56,8 +56,8 @@ def gspo_loss(
         logprobs,
         log_ratio,
         trained,
-        clipped_low=(advantages < 0) & (ratio < 1 - clip_low),
-        clipped_high=(advantages > 0) & (ratio > 1 + clip_high),
+        clipped_low=trained & (advantages < 0) & (ratio < 1 - clip_low),
+        clipped_high=trained & (advantages > 0) & (ratio > 1 + clip_high),
     )
     return -(torch.where(trained, surrogate, 0.0) * weights).sum(), sums
 
@@ -86,7 +86,7 @@ def cispo_loss(
     trained, log_ratio = _token_log_ratios(logprobs, old_logprobs, advantages, mask, weights)
     ratio = log_ratio.detach().exp()
     scored = torch.where(trained, logprobs, 0.0).to(ratio.dtype)
-    sums = describe_tokens(logprobs, log_ratio, trained, clipped_high=ratio > 1 + clip_high)
+    sums = describe_tokens(logprobs, log_ratio, trained, clipped_high=trained & (ratio > 1 + clip_high))
     return -(ratio.clamp(max=1 + clip_high) * advantages * scored * weights).sum(), sums
 
 
