@@ -1,1 +1,1 @@
-"""The experiments behind docs/evidence.md: a base model, configurations, and what their runs gave."""
+"""The experiments on the paper's claims: the base model, configurations, and verifiers that some of them need."""

@@ -123,9 +123,8 @@ def sapo_loss(
     trained, log_ratio = _token_log_ratios(logprobs, old_logprobs, advantages, mask, weights)
     tau = torch.full_like(log_ratio, negative_temperature).masked_fill(advantages > 0, positive_temperature)
     gate = 4 / tau * torch.sigmoid(tau * (log_ratio.exp() - 1))
-    return -(torch.where(trained, gate, 0.0) * advantages * weights).sum(), describe_tokens(
-        logprobs, log_ratio, trained
-    )
+    sums = describe_tokens(logprobs, log_ratio, trained)
+    return -(torch.where(trained, gate, 0.0) * advantages * weights).sum(), sums
 
 
 def _token_log_ratios(
