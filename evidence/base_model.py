@@ -52,7 +52,7 @@ class Recipe:
     num_attention_heads: int = 4
     num_key_value_heads: int = 2
     """Half as many: a decode step of a small model mostly reads keys and values."""
-    updates: int = 1500
+    updates: int = 4500
     problems_per_update: int = 8
     texts_per_problem: int = 4
     lr: float = 2.0e-3

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from dapo.core.rng import keyed_seed
 from dapo.types import Problem
 
-SHARES: Mapping[str, float] = {"guessed": 0.45, "worked": 0.10, "checked": 0.10, "unmarked": 0.15, "rambling": 0.20}
+SHARES: Mapping[str, float] = {"guessed": 0.38, "worked": 0.10, "checked": 0.10, "unmarked": 0.27, "rambling": 0.15}
 """How often each way of answering is taken; `WAYS` says what they are."""
 
 RIGHT_GUESSES = 0.3

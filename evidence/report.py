@@ -1,0 +1,302 @@
+"""Tables, pictures and verdicts of stored experiments in documents: `python -m evidence.report docs/evidence.md`.
+
+A document has pairs of equal marker lines. Between two lines `<!-- evidence: NAME -->` comes the table of the
+experiment `evidence/results/NAME`, one for each condition; between two lines `<!-- claims: NAME ... -->` come the
+claims of `claims.yaml` that these experiments test, with what was measured and the verdict. Pictures go to a folder
+`evidence` beside the document. Nothing is run: all of it is made from the stored files.
+"""
+
+import argparse
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from dapo.evaluation.intervals import student_quantile
+from dapo.experiments.crossed import mean_over_seeds
+from dapo.experiments.experiment import ACCURACY
+from dapo.experiments.figures import plot_results
+from dapo.experiments.results import Results, read_results
+from dapo.experiments.table import make_table
+
+FOLDER = Path(__file__).parent
+STORED = FOLDER / "results"
+CLAIMS = FOLDER / "claims.yaml"
+_MARKERS = re.compile(r"^<!-- (evidence|claims): (.+?) -->$\n(.*?)^<!-- \1: \2 -->$", re.MULTILINE | re.DOTALL)
+_PART = 10
+"""What is called first or last of a metric is its mean over this part, a tenth, of the steps."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row of `claims.yaml`, below the name of its experiment: what is expected of a number of an experiment."""
+
+    text: str
+    experiment: str
+    row: str
+    expected: str
+    """more, less: than the row `than`; grows, falls: from the first to the last tenth of the steps or, for an accuracy,
+    from the first evaluation to the last; above X, below X."""
+    than: str | None = None
+    metric: str = ACCURACY
+    condition: str = ""
+    during: str = "last"
+    """Of a metric: `last` is its mean over the last tenth of the steps, `all` over all steps."""
+
+    @property
+    def kind(self) -> str:
+        """The first word of what is expected."""
+        return self.expected.partition(" ")[0]
+
+    @property
+    def bound(self) -> float:
+        """What the measured number is compared with: 0 for a difference."""
+        return float(self.expected.partition(" ")[2] or 0)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was measured for a claim."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    seeds: int
+
+    def verdict(self, claim: Claim) -> str:
+        """Confirmed, refuted, or open where the interval holds the bound."""
+        if self.low is None or self.high is None or self.low <= claim.bound <= self.high:
+            return "open"
+        return "confirmed" if (self.mean > claim.bound) == (claim.kind in ("more", "grows", "above")) else "refuted"
+
+    def seeds_needed(self, claim: Claim) -> int | None:
+        """About how many seeds would leave the bound outside, if the mean and the spread stayed; None beyond 1,000.
+
+        All of the spread is taken for one of seeds, so this is too few where more problems were needed as well.
+        """
+        if self.low is None or self.high is None or self.seeds < 2:
+            return None
+        of_one = (self.high - self.low) / 2 / student_quantile(self.seeds - 1) * sqrt(self.seeds)
+        distance = abs(self.mean - claim.bound)
+        return next((n for n in range(2, 1001) if student_quantile(n - 1) * of_one / sqrt(n) < distance), None)
+
+
+def load_claims(path: Path = CLAIMS) -> list[Claim]:
+    """The claims of a file, in order."""
+    found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return [Claim(experiment=name, **row) for name, rows in found.items() for row in rows]
+
+
+@cache
+def stored(name: str) -> Results:
+    """The results of an experiment that are kept in the repository."""
+    return read_results(STORED / name)
+
+
+@cache
+def table_of(name: str) -> list[dict[str, Any]]:
+    """Its table, computed anew from accuracies and curves."""
+    return make_table(stored(name))
+
+
+def find(claim: Claim) -> Finding:
+    """What the stored experiment says about a claim.
+
+    Raises:
+        ValueError: A name in the claim is in no table.
+    """
+    if claim.metric == ACCURACY and claim.kind in ("more", "less"):
+        return _accuracy_difference(claim)
+    values = _by_seed(claim, claim.row)
+    if claim.kind in ("more", "less"):
+        assert claim.than is not None
+        other = _by_seed(claim, claim.than)
+        numbers = [values[seed] - other[seed] for seed in sorted(values.keys() & other.keys())]
+    else:
+        numbers = list(values.values())
+    if not numbers:
+        raise ValueError(f"{claim.experiment}: no seed of the row {claim.row} has {claim.metric}")
+    found = mean_over_seeds(numbers)
+    mean, low, high = found["mean"], found["low"], found["high"]
+    assert mean is not None
+    return Finding(mean, low, high, len(numbers))
+
+
+def _accuracy_difference(claim: Claim) -> Finding:
+    """From the table: with intervals over seeds and problems."""
+    row = _row(claim.experiment, claim.condition, claim.row)
+    experiment = stored(claim.experiment).facts["experiment"]
+    columns = {row["previous"]: "to_previous", experiment["baseline"]: "to_baseline"}
+    if claim.than not in columns:
+        raise ValueError(
+            f"{claim.experiment}: {claim.row} is compared with {' and '.join(map(str, columns))}, not with {claim.than}"
+        )
+    found = row[columns[claim.than]]
+    return Finding(found["mean"], found["low"], found["high"], found["seeds"])
+
+
+def _row(name: str, condition: str, variant: str) -> dict[str, Any]:
+    for table in table_of(name):
+        for row in table["rows"]:
+            if (table["condition"], row["variant"]) == (condition, variant):
+                return dict(row)
+    raise ValueError(f"{name} has no row {variant} in the condition {condition!r}")
+
+
+def _by_seed(claim: Claim, variant: str) -> dict[int, float]:
+    """For each seed, the metric at the end or in the mean; for what grows or falls, the end minus the beginning."""
+    columns = stored(claim.experiment).curves.to_pydict()
+    curves: dict[int, list[tuple[int, float]]] = {}
+    for i, name in enumerate(columns["variant"]):
+        value = columns[claim.metric][i]
+        if (columns["condition"][i], name) == (claim.condition, variant) and value is not None and np.isfinite(value):
+            curves.setdefault(columns["seed"][i], []).append((columns["step"][i], value))
+    is_evaluated = claim.metric == ACCURACY or claim.metric.startswith("eval/")
+    found = {}
+    for seed, points in curves.items():
+        values = [value for _, value in sorted(points)]
+        count = 1 if is_evaluated else max(1, len(values) // _PART)
+        value = float(np.mean(values if claim.during == "all" else values[-count:]))
+        changes = claim.kind in ("grows", "falls")
+        found[seed] = value - float(np.mean(values[:count])) if changes else value
+    return found
+
+
+def claims_table(names: Sequence[str]) -> str:
+    """The claims about some experiments, with what was measured."""
+    lines = ["| claim | measured | verdict |", "|---|---|---|"]
+    for claim in load_claims():
+        if claim.experiment in names:
+            found = find(claim)
+            scale = 100 if _is_share(claim.metric) else 1
+            lines.append(f"| {claim.text} | {_describe(claim, found, scale)} | {_verdict(claim, found)} |")
+    return "\n".join(lines)
+
+
+def _verdict(claim: Claim, found: Finding) -> str:
+    verdict = found.verdict(claim)
+    if verdict != "open":
+        return f"**{verdict}**"
+    needed = found.seeds_needed(claim)
+    return f"open; {'more than 1,000' if needed is None else f'about {needed}'} seeds to tell"
+
+
+def _is_share(metric: str) -> bool:
+    return metric.endswith(("accuracy", "_fraction", "keep_rate", "pass_rate_mean"))
+
+
+def _describe(claim: Claim, found: Finding, scale: int) -> str:
+    """`+3.1 points (1.2 to 5.0), 5 seeds`; numbers that are no differences without a sign."""
+    is_difference = claim.kind not in ("above", "below")
+    unit = (" points" if is_difference else " %") if scale == 100 else ""
+    between = ""
+    if found.low is not None and found.high is not None:
+        between = f" ({_number(scale * found.low, is_difference)} to {_number(scale * found.high, is_difference)})"
+    mean = _number(scale * found.mean, is_difference)
+    name = "accuracy" if claim.metric == ACCURACY else f"`{claim.metric}`"
+    seeds = f"{found.seeds} seed{'s' * (found.seeds != 1)}"
+    return f"{name} {mean}{unit}{between}, {seeds}"
+
+
+def _number(value: float, signed: bool) -> str:
+    digits = 1 if abs(value) >= 1 else 2 if abs(value) >= 0.1 else 3
+    return f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
+
+
+def experiment_tables(name: str, pictures: Path) -> str:
+    """For each condition, the picture and the table of a stored experiment."""
+    experiment = stored(name).facts["experiment"]
+    parts = []
+    for condition, picture in zip(table_of(name), _pictures(name, pictures), strict=True):
+        title = condition["condition"]
+        parts += [f"**{title}**", ""] if title else []
+        parts += [f"![{name}{': ' if title else ''}{title}]({pictures.name}/{picture})", ""]
+        parts += [*_markdown(condition, experiment["baseline"]), ""]
+        parts += [f"{note[0].upper()}{note[1:]}." for note in condition["notes"]]
+    made_with = stored(name).facts["made_with"]
+    return "\n".join([*parts, f"`dapo ablate evidence/{name}.yaml`; {made_with['processor']}."]).rstrip()
+
+
+def _pictures(name: str, folder: Path) -> list[str]:
+    found = []
+    for path in plot_results(stored(name), folder):
+        target = path.with_name(path.name.replace("curves", name, 1))
+        path.replace(target)
+        found.append(target.name)
+    return found
+
+
+def _markdown(condition: Mapping[str, Any], baseline: str) -> Iterator[str]:
+    """Rows with accuracies and paired differences in %, and what the runs have cost."""
+    rows = condition["rows"]
+    shows_previous = any(row["previous"] not in (None, baseline) for row in rows)
+    columns = ["", "accuracy, %", *(["vs row before"] if shows_previous else [])]
+    columns += [f"vs {baseline}"] if len(rows) > 1 else []
+    costs = ("tokens", "steps", "seconds", "length", "truncated", "entropy")
+    columns += [*costs[:4], "truncated, %", costs[5]]
+    yield f"| {' | '.join(columns)} |"
+    yield "|" + "---|" * len(columns)
+    before = condition["accuracy_before"]
+    if before is not None:
+        yield f"| before training | {100 * before['mean']:.1f} |" + " |" * (len(columns) - 2)
+    for row in rows:
+        cells = [row["variant"], _percent(row["accuracy"], signed=False)]
+        cells += [_percent(row["to_previous"], signed=True)] if shows_previous else []
+        cells += [_percent(row["to_baseline"], signed=True)] if len(rows) > 1 else []
+        means = {cost: row[cost]["mean"] for cost in costs}
+        cells += [_cost(cost, mean) for cost, mean in means.items()]
+        yield f"| {' | '.join(cells)} |"
+
+
+def _percent(found: Mapping[str, Any] | None, *, signed: bool) -> str:
+    if found is None:
+        return ""
+    sign = "+" if signed else ""
+    if found["low"] is None:
+        return f"{100 * found['mean']:{sign}.1f}"
+    star = " *" if signed and not found["low"] <= 0 <= found["high"] else ""
+    return f"{100 * found['mean']:{sign}.1f} ({100 * found['low']:{sign}.1f} to {100 * found['high']:{sign}.1f}){star}"
+
+
+def _cost(name: str, mean: float | None) -> str:
+    if mean is None:
+        return ""
+    if name == "entropy":
+        return f"{mean:.3f}"
+    if name in ("truncated", "length"):
+        return f"{100 * mean:.1f}" if name == "truncated" else f"{mean:.1f}"
+    return f"{mean:,.0f}"
+
+
+def fill(text: str, pictures: Path) -> str:
+    """A document with the blocks between its markers made anew; pictures are written into a folder."""
+
+    def made(match: re.Match[str]) -> str:
+        kind, names = match[1], match[2]
+        body = claims_table(names.split()) if kind == "claims" else experiment_tables(names, pictures)
+        marker = f"<!-- {kind}: {names} -->"
+        return f"{marker}\n{body}\n{marker}"
+
+    return _MARKERS.sub(made, text)
+
+
+def main() -> None:
+    """Fill documents in, or say which of them differ from what the stored files give."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("documents", nargs="+", type=Path)
+    for document in parser.parse_args().documents:
+        before = document.read_text(encoding="utf-8")
+        pictures = document.parent / "evidence"
+        pictures.mkdir(exist_ok=True)
+        document.write_text(fill(before, pictures), encoding="utf-8")
+        print(f"{document}: {len(_MARKERS.findall(before))} tables")
+
+
+if __name__ == "__main__":
+    main()
