@@ -201,6 +201,15 @@ class TestPlainProgress:
         assert "10.0 s  left     5m" in step  # (10 + 20) seconds times 10 steps
         assert evaluation == "step 1: evaluation: mix 50.0%, in 20s"
 
+    def test_a_budget_of_tokens_ends_the_time_left_before_the_steps_do(self):
+        stream = io.StringIO()
+        display = ProgressDisplay(1000, token_budget=1000, stream=stream)
+        display.recall([{"eval/mix/accuracy": 0.5}, {"rollout/tokens_generated": 100}])
+        display.log(2, {**STEP, "time/step_s": 30.0, "rollout/tokens_generated": 140})
+        display.log(3, {**STEP, "time/step_s": 30.0, "rollout/tokens_generated": 660})
+        # 240 tokens in 2 steps: 760 more take 7 steps; 900 in 3 steps: 100 more take one
+        assert [line[-5:] for line in stream.getvalue().splitlines()] == ["   4m", "  30s"]
+
     def test_a_clock_is_seen_to_go_on_after_a_minute(self):
         assert [stopwatch(s) for s in (45.2, 60.0, 125.9, 3599.0, 3720.0)] == [
             "45s",

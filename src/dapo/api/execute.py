@@ -50,10 +50,10 @@ class Frontend:
 
     warn: Callable[[str], None]
     """Takes a warning that belongs to no step."""
-    open_display: Callable[[int, int], Display] = lambda num_steps, first_step: ProgressDisplay(
-        num_steps, first_step=first_step
+    open_display: Callable[[int, int, int | None], Display] = lambda num_steps, first_step, token_budget: (
+        ProgressDisplay(num_steps, first_step=first_step, token_budget=token_budget)
     )
-    """Makes what shows the progress, from the number of steps and the number of the first one."""
+    """Makes what shows the progress: from the number of steps, that of the first one, and the budget of tokens."""
     on_step: Sequence[Callable[[int, Mapping[str, float]], None]] = ()
     """Called with the number of each finished step and its metrics, once these are logged. Where one raises, the run
     ends with its state saved, and raises ListenerFailed."""
@@ -199,7 +199,7 @@ def open_run(ready: ReadyRun, frontend: Frontend) -> Iterator[Run]:
     config, inputs, judge, directory = ready.config, ready.inputs, ready.judge, ready.directory
     checkpoint = cut_after_checkpoint(config, directory, frontend.warn)
     step = step_of(checkpoint) if checkpoint else 0
-    display = frontend.open_display(config.train.num_steps, step + 1)
+    display = frontend.open_display(config.train.num_steps, step + 1, config.train.token_budget)
     with ExitStack() as stack:
         stop = stack.enter_context(signals_as_requests(on_second=frontend.on_second_interrupt))
         listeners = [StepListener(stop, call) for call in frontend.on_step]

@@ -16,11 +16,11 @@ REFRESH_S = 0.5
 """The page of a notebook is drawn anew so often at most."""
 
 
-def open_display(num_steps: int, first_step: int) -> Display:
+def open_display(num_steps: int, first_step: int, token_budget: int | None) -> Display:
     """What shows a run's progress: in a notebook a line that is replaced, elsewhere what `dapo train` shows."""
     if in_notebook():
-        return NotebookDisplay(num_steps, first_step=first_step)
-    return ProgressDisplay(num_steps, first_step=first_step)
+        return NotebookDisplay(num_steps, first_step=first_step, token_budget=token_budget)
+    return ProgressDisplay(num_steps, first_step=first_step, token_budget=token_budget)
 
 
 def in_notebook() -> bool:
@@ -33,9 +33,9 @@ def in_notebook() -> bool:
 class NotebookDisplay:
     """The lines of a log file, and below them the phase of the step at hand, which is replaced in place."""
 
-    def __init__(self, num_steps: int, *, first_step: int, show: Any = None) -> None:
+    def __init__(self, num_steps: int, *, first_step: int, token_budget: int | None = None, show: Any = None) -> None:
         """`show` displays HTML and returns a handle whose `update` replaces it; None: IPython's."""
-        self._lines = ProgressDisplay(num_steps, first_step=first_step)
+        self._lines = ProgressDisplay(num_steps, first_step=first_step, token_budget=token_budget)
         self._num_steps, self._step = num_steps, first_step
         self._name, self._began, self._shown = "start", time.monotonic(), 0.0
         self._handle = (show or _Handle)(self._html("start", 0, 0, ""))

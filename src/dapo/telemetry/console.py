@@ -81,9 +81,13 @@ class SafeConsole(Console):
 class ProgressDisplay:
     """A live display on a terminal; elsewhere (a log file, CI) one plain line per step, in stable columns."""
 
-    def __init__(self, num_steps: int, *, first_step: int = 1, stream: TextIO | None = None) -> None:
+    def __init__(
+        self, num_steps: int, *, first_step: int = 1, token_budget: int | None = None, stream: TextIO | None = None
+    ) -> None:
         self._stream = stream if stream is not None else sys.stdout
         self._num_steps = num_steps
+        self._token_budget = token_budget
+        self._tokens: list[float] = []
         self._finished_steps = first_step - 1
         self._phase: tuple[str, int, int] | None = ("start", 0, 0)
         self._phase_started = time.monotonic()
@@ -110,15 +114,17 @@ class ProgressDisplay:
             metrics = {**metrics, "time/step_s": training_seconds(metrics)}
             _append_finite(self._accuracies, metrics.get("reward/accuracy"))
             _append_finite(self._training_seconds, metrics["time/step_s"])
+            _append_finite(self._tokens, metrics.get("rollout/tokens_generated"))
             self._evaluation_seconds.append(metrics.get("time/evaluate_s", 0.0))
             self._print(step_line(step, self._num_steps, metrics, self._seconds_left()), cut=True)
         if evaluation:
             self.message(evaluation)
 
     def recall(self, earlier_steps: Iterable[Mapping[str, float]]) -> None:
-        """Take the metrics of the steps before a run was resumed, so that its curve begins at the first."""
+        """Take the metrics of the steps before a run was resumed: its curve, and the tokens that it has generated."""
         for metrics in earlier_steps:
             _append_finite(self._accuracies, metrics.get("reward/accuracy"))
+            _append_finite(self._tokens, metrics.get("rollout/tokens_generated"))
 
     def message(self, text: str) -> None:
         """Print a message; on a terminal it appears above the live display."""
@@ -156,7 +162,7 @@ class ProgressDisplay:
             self._live.console.print(text, no_wrap=cut, overflow="ellipsis" if cut else None)
 
     def _seconds_left(self) -> float | None:
-        left = self._num_steps - self._finished_steps
+        left = steps_left(self._num_steps - self._finished_steps, self._tokens, self._token_budget)
         return seconds_left(self._training_seconds, self._evaluation_seconds, left)
 
     def _render(self) -> RenderableType:
@@ -175,8 +181,10 @@ class ProgressDisplay:
     def _steps_row(self) -> tuple[RenderableType, ...]:
         done, total = self._finished_steps, self._num_steps
         left = self._seconds_left()
-        note = f"{done / total:.0%}" if left is None or done >= total else f"{done / total:.0%}, {duration(left)} left"
-        bar = ProgressBar(total=total, completed=done, width=BAR_WIDTH)
+        # with a budget of tokens the run ends with whichever comes first
+        part = max(done / total, min(1.0, sum(self._tokens) / self._token_budget) if self._token_budget else 0.0)
+        note = f"{part:.0%}" if left is None or part >= 1 else f"{part:.0%}, {duration(left)} left"
+        bar = ProgressBar(total=1.0, completed=part, width=BAR_WIDTH)
         return Text(f"step {min(done + 1, total)}/{total}", style="bold"), bar, note
 
     def _phase_row(self, name: str, done: int, total: int) -> tuple[RenderableType, ...]:
@@ -220,6 +228,20 @@ def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
 def training_seconds(metrics: Mapping[str, float]) -> float:
     """The seconds of a step without its evaluation; nan where they were not measured."""
     return metrics.get("time/step_s", math.nan) - metrics.get("time/evaluate_s", 0.0)
+
+
+def steps_left(steps: int, tokens: Sequence[float], token_budget: int | None) -> int:
+    """The steps that a run still makes: those until its tokens are generated, if these are fewer.
+
+    Args:
+        steps: What is left of `train.num_steps`.
+        tokens: The generated tokens of each step so far; the latest STEPS_FOR_ETA say what a step generates.
+        token_budget: `train.token_budget`; None without one.
+    """
+    latest = tokens[-STEPS_FOR_ETA:]
+    if token_budget is None or sum(latest) <= 0:
+        return max(0, steps)
+    return max(0, min(steps, math.ceil((token_budget - sum(tokens)) / fmean(latest))))
 
 
 def seconds_left(training: Iterable[float], evaluation: Iterable[float], steps: int) -> float | None:

@@ -11,7 +11,7 @@ from dapo.config import load_config
 from dapo.config.training import TrainConfig
 from dapo.core.errors import ConfigError
 from dapo.core.files import read_json
-from dapo.telemetry.console import STEPS_FOR_ETA, seconds_left, training_seconds
+from dapo.telemetry.console import STEPS_FOR_ETA, seconds_left, steps_left, training_seconds
 from dapo.telemetry.sinks import read_metrics
 from dapo.training.fork_record import Fork
 from dapo.training.run_directory import RunDirectory
@@ -132,11 +132,8 @@ def _steps_left(
     """The steps that are left, those until the tokens of `train.token_budget` are generated if these are fewer."""
     if num_steps is None:
         return None
-    left, tokens = max(0, num_steps - step), [each.get("rollout/tokens_generated") or 0 for each in steps]
-    if configured is not None and configured.token_budget is not None and sum(tokens[-STEPS_FOR_ETA:]) > 0:
-        per_step = sum(tokens[-STEPS_FOR_ETA:]) / len(tokens[-STEPS_FOR_ETA:])
-        left = min(left, max(0, math.ceil((configured.token_budget - sum(tokens)) / per_step)))
-    return left
+    tokens = [each.get("rollout/tokens_generated") or 0 for each in steps]
+    return steps_left(num_steps - step, tokens, None if configured is None else configured.token_budget)
 
 
 def _seconds_left(steps: list[dict[str, Any]], steps_left: int | None) -> float | None:
