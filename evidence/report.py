@@ -20,7 +20,7 @@ import yaml
 
 from dapo.evaluation.intervals import student_quantile
 from dapo.experiments.crossed import mean_over_seeds
-from dapo.experiments.experiment import ACCURACY
+from dapo.experiments.experiment import ACCURACY, file_name
 from dapo.experiments.figures import plot_results
 from dapo.experiments.results import Results, read_results
 from dapo.experiments.table import make_table
@@ -99,24 +99,18 @@ def stored(name: str) -> Results:
     return read_results(STORED / name)
 
 
-@cache
-def table_of(name: str) -> list[dict[str, Any]]:
-    """Its table, computed anew from accuracies and curves."""
-    return make_table(stored(name))
-
-
-def find(claim: Claim) -> Finding:
-    """What the stored experiment says about a claim.
+def find(claim: Claim, results: Results) -> Finding:
+    """What the results of an experiment say about a claim.
 
     Raises:
         ValueError: A name in the claim is in no table.
     """
     if claim.metric == ACCURACY and claim.kind in ("more", "less"):
-        return _accuracy_difference(claim)
-    values = _by_seed(claim, claim.row)
+        return _accuracy_difference(claim, results)
+    values = _by_seed(claim, claim.row, results)
     if claim.kind in ("more", "less"):
         assert claim.than is not None
-        other = _by_seed(claim, claim.than)
+        other = _by_seed(claim, claim.than, results)
         numbers = [values[seed] - other[seed] for seed in sorted(values.keys() & other.keys())]
     else:
         numbers = list(values.values())
@@ -128,11 +122,18 @@ def find(claim: Claim) -> Finding:
     return Finding(mean, low, high, len(numbers))
 
 
-def _accuracy_difference(claim: Claim) -> Finding:
+def _accuracy_difference(claim: Claim, results: Results) -> Finding:
     """From the table: with intervals over seeds and problems."""
-    row = _row(claim.experiment, claim.condition, claim.row)
-    experiment = stored(claim.experiment).facts["experiment"]
-    columns = {row["previous"]: "to_previous", experiment["baseline"]: "to_baseline"}
+    rows = {
+        row["variant"]: row
+        for table in make_table(results)
+        if table["condition"] == claim.condition
+        for row in table["rows"]
+    }
+    if claim.row not in rows:
+        raise ValueError(f"{claim.experiment} has no row {claim.row} in the condition {claim.condition!r}")
+    row = rows[claim.row]
+    columns = {row["previous"]: "to_previous", results.facts["experiment"]["baseline"]: "to_baseline"}
     if claim.than not in columns:
         raise ValueError(
             f"{claim.experiment}: {claim.row} is compared with {' and '.join(map(str, columns))}, not with {claim.than}"
@@ -141,20 +142,13 @@ def _accuracy_difference(claim: Claim) -> Finding:
     return Finding(found["mean"], found["low"], found["high"], found["seeds"])
 
 
-def _row(name: str, condition: str, variant: str) -> dict[str, Any]:
-    for table in table_of(name):
-        for row in table["rows"]:
-            if (table["condition"], row["variant"]) == (condition, variant):
-                return dict(row)
-    raise ValueError(f"{name} has no row {variant} in the condition {condition!r}")
-
-
-def _by_seed(claim: Claim, variant: str) -> dict[int, float]:
+def _by_seed(claim: Claim, variant: str, results: Results) -> dict[int, float]:
     """For each seed, the metric at the end or in the mean; for what grows or falls, the end minus the beginning."""
-    columns = stored(claim.experiment).curves.to_pydict()
+    columns = results.curves.to_pydict()
+    absent = [None] * results.curves.num_rows
     curves: dict[int, list[tuple[int, float]]] = {}
     for i, name in enumerate(columns["variant"]):
-        value = columns[claim.metric][i]
+        value = columns.get(claim.metric, absent)[i]
         if (columns["condition"][i], name) == (claim.condition, variant) and value is not None and np.isfinite(value):
             curves.setdefault(columns["seed"][i], []).append((columns["step"][i], value))
     is_evaluated = claim.metric == ACCURACY or claim.metric.startswith("eval/")
@@ -173,7 +167,7 @@ def claims_table(names: Sequence[str]) -> str:
     lines = ["| claim | measured | verdict |", "|---|---|---|"]
     for claim in load_claims():
         if claim.experiment in names:
-            found = find(claim)
+            found = find(claim, stored(claim.experiment))
             scale = 100 if _is_share(claim.metric) else 1
             lines.append(f"| {claim.text} | {_describe(claim, found, scale)} | {_verdict(claim, found)} |")
     return "\n".join(lines)
@@ -210,11 +204,12 @@ def _number(value: float, signed: bool) -> str:
 
 
 def experiment_tables(name: str, pictures: Path) -> str:
-    """For each condition, the picture and the table of a stored experiment."""
+    """For each condition, the table of a stored experiment below its picture, which is in a folder."""
     experiment = stored(name).facts["experiment"]
     parts = []
-    for condition, picture in zip(table_of(name), _pictures(name, pictures), strict=True):
+    for condition in make_table(stored(name)):
         title = condition["condition"]
+        picture = f"{name}{f'-{file_name(title)}' if title else ''}.png"
         parts += [f"**{title}**", ""] if title else []
         parts += [f"![{name}{': ' if title else ''}{title}]({pictures.name}/{picture})", ""]
         parts += [*_markdown(condition, experiment["baseline"]), ""]
@@ -223,13 +218,11 @@ def experiment_tables(name: str, pictures: Path) -> str:
     return "\n".join([*parts, f"`dapo ablate evidence/{name}.yaml`; {made_with['processor']}."]).rstrip()
 
 
-def _pictures(name: str, folder: Path) -> list[str]:
-    found = []
+def write_pictures(name: str, folder: Path) -> None:
+    """Draw the curves of a stored experiment: `NAME.png`, or one picture per condition."""
+    folder.mkdir(parents=True, exist_ok=True)
     for path in plot_results(stored(name), folder):
-        target = path.with_name(path.name.replace("curves", name, 1))
-        path.replace(target)
-        found.append(target.name)
-    return found
+        path.replace(path.with_name(path.name.replace("curves", name, 1)))
 
 
 def _markdown(condition: Mapping[str, Any], baseline: str) -> Iterator[str]:
@@ -274,11 +267,13 @@ def _cost(name: str, mean: float | None) -> str:
     return f"{mean:,.0f}"
 
 
-def fill(text: str, pictures: Path) -> str:
+def fill(text: str, pictures: Path, *, with_pictures: bool = True) -> str:
     """A document with the blocks between its markers made anew; pictures are written into a folder."""
 
     def made(match: re.Match[str]) -> str:
         kind, names = match[1], match[2]
+        if kind == "evidence" and with_pictures:
+            write_pictures(names, pictures)
         body = claims_table(names.split()) if kind == "claims" else experiment_tables(names, pictures)
         marker = f"<!-- {kind}: {names} -->"
         return f"{marker}\n{body}\n{marker}"
@@ -292,9 +287,7 @@ def main() -> None:
     parser.add_argument("documents", nargs="+", type=Path)
     for document in parser.parse_args().documents:
         before = document.read_text(encoding="utf-8")
-        pictures = document.parent / "evidence"
-        pictures.mkdir(exist_ok=True)
-        document.write_text(fill(before, pictures), encoding="utf-8")
+        document.write_text(fill(before, document.parent / "evidence"), encoding="utf-8")
         print(f"{document}: {len(_MARKERS.findall(before))} tables")
 
 
