@@ -76,7 +76,8 @@ def results_figure(results: Results, condition: str) -> "Figure":
     if not rows:
         raise DataError(f"no run of {condition or 'the experiment'} has made a step yet: there is nothing to plot")
     panels = results.panels
-    width, height = min(_PER_ROW, len(panels)), ceil(len(panels) / _PER_ROW)
+    height = ceil(len(panels) / _PER_ROW)
+    width = ceil(len(panels) / height)
     legend = _LEGEND_INCHES * ceil(len(names) / _LEGEND_COLUMNS) + 0.35
     inches = (max(_SIZE[0] * width, 8.0), _SIZE[1] * height + legend)
     rect = (0, legend / inches[1], 1, 1 - legend / inches[1])
