@@ -46,6 +46,8 @@ class Claim:
     than: str | None = None
     metric: str = ACCURACY
     condition: str = ""
+    headline: bool = False
+    """Whether it stands in a document's `<!-- claims: headlines -->`."""
     during: str = "last"
     """Of a metric: `last` is its mean over the last tenth of the steps, `all` over all steps."""
 
@@ -163,10 +165,10 @@ def _by_seed(claim: Claim, variant: str, results: Results) -> dict[int, float]:
 
 
 def claims_table(names: Sequence[str]) -> str:
-    """The claims about some experiments, with what was measured."""
+    """The claims about some experiments, or the `headlines`, with what was measured."""
     lines = ["| claim | measured | verdict |", "|---|---|---|"]
     for claim in load_claims():
-        if claim.experiment in names:
+        if claim.experiment in names or ("headlines" in names and claim.headline):
             found = find(claim, stored(claim.experiment))
             scale = 100 if _is_share(claim.metric) else 1
             lines.append(f"| {claim.text} | {_describe(claim, found, scale)} | {_verdict(claim, found)} |")
