@@ -29,6 +29,7 @@ FOLDER = Path(__file__).parent
 STORED = FOLDER / "results"
 CLAIMS = FOLDER / "claims.yaml"
 _MARKERS = re.compile(r"^<!-- (evidence|claims): (.+?) -->$\n(.*?)^<!-- \1: \2 -->$", re.MULTILINE | re.DOTALL)
+_PERCENT = 100
 _PART = 10
 """What is called first or last of a metric is its mean over this part, a tenth, of the steps."""
 
@@ -170,7 +171,7 @@ def claims_table(names: Sequence[str]) -> str:
     for claim in load_claims():
         if claim.experiment in names or ("headlines" in names and claim.headline):
             found = find(claim, stored(claim.experiment))
-            scale = 100 if _is_share(claim.metric) else 1
+            scale = _PERCENT if _is_share(claim.metric) else 1
             lines.append(f"| {claim.text} | {_describe(claim, found, scale)} | {_verdict(claim, found)} |")
     return "\n".join(lines)
 
@@ -180,7 +181,7 @@ def _verdict(claim: Claim, found: Finding) -> str:
     if verdict != "open":
         return f"**{verdict}**"
     needed = found.seeds_needed(claim)
-    return f"open; {'more than 1,000' if needed is None else f'about {needed}'} seeds to tell"
+    return f"open: {'more than 1,000' if needed is None else f'about {needed}'} seeds to tell"
 
 
 def _is_share(metric: str) -> bool:
@@ -190,18 +191,22 @@ def _is_share(metric: str) -> bool:
 def _describe(claim: Claim, found: Finding, scale: int) -> str:
     """`+3.1 points (1.2 to 5.0), 5 seeds`; numbers that are no differences without a sign."""
     is_difference = claim.kind not in ("above", "below")
-    unit = (" points" if is_difference else " %") if scale == 100 else ""
+    unit = (" points" if is_difference else " %") if scale == _PERCENT else ""
+
+    def shown(value: float) -> str:
+        return _number(scale * value, is_difference, scale == _PERCENT)
+
     between = ""
     if found.low is not None and found.high is not None:
-        between = f" ({_number(scale * found.low, is_difference)} to {_number(scale * found.high, is_difference)})"
-    mean = _number(scale * found.mean, is_difference)
+        between = f" ({shown(found.low)} to {shown(found.high)})"
+    mean = shown(found.mean)
     name = "accuracy" if claim.metric == ACCURACY else f"`{claim.metric}`"
     seeds = f"{found.seeds} seed{'s' * (found.seeds != 1)}"
     return f"{name} {mean}{unit}{between}, {seeds}"
 
 
-def _number(value: float, signed: bool) -> str:
-    digits = 1 if abs(value) >= 1 else 2 if abs(value) >= 0.1 else 3
+def _number(value: float, signed: bool, is_percent: bool) -> str:
+    digits = 1 if is_percent or abs(value) >= 1 else 3
     return f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
 
 
