@@ -169,7 +169,9 @@ def claims_table(names: Sequence[str]) -> str:
     """The claims about some experiments, or the `headlines`, with what was measured."""
     lines = ["| claim | measured | verdict |", "|---|---|---|"]
     for claim in load_claims():
-        if claim.experiment in names or ("headlines" in names and claim.headline):
+        if claim.experiment in names or (
+            "headlines" in names and claim.headline and (STORED / claim.experiment).is_dir()
+        ):
             found = find(claim, stored(claim.experiment))
             scale = _PERCENT if _is_share(claim.metric) else 1
             lines.append(f"| {claim.text} | {_describe(claim, found, scale)} | {_verdict(claim, found)} |")

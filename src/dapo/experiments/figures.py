@@ -45,7 +45,7 @@ _GRID_POINTS = 100
 _SIZE = (5.0, 3.6)  # inches per panel
 _LEGEND_INCHES, _LEGEND_COLUMNS = 0.24, 3
 _PERCENT = 100.0
-_BOUNDS = {"%": (0, 1), "correct (%)": (0, 1), "probability": (0, 1), "rollout/entropy_estimate": (0, None)}
+_BOUNDS = {"%": (0, 1), "correct (%)": (0, 1), "probability": (0, 1), "rollout/entropy_estimate": (0, np.inf)}
 """What values of a unit, or of a metric, can be before scaling: bands over few seeds are cut there."""
 
 
@@ -124,7 +124,7 @@ def _panel(
             continue
         grid, mean, low, high = mean_curve(curves, is_by_step=panel.against == "steps")
         colour, style = COLOURS[index % len(COLOURS)], STYLES[index // len(COLOURS) % len(STYLES)]
-        floor, ceiling = _BOUNDS.get(panel.metric, _BOUNDS.get(unit, (None, None)))
+        floor, ceiling = _BOUNDS.get(panel.metric, _BOUNDS.get(unit, (-np.inf, np.inf)))
         low, high = np.clip(low, floor, ceiling), np.clip(high, floor, ceiling)
         axes.fill_between(grid, scale * low, scale * high, color=colour, alpha=0.12, linewidth=0)
         marker = "o" if len(grid) == 1 or (is_accuracy and panel.against == "steps") else None
