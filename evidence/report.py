@@ -223,8 +223,10 @@ def experiment_tables(name: str, pictures: Path) -> str:
         parts += [f"![{name}{': ' if title else ''}{title}]({pictures.name}/{picture})", ""]
         parts += [*_markdown(condition, experiment["baseline"]), ""]
         parts += [f"{note[0].upper()}{note[1:]}." for note in condition["notes"]]
-    made_with = stored(name).facts["made_with"]
-    return "\n".join([*parts, f"`dapo ablate evidence/{name}.yaml`; {made_with['processor']}."]).rstrip()
+    made_with, seeds = stored(name).facts["made_with"], experiment["seeds"]
+    listed = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))["seeds"]
+    chosen = "" if seeds == listed else f" --seeds {','.join(map(str, seeds))}"
+    return "\n".join([*parts, f"`dapo ablate evidence/{name}.yaml{chosen}`; {made_with['processor']}."]).rstrip()
 
 
 def write_pictures(name: str, folder: Path) -> None:
