@@ -75,7 +75,7 @@ def claimed(text: str) -> str | None:
 
 def test_a_text_without_slips_is_right_in_every_step_and_in_its_answer():
     checked = 0
-    for problem, solution in solutions(600):
+    for problem, solution in solutions(700):
         if solution.slips == 0 and solution.ends:
             assert wrong_steps(problem, solution.text) == 0, solution
             if solution.way != "unmarked":
@@ -124,7 +124,7 @@ def test_no_held_out_problem_is_in_the_corpus():
 
 def test_the_corpus_is_the_same_on_every_machine():
     text = "\n".join(f"{p.prompt} {s.text}" for p, s in solutions(60))
-    assert zlib.crc32(text.encode()) == 4008536634
+    assert zlib.crc32(text.encode()) == 3454923277
     again = solutions(60)
     assert again == solutions(60)
     assert corpus.solve(again[0][0], 7, 0) != corpus.solve(again[0][0], 7, 1)
