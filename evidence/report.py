@@ -22,16 +22,15 @@ from dapo.evaluation.intervals import student_quantile
 from dapo.experiments.crossed import mean_over_seeds
 from dapo.experiments.experiment import ACCURACY, file_name
 from dapo.experiments.figures import plot_results
-from dapo.experiments.results import Results, read_results
+from dapo.experiments.results import Results, read_results, steps_at_the_end
 from dapo.experiments.table import make_table
+from dapo.telemetry.metric_table import metric_of
 
 FOLDER = Path(__file__).parent
 STORED = FOLDER / "results"
 CLAIMS = FOLDER / "claims.yaml"
 _MARKERS = re.compile(r"^<!-- (evidence|claims): (.+?) -->$\n(.*?)^<!-- \1: \2 -->$", re.MULTILINE | re.DOTALL)
 _PERCENT = 100
-_PART = 10
-"""What is called first or last of a metric is its mean over this part, a tenth, of the steps."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,7 @@ def _by_seed(claim: Claim, variant: str, results: Results) -> dict[int, float]:
     found = {}
     for seed, points in curves.items():
         values = [value for _, value in sorted(points)]
-        count = 1 if is_evaluated else max(1, len(values) // _PART)
+        count = 1 if is_evaluated else steps_at_the_end(len(values))
         value = float(np.mean(values if claim.during == "all" else values[-count:]))
         changes = claim.kind in ("grows", "falls")
         found[seed] = value - float(np.mean(values[:count])) if changes else value
@@ -173,8 +172,7 @@ def claims_table(names: Sequence[str]) -> str:
             "headlines" in names and claim.headline and (STORED / claim.experiment).is_dir()
         ):
             found = find(claim, stored(claim.experiment))
-            scale = _PERCENT if _is_share(claim.metric) else 1
-            lines.append(f"| {claim.text} | {_describe(claim, found, scale)} | {_verdict(claim, found)} |")
+            lines.append(f"| {claim.text} | {_describe(claim, found)} | {_verdict(claim, found)} |")
     return "\n".join(lines)
 
 
@@ -186,13 +184,10 @@ def _verdict(claim: Claim, found: Finding) -> str:
     return f"open: {'more than 1,000' if needed is None else f'about {needed}'} seeds to tell"
 
 
-def _is_share(metric: str) -> bool:
-    return metric.endswith(("accuracy", "_fraction", "keep_rate", "pass_rate_mean"))
-
-
-def _describe(claim: Claim, found: Finding, scale: int) -> str:
+def _describe(claim: Claim, found: Finding) -> str:
     """`+3.1 points (1.2 to 5.0), 5 seeds`; numbers that are no differences without a sign."""
     is_difference = claim.kind not in ("above", "below")
+    scale = _PERCENT if claim.metric == ACCURACY else metric_of(claim.metric).scale
     unit = (" points" if is_difference else " %") if scale == _PERCENT else ""
 
     def shown(value: float) -> str:
@@ -293,7 +288,7 @@ def fill(text: str, pictures: Path, *, with_pictures: bool = True) -> str:
 
 
 def main() -> None:
-    """Fill documents in, or say which of them differ from what the stored files give."""
+    """Fill in the documents that the command names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("documents", nargs="+", type=Path)
     for document in parser.parse_args().documents:

@@ -9,7 +9,7 @@ import pytest
 from dapo.core.errors import DataError
 from dapo.experiments.experiment import Experiment, load_experiment
 from dapo.experiments.figures import mean_curve, plot_results, results_figure
-from dapo.experiments.results import collect, read_results, write_results
+from dapo.experiments.results import Results, collect, read_results, write_results
 from dapo.experiments.table import make_table
 from helpers.ablations import write_run
 
@@ -135,6 +135,19 @@ def test_a_picture_has_a_panel_per_axis_and_a_line_per_row(experiment, folder):
     assert all([line.get_label() for line in axes.get_lines()] == ["a", "b", "c"] for axes in panels)
     last = panels[0].get_lines()[2]
     assert last.get_ydata()[0] == pytest.approx(25.0)
+    assert len(figure.axes) == 4, "two rows of two, and no empty panel"
+
+
+def test_bands_over_few_seeds_end_where_their_values_do(experiment, folder):
+    results = collect(experiment, folder)
+    columns = results.curves.to_pydict()
+    columns["rollout/entropy_estimate"] = [0.0 if seed < 2 else 1.0 for seed in columns["seed"]]
+    figure = results_figure(Results(results.facts, pa.Table.from_pydict(columns)), "")
+    (band, *_) = figure.axes[3].collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    # the mean is 1/3, and Student's interval over (0, 0, 1) reaches from -1.1 to 1.8
+    assert min(heights) == 0
+    assert max(heights) == pytest.approx(1 / 3 + 4.303 / 3, abs=1e-3)
 
 
 def test_an_experiment_without_a_finished_step_has_no_picture(experiment, tmp_path):

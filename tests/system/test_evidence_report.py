@@ -15,7 +15,8 @@ from evidence.report import Claim, Finding, find, load_claims
 from helpers.ablations import write_run
 from helpers.paths import ROOT
 
-DOCUMENTS = [path for path in sorted((ROOT / "docs").glob("*.md")) if "<!-- evidence: " in path.read_text("utf-8")]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [page for page in PAGES if re.search("<!-- (evidence|claims): ", page.read_text("utf-8"))]
 
 
 def results_of(curves: Mapping[tuple[str, int], Mapping[str, Sequence[float | None]]]) -> Results:

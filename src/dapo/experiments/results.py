@@ -4,7 +4,7 @@
     results.parquet   a row per run and step: generated tokens, seconds without evaluations, accuracy, metrics
 
 An accuracy is that of a run's last evaluation, which comes after its last step, in every row. What is called final of
-other metrics is the mean over the last tenth of the steps.
+other metrics is the mean over the last tenth of the steps (`steps_at_the_end`).
 """
 
 import math
@@ -51,7 +51,6 @@ FINAL_METRICS = {
     "entropy": "rollout/entropy_estimate",
 }
 """What the table shows of a run's last steps."""
-_FINAL_PART = 0.1
 _KEYS = ("condition", "variant", "seed", "step", "tokens", "seconds", ACCURACY)
 
 
@@ -140,6 +139,11 @@ def describe_experiment(experiment: Experiment) -> dict[str, Any]:
     }
 
 
+def steps_at_the_end(steps: int) -> int:
+    """How many of a run's steps its final metrics are the mean of: a tenth, at least one."""
+    return max(1, ceil(steps / 10))
+
+
 def write_results(results: Results, table: Sequence[Mapping[str, Any]], folder: Path) -> None:
     """Write results.json, with the table, and results.parquet into a folder."""
     with atomic_file(folder / RESULTS_PARQUET) as temporary:
@@ -207,7 +211,7 @@ def _figures(
 ) -> dict[str, Any]:
     """The numbers of a finished run that the table shows."""
     steps = sorted(step for step in rows if step > 0)
-    last = [rows[step] for step in steps[-max(1, ceil(_FINAL_PART * len(steps))) :]] if steps else []
+    last = [rows[step] for step in steps[-steps_at_the_end(len(steps)) :]]
     updates = sum(ceil(rows[step].get("rollout/groups_trained", 0) / config.train.minibatch_groups) for step in steps)
     skipped = sum(rows[step].get("optim/skipped") or 0 for step in steps)
     final = max(evaluations, default=0)
