@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,9 @@ class Claim:
     """Whether it stands in a document's `<!-- claims: headlines -->`."""
     during: str = "last"
     """Of a metric: `last` is its mean over the last tenth of the steps, `all` over all steps."""
+    tokens_to: float | None = None
+    """Where given, what is measured is the number of generated tokens at which the accuracy first has this value, by a
+    line between two evaluations."""
 
     @property
     def kind(self) -> str:
@@ -107,8 +111,8 @@ def find(claim: Claim, results: Results) -> Finding:
     Raises:
         ValueError: A name in the claim is in no table.
     """
-    if claim.metric == ACCURACY and claim.kind in ("more", "less"):
-        return _accuracy_difference(claim, results)
+    if claim.metric == ACCURACY and claim.kind in ("more", "less", "above", "below") and claim.tokens_to is None:
+        return _accuracy(claim, results)
     values = _by_seed(claim, claim.row, results)
     if claim.kind in ("more", "less"):
         assert claim.than is not None
@@ -124,8 +128,8 @@ def find(claim: Claim, results: Results) -> Finding:
     return Finding(mean, low, high, len(numbers))
 
 
-def _accuracy_difference(claim: Claim, results: Results) -> Finding:
-    """From the table: with intervals over seeds and problems."""
+def _accuracy(claim: Claim, results: Results) -> Finding:
+    """From the table, an accuracy or a difference of two: with intervals over seeds and problems."""
     rows = {
         row["variant"]: row
         for table in make_table(results)
@@ -135,6 +139,9 @@ def _accuracy_difference(claim: Claim, results: Results) -> Finding:
     if claim.row not in rows:
         raise ValueError(f"{claim.experiment} has no row {claim.row} in the condition {claim.condition!r}")
     row = rows[claim.row]
+    if claim.than is None:
+        found = row["accuracy"]
+        return Finding(found["mean"], found["low"], found["high"], found["seeds"])
     columns = {row["previous"]: "to_previous", results.facts["experiment"]["baseline"]: "to_baseline"}
     if claim.than not in columns:
         raise ValueError(
@@ -148,11 +155,14 @@ def _by_seed(claim: Claim, variant: str, results: Results) -> dict[int, float]:
     """For each seed, the metric at the end or in the mean; for what grows or falls, the end minus the beginning."""
     columns = results.curves.to_pydict()
     absent = [None] * results.curves.num_rows
+    at = columns["step" if claim.tokens_to is None else "tokens"]
     curves: dict[int, list[tuple[int, float]]] = {}
     for i, name in enumerate(columns["variant"]):
         value = columns.get(claim.metric, absent)[i]
         if (columns["condition"][i], name) == (claim.condition, variant) and value is not None and np.isfinite(value):
-            curves.setdefault(columns["seed"][i], []).append((columns["step"][i], value))
+            curves.setdefault(columns["seed"][i], []).append((at[i], value))
+    if claim.tokens_to is not None:
+        return {seed: _crossing(sorted(points), claim.tokens_to) for seed, points in curves.items()}
     is_evaluated = claim.metric == ACCURACY or claim.metric.startswith("eval/")
     found = {}
     for seed, points in curves.items():
@@ -162,6 +172,18 @@ def _by_seed(claim: Claim, variant: str, results: Results) -> dict[int, float]:
         changes = claim.kind in ("grows", "falls")
         found[seed] = value - float(np.mean(values[:count])) if changes else value
     return found
+
+
+def _crossing(points: Sequence[tuple[int, float]], target: float) -> float:
+    """The first position at which a line through points has the target.
+
+    Raises:
+        ValueError: It never has.
+    """
+    for (start, low), (end, high) in pairwise(points):
+        if low < target <= high:
+            return start + (end - start) * (target - low) / (high - low)
+    raise ValueError(f"a curve that ends at {points[-1][1]:g} has no position where it reaches {target:g}")
 
 
 def claims_table(names: Sequence[str]) -> str:
@@ -187,6 +209,10 @@ def _verdict(claim: Claim, found: Finding) -> str:
 def _describe(claim: Claim, found: Finding) -> str:
     """`+3.1 points (1.2 to 5.0), 5 seeds`; numbers that are no differences without a sign."""
     is_difference = claim.kind not in ("above", "below")
+    if claim.tokens_to is not None:
+        numbers = [f"{value:+,.0f}" for value in (found.mean, found.low, found.high) if value is not None]
+        between = f" ({' to '.join(numbers[1:])})" if numbers[1:] else ""
+        return f"tokens to {claim.tokens_to:.0%}: {numbers[0]}{between}, {found.seeds} seeds"
     scale = _PERCENT if claim.metric == ACCURACY else metric_of(claim.metric).scale
     unit = (" points" if is_difference else " %") if scale == _PERCENT else ""
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -36,7 +37,7 @@ def results_of(curves: Mapping[tuple[str, int], Mapping[str, Sequence[float | No
     return Results({"experiment": {"variants": [], "conditions": []}}, pa.Table.from_pylist(rows))
 
 
-def claim(expected: str, **more: str) -> Claim:
+def claim(expected: str, **more: Any) -> Claim:
     return Claim(text="t", experiment="e", row="a", expected=expected, **more)
 
 
@@ -79,10 +80,23 @@ class TestWhatIsMeasured:
         for row, than, difference in (("b", "a", 0.1), ("c", "b", 0.2), ("c", "a", 0.3)):
             found = find(Claim("t", "e", row, "more", than=than), results)
             assert found.mean == pytest.approx(difference)
+        assert find(Claim("t", "e", "c", "above 0.5"), results).mean == pytest.approx(0.7)
         with pytest.raises(ValueError, match="b is compared with a, not with c"):
             find(Claim("t", "e", "b", "more", than="c"), results)
         with pytest.raises(ValueError, match="has no row x"):
             find(Claim("t", "e", "x", "more", than="a"), results)
+
+    def test_the_tokens_to_an_accuracy_lie_on_the_line_between_two_evaluations(self):
+        curves = {
+            ("a", 0): {"tokens": [0, 100, 200, 300], ACCURACY: [0.0, 0.4, None, 0.8]},
+            ("a", 1): {"tokens": [0, 100, 200, 300], ACCURACY: [0.0, None, 1.0, 0.2]},
+            ("b", 0): {"tokens": [0, 10, 20, 30], ACCURACY: [0.0, 0.5, 0.6, 0.6]},
+            ("b", 1): {"tokens": [0, 10, 20, 30], ACCURACY: [0.0, 0.2, 0.4, 0.6]},
+        }
+        found = find(claim("less", than="b", tokens_to=0.5), results_of(curves))
+        assert found.mean == pytest.approx(((150 - 10) + (100 - 25)) / 2)
+        with pytest.raises(ValueError, match=r"ends at 0\.6 has no position where it reaches 0\.7"):
+            find(claim("less", than="b", tokens_to=0.7), results_of(curves))
 
 
 class TestVerdicts:

@@ -58,7 +58,7 @@ def difference_interval(differences: Sequence[float], *, proportions: bool = Tru
         return None
     array = np.append(array, [1.0, -1.0])
     half = _NORMAL_QUANTILE * float(array.std()) / sqrt(len(array))
-    return float(array.mean()) - half, float(array.mean()) + half
+    return max(-1.0, float(array.mean()) - half), min(1.0, float(array.mean()) + half)
 
 
 @cache
