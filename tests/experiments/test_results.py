@@ -1,5 +1,6 @@
 """Results: the table by hand, the small form that is kept, and the pictures made of it."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,15 @@ def test_what_is_kept_gives_the_same_table_and_picture_without_the_runs(experime
     (picture,) = plot_results(again, tmp_path / "kept")
     assert picture.name == "curves.png"
     assert picture.stat().st_size > 10_000
+
+
+def test_a_list_of_values_takes_one_line_and_no_text_changes(experiment, folder, tmp_path):
+    results = collect(experiment, folder, {"b-seed1": "[1,\n  2] and [\n"})
+    results.facts["runs"][0]["reason"] = "a [list,\n    of] two ]"
+    write_results(results, [], tmp_path)
+    text = (tmp_path / "results.json").read_text()
+    assert json.loads(text) == {**results.facts, "table": []}
+    assert all(line.count("]") for line in text.splitlines() if '"accuracies": [' in line)
 
 
 def test_damaged_or_missing_results_are_refused(tmp_path):

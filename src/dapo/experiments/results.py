@@ -8,6 +8,7 @@ other metrics is the mean over the last tenth of the steps (`steps_at_the_end`).
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, isfinite
@@ -22,8 +23,9 @@ import dapo
 from dapo.analysis.compare import metrics_by_step
 from dapo.config import Config
 from dapo.core.errors import DataError
-from dapo.core.files import atomic_file, atomic_write_json, read_json
+from dapo.core.files import atomic_file, atomic_write_text, read_json
 from dapo.core.processor import cpu_model
+from dapo.core.terminal import to_json
 from dapo.experiments.experiment import ACCURACY, Experiment, Panel, PlannedRun
 from dapo.telemetry.console import training_seconds
 from dapo.training.run_directory import RunDirectory, package_versions, read_evaluation
@@ -51,6 +53,7 @@ FINAL_METRICS = {
     "entropy": "rollout/entropy_estimate",
 }
 """What the table shows of a run's last steps."""
+_LIST_OF_VALUES = re.compile(r"\[[^\[\]{}]*\]")
 _KEYS = ("condition", "variant", "seed", "step", "tokens", "seconds", ACCURACY)
 
 
@@ -148,7 +151,10 @@ def write_results(results: Results, table: Sequence[Mapping[str, Any]], folder: 
     """Write results.json, with the table, and results.parquet into a folder."""
     with atomic_file(folder / RESULTS_PARQUET) as temporary:
         pq.write_table(results.curves, temporary, compression="zstd")
-    atomic_write_json(folder / RESULTS_JSON, {**results.facts, "table": table})
+    text = to_json({**results.facts, "table": table}, indent=2)
+    # a line for a list of 300 accuracies, not 300; raw line breaks never stand in JSON strings
+    lines = _LIST_OF_VALUES.sub(lambda found: re.sub(r"\n\s*", " ", found[0]), text)
+    atomic_write_text(folder / RESULTS_JSON, lines + "\n")
 
 
 def read_results(folder: Path) -> Results:
