@@ -1,7 +1,8 @@
 """Tables, pictures and verdicts of stored experiments in documents: `python -m evidence.report docs/evidence.md`.
 
 A document has pairs of equal marker lines. Between two lines `<!-- evidence: NAME -->` comes the table of the
-experiment `evidence/results/NAME`, one for each condition; between two lines `<!-- claims: NAME ... -->` come the
+experiment `evidence/results/NAME`, one for each condition; between two lines `<!-- grid: NAME -->` its conditions and
+rows beside each other; between two lines `<!-- claims: NAME ... -->` come the
 claims of `claims.yaml` that these experiments test, with what was measured and the verdict. Pictures go to a folder
 `evidence` beside the document. Nothing is run: all of it is made from the stored files.
 """
@@ -14,6 +15,7 @@ from functools import cache
 from itertools import pairwise
 from math import sqrt
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -30,8 +32,10 @@ from dapo.telemetry.metric_table import metric_of
 FOLDER = Path(__file__).parent
 STORED = FOLDER / "results"
 CLAIMS = FOLDER / "claims.yaml"
-_MARKERS = re.compile(r"^<!-- (evidence|claims): (.+?) -->$\n(.*?)^<!-- \1: \2 -->$", re.MULTILINE | re.DOTALL)
+_MARKERS = re.compile(r"^<!-- (evidence|grid|claims): (.+?) -->$\n(.*?)^<!-- \1: \2 -->$", re.MULTILINE | re.DOTALL)
 _PERCENT = 100
+_ROWS_OF_A_PICTURE = 5
+"""From so many on, over all conditions, the differences between rows have a picture."""
 
 
 @dataclass(frozen=True)
@@ -236,25 +240,61 @@ def _number(value: float, signed: bool, is_percent: bool) -> str:
 def experiment_tables(name: str, pictures: Path) -> str:
     """For each condition, the table of a stored experiment below its picture, which is in a folder."""
     experiment = stored(name).facts["experiment"]
+    tables = make_table(stored(name))
     parts = []
-    for condition in make_table(stored(name)):
+    if sum(len(table["rows"]) for table in tables) >= _ROWS_OF_A_PICTURE:
+        parts += [f"![{name}: differences]({pictures.name}/{name}-differences.png)", ""]
+    for condition in tables:
         title = condition["condition"]
         picture = f"{name}{f'-{file_name(title)}' if title else ''}.png"
         parts += [f"**{title}**", ""] if title else []
         parts += [f"![{name}{': ' if title else ''}{title}]({pictures.name}/{picture})", ""]
         parts += [*_markdown(condition, experiment["baseline"]), ""]
         parts += [f"{note[0].upper()}{note[1:]}." for note in condition["notes"]]
-    made_with, seeds = stored(name).facts["made_with"], experiment["seeds"]
+    return "\n".join([*parts, _made_by(name)]).rstrip()
+
+
+def _made_by(name: str) -> str:
+    """The command that gives the results, with the seeds where the file lists others, and the processor it ran on."""
+    made_with, seeds = stored(name).facts["made_with"], stored(name).facts["experiment"]["seeds"]
     listed = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))["seeds"]
     chosen = "" if seeds == listed else f" --seeds {','.join(map(str, seeds))}"
-    return "\n".join([*parts, f"`dapo ablate evidence/{name}.yaml{chosen}`; {made_with['processor']}."]).rstrip()
+    return f"`dapo ablate evidence/{name}.yaml{chosen}`; {made_with['processor']}."
 
 
-def write_pictures(name: str, folder: Path) -> None:
-    """Draw the curves of a stored experiment: `NAME.png`, or one picture per condition."""
+def grid_tables(name: str, pictures: Path) -> str:
+    """A line for each condition of a stored experiment: accuracies and differences, then how the rows end."""
+    tables, baseline = make_table(stored(name)), stored(name).facts["experiment"]["baseline"]
+    variants = [row["variant"] for row in tables[0]["rows"]]
+    others = [variant for variant in variants if variant != baseline]
+    titles = ["", f"{baseline}, %", *(f"{variant} vs {baseline}" for variant in others)]
+    lines = [f"![{name}: differences]({pictures.name}/{name}-differences.png)", ""]
+    lines += [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for table in tables:
+        rows = {row["variant"]: row for row in table["rows"]}
+        cells = [_percent(rows[baseline]["accuracy"], signed=False)]
+        cells += [_percent(rows[variant]["to_baseline"], signed=True) for variant in others]
+        lines.append(f"| {table['condition']} | {' | '.join(cells)} |")
+    costs = ("entropy", "length", "truncated", "steps", "seconds")
+    titles = [f"{' / '.join(variants)}", *(f"{cost}, %" if cost == "truncated" else cost for cost in costs)]
+    lines += ["", f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for table in tables:
+        cells = [" / ".join(_cost(cost, row[cost]["mean"]) for row in table["rows"]) for cost in costs]
+        lines.append(f"| {table['condition']} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", _made_by(name)])
+
+
+def write_pictures(name: str, folder: Path, shown: str) -> None:
+    """Draw those pictures of a stored experiment that a text shows.
+
+    They are `NAME.png`, or `NAME-CONDITION.png` for each condition, and `NAME-differences.png`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    for path in plot_results(stored(name), folder):
-        path.replace(path.with_name(path.name.replace("curves", name, 1)))
+    with TemporaryDirectory(dir=folder) as temporary:
+        for path in plot_results(stored(name), Path(temporary)):
+            own = path.name.replace("curves", name, 1).replace("differences", f"{name}-differences", 1)
+            if own in shown:
+                path.replace(folder / own)
 
 
 def _markdown(condition: Mapping[str, Any], baseline: str) -> Iterator[str]:
@@ -304,9 +344,12 @@ def fill(text: str, pictures: Path, *, with_pictures: bool = True) -> str:
 
     def made(match: re.Match[str]) -> str:
         kind, names = match[1], match[2]
-        if kind == "evidence" and with_pictures:
-            write_pictures(names, pictures)
-        body = claims_table(names.split()) if kind == "claims" else experiment_tables(names, pictures)
+        if kind == "claims":
+            body = claims_table(names.split())
+        else:
+            body = (grid_tables if kind == "grid" else experiment_tables)(names, pictures)
+            if with_pictures:
+                write_pictures(names, pictures, body)
         marker = f"<!-- {kind}: {names} -->"
         return f"{marker}\n{body}\n{marker}"
 

@@ -98,7 +98,7 @@ def test_a_report_needs_nothing_but_the_stored_results(capsys: pytest.CaptureFix
     found: dict[str, Any] = json.loads(out)
     assert found["table"] == before["table"]
     assert json.loads((stored / "again" / "results.json").read_text()) == before
-    assert found["pictures"] == [str(stored / "again" / "curves.png")]
+    assert found["pictures"] == [str(stored / "again" / name) for name in ("curves.png", "differences.png")]
 
 
 def test_a_plan_lists_rows_changes_and_options_without_effect(capsys: pytest.CaptureFixture[str], tmp_path: Path):

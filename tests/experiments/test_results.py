@@ -9,7 +9,7 @@ import pytest
 
 from dapo.core.errors import DataError
 from dapo.experiments.experiment import Experiment, load_experiment
-from dapo.experiments.figures import mean_curve, plot_results, results_figure
+from dapo.experiments.figures import differences_figure, mean_curve, plot_results, results_figure
 from dapo.experiments.results import Results, collect, read_results, write_results
 from dapo.experiments.table import make_table
 from helpers.ablations import write_run
@@ -84,9 +84,9 @@ def test_what_is_kept_gives_the_same_table_and_picture_without_the_runs(experime
     assert again.curves.equals(results.curves)
     assert {path.name for path in (tmp_path / "kept").iterdir()} == {"results.json", "results.parquet"}
     assert str(tmp_path) not in (tmp_path / "kept" / "results.json").read_text()
-    (picture,) = plot_results(again, tmp_path / "kept")
-    assert picture.name == "curves.png"
-    assert picture.stat().st_size > 10_000
+    pictures = plot_results(again, tmp_path / "kept")
+    assert [picture.name for picture in pictures] == ["curves.png", "differences.png"]
+    assert all(picture.stat().st_size > 10_000 for picture in pictures)
 
 
 def test_a_list_of_values_takes_one_line_and_no_text_changes(experiment, folder, tmp_path):
@@ -118,6 +118,28 @@ def test_a_curve_has_what_was_spent_by_each_step(experiment, folder):
     assert [row["tokens"] for row in first] == [0, 100, 300, 600, 1000]
     assert [row["seconds"] for row in first] == [0, 3, 6, 9, 11]
     assert [row["accuracy"] for row in first[:4]] == [0.25, None, None, None]
+
+
+def test_the_picture_of_differences_shows_the_tables_intervals_and_fills_those_without_0(experiment, folder):
+    results = collect(experiment, folder)
+    figure = differences_figure(results)
+    assert figure is not None
+    (axes,) = figure.axes
+    (table,) = make_table(results)
+    shown = [row["to_baseline"] for row in table["rows"] if row["to_baseline"] is not None]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["b", "c"]
+    intervals = [line.get_xdata() for line in axes.lines[1::2]]
+    assert np.allclose(intervals, [[100 * found["low"], 100 * found["high"]] for found in shown])
+    for found, point in zip(shown, axes.lines[2::2], strict=True):
+        assert point.get_xdata() == pytest.approx([100 * found["mean"]])
+        assert (point.get_markerfacecolor() == "white") == (found["low"] <= 0 <= found["high"])
+
+
+def test_one_row_or_one_without_an_interval_has_no_picture_of_differences(experiment, folder):
+    results = collect(experiment, folder)
+    runs = [each for each in results.facts["runs"] if each["variant"] == "a"]
+    alone = Results({**results.facts, "runs": runs}, results.curves)
+    assert differences_figure(alone) is None
 
 
 def test_a_mean_curve_ends_with_the_shortest_and_its_band_is_students():

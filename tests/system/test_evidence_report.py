@@ -17,7 +17,7 @@ from helpers.ablations import write_run
 from helpers.paths import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-DOCUMENTS = [page for page in PAGES if re.search("<!-- (evidence|claims): ", page.read_text("utf-8"))]
+DOCUMENTS = [page for page in PAGES if re.search("<!-- (evidence|grid|claims): ", page.read_text("utf-8"))]
 
 
 def results_of(curves: Mapping[tuple[str, int], Mapping[str, Sequence[float | None]]]) -> Results:
@@ -97,6 +97,39 @@ class TestWhatIsMeasured:
         assert found.mean == pytest.approx(((150 - 10) + (100 - 25)) / 2)
         with pytest.raises(ValueError, match=r"ends at 0\.6 has no position where it reaches 0\.7"):
             find(claim("less", than="b", tokens_to=0.7), results_of(curves))
+
+
+class TestDocuments:
+    @pytest.fixture
+    def document(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+        (tmp_path / "mine.yaml").write_text(
+            "base: tiny\nseeds: [0, 1]\nconditions: {clean: [], noisy: [optim.weight_decay=0.5]}\n"
+            "variants: {a: [], b: {set: [loss.clip_high=0.3]}, c: {after: a, set: [loss.clip_high=0.4]}}\nbaseline: a\n"
+        )
+        experiment = load_experiment(tmp_path / "mine.yaml")
+        for run in experiment.runs():
+            arguments = ["train", str(run.base), *run.overrides, "--run-dir", str(tmp_path / "runs" / run.name)]
+            accuracy = {"a": 0.4, "b": 0.5, "c": 0.3}[run.variant] + 0.1 * (run.condition == "noisy")
+            write_run(arguments, accuracy=accuracy)
+        results = collect(experiment, tmp_path)
+        monkeypatch.setattr(report, "stored", {"mine": results}.__getitem__)
+        monkeypatch.setattr(report, "FOLDER", tmp_path)
+        return "before\n<!-- grid: mine -->\n<!-- grid: mine -->\nafter\n"
+
+    def test_a_grid_has_conditions_below_and_rows_beside_each_other(self, document: str, tmp_path: Path):
+        filled = report.fill(document, tmp_path / "evidence")
+        lines = filled.splitlines()
+        assert lines[0] == "before"
+        assert lines[-1] == "after"
+        assert "|  | a, % | b vs a | c vs a |" in lines
+        (clean,) = [line.split("|") for line in lines if line.startswith("| clean | 40.0")]
+        (noisy,) = [line.split("|") for line in lines if line.startswith("| noisy | 50.0")]
+        for cells in (clean, noisy):
+            assert cells[3].startswith(" +10.0 (")
+            assert cells[4].startswith(" -10.0 (")
+        assert [len(line.split("|")) for line in lines if line.startswith(("| a / b / c |", "| noisy |"))] == [6, 8, 8]
+        assert report.fill(filled, tmp_path / "evidence") == filled
+        assert [path.name for path in (tmp_path / "evidence").iterdir()] == ["mine-differences.png"]
 
 
 class TestVerdicts:

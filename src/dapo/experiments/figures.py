@@ -14,6 +14,7 @@ from dapo.core.files import atomic_file
 from dapo.evaluation.intervals import student_quantile
 from dapo.experiments.experiment import ACCURACY, Panel, file_name
 from dapo.experiments.results import Results
+from dapo.experiments.table import make_table
 from dapo.telemetry.curves import (
     BLUE,
     GREEN,
@@ -43,6 +44,7 @@ _COLUMNS = {"steps": "step", "tokens": "tokens", "seconds": "seconds"}
 _PER_ROW = 3
 _GRID_POINTS = 100
 _SIZE = (5.0, 3.6)  # inches per panel
+_DIFFERENCE_INCHES = 0.3  # per row
 _LEGEND_INCHES, _LEGEND_COLUMNS = 0.24, 3
 _PERCENT = 100.0
 _BOUNDS = {"%": (0, 1), "correct (%)": (0, 1), "probability": (0, 1), "rollout/entropy_estimate": (0, np.inf)}
@@ -50,9 +52,10 @@ _BOUNDS = {"%": (0, 1), "correct (%)": (0, 1), "probability": (0, 1), "rollout/e
 
 
 def plot_results(results: Results, folder: Path) -> list[Path]:
-    """Write one picture per condition into a folder: `curves.png`, or `curves-CONDITION.png`.
+    """Write the pictures of an experiment into a folder.
 
-    A condition without a curve has none.
+    They are `curves.png`, or one `curves-CONDITION.png` per condition that has a curve, and `differences.png`, where two
+    rows can be compared.
     """
     written = []
     for condition in results.conditions:
@@ -61,10 +64,16 @@ def plot_results(results: Results, folder: Path) -> list[Path]:
             figure = results_figure(results, condition)
         except DataError:
             continue
-        with atomic_file(path) as temporary:
-            figure.savefig(temporary, format="png")
-        written.append(path)
+        written.append(_save(figure, path))
+    if (differences := differences_figure(results)) is not None:
+        written.append(_save(differences, folder / "differences.png"))
     return written
+
+
+def _save(figure: "Figure", path: Path) -> Path:
+    with atomic_file(path) as temporary:
+        figure.savefig(temporary, format="png")
+    return path
 
 
 def results_figure(results: Results, condition: str) -> "Figure":
@@ -92,6 +101,48 @@ def results_figure(results: Results, condition: str) -> "Figure":
     for axes in islice(grid, len(panels), None):
         axes.set_visible(False)
     _title_and_legend(figure, results, condition, grid[0], legend / inches[1])
+    return figure
+
+
+def differences_figure(results: Results) -> "Figure | None":
+    """The paired differences in accuracy to the baseline with their 95 % intervals, row by row; None if there are none.
+
+    What is filled has an interval that leaves out 0.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    lines: list[tuple[str, Mapping[str, Any] | None, int]] = []
+    for table in make_table(results):
+        rows = [(row["variant"], row["to_baseline"], i) for i, row in enumerate(table["rows"])]
+        rows = [row for row in rows if row[1] is not None and row[1]["low"] is not None]
+        lines += [(table["condition"], None, 0)] if table["condition"] and rows else []
+        lines += rows
+    if not lines:
+        return None
+    figure = Figure(figsize=(8.0, _DIFFERENCE_INCHES * len(lines) + 1.4), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    facts = results.facts["experiment"]
+    frame(axes, title=plain_text(f"{facts['name']}: held-out accuracy against {facts['baseline']}"), unit="")
+    axes.axvline(0, color=INK, linewidth=1)
+    for y, (_, found, index) in enumerate(lines):
+        if found is not None:
+            colour, low, high = COLOURS[index % len(COLOURS)], _PERCENT * found["low"], _PERCENT * found["high"]
+            axes.plot([low, high], [y, y], color=colour, linewidth=2.2, solid_capstyle="round")
+            fill = "white" if found["low"] <= 0 <= found["high"] else colour
+            axes.plot([_PERCENT * found["mean"]], [y], "o", color=colour, markerfacecolor=fill, markersize=6.5)
+    axes.set_yticks(range(len(lines)), [plain_text(name) for name, *_ in lines])
+    for label, (_, found, _) in zip(axes.get_yticklabels(), lines, strict=True):
+        label.set_fontweight("bold" if found is None else "normal")
+    axes.set_ylim(len(lines) - 0.4, -0.6)
+    axes.grid(False, axis="y")
+    seeds = len(facts["seeds"])
+    axes.set_xlabel(
+        f"points, with 95 % intervals over seeds and problems; {seeds} seed{'s' * (seeds > 1)}; filled: without 0",
+        color=INK,
+        fontsize=9,
+    )
     return figure
 
 
