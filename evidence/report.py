@@ -58,6 +58,8 @@ class Claim:
     tokens_to: float | None = None
     """Where given, what is measured is the number of generated tokens at which the accuracy first has this value, by a
     line between two evaluations."""
+    at_step: int | None = None
+    """Where given, the accuracy is that after this step, at which every run was evaluated, not after the last one."""
 
     @property
     def kind(self) -> str:
@@ -115,7 +117,8 @@ def find(claim: Claim, results: Results) -> Finding:
     Raises:
         ValueError: A name in the claim is in no table.
     """
-    if claim.metric == ACCURACY and claim.kind in ("more", "less", "above", "below") and claim.tokens_to is None:
+    is_final = claim.tokens_to is None and claim.at_step is None
+    if claim.metric == ACCURACY and claim.kind in ("more", "less", "above", "below") and is_final:
         return _accuracy(claim, results)
     values = _by_seed(claim, claim.row, results)
     if claim.kind in ("more", "less"):
@@ -167,6 +170,11 @@ def _by_seed(claim: Claim, variant: str, results: Results) -> dict[int, float]:
             curves.setdefault(columns["seed"][i], []).append((at[i], value))
     if claim.tokens_to is not None:
         return {seed: _crossing(sorted(points), claim.tokens_to) for seed, points in curves.items()}
+    if claim.at_step is not None:
+        evaluations = {seed: dict(points) for seed, points in curves.items()}
+        if any(claim.at_step not in found for found in evaluations.values()):
+            raise ValueError(f"{claim.experiment}: a run of {variant} was not evaluated after step {claim.at_step}")
+        return {seed: found[claim.at_step] for seed, found in evaluations.items()}
     is_evaluated = claim.metric == ACCURACY or claim.metric.startswith("eval/")
     found = {}
     for seed, points in curves.items():

@@ -98,6 +98,17 @@ class TestWhatIsMeasured:
         with pytest.raises(ValueError, match=r"ends at 0\.6 has no position where it reaches 0\.7"):
             find(claim("less", than="b", tokens_to=0.7), results_of(curves))
 
+    def test_an_accuracy_after_a_step_is_that_of_its_own_evaluation(self):
+        curves = {
+            ("a", 0): {ACCURACY: [0.0, None, 0.5, 0.9]},
+            ("a", 1): {ACCURACY: [0.1, None, 0.6, 0.9]},
+            ("b", 0): {ACCURACY: [0.0, None, 0.2, 1.0]},
+            ("b", 1): {ACCURACY: [0.0, None, 0.4, 1.0]},
+        }
+        assert find(claim("more", than="b", at_step=2), results_of(curves)).mean == pytest.approx(0.25)
+        with pytest.raises(ValueError, match="a run of a was not evaluated after step 1"):
+            find(claim("more", than="b", at_step=1), results_of(curves))
+
 
 class TestDocuments:
     @pytest.fixture
