@@ -10,7 +10,7 @@ import pytest
 from dapo.cli.ablate import parse_seeds
 from dapo.core.errors import ConfigError
 from dapo.experiments.experiment import load_experiment, shipped_ladders
-from dapo.experiments.results import collect, write_results
+from dapo.experiments.results import Results, collect, read_results, write_results
 from dapo.experiments.runner import RunProgress, run_experiment
 from dapo.experiments.table import make_table
 from dapo.training.signals import StopRequest
@@ -101,6 +101,23 @@ def test_a_report_needs_nothing_but_the_stored_results(capsys: pytest.CaptureFix
     assert found["pictures"] == [str(stored / "again" / name) for name in ("curves.png", "differences.png")]
 
 
+def test_seeds_that_were_run_in_two_places_are_put_together(
+    capsys: pytest.CaptureFixture[str], stored: Path, tmp_path: Path
+):
+    facts = json.loads((stored / "results.json").read_text())
+    for seed in facts["experiment"]["seeds"]:
+        part = {**facts, "experiment": {**facts["experiment"], "seeds": [seed]}}
+        part["runs"] = [run for run in facts["runs"] if run["seed"] == seed]
+        write_results(Results(part, read_results(stored).curves), [], tmp_path / f"part{seed}")
+    parts = [
+        argument for seed in facts["experiment"]["seeds"] for argument in ("--report", str(tmp_path / f"part{seed}"))
+    ]
+    code, out, _ = run(capsys, "ablate", *parts, "--output", str(tmp_path / "all"), "--json")
+    assert code == 0
+    assert json.loads(out)["table"] == facts["table"]
+    assert json.loads((tmp_path / "all" / "results.json").read_text()) == facts
+
+
 def test_a_plan_lists_rows_changes_and_options_without_effect(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     code, out, _ = run(capsys, "ablate", str(TINY), "train.minibatch_groups=4", "--dry-run", "--seeds", "3-4")
     assert code == 0
@@ -130,6 +147,7 @@ def test_a_ladder_is_shown_as_it_stands_and_faults_are_named(capsys: pytest.Capt
         (("ablate", "tiny", "optim.lrr=1", "--dry-run"), "unknown option optim.lrr; did you mean optim.lr?"),
         (("ablate", "tiny", "train.seed=1", "--dry-run"), "train.seed cannot be set here: give --seeds"),
         (("ablate", "--report", str(tmp_path), "tiny"), "give a folder, and no configuration"),
+        (("ablate", "--report", str(tmp_path), "--report", str(tmp_path)), "give --output FOLDER for the whole"),
     ):
         code, _, err = run(capsys, *arguments)
         assert code == 2

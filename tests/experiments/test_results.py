@@ -1,7 +1,9 @@
 """Results: the table by hand, the small form that is kept, and the pictures made of it."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +12,7 @@ import pytest
 from dapo.core.errors import DataError
 from dapo.experiments.experiment import Experiment, load_experiment
 from dapo.experiments.figures import differences_figure, mean_curve, plot_results, results_figure
-from dapo.experiments.results import Results, collect, read_results, write_results
+from dapo.experiments.results import Results, collect, merge, read_results, write_results
 from dapo.experiments.table import make_table
 from helpers.ablations import write_run
 
@@ -96,6 +98,51 @@ def test_a_list_of_values_takes_one_line_and_no_text_changes(experiment, folder,
     text = (tmp_path / "results.json").read_text()
     assert json.loads(text) == {**results.facts, "table": []}
     assert all(line.count("]") for line in text.splitlines() if '"accuracies": [' in line)
+
+
+def part_of(results: Results, seeds: set[int]) -> Results:
+    """What an experiment with fewer seeds would have kept."""
+    facts = results.facts
+    kept = [seed in seeds for seed in results.curves.column("seed").to_pylist()]
+    experiment = {**facts["experiment"], "seeds": sorted(seeds)}
+    runs = [run for run in facts["runs"] if run["seed"] in seeds]
+    return Results({**facts, "experiment": experiment, "runs": runs}, results.curves.filter(pa.array(kept)))
+
+
+class TestPuttingResultsTogether:
+    def test_seeds_from_two_places_give_the_table_of_one(self, experiment, folder):
+        whole = collect(experiment, folder)
+        again = merge([part_of(whole, {1}), part_of(whole, {0, 2})])
+        assert make_table(again) == make_table(whole)
+        assert again.facts["experiment"] == whole.facts["experiment"]
+        order = [("seed", "ascending"), ("variant", "ascending"), ("step", "ascending")]
+        assert again.curves.sort_by(order).equals(whole.curves.sort_by(order))
+
+    def test_of_a_run_in_both_the_one_that_has_ended_is_taken(self, experiment, folder):
+        whole = collect(experiment, folder)
+        (folder / "runs" / "b-seed1" / "summary.json").unlink()
+        broken = collect(experiment, folder, {"b-seed1": "it broke"})
+        only = Results({**whole.facts, "runs": [run for run in whole.facts["runs"] if is_b1(run)]}, whole.curves)
+        assert make_table(merge([broken, part_of(only, {1})])) == make_table(whole)
+        assert make_table(merge([part_of(only, {1}), broken])) == make_table(whole)
+        with pytest.raises(DataError, match="seed 0, has ended in two of the folders"):
+            merge([whole, broken])
+
+    def test_other_options_or_problems_are_refused_and_machines_named(self, experiment, folder):
+        first, second = (part_of(collect(experiment, folder), {seed}) for seed in (0, 1))
+        changed = {**second.facts["experiment"], "set": ["optim.lr=1"]}
+        with pytest.raises(DataError, match="different experiments cannot be put together: `set` differs"):
+            merge([first, Results({**second.facts, "experiment": changed}, second.curves)])
+        with pytest.raises(DataError, match="different problems"):
+            merge([first, Results({**second.facts, "problems": {"": ["x"]}}, second.curves)])
+        elsewhere = {**second.facts["made_with"], "processor": "abacus"}
+        both = merge([first, Results({**second.facts, "made_with": elsewhere}, second.curves)])
+        assert both.facts["made_with"]["processor"] == f"{first.facts['made_with']['processor']}, abacus"
+        assert both.facts["made_with"]["packages"] == first.facts["made_with"]["packages"]
+
+
+def is_b1(run: Mapping[str, Any]) -> bool:
+    return (run["variant"], run["seed"]) == ("b", 1)
 
 
 def test_damaged_or_missing_results_are_refused(tmp_path):

@@ -41,7 +41,7 @@ class AblateRequest:
     seeds: str | None
     folder: Path | None
     output: Path | None
-    report: Path | None
+    report: tuple[Path, ...]
     show: str | None
     jobs: int
     dry_run: bool
@@ -58,7 +58,7 @@ def ablate(request: AblateRequest) -> bool:
     if request.show is not None:
         print_text(find_ladder(request.show).read_text(encoding="utf-8"), end="")
         return True
-    if request.report is not None:
+    if request.report:
         return _report_again(request)
     if request.config is None:
         raise ConfigError(
@@ -122,13 +122,17 @@ def _run(request: AblateRequest, experiment: Experiment, folder: Path) -> bool:
 
 
 def _report_again(request: AblateRequest) -> bool:
-    from dapo.experiments.results import RESULTS_JSON, read_results
+    from dapo.experiments.results import RESULTS_JSON, merge, read_results
 
-    assert request.report is not None
-    folder = request.report.parent if request.report.name == RESULTS_JSON else request.report
     if request.config is not None or request.overrides:
         raise ConfigError("--report makes the table from stored results: give a folder, and no configuration")
-    _write_and_print(read_results(folder), request.output or folder, as_json=request.as_json, pictures=True)
+    folders = [path.parent if path.name == RESULTS_JSON else path for path in request.report]
+    if len(folders) > 1 and request.output is None:
+        raise ConfigError(
+            "several --report put the seeds of several folders together: give --output FOLDER for the whole"
+        )
+    results = merge([read_results(folder) for folder in folders])
+    _write_and_print(results, request.output or folders[0], as_json=request.as_json, pictures=True)
     return True
 
 

@@ -468,7 +468,11 @@ def ablate_command(
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, max=1024, help="runs at a time, which share the threads")] = 1,
     report: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="make table and pictures of stored results; runs nothing")
+        list[Path] | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="make table and pictures of stored results, of several folders those of all their seeds; runs nothing",
+        ),
     ] = None,
     show: Annotated[str | None, typer.Option(metavar="LADDER", help="print a shipped ladder, to copy it")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="check and list the runs; start nothing")] = False,
@@ -479,7 +483,18 @@ def ablate_command(
     from dapo.cli.ablate import AblateRequest, ablate
 
     request = AblateRequest(
-        config, tuple(overrides or ()), ladder, seeds, folder, output, report, show, jobs, dry_run, no_run, as_json
+        config,
+        tuple(overrides or ()),
+        ladder,
+        seeds,
+        folder,
+        output,
+        tuple(report or ()),
+        show,
+        jobs,
+        dry_run,
+        no_run,
+        as_json,
     )
     if not ablate(request):
         raise typer.Exit(1)

@@ -54,8 +54,8 @@ _BOUNDS = {"%": (0, 1), "correct (%)": (0, 1), "probability": (0, 1), "rollout/e
 def plot_results(results: Results, folder: Path) -> list[Path]:
     """Write the pictures of an experiment into a folder.
 
-    They are `curves.png`, or one `curves-CONDITION.png` per condition that has a curve, and `differences.png`, where two
-    rows can be compared.
+    They are `curves.png`, or one `curves-CONDITION.png` per condition that has a curve, and `differences.png`, where
+    two rows can be compared.
     """
     written = []
     for condition in results.conditions:

@@ -174,6 +174,63 @@ def read_results(folder: Path) -> Results:
     return Results(facts, curves)
 
 
+def merge(parts: Sequence[Results]) -> Results:
+    """One experiment's results whose seeds were run in several places, as if they had been run in one.
+
+    What was run must be the same but for the seeds; that the models were is not known from results. Of a run that
+    stands in several parts the one that has ended is taken.
+
+    Raises:
+        DataError: The experiments or the evaluated problems differ, or a run has ended in several parts.
+    """
+    first = parts[0].facts
+    for other in (part.facts for part in parts[1:]):
+        for name in ("base", "set", "conditions", "variants", "baseline"):
+            if other["experiment"][name] != first["experiment"][name]:
+                raise DataError(f"results of different experiments cannot be put together: `{name}` differs")
+    problems: dict[str, list[str]] = {}
+    runs: dict[tuple[Any, ...], tuple[dict[str, Any], int]] = {}
+    for i, facts in enumerate(part.facts for part in parts):
+        for condition, ids in facts["problems"].items():
+            if problems.setdefault(condition, ids) != ids:
+                raise DataError("results that were evaluated on different problems cannot be put together")
+        for run in facts["runs"]:
+            key = (run["condition"], run["variant"], run["seed"])
+            has_ended = run["state"] in ENDED
+            if key in runs and has_ended and runs[key][0]["state"] in ENDED:
+                raise DataError(
+                    f"{run['variant']}, seed {run['seed']}, has ended in two of the folders: which one counts?"
+                )
+            if key not in runs or has_ended:
+                runs[key] = (run, i)
+    curves = []
+    for i, part in enumerate(parts):
+        table = part.curves.to_pydict()
+        rows = zip(table["condition"], table["variant"], table["seed"], strict=True)
+        curves.append(part.curves.filter(pa.array([runs[row][1] == i for row in rows], pa.bool_())))
+    made_with = [part.facts["made_with"] for part in parts]
+    packages = {name: _joined([each["packages"].get(name) for each in made_with]) for name in made_with[0]["packages"]}
+    facts = {
+        **first,
+        "experiment": {
+            **first["experiment"],
+            "seeds": sorted({seed for part in parts for seed in part.facts["experiment"]["seeds"]}),
+        },
+        "made_with": {
+            "dapo": _joined([each["dapo"] for each in made_with]),
+            "packages": packages,
+            "processor": _joined([each["processor"] for each in made_with]),
+        },
+        "problems": problems,
+        "runs": [run for run, _ in sorted(runs.values(), key=lambda found: found[0]["seed"])],
+    }
+    return Results(facts, pa.concat_tables(curves, promote_options="default"))
+
+
+def _joined(values: Sequence[str | None]) -> str:
+    return ", ".join(dict.fromkeys(str(value) for value in values))
+
+
 def _read_run(planned: PlannedRun, path: Path, metrics: Sequence[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The facts of a run, with its last evaluation as `table`, and the rows of its curve."""
     facts: dict[str, Any] = {
