@@ -101,9 +101,7 @@ def test_a_report_needs_nothing_but_the_stored_results(capsys: pytest.CaptureFix
     assert found["pictures"] == [str(stored / "again" / name) for name in ("curves.png", "differences.png")]
 
 
-def test_seeds_that_were_run_in_two_places_are_put_together(
-    capsys: pytest.CaptureFixture[str], stored: Path, tmp_path: Path
-):
+def test_seeds_of_two_machines_are_put_together(capsys: pytest.CaptureFixture[str], stored: Path, tmp_path: Path):
     facts = json.loads((stored / "results.json").read_text())
     for seed in facts["experiment"]["seeds"]:
         part = {**facts, "experiment": {**facts["experiment"], "seeds": [seed]}}

@@ -110,7 +110,7 @@ def part_of(results: Results, seeds: set[int]) -> Results:
 
 
 class TestPuttingResultsTogether:
-    def test_seeds_from_two_places_give_the_table_of_one(self, experiment, folder):
+    def test_seeds_of_two_machines_give_the_table_of_one(self, experiment, folder):
         whole = collect(experiment, folder)
         again = merge([part_of(whole, {1}), part_of(whole, {0, 2})])
         assert make_table(again) == make_table(whole)

@@ -127,7 +127,7 @@ class TestDocuments:
         monkeypatch.setattr(report, "FOLDER", tmp_path)
         return "before\n<!-- grid: mine -->\n<!-- grid: mine -->\nafter\n"
 
-    def test_a_grid_has_conditions_below_and_rows_beside_each_other(self, document: str, tmp_path: Path):
+    def test_a_grid_has_a_line_for_each_condition(self, document: str, tmp_path: Path):
         filled = report.fill(document, tmp_path / "evidence")
         lines = filled.splitlines()
         assert lines[0] == "before"
