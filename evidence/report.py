@@ -46,8 +46,8 @@ class Claim:
     experiment: str
     row: str
     expected: str
-    """more, less: than the row `than`; grows, falls: from the first to the last tenth of the steps or, for an accuracy,
-    from the first evaluation to the last; above X, below X."""
+    """more, less: than the row `than`; within X: of that row, either way; grows, falls: from the first to the last tenth
+    of the steps or, for an accuracy, from the first evaluation to the last; above X, below X."""
     than: str | None = None
     metric: str = ACCURACY
     condition: str = ""
@@ -68,7 +68,7 @@ class Claim:
 
     @property
     def bound(self) -> float:
-        """What the measured number is compared with: 0 for a difference."""
+        """What the measured number is compared with: 0 for a difference; with `within`, the largest distance from 0."""
         return float(self.expected.partition(" ")[2] or 0)
 
 
@@ -83,6 +83,10 @@ class Finding:
 
     def verdict(self, claim: Claim) -> str:
         """Confirmed, refuted, or open where the interval holds the bound."""
+        if claim.kind == "within" and self.low is not None and self.high is not None:
+            if -claim.bound <= self.low and self.high <= claim.bound:
+                return "confirmed"
+            return "refuted" if self.low > claim.bound or self.high < -claim.bound else "open"
         if self.low is None or self.high is None or self.low <= claim.bound <= self.high:
             return "open"
         return "confirmed" if (self.mean > claim.bound) == (claim.kind in ("more", "grows", "above")) else "refuted"
@@ -95,7 +99,7 @@ class Finding:
         if self.low is None or self.high is None or self.seeds < 2:
             return None
         of_one = (self.high - self.low) / 2 / student_quantile(self.seeds - 1) * sqrt(self.seeds)
-        distance = abs(self.mean - claim.bound)
+        distance = abs((abs(self.mean) if claim.kind == "within" else self.mean) - claim.bound)
         return next((n for n in range(2, 1001) if student_quantile(n - 1) * of_one / sqrt(n) < distance), None)
 
 
@@ -118,10 +122,10 @@ def find(claim: Claim, results: Results) -> Finding:
         ValueError: A name in the claim is in no table.
     """
     is_final = claim.tokens_to is None and claim.at_step is None
-    if claim.metric == ACCURACY and claim.kind in ("more", "less", "above", "below") and is_final:
+    if claim.metric == ACCURACY and claim.kind not in ("grows", "falls") and is_final:
         return _accuracy(claim, results)
     values = _by_seed(claim, claim.row, results)
-    if claim.kind in ("more", "less"):
+    if claim.kind in ("more", "less", "within"):
         assert claim.than is not None
         other = _by_seed(claim, claim.than, results)
         numbers = [values[seed] - other[seed] for seed in sorted(values.keys() & other.keys())]

@@ -217,6 +217,14 @@ def test_a_picture_has_a_panel_per_axis_and_a_line_per_row(experiment, folder):
     assert len(figure.axes) == 4, "two rows of two, and no empty panel"
 
 
+def test_a_metric_without_a_value_has_no_panel(experiment, folder):
+    results = collect(experiment, folder)
+    columns = results.curves.to_pydict()
+    columns["rollout/entropy_estimate"] = [float("nan")] * len(columns["seed"])
+    figure = results_figure(Results(results.facts, pa.Table.from_pydict(columns)), "")
+    assert [axes.get_title(loc="left") for axes in figure.axes if axes.get_visible()] == ["Held-out accuracy"] * 3
+
+
 def test_bands_over_few_seeds_end_where_their_values_do(experiment, folder):
     results = collect(experiment, folder)
     columns = results.curves.to_pydict()

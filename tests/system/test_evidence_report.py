@@ -157,6 +157,11 @@ class TestVerdicts:
             ("below 0.2", 0.1, 0.15, "confirmed"),
             ("below 0.2", 0.1, 0.3, "open"),
             ("more", None, None, "open"),
+            ("within 0.2", -0.1, 0.2, "confirmed"),
+            ("within 0.2", -0.3, 0.1, "open"),
+            ("within 0.2", -0.1, 0.3, "open"),
+            ("within 0.2", 0.21, 0.3, "refuted"),
+            ("within 0.2", -0.3, -0.21, "refuted"),
         ],
     )
     def test_the_interval_decides(self, expected: str, low: float | None, high: float | None, verdict: str):
@@ -171,6 +176,7 @@ class TestVerdicts:
         assert student_quantile(needed - 1) * of_one / needed**0.5 < 0.5
         assert student_quantile(needed - 2) * of_one / (needed - 1) ** 0.5 >= 0.5
         assert Finding(0.0, -half, half, 5).seeds_needed(claim("more")) is None
+        assert Finding(-0.5, -0.5 - half, -0.5 + half, 5).seeds_needed(claim("within 1")) == needed
 
 
 class TestStoredResults:

@@ -77,7 +77,7 @@ def _save(figure: "Figure", path: Path) -> Path:
 
 
 def results_figure(results: Results, condition: str) -> "Figure":
-    """The panels of an experiment for one condition. Raises DataError if there is no curve yet."""
+    """The panels of an experiment for one condition that have a value. Raises DataError if there is no curve yet."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -86,7 +86,9 @@ def results_figure(results: Results, condition: str) -> "Figure":
     rows = _rows_of(results, condition)
     if not rows:
         raise DataError(f"no run of {condition or 'the experiment'} has made a step yet: there is nothing to plot")
-    panels = results.panels
+    panels = [panel for panel in results.panels if any(len(_curve(columns, panel)[0]) for columns in rows.values())]
+    if not panels:
+        raise DataError(f"no metric of the plots has a value yet in {condition or 'the experiment'}")
     height = ceil(len(panels) / _PER_ROW)
     width = ceil(len(panels) / height)
     legend = _LEGEND_INCHES * ceil(len(names) / _LEGEND_COLUMNS) + 0.35
