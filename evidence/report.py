@@ -46,8 +46,8 @@ class Claim:
     experiment: str
     row: str
     expected: str
-    """more, less: than the row `than`; within X: of that row, either way; grows, falls: from the first to the last tenth
-    of the steps or, for an accuracy, from the first evaluation to the last; above X, below X."""
+    """more, less: than the row `than`; within X: of that row, either way; grows, falls: from the first to the last
+    tenth of the steps or, for an accuracy, from the first evaluation to the last; above X, below X."""
     than: str | None = None
     metric: str = ACCURACY
     condition: str = ""
