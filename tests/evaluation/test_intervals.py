@@ -83,6 +83,9 @@ def test_differences_have_students_interval_and_a_wide_one_where_they_do_not_var
     assert difference_interval([0.0] * 30) == pytest.approx((-0.0866, 0.0866), abs=1e-4)
     low, high = difference_interval([1 / 32] * 3) or (0, 0)
     assert low < -0.5 < 0.5 < high
+    low, high = difference_interval([-1.0] * 60) or (0, 0)
+    assert low == -1.0
+    assert -0.95 < high < -0.85
     assert difference_interval([0.25] * 9, proportions=False) is None
 
 
