@@ -1,10 +1,10 @@
 """Tables, pictures and verdicts of stored experiments in documents: `python -m evidence.report docs/evidence.md`.
 
 A document has pairs of equal marker lines. Between two lines `<!-- evidence: NAME -->` comes the table of the
-experiment `evidence/results/NAME`, one for each condition; between two lines `<!-- grid: NAME -->` its conditions and
-rows beside each other; between two lines `<!-- claims: NAME ... -->` come the
-claims of `claims.yaml` that these experiments test, with what was measured and the verdict. Pictures go to a folder
-`evidence` beside the document. Nothing is run: all of it is made from the stored files.
+experiment `evidence/results/NAME`, one for each condition; between two lines `<!-- grid: NAME -->` come its conditions
+and rows beside each other; between two lines `<!-- claims: NAME ... -->` come the claims of `claims.yaml` that these
+experiments test, with what was measured and the verdict. Pictures go to a folder `evidence` beside the document.
+Nothing is run: all of it is made from the stored files.
 """
 
 import argparse
@@ -163,7 +163,10 @@ def _accuracy(claim: Claim, results: Results) -> Finding:
 
 
 def _by_seed(claim: Claim, variant: str, results: Results) -> dict[int, float]:
-    """For each seed, the metric at the end or in the mean; for what grows or falls, the end minus the beginning."""
+    """For each seed, the metric at the end or in the mean; for what grows or falls, the end minus the beginning.
+
+    With `tokens_to`, the tokens at which the accuracy has that value; with `at_step`, the accuracy after that step.
+    """
     columns = results.curves.to_pydict()
     absent = [None] * results.curves.num_rows
     at = columns["step" if claim.tokens_to is None else "tokens"]
