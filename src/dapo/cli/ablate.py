@@ -261,7 +261,7 @@ def _without_effect(experiment: Experiment) -> Iterator[str]:
                 option = line.partition(":")[0]
                 if option in own and variant.after is not None and (variant.name, option) not in seen:
                     seen.add((variant.name, option))
-                    yield f"{variant.name}: {line}, so that it changes nothing here"
+                    yield f"{variant.name}: an option without effect: {line}"
 
 
 def _print_plan(experiment: Experiment, folder: Path, *, as_json: bool) -> None:
