@@ -90,3 +90,9 @@ def test_a_fit_counts_each_problem_by_its_age():
     alone = fit_beta(correct[:2], wrong[:2], np.ones(2))
     assert recent == pytest.approx(alone, rel=1e-4)
     assert fit_beta(correct, wrong, np.zeros(4)) == UNIFORM
+
+
+def test_a_group_is_kept_unless_all_of_it_is_correct_or_all_incorrect():
+    assert chance_at(0.5, 2) == 0.5
+    assert chance_at(0.25, 4) == pytest.approx(1 - 1 / 256 - 81 / 256)
+    assert chance_at(0.0, 16) == chance_at(1.0, 16) == 0.0

@@ -119,6 +119,18 @@ def test_the_expected_keep_rate_is_that_of_the_population_and_its_interval_holds
     assert covered / 60 > 0.85
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_where_no_response_or_every_response_is_right_the_interval_of_the_keep_rate_begins_at_0(swapped: bool):
+    for problems in (2, 16, 1000):
+        counts = [0] * problems, [8] * problems
+        low, high = keep_rate_interval(*(reversed(counts) if swapped else counts), 8, seed=0)
+        # the pass rate at which no right response in 8 * problems has a chance of 2.5 %
+        rare = 1 - 0.025 ** (1 / (8 * problems))
+        assert low == 0
+        assert high == pytest.approx(chance_at(rare, 8), rel=1e-9)
+    assert high == pytest.approx(0.0037, abs=1e-4)
+
+
 def test_pass_rates_are_counted_in_bins_with_wilsons_interval():
     found = pass_rate_histogram([0, 0, 1, 2, 4, 7, 8, 8, 8, 8], [8, 8, 7, 6, 4, 1, 0, 0, 0, 0])
     assert {each.name: each.problems for each in found} == {

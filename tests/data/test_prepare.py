@@ -7,7 +7,7 @@ import pytest
 from dapo.core.errors import DataError
 from dapo.data.prepare.decontaminate import OverlapIndex, find_contaminated, longest_passage
 from dapo.data.prepare.dedupe import RULES, deduplicate, jaccard
-from dapo.data.prepare.stats import PassRate, describe_difficulty, describe_problems, keep_probability, summarize
+from dapo.data.prepare.stats import PassRate, describe_difficulty, describe_problems, summarize
 from dapo.data.prepare.write import row_of, write_problems
 from dapo.data.problems import load_problems
 from dapo.data.sources.rows import problem_id
@@ -252,12 +252,6 @@ def test_a_description_counts_copies_lengths_kinds_and_sources():
 def test_the_instruction_of_a_data_set_is_described():
     description = describe_problems([wrapped(question) for question in QUESTIONS])
     assert (description["instruction_before"], description["instruction_after"]) == (BEFORE, AFTER)
-
-
-def test_a_group_is_kept_unless_all_of_it_is_correct_or_all_incorrect():
-    assert keep_probability(0.5, 2) == 0.5
-    assert keep_probability(0.25, 4) == pytest.approx(1 - 1 / 256 - 81 / 256)
-    assert keep_probability(0.0, 16) == keep_probability(1.0, 16) == 0.0
 
 
 def test_difficulty_in_tenths_and_what_dynamic_sampling_keeps():

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dapo.algo.chance import Beta, expected_chance, fit_beta
+from dapo.algo.chance import Beta, chance_at, expected_chance, fit_beta
 from dapo.assemble import Inputs, build_engine, build_sampling, open_policy, value_function_of
 from dapo.config import Config
 from dapo.core.errors import DataError
@@ -164,7 +164,14 @@ def expected_keep_rate(correct: Sequence[int], wrong: Sequence[int], group_size:
 
 
 def keep_rate_interval(correct: Sequence[int], wrong: Sequence[int], group_size: int, *, seed: int) -> Interval:
-    """The 95 % interval of `expected_keep_rate`, from problems that are resampled with replacement by keyed draws."""
+    """The 95 % interval of `expected_keep_rate`, from problems that are resampled with replacement by keyed draws.
+
+    Where no response was right, or all were, samples of problems are all alike. The interval then begins at 0 and ends
+    at the keep rate of the pass rate at which so many equal verdicts in a row have a chance of 2.5 %.
+    """
+    if not any(correct) or not any(wrong):
+        rare = 1.0 - 0.025 ** (1.0 / (sum(correct) + sum(wrong)))
+        return 0.0, chance_at(rare, group_size)
     draws = np.random.Generator(np.random.Philox(key=seed)).integers(len(correct), size=(_RESAMPLES, len(correct)))
     rates = [expected_keep_rate([correct[i] for i in d], [wrong[i] for i in d], group_size) for d in draws.tolist()]
     low, high = np.quantile(rates, [0.025, 0.975])

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dapo.algo.chance import chance_at
 from dapo.data.prepare.normalize import ANSWER_TYPES, answer_type, find_instruction_template
 from dapo.data.problems import unique_problems
 from dapo.data.sources.rows import prompt_text
@@ -86,12 +87,7 @@ def describe_difficulty(data: Sequence[Problem], rates: Mapping[str, PassRate], 
         "always_correct": sum(rate.correct == rate.responses for rate in known),
         "histogram": histogram,
         "group_size": group_size,
-        "expected_keep_rate": fmean(keep_probability(rate.rate, group_size) for rate in known) if known else None,
+        "expected_keep_rate": fmean(chance_at(rate.rate, group_size) for rate in known) if known else None,
         "unseen": len(distinct) - len(known),
         "not_in_data": len(rates) - len(known),
     }
-
-
-def keep_probability(pass_rate: float, group_size: int) -> float:
-    """1 - p^G - (1 - p)^G: the probability that a group of G has both correct and incorrect responses (Eq. 11)."""
-    return 1.0 - pass_rate**group_size - (1.0 - pass_rate) ** group_size
