@@ -265,7 +265,7 @@ def experiment_tables(name: str, pictures: Path) -> str:
         parts += [f"**{title}**", ""] if title else []
         parts += [f"![{name}{': ' if title else ''}{title}]({pictures.name}/{picture})", ""]
         parts += [*_markdown(condition, experiment["baseline"]), ""]
-        parts += [f"{note[0].upper()}{note[1:]}." for note in condition["notes"]]
+        parts += [line for note in condition["notes"] for line in (f"{note[0].upper()}{note[1:]}.", "")]
     return "\n".join([*parts, _made_by(name)]).rstrip()
 
 

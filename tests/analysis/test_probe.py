@@ -120,7 +120,7 @@ def test_the_expected_keep_rate_is_that_of_the_population_and_its_interval_holds
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_where_no_response_or_every_response_is_right_the_interval_of_the_keep_rate_begins_at_0(swapped: bool):
+def test_where_all_responses_are_wrong_or_all_right_the_keep_rate_s_interval_begins_at_0(swapped: bool):
     for problems in (2, 16, 1000):
         counts = [0] * problems, [8] * problems
         low, high = keep_rate_interval(*(reversed(counts) if swapped else counts), 8, seed=0)

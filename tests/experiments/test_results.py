@@ -71,6 +71,17 @@ def test_runs_that_have_not_finished_are_left_out_and_named(experiment, folder):
     assert table["notes"] == ["left out: b, seed 1 (failed: NumericsError: it broke)"]
 
 
+def test_runs_left_out_for_one_reason_are_named_once_by_its_first_line(experiment, folder):
+    for seed in range(3):
+        (folder / "runs" / f"b-seed{seed}" / "summary.json").unlink()
+    reason = "ShortfallError: nothing to learn from\nRead the responses"
+    (table,) = make_table(collect(experiment, folder, {f"b-seed{seed}": reason for seed in (0, 2)}))
+    assert table["notes"] == [
+        "left out: b, seeds 0, 2 (failed: ShortfallError: nothing to learn from)",
+        "left out: b, seed 1 (unfinished)",
+    ]
+
+
 def test_base_evaluations_of_a_seed_that_differ_are_noted(experiment, folder):
     path = folder / "runs" / "b-seed1" / "eval" / "step_000000.json"
     path.write_text(path.read_text().replace('"accuracy": 0.25', '"accuracy": 0.5'))

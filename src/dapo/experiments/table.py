@@ -91,10 +91,14 @@ def _notes(
     results: Results, condition: str, runs: Mapping[str, Mapping[int, Mapping[str, Any]]], *, undecided: int
 ) -> Iterator[str]:
     """What a reader must know: runs that are missing, base evaluations that differ, problems left out."""
+    left_out: dict[tuple[str, str], list[str]] = {}
     for run in results.facts["runs"]:
         if run["condition"] == condition and run["state"] not in ENDED:
-            why = f": {run['reason']}" if run["reason"] else ""
-            yield f"left out: {run['variant']}, seed {run['seed']} ({run['state']}{why})"
+            # further lines of an error are advice, which stands in the run's log
+            why = f": {run['reason'].splitlines()[0]}" if run["reason"] else ""
+            left_out.setdefault((run["variant"], f"{run['state']}{why}"), []).append(str(run["seed"]))
+    for (variant, reason), seeds in left_out.items():
+        yield f"left out: {variant}, seed{'s' * (len(seeds) > 1)} {', '.join(seeds)} ({reason})"
     if undecided:
         yield f"left out: {undecided} problems that have no verdict in one of the runs"
     for seed in results.facts["experiment"]["seeds"]:
