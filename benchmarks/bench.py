@@ -68,7 +68,8 @@ def main() -> int:
         write_results(results_path, found, settings)
     if results_path.is_file():
         print(console_table(json.loads(results_path.read_text(encoding="utf-8"))))
-        print(f"\nwritten to {results_path.relative_to(ROOT)}")
+        shown = results_path.relative_to(ROOT) if results_path.is_relative_to(ROOT) else results_path
+        print(f"\nwritten to {shown}")
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
     return 1 if failures else 0
