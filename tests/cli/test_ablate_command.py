@@ -121,7 +121,7 @@ def test_a_plan_lists_rows_changes_and_options_without_effect(capsys: pytest.Cap
     assert code == 0
     assert "tiny-table1: 12 runs of" in out
     assert "  + clip-higher: loss.clip_high 0.2 -> 0.28  (from + overlong filtering)" in out
-    assert "note: + clip-higher: loss.clip_high: needs several updates per step" in out
+    assert "note: + clip-higher: an option without effect: loss.clip_high: needs several updates per step" in out
     code, out, _ = run(capsys, "ablate", str(TINY), "--dry-run", "--json", "--folder", str(tmp_path / "f"))
     found = json.loads(out)
     assert len(found["runs"]) == 30
