@@ -1,6 +1,7 @@
 """The experiments on what carries over: which problems train and which are held out, as their files say."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -69,6 +70,7 @@ def test_held_out_tasks_are_not_trained_on_and_larger_instances_are_of_trained_t
     assert tasks(rows["one task"].data.train_source).items() < trained.items()
 
 
+@pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed")
 def test_no_training_problem_of_reasoning_gym_is_evaluated_once_overlaps_are_removed():
     config = configs("generalisation")["three tasks"]
     held_out = load_problems(config.data.eval_source, split="eval")
