@@ -2,6 +2,7 @@
 
 A race is a seed. In it every system trains the quickstart, with the same model, problems in the same order, reward,
 learning rate at each step, group size and precision, at natural lengths, until it has generated a budget of tokens.
+One that is not clearly above the target then goes on to GO_ON budgets, so that its crossing is measured too.
 Systems take turns: each trains to the next multiple of `evaluate_every` tokens, then its weights are evaluated by a
 third process (`benchmarks.workers.evaluator`). Loading, exporting and evaluating are not in the seconds.
 
@@ -11,6 +12,7 @@ interrupted command goes on with the next race, and further seeds and systems jo
 """
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -19,8 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from functools import cache
-from itertools import pairwise
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ MODULES = {"ours": "ours", "all_groups": "ours", "trl": "trl"}
 OVERRIDES: dict[str, tuple[str, ...]] = {"ours": (), "all_groups": ("dynamic_sampling.enabled=false",)}
 SAMPLES = {"sums": 3, "products": 3, "largest": 1}
 """Responses to each problem: the first two tasks have few held-out questions, all of which are asked."""
+
+GO_ON = 1.5
+"""Budgets after which a system ends that is not clearly above the target."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +124,9 @@ class Legs:
         if leg.is_complete:
             self.by_key[leg.seed, leg.system] = leg
 
-    def missing(self, seed: int, systems: list[str]) -> list[str]:
-        """The systems that have no complete leg in a race."""
-        return [system for system in systems if (seed, system) not in self.by_key]
+    def missing(self, seed: int, systems: list[str], is_over: Callable[[Leg], bool]) -> list[str]:
+        """The systems that have no leg in a race, or one that ended too early for today's target."""
+        return [s for s in systems if (seed, s) not in self.by_key or not is_over(self.by_key[seed, s])]
 
     def race_minutes(self) -> float:
         """What the longest race so far took, training, evaluations and all; 0 where there is none."""
@@ -154,10 +158,11 @@ def measure_accuracy(session: Session, *, installed: Callable[[str], bool] = is_
     legs = Legs(folder, None if settings.again else _earlier(settings.results), design)
     systems = [system for system in settings.systems if installed(MODULES[system])]
     held_out, problems = held_out_problems(design)
+    over = partial(is_over, design=design, held_out=held_out, target=settings.target)
     session.log(f"curves are kept in {folder}")
     started = time.monotonic()
     for seed in range(settings.first_seed, settings.first_seed + settings.seeds):
-        missing = legs.missing(seed, systems)
+        missing = legs.missing(seed, systems, over)
         if not missing:
             session.log(f"seed {seed}: complete already")
             continue
@@ -168,7 +173,7 @@ def measure_accuracy(session: Session, *, installed: Callable[[str], bool] = is_
                 f"{settings.minutes:g} are over: the same command again goes on here"
             )
             break
-        Race(session, design, seed, missing, legs).run(held_out, problems)
+        Race(session, design, seed, missing, legs).run(held_out, problems, over)
     if not legs.by_key:
         raise ValueError(f"there is no complete race, and --minutes {settings.minutes:g} allows none")
     skipped = [] if installed("trl") else [{"system": "trl", "reason": f"not installed; `{INSTALL}` installs it"}]
@@ -205,9 +210,20 @@ def held_out_problems(design: Design) -> tuple[HeldOut, list[dict[str, Any]]]:
     return held_out, rows
 
 
+def is_over(leg: Leg, design: Design, held_out: HeldOut, target: float) -> bool:
+    """Whether a leg needs no further step.
+
+    Its budget is spent, and its last evaluation is above the target with the whole interval; or GO_ON budgets are.
+    """
+    if not leg.evaluations or leg.tokens < design.token_budget:
+        return False
+    _, low, _ = held_out.accuracy(held_out.rates(leg.evaluations[-1]["right"]))
+    return low > target or leg.tokens >= GO_ON * design.token_budget
+
+
 def require_same_rates(legs: list[Leg]) -> None:
     """Raise ValueError where two systems trained a step with different learning rates."""
-    for first, second in pairwise(legs):
+    for first, second in itertools.pairwise(legs):
         for i, (one, other) in enumerate(zip(first.steps, second.steps, strict=False), start=1):
             if not math.isclose(one["lr"], other["lr"], rel_tol=1e-9):
                 raise ValueError(
@@ -224,8 +240,8 @@ class Race:
         self.legs = {system: Leg(seed, system) for system in systems}
         self.started = time.monotonic()
 
-    def run(self, held_out: HeldOut, problems: list[dict[str, Any]]) -> None:
-        """Train and evaluate to the end of the budget; a leg is kept when it is complete."""
+    def run(self, held_out: HeldOut, problems: list[dict[str, Any]], over: Callable[[Leg], bool]) -> None:
+        """Train and evaluate until each leg is over; they are kept when all are complete."""
         design, session = self.design, self.session
         session.log(f"seed {self.seed}: loading {', '.join(self.legs)}")
         opened = self._open()
@@ -233,10 +249,12 @@ class Race:
         base = self._evaluate(opened["directory"], "base", 0)
         for leg in self.legs.values():
             leg.evaluations.append({"step": 0, "tokens": 0, "seconds": 0.0, **base})
-        marks = range(design.evaluate_every, design.token_budget + 1, design.evaluate_every)
-        for i, mark in enumerate(marks):
-            for system in rotated(list(self.legs), i):
-                self._advance(self.legs[system], mark, held_out)
+        for i in itertools.count():
+            for leg in [self.legs[system] for system in rotated(list(self.legs), i)]:
+                if not over(leg):
+                    self._advance(leg, (i + 1) * design.evaluate_every, held_out)
+            if all(over(leg) for leg in self.legs.values()):
+                break
         require_same_rates(list(self.legs.values()))
         for system, leg in self.legs.items():
             leg.is_complete = True
@@ -306,7 +324,8 @@ class Race:
         session, config = self.session, ours["config"]
         settings = session.settings
         # a row a group: as many problems as the budget could take with responses of one token, in our run's order
-        count = self.design.token_budget // config["rollout"]["group_size"] + config["rollout"]["prompts_per_step"]
+        group, prompts = config["rollout"]["group_size"], config["rollout"]["prompts_per_step"]
+        count = round(GO_ON * self.design.token_budget) // group + prompts
         rows = session.ask(reader, "rows", count=count)["rows"]
         trl = {
             "model": ours["directory"],
@@ -314,11 +333,11 @@ class Race:
             "device": settings.device,
             "threads": settings.threads,
             "rows": [{"prompt": row["prompt"], "answer": row["answer"]} for row in rows],
-            "prompts": config["rollout"]["prompts_per_step"],
-            "group": config["rollout"]["group_size"],
+            "prompts": prompts,
+            "group": group,
             "max_new_tokens": config["rollout"]["max_response_tokens"],
             "forced": False,
-            "updates": config["rollout"]["prompts_per_step"] // config["train"]["minibatch_groups"],
+            "updates": prompts // config["train"]["minibatch_groups"],
             "lr": config["optim"]["lr"],
             "warmup_steps": config["optim"]["warmup_steps"],
             "buffer_tokens": config["overlong"]["buffer_tokens"],

@@ -227,6 +227,19 @@ def test_an_interrupted_race_is_run_again_and_those_before_it_are_kept(raced, tm
     assert joined["legs"][0]["made_with"]["together_with"] == []
 
 
+def test_a_system_that_is_not_above_the_target_when_its_budget_ends_goes_on_for_half_of_it(raced):
+    budget = Design().token_budget
+    part, _ = raced(seeds=1)
+    assert all(sum(step["tokens"] for step in leg["steps"]) < 1.1 * budget for leg in part["legs"])
+    for _ in range(2):
+        part, session = raced(seeds=1, target=0.99)
+        for leg in part["legs"]:
+            tokens = STEP[leg["system"]][0]
+            assert len(leg["steps"]) == -(-1.5 * budget // tokens)
+            assert leg["evaluations"][-1]["step"] == len(leg["steps"])
+    assert "seed 0: complete already" in session.lines[-1], "the longer races were kept"
+
+
 def test_another_design_never_joins_and_time_that_is_over_begins_no_race(raced):
     part, _ = raced(seeds=1)
     assert len(Legs(Path("nowhere"), part, Design()).by_key) == 2
