@@ -1,6 +1,7 @@
 """The chance of a signal under a Beta distribution, and its fit to counts, against sums and samples."""
 
 import math
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from dapo.algo.chance import (
     fit_beta,
     largest_chance,
     likely_interval,
+    measured_chances,
 )
 
 DISTRIBUTIONS = [Beta(1.0, 1.0), Beta(0.3, 0.2), Beta(20.0, 1.5), Beta(2.0, 60.0), Beta(500.0, 500.0)]
@@ -96,3 +98,29 @@ def test_a_group_is_kept_unless_all_of_it_is_correct_or_all_incorrect():
     assert chance_at(0.5, 2) == 0.5
     assert chance_at(0.25, 4) == pytest.approx(1 - 1 / 256 - 81 / 256)
     assert chance_at(0.0, 16) == chance_at(1.0, 16) == 0.0
+
+
+@pytest.mark.parametrize("group_size", [2, 3, 5])
+def test_a_measured_chance_is_the_fraction_of_sets_of_responses_that_differ(group_size: int):
+    for n in range(group_size, 8):
+        for c in range(n + 1):
+            sets = list(combinations([True] * c + [False] * (n - c), group_size))
+            (found,) = measured_chances([c], [n - c], group_size)
+            assert found == pytest.approx(np.mean([any(each) and not all(each) for each in sets]), abs=1e-12)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.005, 0.3, 0.9, 1.0])
+def test_measured_chances_are_unbiased_from_as_many_responses_as_a_group_has(p: float):
+    for n in (8, 12, 32):
+        counts = range(n + 1)
+        weights = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in counts]
+        measured = measured_chances(list(counts), [n - c for c in counts], 8)
+        assert np.dot(weights, measured) == pytest.approx(chance_at(p, 8), abs=1e-12)
+
+
+def test_with_fewer_responses_than_a_group_has_a_chance_is_the_mean_of_its_posterior():
+    correct, wrong = [0, 1, 4, 9], [4, 3, 0, 7]
+    prior = fit_beta(np.array(correct, float), np.array(wrong, float), np.ones(4))
+    *few, many = measured_chances(correct, wrong, 8)
+    assert few == [expected_chance(Beta(prior.a + c, prior.b + w), 8) for c, w in zip(correct[:3], wrong, strict=False)]
+    assert many == pytest.approx(1 - math.comb(9, 8) / math.comb(16, 8), abs=1e-15)

@@ -131,12 +131,12 @@ def test_stats_counts_and_joins_the_pass_rates_of_a_run(tmp_path, capsys, releas
     code, output, _ = run(capsys, *arguments, "--output", out)
     assert code == 0
     assert "990 (at most 100 rows per problem)" in output
-    assert "expected keep rate of dynamic sampling with groups of 2: 18.8% (each batch samples 5.3 times its" in output
+    assert "expected keep rate of dynamic sampling with groups of 2: 21.4% (each batch samples 4.7 times its" in output
     result = json.loads(out.read_text())
     assert (result["rows"], result["distinct"], result["instruction_before"]) == (1000, 10, BEFORE)
     assert result["run"]["histogram"] == [0, 0, 1, 0, 0, 0, 0, 0, 0, 1]
     assert (result["run"]["unseen"], result["run"]["not_in_data"]) == (8, 1)
-    assert result["run"]["expected_keep_rate"] == pytest.approx((0 + 0.375) / 2)
+    assert result["run"]["expected_keep_rate"] == pytest.approx((0 + 12 / 28) / 2)
     assert result["table"][1]["run"] == {
         "id": ids[1], "pass_rate": 0.25, "responses": 8, "correct": 2, "visits": 2, "last_seen": 2,
     }  # fmt: skip

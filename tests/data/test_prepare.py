@@ -260,6 +260,7 @@ def test_difficulty_in_tenths_and_what_dynamic_sampling_keeps():
     description = describe_difficulty(data, rates | {"x": PassRate("x", 1, 1)}, 2)
     assert description["histogram"] == [1, 0, 0, 1, 0, 1, 0, 0, 0, 1]
     assert (description["never_correct"], description["always_correct"], description["responses"]) == (1, 1, 26)
-    assert description["expected_keep_rate"] == pytest.approx((0 + 0.42 + 0.5 + 0) / 4)
+    # of 45 pairs of ten responses, three right, 21 hold a right and a wrong one; so does the only pair of two
+    assert description["expected_keep_rate"] == pytest.approx((0 + 21 / 45 + 1 + 0) / 4)
     assert (description["unseen"], description["not_in_data"]) == (1, 1)
     assert describe_difficulty(data, {}, 2)["expected_keep_rate"] is None

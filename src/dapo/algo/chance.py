@@ -6,7 +6,8 @@ A problem's responses are correct with an unknown probability p, of which the hi
     E[chance(p)] = 1 - B(a+G, b) / B(a, b) - B(a, b+G) / B(a, b)        over p ~ Beta(a, b)
 """
 
-from math import exp, lgamma, log, log1p
+from collections.abc import Sequence
+from math import comb, exp, lgamma, log, log1p
 from typing import NamedTuple
 
 import numpy as np
@@ -120,3 +121,22 @@ def fit_beta(correct: NDArray[np.float64], wrong: NDArray[np.float64], ages: NDA
     )
     concentration = min(1 / correlation - 1, MAX_CONCENTRATION)
     return Beta(mean * concentration, (1 - mean) * concentration)
+
+
+def measured_chances(correct: Sequence[int], wrong: Sequence[int], group_size: int) -> list[float]:
+    """Each problem's chance that a group of it carries a signal, from c correct and w wrong responses to it.
+
+    With n = c + w of at least G it is the fraction of the sets of G of these responses that are neither all correct nor
+    all wrong, which is unbiased whatever the problems are like:
+
+        1 - C(c, G) / C(n, G) - C(w, G) / C(n, G)
+
+    With fewer responses it is the mean over the problem's posterior: `fit_beta` of all problems, and its own counts.
+    """
+    prior = fit_beta(np.asarray(correct, np.float64), np.asarray(wrong, np.float64), np.ones(len(correct)))
+    return [
+        1.0 - (comb(c, group_size) + comb(w, group_size)) / comb(c + w, group_size)
+        if c + w >= group_size
+        else expected_chance(Beta(prior.a + c, prior.b + w), group_size)
+        for c, w in zip(correct, wrong, strict=True)
+    ]

@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from dapo.algo.chance import Beta, chance_at, expected_chance, fit_beta
+from dapo.algo.chance import measured_chances
 from dapo.assemble import Inputs, build_engine, build_sampling, open_policy, value_function_of
 from dapo.config import Config
 from dapo.core.errors import DataError
-from dapo.core.rng import keyed_seed
 from dapo.diagnosis.finding import Finding
 from dapo.diagnosis.history import History
 from dapo.diagnosis.rules import holding
@@ -50,7 +49,6 @@ LENGTH_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 FIRST_STEPS = 3
 """Steps of a run that a probe is compared with: later ones have learned."""
 TOLERANCE = 0.2
-_RESAMPLES = 300
 
 
 @dataclass(frozen=True)
@@ -78,12 +76,12 @@ class Probe:
     accuracy_interval: Interval | None
     """95 %, over problems."""
     histogram: Sequence[PassRates]
-    kept: float | None
+    kept: float
     """The fraction of judged groups that would train."""
     expected_keep_rate: float | None
     """For groups of `group_size` responses, from the pass rates; None for a reward that only gives scores."""
     expected_keep_interval: Interval | None
-    """95 %, by resampling the problems."""
+    """95 %, over problems; None of fewer samples than `group_size`, which leave the chance to a prior."""
     groups_per_step: float
     """Groups to judge for a full batch at that keep rate, at most `dynamic_sampling.max_groups_per_step`."""
     response_tokens: float
@@ -147,35 +145,6 @@ def probe_run(
 def default_problems(config: Config) -> int:
     """Those of about four steps, at least 8 and at most MAX_PROBLEMS."""
     return max(8, min(4 * config.rollout.prompts_per_step, MAX_PROBLEMS))
-
-
-def expected_keep_rate(correct: Sequence[int], wrong: Sequence[int], group_size: int) -> float:
-    """The chance that a group of `group_size` responses carries a signal (Eq. 11), as a mean over problems.
-
-    Each problem's chance is that under its posterior: a Beta distribution fitted to all problems, and its own counts.
-    """
-    right, others = np.asarray(correct, np.float64), np.asarray(wrong, np.float64)
-    prior = fit_beta(right, others, np.ones(len(right)))
-    counts: dict[tuple[int, int], int] = {}
-    for pair in zip(correct, wrong, strict=True):
-        counts[pair] = counts.get(pair, 0) + 1
-    chances = {(c, w): expected_chance(Beta(prior.a + c, prior.b + w), group_size) for c, w in counts}
-    return sum(chances[pair] * count for pair, count in counts.items()) / len(right)
-
-
-def keep_rate_interval(correct: Sequence[int], wrong: Sequence[int], group_size: int, *, seed: int) -> Interval:
-    """The 95 % interval of `expected_keep_rate`, from problems that are resampled with replacement by keyed draws.
-
-    Where no response was right, or all were, samples of problems are all alike. The interval then begins at 0 and ends
-    at the keep rate of the pass rate at which so many equal verdicts in a row have a chance of 2.5 %.
-    """
-    if not any(correct) or not any(wrong):
-        rare = 1.0 - 0.025 ** (1.0 / (sum(correct) + sum(wrong)))
-        return 0.0, chance_at(rare, group_size)
-    draws = np.random.Generator(np.random.Philox(key=seed)).integers(len(correct), size=(_RESAMPLES, len(correct)))
-    rates = [expected_keep_rate([correct[i] for i in d], [wrong[i] for i in d], group_size) for d in draws.tolist()]
-    low, high = np.quantile(rates, [0.025, 0.975])
-    return float(low), float(high)
 
 
 def pass_rate_histogram(correct: Sequence[int], wrong: Sequence[int]) -> list[PassRates]:
@@ -307,7 +276,7 @@ def _summarize(config: Config, steps: Sequence[_Step], samples: int) -> Probe:
     decided = [pair for step in steps for pair in step.batch.decided]
     groups, rollout = [group for group, _ in decided], config.rollout
     lengths = [len(generation.token_ids) for group in groups for generation in group.generations]
-    rates = _pass_rates(config, groups)
+    rates = _pass_rates(config, groups, samples)
     kept = fmean([outcome == "trained" for _, outcome in decided])
     keep_rate = rates["expected_keep_rate"] if rates["expected_keep_rate"] is not None else kept
     most = config.max_groups_per_step
@@ -352,7 +321,7 @@ def _findings(config: Config, steps: Sequence[_Step]) -> list[Finding]:
     return holding(history, config)
 
 
-def _pass_rates(config: Config, groups: Sequence[Group]) -> dict[str, Any]:
+def _pass_rates(config: Config, groups: Sequence[Group], samples: int) -> dict[str, Any]:
     """The fields of a probe that come from right and wrong verdicts."""
     verdicts = [[v for v in group.verdicts if v.error is None] for group in groups]
     counts = [(sum(bool(v.correct) for v in valid), len(valid)) for valid in verdicts if valid]
@@ -362,11 +331,11 @@ def _pass_rates(config: Config, groups: Sequence[Group]) -> dict[str, Any]:
         return dict.fromkeys(names) | {"histogram": []}
     correct, wrong = [c for c, _ in counts], [n - c for c, n in counts]
     size, accuracies = config.rollout.group_size, [c / n for c, n in counts]
-    expected, interval = 1.0, (1.0, 1.0)
+    expected: float = 1.0
+    interval: Interval | None = (1.0, 1.0)
     if config.dynamic_sampling.enabled:
-        expected = expected_keep_rate(correct, wrong, size)
-        seed = keyed_seed(config.train.seed, "probe")
-        interval = keep_rate_interval(correct, wrong, size, seed=seed)
+        chances = measured_chances(correct, wrong, size)
+        expected, interval = fmean(chances), mean_interval(chances) if samples >= size else None
     return {
         "accuracy": fmean(accuracies),
         "accuracy_interval": mean_interval(accuracies),

@@ -1,5 +1,6 @@
 """`dapo check --probe`: prints what was measured beside what was estimated, and what a run's first steps measured."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -85,7 +86,10 @@ def _keep_rate(probe: Probe) -> str:
     if probe.expected_keep_rate is None:
         return kept
     interval = _interval(probe.expected_keep_interval)
-    return f"{probe.expected_keep_rate:.1%}{interval} expected for groups of {probe.group_size}; here {kept}"
+    expected = f"{probe.expected_keep_rate:.1%}{interval} expected for groups of {probe.group_size}"
+    if probe.samples < probe.group_size:
+        expected += f", roughly: {probe.samples} responses per problem are fewer than that"
+    return expected if math.isclose(probe.expected_keep_rate, probe.kept) else f"{expected}; here {kept}"
 
 
 def _speed(probe: Probe, estimate: ResourceEstimate | None) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dapo.algo.chance import chance_at
+from dapo.algo.chance import measured_chances
 from dapo.data.prepare.normalize import ANSWER_TYPES, answer_type, find_instruction_template
 from dapo.data.problems import unique_problems
 from dapo.data.sources.rows import prompt_text
@@ -69,12 +69,10 @@ def summarize(values: Sequence[int]) -> dict[str, float]:
 
 
 def describe_difficulty(data: Sequence[Problem], rates: Mapping[str, PassRate], group_size: int) -> dict[str, Any]:
-    """Summarize the pass rates (by problem id) of a data set as JSON values: histogram, extremes, expected keep rate.
-
-    The keep rate is a concave function of the pass rate, so estimates from few responses per problem are too low.
-    """
+    """The pass rates (by problem id) of a data set as JSON values: histogram, extremes, expected keep rate."""
     distinct = unique_problems(data)
     known = [rates[problem.id] for problem, _ in distinct if problem.id in rates]
+    chances = measured_chances([r.correct for r in known], [r.responses - r.correct for r in known], group_size)
     histogram = [0] * 10
     for rate in known:
         # integer arithmetic: 3 / 10 may round to less than 0.3
@@ -87,7 +85,7 @@ def describe_difficulty(data: Sequence[Problem], rates: Mapping[str, PassRate], 
         "always_correct": sum(rate.correct == rate.responses for rate in known),
         "histogram": histogram,
         "group_size": group_size,
-        "expected_keep_rate": fmean(chance_at(rate.rate, group_size) for rate in known) if known else None,
+        "expected_keep_rate": fmean(chances) if chances else None,
         "unseen": len(distinct) - len(known),
         "not_in_data": len(rates) - len(known),
     }
