@@ -124,3 +124,12 @@ def test_with_fewer_responses_than_a_group_has_a_chance_is_the_mean_of_its_poste
     *few, many = measured_chances(correct, wrong, 8)
     assert few == [expected_chance(Beta(prior.a + c, prior.b + w), 8) for c, w in zip(correct[:3], wrong, strict=False)]
     assert many == pytest.approx(1 - math.comb(9, 8) / math.comb(16, 8), abs=1e-15)
+
+
+def test_with_fewer_responses_chances_of_problems_that_are_nearly_never_solved_are_too_high():
+    """What docs/scale.md says of it: 4 responses expect .12 of groups of 8 where .04 carry a signal."""
+    rates = samples(Beta(1, 200), 40_000)
+    correct = np.random.default_rng(1).binomial(4, rates)
+    expected = np.mean([np.mean(measured_chances(c, 4 - c, 8)) for c in correct.reshape(-1, 32)])
+    assert expected == pytest.approx(0.12, abs=0.01)
+    assert np.mean([chance_at(p, 8) for p in rates]) == pytest.approx(0.04, abs=0.005)
