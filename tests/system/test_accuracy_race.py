@@ -295,6 +295,15 @@ def test_tables_compare_race_by_race_and_a_target_out_of_reach_is_a_bound(raced)
     assert all(figure["unfinished"] for figure in accuracy_report.figures(part | {"target": 0.99}))
 
 
+@pytest.mark.parametrize("document", ["README.md", "docs/evidence.md"])
+def test_documents_state_the_tokens_and_seconds_of_the_stored_races(document: str):
+    results = json.loads((ROOT / "benchmarks" / "results" / "against.json").read_text(encoding="utf-8"))
+    text = " ".join((ROOT / document).read_text(encoding="utf-8").split())
+    _, tokens, seconds, *_ = accuracy_report.comparison_rows(results["parts"]["accuracy"])
+    assert all(ratio in text for ratio in (*tokens[4:], *seconds[4:]))
+    assert all(cell.split()[0] in text for cell in (seconds[1], seconds[3]))
+
+
 def test_the_picture_is_small(raced, tmp_path):
     part, _ = raced(seeds=2)
     assert accuracy_report.plot(tmp_path / "a.png", part).stat().st_size < 200_000
