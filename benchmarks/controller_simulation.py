@@ -36,10 +36,10 @@ from dapo.data.stream import ProblemStream
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.scripted import ScriptedEngine
 from dapo.policy.builtin_models import smollm2_directory
+from dapo.runs.directory import RunDirectory
 from dapo.telemetry.sinks import JsonlSink, Tracker, read_metrics
 from dapo.training.dynamic_sampling import DynamicSampler
 from dapo.training.rollout import Sampling, sampling_plan
-from dapo.training.run_directory import RunDirectory
 from dapo.training.samples import shaped_reward
 from dapo.training.state import Run
 from dapo.training.train import train

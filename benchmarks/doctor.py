@@ -19,10 +19,10 @@ import torch
 from benchmarks.machine import describe_commit, today
 from benchmarks.planted_faults import FAULTS, HEALTHY, Case, fitted_model, judged_right, train_case
 from benchmarks.worker_session import ROOT
+from dapo.analysis.doctor import Diagnosis
 from dapo.config import load_config
-from dapo.diagnosis.doctor import Diagnosis
-from dapo.diagnosis.watch import Watch
 from dapo.telemetry.sinks import read_metrics
+from dapo.training.rules.watch import Watch
 
 
 def main() -> None:

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import yaml
 
+from dapo.analysis.ablate.crossed import mean_over_seeds
+from dapo.analysis.ablate.experiment import ACCURACY, file_name
+from dapo.analysis.ablate.figures import plot_results
+from dapo.analysis.ablate.results import Results, read_results, steps_at_the_end
+from dapo.analysis.ablate.table import make_table
 from dapo.evaluation.intervals import student_quantile
-from dapo.experiments.crossed import mean_over_seeds
-from dapo.experiments.experiment import ACCURACY, file_name
-from dapo.experiments.figures import plot_results
-from dapo.experiments.results import Results, read_results, steps_at_the_end
-from dapo.experiments.table import make_table
 from dapo.telemetry.metric_table import metric_of
 
 FOLDER = Path(__file__).parent

@@ -19,7 +19,7 @@ SLOW_FILES = (
     "training/test_one_step_off.py",
     "distributed/test_slurm_cluster.py",
     "system/test_durability.py",
-    "diagnosis/test_planted_faults.py",
+    "analysis/test_planted_faults.py",
     "distributed/test_engine_pool.py",
     "system/test_kills.py",
     "system/test_gpu_acceptance.py",

@@ -17,7 +17,7 @@ from benchmarks.acceptance.check import Measurement, Setting, Skipped
 from benchmarks.acceptance.correctness import SMALL_MODEL_GAP_NATS, total_error
 from benchmarks.acceptance.engines import EQUAL_RESPONSES, answers, engine_gap, equal_share, sampling_requests
 from benchmarks.acceptance.models import ragged_samples
-from dapo.assemble import build_engine
+from dapo.assemble.build import build_engine
 from dapo.config import Config
 from dapo.config.load import build_config
 from dapo.config.sampling import NativeConfig

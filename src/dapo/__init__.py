@@ -23,14 +23,15 @@ if sys.platform == "win32":
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from dapo.api.callbacks import TrainingInterrupted
     from dapo.api.run import Run
     from dapo.api.session import session
-    from dapo.api.train import TrainingInterrupted, load, resume, train
+    from dapo.api.train import load, resume, train
     from dapo.core.errors import ConfigError, DapoError, DataError, RewardError
 
 _HOMES = {
     "Run": "dapo.api.run",
-    "TrainingInterrupted": "dapo.api.train",
+    "TrainingInterrupted": "dapo.api.callbacks",
     "load": "dapo.api.train",
     "resume": "dapo.api.train",
     "session": "dapo.api.session",

@@ -13,10 +13,10 @@ from dapo.analysis.pairs import mean_over_steps, paired, paired_problems, proble
 from dapo.analysis.spread import Branch, group_branches
 from dapo.cli.train import resume_run, start_run
 from dapo.core.errors import DataError
+from dapo.runs.directory import RunDirectory
+from dapo.runs.fork_record import Fork
 from dapo.telemetry.rollout_table import write_rollouts
 from dapo.training.fork import create_fork, plan_fork
-from dapo.training.fork_record import Fork
-from dapo.training.run_directory import RunDirectory
 from helpers.commands import run as run_command
 from helpers.tiny_runs import EVENTFUL, tiny
 

@@ -16,14 +16,16 @@ from dapo.analysis.probe import (
     pass_rate_histogram,
     probe_run,
 )
-from dapo.assemble import probe_kernels, read_inputs, resolve_auto
+from dapo.assemble.build import probe_kernels
+from dapo.assemble.inputs import read_inputs
+from dapo.assemble.resolve import resolve_auto
 from dapo.cli.check.probe import describe_probe
 from dapo.cli.train import start_run
 from dapo.config import Config
 from dapo.core.errors import DataError
 from dapo.evaluation.intervals import mean_interval
 from dapo.rewards.workers.pool import VerifierPool
-from dapo.training.run_directory import RunDirectory
+from dapo.runs.directory import RunDirectory
 from helpers.commands import run as run_command
 from helpers.paths import CONFIGS
 from helpers.tiny_runs import metrics, tiny

@@ -21,7 +21,7 @@ from dapo.api.keywords import options_from, sized_to_fit
 from dapo.api.notebook import NotebookDisplay
 from dapo.config import dump_config, load_config
 from dapo.core.errors import CheckpointError
-from dapo.training.run_directory import RunDirectory
+from dapo.runs.directory import RunDirectory
 from helpers.commands import run as run_command
 from helpers.fork_server import ForkServer
 from helpers.tiny_runs import contents, differences

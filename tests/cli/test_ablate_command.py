@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from dapo.analysis.ablate.experiment import load_experiment, shipped_ladders
+from dapo.analysis.ablate.results import Results, collect, read_results, write_results
+from dapo.analysis.ablate.runner import RunProgress, run_experiment
+from dapo.analysis.ablate.table import make_table
 from dapo.cli.ablate import parse_seeds
 from dapo.core.errors import ConfigError
-from dapo.experiments.experiment import load_experiment, shipped_ladders
-from dapo.experiments.results import Results, collect, read_results, write_results
-from dapo.experiments.runner import RunProgress, run_experiment
-from dapo.experiments.table import make_table
 from dapo.training.signals import StopRequest
 from helpers.ablations import FakeCommand, write_run
 from helpers.commands import run

@@ -16,7 +16,7 @@ from transformers import (
     SmolLM3Config,
 )
 
-from dapo.assemble import resolve_auto
+from dapo.assemble.resolve import resolve_auto
 from dapo.cli.check.estimate import ResourceEstimate
 from dapo.cli.check.hardware_profile import HardwareProfile, hardware_profile_for
 from dapo.cli.check.report import describe_estimate, find_problems, settle_estimate

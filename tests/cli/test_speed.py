@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from dapo.assemble import resolve_auto
+from dapo.assemble.resolve import resolve_auto
 from dapo.cli.check.estimate import ResourceEstimate
 from dapo.cli.check.hardware_profile import HardwareProfile, hardware_profile_for
 from dapo.cli.check.speed import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dapo.assemble import resolve_auto
+from dapo.assemble.resolve import resolve_auto
 from dapo.cli.check.summary import differences_from_paper, explain, ignored_options, value_of
 from dapo.config import (
     PRESETS,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from dapo.api.evaluate import EvalRequest, evaluate_model
+from dapo.api.lifecycle.evaluate_models import EvalRequest, evaluate_model
 from dapo.cli.check.summary import ignored_options
 from dapo.cli.train import start_run
 from dapo.config import Config

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from dapo.assemble import device_for_inputs, max_positions, read_model
+from dapo.assemble.inputs import device_for_inputs, max_positions, read_model
 from dapo.config import Config, load_config
 from dapo.distributed.engine_specs import engine_specs
 from dapo.distributed.launch import threads_on_cluster

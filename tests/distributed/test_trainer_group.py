@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dapo.assemble import device_for_inputs
+from dapo.assemble.inputs import device_for_inputs
 from dapo.cli.train import export_run, resume_run, start_run
 from dapo.config import Config
 from dapo.core.errors import NumericsError, OutOfMemory, TrainerLost, WorkerDied, WorkerFault

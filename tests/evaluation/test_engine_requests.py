@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dapo.assemble import evaluation_plan
+from dapo.assemble.build import evaluation_plan
 from dapo.config import build_config
 from dapo.config.sampling import NativeConfig
 from dapo.core.rng import keyed_seed, keyed_uniforms

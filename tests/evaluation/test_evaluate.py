@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dapo.api.evaluate import EvalRequest, evaluation_config, evaluation_data
-from dapo.assemble import distinct
+from dapo.api.lifecycle.evaluate_models import EvalRequest, evaluation_config, evaluation_data
+from dapo.assemble.inputs import distinct
 from dapo.config import build_config
 from dapo.config.data_spec import parse_spec
 from dapo.core.errors import ConfigError, DataError

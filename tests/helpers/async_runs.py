@@ -8,14 +8,16 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dapo.assemble import build_run, read_inputs, resolve_auto
+from dapo.assemble.build import build_run
+from dapo.assemble.inputs import read_inputs
+from dapo.assemble.resolve import resolve_auto
 from dapo.config import Config, dump_config, load_config
 from dapo.core.errors import DapoError
 from dapo.rewards.judge import InlineJudge
+from dapo.runs.directory import RunDirectory, step_of
 from dapo.telemetry.console import ProgressDisplay
 from dapo.training import one_step_off
 from dapo.training.checkpointing import is_logged, restore
-from dapo.training.run_directory import RunDirectory, step_of
 from dapo.training.signals import signals_as_requests
 from dapo.training.state import Run, TrainState
 from helpers.tiny_runs import tiny

@@ -30,8 +30,8 @@ from helpers.paths import TESTS
 PYTHONPATH = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 IMPORTED_ONCE = (
-    "dapo.assemble",
-    "dapo.api.evaluate",
+    "dapo.assemble.build",
+    "dapo.api.lifecycle.evaluate_models",
     "dapo.cli.main",
     "dapo.cli.train",
     "matplotlib.backends.backend_agg",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dapo.assemble import resolve_auto
+from dapo.assemble.resolve import resolve_auto
 from dapo.config import Config, build_config, dump_config
 from dapo.core.errors import ConfigError
 from dapo.distributed.engine_specs import processes_per_gpu

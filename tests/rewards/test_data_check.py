@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from dapo.assemble import read_inputs, resolve_auto
+from dapo.assemble.inputs import read_inputs
+from dapo.assemble.resolve import resolve_auto
 from dapo.cli.main import main
 from dapo.config import load_config
 from dapo.core.errors import RewardError

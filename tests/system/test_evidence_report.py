@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from dapo.analysis.ablate.experiment import ACCURACY, load_experiment
+from dapo.analysis.ablate.results import Results, collect
 from dapo.evaluation.intervals import student_quantile
-from dapo.experiments.experiment import ACCURACY, load_experiment
-from dapo.experiments.results import Results, collect
 from evidence import report
 from evidence.report import Claim, Finding, find, load_claims
 from helpers.ablations import write_run

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from dapo.analysis.ablate.experiment import Experiment, load_experiment
 from dapo.config import Config
 from dapo.config.data_spec import MixSource, TaskSource
 from dapo.data.problems import load_problems, remove_overlap
-from dapo.experiments.experiment import Experiment, load_experiment
 from dapo.types import Problem
 from evidence.curriculum_reward import leading_digits
 from helpers.paths import ROOT

@@ -22,11 +22,11 @@ LAYERS = [
     {"data", "rewards", "engines", "policy", "telemetry"},
     {"distributed"},
     {"evaluation"},
-    {"diagnosis"},
+    {"runs"},
     {"training"},
     {"assemble"},
     {"analysis"},
-    {"api", "experiments"},
+    {"api"},
     {"cli", "__main__"},
 ]
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from pyarrow.parquet import read_table
 
-from dapo.assemble import Inputs, read_inputs, resolve_auto
+from dapo.assemble.inputs import Inputs, read_inputs
+from dapo.assemble.resolve import resolve_auto
 from dapo.cli.main import main
 from dapo.cli.train import start_run
 from dapo.config import Config

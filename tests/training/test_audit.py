@@ -15,8 +15,8 @@ from dapo.config import build_config
 from dapo.core.errors import ConfigError, RewardError
 from dapo.rewards.judge import InlineJudge
 from dapo.rewards.workers.output import VerifierOutput
+from dapo.runs.directory import RunDirectory
 from dapo.training.audit import Audit, AuditedStep
-from dapo.training.run_directory import RunDirectory
 from dapo.training.start import open_judge
 from dapo.training.state import Run
 from dapo.types import Generation, Group, Problem, Verdict

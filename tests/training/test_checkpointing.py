@@ -14,9 +14,9 @@ import pytest
 import dapo
 from dapo.cli.train import start_run
 from dapo.core.errors import TrainerLost
+from dapo.runs.directory import RunDirectory
 from dapo.training.checkpoint_writer import MAX_FAILED_SAVES, CheckpointWriter, StorageError
 from dapo.training.checkpointing import save_after_failure
-from dapo.training.run_directory import RunDirectory
 from dapo.training.state import TrainState
 from helpers.tiny_runs import metrics, saved_steps, tiny
 

@@ -11,10 +11,10 @@ import pytest
 from dapo.cli.train import resume_run, start_run
 from dapo.config import load_config
 from dapo.core.errors import CheckpointError, ConfigError
+from dapo.runs.directory import RunDirectory
+from dapo.runs.fork_record import Fork
+from dapo.runs.status import run_status
 from dapo.training.fork import create_fork, plan_fork
-from dapo.training.fork_record import Fork
-from dapo.training.run_directory import RunDirectory
-from dapo.training.run_status import run_status
 from helpers.async_runs import async_config, run_or_resume
 from helpers.commands import run as run_command
 from helpers.fork_server import ForkServer

@@ -27,6 +27,7 @@ from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.scripted import ScriptedEngine
 from dapo.evaluation.scores import EvaluationPlan
+from dapo.runs.directory import RunDirectory
 from dapo.telemetry.console import ProgressDisplay
 from dapo.telemetry.metrics import staleness_metrics
 from dapo.telemetry.sinks import JsonlSink, Tracker
@@ -36,7 +37,6 @@ from dapo.training.dynamic_sampling import OUTCOMES, DynamicSampler
 from dapo.training.forecast import Prediction
 from dapo.training.prefetched_batch import PrefetchedBatch, read_prefetched_batch, write_prefetched_batch
 from dapo.training.rollout import Batch, Sampling, SamplingStart, sampling_plan
-from dapo.training.run_directory import RunDirectory
 from dapo.training.signals import Interrupted
 from dapo.training.state import Run, TrainablePolicy
 from dapo.types import Generation, GenerationRequest, Group, Problem, Sample, Verdict

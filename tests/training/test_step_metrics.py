@@ -7,11 +7,11 @@ from pyarrow.parquet import read_table
 
 from dapo.config import load_config
 from dapo.data.stream import ProblemStream
+from dapo.runs.directory import RunDirectory
 from dapo.telemetry.console import ProgressDisplay
 from dapo.telemetry.sinks import Tracker
 from dapo.training.dynamic_sampling import OUTCOMES
 from dapo.training.rollout import Batch, Sampling
-from dapo.training.run_directory import RunDirectory
 from dapo.training.samples import with_advantages
 from dapo.training.state import Run
 from dapo.training.step_metrics import rollouts_in_background

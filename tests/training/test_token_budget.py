@@ -8,7 +8,7 @@ import pytest
 from dapo.cli.check.summary import explain
 from dapo.cli.train import resume_run, start_run
 from dapo.core.errors import ConfigError
-from dapo.training.run_directory import RunDirectory
+from dapo.runs.directory import RunDirectory
 from helpers.async_runs import async_config, run_or_resume
 from helpers.tiny_runs import contents, differences, metrics, saved_steps, tiny
 

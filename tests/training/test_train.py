@@ -15,7 +15,7 @@ import torch
 from pyarrow.parquet import read_table
 
 import dapo
-from dapo import assemble
+from dapo.assemble import build
 from dapo.cli.train import resume_run, start_run
 from dapo.core.errors import EngineError, ShortfallError
 from dapo.distributed.engine_specs import native_engine
@@ -88,7 +88,7 @@ def test_a_resumed_run_takes_the_kernels_that_it_recorded_also_in_an_engine_of_i
         specs.extend(wanted)
         raise EngineError("not started")
 
-    monkeypatch.setattr(assemble, "EnginePool", not_started)
+    monkeypatch.setattr(build, "EnginePool", not_started)
     with pytest.raises(EngineError, match="not started"):
         resume_run(path, ["train.num_steps=2", "rollout.engines=1", "rollout.engine_threads=1"])
     assert [spec.factory for spec in specs] == ["dapo.distributed.engine_specs:native_engine"]

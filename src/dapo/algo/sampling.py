@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from dapo.types import Verdict
+
+class Judged(Protocol):
+    """The fields of a `Verdict` that Eq. 11 reads."""
+
+    @property
+    def correct(self) -> bool | None: ...
+
+    @property
+    def score(self) -> float: ...
+
+    @property
+    def error(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -19,7 +29,7 @@ class ScoreThresholds:
     mean_above: float | None = None
     mean_below: float | None = None
 
-    def is_met_by(self, verdicts: Sequence[Verdict]) -> bool:
+    def is_met_by(self, verdicts: Sequence[Judged]) -> bool:
         """Are the spread and the mean of the scores within the thresholds? Of an informative group."""
         scores = [verdict.score for verdict in verdicts if verdict.error is None]
         mean = sum(scores) / len(scores)
@@ -30,7 +40,7 @@ class ScoreThresholds:
         )
 
 
-def is_informative(verdicts: Sequence[Verdict]) -> bool:
+def is_informative(verdicts: Sequence[Judged]) -> bool:
     """Eq. 11: does a group of verdicts carry a signal, 0 < number correct < G?
 
     Looks at raw verdicts, never at shaped rewards: an all-wrong group of different lengths has spread in its reward

@@ -8,8 +8,8 @@ from dapo.config import Config
 from dapo.config.load import PRESETS, resolve_auto_verifier
 from dapo.config.options import options_of
 from dapo.core.errors import ConfigError
-from dapo.training.run_config import load_run_config
-from dapo.training.run_directory import RunDirectory
+from dapo.runs.directory import RunDirectory
+from dapo.runs.stored_config import load_run_config
 
 AFTER_SAMPLING = ("reward.", "overlong.", "advantage.", "dynamic_sampling.enabled", "dynamic_sampling.filter", "preset")
 """Options, and beginnings of them, that act on what was sampled."""

@@ -12,10 +12,10 @@ from typing import Any
 from dapo.analysis.pairs import CURVES, Paired, mean_over_steps, paired, paired_problems, problem_means
 from dapo.config.differences import option_differences
 from dapo.core.errors import DataError
+from dapo.runs.directory import RunDirectory, read_evaluation
+from dapo.runs.fork_record import Fork
+from dapo.runs.stored_config import load_run_config
 from dapo.telemetry.sinks import read_metrics
-from dapo.training.fork_record import Fork
-from dapo.training.run_config import load_run_config
-from dapo.training.run_directory import RunDirectory, read_evaluation
 
 CURVE_METRICS = {
     "reward": "reward/mean",

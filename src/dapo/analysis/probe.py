@@ -1,6 +1,6 @@
 """A run's first two steps, tried before the run: pass rates, lengths, speed and memory of its real model and data.
 
-Nothing is written. Sampling, judging and updates are those of the run (`assemble.py`) under its keys, so the first
+Nothing is written. Sampling, judging and updates are those of the run (`assemble/build.py`) under its keys, so the first
 batches are those that the run would train on, and the updates are its own. The second one is the first to hold the
 optimizer's moments beside its activations. Further batches are sampled with the weights after it, until enough problems
 are judged.
@@ -18,21 +18,21 @@ from typing import Any
 import numpy as np
 
 from dapo.algo.chance import measured_chances
-from dapo.assemble import Inputs, build_engine, build_sampling, open_policy, value_function_of
+from dapo.assemble.build import build_engine, build_sampling, open_launcher, open_policy, value_function_of
+from dapo.assemble.inputs import Inputs
 from dapo.config import Config
 from dapo.core.errors import DataError
-from dapo.diagnosis.finding import Finding
-from dapo.diagnosis.history import History
-from dapo.diagnosis.rules import holding
-from dapo.distributed.launch import open_launcher
 from dapo.evaluation.intervals import Interval, mean_interval
 from dapo.policy.memory_model import GIB
 from dapo.rewards.workers.pool import VerifierPool
+from dapo.runs.directory import RunDirectory
 from dapo.telemetry.sinks import read_metrics
 from dapo.training.forecast import make_forecast
 from dapo.training.problem_stats import ProblemStats
 from dapo.training.rollout import Batch, Sampling, collect
-from dapo.training.run_directory import RunDirectory
+from dapo.training.rules.all_rules import holding
+from dapo.training.rules.finding import Finding
+from dapo.training.rules.history import History
 from dapo.training.samples import minibatches, with_advantages, with_kl_in_rewards, with_old_logprobs
 from dapo.training.state import TrainablePolicy
 from dapo.training.step_metrics import batch_metrics

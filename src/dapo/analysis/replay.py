@@ -18,14 +18,15 @@ from dapo.analysis.stored_groups import (
     with_problem,
     with_prompt_ids,
 )
-from dapo.assemble import device_of, read_model
+from dapo.assemble.inputs import read_model
+from dapo.assemble.resolve import device_of
 from dapo.config import Config
 from dapo.core.errors import CheckpointError, DataError
 from dapo.data.prompts import PromptEncoder
 from dapo.policy.policy import Policy
+from dapo.runs.directory import RunDirectory
 from dapo.telemetry.metrics import mean_of_updates
 from dapo.telemetry.sinks import read_metrics
-from dapo.training.run_directory import RunDirectory
 from dapo.training.samples import minibatches, with_advantages, with_old_logprobs
 from dapo.types import Sample
 

@@ -13,8 +13,8 @@ from typing import Any
 from dapo.analysis.compare import as_json, final_evaluation
 from dapo.analysis.pairs import paired
 from dapo.evaluation.intervals import mean_interval
-from dapo.training.fork_record import Fork
-from dapo.training.run_directory import RunDirectory
+from dapo.runs.directory import RunDirectory
+from dapo.runs.fork_record import Fork
 
 
 @dataclass(frozen=True)

@@ -20,18 +20,18 @@ from dapo.analysis.stored_groups import (
     with_problem,
     with_prompt_ids,
 )
-from dapo.assemble import dynamic_sampler
+from dapo.assemble.build import dynamic_sampler
 from dapo.config import Config
 from dapo.core.errors import ConfigError, DataError
 from dapo.data.prompts import PromptEncoder
 from dapo.rewards.judge import Judge
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.rewards.workers.pool import VerifierPool
+from dapo.runs.directory import RunDirectory
+from dapo.runs.stored_config import naming_start_folder
 from dapo.telemetry.sinks import read_metrics
 from dapo.training.dynamic_sampling import DynamicSampler, Outcome
 from dapo.training.rows import NO_COLUMNS
-from dapo.training.run_config import naming_start_folder
-from dapo.training.run_directory import RunDirectory
 from dapo.training.samples import shaped_reward, with_advantages
 from dapo.types import Group, Verdict
 

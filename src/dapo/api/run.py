@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dapo.api.callbacks import translate_errors
 from dapo.api.keywords import as_overrides, command_line, options_from
 from dapo.api.results import Comparison, Curves, EvaluationResult
 from dapo.api.rows import HELD_OUT_FILE, Data, is_source, write_rows
@@ -15,18 +16,18 @@ from dapo.config import Config
 from dapo.core.errors import DapoError, DataError
 from dapo.core.files import read_json
 from dapo.core.terminal import warn
+from dapo.runs.directory import RunDirectory
+from dapo.runs.status import RunStatus, run_status
+from dapo.runs.stored_config import CODE_FOLDER, load_run_config
 from dapo.telemetry.console import METRIC_COLUMNS
-from dapo.training.run_config import CODE_FOLDER, load_run_config
-from dapo.training.run_directory import RunDirectory
-from dapo.training.run_status import RunStatus, run_status
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from dapo.api.evaluate import EvalRequest
-    from dapo.api.execute import Frontend
-    from dapo.api.generate import OpenModel
-    from dapo.api.train import OnStep, StepSink
+    from dapo.api.callbacks import OnStep, StepSink
+    from dapo.api.lifecycle.evaluate_models import EvalRequest
+    from dapo.api.lifecycle.execute import Frontend
+    from dapo.api.lifecycle.generate import OpenModel
 
 TOKEN_COLUMNS = ("response_ids", "engine_logprobs")
 """The columns of rollouts with a number per token, which `Run.rollouts` leaves out."""
@@ -170,7 +171,7 @@ class Run:
         Raises:
             DataError: there are no metrics yet.
         """
-        from dapo.api.execute import title_of
+        from dapo.api.lifecycle.execute import title_of
         from dapo.telemetry.curves import curves_figure
 
         return Curves(curves_figure(self._directory.metrics, title=title_of(self.config)))
@@ -206,7 +207,7 @@ class Run:
             >>> [len(each) for each in answers]
             [2, 2]
         """
-        from dapo.api.generate import OpenModel, generate
+        from dapo.api.lifecycle.generate import OpenModel, generate
 
         if self._model is None or self._model.is_outdated(self._directory):
             self.close()
@@ -240,7 +241,7 @@ class Run:
             0    4
             Name: responses, dtype: int64
         """
-        from dapo.api.evaluate import evaluate_model
+        from dapo.api.lifecycle.evaluate_models import evaluate_model
 
         with self._evaluation_request(data, samples_per_problem, options) as request:
             return EvaluationResult.of(evaluate_model(str(self.path), request))
@@ -264,7 +265,7 @@ class Run:
         Returns:
             The difference, this run minus the other, with its 95 % interval.
         """
-        from dapo.api.evaluate import compare_models
+        from dapo.api.lifecycle.evaluate_models import compare_models
 
         second = other.path if isinstance(other, Run) else other
         with self._evaluation_request(data, samples_per_problem, options) as request:
@@ -275,11 +276,10 @@ class Run:
         self, data: Data, samples_per_problem: int | None, options: Mapping[str, Any]
     ) -> "Iterator[EvalRequest]":
         """The arguments of an evaluation, whose rows stand in a file while the block runs."""
-        from dapo.api.evaluate import EvalRequest
-        from dapo.api.train import errors_as_python
+        from dapo.api.lifecycle.evaluate_models import EvalRequest
 
         overrides = tuple(as_overrides(options_from(options)))
-        with tempfile.TemporaryDirectory() as folder, errors_as_python(self):
+        with tempfile.TemporaryDirectory() as folder, translate_errors(self):
             if data is not None and not is_source(data):
                 file = Path(folder) / HELD_OUT_FILE
                 write_rows(file, data)
@@ -305,14 +305,14 @@ class Run:
         Raises:
             CheckpointError: there is no such checkpoint.
         """
-        from dapo.api.execute import export_model_of
+        from dapo.api.lifecycle.execute import export_model_of
 
         export_model_of(self.path, Path(path), step=step, adapter=adapter, warn=warn)
         return Path(path)
 
     def frontend(self, on_step: "OnStep | Sequence[OnStep]", sinks: "Sequence[StepSink]") -> "Frontend":
         """How this run is shown when it trains, and what is called after each step."""
-        from dapo.api.execute import Frontend
+        from dapo.api.lifecycle.execute import Frontend
         from dapo.api.notebook import open_display
 
         calls = [on_step] if callable(on_step) else list(on_step)

@@ -11,23 +11,15 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from dapo.api.batch import CollectedBatch
-from dapo.api.generate import answers_of
 from dapo.api.keywords import options_from, sized_to_fit
+from dapo.api.lifecycle.generate import answers_of
 from dapo.api.results import EvaluationResult
 from dapo.api.rewards import Reward, named_rewards
 from dapo.api.rows import Data, is_source, write_rows
 from dapo.api.train import base_of, laid_over
-from dapo.assemble import (
-    build_engine,
-    build_sampling,
-    max_positions,
-    open_policy,
-    probe_kernels,
-    read_model_and_encoder,
-    require_context,
-    require_hardware,
-    resolve_auto,
-)
+from dapo.assemble.build import build_engine, build_sampling, open_policy, probe_kernels
+from dapo.assemble.inputs import max_positions, read_model_and_encoder, require_context
+from dapo.assemble.resolve import require_hardware, resolve_auto
 from dapo.config import Config, build_config
 from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError

@@ -2,14 +2,14 @@
 
 import os
 import shutil
-import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any
 
+from dapo.api.callbacks import OnStep, StepSink, translate_errors
 from dapo.api.code import CodeWriter, WrittenModule
 from dapo.api.keywords import as_overrides, nested, options_from, sized_to_fit
 from dapo.api.rewards import Reward, verifier_of, weighted_rewards
@@ -19,28 +19,11 @@ from dapo.config.load import merge_options, read_options
 from dapo.config.shipped import find_config
 from dapo.core.errors import ConfigError, RewardError
 from dapo.core.terminal import print_text
-from dapo.training.run_config import CODE_FOLDER, DATA_FOLDER
-from dapo.training.run_directory import RunDirectory, default_run_path, require_new_run
-from dapo.training.signals import Interrupted, ListenerFailed
+from dapo.runs.directory import RunDirectory, default_run_path, require_new_run
+from dapo.runs.stored_config import CODE_FOLDER, DATA_FOLDER
 
 if TYPE_CHECKING:
     from dapo.api.run import Run
-
-OnStep: TypeAlias = Callable[["Run", dict[str, Any]], object]
-
-
-class StepSink(Protocol):
-    """What metrics are written to besides the run directory."""
-
-    def write(self, step: int, metrics: Mapping[str, Any]) -> object: ...
-
-
-class TrainingInterrupted(KeyboardInterrupt):
-    """Ctrl-C has stopped a run, whose state is saved: `run` is it, and `dapo.resume(run.path)` goes on with it."""
-
-    def __init__(self, run: "Run", reason: str) -> None:
-        super().__init__(f"{reason}; look at it with dapo.load({str(run.path)!r}), go on with dapo.resume(...)")
-        self.run = run
 
 
 def train(
@@ -158,7 +141,7 @@ class _Request:
         fitting = sized_to_fit(raw)
         options |= fitting
         built = build_config(laid_over(raw, fitting), where="dapo.train")
-        from dapo.api.execute import new_run, run_training
+        from dapo.api.lifecycle.execute import new_run, run_training
         from dapo.api.run import Run
 
         if fitting:
@@ -168,7 +151,7 @@ class _Request:
         with (
             _prepared(path, self._rows, files, self._modules) as names,
             new_run(built, path, command=command, prepared=names, module_folders=self.folders) as ready,
-            errors_as_python(run),
+            translate_errors(run),
         ):
             run_training(ready, run.frontend(on_step, self._sinks))
         return run
@@ -195,13 +178,13 @@ def resume(
     Raises:
         DapoError: the run cannot go on, or has ended before its last step.
     """
-    from dapo.api.execute import Finished, continued_run, run_training
+    from dapo.api.lifecycle.execute import Finished, continued_run, run_training
     from dapo.api.run import Run
 
     run = path if isinstance(path, Run) else Run(path)
     with continued_run(run.path, as_overrides(options_from(options))) as ready:
         if not isinstance(ready, Finished):
-            with errors_as_python(run):
+            with translate_errors(run):
                 run_training(ready, run.frontend(on_step, sinks))
     return run
 
@@ -219,19 +202,6 @@ def load(path: str | Path) -> "Run":
 
     RunDirectory.open(path)
     return Run(path)
-
-
-@contextmanager
-def errors_as_python(run: "Run") -> Iterator[None]:
-    """What the block raises, as Python has it: Ctrl-C as KeyboardInterrupt, the caller's own errors as they are."""
-    try:
-        yield
-    except Interrupted as error:
-        if error.exit_code - 128 == signal.SIGINT:
-            raise TrainingInterrupted(run, str(error)) from None
-        raise
-    except ListenerFailed as error:
-        raise error.__cause__ or error from None
 
 
 @contextmanager

@@ -15,15 +15,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from dapo.config.differences import option_differences
-from dapo.core.errors import ConfigError
-from dapo.core.terminal import print_json, print_text, printable, stdout_to_stderr, warn
-from dapo.experiments.experiment import (
+from dapo.analysis.ablate.experiment import (
     Experiment,
     find_ladder,
     load_experiment,
     shipped_ladders,
 )
+from dapo.config.differences import option_differences
+from dapo.core.errors import ConfigError
+from dapo.core.terminal import print_json, print_text, printable, stdout_to_stderr, warn
 from dapo.telemetry.console import BAR_WIDTH, REFRESHES_PER_SECOND, SafeConsole, duration
 
 _MAX_SEEDS = 10_000
@@ -87,9 +87,9 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def _run(request: AblateRequest, experiment: Experiment, folder: Path) -> bool:
-    from dapo.experiments.results import collect, write_results
-    from dapo.experiments.runner import require_same_options, run_experiment
-    from dapo.experiments.table import make_table
+    from dapo.analysis.ablate.results import collect, write_results
+    from dapo.analysis.ablate.runner import require_same_options, run_experiment
+    from dapo.analysis.ablate.table import make_table
     from dapo.training.signals import Interrupted, signals_as_requests
 
     def keep(failures: Mapping[str, str]) -> None:
@@ -122,7 +122,7 @@ def _run(request: AblateRequest, experiment: Experiment, folder: Path) -> bool:
 
 
 def _report_again(request: AblateRequest) -> bool:
-    from dapo.experiments.results import RESULTS_JSON, merge, read_results
+    from dapo.analysis.ablate.results import RESULTS_JSON, merge, read_results
 
     if request.config is not None or request.overrides:
         raise ConfigError("--report makes the table from stored results: give a folder, and no configuration")
@@ -137,9 +137,9 @@ def _report_again(request: AblateRequest) -> bool:
 
 
 def _write_and_print(results: Any, output: Path, *, as_json: bool, pictures: bool) -> None:
-    from dapo.experiments.figures import plot_results
-    from dapo.experiments.results import write_results
-    from dapo.experiments.table import make_table
+    from dapo.analysis.ablate.figures import plot_results
+    from dapo.analysis.ablate.results import write_results
+    from dapo.analysis.ablate.table import make_table
 
     table = make_table(results)
     write_results(results, table, output)
@@ -266,7 +266,7 @@ def _without_effect(experiment: Experiment) -> Iterator[str]:
 
 def _print_plan(experiment: Experiment, folder: Path, *, as_json: bool) -> None:
     """The runs of an experiment, and what each row changes; nothing is started."""
-    from dapo.experiments.results import describe_experiment
+    from dapo.analysis.ablate.results import describe_experiment
 
     runs = experiment.runs()
     if as_json:

@@ -70,8 +70,8 @@ def stats(
     from dapo.core.files import atomic_write_json
     from dapo.data.prepare.stats import PassRate, describe_difficulty, describe_problems
     from dapo.data.prepare.write import require_new
-    from dapo.training.run_config import load_run_config
-    from dapo.training.run_directory import RunDirectory
+    from dapo.runs.directory import RunDirectory
+    from dapo.runs.stored_config import load_run_config
 
     if sampling_options := [item for item in overrides or [] if model is None and not item.startswith("reward.")]:
         raise ConfigError(f"{sampling_options[0]}: options configure how a model is sampled; add --model")
@@ -109,8 +109,8 @@ def stats(
 def _group_size_of(run: Path | None) -> int:
     """The group size that a run was trained with; the paper's without a run, or where its options cannot be read."""
     from dapo.core.errors import ConfigError
-    from dapo.training.run_config import load_run_config
-    from dapo.training.run_directory import RunDirectory
+    from dapo.runs.directory import RunDirectory
+    from dapo.runs.stored_config import load_run_config
 
     try:
         return PAPER_GROUP_SIZE if run is None else load_run_config(RunDirectory.open(run)).rollout.group_size

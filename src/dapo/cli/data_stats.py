@@ -16,9 +16,9 @@ from dapo.data.prepare.stats import PassRate
 from dapo.data.problems import unique_problems
 from dapo.data.sources.rows import prompt_text
 from dapo.rewards.data_check import unusable_rows
+from dapo.runs.stored_config import load_run_config
 from dapo.telemetry.console import SafeConsole
 from dapo.telemetry.progress import progress
-from dapo.training.run_config import load_run_config
 from dapo.types import Problem
 
 BAR_WIDTH = 40
@@ -31,8 +31,8 @@ CODE_STARTS = ("assert ", "def check(", "def test_")
 
 def run_pass_rates(path: Path) -> dict[str, PassRate]:
     """The pass rates of a run's problems by id, as of its newest checkpoint. Raises DataError before the first one."""
+    from dapo.runs.directory import RunDirectory
     from dapo.training.problem_stats import read_problem_stats
-    from dapo.training.run_directory import RunDirectory
 
     file = RunDirectory.open(path).problem_stats
     if not file.is_file():
@@ -68,8 +68,9 @@ def model_pass_rates(
     Returns:
         The length of every prompt, and the pass rate of each sampled problem, by problem id.
     """
-    from dapo.api.evaluate import EvalRequest, evaluation_config, open_engine_sampler, run_options
-    from dapo.assemble import device_for_inputs, evaluation_plan, read_model, require_context, stop_at_turn_end
+    from dapo.api.lifecycle.evaluate_models import EvalRequest, evaluation_config, open_engine_sampler, run_options
+    from dapo.assemble.build import evaluation_plan
+    from dapo.assemble.inputs import device_for_inputs, read_model, require_context, stop_at_turn_end
     from dapo.data.prompts import PromptEncoder
     from dapo.evaluation.evaluate import evaluate
     from dapo.rewards.workers.pool import VerifierPool
@@ -171,7 +172,7 @@ def warn_of_unusable_rows(spec: str, data: Sequence[Problem], overrides: Sequenc
         data: its problems.
         overrides: options (`KEY=VALUE`), of which those of the reward count.
     """
-    from dapo.training.run_directory import RunDirectory
+    from dapo.runs.directory import RunDirectory
 
     raw: dict[str, Any] = {"model": "none"}
     if (Path(spec) / "manifest.json").is_file():

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from textwrap import wrap
 
+from dapo.analysis.doctor import Case, Diagnosis, diagnose
 from dapo.config import load_config
 from dapo.core.terminal import print_text
-from dapo.diagnosis.doctor import Case, Diagnosis, diagnose
-from dapo.diagnosis.rules import RULES
+from dapo.runs.directory import RunDirectory, step_of
 from dapo.telemetry.sinks import read_metrics
-from dapo.training.run_directory import RunDirectory, step_of
+from dapo.training.rules.all_rules import RULES
 
 _WIDTH, _LABEL = 110, 10
 

@@ -111,7 +111,7 @@ def train(
     else:
         config = find_config(config)
         loaded = load_config(config, overrides or [])
-    from dapo.training.run_directory import default_run_path
+    from dapo.runs.directory import default_run_path
     from dapo.training.start import open_judge
 
     path = run_dir or default_run_path(config, datetime.now())
@@ -144,7 +144,7 @@ def resume(
 
 def _print_run(path: Path) -> None:
     """The end of a run, for a program: what `dapo status` says of it."""
-    from dapo.training.run_status import run_status
+    from dapo.runs.status import run_status
 
     print_json(run_status(path).as_json())
 
@@ -155,7 +155,7 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show how runs stand: state, step, time left, last metrics, evaluation and checkpoint; exit 1 if one failed."""
-    from dapo.training.run_status import run_status
+    from dapo.runs.status import run_status
 
     found = [run_status(path) for path in runs]
     if as_json:
@@ -208,7 +208,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model: avg@k, pass@j and cons@k with 95 % intervals."""
-    from dapo.api.evaluate import EvalRequest, compare_models, evaluate_model
+    from dapo.api.lifecycle.evaluate_models import EvalRequest, compare_models, evaluate_model
     from dapo.cli.eval_report import evaluation_json, print_comparison, print_evaluation
 
     if compare is not None and model_or_run is not None and "=" in model_or_run:

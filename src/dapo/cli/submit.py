@@ -14,7 +14,7 @@ from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.files import atomic_write_text, open_no_link
 from dapo.core.terminal import print_text
 from dapo.distributed.slurm.job import Allocation, Job, batch_script, folder_of, require_sbatch, submit
-from dapo.training.run_directory import RunDirectory, default_run_path, require_new_run
+from dapo.runs.directory import RunDirectory, default_run_path, require_new_run
 
 JOBS = "jobs"  # the ids of the jobs that a script was submitted as, a line each
 

@@ -1,4 +1,4 @@
-"""`dapo train`, `dapo resume` and `dapo export`: what they print; what they do is in `api/execute.py`."""
+"""`dapo train`, `dapo resume` and `dapo export`: what they print; what they do is in `api/lifecycle/execute.py`."""
 
 import shlex
 import sys
@@ -8,7 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from dapo.api.execute import (
+from dapo.api.lifecycle.execute import (
     MAX_RESTARTS,
     Finished,
     Frontend,
@@ -21,8 +21,8 @@ from dapo.api.execute import (
 from dapo.config import Config
 from dapo.core.terminal import print_text, warn
 from dapo.rewards.workers.pool import VerifierPool
+from dapo.runs.directory import RunDirectory, default_run_path
 from dapo.telemetry.console import SafeConsole, final_report
-from dapo.training.run_directory import RunDirectory, default_run_path
 
 SHOWN_SAMPLES = 3  # responses that the final report shows from before and after training
 

@@ -87,10 +87,10 @@ class Config(Section):
 
     @property
     def microbatch_tokens(self) -> int:
-        """`train.microbatch_tokens`, where `auto` is settled (`assemble.resolve_auto`)."""
+        """`train.microbatch_tokens`, where `auto` is settled (`assemble.resolve`)."""
         tokens = self.train.microbatch_tokens
         if tokens is None:
-            raise ValueError("train.microbatch_tokens=auto is not settled: see dapo.assemble.resolve_auto")
+            raise ValueError("train.microbatch_tokens=auto is not settled: see dapo.assemble.resolve.resolve_auto")
         return tokens
 
     @property

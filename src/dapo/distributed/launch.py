@@ -1,20 +1,18 @@
-"""Opens the launcher that a configuration names; and what both share: resources, waiting, import path, log."""
+"""Helpers that both launchers share: resources, waiting for a start, import path, the end of a log."""
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import ExitStack, closing, contextmanager
 from math import ceil
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import dapo
 from dapo.config import Config
 from dapo.core.errors import ConfigError, LaunchError
-from dapo.distributed.protocol import Launcher, Node
+from dapo.distributed.protocol import Node
 
 WEIGHT_TRANSFER = "DAPO_WEIGHT_TRANSFER"
 WEIGHT_TRANSFERS = ("auto", "file", "broadcast", "ipc")
@@ -32,30 +30,6 @@ def weight_transfer() -> str:
     if wanted not in WEIGHT_TRANSFERS:
         raise ConfigError(f"{WEIGHT_TRANSFER}={wanted}: expected {', '.join(WEIGHT_TRANSFERS)}")
     return wanted
-
-
-@contextmanager
-def open_launcher(config: Config, logs: Path | None = None) -> Iterator[Launcher | None]:
-    """The launcher of `config`, or None for a run of one process.
-
-    Workers print to files in `logs`; without it, in a temporary folder.
-    """
-    if not config.is_multiprocess:
-        yield None
-        return
-    with ExitStack() as stack:
-        folder = logs or Path(stack.enter_context(TemporaryDirectory(prefix="dapo-logs-")))
-        timeout_s = config.distributed.start_timeout_s
-        launcher: Launcher
-        if config.uses_ray:
-            from dapo.distributed.ray.launcher import RayLauncher
-
-            launcher = RayLauncher(folder, timeout_s=timeout_s, address=config.ray_address)
-        else:
-            from dapo.distributed.local import LocalLauncher
-
-            launcher = LocalLauncher(folder, timeout_s=timeout_s)
-        yield stack.enter_context(closing(launcher))
 
 
 def threads_on_cluster(config: Config, nodes: Sequence[Node], *, gpus: float) -> int | None:

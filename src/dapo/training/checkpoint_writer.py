@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from dapo.core.errors import DapoError
-from dapo.training.run_directory import RunDirectory
+from dapo.runs.directory import RunDirectory
 
 MAX_FAILED_SAVES = 5  # attempts in a row, one per step, after which a run that cannot save stops
 

@@ -1,4 +1,4 @@
-"""Divergence: what ends a run once the step is finished and can be saved. What it warns of: `dapo.diagnosis`."""
+"""Divergence: what ends a run once the step is finished and can be saved. What it warns of: `dapo.training.rules`."""
 
 import math
 

@@ -11,9 +11,9 @@ from collections import Counter
 
 from dapo.config import Config
 from dapo.core.errors import ShortfallError
-from dapo.diagnosis.sampling_rules import EASIER_PROBLEMS
 from dapo.training.dynamic_sampling import REWARD_TEST
 from dapo.training.rollout import Batch
+from dapo.training.rules.sampling_rules import EASIER_PROBLEMS
 
 MAX_EMPTY_STEPS = 3
 """Steps in a row without a group to train on that end a run; before any step has trained, one does."""

@@ -14,7 +14,7 @@ from dapo.core.loading import load_callable
 from dapo.core.suggest import did_you_mean
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.rewards.workers.pool import VerifierPool
-from dapo.training.run_directory import require_new_run
+from dapo.runs.directory import require_new_run
 
 
 @contextmanager

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from dapo.config import Config
-from dapo.diagnosis.watch import Watch, warning
 from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.rewards.workers.output import VerifierOutput
+from dapo.runs.directory import RunDirectory
 from dapo.telemetry.metrics import StepTimer
 from dapo.telemetry.profiler import profiled_step
 from dapo.telemetry.sinks import Tracker, read_metrics
@@ -21,7 +21,7 @@ from dapo.training.forecast import make_forecast
 from dapo.training.prefetched_batch import PrefetchedBatch
 from dapo.training.problem_stats import ProblemStats
 from dapo.training.rollout import Sampling
-from dapo.training.run_directory import RunDirectory
+from dapo.training.rules.watch import Watch, warning
 from dapo.training.signals import StopRequest
 from dapo.training.token_advantages import ValueFunction
 from dapo.types import Problem, Sample

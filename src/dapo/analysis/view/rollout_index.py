@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from dapo.analysis.view.rollout_rows import read_rows
 from dapo.core.files import cache_folder
-from dapo.training.run_directory import step_of
+from dapo.runs.directory import step_of
 
 KEPT_FROM_STEPS = 100
 """From so many steps on the index is kept in the cache folder; the index of fewer is made in well under a second."""

@@ -14,8 +14,8 @@ from dapo.core.errors import CheckpointError, DataError
 from dapo.core.files import read_json
 from dapo.core.secrets import mask_options
 from dapo.evaluation.scores import paired_difference, require_summary
+from dapo.runs.directory import RunDirectory, step_of
 from dapo.telemetry.sinks import read_metrics
-from dapo.training.run_directory import RunDirectory, step_of
 
 Value = TypeVar("Value")
 

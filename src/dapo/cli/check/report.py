@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from math import ceil
 
-from dapo.assemble import resolve_auto, turn_end_notes
+from dapo.assemble.inputs import turn_end_notes
+from dapo.assemble.resolve import resolve_auto
 from dapo.cli.check.estimate import ResourceEstimate
 from dapo.cli.check.hardware_profile import HardwareProfile, hardware_profile_for
 from dapo.cli.check.speed import GB

@@ -1,0 +1,326 @@
+"""Makes the runs of an experiment: one `dapo train` or `dapo resume` per run, several at a time.
+
+    FOLDER/runs/NAME/           a run directory like any other
+    FOLDER/logs/NAME.log        what the command printed
+    FOLDER/options/NAME.json    the options that the run was started with
+
+Whatever ends this process, another call goes on: finished runs are left alone, the others resumed. A run that
+fails does not stop those after it.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from signal import SIGINT, SIGTERM
+from statistics import fmean
+from typing import Any, Protocol
+
+from dapo.analysis.ablate.experiment import Experiment, PlannedRun
+from dapo.analysis.ablate.results import ENDED
+from dapo.config.differences import flat_options
+from dapo.config.options import options_of
+from dapo.core.errors import CheckpointError, ConfigError
+from dapo.core.files import atomic_write_json, read_json
+from dapo.runs.directory import RunDirectory
+from dapo.runs.status import run_status
+from dapo.training.signals import Interrupted, StopRequest
+
+FREE_OPTIONS = ("train.threads", "train.save_every", "train.keep_checkpoints", "log.", "profile.")
+"""Options, and beginnings of them, in which a run may differ from what the experiment now says."""
+_POLL_S = 0.3
+_FIGURES_S = 3.0
+
+
+class Process(Protocol):
+    """A command that runs; `subprocess.Popen` is one."""
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+
+    def send_signal(self, signum: int, /) -> None: ...
+
+    def wait(self) -> int: ...
+
+
+class Display(Protocol):
+    """Shows what is done."""
+
+    def update(self, progress: "RunProgress") -> None:
+        """Called several times per second."""
+
+    def message(self, text: str) -> None:
+        """A line that stays."""
+
+
+@dataclass
+class RunProgress:
+    """How far an experiment has come."""
+
+    total: int
+    finished: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+    """Why runs have failed, by name."""
+    running: dict[str, str] = field(default_factory=dict)
+    """What each running one is at, by the run for a person."""
+    seconds_left: float | None = None
+
+
+@dataclass
+class _Running:
+    run: PlannedRun
+    process: Process | None
+    """None: another process has the run, and is waited for."""
+    started: float
+
+
+def start_process(arguments: Sequence[str], log: Path) -> Process:
+    """Start `dapo ARGUMENTS`, which prints into a log; a Ctrl-C at the terminal does not reach it by itself."""
+    with log.open("ab") as output:
+        command = [sys.executable, "-m", "dapo", *arguments]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+
+
+def require_same_options(experiment: Experiment, folder: Path) -> None:
+    """Compare the options of the runs that are there with what the experiment says. Raises ConfigError naming one."""
+    for run in experiment.runs():
+        stored = _stored_options(folder, run)
+        if stored is None:
+            continue
+        now, defaults = flat_options(run.config), {name: info.default for name, info in options_of()}
+        for name in sorted(stored.keys() | now.keys()):
+            old, new = (table.get(name, defaults.get(name)) for table in (stored, now))
+            if old != new and not name.startswith(FREE_OPTIONS):
+                raise ConfigError(
+                    f"{folder / 'runs' / run.name} was made with {name}={old}, and {run.describe()} now has {new}; put "
+                    "the option back, give another --folder, or remove this run to make it again"
+                )
+
+
+def run_experiment(
+    experiment: Experiment,
+    folder: Path,
+    *,
+    jobs: int,
+    stop: StopRequest,
+    display: Display,
+    on_finished: Callable[[Mapping[str, str]], None] = lambda failures: None,
+    start: Callable[[Sequence[str], Path], Process] = start_process,
+) -> dict[str, str]:
+    """Make the runs that are missing, seeds outermost.
+
+    Args:
+        experiment: The experiment, whose configurations are valid.
+        folder: Where its runs lie, or will.
+        jobs: Runs at a time.
+        stop: Whether a signal has come: the runs are then stopped with their states saved.
+        display: Shows what is done.
+        on_finished: Called with the failures so far when a run has ended.
+        start: Starts a command.
+
+    Returns:
+        Why runs have failed, by name.
+
+    Raises:
+        ConfigError: An option of a run that is there has changed; nothing has been started.
+        Interrupted: A signal came.
+    """
+    require_same_options(experiment, folder)
+    for name in ("runs", "logs", "options"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    runner = _Runner(experiment, folder, jobs, display, on_finished, start)
+    try:
+        runner.go_on_until_done(stop)
+    except (Interrupted, KeyboardInterrupt):
+        runner.stop_all()
+        raise
+    return runner.progress.failed
+
+
+def is_finished(folder: Path, run: PlannedRun) -> bool:
+    """Whether a run has ended well."""
+    return RunDirectory(folder / "runs" / run.name).exit_reason() in ENDED
+
+
+def threads_per_run(configured: int | None, jobs: int) -> int | None:
+    """`train.threads` of each of several runs at a time; None: torch's own choice, for one run without the option."""
+    if jobs == 1:
+        return configured
+    return max(1, (configured or available_processors()) // jobs)
+
+
+def available_processors() -> int:
+    """The processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Runner:
+    """The state of `run_experiment`."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: Path,
+        jobs: int,
+        display: Display,
+        on_finished: Callable[[Mapping[str, str]], None],
+        start: Callable[[Sequence[str], Path], Process],
+    ) -> None:
+        self._folder, self._jobs, self._display = folder, jobs, display
+        self._on_finished, self._start = on_finished, start
+        runs = experiment.runs()
+        self._waiting = deque(run for run in runs if not is_finished(folder, run))
+        self._running: list[_Running] = []
+        self._seconds: dict[str, list[float]] = {}
+        for run in runs:
+            if is_finished(folder, run):
+                self._note_seconds(run)
+        self.progress = RunProgress(len(runs), finished=len(runs) - len(self._waiting))
+        self._next_figures = 0.0
+
+    def go_on_until_done(self, stop: StopRequest) -> None:
+        """Start runs, wait for them, report them."""
+        while self._waiting or self._running:
+            stop.check()
+            while self._waiting and len(self._running) < self._jobs:
+                self._begin(self._waiting.popleft())
+            for each in [each for each in self._running if self._has_ended(each)]:
+                self._running.remove(each)
+                self._report(each)
+                self._next_figures = 0.0  # what is running has changed
+            self._refresh()
+            if self._running:
+                time.sleep(_POLL_S)
+
+    def stop_all(self) -> None:
+        """Ask every run to save and end, and wait for that; a further Ctrl-C ends them at once."""
+        own = [each.process for each in self._running if each.process is not None]
+        try:
+            for process in own:
+                process.send_signal(SIGTERM)
+            for process in own:
+                process.wait()
+        except KeyboardInterrupt:
+            for process in own:
+                process.send_signal(SIGINT)
+
+    def _begin(self, run: PlannedRun) -> None:
+        path = self._folder / "runs" / run.name
+        started = time.monotonic()
+        if _is_held(path):
+            self._running.append(_Running(run, None, started))
+            return
+        if _stored_options(self._folder, run) is None:
+            atomic_write_json(self._folder / "options" / f"{run.name}.json", flat_options(run.config))
+        if (path / "config.yaml").is_file():
+            arguments = ["resume", str(path)]
+        else:
+            threads = threads_per_run(run.config.train.threads, self._jobs)
+            more = [] if threads is None else [f"train.threads={threads}"]
+            arguments = ["train", str(run.base), *run.overrides, *more, "--run-dir", str(path)]
+        process = self._start(arguments, self._folder / "logs" / f"{run.name}.log")
+        self._running.append(_Running(run, process, started))
+
+    def _has_ended(self, each: _Running) -> bool:
+        if each.process is not None:
+            return each.process.poll() is not None
+        return not _is_held(self._folder / "runs" / each.run.name)
+
+    def _report(self, each: _Running) -> None:
+        run, took = each.run, time.monotonic() - each.started
+        if is_finished(self._folder, run):
+            self.progress.finished += 1
+            self._note_seconds(run, took)
+            self._display.message(f"{run.describe()}: {self._result(run)}, {took:,.0f} s")
+        elif each.process is None:  # another process had it, and did not finish it
+            self._waiting.appendleft(run)
+            return
+        else:
+            self.progress.failed[run.name] = reason = self._why(each)
+            log = self._folder / "logs" / f"{run.name}.log"
+            self._display.message(f"{run.describe()}: failed, {reason}; its log: {log}")
+        self._on_finished(self.progress.failed)
+
+    def _result(self, run: PlannedRun) -> str:
+        summary = read_json(RunDirectory(self._folder / "runs" / run.name).summary)
+        last = summary.get("eval_last") or {}
+        accuracy = f"accuracy {last['accuracy']:.1%}" if last else "no evaluation"
+        return f"{accuracy} after {summary['steps']} steps and {summary['tokens_generated']:,} tokens"
+
+    def _why(self, each: _Running) -> str:
+        code = each.process.poll() if each.process is not None else None
+        if code is not None and code < 0:
+            return f"ended by signal {-code}"
+        reason = RunDirectory(self._folder / "runs" / each.run.name).exit_reason()
+        if reason is not None and reason not in ENDED:
+            return reason
+        return _last_line(self._folder / "logs" / f"{each.run.name}.log") or f"exit code {code}"
+
+    def _note_seconds(self, run: PlannedRun, took: float = 0.0) -> None:
+        """Remember what a run has taken: its own count leaves out the start, `took` what was before a resume."""
+        summary: Any = read_json(RunDirectory(self._folder / "runs" / run.name).summary)
+        self._seconds.setdefault(run.variant, []).append(max(took, float(summary.get("wall_s") or 0.0)))
+
+    def _refresh(self) -> None:
+        """Show what is done; the runs' own files are read every few seconds only."""
+        if (now := time.monotonic()) >= self._next_figures:
+            self._next_figures = now + _FIGURES_S
+            left = []
+            self.progress.running = {}
+            for each in self._running:
+                text, seconds = self._state(each, now)
+                self.progress.running[each.run.describe()] = text
+                left.append(seconds)
+            ahead = [self._expected(run) for run in self._waiting]
+            known = [seconds for seconds in (*left, *ahead) if seconds is not None]
+            complete = len(known) == len(left) + len(ahead)
+            parallel = min(self._jobs, len(left) + len(ahead)) or 1
+            self.progress.seconds_left = max(sum(known) / parallel, *known, 0.0) if known and complete else None
+        self._display.update(self.progress)
+
+    def _state(self, each: _Running, now: float) -> tuple[str, float | None]:
+        """What a run is at, and the seconds that it still takes."""
+        expected = self._expected(each.run)
+        left = None if expected is None else max(0.0, expected - (now - each.started))
+        try:
+            status = run_status(self._folder / "runs" / each.run.name)
+        except CheckpointError:  # it has not begun
+            return "starting", left
+        where = f"step {status.step} of {status.num_steps}"
+        return (
+            where if each.process is not None else f"{where}, in another process",
+            status.seconds_left if left is None else left,
+        )
+
+    def _expected(self, run: PlannedRun) -> float | None:
+        """The seconds of a run: the mean of finished ones of its row, or of all rows; None without one."""
+        every = [seconds for row in self._seconds.values() for seconds in row]
+        found = self._seconds.get(run.variant) or every
+        return fmean(found) if found else None
+
+
+def _is_held(path: Path) -> bool:
+    return (path / "lock").is_file() and RunDirectory(path).holder() is not None
+
+
+def _stored_options(folder: Path, run: PlannedRun) -> dict[str, Any] | None:
+    """The options that a run was started with; None for one that is not there."""
+    if not (folder / "runs" / run.name / "config.yaml").is_file():
+        return None
+    try:
+        found = read_json(folder / "options" / f"{run.name}.json")
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _last_line(log: Path) -> str:
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.removeprefix("error: ") for line in reversed(lines) if line.strip()), "")

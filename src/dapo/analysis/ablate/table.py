@@ -1,0 +1,111 @@
+"""The table of an experiment: accuracy with intervals, paired differences, and what each row has cost."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dapo.analysis.ablate.crossed import Estimate, crossed_difference, crossed_mean, mean_over_seeds
+from dapo.analysis.ablate.results import ENDED, Results
+
+FIGURES = ("tokens", "seconds", "steps", "length", "truncated", "entropy", "skipped")
+"""The numbers of a run whose means over seeds stand in the table."""
+
+
+def make_table(results: Results) -> list[dict[str, Any]]:
+    """One object per condition: its rows, the accuracy before training, and notes, as JSON values."""
+    return [_condition(results, name) for name in results.conditions]
+
+
+def _condition(results: Results, condition: str) -> dict[str, Any]:
+    runs = {each["name"]: results.finished(condition, each["name"]) for each in results.variants}
+    judged = _judged_everywhere(runs)
+    before = {run["seed"]: run["accuracy_before"] for row in runs.values() for run in row.values()}
+    known = [value for value in before.values() if value is not None]
+    baseline = results.facts["experiment"]["baseline"]
+    rows = []
+    for each in results.variants:
+        name, previous = each["name"], each["previous"]
+        rows.append(
+            {
+                "variant": name,
+                "seeds": sorted(runs[name]),
+                "accuracy": _accuracy(runs[name], judged),
+                "previous": previous,
+                "to_previous": None if previous is None else _difference(runs[previous], runs[name], judged),
+                "to_baseline": None if name == baseline else _difference(runs[baseline], runs[name], judged),
+                **{figure: _over_seeds(runs[name], figure) for figure in FIGURES},
+            }
+        )
+    problems = len(results.facts["problems"].get(condition, []))
+    return {
+        "condition": condition,
+        "accuracy_before": mean_over_seeds(known) if known else None,
+        "problems": len(judged),
+        "samples_per_problem": next(
+            (run["samples_per_problem"] for row in runs.values() for run in row.values()), None
+        ),
+        "rows": rows,
+        "notes": list(_notes(results, condition, runs, undecided=problems - len(judged))),
+    }
+
+
+def _judged_everywhere(runs: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> list[int]:
+    """The problems, by index, with an accuracy in every finished run of a condition."""
+    tables = [run["accuracies"] for row in runs.values() for run in row.values()]
+    return [i for i, values in enumerate(zip(*tables, strict=True)) if None not in values]
+
+
+def _values(row: Mapping[int, Mapping[str, Any]], seeds: Sequence[int], judged: Sequence[int]) -> list[list[float]]:
+    return [[row[seed]["accuracies"][i] for i in judged] for seed in seeds]
+
+
+def _is_binary(row: Mapping[int, Mapping[str, Any]]) -> bool:
+    return all(run.get("is_binary", True) for run in row.values())
+
+
+def _accuracy(row: Mapping[int, Mapping[str, Any]], judged: Sequence[int]) -> dict[str, Any] | None:
+    if not row or not judged:
+        return None
+    return crossed_mean(_values(row, sorted(row), judged), proportions=_is_binary(row)).as_json()
+
+
+def _difference(
+    first: Mapping[int, Mapping[str, Any]], second: Mapping[int, Mapping[str, Any]], judged: Sequence[int]
+) -> dict[str, Any] | None:
+    """Second minus first, over the seeds that both have."""
+    both = sorted(first.keys() & second.keys())
+    if not both or not judged:
+        return None
+    found: Estimate = crossed_difference(
+        _values(first, both, judged), _values(second, both, judged), proportions=_is_binary(first)
+    )
+    return found.as_json()
+
+
+def _over_seeds(row: Mapping[int, Mapping[str, Any]], figure: str) -> dict[str, Any]:
+    return mean_over_seeds([run[figure] for run in row.values() if run[figure] is not None])
+
+
+def _notes(
+    results: Results, condition: str, runs: Mapping[str, Mapping[int, Mapping[str, Any]]], *, undecided: int
+) -> Iterator[str]:
+    """What a reader must know: runs that are missing, base evaluations that differ, problems left out."""
+    left_out: dict[tuple[str, str], list[str]] = {}
+    for run in results.facts["runs"]:
+        if run["condition"] == condition and run["state"] not in ENDED:
+            # further lines of an error are advice, which stands in the run's log
+            why = f": {run['reason'].splitlines()[0]}" if run["reason"] else ""
+            left_out.setdefault((run["variant"], f"{run['state']}{why}"), []).append(str(run["seed"]))
+    for (variant, reason), seeds in left_out.items():
+        yield f"left out: {variant}, seed{'s' * (len(seeds) > 1)} {', '.join(seeds)} ({reason})"
+    if undecided:
+        yield f"left out: {undecided} problems that have no verdict in one of the runs"
+    for seed in results.facts["experiment"]["seeds"]:
+        found = {name: row[seed]["accuracy_before"] for name, row in runs.items() if seed in row}
+        values = [value for value in found.values() if value is not None]
+        if values and not np.allclose(values, values[0]):
+            yield (
+                f"the accuracy before training differs between the rows of seed {seed}, though they begin with one "
+                "model: they were evaluated with different options, or on machines that round differently"
+            )

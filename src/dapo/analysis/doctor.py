@@ -1,0 +1,179 @@
+"""A whole run through the rules: which findings hold, since when, and which problems and responses show them."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from dapo.config import Config
+from dapo.training.rules.all_rules import RULES, holding
+from dapo.training.rules.finding import SEVERITIES, Finding, Rule
+from dapo.training.rules.history import WINDOW, History
+
+MAX_PROBLEMS = 3
+MAX_ROWS = 20_000
+"""Responses that are read for examples: those of the newest tables of a finding's steps."""
+_SHOWN_CHARS = 160
+
+
+@dataclass(frozen=True)
+class Case:
+    """One finding of a whole run."""
+
+    finding: Finding
+    """As of the last step in which it held."""
+    since: int
+    """The step in which it held first."""
+    holds: bool
+    """Whether it holds at the end."""
+    problems: Sequence[tuple[str, int]] = ()
+    """The problems that show it most often, with the number of responses."""
+    responses: int = 0
+    """How many responses show it, among those that were read."""
+    example: str = ""
+    """The end of one of these responses."""
+    error: str = ""
+    """The most frequent error of the verifier among them."""
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        found = self.finding
+        return {
+            "name": found.name,
+            "severity": found.severity,
+            "holds": self.holds,
+            "since": self.since,
+            "steps": list(found.steps),
+            "cause": found.cause,
+            "evidence": dict(found.evidence),
+            "problems": [{"id": name, "responses": count} for name, count in self.problems],
+            "responses": self.responses,
+            "example": self.example,
+            "error": self.error,
+            "change": list(found.change),
+            "advice": found.advice,
+        }
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What the doctor says of a run."""
+
+    cases: Sequence[Case]
+    steps: int
+    """Training steps whose metrics were read."""
+    evaluations: int
+    rollout_tables: int
+    """Tables of responses that are there to be read."""
+
+    @property
+    def alarms(self) -> list[Case]:
+        """The cases that are worse than a note, past ones included."""
+        return [case for case in self.cases if case.finding.severity != "note"]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "steps": self.steps,
+            "evaluations": self.evaluations,
+            "rollout_tables": self.rollout_tables,
+            "rules": [rule.name for rule in RULES],
+            "findings": [case.to_json() for case in self.cases],
+        }
+
+
+def diagnose(config: Config, metrics: Sequence[Mapping[str, Any]], tables: Mapping[int, Path]) -> Diagnosis:
+    """Run all rules over a run, step by step.
+
+    Args:
+        config: The options of the run.
+        metrics: The lines of `metrics.jsonl`, oldest first.
+        tables: The tables of judged responses that are there, by step.
+
+    Returns:
+        The cases: those that hold at the end first, then the gravest, then in the order of the rules.
+    """
+    history = History()
+    since: dict[str, int] = {}
+    latest: dict[str, Finding] = {}
+    now: set[str] = set()
+    for record in [*metrics, *_unfinished_step(metrics, tables)]:
+        history.add(record)
+        found = holding(history, config)
+        now = {each.name for each in found}
+        latest |= {each.name: each for each in found}
+        for each in found:
+            since.setdefault(each.name, history.step)
+    rules = {rule.name: rule for rule in RULES}
+    cases = [
+        _with_responses(Case(each, since[name], name in now), rules[name], tables) for name, each in latest.items()
+    ]
+    order = list(rules)
+    cases.sort(key=lambda c: (not c.holds, SEVERITIES.index(c.finding.severity), order.index(c.finding.name)))
+    return Diagnosis(cases, history.steps, history.evaluations, len(tables))
+
+
+def _unfinished_step(metrics: Sequence[Mapping[str, Any]], tables: Mapping[int, Path]) -> Iterator[dict[str, float]]:
+    """What the table of responses says of a step that ended before it was logged, as where nothing was to learn."""
+    step = max((record["step"] for record in metrics), default=0) + 1
+    if step not in tables:
+        return
+    rows = list(_rows(tables[step], ["group_id", "outcome", "correct", "error", "finish", "response_tokens"]))
+    groups = Counter({row["group_id"]: row["outcome"] for row in rows}.values())
+    decided = groups.total() - groups["excess"]
+    judged = [row for row in rows if row["outcome"] != "excess"]
+    correct = [row["correct"] for row in judged if row["correct"] is not None]
+    if not judged:
+        return
+    yield {
+        "step": step,
+        "rollout/groups_generated": groups.total(),
+        **{"/".join(("rollout", f"groups_{outcome}")): count for outcome, count in groups.items()},
+        "rollout/keep_rate": groups["trained"] / decided,
+        "rollout/all_correct_fraction": groups["all_correct"] / decided,
+        "rollout/all_wrong_fraction": groups["all_wrong"] / decided,
+        "rollout/verifier_errors": sum(row["error"] is not None for row in judged),
+        "rollout/truncated_fraction": sum(row["finish"] == "length" for row in judged) / len(judged),
+        "rollout/response_tokens_mean": sum(row["response_tokens"] for row in judged) / len(judged),
+        **({"reward/accuracy": sum(correct) / len(correct)} if correct else {}),
+    }
+
+
+def _with_responses(case: Case, rule: Rule, tables: Mapping[int, Path]) -> Case:
+    """The case with the problems and a response that show it, where tables of its steps are there."""
+    if rule.response is None:
+        return case
+    first, last = case.finding.steps
+    problems: Counter[str] = Counter()
+    errors: Counter[str] = Counter()
+    example, read = "", 0
+    for step in [step for step in sorted(tables, reverse=True) if first <= step <= last][:WINDOW]:
+        for row in _rows(tables[step]):
+            read += 1
+            if rule.response(row):
+                problems[row["problem_id"]] += 1
+                errors.update([row["error"]] if row["error"] else [])
+                example = example or _shown(row["response"])
+        if read >= MAX_ROWS:
+            break
+    error = errors.most_common(1)[0][0] if errors else ""
+    most = tuple(problems.most_common(MAX_PROBLEMS))
+    return Case(case.finding, case.since, case.holds, most, problems.total(), example, error)
+
+
+def _rows(path: Path, columns: Sequence[str] = ()) -> Iterable[dict[str, Any]]:
+    """The rows of a table with these columns, or with all that a rule may read."""
+    with pq.ParquetFile(path) as file:
+        unread = ("engine_logprobs", "prompt", "fields")
+        columns = columns or [name for name in file.schema_arrow.names if name not in unread]
+        for batch in file.iter_batches(batch_size=1024, columns=columns):
+            yield from batch.to_pylist()
+
+
+def _shown(text: str) -> str:
+    """The end of a response on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN_CHARS else f"... {line[-_SHOWN_CHARS:]}"

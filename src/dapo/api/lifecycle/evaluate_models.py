@@ -1,0 +1,282 @@
+"""Evaluates one model, or compares two: for `dapo eval` and for runs in Python."""
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dapo.assemble.build import build_engine, evaluation_plan, open_launcher, probe_kernels
+from dapo.assemble.inputs import Inputs, distinct, read_inputs
+from dapo.assemble.resolve import resolve_auto
+from dapo.config import Config, DataSpec, build_config, parse_data_argument, parse_overrides
+from dapo.config.data_spec import BENCHMARKS, INSTRUCTION, kinds, parse_spec
+from dapo.core.errors import CheckpointError, ConfigError, DataError
+from dapo.core.files import atomic_write_json
+from dapo.core.journal import open_journal
+from dapo.core.terminal import print_text, warn
+from dapo.data.prepare.write import require_new
+from dapo.data.prompts import PromptEncoder, chat_messages
+from dapo.evaluation.evaluate import EngineSampler, Sampler, evaluate
+from dapo.evaluation.scores import Evaluation, EvaluationPlan, paired_difference, require_summary
+from dapo.evaluation.server import ServerSampler
+from dapo.policy.lora import saved_weights
+from dapo.policy.model import LoadedModel
+from dapo.rewards.workers.pool import VerifierPool
+from dapo.runs.directory import RunDirectory, step_of
+from dapo.runs.stored_config import load_run_config
+from dapo.telemetry.progress import progress
+from dapo.training.rows import load_rows
+from dapo.training.signals import END_AT_ONCE, InterruptHandler, signals_as_requests
+from dapo.types import Problem
+
+DEFAULT_TOKENS = 1024  # the response limit for a model that no run made; eval.max_response_tokens overrides it
+_SETTINGS_THAT_MUST_MATCH = ("samples_per_problem", "temperature", "top_p", "max_response_tokens", "seed", "binary")
+
+
+@dataclass(frozen=True)
+class EvalRequest:
+    """The arguments of `dapo eval`."""
+
+    data: DataSpec | None
+    """None: what the run was evaluated on."""
+    samples_per_problem: int | None = None
+    """None: eval.samples_per_problem, or as often as a data file repeats each of its problems."""
+    server: str | None = None
+    output: Path | None = None
+    overrides: tuple[str, ...] = ()
+    concurrency: int = 16  # the number of requests in flight at `server`
+    on_second_interrupt: InterruptHandler = END_AT_ONCE
+
+    @property
+    def sets_samples_per_problem(self) -> bool:
+        """Whether the command line gives the number of samples per problem."""
+        overridden = parse_overrides(self.overrides).get("eval")
+        is_overridden = isinstance(overridden, dict) and "samples_per_problem" in overridden
+        return self.samples_per_problem is not None or is_overridden
+
+
+def evaluate_model(model: str, request: EvalRequest) -> dict[str, Any]:
+    """Evaluate a model, a run or a served model, and write the result if asked to: its summary, and its table."""
+    _require_writable(request.output)
+    summary, result = _evaluate(model, request, base=run_options(model), journal=_journal_path(request.output))
+    found = {**summary, "table": result.table()}
+    if request.output is not None:
+        _write_result(request.output, found)
+    return found
+
+
+def compare_models(first: str, second: str, request: EvalRequest) -> dict[str, Any]:
+    """Evaluate two models on the same problems with the same random numbers: `first`, `second`, `comparison`.
+
+    Each is a model, a run, or a file that `dapo eval --output` or a run has written. A run's options hold for both.
+    """
+    _require_writable(request.output)
+    base = run_options(first) or run_options(second)
+    results = []
+    for index, model in enumerate((first, second), start=1):
+        if model.endswith(".json"):
+            results.append(_read_result(Path(model)))
+        else:
+            summary, result = _evaluate(model, request, base=base, journal=_journal_path(request.output, f".{index}"))
+            results.append({**summary, "table": result.table()})
+    for name in _SETTINGS_THAT_MUST_MATCH:
+        if results[0].get(name) != results[1].get(name):
+            differ = f"{name} is {results[0].get(name)} in one and {results[1].get(name)} in the other"
+            raise DataError(f"{first} and {second} cannot be compared: {differ}")
+    difference = paired_difference(results[0]["table"], results[1]["table"], binary=results[0]["binary"])
+    found = {"first": results[0], "second": results[1], "comparison": difference}
+    if request.output is not None:
+        _write_result(request.output, found)
+    return found
+
+
+def run_options(model: str) -> dict[str, Any] | None:
+    """The options that a run was trained with; None if `model` is not a run directory."""
+    if not (Path(model) / "manifest.json").is_file():
+        return None
+    return load_run_config(RunDirectory.open(model)).model_dump(mode="json")
+
+
+def evaluation_config(
+    model: str, data: DataSpec, request: EvalRequest, base: Mapping[str, Any] | None
+) -> tuple[Config, Path | None]:
+    """The options to evaluate with and, for a run, its newest checkpoint.
+
+    Args:
+        model: A run directory, or a model that no run made: an alias, a directory, a Hugging Face id.
+        data: The problems.
+        request: The command line; its overrides come last.
+        base: The options of a run, to start from; None for the defaults of the paper's evaluation.
+
+    Raises:
+        CheckpointError: The run has no checkpoint yet.
+    """
+    checkpoint = None
+    raw: dict[str, Any] = {"model": model, "data": {}, "overlong": {"mode": "off"}}
+    raw["rollout"] = {"max_response_tokens": DEFAULT_TOKENS}
+    if base is not None:
+        raw = json.loads(json.dumps(base))
+        if kinds(parse_spec(data)) != kinds(parse_spec(raw["data"]["train"])):
+            raw["reward"] = {}  # another kind of problem needs another verifier
+    if (Path(model) / "manifest.json").is_file():
+        run = RunDirectory.open(model)
+        checkpoint = run.latest_checkpoint(warn=warn)
+        if checkpoint is None:
+            raise CheckpointError(f"{run.path} has no checkpoint yet, so there is nothing to evaluate")
+        raw["model"] = load_run_config(run).model_dump(mode="json")["model"]
+    elif base is not None:
+        raw["model"] = {"name": model, "dtype": raw["model"]["dtype"]}  # trust in one model is not trust in another
+    raw["data"] |= {"train": data, "eval": data}
+    if isinstance(data, str) and data in BENCHMARKS and not raw["data"].get("instruction"):
+        raw["data"]["instruction"] = INSTRUCTION
+    if request.samples_per_problem is not None:
+        raw["eval"] = {**raw.get("eval", {}), "samples_per_problem": request.samples_per_problem}
+    return resolve_auto(build_config(raw, request.overrides, where="dapo eval"), training=False), checkpoint
+
+
+def _evaluate(
+    model: str, request: EvalRequest, *, base: Mapping[str, Any] | None, journal: Path | None
+) -> tuple[dict[str, Any], Evaluation]:
+    """The summary and the result of one evaluation; problems that are in the journal are not sampled again."""
+    config, checkpoint = evaluation_config(model, data := evaluation_data(request, base), request, base)
+    with ExitStack() as stack:
+        judge = stack.enter_context(VerifierPool(config.reward))
+        if request.server is None:
+            inputs = _read_inputs(config, judge.needed_columns)
+            problems, copies = inputs.held_out, inputs.copies
+        else:  # nothing is loaded here
+            inputs = None
+            source = config.data.eval_source
+            assert source is not None
+            problems, copies = distinct(load_rows(config, "eval", judge.needed_columns)[0], source)
+        plan = evaluation_plan(config, inputs.loaded.stop_ids if inputs is not None else ())
+        if copies > 1 and not request.sets_samples_per_problem:
+            print_text(
+                f"{plan.name} holds each problem {copies} times: {copies} samples for each of {len(problems)} problems"
+            )
+            plan = replace(plan, samples_per_problem=copies)
+        sampler: Sampler
+        if inputs is not None:
+            sampler = open_engine_sampler(config, inputs.loaded, inputs.encoder, checkpoint, plan, stack)
+        else:
+            assert request.server is not None
+            to_messages = partial(chat_messages, instruction=config.data.instruction, system=config.data.system)
+            server = ServerSampler(request.server, model, plan, to_messages, concurrency=request.concurrency)
+            sampler = stack.enter_context(closing(server))
+        records = None
+        if journal is not None:
+            identity = _identity(model, checkpoint, request.server, config, plan, problems)
+            records = stack.enter_context(open_journal(journal, identity))
+            if records.records:
+                print_text(
+                    f"continuing: {len(records.records)} of {len(problems)} problems are judged already ({journal})"
+                )
+        stop = stack.enter_context(
+            signals_as_requests("stopping; Ctrl-C ends at once", on_second=request.on_second_interrupt)
+        )
+        advice = "; the same command continues" if journal is not None else "; with --output it could be continued"
+        show = stack.enter_context(progress(f"evaluate {model}"))
+        check = partial(stop.check, advice)
+        result = evaluate(sampler, judge, problems, journal=records, on_progress=show, check=check)
+    return {
+        "model": model,
+        "data": request.data or data,
+        "verifier": config.reward.verifier,
+        **result.summary(),
+    }, result
+
+
+def _read_inputs(config: Config, needed_columns: Mapping[str, Collection[str]]) -> Inputs:
+    """Model and held-out problems; prints what a user should know about them."""
+    inputs = read_inputs(config, needed_columns, training=False)
+    for note in inputs.notes:
+        print_text(note)
+    return inputs
+
+
+def evaluation_data(request: EvalRequest, base: Mapping[str, Any] | None) -> DataSpec:
+    """The problems to evaluate on: those of `--data`, else those on which the run was evaluated. Raises ConfigError."""
+    if request.data is not None:
+        return parse_data_argument(request.data) if isinstance(request.data, str) else request.data
+    if base is None:
+        raise ConfigError("dapo eval needs --data SOURCE: only a run knows the problems that it was evaluated on")
+    if base["data"]["eval"] is None:
+        raise ConfigError("dapo eval needs --data SOURCE: the run was trained without data.eval")
+    found: DataSpec = base["data"]["eval"]
+    return found
+
+
+def open_engine_sampler(
+    config: Config,
+    loaded: LoadedModel,
+    encoder: PromptEncoder,
+    checkpoint: Path | None,
+    plan: EvaluationPlan,
+    stack: ExitStack,
+) -> EngineSampler:
+    """An engine with the weights of the checkpoint, or of the model; closed with `stack`."""
+    launcher = stack.enter_context(open_launcher(config))
+    # a run is evaluated as it evaluates itself
+    kernels = probe_kernels(config, loaded) if checkpoint is None else RunDirectory.of(checkpoint).kernels()
+    engine = build_engine(config, loaded, launcher, kernels=kernels, log=warn)
+    stack.callback(engine.close)
+    if checkpoint is not None:
+        engine.load_weights(saved_weights(checkpoint, loaded.model), version=step_of(checkpoint))
+    elif launcher is not None:  # engines in other processes may have started without weights
+        engine.load_weights(loaded, version=0)
+    return EngineSampler(engine, encoder, plan)
+
+
+def _identity(
+    model: str,
+    checkpoint: Path | None,
+    server: str | None,
+    config: Config,
+    plan: EvaluationPlan,
+    problems: list[Problem],
+) -> dict[str, Any]:
+    """What two evaluations must have in common for one to continue the other."""
+    ids = hashlib.blake2b("\n".join(problem.id for problem in problems).encode(), digest_size=8).hexdigest()
+    return {
+        "model": model,
+        "checkpoint": str(checkpoint) if checkpoint is not None else None,
+        "server": server,
+        "problems": ids,
+        **{f"plan.{name}": value for name, value in asdict(plan).items()},
+        "prompt": config.data.model_dump(mode="json", include={"instruction", "system", "chat_template"}),
+        "reward": config.reward.model_dump(mode="json"),
+        "dtype": config.model.dtype,
+    }
+
+
+def _require_writable(output: Path | None) -> None:
+    """Raise ConfigError if the result could not be written, before anything is evaluated."""
+    try:
+        if output is not None:
+            require_new(output, force=True)
+    except ConfigError as error:
+        raise ConfigError(f"--output {error}") from None
+
+
+def _journal_path(output: Path | None, infix: str = "") -> Path | None:
+    """The file of judged problems from which an interrupted evaluation continues; None without an output."""
+    return None if output is None else output.with_name(f"{output.name}{infix}.partial")
+
+
+def _write_result(output: Path, result: Mapping[str, Any]) -> None:
+    """Write an evaluation or a comparison, and delete the journals, which are complete."""
+    atomic_write_json(output, result)
+    for infix in ("", ".1", ".2"):
+        output.with_name(f"{output.name}{infix}.partial").unlink(missing_ok=True)
+
+
+def _read_result(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as an evaluation: {error}") from None
+    return {"model": str(path), **require_summary(found, str(path))}

@@ -1,0 +1,339 @@
+"""Starts, continues and exports runs, for the command line and for Python alike. Prints nothing itself."""
+
+import gc
+import shlex
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dapo.assemble.build import build_run, probe_kernels
+from dapo.assemble.inputs import Inputs, read_inputs, read_model
+from dapo.assemble.resolve import require_hardware, resolve_auto
+from dapo.config import Config, dump_config
+from dapo.core.errors import CheckpointError, DapoError, DataError, TrainerLost
+from dapo.policy.hf_io import require_new
+from dapo.policy.lora import export_adapter, saved_weights
+from dapo.policy.model import export_model
+from dapo.rewards.workers.pool import VerifierPool
+from dapo.runs.directory import RunDirectory, make_manifest, step_of
+from dapo.runs.fork_record import Fork
+from dapo.runs.provenance import changes_since, made_with
+from dapo.runs.stored_config import load_run_config, naming_start_folder
+from dapo.telemetry.console import ProgressDisplay
+from dapo.telemetry.curves import plot_curves
+from dapo.telemetry.progress import progress
+from dapo.telemetry.sinks import Display, read_metrics
+from dapo.training import one_step_off
+from dapo.training.checkpoint_writer import describe, disk_errors_as_storage_error
+from dapo.training.checkpointing import is_logged, read_state, restore
+from dapo.training.signals import END_AT_ONCE, Interrupted, InterruptHandler, StepListener, signals_as_requests
+from dapo.training.start import open_judge
+from dapo.training.state import Run
+from dapo.training.train import train
+
+MAX_RESTARTS = 3  # times that a run goes back to its last checkpoint by itself when a trainer rank is lost
+SCHEDULES: Mapping[str, Callable[[Run], None]] = {"sync": train, "one_step_off": one_step_off.train}
+
+
+def ignore_warning(text: str) -> None:
+    """A `warn` that tells nobody, where something else says the same."""
+
+
+@dataclass(frozen=True)
+class Frontend:
+    """How a run is shown to the person who started it, and what else follows it."""
+
+    warn: Callable[[str], None]
+    """Takes a warning that belongs to no step."""
+    open_display: Callable[[int, int, int | None], Display] = lambda num_steps, first_step, token_budget: (
+        ProgressDisplay(num_steps, first_step=first_step, token_budget=token_budget)
+    )
+    """Makes what shows the progress: from the number of steps, that of the first one, and the budget of tokens."""
+    on_step: Sequence[Callable[[int, Mapping[str, float]], None]] = ()
+    """Called with the number of each finished step and its metrics, once these are logged. Where one raises, the run
+    ends with its state saved, and raises ListenerFailed."""
+    on_second_interrupt: InterruptHandler = END_AT_ONCE
+    """What a second Ctrl-C does."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that has come to its last step before."""
+
+    config: Config
+    directory: RunDirectory
+    step: int
+
+
+@dataclass(frozen=True)
+class ReadyRun:
+    """A run whose inputs are read and whose directory is locked, before its first step or its next."""
+
+    config: Config
+    inputs: Inputs
+    judge: VerifierPool
+    directory: RunDirectory
+
+
+@contextmanager
+def new_run(
+    config: Config,
+    path: Path,
+    *,
+    command: Sequence[str],
+    judge: VerifierPool | None = None,
+    prepared: Collection[str] = (),
+    module_folders: Sequence[str] = (),
+) -> Iterator[ReadyRun]:
+    """Read everything, then make the run directory, which is locked in the block.
+
+    Args:
+        config: the options of the run.
+        path: the directory to make.
+        command: the command line that starts such a run, for the manifest.
+        judge: of `open_judge` for this configuration and directory; None: it is opened here.
+        prepared: names in the directory that the caller has written for the run.
+        module_folders: folders besides the current one in which modules of the options are.
+
+    Raises:
+        DapoError: the run cannot begin; nothing has been written.
+    """
+    with open_judge(config, run_dir=path, prepared=prepared) if judge is None else nullcontext(judge) as verifiers:
+        require_hardware(config)
+        notes: list[str] = []
+        config = resolve_auto(config, log=notes.append)
+        inputs = _read_inputs(config, verifiers)
+        inputs.notes += notes
+        started = datetime.now(UTC)
+        gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        inputs.kernels = probe_kernels(config, inputs.loaded)
+        manifest = make_manifest(
+            command,
+            seed=config.train.seed,
+            started=started,
+            gpus=gpus,
+            kernels=inputs.kernels,
+            run_dir=path,
+            module_folders=module_folders,
+        )
+        directory = RunDirectory.create(path, dump_config(config), manifest, prepared=prepared)
+        with disk_errors_as_storage_error(), directory.lock(config.train.num_steps):
+            yield ReadyRun(config, inputs, verifiers, directory)
+
+
+@contextmanager
+def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | Finished]:
+    """Read the inputs of a run that is to go on, which is locked in the block; or find that it has finished.
+
+    Args:
+        path: the run directory.
+        overrides: `key=value`, over the options of the run.
+
+    Raises:
+        DapoError: the run cannot go on.
+    """
+    directory = RunDirectory.open(path)
+    config = resolve_auto(load_run_config(directory, overrides))
+    with ExitStack() as stack:
+        stack.enter_context(disk_errors_as_storage_error())
+        stack.enter_context(directory.lock(config.train.num_steps))
+        checkpoint = directory.latest_checkpoint(warn=ignore_warning)
+        if checkpoint and directory.exit_reason() == "finished" and _is_last(checkpoint, config):
+            yield Finished(config, directory, step_of(checkpoint))
+            return
+        with naming_start_folder(directory):
+            judge = stack.enter_context(open_judge(config))
+            inputs = _read_inputs(config, judge)
+        inputs.kernels = directory.kernels()
+        yield ReadyRun(config, inputs, judge, directory)
+
+
+def _is_last(checkpoint: Path, config: Config) -> bool:
+    """Whether a checkpoint is of a run's last step: by its number, or by the tokens generated up to it."""
+    train = config.train
+    return step_of(checkpoint) >= train.num_steps or (
+        train.token_budget is not None
+        and train.is_budget_spent(read_state(checkpoint)["train_state"]["tokens_generated"])
+    )
+
+
+def _read_inputs(config: Config, judge: VerifierPool) -> Inputs:
+    """The inputs of a run, with a progress bar where it takes more than a second to prepare the prompts."""
+    with progress("prepare prompts", unit="prompts", after_s=1) as update_progress:
+        return read_inputs(config, judge.needed_columns, on_progress=update_progress)
+
+
+def run_training(ready: ReadyRun, frontend: Frontend, *, max_restarts: int = MAX_RESTARTS) -> None:
+    """Train to the end and draw the curves; where a trainer rank is lost, go back to the newest checkpoint.
+
+    Args:
+        ready: the run.
+        frontend: what shows it.
+        max_restarts: times that it goes back to its newest checkpoint by itself.
+    """
+    for restarts in count():
+        try:
+            with open_run(ready, frontend) as run:
+                SCHEDULES[ready.config.schedule](run)
+            break
+        except TrainerLost as error:
+            if restarts == max_restarts:
+                path = shlex.quote(str(ready.directory.path))
+                raise TrainerLost(
+                    f"{error}; the run has gone back to its last checkpoint {restarts} times "
+                    f"(at most {max_restarts}); continue it with: dapo resume {path}"
+                ) from error
+            again = f"time {restarts + 1} of {max_restarts}"
+            frontend.warn(f"{error}; the run goes back to its last checkpoint by itself, {again}")
+    draw_curves(ready.config, ready.directory, warn=frontend.warn)
+
+
+@contextmanager
+def open_run(ready: ReadyRun, frontend: Frontend) -> Iterator[Run]:
+    """A run at its newest checkpoint (or its beginning); signals ask it to stop; its summary is written at the end."""
+    config, inputs, judge, directory = ready.config, ready.inputs, ready.judge, ready.directory
+    checkpoint = cut_after_checkpoint(config, directory, frontend.warn)
+    step = step_of(checkpoint) if checkpoint else 0
+    display = frontend.open_display(config.train.num_steps, step + 1, config.train.token_budget)
+    with ExitStack() as stack:
+        stop = stack.enter_context(signals_as_requests(on_second=frontend.on_second_interrupt))
+        listeners = [StepListener(stop, call) for call in frontend.on_step]
+        run = stack.enter_context(
+            build_run(config, inputs, judge, directory, display, first_step=step + 1, listeners=listeners)
+        )
+        run.stop, run.verifier_output = stop, judge.output
+        run.made_with = made_with(config, inputs.train, inputs.held_out)
+        for note in [*inputs.notes, f"writing to {directory.path}"]:
+            run.tracker.message(note)
+        if checkpoint:
+            restore(run, checkpoint)
+            fork = Fork.of(directory)
+            expected = fork.changed if fork is not None and fork.step == step else ()
+            for line in changes_since(checkpoint, run.made_with, step=step, expected=expected):
+                run.tracker.message(line)
+            display.recall(read_metrics(directory.metrics) if directory.metrics.exists() else [])
+        if config.schedule == "sync":  # the run may have had another, whose prefetched batch is stale
+            one_step_off.requeue(run)
+        with summarised(run, frontend.warn):
+            yield run
+
+
+@contextmanager
+def summarised(run: Run, warn: Callable[[str], None]) -> Iterator[None]:
+    """However the block ends, close the trackers and write the summary, which says how it has ended."""
+    started, seconds_before = time.perf_counter(), run.state.wall_s
+    reason = "failed"
+    gc.freeze()  # full collections look at all modules again and again: 0.3 s or more, also between two steps
+    try:
+        yield
+        run.stop.check_listeners()  # the last step has none after it that would be stopped
+        reason = "solved" if run.is_solved else "finished"
+    except Interrupted as error:
+        reason = f"interrupted: {error}"
+        raise
+    except DapoError as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        gc.unfreeze()
+        close_run(run, reason, wall_s=seconds_before + time.perf_counter() - started, warn=warn)
+
+
+def cut_after_checkpoint(config: Config, directory: RunDirectory, warn: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint, if there is one, with nothing in the run directory that is later."""
+    directory.clear_leftovers()
+    checkpoint = directory.latest_checkpoint(warn=warn)
+    if checkpoint is None:
+        directory.cut_after(-1)
+        return None
+    step = step_of(checkpoint)
+    logged = step if is_logged(checkpoint) else step - 1
+    if missing := directory.missing_metrics(logged):
+        lost = f"{len(missing)} of the steps 1 to {logged}, the first is {missing[0]}"
+        warn(f"{directory.metrics} has no line for {lost}; they are not computed again")
+    directory.cut_after(step, is_logged=logged == step)
+    # a kill may have come before the old ones were dropped
+    directory.drop_old_checkpoints(step, config.train.keep_checkpoints)
+    return checkpoint
+
+
+def close_run(run: Run, reason: str, *, wall_s: float, warn: Callable[[str], None]) -> None:
+    """Close the trackers and write summary.json; a full disk must not hide why the run ended.
+
+    Its `tokens_generated` and `wall_s` count the unfinished step too, whose work is thrown away.
+    """
+    evaluations: list[dict[str, Any]] = [
+        {name: value for name, value in each.items() if name != "table"}
+        for each in run.directory.first_and_last_evaluation(warn=ignore_warning)  # the report says it
+    ]
+    try:
+        run.keep_verifier_output()
+        run.tracker.close()
+        run.directory.write_summary(
+            {
+                "steps": run.state.step,
+                "num_steps": run.config.train.num_steps,
+                "wall_s": round(wall_s, 3),
+                "tokens_generated": run.state.tokens_generated + run.sampling.tokens_discarded,
+                "tokens_discarded": run.sampling.tokens_discarded,
+                "tokens_trained": run.state.tokens_trained,
+                "eval_first": evaluations[0] if evaluations else None,
+                "eval_last": evaluations[-1] if evaluations else None,
+                "exit_reason": reason,
+                **({} if (fork := Fork.of(run.directory)) is None else {"fork": asdict(fork)}),
+            }
+        )
+    except OSError as error:
+        warn(f"the summary could not be written: {describe(error)}")
+
+
+def title_of(config: Config) -> str:
+    """What a run is called in its figure."""
+    return f"{config.model.name}, {config.preset} on {config.data.train_source.label}"
+
+
+def draw_curves(config: Config, directory: RunDirectory, *, warn: Callable[[str], None]) -> None:
+    """Write curves.png anew; `warn` is told where there is nothing to draw."""
+    try:
+        plot_curves(directory.metrics, directory.curves, title=title_of(config))
+    except DataError as error:  # someone has removed the metrics
+        warn(str(error))
+
+
+def export_model_of(
+    path: Path, out_dir: Path, *, step: int | None, warn: Callable[[str], None], adapter: bool = False
+) -> tuple[Config, int]:
+    """Write a checkpoint as a Hugging Face model directory, or its `adapter` alone as peft's.
+
+    Args:
+        path: the run directory.
+        out_dir: the directory to write; must not exist.
+        step: the checkpoint's step; None: the newest.
+        warn: takes what is said of damaged checkpoints that are passed over.
+        adapter: write only the adapter, of a run with `model.lora`.
+
+    Returns:
+        The run's options, and the step of the checkpoint.
+
+    Raises:
+        CheckpointError: there is no such checkpoint.
+    """
+    run = RunDirectory.open(path)
+    require_new(out_dir)
+    config = resolve_auto(load_run_config(run), training=False)
+    checkpoint = run.checkpoint(step) if step is not None else run.latest_checkpoint(warn=warn)
+    if checkpoint is None:
+        raise CheckpointError(f"{run.path} has no checkpoint yet, so there is nothing to export")
+    loaded = read_model(config, "cpu")
+    if adapter:
+        export_adapter(checkpoint, loaded, out_dir)
+    else:
+        export_model(saved_weights(checkpoint, loaded.model).named_tensors(), loaded, out_dir)
+    return config, step_of(checkpoint)

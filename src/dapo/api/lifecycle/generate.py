@@ -1,0 +1,91 @@
+"""Answers of a run's newest checkpoint to prompts that are not in its data."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from dapo.api.lifecycle.evaluate_models import open_engine_sampler
+from dapo.assemble.inputs import read_model, stop_at_turn_end
+from dapo.assemble.resolve import resolve_auto
+from dapo.core.errors import CheckpointError
+from dapo.core.terminal import warn
+from dapo.data.prompts import PromptEncoder
+from dapo.data.sources.rows import problem_id
+from dapo.evaluation.evaluate import EngineSampler, Response
+from dapo.evaluation.scores import EvaluationPlan
+from dapo.runs.directory import RunDirectory, step_of
+from dapo.runs.stored_config import load_run_config
+from dapo.types import Problem, Prompt
+
+
+class OpenModel:
+    """The newest checkpoint of a run in an engine, which stays open between calls."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        """Load it. Raises CheckpointError if the run has no checkpoint yet."""
+        checkpoint = directory.latest_checkpoint(warn=warn)
+        if checkpoint is None:
+            raise CheckpointError(f"{directory.path} has no checkpoint yet: its model is the one that it began with")
+        self.step = step_of(checkpoint)
+        self.config = resolve_auto(load_run_config(directory), training=False)
+        loaded = read_model(self.config, "cpu" if self.config.engine_processes else self.config.train.device)
+        self.encoder = PromptEncoder(loaded.tokenizer, self.config.data)
+        self._loaded = stop_at_turn_end(loaded, self.encoder)
+        with ExitStack() as stack:
+            plan = self.plan(samples=1, temperature=1.0, max_new_tokens=None, seed=0)
+            self._sampler = open_engine_sampler(self.config, self._loaded, self.encoder, checkpoint, plan, stack)
+            self._stack = stack.pop_all()
+
+    def is_outdated(self, directory: RunDirectory) -> bool:
+        """Whether the run has gone on since."""
+        return directory.newest_step() != self.step
+
+    def plan(self, *, samples: int, temperature: float, max_new_tokens: int | None, seed: int) -> EvaluationPlan:
+        """How answers are sampled."""
+        limit = max_new_tokens or self.config.rollout.max_response_tokens
+        return EvaluationPlan("generate", samples, temperature, 1.0, limit, self._loaded.stop_ids, seed)
+
+    def sampler(self, plan: EvaluationPlan) -> EngineSampler:
+        """What samples by a plan."""
+        return self._sampler.with_plan(plan)
+
+    def close(self) -> None:
+        """Free the model."""
+        self._stack.close()
+
+
+def generate(
+    model: OpenModel,
+    prompt: str | Sequence[Any],
+    *,
+    samples: int,
+    temperature: float,
+    max_new_tokens: int | None,
+    seed: int,
+) -> Any:
+    """See `Run.generate`."""
+    plan = model.plan(samples=samples, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
+    return answers_of(model.sampler(plan), prompt)
+
+
+def answers_of(sampler: EngineSampler, prompt: str | Sequence[Any], *, check: Callable[[], None] = lambda: None) -> Any:
+    """The answers to a prompt, or to several, as `Run.generate` returns them; `check` is called before each poll."""
+    prompts: list[Prompt] = [prompt] if _is_one_prompt(prompt) else list(prompt)
+    samples = sampler.plan.samples_per_problem
+    answers: list[list[str]] = [[""] * samples for _ in prompts]
+    for index, each in enumerate(prompts):
+        sampler.submit(index, Problem(problem_id(each, ""), each, "", "generate", {}))
+    missing = samples * len(prompts)
+    while missing:
+        check()
+        found: list[tuple[int, int, Response]] = sampler.poll()
+        for index, i, response in found:
+            answers[index][i] = response.text
+        missing -= len(found)
+    texts = [each[0] if samples == 1 else each for each in answers]
+    return texts[0] if _is_one_prompt(prompt) else texts
+
+
+def _is_one_prompt(prompt: str | Sequence[Any]) -> bool:
+    """Whether this is a text or a list of chat messages, and not a list of these."""
+    return isinstance(prompt, str) or all(isinstance(message, Mapping) for message in prompt)

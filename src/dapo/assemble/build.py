@@ -1,0 +1,234 @@
+"""Builds a run from its parts: the only file that names concrete classes."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from dapo.algo.sampling import ScoreThresholds
+from dapo.assemble.inputs import Inputs, load_filter
+from dapo.config import Config, ScoreThresholdsConfig
+from dapo.data.prompts import PromptEncoder
+from dapo.data.stream import ProblemStream
+from dapo.distributed.engine_pool import EnginePool, WeightSettings
+from dapo.distributed.engine_specs import engine_specs, processes_per_gpu
+from dapo.distributed.launch import weight_transfer
+from dapo.distributed.protocol import Launcher
+from dapo.distributed.trainer_group import TrainerGroup
+from dapo.engines.checked import CheckedEngine
+from dapo.engines.engine import RolloutEngine
+from dapo.engines.native.engine import NativeEngine
+from dapo.engines.native.formulation import formulation_for
+from dapo.engines.native.linear_probe import choices_file, choose_kernels, linear_shapes
+from dapo.engines.native.prepacked_linear import BY_PROCESSOR
+from dapo.evaluation.scores import EvaluationPlan
+from dapo.policy.model import LoadedModel
+from dapo.policy.policy import Policy
+from dapo.rewards.judge import Judge
+from dapo.rewards.workers.output import VerifierOutput
+from dapo.rewards.workers.pool import VerifierPool
+from dapo.runs.directory import RunDirectory
+from dapo.telemetry.sinks import Display, JsonlSink, Sink, TensorBoardSink, Tracker, TrackioSink, WandbSink
+from dapo.training.audit import Audit
+from dapo.training.dynamic_sampling import MAX_ERROR_RATE, DynamicSampler
+from dapo.training.rollout import Sampling, sampling_plan
+from dapo.training.samples import shaped_reward
+from dapo.training.shortfall import reward_test_command
+from dapo.training.state import Run, TrainablePolicy
+from dapo.training.token_advantages import ValueFunction
+from dapo.types import Problem
+
+
+@contextmanager
+def build_run(
+    config: Config,
+    inputs: Inputs,
+    judge: VerifierPool,
+    directory: RunDirectory,
+    display: Display,
+    *,
+    first_step: int,
+    listeners: Sequence[Sink] = (),
+) -> Iterator[Run]:
+    """A run with everything that it needs, before its first step; engines and policy are closed at the end."""
+    stop_ids = inputs.loaded.stop_ids
+    judge.log = display.message
+    with ExitStack() as stack:
+        launcher = stack.enter_context(open_launcher(config, directory.logs))
+        engine = build_engine(config, inputs.loaded, launcher, kernels=inputs.kernels, log=display.message)
+        stack.callback(engine.close)
+        policy = stack.enter_context(open_policy(config, inputs.loaded, launcher))
+        yield Run(
+            config=config,
+            sampling=build_sampling(config, inputs.train, engine, judge, inputs.encoder, stop_ids),
+            policy=policy,
+            critic=value_function_of(policy),
+            tracker=Tracker(build_sinks(config, directory, first_step=first_step), display, listeners),
+            directory=directory,
+            held_out=inputs.held_out,
+            eval_plan=evaluation_plan(config, stop_ids) if inputs.held_out else None,
+            audit=stack.enter_context(open_audit(config, display.message)),
+        )
+
+
+def build_sampling(
+    config: Config,
+    problems: Sequence[Problem],
+    engine: RolloutEngine,
+    judge: Judge,
+    encoder: PromptEncoder,
+    stop_ids: tuple[int, ...],
+) -> Sampling:
+    """What batches are sampled with, at the beginning of the problems. Raises ConfigError for the user's filter."""
+    return Sampling(
+        stream=ProblemStream(problems, seed=config.train.seed),
+        engine=engine,
+        judge=judge,
+        sampler=dynamic_sampler(config),
+        encoder=encoder,
+        plan=sampling_plan(config, stop_ids),
+        reward=partial(shaped_reward, config=config),
+    )
+
+
+def dynamic_sampler(config: Config, *, max_error_rate: float = MAX_ERROR_RATE) -> DynamicSampler:
+    """What decides which groups train. Raises ConfigError for the user's filter."""
+    keep = config.dynamic_sampling.filter
+    thresholds = (
+        ScoreThresholds(keep.min_spread, *keep.mean_between) if isinstance(keep, ScoreThresholdsConfig) else None
+    )
+    return DynamicSampler(
+        prompts_per_step=config.rollout.prompts_per_step,
+        max_groups_per_step=config.max_groups_per_step,
+        enabled=config.dynamic_sampling.enabled,
+        keep=load_filter(keep),
+        thresholds=thresholds,
+        max_error_rate=max_error_rate,
+        reward_test=reward_test_command(config),
+    )
+
+
+@contextmanager
+def open_audit(config: Config, log: Callable[[str], None]) -> Iterator[Audit | None]:
+    """The second verifier in a process of its own; None where the run has no audit."""
+    if config.audit_reward is None:
+        yield None
+        return
+    output = VerifierOutput()
+    with VerifierPool(config.audit_reward, output=output) as judge:
+        judge.log = log
+        yield Audit(judge, share=config.audit.share, seed=config.train.seed, output=output)
+
+
+@contextmanager
+def open_policy(config: Config, loaded: LoadedModel, launcher: Launcher | None) -> Iterator[TrainablePolicy]:
+    """The policy: in this process, which then trains `loaded.model` in place, or in processes of its own."""
+    if launcher is None or not config.uses_trainer_group:
+        yield Policy(config, loaded)
+        return
+    with closing(TrainerGroup(config, launcher)) as trainer_group:
+        yield trainer_group
+
+
+def value_function_of(policy: TrainablePolicy) -> ValueFunction | None:
+    """The policy as what estimates its own rewards, where a critic is trained beside it; else None."""
+    return policy if isinstance(policy, Policy) and policy.critic is not None else None
+
+
+def build_engine(
+    config: Config,
+    loaded: LoadedModel,
+    launcher: Launcher | None = None,
+    *,
+    kernels: Mapping[str, str] = BY_PROCESSOR,
+    log: Callable[[str], None] = print,
+) -> RolloutEngine:
+    """The rollout engine: in this process, or in processes that `launcher` starts. All that it answers is checked.
+
+    `kernels` are those of the native engine's prepacked weights, as `probe_kernels` chooses them.
+    """
+    engine: RolloutEngine
+    if config.engine_processes:
+        assert launcher is not None, "engine processes need a launcher"
+        specs = engine_specs(config, launcher.nodes, kernels)
+        engine = EnginePool(
+            launcher,
+            specs,
+            log=log,
+            reproducible=config.rollout.reproducible,
+            weights=WeightSettings(
+                transfer=weight_transfer(),
+                overlaps_updates=config.schedule == "one_step_off",
+                shares_gpus=config.train.device != "cpu"
+                and processes_per_gpu(config, max(1, torch.cuda.device_count())) > 1,
+            ),
+        )
+    else:
+        formulation = replace(formulation_for(loaded.model, reproducible=True), kernels=kernels)
+        engine = NativeEngine(copy.deepcopy(loaded.model), config.rollout.native, formulation=formulation)
+    vocabulary = next(loaded.model.get_input_embeddings().parameters()).shape[0]
+    return CheckedEngine(engine, vocabulary=vocabulary)
+
+
+def probe_kernels(config: Config, loaded: LoadedModel) -> dict[str, str]:
+    """The fastest kernels for the native engine's weights, by shape, timed on this processor; none for a GPU."""
+    on_gpu = config.train.device == "cuda" or (config.train.device == "auto" and torch.cuda.is_available())
+    if on_gpu or config.rollout.engine != "native":
+        return {}
+    shapes, rows = linear_shapes(loaded.model), config.rollout.native.slots
+    return choose_kernels(shapes, loaded.model.dtype, rows, choices=choices_file())
+
+
+def build_sinks(config: Config, run: RunDirectory, *, first_step: int) -> list[Sink]:
+    """metrics.jsonl always; the others as named."""
+    options = config.model_dump(mode="json")
+    makers: dict[str, Callable[[], Sink]] = {
+        "tensorboard": lambda: TensorBoardSink(run.path / "tensorboard", first_step=first_step),
+        "wandb": lambda: WandbSink(config.log.project, run.path.name, options, run.path),
+        "trackio": lambda: TrackioSink(config.log.project, run.path.name, options),
+    }
+    return [JsonlSink(run.metrics), *(makers[name]() for name in config.log.sinks)]
+
+
+def evaluation_plan(config: Config, stop_ids: tuple[int, ...]) -> EvaluationPlan:
+    """How held-out problems are sampled."""
+    source = config.data.eval_source
+    assert source is not None
+    return EvaluationPlan(
+        name=source.label,
+        samples_per_problem=config.eval.samples_per_problem,
+        temperature=config.eval.temperature,
+        top_p=config.eval.top_p,
+        max_response_tokens=config.eval.max_response_tokens or config.rollout.max_response_tokens,
+        stop_ids=stop_ids,
+        seed=config.train.seed,
+    )
+
+
+@contextmanager
+def open_launcher(config: Config, logs: Path | None = None) -> Iterator[Launcher | None]:
+    """The launcher of `config`, or None for a run of one process.
+
+    Workers print to files in `logs`; without it, in a temporary folder.
+    """
+    if not config.is_multiprocess:
+        yield None
+        return
+    with ExitStack() as stack:
+        folder = logs or Path(stack.enter_context(TemporaryDirectory(prefix="dapo-logs-")))
+        timeout_s = config.distributed.start_timeout_s
+        launcher: Launcher
+        if config.uses_ray:
+            from dapo.distributed.ray.launcher import RayLauncher
+
+            launcher = RayLauncher(folder, timeout_s=timeout_s, address=config.ray_address)
+        else:
+            from dapo.distributed.local import LocalLauncher
+
+            launcher = LocalLauncher(folder, timeout_s=timeout_s)
+        yield stack.enter_context(closing(launcher))

@@ -1,0 +1,187 @@
+"""Reads the inputs of a run, data and model, and checks that they fit, before anything is written."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from dapo.assemble.resolve import device_of, require_hardware
+from dapo.config import Config, ScoreThresholdsConfig
+from dapo.config.data_spec import Source, kinds
+from dapo.core.errors import ConfigError
+from dapo.core.loading import load_callable
+from dapo.data.problems import remove_overlap, unique_problems
+from dapo.data.prompts import PromptEncoder
+from dapo.data.turn_end import TurnEnd
+from dapo.policy.lora import check_adapters
+from dapo.policy.model import LoadedModel, load_model
+from dapo.policy.varlen_attention import has_operators, padded_attention_notes
+from dapo.training.rows import NO_COLUMNS, load_rows
+from dapo.types import Group, Problem
+
+
+@dataclass
+class Inputs:
+    """What a run reads: all of it is checked before anything is written."""
+
+    loaded: LoadedModel
+    encoder: PromptEncoder
+    train: list[Problem]
+    held_out: list[Problem]
+    notes: list[str]
+    copies: int = 1  # how often the file of held-out problems has each of them, where it is the same for all
+    kernels: Mapping[str, str] = field(default_factory=dict)  # of the native engine's prepacked weights
+
+
+def read_inputs(
+    config: Config,
+    needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS,
+    *,
+    training: bool = True,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Inputs:
+    """Load data (for `dapo eval` only the held-out problems) and model, check that they fit; writes nothing."""
+    load_filter(config.dynamic_sampling.filter)
+    problems, notes = load_rows(config, "train", needed_columns) if training else ([], [])
+    held_out: list[Problem] = []
+    copies = 1
+    if (source := config.data.eval_source) is not None:
+        rows, warnings = load_rows(config, "eval", needed_columns)
+        held_out, copies = distinct(rows, source)
+        notes += warnings
+    problems, removed = remove_overlap(problems, held_out)
+    if removed:
+        notes.append(f"{removed} training problems left out: their text is in the evaluation set")
+    require_hardware(config)
+    loaded, encoder, about_model = read_model_and_encoder(config, training=training)
+    notes += about_model
+    problems, dropped = encoder.split_by_length(problems, on_progress=on_progress) if training else ([], 0)
+    if dropped:
+        notes.append(f"{dropped} training prompts left out: longer than data.max_prompt_tokens")
+    if held_out:
+        held_out, dropped = encoder.split_by_length(held_out)
+        if dropped:
+            notes.append(f"{dropped} evaluation prompts left out: longer than data.max_prompt_tokens")
+    response_tokens = response_limit(config, training=training)
+    if (positions := max_positions(loaded)) is not None:
+        longest = encoder.measure([*problems, *held_out], above=positions - response_tokens)
+        require_context(loaded, longest, response_tokens)
+    return Inputs(loaded, encoder, problems, held_out, notes, copies)
+
+
+def read_model_and_encoder(config: Config, *, training: bool) -> tuple[LoadedModel, PromptEncoder, list[str]]:
+    """The model with all that ends a response, what encodes its prompts, and notes. Raises ConfigError."""
+    loaded = read_model(config, device_for_inputs(config, training=training))
+    if training and config.model.lora is not None:
+        check_adapters(loaded.model, config.model.lora)
+    encoder = PromptEncoder(loaded.tokenizer, config.data)
+    notes = turn_end_notes(loaded.tokenizer, loaded.stop_ids, encoder.turn_end)
+    if training:
+        # a controller may have no GPU itself
+        device = device_of(config) if config.train.device == "auto" else config.train.device
+        notes += padded_attention_notes(getattr(torch, config.model.dtype), device, has_kernel=has_operators)
+    return stop_at_turn_end(loaded, encoder), encoder, notes
+
+
+def stop_at_turn_end(loaded: LoadedModel, encoder: PromptEncoder) -> LoadedModel:
+    """The model with the token that the chat template in use puts behind an assistant's turn among its stop ids.
+
+    Raises ConfigError if nothing ends a response: neither the model's files nor the template name a token.
+    """
+    turn_end = encoder.turn_end.token_id if encoder.turn_end is not None else None
+    stop_ids = {*loaded.stop_ids, *([] if turn_end is None else [turn_end])}
+    if not stop_ids:
+        raise ConfigError(
+            f"model {loaded.name!r} names no end token, and its chat template puts none behind an assistant's turn: "
+            "set eos_token_id in its generation_config.json, or no response ends"
+        )
+    return replace(loaded, stop_ids=tuple(sorted(stop_ids)))
+
+
+def turn_end_notes(tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], turn_end: TurnEnd | None) -> list[str]:
+    """What a user should know of how responses end, where the chat template in use and the model's files differ.
+
+    Args:
+        tokenizer: The model's.
+        stop_ids: The end tokens that the model's files name.
+        turn_end: What the template puts behind an assistant's turn; None without a template.
+    """
+    if turn_end is None:
+        return []
+    known = ", ".join(repr(tokenizer.convert_ids_to_tokens(i)) for i in stop_ids) or "none"
+    if turn_end.token_id is None:
+        return [
+            f"the chat template puts no special token behind an assistant's turn ({turn_end.text[:40]!r} there): only "
+            f"the end tokens of the model's files ({known}) stop a response, and a model may go on to the length limit"
+        ]
+    name, notes = repr(tokenizer.convert_ids_to_tokens(turn_end.token_id)), []
+    if turn_end.token_id not in stop_ids:
+        notes.append(f"responses also stop at {name}, which ends an assistant's turn; the model's files name {known}")
+    if turn_end.text_before:
+        notes.append(
+            f"the chat template ends an assistant's turn with {turn_end.text[:40]!r}, no single special token: "
+            f"responses stop at {name}, and what stands before it is a part of them"
+        )
+    return notes
+
+
+def device_for_inputs(config: Config, *, training: bool) -> str:
+    """Where the controller needs the model's weights: with engines of their own it samples nothing itself.
+
+    An evaluation then only hands them on. In training the policy may be elsewhere too: `meta` takes no memory.
+    """
+    if not config.engine_processes:
+        return device_of(config)
+    if not training:
+        return "cpu"
+    return "meta" if config.uses_trainer_group else device_of(config)
+
+
+def read_model(config: Config, device: str) -> LoadedModel:
+    """The model as the config names it; on the device `meta` without its weights."""
+    if config.train.threads is not None:
+        torch.set_num_threads(config.train.threads)
+    return load_model(
+        config.model.name,
+        dtype=getattr(torch, config.model.dtype),
+        device=device,
+        trust_remote_code=config.model.trust_remote_code,
+    )
+
+
+def response_limit(config: Config, *, training: bool) -> int:
+    """The longest response that will be sampled."""
+    evaluation = config.eval.max_response_tokens or config.rollout.max_response_tokens
+    return max(evaluation, config.rollout.max_response_tokens) if training else evaluation
+
+
+def distinct(problems: Sequence[Problem], source: Source) -> tuple[list[Problem], int]:
+    """Copies of a problem count once; and how many there are of each, in a file that has as many of all of them."""
+    counted = unique_problems(problems)
+    counts = {count for _, count in counted}
+    copies = counts.pop() if len(counts) == 1 and kinds(source) <= {"path", "hub"} else 1
+    return [problem for problem, _ in counted], copies
+
+
+def require_context(loaded: LoadedModel, prompt_tokens: int, response_tokens: int) -> None:
+    """Raise ConfigError where prompt and response together exceed the model's positions."""
+    limit = max_positions(loaded)
+    if limit is not None and prompt_tokens + response_tokens > limit:
+        raise ConfigError(
+            f"a prompt of {prompt_tokens} tokens and a response of {response_tokens} exceed the {limit} positions of "
+            f"{loaded.name}; lower rollout.max_response_tokens (or eval.max_response_tokens) or data.max_prompt_tokens"
+        )
+
+
+def max_positions(loaded: LoadedModel) -> int | None:
+    """The tokens of prompt and response together that a model was made for; None: it does not say."""
+    limit: int | None = getattr(loaded.model.config, "max_position_embeddings", None)
+    return limit
+
+
+def load_filter(name: str | ScoreThresholdsConfig | None) -> Callable[[Group], bool] | None:
+    """The user's own filter, if `dynamic_sampling.filter` is `module:function`. Raises ConfigError."""
+    if not isinstance(name, str):
+        return None
+    return load_callable(name, error=ConfigError, option="dynamic_sampling.filter=")

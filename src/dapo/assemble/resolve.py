@@ -1,0 +1,96 @@
+"""Settles `auto`: the options that depend on this machine, this model and this data."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from dapo.config import Config
+from dapo.config.load import resolve_auto_verifier
+from dapo.core.errors import ConfigError
+from dapo.distributed.engine_specs import processes_per_gpu, require_vllm
+from dapo.policy.memory_model import GIB, FreeMemory, settle_microbatches
+from dapo.policy.model_dimensions import find_dimensions
+
+ASSUMED_GIB = 80.0
+"""Memory of a GPU that is not seen: an H100's or an A100's."""
+
+
+def resolve_auto(
+    config: Config,
+    *,
+    cuda: bool | None = None,
+    training: bool = True,
+    log: Callable[[str], None] = lambda text: None,
+) -> Config:
+    """`auto` of options replaced by what they stand for on this machine, for this model and this data.
+
+    Args:
+        config: The configuration.
+        cuda: There is a GPU, though it may not be here; None: whether there is one here.
+        training: Settle also what only an update needs: `train.microbatch_tokens` and `train.recompute`.
+        log: Takes a line about what was chosen for an update and why.
+
+    On Ray the device stays `auto`: each process takes what its own machine has. Raises ConfigError where an update
+    does not fit on the GPU.
+    """
+    cuda = torch.cuda.is_available() if cuda is None else cuda
+    device = config.train.device if config.train.device != "auto" else "cuda" if cuda else "cpu"
+    if not config.uses_ray:
+        config = config.changed("train", device=device)
+    if config.model.dtype == "auto":
+        config = config.changed("model", dtype="bfloat16" if multiplies_bfloat16_fast(device) else "float32")
+    config = resolve_auto_verifier(config)
+    if training:
+        gpu = trainer_gpu(config, device)
+        config, reason = settle_microbatches(config, find_dimensions(config.model.name), gpu)
+        if reason is not None:
+            log(reason)
+    return config
+
+
+def trainer_gpu(config: Config, device: str) -> FreeMemory | None:
+    """The memory of the GPU that a process trains on; None: processes train on a CPU.
+
+    Several processes that share a GPU get equal parts of it. Where the controller sees no GPU of the cluster, that of
+    the paper's hardware is assumed.
+    """
+    if not torch.cuda.is_available():
+        is_elsewhere = device == "cuda" or (config.ray_address is not None and config.train.device == "auto")
+        return FreeMemory(ASSUMED_GIB * GIB, "assumed: no GPU is seen from here") if is_elsewhere else None
+    if device == "cpu":
+        return None
+    sharing = processes_per_gpu(config, torch.cuda.device_count())
+    name = torch.cuda.get_device_name() + (f", which {sharing:g} processes share" if sharing > 1 else "")
+    capacity = torch.cuda.get_device_properties(0).total_memory / sharing
+    if config.uses_trainer_group:  # what is free there is not asked: that would take memory from the rank
+        return FreeMemory(capacity, f"of {name}")
+    free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
+    return FreeMemory(min(free, capacity), f"free on {name}")
+
+
+def multiplies_bfloat16_fast(device: str) -> bool:
+    """Whether the processor has instructions for it; without, bfloat16 is several times slower than float32."""
+    path = Path("/proc/cpuinfo")
+    if path.is_file():
+        flags = set(path.read_text(encoding="utf-8").split("\n\n")[0].split())
+    else:  # not Linux; torch tells since 2.12
+        flags = {name for name, has in getattr(torch.cpu, "get_capabilities", dict)().items() if has}
+    return device == "cuda" or bool({"avx512_bf16", "amx_bf16", "bf16", "arm_bf16"} & flags)
+
+
+def require_hardware(config: Config) -> None:
+    """Raise ConfigError where this machine has not what the configuration names: a GPU, the environment of vLLM."""
+    if not config.uses_ray:
+        device_of(config)
+    if config.rollout.engine == "vllm":
+        require_vllm(config)
+
+
+def device_of(config: Config) -> str:
+    """The device to train on. Raises ConfigError where CUDA is asked for and absent."""
+    if config.train.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("train.device=cuda, but torch finds no CUDA device; use train.device=auto or cpu")
+    if config.train.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return config.train.device

@@ -1,0 +1,1 @@
+"""A run on disk: its layout, lock, records and everything that reads them."""

@@ -1,0 +1,88 @@
+"""What a checkpoint was computed with, beside its state: the bytes of the steps after it depend on all of it."""
+
+import json
+import re
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dapo.config import Config
+from dapo.config.differences import flat_options
+from dapo.core.files import read_json
+from dapo.core.processor import cpu_model
+from dapo.runs.directory import package_versions
+from dapo.types import Problem
+
+MADE_WITH_FILE = "made_with.json"
+
+_FREE_OPTIONS = (
+    "train.num_steps",
+    "train.token_budget",
+    "train.save_every",
+    "train.eval_every",
+    "train.keep_checkpoints",
+    "log.",
+    "profile.",
+)
+"""Options, and beginnings of them, that change no step."""
+
+_PATHS = re.compile(r"data\.(train|eval)(\.mix\.[^.]+)?(\.path)?")
+"""Options by which the same problems may be found elsewhere: the problems themselves are compared."""
+
+_ROUNDING_OPTIONS = ("train.microbatch_tokens", "train.recompute")
+"""Options that change in which pieces the same sums are computed."""
+
+_END_OF_DECAY = "train.num_steps"
+"""Changes no step where the learning rate is constant; a rate that falls reaches its floor there."""
+
+
+def made_with(config: Config, train: Sequence[Problem], held_out: Sequence[Problem]) -> dict[str, dict[str, Any]]:
+    """Options, versions, processor and data of this process, as JSON values."""
+    options = flat_options(config)
+    kept = {name: value for name, value in options.items() if not name.startswith(_FREE_OPTIONS)}
+    if config.decays_lr:
+        kept[_END_OF_DECAY] = config.train.num_steps
+    return {
+        "options": kept,
+        "versions": package_versions(),
+        "machine": {"processor": cpu_model(), "number of threads": torch.get_num_threads()},
+        "data": {"training problems": _fingerprint(train), "evaluation problems": _fingerprint(held_out)},
+    }
+
+
+def changes_since(
+    checkpoint: Path, now: Mapping[str, Mapping[str, Any]], *, step: int, expected: Collection[str] = ()
+) -> list[str]:
+    """A line for each thing that differs from what the checkpoint of a step was made with.
+
+    Of the `expected` options, those with which a fork begins, there is none.
+    """
+    try:
+        before = read_json(checkpoint / MADE_WITH_FILE)
+    except FileNotFoundError:
+        return []
+    lines = []
+    for kind, values in now.items():
+        for name in sorted(values.keys() | before[kind].keys()):
+            old, new = before[kind].get(name), values.get(name)
+            if old != new and not _PATHS.fullmatch(name) and not (kind == "options" and name in expected):
+                is_other = kind in ("options", "data") and name not in _ROUNDING_OPTIONS
+                means = "this is another run" if is_other else "results may differ by rounding"
+                if name == _END_OF_DECAY:
+                    if old is None or new is None:  # a constant rate, then or now, which optim.schedule says
+                        continue
+                    means = f"the learning rate (optim.schedule={values['optim.schedule']}) falls until there"
+                lines.append(f"warning: {name} was {old} up to step {step} and is {new} now; from here on {means}")
+    return lines
+
+
+def _fingerprint(problems: Sequence[Problem]) -> str:
+    """The number of problems, and a checksum of all of them in their order."""
+    crc = 0
+    for problem in problems:
+        text = json.dumps([problem.id, problem.prompt, problem.answer, dict(problem.fields)], default=str)
+        crc = zlib.crc32(text.encode(), crc)
+    return f"{len(problems)} with checksum {crc:08x}"

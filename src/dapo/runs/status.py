@@ -1,0 +1,174 @@
+"""How a run stands, read from its directory alone: a live run is not disturbed, an ended one is not changed."""
+
+import math
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dapo.config import load_config
+from dapo.config.training import TrainConfig
+from dapo.core.errors import ConfigError
+from dapo.core.files import read_json
+from dapo.runs.directory import RunDirectory
+from dapo.runs.fork_record import Fork
+from dapo.telemetry.console import STEPS_FOR_ETA, seconds_left, steps_left, training_seconds
+from dapo.telemetry.sinks import read_metrics
+
+State = Literal["running", "stopped", "finished", "solved", "failed"]
+"""`running`: a process holds the run's lock; `stopped`: a signal or a kill has ended it; `failed`: an error has."""
+_PARTS = ("checkpoints", "rollouts", "eval", "logs")
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """How a run stands."""
+
+    run: str
+    """The run directory."""
+    state: State
+    process: int | None
+    """The id of the process that trains, on the machine that it is on; None where none does."""
+    exit_reason: str | None
+    """How the run has ended; None while it runs, and where its process was killed before it could say so."""
+    step: int
+    """The newest step with metrics."""
+    num_steps: int | None
+    """The step at which training ends; None where the configuration cannot be read."""
+    seconds_left: float | None
+    """An estimate from the latest steps; None for a run that does not run, or has finished no step."""
+    seconds_since_step: float | None
+    """Of a running one: the seconds since metrics were last written."""
+    metrics: dict[str, float | None]
+    """The newest step's, evaluations apart."""
+    evaluations: dict[str, dict[str, float | None]]
+    """The newest evaluation of each set: step, accuracy, low, high and what else was measured."""
+    checkpoint: dict[str, Any] | None
+    """The newest checkpoint: step and path. Its checksums are not verified here."""
+    disk_bytes: dict[str, int]
+    """What the run takes on disk: total, checkpoints, rollouts, eval, logs."""
+    fork: dict[str, Any] | None
+    """Of a fork: parent, step, branch, the checksum of the parent's options, and the options that were changed."""
+    summary: dict[str, Any] | None
+    """What summary.json holds, which is written at the end."""
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as JSON values."""
+        return asdict(self)
+
+
+def run_status(path: str | Path) -> RunStatus:
+    """Read how a run stands.
+
+    Args:
+        path: The run directory.
+
+    Raises:
+        CheckpointError: `path` is not a run directory.
+        DataError: Its metrics are damaged.
+    """
+    run = RunDirectory.open(path)
+    holder = run.holder()
+    records = read_metrics(run.metrics) if run.metrics.exists() else []
+    summary = None if holder else _read_summary(run)
+    reason = None if summary is None else str(summary.get("exit_reason"))
+    steps = [record for record in records if record["step"] > 0 and any(map(_is_of_training, record))]
+    step = max((record["step"] for record in steps), default=0)
+    configured = _configured(run)
+    recorded = holder[1] if holder else (summary or {}).get("num_steps")
+    num_steps = recorded or (None if configured is None else configured.num_steps)
+    newest = run.newest_step()
+    return RunStatus(
+        run=str(path),
+        state="running" if holder else _ended(reason),
+        process=holder[0] if holder else None,
+        exit_reason=reason,
+        step=step,
+        num_steps=num_steps,
+        seconds_left=_seconds_left(steps, _steps_left(steps, num_steps, step, configured)) if holder else None,
+        seconds_since_step=max(0.0, time.time() - run.metrics.stat().st_mtime) if holder and steps else None,
+        metrics={k: v for k, v in steps[-1].items() if _is_of_training(k)} if steps else {},
+        evaluations=_newest_evaluations(records),
+        checkpoint=None if newest is None else {"step": newest, "path": str(run.checkpoints / f"step_{newest:06d}")},
+        disk_bytes=_disk_bytes(run.path),
+        fork=None if (fork := Fork.of(run)) is None else asdict(fork),
+        summary=summary,
+    )
+
+
+def _is_of_training(name: str) -> bool:
+    return name != "step" and not name.startswith("eval/")
+
+
+def _ended(reason: str | None) -> State:
+    match reason:
+        case "finished" | "solved":
+            return reason
+        case None:
+            return "stopped"
+        case _:
+            return "stopped" if reason.startswith("interrupted") else "failed"
+
+
+def _read_summary(run: RunDirectory) -> dict[str, Any] | None:
+    try:
+        found = read_json(run.summary)
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and "exit_reason" in found else None
+
+
+def _configured(run: RunDirectory) -> TrainConfig | None:
+    try:
+        return load_config(run.config).train
+    except ConfigError:  # of another version
+        return None
+
+
+def _steps_left(
+    steps: list[dict[str, Any]], num_steps: int | None, step: int, configured: TrainConfig | None
+) -> int | None:
+    """The steps that are left, those until the tokens of `train.token_budget` are generated if these are fewer."""
+    if num_steps is None:
+        return None
+    tokens = [each.get("rollout/tokens_generated") or 0 for each in steps]
+    return steps_left(num_steps - step, tokens, None if configured is None else configured.token_budget)
+
+
+def _seconds_left(steps: list[dict[str, Any]], steps_left: int | None) -> float | None:
+    if steps_left is None:
+        return None
+    latest = [{name: value for name, value in each.items() if value is not None} for each in steps[-STEPS_FOR_ETA:]]
+    times = [(training_seconds(each), each.get("time/evaluate_s", 0.0)) for each in latest]
+    measured = [pair for pair in times if math.isfinite(pair[0])]
+    return seconds_left([pair[0] for pair in measured], [pair[1] for pair in measured], steps_left)
+
+
+def _newest_evaluations(records: list[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """By the set's name; `eval/NAME/METRIC` of the newest record that has it."""
+    found: dict[str, dict[str, float | None]] = {}
+    for record in records:
+        of_sets: dict[str, dict[str, float | None]] = {}
+        for name, value in record.items():
+            if name.startswith("eval/") and "/" in (rest := name.removeprefix("eval/")):
+                of_set, _, metric = rest.rpartition("/")
+                of_sets.setdefault(of_set, {"step": record["step"]})[metric] = value
+        found |= of_sets
+    return found
+
+
+def _disk_bytes(path: Path) -> dict[str, int]:
+    """In total and of the larger parts; files that go while they are counted do not count."""
+    sizes: dict[str, int] = dict.fromkeys(("total", *_PARTS), 0)
+    for folder, _, names in os.walk(path):
+        part = Path(folder).relative_to(path).parts[:1]
+        for name in names:
+            try:
+                size = os.lstat(os.path.join(folder, name)).st_size
+            except FileNotFoundError:
+                continue
+            for counted in ("total", *part):
+                if counted in sizes:
+                    sizes[counted] += size
+    return sizes

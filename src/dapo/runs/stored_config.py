@@ -1,0 +1,80 @@
+"""The options of an existing run, with its data and modules where it was started. Imports no torch."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dapo.config import Config, load_config
+from dapo.core.errors import ConfigError, DataError, RewardError
+from dapo.core.files import read_json
+from dapo.runs.directory import RunDirectory
+
+CODE_FOLDER = "code"
+"""Of a run directory: modules that were written for the run when it was started from Python."""
+DATA_FOLDER = "data"
+"""The same for rows."""
+OWN_FOLDERS = (CODE_FOLDER, DATA_FOLDER)
+
+
+def load_run_config(run: RunDirectory, overrides: Sequence[str] = ()) -> Config:
+    """The options of a run, whose relative paths and modules are those of the folder that it was started in.
+
+    What is not there is looked for in the current folder, as are the paths of `overrides`. Files and modules that are
+    in the run directory are found wherever that is now. Raises ConfigError.
+    """
+    own, made_in = load_config(run.config), _manifest_entry(run, "run_dir")
+    started_in = _started_in(run)
+    folder = started_in if started_in is not None and started_in.is_dir() else None
+    extend_import_path(run)
+    there = []
+    for key, path in own.data.paths.items():
+        found = (started_in or Path.cwd()) / path
+        if isinstance(made_in, str) and found.is_relative_to(made_in):
+            moved = run.path.absolute() / found.relative_to(made_in)
+            found = moved if moved.is_file() else found
+        if found.is_file():
+            there.append(f"{key}={json.dumps(str(found))}")
+    if folder is not None and (folder / own.model.name).is_dir():
+        there.append(f"model.name={json.dumps(str(folder / own.model.name))}")
+    return load_config(run.config, [*there, *overrides])
+
+
+def extend_import_path(run: RunDirectory) -> None:
+    """Let this process, and the verifier processes that it starts, import what the run was started with.
+
+    These are modules in the run directory, in the folder that it was started in, and where else its functions are.
+    """
+    more = _manifest_entry(run, "module_folders")
+    folders = [run.path / CODE_FOLDER, *(map(Path, more) if isinstance(more, list) else []), _started_in(run)]
+    for folder in folders:
+        if folder is not None and folder.is_dir() and str(folder.absolute()) not in sys.path:
+            sys.path.append(str(folder.absolute()))
+
+
+@contextmanager
+def naming_start_folder(run: RunDirectory) -> Iterator[None]:
+    """Add to an error of data, rewards or options in the block where the run was started, if that is elsewhere."""
+    try:
+        yield
+    except (ConfigError, DataError, RewardError) as error:
+        folder = _started_in(run)
+        if folder is None or folder == Path.cwd():
+            raise
+        advice = "its data and modules are looked for there, then here; data.train=PATH and the like override"
+        raise type(error)(f"{error} (the run was started in {folder}: {advice})") from error
+
+
+def _started_in(run: RunDirectory) -> Path | None:
+    """The folder that a run was started in; None where its manifest does not say."""
+    folder = _manifest_entry(run, "folder")
+    return Path(folder) if isinstance(folder, str) else None
+
+
+def _manifest_entry(run: RunDirectory, name: str) -> Any:
+    try:
+        return read_json(run.manifest)[name]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

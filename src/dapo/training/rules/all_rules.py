@@ -1,0 +1,62 @@
+"""All rules, and which of them hold. docs/doctor.md explains each, with its threshold and where that comes from."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dapo.config import Config
+from dapo.telemetry.responses import has_many_answers, looping
+from dapo.training.rules import outcome_rules, sampling_rules, update_rules
+from dapo.training.rules.finding import SEVERITIES, Finding, Rule
+from dapo.training.rules.history import History
+
+Row = Mapping[str, Any]
+
+
+def _is_audit_gap(row: Row) -> bool:
+    """Whether the reward's verifier accepts a response that the audit's refuses, or gives it more."""
+    score, audit_score = row["score"], row.get("audit_score")
+    if score is None or audit_score is None:
+        return False
+    if row["correct"] is not None and row["audit_correct"] is not None:
+        return bool(row["correct"]) and not row["audit_correct"]
+    return bool(score > audit_score)
+
+
+def _is_wrong_in_vain(row: Row) -> bool:
+    """Whether a response is of a group that is all wrong; where every group trains, its advantages are 0."""
+    return row["outcome"] == "all_wrong" or (row["correct"] is False and row["advantage"] == 0)
+
+
+def _ends_in_loop(row: Row) -> bool:
+    return bool(looping([row["response_ids"]], [row["finish"]])[0])
+
+
+RULES = (
+    Rule("audit_gap", outcome_rules.audit_gap, _is_audit_gap),
+    Rule("overfit", outcome_rules.overfit),
+    Rule("verifier_errors", sampling_rules.verifier_errors, lambda row: row["error"] is not None),
+    Rule("skipped_updates", update_rules.skipped_updates),
+    Rule("sampler_gap", update_rules.sampler_gap),
+    Rule("lr_too_high", update_rules.lr_too_high),
+    Rule("entropy_collapse", update_rules.entropy_collapse),
+    Rule("entropy_explosion", update_rules.entropy_explosion),
+    Rule("many_answers", sampling_rules.many_answers, lambda row: has_many_answers(row["response"])),
+    Rule("too_hard", sampling_rules.too_hard, _is_wrong_in_vain),
+    Rule("too_easy", sampling_rules.too_easy, lambda row: row["outcome"] == "all_correct"),
+    Rule("equal_rewards", sampling_rules.equal_rewards, lambda row: not row["advantage"]),
+    Rule("filtered", sampling_rules.filtered, lambda row: row["outcome"] == "filtered"),
+    Rule("one_problem", sampling_rules.one_problem, lambda row: row["outcome"] == "trained"),
+    Rule("truncation", sampling_rules.truncation, lambda row: row["finish"] == "length"),
+    Rule("length_explosion", sampling_rules.length_explosion, lambda row: row["finish"] != "aborted"),
+    Rule("repeated_text", sampling_rules.repeated_text, _ends_in_loop),
+    Rule("gradient_spike", update_rules.gradient_spike),
+    Rule("slow_verifier", outcome_rules.slow_verifier),
+    Rule("lr_too_low", update_rules.lr_too_low),
+    Rule("inert_clipping", update_rules.inert_clipping),
+)
+
+
+def holding(history: History, config: Config) -> list[Finding]:
+    """The findings as of the history's last step, the gravest first."""
+    found = [finding for rule in RULES if (finding := rule.check(history, config)) is not None]
+    return sorted(found, key=lambda each: SEVERITIES.index(each.severity))

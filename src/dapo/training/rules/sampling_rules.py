@@ -1,0 +1,303 @@
+"""Rules over what a run samples: groups without a signal, verifier errors, and what the responses look like."""
+
+from dapo.config import Config
+from dapo.training.rules.finding import Finding, finding
+from dapo.training.rules.history import History
+
+MIN_STEPS = 3
+"""Steps that a rule over rates needs: fewer are too few responses."""
+MIN_GROUPS = 32
+"""Judged groups that are enough for the rate of those with a signal, however few steps they are of."""
+MIN_KEEP_RATE = 0.25
+"""The fraction of judged groups that train below which most of the sampling is in vain."""
+ERROR_RATE = 0.05
+"""The fraction of responses without a verdict above which a run warns."""
+TRUNCATED = 0.5
+"""The fraction of responses that end at the limit of tokens above which a run warns."""
+LENGTH_GROWTH = 2.0
+"""How many times the length of the first steps' responses is an explosion, unless accuracy grew as well."""
+ACCURACY_GAIN = 0.05
+"""What accuracy must have gained for longer responses to be worth it."""
+LOOPS = 0.1
+"""The fraction of responses that end in a loop above which a run warns."""
+MANY_ANSWERS = 0.1
+"""The fraction of responses with three or more marked answers above which a run warns."""
+TOP_PROBLEM = 0.5
+"""The fraction of a step's trained tokens that one problem may have."""
+EASIER_PROBLEMS = (
+    "mix in problems that the model solves at times, data.train={mix: {easy: SOURCE, hard: SOURCE}} "
+    "(dynamic_sampling.predict=thin asks the others less often), or train on easier ones first and go on with dapo fork"
+)
+"""What to do where a model solves none of its problems."""
+_MANY_TOKENS = 8
+
+
+def too_easy(history: History, config: Config) -> Finding | None:
+    """Most groups are all correct."""
+    return _starvation(history, config, "too_easy")
+
+
+def too_hard(history: History, config: Config) -> Finding | None:
+    """Not one response is right, or most groups are all wrong."""
+    return _none_right(history, config) or _starvation(history, config, "too_hard")
+
+
+def equal_rewards(history: History, config: Config) -> Finding | None:
+    """The rewards of most groups have no spread, without being right or wrong."""
+    return _starvation(history, config, "equal_rewards")
+
+
+def filtered(history: History, config: Config) -> Finding | None:
+    """`dynamic_sampling.filter` rejects most groups."""
+    return _starvation(history, config, "filtered")
+
+
+def _none_right(history: History, config: Config) -> Finding | None:
+    """Nothing can be learned of a task from wrong responses alone, whatever else the reward pays for."""
+    keep_rate, groups, steps = signal_rate(history, config), round(_decided(history)), len(history.window())
+    is_sure = not keep_rate or steps >= MIN_STEPS or groups >= MIN_GROUPS
+    if history.mean("reward/accuracy") != 0 or _starvation_cause(history, config) != "too_hard" or not is_sure:
+        return None
+    result = "all that is learned is the penalty on length" if keep_rate else "nothing is learned"
+    return finding(
+        history,
+        "too_hard",
+        "error",
+        f"problems are too hard: every response to {groups:,} prompts is wrong, so {result}",
+        evidence={
+            "reward/accuracy": 0.0,
+            "rollout/keep_rate": keep_rate,
+            "rollout/truncated_fraction": history.mean("rollout/truncated_fraction"),
+        },
+        change=(),
+        advice=f"{EASIER_PROBLEMS}; if it should solve these, read its responses: an answer that is cut off, or "
+        "written otherwise than the reward expects, is wrong too",
+    )
+
+
+def _starvation(history: History, config: Config, name: str) -> Finding | None:
+    keep_rate = signal_rate(history, config)
+    is_sure = not keep_rate or len(history.window()) >= MIN_STEPS or _decided(history) >= MIN_GROUPS
+    if keep_rate is None or keep_rate >= MIN_KEEP_RATE or not is_sure:
+        return None
+    if _starvation_cause(history, config) != name:
+        return None
+    cause, change, advice = _STARVATION[name]
+    right, wrong = history.mean("rollout/all_correct_fraction"), history.mean("rollout/all_wrong_fraction")
+    if config.dynamic_sampling.enabled and name in ("too_easy", "too_hard"):
+        cause += f" (all right in {right:.0%} of the groups, all wrong in {wrong:.0%})"
+    bigger = 2 * config.rollout.group_size
+    evidence = {
+        "rollout/keep_rate": keep_rate,
+        "rollout/all_correct_fraction": right,
+        "rollout/all_wrong_fraction": wrong,
+        "rollout/shortfall_groups": history.mean("rollout/shortfall_groups"),
+        "reward/accuracy": history.mean("reward/accuracy"),
+    }
+    return finding(
+        history,
+        name,
+        "warning",
+        f"only {keep_rate:.0%} of the judged groups carry a signal, as {cause}",
+        evidence=evidence,
+        change=(*_sampling_change(config), *(option.format(bigger=bigger) for option in change)),
+        advice=advice,
+    )
+
+
+_STARVATION = {
+    "too_easy": (
+        "problems are too easy",
+        (),
+        "choose harder problems in data.train; if these are hard, the reward accepts too much: try dapo reward test",
+    ),
+    "too_hard": (
+        "problems are too hard",
+        ("rollout.group_size={bigger}",),
+        "choose easier problems in data.train (dapo data select), or mix some in; or the reward expects another form "
+        "of the answer than the model writes: read its responses",
+    ),
+    "equal_rewards": (
+        "the reward gives the responses of most groups the same score",
+        ("rollout.group_size={bigger}",),
+        "a reward without spread teaches nothing: make it tell better responses from worse ones; dapo reward test "
+        "shows its scores",
+    ),
+    "filtered": ("dynamic_sampling.filter rejects the others", ("dynamic_sampling.filter=null",), "loosen the filter"),
+}
+
+
+def _sampling_change(config: Config) -> tuple[str, ...]:
+    """Which option of dynamic sampling would leave out problems without a signal, where one is left."""
+    sampling = config.dynamic_sampling
+    if not sampling.enabled:
+        return ("dynamic_sampling.enabled=true",)
+    return () if config.predicts_signal or sampling.filter is not None else ("dynamic_sampling.predict=thin",)
+
+
+def signal_rate(history: History, config: Config) -> float | None:
+    """The fraction of judged groups with an advantage other than 0; None before the first."""
+    if not config.dynamic_sampling.enabled and history.window():
+        return 1 - history.total("rollout/zero_advantage_fraction") / len(history.window())
+    decided = _decided(history)
+    return history.total("rollout/groups_trained") / decided if decided else None
+
+
+def _decided(history: History) -> float:
+    return history.total("rollout/groups_generated") - history.total("rollout/groups_excess", "rollout/groups_aborted")
+
+
+def _starvation_cause(history: History, config: Config) -> str:
+    """The outcome that most of the groups without a signal have."""
+    if not config.dynamic_sampling.enabled:
+        accuracy = history.mean("reward/accuracy")
+        return "equal_rewards" if accuracy is None else "too_easy" if accuracy > 0.5 else "too_hard"
+    counts = {
+        "too_easy": history.total("rollout/groups_all_correct"),
+        "too_hard": history.total("rollout/groups_all_wrong"),
+        "equal_rewards": history.total("rollout/groups_zero_variance"),
+        "filtered": history.total("rollout/groups_filtered"),
+        "verifier_errors": history.total("rollout/groups_invalid"),
+    }
+    return max(counts, key=lambda name: counts[name])
+
+
+def verifier_errors(history: History, config: Config) -> Finding | None:
+    """Many responses have no verdict."""
+    responses = _decided(history) * config.rollout.group_size
+    errors = history.total("rollout/verifier_errors")
+    if not responses or errors <= ERROR_RATE * responses or len(history.window()) < MIN_STEPS:
+        return None
+    return finding(
+        history,
+        "verifier_errors",
+        "error",
+        f"{errors / responses:.0%} of the responses have no verdict, and train nothing: the verifier fails on them",
+        evidence={"rollout/verifier_errors": history.mean("rollout/verifier_errors")},
+        change=(f"reward.timeout_s={2 * config.reward.timeout_s:g}",),
+        advice="dapo reward test shows what the verifier says",
+    )
+
+
+def truncation(history: History, config: Config) -> Finding | None:
+    """Most responses end at the limit."""
+    truncated = history.mean("rollout/truncated_fraction")
+    if truncated is None and history.last_evaluation is not None:
+        return _truncated_evaluation(history, config)
+    if truncated is None or truncated <= TRUNCATED or len(history.window()) < MIN_STEPS:
+        return None
+    limit = config.rollout.max_response_tokens
+    return finding(
+        history,
+        "truncation",
+        "warning",
+        f"{truncated:.1%} of the responses end at the limit of {limit} tokens"
+        f"{' and are penalised' if config.overlong.mode == 'soft' else ''}: they are judged before they have answered",
+        evidence={
+            "rollout/truncated_fraction": truncated,
+            "rollout/response_tokens_mean": history.mean("rollout/response_tokens_mean"),
+        },
+        change=(f"rollout.max_response_tokens={2 * limit}",),
+        advice="or ask for shorter answers in data.instruction",
+    )
+
+
+def _truncated_evaluation(history: History, config: Config) -> Finding | None:
+    """The same before the first step: what the evaluation of the untrained model shows."""
+    assert history.last_evaluation is not None
+    truncated = history.last_evaluation.truncated
+    limit = config.eval.max_response_tokens or config.rollout.max_response_tokens
+    if not truncated > TRUNCATED:
+        return None
+    return finding(
+        history,
+        "truncation",
+        "warning",
+        f"{truncated:.1%} of the responses of the first evaluation end at the limit of {limit} tokens: they are judged "
+        "before they have answered",
+        evidence={"eval truncated_fraction": truncated},
+        change=(f"rollout.max_response_tokens={2 * limit}",),
+        advice="or ask for shorter answers in data.instruction",
+    )
+
+
+def length_explosion(history: History, config: Config) -> Finding | None:
+    """Responses grow, and nothing comes of it."""
+    name = "rollout/response_tokens_mean"
+    length, before = history.mean(name), history.first_mean(name)
+    if length is None or before is None or length < max(LENGTH_GROWTH * before, before + _MANY_TOKENS):
+        return None
+    accuracy, at_first = history.mean("reward/accuracy"), history.first_mean("reward/accuracy")
+    gain = None if accuracy is None or at_first is None else accuracy - at_first
+    if gain is not None and gain >= ACCURACY_GAIN:
+        return None
+    result = (
+        "the reward gives only scores: it may pay for length" if gain is None else f"accuracy changed by {gain:+.1%}"
+    )
+    mode, buffer = config.overlong.mode, config.overlong.buffer_tokens
+    shorter = max(round(LENGTH_GROWTH * before), buffer if mode == "soft" else 1)
+    change = [] if mode == "soft" else ["overlong.mode=filter"]
+    if shorter < config.rollout.max_response_tokens:
+        change.append(f"rollout.max_response_tokens={shorter}")
+    return finding(
+        history,
+        "length_explosion",
+        "warning",
+        f"responses are {length / before:.1f} times as long as in the first steps ({length:.0f} tokens, then "
+        f"{before:.0f}), and {result}",
+        evidence={name: length, f"{name} at first": before, "reward/accuracy": accuracy},
+        change=tuple(change),
+        advice="look at the longest responses below: a reward that counts words or steps pays for more of them",
+    )
+
+
+def repeated_text(history: History, config: Config) -> Finding | None:
+    """Many responses end in a loop."""
+    rate = history.total("rollout/looping_fraction") / max(1, len(history.window()))
+    if rate <= LOOPS or len(history.window()) < MIN_STEPS:
+        return None
+    temperature = config.rollout.temperature
+    colder = ("rollout.temperature=1.0",) if temperature < 1 else ()
+    return finding(
+        history,
+        "repeated_text",
+        "warning",
+        f"{rate:.0%} of the responses end in a loop: the same tokens at least four times in a row",
+        evidence={"rollout/looping_fraction": rate},
+        change=(*colder, "overlong.mode=filter"),
+        advice="the model repeats itself, or the reward pays for it: compare their rewards below",
+    )
+
+
+def many_answers(history: History, config: Config) -> Finding | None:
+    """Many responses mark several answers."""
+    rate = history.total("rollout/many_answers_fraction") / max(1, len(history.window()))
+    if rate <= MANY_ANSWERS or len(history.window()) < MIN_STEPS:
+        return None
+    return finding(
+        history,
+        "many_answers",
+        "error",
+        f"{rate:.0%} of the responses mark three or more answers (Answer:, \\boxed or ####): the model hedges, and a "
+        "verifier that takes any of them pays for guessing",
+        evidence={"rollout/many_answers_fraction": rate},
+        change=() if config.reward.verifier == "math" else ("reward.verifier=math",),
+        advice="take a verifier that refuses several answers: dapo reward test tries `several marked answers`",
+    )
+
+
+def one_problem(history: History, config: Config) -> Finding | None:
+    """One problem has most of the tokens that train."""
+    steps = len(history.window())
+    share = history.total("rollout/top_problem_fraction") / max(1, steps)
+    if share <= TOP_PROBLEM or steps < MIN_STEPS:
+        return None
+    return finding(
+        history,
+        "one_problem",
+        "warning",
+        f"one problem has {share:.0%} of the tokens that train, so the run learns that problem",
+        evidence={"rollout/top_problem_fraction": share},
+        change=("loss.aggregate=sequence",),
+        advice="remove the copies of the problem below (dapo data dedupe), or add problems of middle difficulty",
+    )

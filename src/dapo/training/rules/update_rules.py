@@ -1,0 +1,210 @@
+"""Rules over what a run's updates do to its policy: entropy, step size, gradients, and whose probabilities they use."""
+
+from statistics import median
+
+from dapo.config import Config
+from dapo.training.rules.finding import Finding, finding
+from dapo.training.rules.history import LONG, History
+
+MIN_STEPS = 3
+"""Steps that a rule over means needs."""
+ENTROPY_FRACTION = 0.1
+"""The fraction of the first steps' entropy below which it has collapsed."""
+LOW_ENTROPY = 0.01
+"""Nats per token below which it has collapsed, whatever it was at first."""
+SOLVED = 0.9
+"""The accuracy from which a policy may be certain: its problems are solved."""
+ENTROPY_GROWTH, ENTROPY_RISE = 1.5, 0.5
+"""How many times, and how many nats above, the first steps' entropy is an explosion."""
+MAX_LOGPROB_GAP = 0.1
+"""Nats per token between sampler and trainer, mean over a step's tokens, above which a run warns."""
+SPIKE = 10.0
+"""How many times the usual gradient norm (the median of the last steps) is a spike."""
+SPIKE_STEPS = 6
+"""Steps from which a norm is usual."""
+HIGH_KL, HIGH_CLIPPED = 0.1, 0.2
+"""Nats per token to the policy that the step began with, and fraction of clipped tokens, that are too large a step."""
+LOW_KL = 1e-8
+"""Nats per token below which the policy does not move."""
+
+
+def entropy_collapse(history: History, config: Config) -> Finding | None:
+    """The policy has become certain, and is not right."""
+    name = "loss/entropy"
+    entropy, before = history.mean(name), history.first_mean(name)
+    accuracy = history.mean("reward/accuracy")
+    if entropy is None or len(history.window()) < MIN_STEPS or (accuracy is not None and accuracy >= SOLVED):
+        return None
+    if entropy >= LOW_ENTROPY and (before is None or entropy >= ENTROPY_FRACTION * before):
+        return None
+    then = "" if before is None else f", after {before:.3g} in the first steps"
+    still = "" if accuracy is None else f", though {1 - accuracy:.0%} of the responses are wrong"
+    warmer = ("rollout.temperature=1.0",) if config.rollout.temperature < 1 else ()
+    return finding(
+        history,
+        "entropy_collapse",
+        "error",
+        f"the policy explores no more: its entropy is {entropy:.3g} nats per token{then}{still}",
+        evidence={name: entropy, f"{name} at first": before, "reward/accuracy": accuracy},
+        change=(*warmer, f"loss.clip_high={max(0.28, 1.25 * config.loss.clip_high):.2g}", _lower_lr(config)),
+    )
+
+
+def entropy_explosion(history: History, config: Config) -> Finding | None:
+    """The policy becomes ever more random."""
+    name = "loss/entropy"
+    entropy, before = history.mean(name), history.first_mean(name)
+    if entropy is None or before is None or entropy <= max(ENTROPY_GROWTH * before, before + ENTROPY_RISE):
+        return None
+    bonus = (f"loss.entropy_coef={config.loss.entropy_coef / 10:.2g}",) if config.loss.entropy_coef else ()
+    why = (
+        f"loss.entropy_coef={config.loss.entropy_coef:g} pays for randomness"
+        if bonus
+        else "the updates destroy what the model knew"
+    )
+    return finding(
+        history,
+        "entropy_explosion",
+        "error",
+        f"the policy becomes random: its entropy is {entropy:.3g} nats per token, after {before:.3g} in the first "
+        f"steps; {why}",
+        evidence={name: entropy, f"{name} at first": before, "reward/mean": history.mean("reward/mean")},
+        change=(*bonus, _lower_lr(config)),
+    )
+
+
+def inert_clipping(history: History, config: Config) -> Finding | None:
+    """With one update per step every ratio is 1."""
+    if (
+        config.reuses_samples
+        or config.loss.function
+        or "loss/ratio_mean" not in {name for record in history.window() for name in record}
+    ):
+        return None
+    groups = config.rollout.prompts_per_step
+    divisors = [size for size in range(1, groups) if groups % size == 0]
+    change = (f"train.minibatch_groups={divisors[-1]}",) if divisors else ()
+    return finding(
+        history,
+        "inert_clipping",
+        "note",
+        "clipping has no effect: with one update per step every ratio is 1, so loss.clip_low and loss.clip_high "
+        "(clip-higher) change nothing",
+        evidence={
+            "loss/ratio_mean": history.mean("loss/ratio_mean"),
+            "loss/clip_high_fraction": history.mean("loss/clip_high_fraction"),
+        },
+        change=change,
+        advice="the paper updates 16 times per step; one update is a choice, too",
+    )
+
+
+def sampler_gap(history: History, config: Config) -> Finding | None:
+    """The engine's log-probabilities are not the trainer's."""
+    gap = history.mean("rollout/engine_logprob_gap_mean")
+    if gap is None or gap <= MAX_LOGPROB_GAP or config.loss.engine_correction is not None:  # NaN is a gap too
+        return None
+    return finding(
+        history,
+        "sampler_gap",
+        "error",
+        f"sampler and trainer differ by {gap:.3g} nats per token on average (more than {MAX_LOGPROB_GAP:g}): the "
+        "engine may hold other weights, or compute in a coarser dtype, which loss.engine_correction=tis corrects",
+        evidence={
+            "rollout/engine_logprob_gap_mean": gap,
+            "rollout/engine_logprob_gap_max": history.mean("rollout/engine_logprob_gap_max"),
+        },
+        change=("loss.engine_correction=tis", "model.dtype=float32"),
+    )
+
+
+def skipped_updates(history: History, config: Config) -> Finding | None:
+    """Updates were not made."""
+    skipped = history.total("optim/skipped")
+    if not skipped:
+        return None
+    updates = config.updates_per_step * len(history.window())
+    norm, divergence = history.mean("optim/grad_norm"), history.mean("loss/approx_kl")
+    shown = f"gradient norm {norm:.3g}" + ("" if divergence is None else f", loss/approx_kl {divergence:.3g}")
+    return finding(
+        history,
+        "skipped_updates",
+        "error",
+        f"{skipped:.0f} of {updates} updates skipped, with {shown} on average: the loss or the gradient was not "
+        "finite, or the policy too far from the one that sampled",
+        evidence={"optim/skipped": skipped, "optim/grad_norm": norm, "loss/approx_kl": divergence},
+        change=(_lower_lr(config),),
+    )
+
+
+def gradient_spike(history: History, config: Config) -> Finding | None:
+    """A gradient was far larger than the run's usual ones."""
+    name = "optim/grad_norm"
+    norms = [norm for norm in history.values(name, LONG) if norm > 0]
+    recent = [norm for norm in history.values(name) if norm > 0]
+    if len(norms) < SPIKE_STEPS or not recent:
+        return None
+    usual, largest = median(norms), max(recent)
+    if largest <= max(SPIKE * usual, config.optim.max_grad_norm):
+        return None
+    at = [record.get(name) for record in history.window()].index(largest)
+    scale = ("advantage.scale=std",) if config.advantage.scale == "none" else ()
+    return finding(
+        history,
+        "gradient_spike",
+        "warning",
+        f"the gradient of step {history.span()[0] + at} has the norm {largest:.3g}, {largest / usual:.0f} times the "
+        f"usual {usual:.3g}: one batch turns the policy"
+        + (", as unscaled advantages let one extreme reward outweigh the others" if scale else ""),
+        evidence={name: largest, f"{name} usually": usual, "reward/mean": history.mean("reward/mean")},
+        change=(*scale, f"optim.max_grad_norm={max(usual, 1e-3):.1g}", _lower_lr(config)),
+    )
+
+
+def lr_too_high(history: History, config: Config) -> Finding | None:
+    """A step moves the policy farther than clipping can hold it."""
+    divergence = history.mean("loss/approx_kl")
+    high, low = history.mean("loss/clip_high_fraction"), history.mean("loss/clip_low_fraction")
+    if divergence is None or (divergence <= 10 * HIGH_KL and len(history.window()) < MIN_STEPS):
+        return None
+    clipped = (high or 0.0) + (low or 0.0)
+    if divergence <= HIGH_KL and clipped <= HIGH_CLIPPED:
+        return None
+    return finding(
+        history,
+        "lr_too_high",
+        "error",
+        f"each step moves the policy too far: {divergence:.3g} nats per token (loss/approx_kl), and {clipped:.0%} of "
+        "the tokens are clipped",
+        evidence={"loss/approx_kl": divergence, "loss/clip_high_fraction": high, "loss/clip_low_fraction": low},
+        change=(_lower_lr(config),),
+    )
+
+
+def lr_too_low(history: History, config: Config) -> Finding | None:
+    """The policy does not move."""
+    divergence = history.mean("loss/approx_kl")
+    is_warm = history.step - len(history.window()) >= config.optim.warmup_steps
+    is_full = not history.total("rollout/shortfall_groups")  # a short batch may be one update, whose ratios are 1
+    is_sure = config.reuses_samples and is_full and is_warm and len(history.window()) >= MIN_STEPS
+    if divergence is None or not is_sure or moves_nothing(history) or not divergence <= LOW_KL:
+        return None
+    return finding(
+        history,
+        "lr_too_low",
+        "warning",
+        f"the policy does not move: after a step's updates it is {max(divergence, 0.0):.1e} nats per token from where "
+        "the step began",
+        evidence={"loss/approx_kl": divergence, "optim/lr": history.mean("optim/lr")},
+        change=(f"optim.lr={100 * config.optim.lr:.2g}",),
+    )
+
+
+def moves_nothing(history: History) -> bool:
+    """Whether no group had an advantage in the window: that is no matter of the learning rate."""
+    steps = len(history.window())
+    return history.total("rollout/zero_advantage_fraction") == steps
+
+
+def _lower_lr(config: Config) -> str:
+    return f"optim.lr={config.optim.lr / 10:.2g}"

@@ -1,0 +1,260 @@
+"""Results: the table by hand, the small form that is kept, and the pictures made of it."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dapo.analysis.ablate.experiment import Experiment, load_experiment
+from dapo.analysis.ablate.figures import differences_figure, mean_curve, plot_results, results_figure
+from dapo.analysis.ablate.results import Results, collect, merge, read_results, write_results
+from dapo.analysis.ablate.table import make_table
+from dapo.core.errors import DataError
+from helpers.ablations import write_run
+
+FILE = """
+base: tiny
+seeds: [0, 1, 2]
+variants: {a: [], b: {after: a, set: [loss.clip_high=0.3]}, c: {after: a, set: [loss.clip_high=0.4]}}
+plots: [{metric: accuracy, against: [steps, tokens, seconds]}, {metric: rollout/entropy_estimate, against: [steps]}]
+"""
+ACCURACIES = {"a": 0.4, "b": 0.5, "c": 0.7}
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Experiment:
+    (tmp_path / "mine.yaml").write_text(FILE)
+    return load_experiment(tmp_path / "mine.yaml")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, experiment: Experiment) -> Path:
+    for run in experiment.runs():
+        path = tmp_path / "x" / "runs" / run.name
+        steps = 3 if run.seed == 2 else 4
+        arguments = ["train", str(run.base), *run.overrides, "--run-dir", str(path)]
+        write_run(arguments, accuracy=ACCURACIES[run.variant], steps=steps)
+    return tmp_path / "x"
+
+
+def test_the_table_has_means_over_seeds_and_differences_to_the_row_before_and_the_baseline(experiment, folder):
+    (table,) = make_table(collect(experiment, folder))
+    a, b, c = table["rows"]
+    assert table["accuracy_before"]["mean"] == 0.25
+    assert (table["problems"], table["samples_per_problem"], table["notes"]) == (6, 4, [])
+    assert [row["accuracy"]["mean"] for row in (a, b, c)] == pytest.approx([0.4, 0.5, 0.7])
+    assert (a["to_previous"], a["to_baseline"]) == (None, None)
+    assert (b["previous"], c["previous"]) == ("a", "a")
+    assert b["to_baseline"]["mean"] == pytest.approx(0.1)
+    assert c["to_previous"]["mean"] == pytest.approx(0.3)
+    assert c["to_previous"]["seeds"] == 3
+    # tokens: 100 + 200 + 300 (+ 400); seconds: 3 per step less 1 of the evaluation
+    assert a["tokens"]["mean"] == pytest.approx((1000 + 1000 + 600) / 3)
+    assert a["seconds"]["mean"] == pytest.approx((11 + 11 + 8) / 3)
+    # the last tenth of four steps is the last one
+    assert a["length"]["mean"] == pytest.approx((14 + 14 + 13) / 3)
+    assert a["entropy"]["mean"] == pytest.approx((1 / 4 + 1 / 4 + 1 / 3) / 3)
+    # four groups trained in minibatches of two: two updates per step, one of a run's is skipped
+    assert a["skipped"]["mean"] == pytest.approx((1 / 8 + 1 / 8 + 1 / 6) / 3)
+
+
+def test_runs_that_have_not_finished_are_left_out_and_named(experiment, folder):
+    (folder / "runs" / "b-seed1" / "summary.json").unlink()
+    (table,) = make_table(collect(experiment, folder, {"b-seed1": "NumericsError: it broke"}))
+    assert table["rows"][1]["seeds"] == [0, 2]
+    assert table["rows"][2]["to_previous"]["seeds"] == 3
+    assert table["rows"][1]["to_previous"]["seeds"] == 2
+    assert table["notes"] == ["left out: b, seed 1 (failed: NumericsError: it broke)"]
+
+
+def test_runs_left_out_for_one_reason_are_named_once_by_its_first_line(experiment, folder):
+    for seed in range(3):
+        (folder / "runs" / f"b-seed{seed}" / "summary.json").unlink()
+    reason = "ShortfallError: nothing to learn from\nRead the responses"
+    (table,) = make_table(collect(experiment, folder, {f"b-seed{seed}": reason for seed in (0, 2)}))
+    assert table["notes"] == [
+        "left out: b, seeds 0, 2 (failed: ShortfallError: nothing to learn from)",
+        "left out: b, seed 1 (unfinished)",
+    ]
+
+
+def test_base_evaluations_of_a_seed_that_differ_are_noted(experiment, folder):
+    path = folder / "runs" / "b-seed1" / "eval" / "step_000000.json"
+    path.write_text(path.read_text().replace('"accuracy": 0.25', '"accuracy": 0.5'))
+    (table,) = make_table(collect(experiment, folder))
+    assert [note for note in table["notes"] if "before training differs between the rows of seed 1" in note]
+
+
+def test_what_is_kept_gives_the_same_table_and_picture_without_the_runs(experiment, folder, tmp_path):
+    results = collect(experiment, folder)
+    write_results(results, make_table(results), tmp_path / "kept")
+    again = read_results(tmp_path / "kept")
+    assert make_table(again) == make_table(results)
+    assert again.curves.equals(results.curves)
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"results.json", "results.parquet"}
+    assert str(tmp_path) not in (tmp_path / "kept" / "results.json").read_text()
+    pictures = plot_results(again, tmp_path / "kept")
+    assert [picture.name for picture in pictures] == ["curves.png", "differences.png"]
+    assert all(picture.stat().st_size > 10_000 for picture in pictures)
+
+
+def test_a_list_of_values_takes_one_line_and_no_text_changes(experiment, folder, tmp_path):
+    results = collect(experiment, folder, {"b-seed1": "[1,\n  2] and [\n"})
+    results.facts["runs"][0]["reason"] = "a [list,\n    of] two ]"
+    write_results(results, [], tmp_path)
+    text = (tmp_path / "results.json").read_text()
+    assert json.loads(text) == {**results.facts, "table": []}
+    assert all(line.count("]") for line in text.splitlines() if '"accuracies": [' in line)
+
+
+def part_of(results: Results, seeds: set[int]) -> Results:
+    """What an experiment with fewer seeds would have kept."""
+    facts = results.facts
+    kept = [seed in seeds for seed in results.curves.column("seed").to_pylist()]
+    experiment = {**facts["experiment"], "seeds": sorted(seeds)}
+    runs = [run for run in facts["runs"] if run["seed"] in seeds]
+    return Results({**facts, "experiment": experiment, "runs": runs}, results.curves.filter(pa.array(kept)))
+
+
+class TestPuttingResultsTogether:
+    def test_seeds_of_two_machines_give_the_table_of_one(self, experiment, folder):
+        whole = collect(experiment, folder)
+        again = merge([part_of(whole, {1}), part_of(whole, {0, 2})])
+        assert make_table(again) == make_table(whole)
+        assert again.facts["experiment"] == whole.facts["experiment"]
+        order = [("seed", "ascending"), ("variant", "ascending"), ("step", "ascending")]
+        assert again.curves.sort_by(order).equals(whole.curves.sort_by(order))
+
+    def test_of_a_run_in_both_the_one_that_has_ended_is_taken(self, experiment, folder):
+        whole = collect(experiment, folder)
+        (folder / "runs" / "b-seed1" / "summary.json").unlink()
+        broken = collect(experiment, folder, {"b-seed1": "it broke"})
+        only = Results({**whole.facts, "runs": [run for run in whole.facts["runs"] if is_b1(run)]}, whole.curves)
+        assert make_table(merge([broken, part_of(only, {1})])) == make_table(whole)
+        assert make_table(merge([part_of(only, {1}), broken])) == make_table(whole)
+        with pytest.raises(DataError, match="seed 0, has ended in two of the folders"):
+            merge([whole, broken])
+
+    def test_other_options_or_problems_are_refused_and_machines_named(self, experiment, folder):
+        first, second = (part_of(collect(experiment, folder), {seed}) for seed in (0, 1))
+        changed = {**second.facts["experiment"], "set": ["optim.lr=1"]}
+        with pytest.raises(DataError, match="different experiments cannot be put together: `set` differs"):
+            merge([first, Results({**second.facts, "experiment": changed}, second.curves)])
+        with pytest.raises(DataError, match="different problems"):
+            merge([first, Results({**second.facts, "problems": {"": ["x"]}}, second.curves)])
+        elsewhere = {**second.facts["made_with"], "processor": "abacus"}
+        both = merge([first, Results({**second.facts, "made_with": elsewhere}, second.curves)])
+        assert both.facts["made_with"]["processor"] == f"{first.facts['made_with']['processor']}, abacus"
+        assert both.facts["made_with"]["packages"] == first.facts["made_with"]["packages"]
+
+
+def is_b1(run: Mapping[str, Any]) -> bool:
+    return (run["variant"], run["seed"]) == ("b", 1)
+
+
+def test_damaged_or_missing_results_are_refused(tmp_path):
+    with pytest.raises(DataError, match="holds no results that can be read"):
+        read_results(tmp_path)
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(DataError, match="holds no results that can be read"):
+        read_results(tmp_path)
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "results.parquet")
+    with pytest.raises(DataError, match="not of this version"):
+        read_results(tmp_path)
+
+
+def test_a_curve_has_what_was_spent_by_each_step(experiment, folder):
+    curves = collect(experiment, folder).curves.to_pylist()
+    first = [row for row in curves if (row["variant"], row["seed"]) == ("a", 0)]
+    assert [row["step"] for row in first] == [0, 1, 2, 3, 4]
+    assert [row["tokens"] for row in first] == [0, 100, 300, 600, 1000]
+    assert [row["seconds"] for row in first] == [0, 3, 6, 9, 11]
+    assert [row["accuracy"] for row in first[:4]] == [0.25, None, None, None]
+
+
+def test_the_picture_of_differences_shows_the_tables_intervals_and_fills_those_without_0(experiment, folder):
+    results = collect(experiment, folder)
+    for run in results.facts["runs"]:  # c differs from a by other amounts on other problems, and everywhere upwards
+        run["accuracies"] = [
+            min(1.0, value + 0.02 * i * (run["variant"] == "c")) for i, value in enumerate(run["accuracies"])
+        ]
+    figure = differences_figure(results)
+    assert figure is not None
+    (axes,) = figure.axes
+    (table,) = make_table(results)
+    shown = [row["to_baseline"] for row in table["rows"] if row["to_baseline"] is not None]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["b", "c"]
+    intervals = [line.get_xdata() for line in axes.lines[1::2]]
+    assert np.allclose(intervals, [[100 * found["low"], 100 * found["high"]] for found in shown])
+    for found, point in zip(shown, axes.lines[2::2], strict=True):
+        assert point.get_xdata() == pytest.approx([100 * found["mean"]])
+        assert (point.get_markerfacecolor() == "white") == (found["low"] <= 0 <= found["high"])
+    assert [found["low"] <= 0 <= found["high"] for found in shown] == [True, False]
+
+
+def test_one_row_or_one_without_an_interval_has_no_picture_of_differences(experiment, folder):
+    results = collect(experiment, folder)
+    runs = [each for each in results.facts["runs"] if each["variant"] == "a"]
+    alone = Results({**results.facts, "runs": runs}, results.curves)
+    assert differences_figure(alone) is None
+
+
+def test_a_mean_curve_ends_with_the_shortest_and_its_band_is_students():
+    short = np.array([1.0, 2.0]), np.array([1.0, 3.0])
+    long = np.array([1.0, 2.0, 3.0]), np.array([3.0, 5.0, 9.0])
+    at, mean, low, high = mean_curve([short, long], is_by_step=True)
+    assert at.tolist() == [1.0, 2.0]
+    assert mean.tolist() == [2.0, 4.0]
+    assert high - mean == pytest.approx([12.7062] * 2, abs=1e-3)
+    assert mean - low == pytest.approx(high - mean)
+    at, mean, *_ = mean_curve([short, long], is_by_step=False)
+    assert (at[0], at[-1]) == (1.0, 2.0)
+    assert mean[len(mean) // 2] == pytest.approx(3.0, abs=0.02)
+
+
+def test_a_picture_has_a_panel_per_axis_and_a_line_per_row(experiment, folder):
+    figure = results_figure(collect(experiment, folder), "")
+    panels = [axes for axes in figure.axes if axes.get_visible()]
+    assert [axes.get_xlabel() for axes in panels] == [
+        "training step",
+        "generated tokens",
+        "seconds without evaluations",
+        "training step",
+    ]
+    assert all([line.get_label() for line in axes.get_lines()] == ["a", "b", "c"] for axes in panels)
+    last = panels[0].get_lines()[2]
+    assert last.get_ydata()[0] == pytest.approx(25.0)
+    assert len(figure.axes) == 4, "two rows of two, and no empty panel"
+
+
+def test_a_metric_without_a_value_has_no_panel(experiment, folder):
+    results = collect(experiment, folder)
+    columns = results.curves.to_pydict()
+    columns["rollout/entropy_estimate"] = [float("nan")] * len(columns["seed"])
+    figure = results_figure(Results(results.facts, pa.Table.from_pydict(columns)), "")
+    assert [axes.get_title(loc="left") for axes in figure.axes if axes.get_visible()] == ["Held-out accuracy"] * 3
+
+
+def test_bands_over_few_seeds_end_where_their_values_do(experiment, folder):
+    results = collect(experiment, folder)
+    columns = results.curves.to_pydict()
+    columns["rollout/entropy_estimate"] = [0.0 if seed < 2 else 1.0 for seed in columns["seed"]]
+    figure = results_figure(Results(results.facts, pa.Table.from_pydict(columns)), "")
+    (band, *_) = figure.axes[3].collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    # the mean is 1/3, and Student's interval over (0, 0, 1) reaches from -1.1 to 1.8
+    assert min(heights) == 0
+    assert max(heights) == pytest.approx(1 / 3 + 4.303 / 3, abs=1e-3)
+
+
+def test_an_experiment_without_a_finished_step_has_no_picture(experiment, tmp_path):
+    results = collect(experiment, tmp_path / "nowhere")
+    assert plot_results(results, tmp_path) == []
+    (table,) = make_table(results)
+    assert table["rows"][0]["accuracy"] is None

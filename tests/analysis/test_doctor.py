@@ -1,0 +1,179 @@
+"""`dapo doctor` on whole runs: what is printed, which problems are named, and what the rules cost a run that trains."""
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from dapo.cli.main import main
+from dapo.cli.train import resume_run, start_run
+from dapo.config import dump_config
+from dapo.runs.directory import RunDirectory
+from dapo.telemetry.rollout_table import AUDIT_COLUMNS, ROLLOUT_SCHEMA, write_rollouts
+from dapo.training.rules.watch import Watch
+from helpers.tiny_runs import tiny
+
+STEP: dict[str, Any] = {
+    "rollout/groups_generated": 4,
+    "rollout/groups_trained": 4,
+    "rollout/keep_rate": 1.0,
+    "rollout/all_correct_fraction": 0.0,
+    "rollout/all_wrong_fraction": 0.0,
+    "rollout/truncated_fraction": 0.0,
+    "rollout/response_tokens_mean": 5.0,
+    "rollout/verifier_errors": 0,
+    "reward/accuracy": 0.5,
+    "loss/entropy": 0.5,
+    "loss/approx_kl": 1e-4,
+    "loss/ratio_mean": 1.0,
+    "optim/grad_norm": 0.3,
+    "optim/skipped": 0,
+    "time/judge_wait_s": 0.0,
+    "time/step_s": 1.0,
+}
+
+
+def row(step: int, sample: int, **changed: Any) -> dict[str, Any]:
+    """A row of the table of responses."""
+    plain = {"step": step, "group_id": 0, "problem_id": "easy", "source": "s", "sample": sample, "prompt": "?"}
+    plain |= {"response": f"text {sample}", "answer": "1", "fields": None, "correct": True, "score": 1.0}
+    plain |= {"components": None, "error": None, "reward": 1.0, "advantage": 0.5, "prompt_tokens": 1}
+    plain |= {"response_tokens": 2, "finish": "stop", "outcome": "trained", "response_ids": [1, 2]}
+    return plain | {"engine_logprobs": [0.0, 0.0], "version": 0} | changed
+
+
+def a_run(path: Path, steps: list[dict[str, Any]], tables: dict[int, list[dict[str, Any]]] | None = None) -> Path:
+    """A run directory with these metrics and tables of responses."""
+    run = RunDirectory.create(path, dump_config(tiny()), {})
+    lines = [json.dumps({"step": number, **metrics}) for number, metrics in enumerate(steps, start=1)]
+    run.metrics.write_text("".join(f"{line}\n" for line in lines))
+    (path / "rollouts").mkdir()
+    for step, rows in (tables or {}).items():
+        write_rollouts(run.rollouts(step), rows)
+    return path
+
+
+def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str | None, str]:
+    with pytest.raises(SystemExit) as end:
+        main(["doctor", *arguments])
+    return end.value.code, capsys.readouterr().out
+
+
+def test_a_healthy_run_gets_one_line_with_what_was_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = a_run(tmp_path / "run", [STEP] * 6, {1: [row(1, 0)]})
+    code, printed = doctor(capsys, str(path), "--strict")
+    assert code == 0
+    assert printed == f"{path}: nothing wrong found in 6 steps, 0 evaluations, 1 table of responses, by 21 rules\n"
+
+
+ERRORS = STEP | {"rollout/verifier_errors": 4}
+
+
+def test_a_finding_names_numbers_problems_the_error_and_the_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    failed = {"correct": None, "score": None, "error": "timed out after 10 s", "reward": None, "advantage": None}
+    rows = [row(6, 0, problem_id="hard", **failed), row(6, 1, problem_id="hard", **failed), row(6, 2)]
+    path = a_run(tmp_path / "run", [STEP] * 2 + [ERRORS] * 4, {6: rows})
+    code, printed = doctor(capsys, str(path))
+    assert code == 0
+    assert "1 finding in 6 steps" in printed
+    assert "error: verifier_errors, since step 3" in printed
+    assert "20% of the responses have no verdict" in printed
+    assert "rollout/verifier_errors 3.2 (steps 2 to 6)" in printed
+    assert "hard (2); 2 responses of these steps show it" in printed
+    assert "timed out after 10 s" in printed
+    assert "reward.timeout_s=20" in printed
+    assert doctor(capsys, str(path), "--strict")[0] == 1
+
+
+def test_json_holds_the_same_and_nothing_else_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = a_run(tmp_path / "run", [STEP] * 2 + [ERRORS] * 4)
+    _, printed = doctor(capsys, str(path), "--json")
+    found = json.loads(printed)
+    assert (found["run"], found["steps"], len(found["rules"])) == (str(path), 6, 21)
+    (finding,) = found["findings"]
+    assert (finding["name"], finding["severity"], finding["since"], finding["holds"]) == (
+        "verifier_errors",
+        "error",
+        3,
+        True,
+    )
+    assert finding["evidence"] == {"rollout/verifier_errors": 3.2}
+    assert finding["change"] == ["reward.timeout_s=20"]
+
+
+def test_what_is_over_comes_last_and_is_no_reason_for_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = a_run(tmp_path / "run", [ERRORS] * 4 + [STEP] * 8)
+    code, printed = doctor(capsys, str(path), "--strict")
+    assert code == 0
+    assert "nothing wrong at the end, 1 past finding in 12 steps" in printed
+    assert "verifier_errors, from step 3 to 7, not any more" in printed
+
+
+def test_a_step_that_ended_without_a_batch_is_read_from_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Nothing of it is in the metrics, and yet it is what ended the run."""
+    wrong = {"correct": False, "score": -1.0, "outcome": "all_wrong", "advantage": None}
+    path = a_run(
+        tmp_path / "run", [], {1: [row(1, i, group_id=i // 2, problem_id=f"p{i // 2}", **wrong) for i in range(6)]}
+    )
+    _, printed = doctor(capsys, str(path))
+    assert "error: too_hard, since step 1" in printed
+    assert "every response to 3 prompts is wrong, so nothing is learned" in printed
+    assert "data.train={mix: {easy: SOURCE, hard: SOURCE}}" in printed
+    assert "p0 (2), p1 (2), p2 (2)" in printed
+
+
+def test_tables_of_runs_before_the_audit_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    audited = STEP | {"audit/gap": 0.5, "audit/mean": 0.0, "audit/responses": 4}
+    path = a_run(tmp_path / "run", [audited | {"audit/gap": 0.5 + i / 100} for i in range(6)])
+    old = pa.schema([field for field in ROLLOUT_SCHEMA if field.name not in AUDIT_COLUMNS])
+    pq.write_table(pa.Table.from_pylist([row(6, 0)], schema=old), path / "rollouts" / "step_000006.parquet")
+    _, printed = doctor(capsys, str(path))
+    assert "error: audit_gap, since step 3" in printed
+
+
+def test_what_is_no_run_is_refused_with_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as end:
+        main(["doctor", str(tmp_path)])
+    assert end.value.code == 2
+    assert "is not a run directory" in capsys.readouterr().err
+
+
+def test_a_run_warns_once_with_the_step_and_a_resumed_one_does_not_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    start_run(tiny("train.num_steps=2", "train.save_every=0"), run_dir=tmp_path / "run", config_name="t")
+    warned = "of the responses of the first evaluation end at the limit of 8 tokens"
+    printed = capsys.readouterr().out
+    assert printed.count(warned) == printed.count("; try rollout.max_response_tokens=16") == 1
+    resume_run(tmp_path / "run", ["train.num_steps=4"])
+    assert "; try rollout.max_response_tokens=16" not in capsys.readouterr().out
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["time/warnings"] for line in lines if "time/warnings" in line][-1] >= 1
+
+
+def test_the_rules_of_a_step_are_a_bounded_number_of_calls_however_long_the_run_is():
+    """A bound instead of a clock: 2,000 calls of Python and C functions are under a millisecond."""
+
+    def calls(steps: int) -> int:
+        watch = Watch(tiny(), [{"step": number, **STEP} for number in range(1, steps)])
+        count: Counter[str] = Counter()
+
+        def hook(frame: FrameType, event: str, argument: object) -> None:
+            count[event] += event in ("call", "c_call")
+
+        sys.setprofile(hook)
+        try:
+            watch.add({"step": steps, **STEP})
+        finally:
+            sys.setprofile(None)
+        return count.total()
+
+    assert 100 < calls(100) < 2_000
+    assert calls(300) == calls(100)

@@ -1,0 +1,461 @@
+"""The run directory: layout, lock, manifest, checkpoints that survive a kill."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from dapo.core.errors import CheckpointError
+from dapo.core.files import atomic_write_json, atomic_write_text
+from dapo.evaluation.scores import Evaluation, EvaluationPlan
+from dapo.runs.directory import RunDirectory, default_run_path, make_manifest, mask_secrets, step_of
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDirectory.create(tmp_path / "runs" / "a", "seed: 0\n", {"seed": 0})
+
+
+def weights(text):
+    """A checkpoint writer."""
+
+    def write(directory: Path) -> None:
+        (directory / "policy").mkdir()
+        (directory / "policy" / "w").write_text(text)
+        (directory / "state.json").write_text("{}")
+
+    return write
+
+
+def no_warning(text):
+    raise AssertionError(f"unexpected warning: {text}")
+
+
+class TestCreateAndOpen:
+    def test_a_new_run_holds_its_config_and_manifest(self, run):
+        assert run.config.read_text() == "seed: 0\n"
+        assert json.loads(run.manifest.read_text()) == {"seed": 0}
+        assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "lock", "manifest.json"]
+        assert RunDirectory.open(run.path) == run
+
+    def test_the_layout_is_the_documented_one(self):
+        run = RunDirectory(Path("runs/a"))
+        assert run.metrics == Path("runs/a/metrics.jsonl")
+        assert run.rollouts(12) == Path("runs/a/rollouts/step_000012.parquet")
+        assert run.eval(10) == Path("runs/a/eval/step_000010.json")
+        assert run.checkpoints == Path("runs/a/checkpoints")
+        assert run.summary == Path("runs/a/summary.json")
+
+    def test_an_empty_directory_may_be_used(self, tmp_path):
+        assert RunDirectory.create(tmp_path, "", {}).path == tmp_path
+
+    def test_a_directory_that_holds_a_run_is_refused(self, run):
+        with pytest.raises(CheckpointError) as error:
+            RunDirectory.create(run.path, "other: 1\n", {})
+        assert str(error.value) == (
+            f"{run.path} already holds a run; continue it with `dapo resume {run.path}` or choose another --run-dir"
+        )
+        assert error.value.exit_code == 2
+        assert run.config.read_text() == "seed: 0\n"
+
+    def test_a_directory_with_other_files_is_refused(self, tmp_path):
+        (tmp_path / "thesis.tex").touch()
+        with pytest.raises(CheckpointError) as error:
+            RunDirectory.create(tmp_path, "", {})
+        assert str(error.value) == (
+            f"{tmp_path} is not empty and holds no run (found thesis.tex); choose a new or empty --run-dir"
+        )
+        assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+    def test_a_file_in_the_way_is_named(self, tmp_path):
+        (tmp_path / "a").touch()
+        with pytest.raises(CheckpointError, match=r"cannot create the run directory .*a: File exists"):
+            RunDirectory.create(tmp_path / "a", "", {})
+
+    def test_opening_what_is_no_run_names_what_is_missing(self, tmp_path):
+        with pytest.raises(CheckpointError) as error:
+            RunDirectory.open(tmp_path / "nowhere")
+        assert str(error.value) == f"no run directory {tmp_path / 'nowhere'}; expected one that `dapo train` made"
+        with pytest.raises(CheckpointError) as error:
+            RunDirectory.open(tmp_path)
+        assert str(error.value) == f"{tmp_path} is not a run directory: it has no config.yaml and no manifest.json"
+
+    def test_kernels_are_those_of_the_manifest_and_a_damaged_one_is_named(self, run):
+        assert run.kernels() == {}  # of a run that recorded none
+        manifest = {"machine": {"linear_kernels": {"8x4": "onednn"}}}
+        run.manifest.write_text(json.dumps(manifest))
+        assert run.kernels() == {"8x4": "onednn"}
+        for damaged in ("{", "[]", '{"machine": 3}', '{"machine": {"linear_kernels": []}}'):
+            run.manifest.write_text(damaged)
+            with pytest.raises(CheckpointError, match=r"manifest.json is damaged"):
+                run.kernels()
+
+    def test_a_run_without_a_name_is_named_after_its_config_and_the_time(self):
+        path = default_run_path("configs/quickstart.yaml", datetime(2025, 3, 9, 7, 5, 1))
+        assert path == Path("runs/quickstart-20250309-070501")
+
+
+class TestLock:
+    def test_a_second_process_is_refused_by_name_until_the_holder_is_killed(self, run):
+        with in_background(HOLD_LOCK, run.path) as holder:
+            with pytest.raises(CheckpointError) as error, run.lock():
+                pass
+            refusal = f"{run.path} is in use by process {holder.pid}; wait until it has ended, or stop it"
+            assert str(error.value) == refusal
+            holder.kill()
+            holder.wait()
+        with run.lock():
+            assert (run.path / "lock").read_text() == f"{os.getpid()}\n"
+
+    def test_it_is_free_after_the_block_even_if_that_raises(self, run):
+        with pytest.raises(KeyboardInterrupt), run.lock():
+            raise KeyboardInterrupt
+        with run.lock():
+            pass
+
+
+class TestCheckpoints:
+    def test_a_checkpoint_is_named_after_its_step_and_knows_its_files(self, run):
+        path = run.save_checkpoint(10, weights("hello"), keep=2)
+        assert path == run.checkpoints / "step_000010"
+        assert step_of(path) == 10
+        manifest = json.loads((path / "manifest.json").read_text())
+        assert manifest["step"] == 10
+        assert manifest["files"]["policy/w"] == {
+            "bytes": 5,
+            "crc32": "3610a686",
+        }
+        assert sorted(manifest["files"]) == ["policy/w", "state.json"]
+        assert run.latest_checkpoint(no_warning) == path
+
+    def test_the_newest_are_kept(self, run):
+        for step in (5, 10, 15):
+            run.save_checkpoint(step, weights(str(step)), keep=2)
+        assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step_000010", "step_000015"]
+
+    def test_saving_a_step_again_replaces_it(self, run):
+        for text in ("old", "new"):
+            path = run.save_checkpoint(10, weights(text), keep=1)
+        assert (path / "policy" / "w").read_text() == "new"
+        assert list(run.checkpoints.iterdir()) == [path]
+
+    def test_a_run_that_saved_nothing_has_none(self, run):
+        assert run.latest_checkpoint(no_warning) is None
+
+    def test_a_save_that_fails_leaves_the_one_before_and_no_rubbish(self, run):
+        def full_disk(directory):
+            (directory / "half").write_text("x")
+            raise OSError("No space left on device")
+
+        run.save_checkpoint(5, weights("five"), keep=1)
+        with pytest.raises(OSError, match="No space left"):
+            run.save_checkpoint(10, full_disk, keep=1)
+        assert [path.name for path in run.checkpoints.iterdir()] == ["step_000005"]
+
+    def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before(self, run):
+        with in_background(SAVE_FOR_EVER, run.path) as saver:
+            os.kill(saver.pid, signal.SIGKILL)
+            saver.wait()
+        assert sorted(path.name for path in run.checkpoints.iterdir()) == [".step_000010.tmp", "step_000005"]
+        latest = run.latest_checkpoint(no_warning)
+        assert latest == run.checkpoints / "step_000005"
+        assert (latest / "weights").read_text() == "five"
+        run.save_checkpoint(10, weights("ten"), keep=2)
+        assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step_000005", "step_000010"]
+
+    def test_a_kill_between_the_two_renames_of_a_replacement_leaves_the_old_one(self, run):
+        path = run.save_checkpoint(5, weights("old"), keep=1)
+        path.rename(run.checkpoints / ".step_000005.replaced.tmp")
+        (run.checkpoints / ".step_000005.tmp").mkdir()
+        run.clear_leftovers()
+        assert list(run.checkpoints.iterdir()) == [path]
+        assert run.latest_checkpoint(no_warning) == path
+
+    def test_a_kill_before_the_old_are_dropped_is_made_up_for(self, run):
+        for step, accuracy in ((5, 0.5), (10, 0.25), (15, None), (20, None)):
+            run.save_checkpoint(step, weights(""), keep=9, accuracy=accuracy)
+        run.drop_old_checkpoints(15, keep=1)
+        assert sorted(step_of(path) for path in run.checkpoints.iterdir()) == [5, 15, 20]
+        run.drop_old_checkpoints(20, keep=1)
+        assert sorted(step_of(path) for path in run.checkpoints.iterdir()) == [5, 20]
+
+    @pytest.mark.parametrize(
+        ("damage", "fault"),
+        [
+            (lambda path: (path / "policy/w").write_text("hellO"), "policy/w does not match its checksum"),
+            (lambda path: (path / "policy/w").write_text("hell"), "policy/w has 4 bytes instead of 5"),
+            (lambda path: (path / "policy/w").unlink(), "policy/w is missing"),
+            (lambda path: (path / "manifest.json").unlink(), "manifest.json is missing"),
+            (lambda path: (path / "manifest.json").write_text('{"files": ['), "manifest.json is not readable"),
+            (lambda path: (path / "manifest.json").write_text("[]"), "manifest.json is not readable"),
+            (lambda path: (path / "manifest.json").write_text("[" * 100_000), "manifest.json is not readable"),
+            (lambda path: (path / "manifest.json").write_text("{}"), "manifest.json does not match its checksum"),
+            (lambda path: (path / "policy/more").touch(), "policy/more does not belong to it"),
+            (
+                lambda path: path.joinpath("manifest.json").write_bytes(
+                    path.with_name("step_000005").joinpath("manifest.json").read_bytes()
+                ),
+                "it is the checkpoint of step 5",
+            ),
+        ],
+    )
+    def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(self, run, damage, fault):
+        older = run.save_checkpoint(5, weights("hello"), keep=2)
+        newer = run.save_checkpoint(10, weights("hello"), keep=2)
+        damage(newer)
+        warnings = []
+        assert run.latest_checkpoint(warnings.append) == older
+        assert warnings == [f"checkpoint {newer} is damaged ({fault}); trying the one before it"]
+        with pytest.raises(CheckpointError) as error:
+            run.checkpoint(10)
+        assert str(error.value) == f"checkpoint {newer} is damaged ({fault})"
+
+    def test_no_bit_of_its_manifest_can_change_unseen(self, run):
+        older = run.save_checkpoint(5, weights("hello"), keep=2)
+        newer = run.save_checkpoint(10, weights("hello"), keep=2, accuracy=0.25)
+        manifest = newer / "manifest.json"
+        content = manifest.read_bytes()
+        accepted = []
+        for bit in range(8 * len(content)):
+            changed = bytearray(content)
+            changed[bit // 8] ^= 1 << bit % 8
+            manifest.write_bytes(changed)
+            if run.latest_checkpoint(lambda text: None) != older:
+                accepted.append((bit, bytes(changed)))
+        assert accepted == []
+        manifest.write_bytes(content)
+        assert run.latest_checkpoint(no_warning) == newer
+
+    def test_a_manifest_that_lists_nothing_is_damaged_even_if_its_checksum_holds(self, run):
+        older = run.save_checkpoint(5, weights("hello"), keep=2)
+        newer = run.save_checkpoint(10, lambda directory: None, keep=2)
+        warnings = []
+        assert run.latest_checkpoint(warnings.append) == older
+        assert warnings == [f"checkpoint {newer} is damaged (manifest.json lists no files); trying the one before it"]
+
+    def test_if_all_are_damaged_the_run_does_not_silently_start_again(self, run):
+        (run.save_checkpoint(5, weights("hello"), keep=2) / "state.json").unlink()
+        with pytest.raises(CheckpointError) as error:
+            run.latest_checkpoint(lambda text: None)
+        assert str(error.value) == (f"every checkpoint in {run.checkpoints} is damaged; start again in a new --run-dir")
+
+    def test_a_checkpoint_that_is_not_there_is_answered_with_those_that_are(self, run):
+        for step in (5, 10):
+            run.save_checkpoint(step, weights(""), keep=2)
+        assert run.checkpoint(5) == run.checkpoints / "step_000005"
+        with pytest.raises(CheckpointError) as error:
+            run.checkpoint(7)
+        assert str(error.value) == f"{run.path} has no checkpoint of step 7; there are: 5, 10"
+
+    def test_a_users_own_copy_is_neither_read_nor_removed(self, run):
+        (run.checkpoints / "step_000099_backup").mkdir(parents=True)
+        path = run.save_checkpoint(5, weights(""), keep=1)
+        run.cut_after(5)
+        assert run.latest_checkpoint(no_warning) == path
+        assert (run.checkpoints / "step_000099_backup").is_dir()
+
+
+class TestResume:
+    def test_everything_after_the_step_is_cut_and_nothing_before_it(self, run):
+        for step in (5, 10):
+            run.save_checkpoint(step, weights(""), keep=2)
+        run.metrics.write_text('{"step": 0}\n{"step": 5}\n{"step": 6}\n{"step": 10}\n{"st')
+        for step in (0, 5, 6, 10):
+            atomic_write_text(run.rollouts(step), "table")
+            atomic_write_json(run.eval(step), {"step": step})
+        run.summary.write_text("{}")
+        run.cut_after(5)
+        assert run.metrics.read_text() == '{"step": 0}\n{"step": 5}\n'
+        assert sorted(step_of(path) for path in (run.path / "rollouts").iterdir()) == [0, 5]
+        assert sorted(step_of(path) for path in (run.path / "eval").iterdir()) == [0, 5]
+        assert [path.name for path in run.checkpoints.iterdir()] == ["step_000005"]
+        assert not run.summary.exists()
+
+    def test_a_damaged_later_checkpoint_does_not_push_out_new_ones(self, run):
+        run.save_checkpoint(5, weights("hello"), keep=1)
+        (run.checkpoints / "step_000010").mkdir()
+        run.cut_after(5)
+        path = run.save_checkpoint(8, weights("hello"), keep=1)
+        assert run.latest_checkpoint(no_warning) == path
+
+    def test_cutting_a_run_that_wrote_nothing_is_fine(self, run):
+        run.cut_after(-1)
+        assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "lock", "manifest.json"]
+
+
+class TestManifest:
+    STARTED = datetime(2025, 3, 9, 7, 5, 1, tzinfo=UTC)
+
+    def test_it_says_what_ran_where(self):
+        manifest = make_manifest(["dapo", "train", "c.yaml"], seed=7, started=self.STARTED, gpus=["H100"])
+        assert manifest["command"] == ["dapo", "train", "c.yaml"]
+        assert manifest["seed"] == 7
+        assert manifest["started"] == "2025-03-09T07:05:01+00:00"
+        assert manifest["versions"]["python"] == ".".join(str(part) for part in sys.version_info[:3])
+        assert set(manifest["versions"]) == {"dapo", "python", "torch", "transformers", "numpy"}
+        assert manifest["machine"]["gpus"] == ["H100"]
+        assert manifest["machine"]["cores"] == os.cpu_count()
+        assert manifest["machine"]["cpu"]
+        json.dumps(manifest)
+
+    @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+    def test_the_commit_is_that_of_the_current_directory_and_null_outside_a_repository(self, tmp_path):
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        environment["GIT_CEILING_DIRECTORIES"] = str(tmp_path.parent)
+
+        def run_here(*command):
+            done = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
+            return done.stdout
+
+        def commit():
+            return json.loads(run_here(sys.executable, "-c", SHOW_COMMIT))
+
+        assert commit() is None
+        (tmp_path / "file").touch()
+        run_here("git", "init")
+        run_here("git", "add", "file")
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+        run_here("git", *identity, "commit", "-m", "one")
+        head = run_here("git", "rev-parse", "HEAD").strip()
+        assert commit() == head
+        (tmp_path / "file").write_text("changed")
+        assert commit() == f"{head}-dirty"
+
+    @pytest.mark.parametrize(
+        ("argument", "masked"),
+        [
+            ("reward.options.api_key=sk-123", "reward.options.api_key=***"),
+            ("reward.options.openaiApiKey=sk-123", "reward.options.openaiApiKey=***"),
+            ("reward.options.HF_TOKEN=abc=def", "reward.options.HF_TOKEN=***"),
+            ("--password=x", "--password=***"),
+            ("reward.options={url: a, api_key: sk-123}", "reward.options=***"),
+            ('{"secret": "x"}', "***"),
+            ("data.train=https://me:pass@host/p.jsonl", "data.train=https://***@host/p.jsonl"),
+            # these only sound like secrets
+            ("loss.aggregate=token", "loss.aggregate=token"),
+            ("train.microbatch_tokens=4096", "train.microbatch_tokens=4096"),
+            ("rollout.cache_tokens=4096", "rollout.cache_tokens=4096"),
+            ("data.train=secret.jsonl", "data.train=secret.jsonl"),
+            ("configs/token.yaml", "configs/token.yaml"),
+        ],
+    )
+    def test_secrets_on_the_command_line_are_masked(self, argument, masked):
+        assert mask_secrets(["dapo", argument]) == ["dapo", masked]
+
+
+class TestSummary:
+    SUMMARY = {  # noqa: RUF012
+        "steps": 50,
+        "wall_s": 500.5,
+        "tokens_generated": 9000,
+        "tokens_trained": 6000,
+        "eval_first": {"accuracy": 0.1, "low": 0.05, "high": 0.15, "problems": 150},
+        "eval_last": None,
+        "exit_reason": "finished",
+        "best_step": 40,
+    }
+
+    def test_it_is_written_whole_with_what_else_is_known(self, run):
+        run.write_summary(self.SUMMARY)
+        assert json.loads(run.summary.read_text()) == self.SUMMARY
+
+    def test_a_missing_field_is_named(self, run):
+        with pytest.raises(ValueError, match="lacks wall_s, exit_reason"):
+            run.write_summary({k: v for k, v in self.SUMMARY.items() if k not in ("wall_s", "exit_reason")})
+        assert not run.summary.exists()
+
+
+ROW = {"id": "1", "accuracy": 1.0, "source": "s", "question": "Q", "answer": "A", "responses": [{"text": "A"}]}
+SUMMARY = Evaluation(EvaluationPlan("e", 1, 1.0, 1.0, 1, (), 0), ()).summary()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        '{"accuracy": 0.',
+        "[]",
+        "null",
+        "{}",
+        "[" * 100_000,
+        json.dumps(SUMMARY | {"accuracy": "0.5", "table": [ROW]}),
+        json.dumps(SUMMARY | {"table": {}}),
+        json.dumps(SUMMARY | {"table": [ROW | {"responses": []}]}),
+        json.dumps(SUMMARY | {"table": [ROW | {"responses": ["A"]}]}),
+    ],
+)
+def test_a_damaged_evaluation_is_named_and_left_out(run, content):
+    good = SUMMARY | {"table": [ROW]}
+    atomic_write_json(run.eval(0), good)
+    atomic_write_text(run.eval(5), content)
+    warnings = []
+    assert run.first_and_last_evaluation(warnings.append) == [good]
+    assert len(warnings) == 1
+    assert str(run.eval(5)) in warnings[0]
+    assert "left out" in warnings[0]
+
+
+def test_only_the_first_and_the_last_readable_evaluation_are_read(run):
+    assert run.first_and_last_evaluation(pytest.fail) == []
+    for step in (0, 5, 10, 15, 20, 25):
+        atomic_write_json(run.eval(step), SUMMARY | {"step": step, "table": [ROW]})
+    for step in (0, 10, 25):  # a damaged one in between is not looked at
+        atomic_write_text(run.eval(step), "{")
+    warnings = []
+    assert [found["step"] for found in run.first_and_last_evaluation(warnings.append)] == [5, 20]
+    assert [Path(text.split()[0]).name for text in warnings] == ["step_000000.json", "step_000025.json"]
+    run.eval(20).unlink()
+    run.eval(15).unlink()
+    assert [found["step"] for found in run.first_and_last_evaluation(warnings.append)] == [5]
+
+
+class TestAtomicFiles:
+    def test_json_has_null_where_a_number_is_not_finite(self, tmp_path):
+        atomic_write_json(tmp_path / "f", {"a": [float("nan"), 1.5], "b": {"c": float("-inf")}, "é": (1, 2)})
+        assert json.loads((tmp_path / "f").read_text()) == {"a": [None, 1.5], "b": {"c": None}, "é": [1, 2]}
+
+
+SHOW_COMMIT = """
+import json
+from datetime import UTC, datetime
+from dapo.runs.directory import make_manifest
+print(json.dumps(make_manifest([], seed=0, started=datetime.now(UTC))["git_commit"]))
+"""
+
+HOLD_LOCK = """
+import sys, time
+from dapo.runs.directory import RunDirectory
+with RunDirectory.open(sys.argv[1]).lock():
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+SAVE_FOR_EVER = """
+import sys, time
+from dapo.runs.directory import RunDirectory
+run = RunDirectory.open(sys.argv[1])
+run.save_checkpoint(5, lambda directory: (directory / "weights").write_text("five"), keep=1)
+def write(directory):
+    (directory / "weights").write_text("te")
+    print("ready", flush=True)
+    time.sleep(600)
+run.save_checkpoint(10, write, keep=1)
+"""
+
+
+@contextmanager
+def in_background(script, path):
+    """A process that has said it is ready; killed at the end."""
+    with subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()

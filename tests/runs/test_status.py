@@ -1,0 +1,94 @@
+"""How a run stands, by its directory: every state, what is estimated, and that a live run is left alone."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dapo.core.errors import CheckpointError
+from dapo.runs.directory import RunDirectory
+from dapo.runs.status import run_status
+from helpers.commands import run
+
+CONFIG = "model: {name: tiny-random}\ndata: {train: builtin:sums}\ntrain: {num_steps: 10}\n"
+SECONDS = [(10.0, 0.0), (12.0, 0.0), (41.0, 30.0)]  # of steps 1 to 3: the whole step, and its evaluation
+SUMMARY = {"steps": 3, "wall_s": 1.0, "tokens_generated": 1, "tokens_trained": 1, "eval_first": None, "eval_last": None}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    """A run with the metrics of three steps."""
+    found = RunDirectory.create(tmp_path / "run", CONFIG, {"folder": "."})
+    lines: list[dict[str, Any]] = [{"step": 0, "eval/sums/accuracy": 0.1, "time/evaluate_s": 30.0}]
+    for step, (seconds, evaluation) in enumerate(SECONDS, start=1):
+        lines.append({"step": step, "reward/mean": 0.1 * step, "time/step_s": seconds, "time/evaluate_s": evaluation})
+    lines[-1] |= {"eval/sums/accuracy": 0.5, "eval/sums/low": 0.4, "eval/sums/high": None}
+    found.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 4, "rew')
+    return found
+
+
+def test_a_live_run_is_seen_with_its_process_and_what_is_left_and_keeps_its_lock(directory: RunDirectory):
+    with directory.lock(9):  # dapo resume RUN train.num_steps=9
+        status = run_status(directory.path)
+        with pytest.raises(CheckpointError, match=f"in use by process {os.getpid()};"), directory.lock():
+            pass
+    assert (status.state, status.process, status.exit_reason) == ("running", os.getpid(), None)
+    assert (status.step, status.num_steps) == (3, 9)
+    # without their evaluations the steps take 10, 12 and 11 s; an evaluation takes 10 s of a step on average
+    assert status.seconds_left == pytest.approx((11 + 10) * 6)
+    assert status.seconds_since_step is not None
+    assert status.metrics["reward/mean"] == pytest.approx(0.3)
+    assert status.evaluations == {"sums": {"step": 3, "accuracy": 0.5, "low": 0.4, "high": None}}
+    with directory.lock():  # of a process that has only just begun
+        assert run_status(directory.path).num_steps == 10
+
+
+@pytest.mark.parametrize(
+    ("reason", "state", "code", "shown"),
+    [
+        ("finished", "finished", 0, "finished"),
+        ("solved", "solved", 0, "solved: all problems of a step were solved"),
+        ("interrupted: stopped by SIGINT", "stopped", 0, "stopped (stopped by SIGINT); continue with: dapo resume"),
+        (None, "stopped", 0, "stopped (its process was killed); continue with: dapo resume"),
+        ("NumericsError: weights that are not finite", "failed", 1, "failed: NumericsError: weights that are not"),
+    ],
+)
+def test_an_ended_run_says_how_and_only_a_failed_one_exits_1(
+    capsys: pytest.CaptureFixture[str], directory: RunDirectory, reason: str | None, state: str, code: int, shown: str
+):
+    if reason is not None:
+        directory.write_summary({**SUMMARY, "num_steps": 7, "exit_reason": reason})
+    status = run_status(directory.path)
+    assert (status.state, status.process, status.exit_reason) == (state, None, reason)
+    assert (status.seconds_left, status.seconds_since_step) == (None, None)
+    assert status.num_steps == (10 if reason is None else 7)
+    before = sorted(path.name for path in directory.path.iterdir())
+    given, out, err = run(capsys, "status", str(directory.path))
+    assert (given, err) == (code, "")
+    assert f"state       {shown}" in out
+    assert f"step        3/{status.num_steps}\n" in out
+    given, out, _ = run(capsys, "status", str(directory.path), str(directory.path))
+    assert given == code
+    assert out.count(f" {state} ") == 2
+    assert sorted(path.name for path in directory.path.iterdir()) == before
+
+
+def test_disk_use_is_the_sum_of_the_files_and_of_their_folders(directory: RunDirectory):
+    for name, size in (("checkpoints/step_000002/a", 1000), ("rollouts/step_000001.parquet", 300), ("other/b", 50)):
+        path = directory.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * size)
+    status = run_status(directory.path)
+    own = sum(path.stat().st_size for path in directory.path.iterdir() if path.is_file())
+    expected = {"total": own + 1350, "checkpoints": 1000, "rollouts": 300, "eval": 0, "logs": 0}
+    assert status.disk_bytes == expected
+    assert status.checkpoint == {"step": 2, "path": str(directory.checkpoints / "step_000002")}
+
+
+def test_a_run_without_a_step_and_with_options_of_another_version_has_a_status(directory: RunDirectory):
+    directory.metrics.unlink()
+    directory.config.write_text(CONFIG + "bogus: 1\n")
+    status = run_status(directory.path)
+    assert (status.state, status.step, status.num_steps, status.metrics) == ("stopped", 0, None, {})

@@ -1,0 +1,257 @@
+"""Each rule on metrics made by hand: it holds beyond its threshold, it is silent before it, and it says what to do."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from dapo.config import Config, build_config
+from dapo.training.rules.all_rules import RULES, holding
+from dapo.training.rules.finding import Finding
+from dapo.training.rules.history import FIRST, WINDOW, History
+from dapo.training.rules.watch import Watch, warning
+from helpers.paths import ROOT
+
+HEALTHY: Mapping[str, float] = {
+    "rollout/groups_generated": 10,
+    "rollout/groups_trained": 4,
+    "rollout/groups_all_correct": 3,
+    "rollout/groups_all_wrong": 3,
+    "rollout/keep_rate": 0.4,
+    "rollout/all_correct_fraction": 0.3,
+    "rollout/all_wrong_fraction": 0.3,
+    "rollout/truncated_fraction": 0.1,
+    "rollout/response_tokens_mean": 20.0,
+    "rollout/verifier_errors": 0,
+    "rollout/tokens_in_minibatches": 300,
+    "rollout/engine_logprob_gap_mean": 0.01,
+    "rollout/epoch": 1,
+    "reward/accuracy": 0.5,
+    "reward/mean": 0.1,
+    "loss/entropy": 0.5,
+    "loss/approx_kl": 1e-4,
+    "loss/ratio_mean": 1.0,
+    "loss/clip_high_fraction": 0.01,
+    "loss/clip_low_fraction": 0.01,
+    "optim/grad_norm": 0.3,
+    "optim/skipped": 0,
+    "optim/update_tokens": 280,
+    "optim/lr": 1e-6,
+    "time/judge_wait_s": 0.1,
+    "time/step_s": 10.0,
+}
+
+
+def options(**changed: Any) -> Config:
+    raw = {"model": "tiny-random", "data": {"train": "builtin:sums"}, "optim": {"warmup_steps": 0}}
+    raw |= {"rollout": {"prompts_per_step": 4, "group_size": 4}, "train": {"minibatch_groups": 2}}
+    return build_config(raw, [f"{name.replace('__', '.')}={value}" for name, value in changed.items()])
+
+
+def found(
+    late: Mapping[str, float | None], config: Config | None = None, *, early: Any = HEALTHY, steps: int = 10
+) -> list[Finding]:
+    """The findings after `FIRST` steps as `early` and further ones with `late` over that; None: not logged."""
+    history = History()
+    for step in range(1, steps + 1):
+        record = dict(early) | (dict(late) if step > FIRST else {})
+        history.add({"step": step} | {name: value for name, value in record.items() if value is not None})
+    return holding(history, config or options())
+
+
+def names(findings: list[Finding]) -> set[str]:
+    return {each.name for each in findings}
+
+
+def test_a_healthy_run_has_no_finding():
+    assert found({}) == []
+
+
+KEPT, FLAT = "rollout/groups_trained", "rollout/zero_advantage_fraction"
+FAULTS: list[tuple[str, dict[str, float | None], dict[str, float | None], dict[str, Any]]] = [
+    # rule, metrics just beyond the threshold, just before it, options
+    ("too_easy", {KEPT: 2, "rollout/groups_all_correct": 5}, {KEPT: 2.5, "rollout/groups_all_correct": 5}, {}),
+    ("too_hard", {KEPT: 2, "rollout/groups_all_wrong": 5}, {KEPT: 2.5, "rollout/groups_all_wrong": 5}, {}),
+    ("equal_rewards", {KEPT: 2, "rollout/groups_zero_variance": 9}, {KEPT: 3, "rollout/groups_zero_variance": 9}, {}),
+    ("filtered", {KEPT: 2, "rollout/groups_filtered": 9}, {KEPT: 3, "rollout/groups_filtered": 9}, {}),
+    ("too_hard", {FLAT: 0.8, "reward/accuracy": 0.1}, {FLAT: 0.75},
+     {"dynamic_sampling__enabled": "false"}),
+    ("too_easy", {FLAT: 0.8, "reward/accuracy": 0.8}, {FLAT: 0.75},
+     {"dynamic_sampling__enabled": "false"}),
+    ("equal_rewards", {FLAT: 0.8, "reward/accuracy": None}, {FLAT: 0.75},
+     {"dynamic_sampling__enabled": "false"}),
+    ("verifier_errors", {"rollout/verifier_errors": 3}, {"rollout/verifier_errors": 2}, {}),  # of 40
+    ("truncation", {"rollout/truncated_fraction": 0.51}, {"rollout/truncated_fraction": 0.5}, {}),
+    ("length_explosion", {"rollout/response_tokens_mean": 40.0},
+     {"rollout/response_tokens_mean": 40.0, "reward/accuracy": 0.56}, {}),
+    ("length_explosion", {"rollout/response_tokens_mean": 41.0}, {"rollout/response_tokens_mean": 39.0}, {}),
+    ("repeated_text", {"rollout/looping_fraction": 0.11}, {"rollout/looping_fraction": 0.1}, {}),
+    ("many_answers", {"rollout/many_answers_fraction": 0.11}, {"rollout/many_answers_fraction": 0.1}, {}),
+    ("one_problem", {"rollout/top_problem_fraction": 0.51}, {}, {}),
+    ("entropy_collapse", {"loss/entropy": 0.04}, {"loss/entropy": 0.06}, {}),
+    ("entropy_collapse", {"loss/entropy": 0.04}, {"loss/entropy": 0.04, "reward/accuracy": 0.9}, {}),
+    ("entropy_explosion", {"loss/entropy": 1.01}, {"loss/entropy": 0.99}, {}),
+    ("sampler_gap", {"rollout/engine_logprob_gap_mean": 0.11}, {"rollout/engine_logprob_gap_mean": 0.1}, {}),
+    ("sampler_gap", {"rollout/engine_logprob_gap_mean": float("nan")}, {}, {}),
+    ("skipped_updates", {"optim/skipped": 1}, {"optim/skipped": 0}, {}),
+    ("lr_too_high", {"loss/approx_kl": 0.11}, {"loss/approx_kl": 0.1}, {}),
+    ("lr_too_high", {"loss/clip_high_fraction": 0.2}, {"loss/clip_high_fraction": 0.19}, {}),
+    ("lr_too_low", {"loss/approx_kl": 1e-9}, {"loss/approx_kl": 2e-8}, {}),
+    ("lr_too_low", {"loss/approx_kl": 1e-9}, {"loss/approx_kl": 1e-9, FLAT: 1.0}, {}),
+    ("slow_verifier", {"time/judge_wait_s": 5.1}, {"time/judge_wait_s": 4.9}, {}),
+    ("slow_verifier", {"time/judge_wait_s": 5.1}, {"time/judge_wait_s": 0.9, "time/step_s": 1.0}, {}),
+    ("slow_verifier", {"time/judge_wait_s": 5.1, "time/step_s": 30.0, "time/evaluate_s": 20.0},
+     {"time/judge_wait_s": 5.1, "time/step_s": 30.0, "time/evaluate_s": 19.0}, {}),
+]  # fmt: skip
+
+
+NONE_RIGHT: dict[str, float | None] = {
+    "reward/accuracy": 0.0, "rollout/groups_generated": 64, KEPT: 0, "rollout/groups_all_wrong": 64,
+    "rollout/groups_all_correct": 0, "rollout/keep_rate": 0.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("logged", "changed", "result"),
+    [
+        (NONE_RIGHT, {}, "every response to 320 prompts is wrong, so nothing is learned"),
+        ({"reward/accuracy": 0.0, FLAT: 1.0}, {"dynamic_sampling__enabled": "false"}, "so nothing is learned"),
+        # the penalty on length gives groups that are all wrong a spread, which dynamic sampling would have dropped
+        ({"reward/accuracy": 0.0}, {"dynamic_sampling__enabled": "false"}, "learned is the penalty on length"),
+    ],
+)
+def test_where_no_response_is_right_the_problems_are_named_and_no_option(
+    logged: dict[str, float | None], changed: dict[str, Any], result: str
+):
+    config = options(**changed)
+    (case,) = [each for each in found(logged, config) if each.name == "too_hard"]
+    assert (case.severity, case.change) == ("error", ())
+    assert result in case.cause
+    assert case.advice.startswith("mix in problems that the model solves at times, data.train={mix: {easy: SOURCE")
+    assert case.advice in warning(case)
+    one_right = [each for each in found(logged | {"reward/accuracy": 0.001}, config) if each.severity == "error"]
+    assert one_right == []
+
+
+def test_wrong_responses_of_groups_without_a_signal_are_examples_of_too_hard_problems():
+    (shows,) = [rule.response for rule in RULES if rule.name == "too_hard"]
+    assert shows is not None
+    wrong = {"outcome": "trained", "correct": False}
+    assert shows(wrong | {"outcome": "all_wrong", "advantage": None})
+    assert shows(wrong | {"advantage": 0.0})
+    assert not shows(wrong | {"advantage": -0.25})
+    assert not shows({"outcome": "trained", "correct": True, "advantage": 0.0})
+
+
+@pytest.mark.parametrize(("name", "beyond", "before", "changed"), FAULTS)
+def test_a_rule_holds_beyond_its_threshold_and_not_before_it(
+    name: str, beyond: dict[str, float | None], before: dict[str, float | None], changed: dict[str, Any]
+):
+    config = options(**changed)
+    assert name in names(found(beyond, config))
+    assert name not in names(found(before, config))
+
+
+def test_one_gradient_far_beyond_the_usual_ones_is_named_with_its_step():
+    history = History()
+    for step in range(1, 11):
+        history.add({**HEALTHY, "step": step, "optim/grad_norm": 4.0 if step == 8 else 0.3})
+    (spike,) = holding(history, options())
+    assert spike.name == "gradient_spike"
+    assert spike.cause.startswith("the gradient of step 8 has the norm 4, 13 times the usual 0.3")
+    for step in range(11, 11 + WINDOW):
+        history.add({**HEALTHY, "step": step})
+    assert holding(history, options()) == []  # it is past
+
+
+def test_one_update_per_step_leaves_clipping_without_effect_and_is_a_note():
+    config = options(train__minibatch_groups=4)
+    (note,) = found({"loss/approx_kl": 0.0, "loss/clip_high_fraction": 0.0, "loss/clip_low_fraction": 0.0}, config)
+    assert (note.name, note.severity, note.change) == ("inert_clipping", "note", ("train.minibatch_groups=2",))
+
+
+def test_a_corrected_engine_may_differ():
+    assert found({"rollout/engine_logprob_gap_mean": 0.5}, options(loss__engine_correction="tis")) == []
+
+
+def evaluated(*accuracies: float, training: tuple[float, float] = (0.4, 0.6)) -> list[Finding]:
+    """Findings of a run with an evaluation of these accuracies every other step, each with an interval of +-.05."""
+    history = History()
+    steps = range(2 * len(accuracies))
+    for step in steps:
+        record = {**HEALTHY, "reward/accuracy": training[0] if step <= FIRST else training[1]} if step else {}
+        if step % 2 == 0:
+            value = accuracies[step // 2]
+            ends = {"accuracy": value, "low": value - 0.05, "high": value + 0.05, "truncated_fraction": 0.0}
+            record |= {f"eval/held/{name}": number for name, number in ends.items()}
+        history.add({**record, "step": step})
+    return holding(history, options())
+
+
+def test_held_out_accuracy_that_falls_while_training_rises_is_overfitting():
+    (overfit,) = evaluated(0.5, 0.7, 0.6, 0.5, 0.4)
+    assert overfit.name == "overfit"
+    assert "from 70.0% at step 2 to 40.0% at step 8" in overfit.cause
+    assert "train.num_steps=2" in overfit.change
+    assert evaluated(0.5, 0.7, 0.65, 0.65, 0.65) == []  # within the intervals
+    assert evaluated(0.5, 0.7, 0.6, 0.5, 0.4, training=(0.5, 0.5)) == []  # training falls as well, or stays
+
+
+def audited(*gaps: float) -> list[Finding]:
+    history = History()
+    for step, gap in enumerate(gaps, start=1):
+        history.add({**HEALTHY, "step": step, "audit/gap": gap, "audit/mean": 0.2, "audit/responses": 4})
+    config = options(audit__verifier="math")
+    return holding(history, config)
+
+
+def test_a_gap_to_the_audit_is_a_finding_where_its_interval_lies_above_the_threshold():
+    (gap,) = audited(0.3, 0.35, 0.25)  # 0.3 +- 4.3 * 0.05 / sqrt(3)
+    assert gap.name == "audit_gap"
+    assert "0.3 above the audit's on the same responses (95 % interval 0.176 to 0.424)" in gap.cause
+    assert gap.change == ("reward.verifier=math",)
+    assert audited(0.3, 0.5, 0.1) == []  # the same mean, a wider interval
+    assert audited(0.05, 0.06, 0.04) == []
+    assert audited(0.3, 0.3) == []  # too few steps
+
+
+def test_truncation_is_named_before_the_first_step_where_an_evaluation_shows_it():
+    history = History()
+    metrics = {"accuracy": 0.1, "low": 0.0, "high": 0.2, "truncated_fraction": 0.6}
+    history.add({"step": 0} | {f"eval/held/{name}": value for name, value in metrics.items()})
+    (truncated,) = holding(history, options())
+    assert truncated.cause.startswith("60.0% of the responses of the first evaluation end at the limit of 20480 tokens")
+
+
+def test_every_option_that_a_finding_names_can_be_set_on_the_command_line():
+    for _, beyond, _, changed in FAULTS:
+        for each in found(beyond, options(**changed)):
+            for change in each.change:
+                name, _, value = change.partition("=")
+                options(**(changed | {name.replace(".", "__"): value}))
+
+
+def test_a_warning_comes_once_with_what_to_do_and_a_resumed_run_does_not_repeat_it():
+    records: list[dict[str, Any]] = [
+        {**HEALTHY, "step": step} | ({"loss/approx_kl": 0.5} if step > 3 else {}) for step in range(1, 12)
+    ]
+    whole = Watch(options())
+    reported = [whole.add(record) for record in records]
+    assert [len(new) for new, _ in reported] == [0] * 3 + [1] + [0] * 7
+    assert [count for _, count in reported] == [0] * 3 + [1] * 8
+    text = warning(reported[3][0][0])
+    assert text.startswith("each step moves the policy too far: 0.125 nats per token")
+    assert text.endswith("; try optim.lr=1e-07")
+    resumed = Watch(options(), records[:6])
+    assert [resumed.add(record) for record in records[6:]] == reported[6:]
+
+
+def test_notes_are_no_warnings():
+    watch = Watch(options(train__minibatch_groups=4))
+    assert watch.add({**HEALTHY, "step": 1}) == ([], 0)
+
+
+def test_the_page_explains_every_rule_and_no_other():
+    page = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
+    assert re.findall(r"^### `(\w+)`", page, flags=re.MULTILINE) == [rule.name for rule in RULES]
