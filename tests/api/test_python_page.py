@@ -8,7 +8,6 @@ from types import ModuleType
 import pytest
 
 import dapo
-import dapo.api.callbacks
 import dapo.api.code
 import dapo.api.keywords
 import dapo.api.run
@@ -77,9 +76,7 @@ def example_run(tmp_path_factory: pytest.TempPathFactory) -> dapo.Run:
     )
 
 
-@pytest.mark.parametrize(
-    "module", [dapo, dapo.api.code, dapo.api.keywords, dapo.api.run, dapo.api.callbacks, dapo.api.train]
-)
+@pytest.mark.parametrize("module", [dapo, dapo.api.code, dapo.api.keywords, dapo.api.run, dapo.api.train])
 def test_examples_in_docstrings_give_what_they_say(
     module: ModuleType, example_run: dapo.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
