@@ -1,9 +1,9 @@
 """A run's first two steps, tried before the run: pass rates, lengths, speed and memory of its real model and data.
 
-Nothing is written. Sampling, judging and updates are those of the run (`assemble/build.py`) under its keys, so
-the first batches are those that the run would train on, and the updates are its own. The second one is the first to hold the
-optimizer's moments beside its activations. Further batches are sampled with the weights after it, until enough problems
-are judged.
+Nothing is written. Sampling, judging and updates are those of the run (`assemble/build.py`) under its keys, so the
+first batches are those that the run would train on, and the updates are its own. The second one is the first to hold
+the optimizer's moments beside its activations. Further batches are sampled with the weights after it, until enough
+problems are judged.
 """
 
 import resource
