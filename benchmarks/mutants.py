@@ -38,20 +38,27 @@ class Mutant:
     """A deliberate mistake, and the test files that must notice it."""
 
     name: str
-    file: str  # below src/dapo
+    file: str  # below src/dapo, or below src where it names another package
     old: str  # stands in the file exactly once
     new: str
     tests: tuple[str, ...]  # below tests/
+
+    def path(self, root: Path) -> Path:
+        """The file in the repository or copy at `root`."""
+        is_package = (ROOT / "src" / self.file.split("/")[0] / "__init__.py").is_file()
+        return root / "src" / ("" if is_package else "dapo") / self.file
 
     def apply(self, root: Path) -> str:
         """Make the mistake in the copy at `root`; returns the file's text as it was.
 
         Raises ValueError where `old` does not stand exactly once in the file: the table is out of date.
         """
-        path = root / "src" / "dapo" / self.file
+        path = self.path(root)
         text = path.read_text(encoding="utf-8")
         if (count := text.count(self.old)) != 1:
-            raise ValueError(f"{self.name}: {self.old!r} stands {count} times in src/dapo/{self.file}; expected once")
+            raise ValueError(
+                f"{self.name}: {self.old!r} stands {count} times in {path.relative_to(root)}; expected once"
+            )
         path.write_text(text.replace(self.old, self.new), encoding="utf-8")
         return text
 
@@ -107,7 +114,7 @@ def judge(mutant: Mutant, root: Path, *, thorough: bool) -> Outcome:
     try:
         failed = failures(root, mutant.tests, thorough=thorough)
     finally:
-        (root / "src" / "dapo" / mutant.file).write_text(text, encoding="utf-8")
+        mutant.path(root).write_text(text, encoding="utf-8")
     return Outcome(mutant, failed, time.perf_counter() - began)
 
 

@@ -303,10 +303,10 @@ def test_every_deliberate_mistake_still_applies_and_names_tests_that_exist(tmp_p
     table = mutants.read_mutants()
     assert len({mutant.name for mutant in table}) == len(table) >= 75
     for mutant in table:
-        copy = tmp_path / "src" / "dapo" / mutant.file
+        copy, original = mutant.path(tmp_path), mutant.path(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text((ROOT / "src" / "dapo" / mutant.file).read_text(encoding="utf-8"), encoding="utf-8")
-        assert mutant.apply(tmp_path) == (ROOT / "src" / "dapo" / mutant.file).read_text(encoding="utf-8")
+        copy.write_text(original.read_text(encoding="utf-8"), encoding="utf-8")
+        assert mutant.apply(tmp_path) == original.read_text(encoding="utf-8")
         compile(copy.read_text(encoding="utf-8"), mutant.name, "exec")
         assert all((ROOT / "tests" / name).is_file() for name in mutant.tests), mutant.name
 

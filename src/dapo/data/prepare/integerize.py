@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal, TypeAlias, TypeVar
 
 from dapo.core.journal import Journal
-from dapo.core.math_text import final_part, marked_answer, strip_formatting
 from dapo.core.openai_client import ServerFailed
 from dapo.core.rng import keyed_seed
 from dapo.data.prepare.normalize import (
@@ -21,6 +20,7 @@ from dapo.data.prepare.normalize import (
 from dapo.data.problems import unique_problems
 from dapo.data.sources.rows import ANSWER_COLUMNS, PROMPT_COLUMNS, problem_id
 from dapo.types import Message, Problem
+from strict_math.text import final_part, marked_answer, strip_formatting
 
 Ask: TypeAlias = Callable[[str, int], str]  # maps a request and a seed to the model's response
 Action: TypeAlias = Literal["unchanged", "rewritten", "rejected"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, TypeAlias
 
-from dapo.core.math_text import INTEGER, plain_number, strip_formatting
+from strict_math.text import INTEGER, plain_number, strip_formatting
 
 AnswerType: TypeAlias = Literal["integer", "number", "fraction", "expression", "letter", "text"]
 ANSWER_TYPES: tuple[AnswerType, ...] = ("integer", "number", "fraction", "expression", "letter", "text")

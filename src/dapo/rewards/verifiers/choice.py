@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dapo.core.errors import RewardError
-from dapo.core.math_text import answer_lines, final_part, outer_boxes, strip_formatting, without_text_commands
 from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.types import Problem, Verdict
+from strict_math.text import answer_lines, final_part, outer_boxes, strip_formatting, without_text_commands
 
 _LETTER = r"[\(\[]?(?P<letter>[A-Za-z])[\)\]]?"
 _NAMED = r"(?:the\s+)?(?:correct\s+|right\s+|best\s+)?(?:option|choice|answer|letter)?\s*(?:is|:)?\s*"

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from dapo.core.errors import RewardError
-from dapo.core.math_text import fences, final_part
 from dapo.core.verifier_limits import CODE_TIME_S
 from dapo.rewards.sandbox import sandbox
 from dapo.rewards.sandbox.sandbox import Sandbox, SandboxError
 from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.rewards.verifiers.code_tests import COLUMNS, Pairs, Statements, read_tests
 from dapo.types import Problem, Verdict
+from strict_math.text import fences, final_part
 
 Isolation = Literal["require", "best_effort"]
 

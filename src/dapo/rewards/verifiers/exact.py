@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Literal
 
-from dapo.core.math_text import answer_line, final_part, normalize_number, numbers_in, plain_number, strip_formatting
 from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.rewards.verifiers.stated_number import response_number
 from dapo.types import Problem, Verdict
+from strict_math.text import answer_line, final_part, normalize_number, numbers_in, plain_number, strip_formatting
 
 Extract = Literal["none", "answer_line", "last_number", "final"]
 

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar
 
-from dapo.core.math_text import answer_line, final_part, normalize_number, numbers_in, plain_number, strip_formatting
 from dapo.rewards.verdicts import binary_verdict, error_verdict
-from dapo.rewards.verifiers.math import claimed_answer, last_boxes
 from dapo.rewards.verifiers.stated_number import stated_number
 from dapo.types import Problem, Verdict
+from strict_math import extract_answer
+from strict_math.extraction import last_boxes
+from strict_math.text import answer_line, final_part, normalize_number, numbers_in, plain_number, strip_formatting
 
 _MARK = "####"
 
@@ -37,7 +38,7 @@ class Gsm8kVerifier:
         _, mark, tail = text.rpartition(_MARK)
         if mark:
             return stated_number(tail.strip().partition("\n")[0])
-        if (line := claimed_answer(text)) is not None and answer_line(text) is not None:
+        if (line := extract_answer(text)) is not None and answer_line(text) is not None:
             return stated_number(line)
         if joined := last_boxes(text):
             numbers = {stated_number(content) for content in joined}

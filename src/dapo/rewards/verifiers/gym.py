@@ -11,9 +11,9 @@ from typing import Any
 
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, try_call
-from dapo.core.math_text import final_part, marked_answer, strip_formatting
 from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.types import Problem, Verdict
+from strict_math.text import final_part, marked_answer, strip_formatting
 
 TASK, CONFIG, ENTRY = "gym_task", "gym_config", "gym_entry"
 """The fields of a problem from reasoning-gym: the task's name, its configuration, and the item (`question`, `answer`,

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, try_call
-from dapo.core.math_text import fences, final_part
 from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.types import Problem, Verdict
+from strict_math.text import fences, final_part
 
 FIELD = "schema"
 """The row's column that holds the schema, as a mapping or a string; without it, the reference is the schema."""

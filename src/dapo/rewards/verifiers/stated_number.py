@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Sequence
 from fractions import Fraction
 
-from dapo.core.math_text import TEXT_COMMAND, answer_lines, outer_boxes, plain_number
+from strict_math.text import TEXT_COMMAND, answer_lines, outer_boxes, plain_number
 
 _FULL_WIDTH = {0xFF01 + offset: chr(0x21 + offset) for offset in range(94)}
 _CHARACTERS = _FULL_WIDTH | {ord("−"): "-", ord("–"): "-"}

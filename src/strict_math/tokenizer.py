@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from dapo.core.math_text import strip_formatting
-from dapo.rewards.answers.vocabulary import COMMAND_OF, FUNCTIONS, GREEK, SHORT_WORDS
+from strict_math.text import strip_formatting
+from strict_math.vocabulary import COMMAND_OF, FUNCTIONS, GREEK, SHORT_WORDS
 
 
 class Token(NamedTuple):
@@ -19,8 +19,8 @@ class Token(NamedTuple):
 
     kind: str
     text: str
-    spaced: bool = False  # whether white space comes before it
-    literal: bool = False  # whether it is in a text command
+    after_space: bool = False  # whether white space comes before it
+    in_text: bool = False  # whether it is in a text command
 
     def is_sign(self, *texts: str) -> bool:
         """Whether it is one of these signs."""
@@ -147,7 +147,7 @@ def tokenize(text: str, names: frozenset[str] | None = None) -> list[Token]:
 
 def plain_words(tokens: Sequence[Token]) -> str:
     """The words of tokens as one text, without brackets around them."""
-    text = "".join((" " if token.spaced else "") + token.text for token in tokens).strip()
+    text = "".join((" " if token.after_space else "") + token.text for token in tokens).strip()
     return text[1:-1].strip() if text.startswith("(") and text.endswith(")") else text
 
 
@@ -155,22 +155,22 @@ class _Lexer:
     def __init__(self, names: frozenset[str] | None) -> None:
         self._names = names
 
-    def read(self, text: str, *, literal: bool = False) -> list[Token]:
+    def read(self, text: str, *, in_text: bool = False) -> list[Token]:
         tokens: list[Token] = []
-        spaced = False
+        after_space = False
         for match in _LEXEMES.finditer(text):
             if match["space"]:
-                spaced = True
+                after_space = True
                 continue
-            found = list(self._tokens_of(match, literal))
+            found = list(self._tokens_of(match, in_text))
             tokens += [
-                token._replace(spaced=spaced or token.spaced) if i == 0 else token for i, token in enumerate(found)
+                token._replace(after_space=after_space or token.after_space) if i == 0 else token
+                for i, token in enumerate(found)
             ]
-            spaced = literal_end = bool(match["text"]) and match["content"][-1:].isspace()
-            spaced = literal_end
+            after_space = bool(match["text"]) and match["content"][-1:].isspace()
         return tokens
 
-    def _tokens_of(self, match: re.Match[str], literal: bool) -> Iterator[Token]:
+    def _tokens_of(self, match: re.Match[str], in_text: bool) -> Iterator[Token]:
         if match["text"]:
             yield from self._text_command(match["style"], match["content"])
         elif match["blackboard"]:
@@ -188,7 +188,7 @@ class _Lexer:
         elif match["unit_function"]:
             yield Token("word", match["unit_function"])
         elif match["letter_run"]:
-            yield from self._letters(match["letter_run"], literal)
+            yield from self._letters(match["letter_run"], in_text)
         else:
             yield Token("sign" if match["sign"] in _PLAIN_SIGNS else "other", match["sign"])
 
@@ -203,9 +203,9 @@ class _Lexer:
         ):
             yield Token("name", stripped)
         else:
-            tokens = self.read(content, literal=True)
+            tokens = self.read(content, in_text=True)
             if tokens and content[:1].isspace():
-                tokens[0] = tokens[0]._replace(spaced=True)
+                tokens[0] = tokens[0]._replace(after_space=True)
             yield from tokens
 
     def _command(self, command: str) -> Token:
@@ -215,19 +215,19 @@ class _Lexer:
             return Token("sign", _COMMAND_SIGNS[command])
         return Token("name" if command in GREEK else "command", "\\" + command)
 
-    def _letters(self, run: str, literal: bool) -> Iterator[Token]:
+    def _letters(self, run: str, in_text: bool) -> Iterator[Token]:
         lower = run.lower()
         if lower in _WORD_SIGNS:
             yield Token("sign", _WORD_SIGNS[lower])
         elif lower in FUNCTIONS or lower in _ALIASES:
             name = _ALIASES.get(lower, lower)
             yield Token("sign", "sqrt") if name == "sqrt" else Token("function", name)
-        elif len(run) == 1 and not literal:
+        elif len(run) == 1 and not in_text:
             yield Token("name", run)
-        elif not literal and self._is_product(run):
+        elif not in_text and self._is_product(run):
             yield from (Token("name", letter) for letter in run)
         else:
-            yield Token("word", run, literal=literal)
+            yield Token("word", run, in_text=in_text)
 
     def _is_product(self, run: str) -> bool:
         if self._names is not None:

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
 
-from dapo.rewards.answers.evaluate import names_of
-from dapo.rewards.answers.expressions import Node
+from strict_math.arithmetic import names_of
+from strict_math.expressions import Node
 
 _COMBINATORIAL = ("binom", "!", "×", "/")
 _MIN_MANTISSA, _MAX_MANTISSA = 1, 10

@@ -6,7 +6,7 @@ from fractions import Fraction
 from functools import cache, lru_cache
 from typing import Any, TypeAlias
 
-from dapo.rewards.answers.expressions import Node
+from strict_math.expressions import Node
 
 Value: TypeAlias = Fraction | Any  # a Fraction where it is exact, else a number of mpmath
 _MAX_BITS = 400_000
@@ -36,11 +36,6 @@ def _mp() -> Any:
     context = mpmath.mp.clone()
     context.dps = _DIGITS
     return context
-
-
-def load() -> None:
-    """Import what irrational values need."""
-    _mp()
 
 
 def value_of(node: Node, names: Mapping[str, Fraction] | None = None) -> Value:

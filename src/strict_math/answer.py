@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from dapo.rewards.answers.expressions import Node
-from dapo.rewards.answers.regions import End, Interval, Region
-from dapo.rewards.answers.units import Unit
+from strict_math.expressions import Node
+from strict_math.real_sets import Endpoint, Interval, RealSet
+from strict_math.units import Unit
 
 
 @dataclass(frozen=True)
@@ -18,14 +18,14 @@ class Quantity:
 
 
 @dataclass(frozen=True)
-class Words:
+class TextAnswer:
     """An answer that is no mathematics."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Series:
+class Collection:
     """Several parts in brackets, of which `{}` do not keep an order."""
 
     items: tuple["Part", ...]
@@ -43,7 +43,7 @@ class Matrix:
 class NumberSet:
     """A set of real numbers that is no list."""
 
-    region: Region
+    real_set: RealSet
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Ratio:
 
 
 @dataclass(frozen=True)
-class Based:
+class BaseNumber:
     """Digits in a base that is named: `1011_2`."""
 
     digits: str
@@ -78,7 +78,7 @@ class Congruence:
     modulus: Node
 
 
-Value: TypeAlias = Quantity | Words | Series | Matrix | NumberSet | Relation | Ratio | Based | Congruence
+Value: TypeAlias = Quantity | TextAnswer | Collection | Matrix | NumberSet | Relation | Ratio | BaseNumber | Congruence
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def nodes_of(value: Value) -> Sequence[Node]:
     """The expressions of a value."""
     if isinstance(value, Quantity):
         return [value.node]
-    if isinstance(value, Series):
+    if isinstance(value, Collection):
         return [node for item in value.items for node in nodes_of(item.value)]
     if isinstance(value, Matrix):
         return [node for row in value.rows for node in row]
@@ -114,17 +114,17 @@ def nodes_of(value: Value) -> Sequence[Node]:
     return [value.residue, value.modulus] if isinstance(value, Congruence) else []
 
 
-def region_of(value: Value) -> Region | None:
+def real_set_of(value: Value) -> RealSet | None:
     """The set of numbers that a value is or may be read as (`(1, 2)` is a point or an interval)."""
     if isinstance(value, NumberSet):
-        return value.region
-    if not isinstance(value, Series) or len(value.items) != 2 or value.brackets not in ("()", "[]", "[)", "(]"):
+        return value.real_set
+    if not isinstance(value, Collection) or len(value.items) != 2 or value.brackets not in ("()", "[]", "[)", "(]"):
         return None
     low, high = (item.value for item in value.items)
     if not isinstance(low, Quantity) or not isinstance(high, Quantity):
         return None
     try:
-        ends = End.read(low.node), End.read(high.node)
+        ends = Endpoint.read(low.node), Endpoint.read(high.node)
     except ArithmeticError:
         return None
     interval = Interval(*ends, value.brackets[0] == "[", value.brackets[1] == "]")

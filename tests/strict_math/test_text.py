@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from dapo.core.math_text import (
+from strict_math.text import (
     answer_line,
     boxes,
     final_part,

@@ -5,12 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from dapo.rewards.answers.equality import approximation_holds
-from dapo.rewards.answers.evaluate import names_of
-from dapo.rewards.answers.expressions import Node, Unreadable, number, parse_expression
-from dapo.rewards.answers.parts import (
+from strict_math.answer import (
     Answer,
-    Based,
+    BaseNumber,
+    Collection,
     Congruence,
     Matrix,
     NumberSet,
@@ -18,23 +16,25 @@ from dapo.rewards.answers.parts import (
     Quantity,
     Ratio,
     Relation,
-    Series,
+    TextAnswer,
     Value,
-    Words,
-    region_of,
+    real_set_of,
 )
-from dapo.rewards.answers.regions import (
+from strict_math.arithmetic import names_of
+from strict_math.equality import approximation_holds
+from strict_math.expressions import Node, Unreadable, number, parse_expression
+from strict_math.real_sets import (
     REALS,
-    End,
+    Endpoint,
     Interval,
-    Region,
+    RealSet,
     complement,
     half_line,
     intersection,
     point,
     union,
 )
-from dapo.rewards.answers.token_lists import (
+from strict_math.token_lists import (
     CLOSING,
     OPENING,
     closes_at_end,
@@ -45,8 +45,8 @@ from dapo.rewards.answers.token_lists import (
     split_list,
     with_depth,
 )
-from dapo.rewards.answers.tokens import Token, clean, plain_words, tokenize
-from dapo.rewards.answers.units import split_unit
+from strict_math.tokenizer import Token, clean, plain_words, tokenize
+from strict_math.units import split_unit
 
 _RELATIONS = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠"}  # each with its mirror image
 _MATRICES = frozenset(("pmatrix", "bmatrix", "Bmatrix", "matrix", "smallmatrix", "array"))
@@ -76,7 +76,7 @@ def read_answer(text: str, names: frozenset[str] | None = None, *, thousands: bo
         raise Unreadable("it is empty or has signs that are no mathematics")
     if names is None and len(tokens) > 1 and _ONLY_WORDS.fullmatch(cleaned):
         signs = ("and", "or")
-        tokens = [Token("sign" if word in signs else "word", word, spaced=True) for word in cleaned.split()]
+        tokens = [Token("sign" if word in signs else "word", word, after_space=True) for word in cleaned.split()]
     reader = _Reader(names or frozenset())
     return Answer(tuple(reader.parts(tokens)), "".join(cleaned.split()))
 
@@ -100,10 +100,10 @@ class _Reader:
         found = [self._piece(piece) for piece in pieces]
         if len(found) > 1:
             found = _without_conditions(found)
-        regions = _joined_regions(found, connectives)
-        if is_set and (regions or any(isinstance(part.value, NumberSet) for parts in found for part in parts)):
+        real_sets = _joined_real_sets(found, connectives)
+        if is_set and (real_sets or any(isinstance(part.value, NumberSet) for parts in found for part in parts)):
             raise Unreadable("a set of sets")
-        return [regions] if regions else [part for parts in found for part in parts]
+        return [real_sets] if real_sets else [part for parts in found for part in parts]
 
     def _piece(self, tokens: Sequence[Token]) -> list[Part]:
         if is_bracketed(tokens, "(") and any(t.is_sign("=", "and", "or", *_RELATIONS) for t in tokens):
@@ -145,13 +145,13 @@ class _Reader:
             return words
         signs = {t.text for t, depth in with_depth(tokens) if depth == 0 and t.kind == "sign"}
         if signs & {"∪", "∩", "∖", "∅", "ℝ"} or self._is_set_builder(tokens[1:-1]):
-            return NumberSet(self._region(tokens))
-        if series := self._series(tokens):
-            return series
+            return NumberSet(self._real_set(tokens))
+        if collection := self._collection(tokens):
+            return collection
         if any(t.kind == "begin" for t in tokens):
             return self._matrix(tokens)
-        if based := _based(tokens):
-            return based
+        if base_number := _base_number(tokens):
+            return base_number
         if ":" in signs or any(t.kind == "word" and t.text == "to" for t in tokens):
             return self._ratio(tokens)
         try:
@@ -161,14 +161,14 @@ class _Reader:
                 return compound
             raise
 
-    def _compound(self, tokens: Sequence[Token]) -> Series | None:
+    def _compound(self, tokens: Sequence[Token]) -> Collection | None:
         """`2 hours 30 minutes`: several numbers, each with its unit."""
-        starts = [i for i, token in enumerate(tokens) if token.kind == "number" and token.spaced] if tokens else []
+        starts = [i for i, token in enumerate(tokens) if token.kind == "number" and token.after_space] if tokens else []
         bounds = [0, *(i for i in starts if i > 0), len(tokens)]
         if len(bounds) < 3:
             return None
         found = [self._quantity(tokens[start:end]) for start, end in pairwise(bounds)]
-        return Series(tuple(map(Part, found)), "") if all(quantity.unit for quantity in found) else None
+        return Collection(tuple(map(Part, found)), "") if all(quantity.unit for quantity in found) else None
 
     def _quantity(self, tokens: Sequence[Token]) -> Quantity:
         rest, unit, scale = split_unit(tokens, self.names)
@@ -185,10 +185,10 @@ class _Reader:
         ):
             return None
         text = plain_words(tokens)
-        region = _VERBAL_SETS.get(text.casefold())
-        return Words(text) if region is None else NumberSet(region)
+        real_set = _VERBAL_SETS.get(text.casefold())
+        return TextAnswer(text) if real_set is None else NumberSet(real_set)
 
-    def _series(self, tokens: Sequence[Token]) -> Series | None:
+    def _collection(self, tokens: Sequence[Token]) -> Collection | None:
         start = next((i for i, token in enumerate(tokens) if token.is_sign(*OPENING)), 0)
         if _names_points(tokens[:start]) and any(token.is_sign(",") for token in tokens):
             tokens = tokens[start:]
@@ -201,7 +201,7 @@ class _Reader:
         if len(pieces) < 2 and first.text in "([":
             return None
         items = tuple(Part(self._value(piece)) for piece in pieces)
-        return Series(items, first.text.removesuffix("set") + last.text.removesuffix("set"))
+        return Collection(items, first.text.removesuffix("set") + last.text.removesuffix("set"))
 
     def _matrix(self, tokens: Sequence[Token]) -> Matrix:
         if len(tokens) > 4 and tokens[1].kind == "begin" and tokens[0].is_sign("(", "[", "{set"):
@@ -244,8 +244,8 @@ class _Reader:
         if is_bracketed(right, "{set") and not self._is_set_builder(right[1:-1]):
             return [replace(part, names=names) for part in self.parts(right)]
         if len(right) == 1 and right[0].is_sign("ℤ", "ℕ", "ℚ", "ℂ"):
-            return [Part(Words(right[0].text), names)]
-        return [Part(NumberSet(self._region(right)), names)]
+            return [Part(TextAnswer(right[0].text), names)]
+        return [Part(NumberSet(self._real_set(right)), names)]
 
     def _equation(self, tokens: Sequence[Token]) -> list[Part]:
         *sides, last = split(tokens, "=")
@@ -288,14 +288,16 @@ class _Reader:
         variables = [i for i, side in enumerate(sides) if _name_of(side)]
         if len(variables) == 1 and not any(names_of(node) for i, node in enumerate(nodes) if i != variables[0]):
             index = variables[0]
-            region = REALS
+            real_set = REALS
             monotone = len({_direction(sign) for sign in signs}) == 1 or len(signs) == 1
             if monotone and len(signs) <= 2 and not (len(signs) == 2 and index != 1):
                 if index > 0:
-                    region = intersection(region, half_line(End.read(nodes[index - 1]), _RELATIONS[signs[index - 1]]))
+                    real_set = intersection(
+                        real_set, half_line(Endpoint.read(nodes[index - 1]), _RELATIONS[signs[index - 1]])
+                    )
                 if index < len(signs):
-                    region = intersection(region, half_line(End.read(nodes[index + 1]), signs[index]))
-                return NumberSet(region), (nodes[index].text,)
+                    real_set = intersection(real_set, half_line(Endpoint.read(nodes[index + 1]), signs[index]))
+                return NumberSet(real_set), (nodes[index].text,)
         return Relation(nodes, tuple(signs)), ()
 
     def _is_set_builder(self, inner: Sequence[Token]) -> bool:
@@ -305,24 +307,24 @@ class _Reader:
             and (_name_of(inner[:1]) is not None and (inner[1].is_sign("|", ":") or inner[1].is_sign("in")))
         )
 
-    def _region(self, tokens: Sequence[Token]) -> Region:
+    def _real_set(self, tokens: Sequence[Token]) -> RealSet:
         """A set of numbers in the notation of sets."""
         for sign, join in (("∪", union), ("∩", intersection)):
             pieces = split(tokens, sign)
             if len(pieces) > 1:
-                region = self._region(pieces[0])
+                real_set = self._real_set(pieces[0])
                 for piece in pieces[1:]:
-                    region = join(region, self._region(piece))
-                return region
+                    real_set = join(real_set, self._real_set(piece))
+                return real_set
         first, *others = split(tokens, "∖")
         if others:
-            region = self._region(first)
+            real_set = self._real_set(first)
             for other in others:
-                region = intersection(region, complement(self._region(other)))
-            return region
-        return self._simple_region(tokens)
+                real_set = intersection(real_set, complement(self._real_set(other)))
+            return real_set
+        return self._simple_real_set(tokens)
 
-    def _simple_region(self, tokens: Sequence[Token]) -> Region:
+    def _simple_real_set(self, tokens: Sequence[Token]) -> RealSet:
         if len(tokens) == 1 and tokens[0].is_sign("ℝ", "∅"):
             return REALS if tokens[0].text == "ℝ" else ()
         if len(tokens) < 2 or not closes_at_end(tokens):
@@ -332,29 +334,29 @@ class _Reader:
             return self._braces(inner)
         pieces = split(inner, ",")
         if len(pieces) == 1 and tokens[0].is_sign("("):
-            return self._region(inner)
+            return self._real_set(inner)
         if len(pieces) != 2 or not tokens[0].is_sign("(", "[") or not tokens[-1].is_sign(")", "]"):
             raise Unreadable("an interval has two ends")
-        low, high = (End.read(self._quantity(piece).node) for piece in pieces)
+        low, high = (Endpoint.read(self._quantity(piece).node) for piece in pieces)
         interval = Interval(low, high, tokens[0].text == "[", tokens[-1].text == "]")
         if high.before(low):
             raise Unreadable("the ends of an interval are in the wrong order")
         return union((interval,))
 
-    def _braces(self, inner: Sequence[Token]) -> Region:
+    def _braces(self, inner: Sequence[Token]) -> RealSet:
         if self._is_set_builder(inner):
             index = next(i for i, t in enumerate(inner) if t.is_sign("|", ":"))
             (part, *others) = self.parts(inner[index + 1 :])
             if others or not isinstance(part.value, NumberSet):
                 raise Unreadable("a condition on numbers is expected")
-            return part.value.region
+            return part.value.real_set
         parts = self.parts(inner)
         if not all(isinstance(part.value, Quantity) for part in parts):
             raise Unreadable("a set of numbers is expected")
-        return union(*(point(End.read(part.value.node)) for part in parts if isinstance(part.value, Quantity)))
+        return union(*(point(Endpoint.read(part.value.node)) for part in parts if isinstance(part.value, Quantity)))
 
 
-def _joined_regions(found: Sequence[Sequence[Part]], connectives: Sequence[str]) -> Part | None:
+def _joined_real_sets(found: Sequence[Sequence[Part]], connectives: Sequence[str]) -> Part | None:
     """One set of numbers from inequalities joined by `and`, `or` and commas; None if they are a list."""
     if len(found) < 2 or any(len(parts) != 1 for parts in found):
         return None
@@ -363,32 +365,32 @@ def _joined_regions(found: Sequence[Sequence[Part]], connectives: Sequence[str])
     is_set = any(isinstance(part.value, NumberSet) for part in parts)
     if len(names) > 1 or not (is_set or (set(connectives) == {"or"} and any(map(_is_unbounded, parts)))):
         return None
-    regions: list[Region] = []
+    real_sets: list[RealSet] = []
     for part in parts:
-        region = region_of(part.value)
-        if region is None and isinstance(part.value, Quantity) and part.names:
-            region = point(End.read(part.value.node))
-        if region is None:
+        real_set = real_set_of(part.value)
+        if real_set is None and isinstance(part.value, Quantity) and part.names:
+            real_set = point(Endpoint.read(part.value.node))
+        if real_set is None:
             return None
-        regions.append(region)
-    joined = [regions[0]]
-    for connective, region in zip(connectives, regions[1:], strict=True):
-        both = intersection(joined[-1], region)
+        real_sets.append(real_set)
+    joined = [real_sets[0]]
+    for connective, real_set in zip(connectives, real_sets[1:], strict=True):
+        both = intersection(joined[-1], real_set)
         if connective == "and" or (connective != "or" and both):
             joined[-1] = both
         else:
-            joined.append(region)
+            joined.append(real_set)
     return Part(NumberSet(union(*joined)), next(iter(names), ()))
 
 
 def _is_unbounded(part: Part) -> bool:
-    region = region_of(part.value)
-    return bool(region) and any(end.infinite for interval in region or () for end in (interval.low, interval.high))
+    real_set = real_set_of(part.value)
+    return bool(real_set) and any(end.infinite for interval in real_set or () for end in (interval.low, interval.high))
 
 
 def _without_conditions(found: list[list[Part]]) -> list[list[Part]]:
     r"""Without `n \in \mathbb{Z}` next to a value."""
-    kept = [parts for parts in found if not (isinstance(parts[0].value, Words) and parts[0].value.text in "ℤℕℚℂ")]
+    kept = [parts for parts in found if not (isinstance(parts[0].value, TextAnswer) and parts[0].value.text in "ℤℕℚℂ")]
     return kept or found
 
 
@@ -427,7 +429,7 @@ def _names_points(tokens: Sequence[Token]) -> bool:
     return bool(tokens) and all(t.text.lower() in ("the", "point", "ordered", "pair", "vector") for t in tokens)
 
 
-def _based(tokens: Sequence[Token]) -> Based | None:
+def _base_number(tokens: Sequence[Token]) -> BaseNumber | None:
     r"""`1011_2`, `(1A)_{16}`."""
     index = next((i for i, t in enumerate(tokens) if t.is_sign("_")), None)
     if index is None or index == 0:
@@ -436,4 +438,4 @@ def _based(tokens: Sequence[Token]) -> Based | None:
     base = "".join(t.text for t in tokens[index + 1 :]).strip("{}")
     if not re.fullmatch(r"\d[\dA-Za-z]*|[\dA-F]*\d[\dA-F]*", digits) or not re.fullmatch(r"\d{1,2}|[a-z]+", base):
         return None
-    return Based(digits.upper().lstrip("0") or "0", base)
+    return BaseNumber(digits.upper().lstrip("0") or "0", base)

@@ -2,7 +2,9 @@
 
 from fractions import Fraction
 
-from dapo.rewards.answers.evaluate import (
+from strict_math.answer import Quantity, Value
+from strict_math.answer_forms import form_allows, is_literal
+from strict_math.arithmetic import (
     is_near,
     is_rounding,
     is_zero,
@@ -11,11 +13,9 @@ from dapo.rewards.answers.evaluate import (
     same_values,
     value_of,
 )
-from dapo.rewards.answers.expressions import Node, number
-from dapo.rewards.answers.forms import form_allows, is_literal
-from dapo.rewards.answers.parts import Quantity, Value
-from dapo.rewards.answers.regions import infinity_of
-from dapo.rewards.answers.units import PERCENT, conversion
+from strict_math.expressions import Node, number
+from strict_math.real_sets import infinity_of
+from strict_math.units import PERCENT, conversion
 
 _MIN_DIGITS = 7
 """A decimal answers an irrational reference if it has so many significant digits, each of them right."""

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dapo.rewards.answers.evaluate import is_less, real_key, same_values, value_of
-from dapo.rewards.answers.expressions import Node
+from strict_math.arithmetic import is_less, real_key, same_values, value_of
+from strict_math.expressions import Node
 
 
 @dataclass(frozen=True)
-class End:
+class Endpoint:
     """An end of an interval: a finite value, or with `infinite` -1 or 1 none."""
 
     node: Node | None = None
@@ -17,19 +17,19 @@ class End:
     infinite: int = 0
 
     @classmethod
-    def read(cls, node: Node) -> "End":
+    def read(cls, node: Node) -> "Endpoint":
         """The end that an expression without variables is; raises Undefined and TooCostly."""
         if infinity_of(node):
             return cls(infinite=infinity_of(node))
         return cls(node=node, value=real_key(value_of(node)))
 
-    def before(self, other: "End") -> bool:
+    def before(self, other: "Endpoint") -> bool:
         """Whether it is smaller."""
         if self.infinite or other.infinite:
             return self.infinite < other.infinite
         return is_less(self.value, other.value)
 
-    def equals(self, other: "End") -> bool:
+    def equals(self, other: "Endpoint") -> bool:
         """Whether the values are equal."""
         if self.infinite or other.infinite:
             return self.infinite == other.infinite
@@ -47,8 +47,8 @@ def infinity_of(node: Node) -> int:
 class Interval:
     """All numbers between two ends."""
 
-    low: End
-    high: End
+    low: Endpoint
+    high: Endpoint
     low_closed: bool
     high_closed: bool
 
@@ -60,26 +60,26 @@ class Interval:
         return self.high.before(self.low)
 
 
-Region = tuple[Interval, ...]  # disjoint, in increasing order
-MINUS_INFINITY, INFINITY = End(infinite=-1), End(infinite=1)
-REALS: Region = (Interval(MINUS_INFINITY, INFINITY, False, False),)
+RealSet = tuple[Interval, ...]  # disjoint, in increasing order
+MINUS_INFINITY, INFINITY = Endpoint(infinite=-1), Endpoint(infinite=1)
+REALS: RealSet = (Interval(MINUS_INFINITY, INFINITY, False, False),)
 
 
-def point(end: End) -> Region:
+def point(end: Endpoint) -> RealSet:
     """The set of one number."""
     return (Interval(end, end, True, True),)
 
 
-def half_line(end: End, sign: str) -> Region:
+def half_line(end: Endpoint, sign: str) -> RealSet:
     """The numbers `x` for which `x sign end` is true; `sign` is one of `<`, `≤`, `>`, `≥`, `≠`."""
     below = Interval(MINUS_INFINITY, end, False, sign == "≤")
     above = Interval(end, INFINITY, sign == "≥", False)
     return (below, above) if sign == "≠" else (below,) if sign in "<≤" else (above,)
 
 
-def union(*regions: Region) -> Region:
+def union(*real_sets: RealSet) -> RealSet:
     """The numbers that are in one of them at least."""
-    intervals = [interval for region in regions for interval in region if not interval.is_empty]
+    intervals = [interval for real_set in real_sets for interval in real_set if not interval.is_empty]
     ordered: list[Interval] = []
     for interval in intervals:
         index = next((i for i, other in enumerate(ordered) if _starts_before(interval, other)), len(ordered))
@@ -93,15 +93,15 @@ def union(*regions: Region) -> Region:
     return tuple(merged)
 
 
-def intersection(one: Region, other: Region) -> Region:
+def intersection(one: RealSet, other: RealSet) -> RealSet:
     """The numbers that are in both."""
     return union(tuple(found for a in one for b in other if not (found := _common(a, b)).is_empty))
 
 
-def complement(region: Region) -> Region:
+def complement(real_set: RealSet) -> RealSet:
     """The numbers that are not in it."""
     found = REALS
-    for interval in region:
+    for interval in real_set:
         pieces: list[Interval] = []
         if not interval.low.infinite:
             pieces.append(Interval(MINUS_INFINITY, interval.low, False, not interval.low_closed))
@@ -111,8 +111,8 @@ def complement(region: Region) -> Region:
     return found
 
 
-def same_ends(one: Region, other: Region) -> Sequence[tuple[End, End]] | None:
-    """The pairs of ends that correspond if two regions have the same intervals, else None."""
+def same_endpoints(one: RealSet, other: RealSet) -> Sequence[tuple[Endpoint, Endpoint]] | None:
+    """The pairs of ends that correspond if two real_sets have the same intervals, else None."""
     if len(one) != len(other):
         return None
     pairs = []

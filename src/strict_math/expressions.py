@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 
-from dapo.rewards.answers.tokens import Token
+from strict_math.tokenizer import Token
 
 _MAX_DEPTH = 60
 _MAX_PERIOD = 1000
@@ -212,7 +212,7 @@ class _Parser:
         following = self._peek()
         if following is not None and following.kind == "command" and following.text in ("\\overline", "\\bar", "\\dot"):
             return self._repeating(token)
-        if "." in token.text and following is not None and following.is_sign("(") and not following.spaced:
+        if "." in token.text and following is not None and following.is_sign("(") and not following.after_space:
             inner = self._tokens[self.index + 1 : self.index + 3]
             if len(inner) == 2 and inner[0].text.isdigit() and inner[1].is_sign(")"):
                 self.index += 3

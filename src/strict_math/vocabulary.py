@@ -46,7 +46,7 @@ NO_UNIT = _words(
     "inverse opposite complement power hundredfold tenfold ish mil lakh crore tens ones "
     "prime presumably hopefully rounded estimate estimated approximated supposedly apparently tentatively"
 )
-"""Words that change, deny or explain a number: what they are in is no unit."""
+"""TextAnswer that change, deny or explain a number: what they are in is no unit."""
 UNITS = {
     "meter": "m metre meters metres", "centimeter": "cm centimetre", "millimeter": "mm millimetre",
     "kilometer": "km kilometre kms", "inch": "in inches", "foot": "ft feet", "yard": "yd yds", "mile": "mi",

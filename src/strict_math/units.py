@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import TypeAlias
 
-from dapo.rewards.answers.tokens import Token
-from dapo.rewards.answers.vocabulary import BARE_UNITS, CASED_UNITS, NO_UNIT, UNITS
+from strict_math.tokenizer import Token
+from strict_math.vocabulary import BARE_UNITS, CASED_UNITS, NO_UNIT, UNITS
 
 Unit: TypeAlias = tuple[tuple[str, int], ...]  # each factor with its exponent, sorted; empty: no unit
 
@@ -103,7 +103,7 @@ def _names_unit(tokens: Sequence[Token], index: int, names: frozenset[str]) -> b
     before = tokens[index - 1] if index else None
     if before is None or (index > 1 and before.is_sign("/", "*") and _names_unit(tokens, index - 2, names)):
         return before is not None
-    return token.spaced and (before.kind == "number" or before.is_sign("}", "pi", ")") or before.kind == "word")
+    return token.after_space and (before.kind == "number" or before.is_sign("}", "pi", ")") or before.kind == "word")
 
 
 def _read(tokens: Sequence[Token]) -> tuple[Unit | None, Fraction]:
@@ -161,7 +161,7 @@ class _UnitReader:
         canonical = _canonical(word)
         if canonical in ("celsius", "fahrenheit"):
             self._factors.pop("degree", None)
-        if canonical not in UNITS and (len(word) < 3 or not (token.spaced or token.literal)):
+        if canonical not in UNITS and (len(word) < 3 or not (token.after_space or token.in_text)):
             return None  # neither 6abc nor 6 ab is a number of things
         if canonical in UNITS:
             self._factors[canonical] += self._sign * self._power * exponent

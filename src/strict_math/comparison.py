@@ -5,26 +5,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
-from dapo.core.math_text import normalize_number
-from dapo.rewards.answers.equality import (
-    claim_holds,
-    difference,
-    is_below_one,
-    is_multiple,
-    same_exact,
-    same_expression,
-)
-from dapo.rewards.answers.evaluate import (
-    is_accurate,
-    names_of,
-    same_function,
-    value_of,
-)
-from dapo.rewards.answers.expressions import Node, Unreadable, number
-from dapo.rewards.answers.forms import constants_of, form_allows, is_literal
-from dapo.rewards.answers.parts import (
+from strict_math.answer import (
     Answer,
-    Based,
+    BaseNumber,
+    Collection,
     Congruence,
     Matrix,
     NumberSet,
@@ -32,25 +16,50 @@ from dapo.rewards.answers.parts import (
     Quantity,
     Ratio,
     Relation,
-    Series,
+    TextAnswer,
     Value,
-    Words,
     nodes_of,
-    region_of,
+    real_set_of,
 )
-from dapo.rewards.answers.reading import read_answer
-from dapo.rewards.answers.regions import infinity_of, same_ends
-from dapo.rewards.answers.units import PERCENT, Unit, format_unit
+from strict_math.answer_forms import constants_of, form_allows, is_literal
+from strict_math.answer_parser import read_answer
+from strict_math.arithmetic import (
+    is_accurate,
+    names_of,
+    same_function,
+    value_of,
+)
+from strict_math.equality import (
+    claim_holds,
+    difference,
+    is_below_one,
+    is_multiple,
+    same_exact,
+    same_expression,
+)
+from strict_math.expressions import Node, Unreadable, number
+from strict_math.extraction import value_in_sentence
+from strict_math.real_sets import infinity_of, same_endpoints
+from strict_math.text import normalize_number
+from strict_math.units import PERCENT, Unit, format_unit
 
 _EXTRA_CHARS = 500
-"""An answer that is longer than the reference by this is none."""
+"""An answer that exceeds the reference by more characters matches nothing."""
 _DEGREE: Unit = (("degree", 1),)
 _MIRRORED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠"}
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference answer that can be read and computed."""
+    r"""A reference answer that can be read and computed; made by `Reference.read`.
+
+    Example:
+        >>> reference = Reference.read(r"2\sqrt{3}")
+        >>> reference.matches(r"\sqrt{3} \cdot 2"), reference.matches(r"\sqrt{12}"), reference.matches("3.46")
+        (True, True, False)
+        >>> Reference.read("see the figure on page 3") is None
+        True
+    """
 
     answer: Answer
     names: frozenset[str]
@@ -58,7 +67,7 @@ class Reference:
 
     @classmethod
     def read(cls, text: str) -> "Reference | None":
-        """The reference, or None if it is not in the grammar, has no value, or is too large to be computed."""
+        """The reference that `text` states; None if it is outside the grammar, undefined or too costly to compute."""
         try:
             answer = read_answer(text)
             for part in answer.parts:
@@ -69,16 +78,27 @@ class Reference:
 
     @cached_property
     def normal_form(self) -> str:
-        """The text for which all right answers vote: the value without unit and name."""
+        """The vote of every matching answer: the value without unit and name."""
         is_equation = any(part.left for part in self.answer.parts)
         return self.answer.text if is_equation else _normal_form(self.answer, units=False)
 
-    def is_answered_by(self, text: str) -> bool:
-        """Whether an answer lists exactly these values, as values and not as the question restated."""
-        return any(_Comparison().answers(self.answer, answer) for answer in self._readings(text))
+    def matches(self, answer: str) -> bool:
+        """Whether an answer has exactly the reference's values and leaves nothing to be computed.
+
+        Args:
+            answer: LaTeX or plain text, or a sentence with one reading, such as `The number of ways is 13.`
+        """
+        texts = (answer, value_in_sentence(answer))
+        readings = (reading for text in texts if text is not None for reading in self._readings(text))
+        return any(_Comparison().answers(self.answer, reading) for reading in readings)
 
     def vote(self, text: str, *, correct: bool) -> str:
-        """What an answer votes for: the reference's normal form if it is right, else its own."""
+        """The text by which majority votes count an answer: equal for all correct answers, else its normal form.
+
+        Args:
+            text: the answer.
+            correct: what `matches(text)` returned.
+        """
         if correct:
             return self.normal_form
         readings = self._readings(text)
@@ -95,6 +115,25 @@ class Reference:
             except (Unreadable, ArithmeticError, RecursionError):
                 continue
         return found
+
+
+def is_equal(reference: str, answer: str) -> bool:
+    """Whether an answer has exactly the reference's values and leaves nothing to be computed.
+
+    The two are not interchangeable: `3 + 4` is no answer to `7`. Use `Reference` to compare many answers with one
+    reference.
+
+    Raises:
+        ValueError: the reference cannot be read or computed.
+
+    Example:
+        >>> is_equal("1/2", "50%"), is_equal("7", "3 + 4"), is_equal("(1, 2)", "(2, 1)")
+        (True, False, False)
+    """
+    read = Reference.read(reference)
+    if read is None:
+        raise ValueError(f"expected a reference in LaTeX or plain notation, got {reference[:80]!r}")
+    return read.matches(answer)
 
 
 def _names(part: Part) -> frozenset[str]:
@@ -131,7 +170,7 @@ class _Comparison:
                 return all(map(self._part, compound, answer.parts))
             if others is None:
                 return False
-            in_order = [Part(Series(tuple(Part(group[name]) for name in sorted(group)), "()")) for group in others]
+            in_order = [Part(Collection(tuple(Part(group[name]) for name in sorted(group)), "()")) for group in others]
             return self._match_all(reference.parts, in_order, self._part)
         except (ArithmeticError, RecursionError):
             return False
@@ -146,7 +185,7 @@ class _Comparison:
             return all(
                 self._value(value, part.value) for value, part in zip(groups[0].values(), answer.parts, strict=True)
             )
-        in_order = [Part(Series(tuple(map(Part, group.values())), "()")) for group in groups]
+        in_order = [Part(Collection(tuple(map(Part, group.values())), "()")) for group in groups]
         return self._match_all(in_order, answer.parts, self._part)
 
     def _group(self, reference: "dict[str, Value]", group: "dict[str, Value]") -> bool:
@@ -187,13 +226,13 @@ class _Comparison:
 
     def _value(self, reference: Value, value: Value) -> bool:
         if isinstance(reference, Quantity):
-            return isinstance(value, Quantity | Words) and self._quantity(reference, value)
-        if isinstance(reference, Words):
-            return _same_words(reference, value)
+            return isinstance(value, Quantity | TextAnswer) and self._quantity(reference, value)
+        if isinstance(reference, TextAnswer):
+            return _same_text(reference, value)
         if isinstance(reference, NumberSet) or isinstance(value, NumberSet):
-            return self._region(reference, value)
-        if isinstance(reference, Series):
-            return isinstance(value, Series) and self._series(reference, value)
+            return self._real_set(reference, value)
+        if isinstance(reference, Collection):
+            return isinstance(value, Collection) and self._collection(reference, value)
         if isinstance(reference, Matrix):
             return isinstance(value, Matrix) and self._matrix(reference, value)
         if isinstance(reference, Relation):
@@ -202,10 +241,10 @@ class _Comparison:
             return isinstance(value, Ratio) and self._ratio(reference, value)
         if isinstance(reference, Congruence):
             return isinstance(value, Congruence) and _same_residue(reference, value)
-        return isinstance(reference, Based) and reference == value
+        return isinstance(reference, BaseNumber) and reference == value
 
-    def _quantity(self, reference: Quantity, value: Quantity | Words) -> bool:
-        if isinstance(value, Words):
+    def _quantity(self, reference: Quantity, value: Quantity | TextAnswer) -> bool:
+        if isinstance(value, TextAnswer):
             return reference.node.op == "name" and value.text.strip("()") == reference.node.text
         if reference.unit and value.unit and reference.unit != value.unit:
             return False
@@ -222,7 +261,7 @@ class _Comparison:
                     return True
         return False
 
-    def _series(self, reference: Series, value: Series) -> bool:
+    def _collection(self, reference: Collection, value: Collection) -> bool:
         round_or_angle = ("()", "⟨⟩")
         if reference.brackets != value.brackets and not {reference.brackets, value.brackets} <= set(round_or_angle):
             return False
@@ -237,11 +276,11 @@ class _Comparison:
             map(same_expression, nodes_of(reference), nodes_of(value))
         )
 
-    def _region(self, reference: Value, value: Value) -> bool:
-        one, other = region_of(reference), region_of(value)
+    def _real_set(self, reference: Value, value: Value) -> bool:
+        one, other = real_set_of(reference), real_set_of(value)
         if one is None or other is None:
             return False
-        pairs = same_ends(one, other)
+        pairs = same_endpoints(one, other)
         return pairs is not None and all(
             a.node is None or b.node is None or form_allows(a.node, b.node) for a, b in pairs
         )
@@ -283,8 +322,8 @@ def _same_residue(reference: Congruence, value: Congruence) -> bool:
     return is_literal(value.residue) and isinstance(distance, Fraction) and distance % modulus == 0
 
 
-def _same_words(reference: Words, value: Value) -> bool:
-    if isinstance(value, Words):
+def _same_text(reference: TextAnswer, value: Value) -> bool:
+    if isinstance(value, TextAnswer):
         return _plain(reference.text) == _plain(value.text)
     return isinstance(value, Quantity) and value.node.op == "name" and value.node.text == reference.text.strip("()")
 
@@ -297,17 +336,17 @@ def _plain(text: str) -> str:
 def _compound(answer: Answer) -> Sequence[Part]:
     """The parts of `2 hours 30 minutes`, which may be joined by `and`."""
     value = answer.parts[0].value if len(answer.parts) == 1 else None
-    return value.items if isinstance(value, Series) and not value.brackets else ()
+    return value.items if isinstance(value, Collection) and not value.brackets else ()
 
 
 def _groups(parts: Sequence[Part]) -> "list[dict[str, Value]] | None":
     """The solutions that a list of assignments states: `p=5, q=2; p=7, q=2` and `(p, q) = (5, 2), (7, 2)` are two."""
-    tuples = [part for part in parts if isinstance(part.value, Series)]
+    tuples = [part for part in parts if isinstance(part.value, Collection)]
     names = next((part.names for part in tuples if len(part.names) > 1), ())
     if tuples and len(tuples) == len(parts) and names:
         groups = []
         for part in tuples:
-            assert isinstance(part.value, Series)
+            assert isinstance(part.value, Collection)
             if part.names not in ((), names) or len(part.value.items) != len(names):
                 return None
             groups.append(dict(zip(names, (item.value for item in part.value.items), strict=True)))
@@ -326,7 +365,7 @@ def _normal_form(answer: Answer, *, units: bool) -> str:
     """Numbers by value, in increasing order; anything else as it is written."""
     values = [part.value for part in answer.parts]
     if not all(isinstance(value, Quantity) and is_literal(value.node) for value in values):
-        return answer.text.casefold() if any(isinstance(value, Words) for value in values) else answer.text
+        return answer.text.casefold() if any(isinstance(value, TextAnswer) for value in values) else answer.text
     return ", ".join(sorted(_form_of(value, units=units) for value in values if isinstance(value, Quantity)))
 
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from dapo.rewards.answers.expressions import Unreadable
-from dapo.rewards.answers.tokens import Token
+from strict_math.expressions import Unreadable
+from strict_math.tokenizer import Token
 
 OPENING = {"(": ")", "[": "]", "{": "}", "{set": "}set", "⟨": "⟩", "⌊": "⌋", "⌈": "⌉"}
 CLOSING = frozenset(OPENING.values())
