@@ -13,7 +13,8 @@ import pytest
 
 from dapo.cli.main import main
 from dapo.core.errors import DataError
-from dapo.core.openai_client import ChatClient, ServerFailed, ServerRefused
+from dapo.core.http_client import ServerFailed, ServerRefused
+from dapo.core.openai_client import ChatClient
 from dapo.data.prepare.integerize import (
     MAX_CONSECUTIVE_FAILURES,
     apply,

@@ -1,26 +1,13 @@
 """A chat model behind an OpenAI-compatible server (vLLM, SGLang, llama.cpp, a hosted one)."""
 
-import logging
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-import urllib3
-
-from dapo.core.errors import DapoError, DataError
-
-RETRYABLE_STATUSES = (408, 409, 425, 429, 500, 502, 503, 504)
-_CONNECT_S, _MAX_BACKOFF_S = 10.0, 30.0
-_SHOWN_CHARS = 200
-
-
-class ServerFailed(DapoError):
-    """A server gave no usable answer after all retries; it may another time."""
-
-
-class ServerRefused(DataError):
-    """A server rejected the request: its model, its key or its address is wrong."""
+from dapo.core.errors import DataError
+from dapo.core.http_client import RETRYABLE_STATUSES, Answer, HttpClient, ServerFailed, ServerRefused
 
 
 @dataclass(frozen=True)
@@ -52,9 +39,9 @@ class ChatClient:
             url: ends where `/chat/completions` begins, as in `http://localhost:8000/v1`.
             model: the model's name at the server.
             api_key: sent as a bearer token.
-            timeout_s: time limit of one request.
+            timeout_s: time limit of one try.
             retries: further tries after a failed connection or a transient status.
-            backoff_s: tries wait 0, 2, 4, 8 ... times this, or as long as the server asks for.
+            backoff_s: tries wait 1, 2, 4, 8 ... times this, or as long as the server requests.
             connections: how many threads share the client.
 
         Raises:
@@ -71,46 +58,29 @@ class ChatClient:
             )
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise DataError(f"server {url!r}: expected an address such as http://localhost:8000/v1")
-        # it warns of every attempt that fails; complete() raises the last failure
-        logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
         self.url = url.rstrip("/")
-        self._model, self._key = model, api_key
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._pool = urllib3.PoolManager(
-            maxsize=connections,
-            timeout=urllib3.Timeout(connect=min(_CONNECT_S, timeout_s), read=timeout_s),
-            retries=urllib3.Retry(
-                total=retries,
-                status_forcelist=RETRYABLE_STATUSES,
-                allowed_methods=None,
-                backoff_factor=backoff_s,
-                backoff_max=_MAX_BACKOFF_S,
-                raise_on_status=False,
-            ),
+        self._model = model
+        self._http = HttpClient(
+            url, token=api_key, timeout_s=timeout_s, retries=retries, backoff_s=backoff_s, connections=connections
         )
 
     def complete(self, messages: Sequence[Mapping[str, str]], **parameters: float) -> Completion:
         """Request with `parameters` such as temperature, max_tokens, seed. Raises ServerFailed or ServerRefused."""
         body = {"model": self._model, "messages": [dict(message) for message in messages], **parameters}
-        try:
-            response = self._pool.request("POST", f"{self.url}/chat/completions", json=body, headers=self._headers)
-        except urllib3.exceptions.HTTPError as error:
-            raise ServerFailed(f"{self.url}: {error_cause(error)}") from None
-        if response.status != 200:
-            is_transient = response.status in RETRYABLE_STATUSES or response.status >= 500
+        answer = self._http.request("POST", f"{self.url}/chat/completions", body)
+        if answer.status != 200:
+            is_transient = answer.status in RETRYABLE_STATUSES or answer.status >= 500
             raise (ServerFailed if is_transient else ServerRefused)(
-                f"{self.url}: status {response.status}: {self._error_message(response)}"
+                f"{self.url}: status {answer.status}: {self._error_message(answer)}"
             )
         try:
-            values = response.json()
+            values = json.loads(answer.body)
             choice = values["choices"][0]
             text = choice["message"]["content"] or ""
             tokens = int((values.get("usage") or {}).get("completion_tokens") or 0)
             finish = str(choice.get("finish_reason") or "stop")
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
-            raise ServerFailed(
-                f"{self.url}: the answer is no chat completion: {self._error_message(response)}"
-            ) from None
+            raise ServerFailed(f"{self.url}: the answer is no chat completion: {self._error_message(answer)}") from None
         if not isinstance(text, str):
             raise ServerFailed(f"{self.url}: the answer's content is a {type(text).__name__}, not text")
         return Completion(text, tokens, finish)
@@ -118,37 +88,26 @@ class ChatClient:
     def models(self) -> list[str] | None:
         """The served models' names; None where the server lists none. Raises ServerFailed or ServerRefused."""
         try:
-            response = self._pool.request("GET", f"{self.url}/models", headers=self._headers, retries=False)
-        except urllib3.exceptions.HTTPError as error:
-            raise ServerFailed(f"{self.url} cannot be reached ({error_cause(error)})") from None
-        if response.status in (401, 403):
-            raise ServerRefused(f"{self.url} refuses us (status {response.status})")
+            answer = self._http.request("GET", f"{self.url}/models", retries=0)
+        except ServerFailed as error:
+            cause = str(error).removeprefix(f"{self.url}: ")
+            raise ServerFailed(f"{self.url} cannot be reached ({cause})") from None
+        if answer.status in (401, 403):
+            raise ServerRefused(f"{self.url} refuses us (status {answer.status})")
         try:
-            return [str(model["id"]) for model in response.json()["data"]] or None
+            return [str(model["id"]) for model in json.loads(answer.body)["data"]] or None
         except (ValueError, KeyError, TypeError):
             return None
 
     def close(self) -> None:
         """Close idle connections."""
-        self._pool.clear()
+        self._http.close()
 
-    def _error_message(self, response: urllib3.BaseHTTPResponse) -> str:
+    def _error_message(self, answer: Answer) -> str:
         try:
-            values: Any = response.json()
+            values: Any = json.loads(answer.body)
             error = values.get("error", values)
             text = error.get("message", error) if isinstance(error, dict) else error
         except (ValueError, AttributeError, RecursionError):
-            text = response.data.decode(errors="replace")
-        return without_key(" ".join(str(text).split()), self._key)[:_SHOWN_CHARS] or "(nothing)"
-
-
-def without_key(text: str, key: str | None) -> str:
-    """A server's text with `***` for the key that it was sent, which it may quote."""
-    return text.replace(key, "***") if key else text
-
-
-def error_cause(error: Exception) -> str:
-    """The innermost reason of a failed request, without the addresses of objects."""
-    cause = error.reason if isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason else error
-    text = str(cause).rpartition(": ")[2] if isinstance(cause, urllib3.exceptions.HTTPError) else str(cause)
-    return f"{type(cause).__name__}: {text}"
+            text = answer.body.decode(errors="replace")
+        return self._http.quote(" ".join(str(text).split())) or "(nothing)"

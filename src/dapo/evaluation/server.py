@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from dapo.core.errors import ConfigError, DapoError, DataError
-from dapo.core.openai_client import ChatClient, ServerFailed, ServerRefused
+from dapo.core.http_client import ServerFailed, ServerRefused
+from dapo.core.openai_client import ChatClient
 from dapo.core.rng import keyed_seed
 from dapo.core.secrets import mask_text
 from dapo.evaluation.evaluate import Response
@@ -44,7 +45,7 @@ class ServerSampler:
             concurrency: The number of requests in flight.
             timeout_s: The time limit of one response.
             retries: How often a request is repeated after a lost connection, a timeout, status 429 or 5xx.
-            backoff_s: The pause before the second retry (the first comes at once), which doubles.
+            backoff_s: The pause before the first retry; it doubles with each.
         """
         self.plan = plan
         self._to_messages, self._concurrency = to_messages, concurrency

@@ -7,8 +7,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, TypeAlias, TypeVar
 
+from dapo.core.http_client import ServerFailed
 from dapo.core.journal import Journal
-from dapo.core.openai_client import ServerFailed
 from dapo.core.rng import keyed_seed
 from dapo.data.prepare.normalize import (
     InstructionTemplate,

@@ -9,15 +9,12 @@ import json
 import math
 import os
 import time
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-import urllib3
-
 from dapo.core.errors import RewardError
-from dapo.core.openai_client import RETRYABLE_STATUSES, ServerFailed, error_cause, without_key
+from dapo.core.http_client import RETRYABLE_STATUSES, HttpClient, ServerFailed
 from dapo.core.secrets import mask_text
 from dapo.core.verifier_limits import SERVER_TOTAL_S
 from dapo.rewards.verdicts import TokenIds, error_verdict, problem_to_json
@@ -26,10 +23,8 @@ from dapo.rewards.verifiers.results import to_verdict
 from dapo.types import Problem, Verdict
 
 VERSION = 1
-_MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 5.0
-_MAX_ANSWER_BYTES = 1 << 24
+_BACKOFF_S = 0.2
 _SHOWN_CHARS = 200
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class ServerVerifier:
@@ -78,19 +73,11 @@ class ServerVerifier:
         _require("retries", retries, lambda v: isinstance(v, int) and v >= 0, "a non-negative integer")
         for name, seconds in (("request_s", request_s), ("total_s", total_s)):
             _require(name, seconds, lambda v: isinstance(v, int | float) and 0 < v < math.inf, "a positive number")
-        self._url, self._batch_size, self._retries = url, batch_size, retries
-        self._shown_url = mask_text(url)
-        self._token: str | None = None
-        self._request_s, self._total_s = request_s, total_s
-        self._headers = {"Content-Type": "application/json", "User-Agent": "dapo"}
-        if token_env is not None:
-            self._token = os.environ.get(token_env)
-            if not self._token:
-                raise RewardError(f"server: the environment variable {mask_text(token_env)} (token_env) is not set")
-            self._headers["Authorization"] = f"Bearer {self._token}"
-        is_direct = parts.hostname in _LOOPBACK or urllib.request.proxy_bypass(parts.hostname)
-        proxy = None if is_direct else urllib.request.getproxies().get(parts.scheme)
-        self._pool = urllib3.ProxyManager(proxy) if proxy else urllib3.PoolManager()
+        token = None if token_env is None else os.environ.get(token_env)
+        if token_env is not None and not token:
+            raise RewardError(f"server: the environment variable {mask_text(token_env)} (token_env) is not set")
+        self._url, self._batch_size, self._total_s = url, batch_size, total_s
+        self._http = HttpClient(url, token=token, timeout_s=request_s, retries=retries, backoff_s=_BACKOFF_S)
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         return self.judge_group(problem, [response], [()])[0] or error_verdict(f"server: {NOT_APPLIED}")
@@ -110,65 +97,20 @@ class ServerVerifier:
         return verdicts
 
     def _request_verdicts(self, items: Sequence[Mapping[str, Any]], deadline: float) -> list[Verdict | None]:
-        body = self._post(json.dumps({"version": VERSION, "items": items}), deadline)
+        answer = self._http.request("POST", self._url, {"version": VERSION, "items": items}, deadline=deadline)
+        url, shown = mask_text(self._url), repr(self._http.quote(answer.body))
+        if answer.status != 200:
+            tries = f" ({answer.tries} tries)" if answer.status in RETRYABLE_STATUSES else ""
+            raise ServerFailed(f"{url}: status {answer.status} {answer.reason}: {shown}{tries}")
         try:
-            answer = json.loads(body)
+            content = json.loads(answer.body)
         except (ValueError, RecursionError):
-            raise ServerFailed(f"{self._shown_url} answered what is not JSON: {self._shown(body)}") from None
-        verdicts = answer.get("verdicts") if isinstance(answer, dict) else None
+            raise ServerFailed(f"{url} answered what is not JSON: {shown}") from None
+        verdicts = content.get("verdicts") if isinstance(content, dict) else None
         if not isinstance(verdicts, list) or len(verdicts) != len(items):
             wanted = f'{{"verdicts": [...]}} with {len(items)} of them'
-            raise ServerFailed(f"{self._shown_url} must answer {wanted}, got {self._shown(body)}")
+            raise ServerFailed(f"{url} must answer {wanted}, got {shown}")
         return [_to_verdict(verdict) for verdict in verdicts]
-
-    def _post(self, body: str, deadline: float) -> bytes:
-        """The body of the answer. Raises ServerFailed when all tries or the time are used up."""
-        backoff_s = _MIN_BACKOFF_S
-        for attempt in range(self._retries + 1):
-            limit = min(deadline, time.monotonic() + self._request_s)
-            left = max(limit - time.monotonic(), 0.01)
-            delay_s = backoff_s
-            try:
-                response = self._pool.request(
-                    "POST", self._url, body=body, headers=self._headers, timeout=left,
-                    retries=False, redirect=False, preload_content=False,
-                )  # fmt: skip
-                with response:
-                    content = _read(response, limit)
-            except urllib3.exceptions.NewConnectionError as error:  # a TimeoutError to urllib3
-                reason = error_cause(error)
-            except (TimeoutError, urllib3.exceptions.TimeoutError):
-                reason = f"no answer within {left:.3g} s"
-            except urllib3.exceptions.HTTPError as error:
-                reason = error_cause(error)
-            else:
-                if response.status == 200:
-                    return content
-                reason = f"status {response.status} {response.reason}: {self._shown(content)}"
-                if response.status not in RETRYABLE_STATUSES:
-                    raise ServerFailed(f"{self._shown_url}: {reason}")
-                wanted = response.headers.get("Retry-After", "")
-                delay_s = max(delay_s, min(float(wanted), _MAX_BACKOFF_S)) if wanted.isdecimal() else delay_s
-            backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
-            if attempt == self._retries or time.monotonic() + delay_s >= deadline:
-                break
-            time.sleep(delay_s)
-        raise ServerFailed(f"{self._shown_url}: {reason} ({attempt + 1} tries)")
-
-    def _shown(self, body: bytes) -> str:
-        return repr(without_key(body.decode(errors="replace"), self._token)[:_SHOWN_CHARS])
-
-
-def _read(response: urllib3.BaseHTTPResponse, deadline: float) -> bytes:
-    """All of the body; a server that sends byte by byte is not waited for beyond the deadline."""
-    content = b""
-    while part := response.read1(1 << 16):
-        content += part
-        if len(content) > _MAX_ANSWER_BYTES:
-            raise ServerFailed(f"an answer of more than {_MAX_ANSWER_BYTES} bytes")
-        if time.monotonic() > deadline:
-            raise TimeoutError
-    return content
 
 
 def _to_verdict(value: Any) -> Verdict | None:
