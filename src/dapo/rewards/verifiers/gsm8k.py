@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar
 
-from dapo.rewards.verdicts import binary_verdict, error_verdict
-from dapo.rewards.verifiers.stated_number import stated_number
+from dapo.rewards.verdicts import error_verdict
+from dapo.rewards.verifiers.stated_number import number_verdict, stated_number
 from dapo.types import Problem, Verdict
 from strict_math import extract_answer
 from strict_math.extraction import last_boxes
-from strict_math.text import answer_line, final_part, normalize_number, numbers_in, plain_number, strip_formatting
+from strict_math.text import answer_line, final_part, numbers_in, plain_number, strip_formatting
 
 _MARK = "####"
 
@@ -31,8 +31,7 @@ class Gsm8kVerifier:
         reference = plain_number(_strip_currency(problem.answer.rpartition(_MARK)[2]))
         if reference is None:
             return error_verdict(f"gsm8k: the reference {problem.answer[-80:]!r} does not end in a number")
-        number = self._number(final_part(response))
-        return binary_verdict(number == reference, "" if number is None else normalize_number(number))
+        return number_verdict(reference, self._number(final_part(response)))
 
     def _number(self, text: str) -> Fraction | None:
         _, mark, tail = text.rpartition(_MARK)

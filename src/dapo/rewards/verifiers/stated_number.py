@@ -1,11 +1,13 @@
-"""The one number that a text states: several candidates, a denial, a comparison or an expression state none."""
+"""Reads the one number that a text states: several candidates, a denial, a comparison or an expression state none."""
 
 import re
 import unicodedata
 from collections.abc import Sequence
 from fractions import Fraction
 
-from strict_math.text import TEXT_COMMAND, answer_lines, outer_boxes, plain_number
+from dapo.rewards.verdicts import binary_verdict
+from dapo.types import Verdict
+from strict_math.text import TEXT_COMMAND, answer_lines, normalize_number, outer_boxes, plain_number
 
 _FULL_WIDTH = {0xFF01 + offset: chr(0x21 + offset) for offset in range(94)}
 _CHARACTERS = _FULL_WIDTH | {ord("−"): "-", ord("–"): "-"}
@@ -45,11 +47,16 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _FEW_WORDS = 3
 
 
+def number_verdict(reference: Fraction | None, found: Fraction | None) -> Verdict:
+    """Right if the number that was found, if any, is the reference's."""
+    return binary_verdict(found == reference, "" if found is None else normalize_number(found))
+
+
 def stated_number(text: str) -> Fraction | None:
     r"""The only number of a short text, or the one after its last `=`; None if the text states none or several.
 
     Words and units around it are allowed (`$42`, `42 km/h`, `There are 42.`), and so is one sign (`-42`, `- 42`).
-    What makes another value of it is not: `\pm 42`, `+-42`, `√42`, `3k`, `< 42`, `42 or so`, `not 42`.
+    Whatever changes its value is not: `\pm 42`, `+-42`, `√42`, `3k`, `< 42`, `42 or so`, `not 42`.
     """
     return None if _DENIED.search(text) else _value(_EQUALS.split(text.translate(_CHARACTERS)))
 
@@ -57,8 +64,8 @@ def stated_number(text: str) -> Fraction | None:
 def response_number(text: str) -> Fraction | None:
     """The number that a whole response states; None if it states none or several.
 
-    All lines `Answer:` and boxes must state the same number. Without any, the last sentence with a number counts, of it
-    what follows the last `is`, `=` and the like; no sentence before it may state another one.
+    All `Answer:` lines and boxes must state the same number. Without any, the last sentence with a number counts, from
+    its last `is`, `=` and the like on; no sentence before it may state another number.
     """
     if marked := [*answer_lines(text), *(box.content for box in outer_boxes(text))]:
         values = {stated_number(content) for content in marked}
