@@ -89,10 +89,10 @@ def test_dots_name_packages_and_attributes(directory):
     assert get_verifier("pack.inner:Rules.even")(PROBLEM, "3").correct is False
 
 
-def test_the_verifiers_themselves_say_whether_they_are_binary_without_importing_torch():
+def test_the_table_says_which_verifiers_are_binary_without_importing_torch():
     script = (
-        "import sys; from dapo.rewards.verifier import REGISTERED, is_binary; "
-        "print([n for n in REGISTERED if not is_binary(n)], is_binary('m:f'), 'torch' in sys.modules)"
+        "import sys; from dapo.rewards.verifier import VERIFIERS, is_binary; "
+        "print([n for n in VERIFIERS if not is_binary(n)], is_binary('m:f'), 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['gym', 'reward_model', 'server'] False False"

@@ -1,11 +1,12 @@
-"""The interface of verifiers, and how one is found by its name."""
+"""The interface of verifiers, and the table in which one is found by its name."""
 
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pkgutil import resolve_name
-from typing import Any, Literal, Protocol, get_args, get_origin, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, get_args, get_origin, runtime_checkable
 
 from dapo.core.errors import RewardError
 from dapo.core.suggest import did_you_mean
@@ -13,25 +14,9 @@ from dapo.rewards.verdicts import TokenIds
 from dapo.rewards.verifiers.function import load_function
 from dapo.types import Problem, Verdict
 
-REGISTERED: Mapping[str, str] = {
-    "choice": "dapo.rewards.verifiers.choice:ChoiceVerifier",
-    "code": "dapo.rewards.verifiers.code:CodeVerifier",
-    "exact": "dapo.rewards.verifiers.exact:ExactVerifier",
-    "gsm8k": "dapo.rewards.verifiers.gsm8k:Gsm8kVerifier",
-    "gym": "dapo.rewards.verifiers.gym:GymVerifier",
-    "json_schema": "dapo.rewards.verifiers.json_schema:JsonSchemaVerifier",
-    "math": "dapo.rewards.verifiers.math:MathVerifier",
-    "math_dapo": "dapo.rewards.verifiers.math_dapo:MathDapoVerifier",
-    "regex": "dapo.rewards.verifiers.regex:RegexVerifier",
-    "reward_model": "dapo.rewards.verifiers.reward_model:RewardModelVerifier",
-    "server": "dapo.rewards.verifiers.server:ServerVerifier",
-}
-"""The class behind each name. Its constructor's parameters are the verifier's options."""
-_COMPARE_WITH_ANSWER = frozenset({"choice", "exact", "gsm8k", "math", "math_dapo"})
-
 
 class Verifier(Protocol):
-    """Judges one response. It never raises on what a model may write: what it cannot judge is `Verdict.error`."""
+    """Judges one response. Never raises because of a response: what it cannot judge is an `error_verdict`."""
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         """The verdict on `response` as an answer to `problem`."""
@@ -39,69 +24,102 @@ class Verifier(Protocol):
 
 @runtime_checkable
 class GroupVerifier(Protocol):
-    """A verifier that takes all responses of a group in one call."""
+    """A verifier that judges all responses of a group in one call."""
 
     def judge_group(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> Sequence[Verdict | None]:
         """One verdict per response, None where it does not apply; `token_ids[i]` are the tokens of `responses[i]`."""
 
 
+RowCheck: TypeAlias = Callable[[Problem], str | None]
+"""Why no response to a problem can be judged; None if responses can be."""
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A row of VERIFIERS: the class of a verifier, and the facts that are needed before it is built."""
+
+    factory: str
+    """`module:Class` in `dapo.rewards.verifiers`; the constructor's parameters are the verifier's options."""
+    binary: bool = False
+    """Every verdict is right or wrong, so that reward.threshold has no effect."""
+    reads_answer: Callable[[Mapping[str, Any]], bool] = lambda options: False
+    """Whether, with these options, every row needs a reference answer."""
+    check: Callable[[str, Mapping[str, Any]], RowCheck] | None = None
+    """Builds the check of a data set's rows, from the verifier's name and options; `_by_verdict` where a verdict on an
+    empty response is cheap, and an error exactly for rows that cannot be judged."""
+
+
+def _by_verdict(name: str, options: Mapping[str, Any]) -> RowCheck:
+    verifier = get_verifier(name, **options)
+    return lambda problem: verifier(problem, "").error
+
+
+def _by_tests(name: str, options: Mapping[str, Any]) -> RowCheck:
+    from dapo.rewards.verifiers.code import CodeVerifier
+
+    return partial(CodeVerifier.check_problem, options=options)
+
+
+def _always(options: Mapping[str, Any]) -> bool:
+    return True
+
+
+def _for_groups(options: Mapping[str, Any]) -> bool:
+    """Whether the reference is the pattern, or compared with what the pattern's group captures."""
+    pattern = options.get("pattern")
+    return pattern is None or re.compile(pattern).groups > 0
+
+
+VERIFIERS: Mapping[str, Registration] = {
+    "choice": Registration("choice:ChoiceVerifier", binary=True, reads_answer=_always, check=_by_verdict),
+    "code": Registration("code:CodeVerifier", binary=True, check=_by_tests),  # the answer where a row has no tests
+    "exact": Registration("exact:ExactVerifier", binary=True, reads_answer=_always, check=_by_verdict),
+    "gsm8k": Registration("gsm8k:Gsm8kVerifier", binary=True, reads_answer=_always, check=_by_verdict),
+    "gym": Registration("gym:GymVerifier"),
+    "json_schema": Registration("json_schema:JsonSchemaVerifier", binary=True, check=_by_verdict),
+    "math": Registration("math:MathVerifier", binary=True, reads_answer=_always),
+    "math_dapo": Registration("math_dapo:MathDapoVerifier", binary=True, reads_answer=_always),
+    "regex": Registration("regex:RegexVerifier", binary=True, reads_answer=_for_groups, check=_by_verdict),
+    "reward_model": Registration("reward_model:RewardModelVerifier"),
+    "server": Registration("server:ServerVerifier"),
+}
+"""Every verifier that has a name: one row is all that the package knows of it."""
+
+
 def is_binary(name: str) -> bool:
-    """Whether the registered verifier `name` gives only right or wrong, so that reward.threshold has no effect."""
-    return name in REGISTERED and getattr(resolve_name(REGISTERED[name]), "binary", False)
+    """Whether the verifier `name` is known to give only right or wrong; false for functions."""
+    return name in VERIFIERS and VERIFIERS[name].binary
 
 
-def problem_check(name: str, options: Mapping[str, Any]) -> Callable[[Problem], str | None] | None:
-    """What finds, before a run begins, the rows that the verifier `name` can judge no response to.
+def problem_check(name: str, options: Mapping[str, Any]) -> RowCheck | None:
+    """The check that finds, before a run, the rows that the verifier `name` cannot judge; None where there is none.
 
-    A verifier's class offers it in one of two ways: a static method `check_problem(problem, options)`, or, where a
-    verdict on an empty response costs little and is an error exactly for such rows, `checks_reference = True`.
-
-    Args:
-        name: one of REGISTERED, or `module:function`.
-        options: the verifier's options.
-
-    Returns:
-        A function of a problem that gives the reason, None for a row that can be judged; None: there is no such check.
-
-    Raises:
-        RewardError: the verifier cannot be built with these options.
+    Raises RewardError if the verifier cannot be built with these options.
     """
-    if name not in REGISTERED:
-        return None
-    factory = resolve_name(REGISTERED[name])
-    if getattr(factory, "checks_reference", False):
-        verifier = get_verifier(name, **options)
-        return lambda problem: verifier(problem, "").error
-    check = getattr(factory, "check_problem", None)
-    return None if check is None else partial(check, options=options)
+    check = VERIFIERS[name].check if name in VERIFIERS else None
+    return None if check is None else check(name, options)
 
 
 def reads_answer(name: str, options: Mapping[str, Any]) -> bool:
-    """Whether the registered verifier `name` compares responses with the reference answer; functions say it themselves.
-
-    `code` and `json_schema` read it where a row has no tests or schema of its own.
-    """
-    if name == "regex":
-        pattern = options.get("pattern")
-        return pattern is None or re.compile(pattern).groups > 0  # the group is compared with it
-    return name in _COMPARE_WITH_ANSWER
+    """Whether the verifier `name` needs a reference answer in every row; functions name the columns they need."""
+    return name in VERIFIERS and VERIFIERS[name].reads_answer(options)
 
 
 def get_verifier(name: str, /, **options: Any) -> Verifier:
-    """The verifier called `name`: one of REGISTERED (`math`, `choice`, ...) or `module:function`.
+    """The verifier called `name`: one of VERIFIERS (`math`, `choice`, ...) or `module:function`.
 
-    What it needs is imported here, not within the time limit of a verdict. Raises RewardError for an unknown name or
+    Its packages are imported here, outside the time limit of a verdict. Raises RewardError for an unknown name or
     option and for a function that cannot be imported.
     """
     if ":" in name:
         return load_function(name, options)
-    if name not in REGISTERED:
-        suggestion = did_you_mean(name, REGISTERED, otherwise="")
+    if name not in VERIFIERS:
+        suggestion = did_you_mean(name, VERIFIERS, otherwise="")
         raise RewardError(
-            f"unknown verifier {name!r}; {suggestion}{' ' * bool(suggestion)}known: {', '.join(REGISTERED)}, "
+            f"unknown verifier {name!r}; {suggestion}{' ' * bool(suggestion)}known: {', '.join(VERIFIERS)}, "
             "or your own function as module:function"
         )
-    factory = resolve_name(REGISTERED[name])
+    factory = resolve_name(f"dapo.rewards.verifiers.{VERIFIERS[name].factory}")
     known = inspect.signature(factory).parameters
     for option, value in options.items():
         if option not in known:

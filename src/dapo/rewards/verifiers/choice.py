@@ -4,7 +4,6 @@ import re
 import string
 import unicodedata
 from dataclasses import dataclass
-from typing import ClassVar
 
 from dapo.core.errors import RewardError
 from dapo.rewards.verdicts import binary_verdict, error_verdict
@@ -36,9 +35,6 @@ class ChoiceVerifier:
     B`. All lines `Answer:` (or boxes, or lines of that kind) must name the same letter, and one letter each: `A or B`,
     and `Answer: A` followed by `Answer: B`, are wrong whatever the reference.
     """
-
-    binary: ClassVar[bool] = True
-    checks_reference: ClassVar[bool] = True
 
     letters: str = "ABCDE"  # the available choices
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from dapo.core.errors import RewardError
 from dapo.core.verifier_limits import CODE_TIME_S
@@ -40,8 +40,6 @@ class CodeVerifier:
     Python's standard library only, one thread, no files (`sandbox.sandbox` says what holds on which system). Too
     much time, memory or output is wrong, as a failed test is; tests that cannot run are an error.
     """
-
-    binary: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """`exact`: the response must be the answer itself, as the built-in problems ask (`Reply with only the answer.`)."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.rewards.verifiers.stated_number import number_verdict, response_number
@@ -14,9 +14,6 @@ Extract = Literal["none", "answer_line", "last_number", "final"]
 @dataclass(frozen=True)
 class ExactVerifier:
     """Right if the texts are equal: `12`, `12.`, `**12**` and `$12$` answer 12; `3 + 9 = 12` and `12 or 13` do not."""
-
-    binary: ClassVar[bool] = True
-    checks_reference: ClassVar[bool] = True
 
     extract: Extract = "none"
     """`none` compares the whole response, `answer_line` its `Answer:` line, `last_number` its last number by value, and

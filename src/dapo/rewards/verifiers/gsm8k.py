@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar
 
 from dapo.rewards.verdicts import error_verdict
 from dapo.rewards.verifiers.stated_number import number_verdict, stated_number
@@ -21,9 +20,6 @@ class Gsm8kVerifier:
     The marked text must state exactly one number: `#### $1,200.00` and `Answer: 1200 dollars` are 1200; `#### 3 or 4`,
     `#### not 3` and `#### \pm 3` are wrong whatever the reference.
     """
-
-    binary: ClassVar[bool] = True
-    checks_reference: ClassVar[bool] = True
 
     flexible: bool = False  # without any mark, take the last number of the response
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, try_call
@@ -23,9 +23,6 @@ class JsonSchemaVerifier:
     Strict JSON: no NaN, no repeated key. Schemas of any draft (`$schema`; default 2020-12); `$ref` refers to the schema
     itself only, never to the network; `format` is not checked.
     """
-
-    binary: ClassVar[bool] = True
-    checks_reference: ClassVar[bool] = True
 
     def __init__(self, schema: Mapping[str, Any] | bool | None = None) -> None:
         """`schema`: used for all problems instead of the row's. Raises RewardError without jsonschema."""

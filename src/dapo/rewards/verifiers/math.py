@@ -1,7 +1,6 @@
 """`math`: compares the answer that a response states with the reference as mathematics, by `strict_math`."""
 
 from functools import lru_cache
-from typing import ClassVar
 
 from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.types import Problem, Verdict
@@ -17,8 +16,6 @@ class MathVerifier:
     repeats the question as an expression. A reference that cannot be read gives an error, whatever the response. All
     right answers share one `Verdict.answer`, the reference's normal form.
     """
-
-    binary: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._read = lru_cache(_CACHE_SIZE)(Reference.read)

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar
 
 from dapo.rewards.verdicts import binary_verdict
 from dapo.types import Problem, Verdict
@@ -44,8 +43,6 @@ class MathDapoVerifier:
 
     No mathematics: `0.5` does not answer `1/2`, and a box without `Answer:` is wrong.
     """
-
-    binary: ClassVar[bool] = True
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         answers = _ANSWER.findall(response[-WINDOW_CHARS:])

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import Literal
 
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, try_call
@@ -28,9 +28,6 @@ class RegexVerifier:
     A pattern can take forever (`(a+)+$`): the time limit of the worker process, `reward.timeout_s`, ends it with an
     error verdict.
     """
-
-    binary: ClassVar[bool] = True
-    checks_reference: ClassVar[bool] = True
 
     pattern: str | None = None
     match: Match = "full"
