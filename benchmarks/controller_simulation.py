@@ -37,7 +37,8 @@ from dapo.engines.checked import CheckedEngine
 from dapo.engines.scripted import ScriptedEngine
 from dapo.policy.builtin_models import smollm2_directory
 from dapo.runs.directory import RunDirectory
-from dapo.telemetry.sinks import JsonlSink, Tracker, read_metrics
+from dapo.runs.records import read_metrics
+from dapo.telemetry.sinks import JsonlSink, Tracker
 from dapo.training.dynamic_sampling import DynamicSampler
 from dapo.training.rollout import Sampling, sampling_plan
 from dapo.training.samples import shaped_reward

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from dapo.analysis.compare import compare_evaluations, compare_runs, equal_steps
-from dapo.analysis.pairs import mean_over_steps, paired, paired_problems, problem_means
 from dapo.analysis.spread import Branch, group_branches
 from dapo.cli.train import resume_run, start_run
 from dapo.core.errors import DataError
+from dapo.evaluation.pairing import mean_over_steps, paired, paired_problems
 from dapo.runs.directory import RunDirectory
 from dapo.runs.fork_record import Fork
+from dapo.runs.rollouts import problem_means
 from dapo.telemetry.rollout_table import write_rollouts
 from dapo.training.fork import create_fork, plan_fork
 from helpers.commands import run as run_command

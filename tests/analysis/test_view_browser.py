@@ -1,6 +1,5 @@
 """The page of `dapo view`, and a report, in headless Chromium: real clicks, hostile texts, no errors in the console."""
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,11 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from dapo.analysis.view.report import write_report
-from dapo.analysis.view.run_files import RunFiles
 from dapo.core.files import atomic_write_json, read_json
+from dapo.runs.directory import RunDirectory
+from dapo.runs.records import truncate_after
+from dapo.runs.run_files import RunFiles
 from dapo.telemetry.rollout_table import write_rollouts
 from helpers.browser import MISSING, open_browser
-from helpers.view_runs import Client, make_run, serving
+from helpers.view_runs import Client, close_with, make_run, serving
 
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
 
@@ -100,9 +101,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     live = folder / "live"
     shutil.copytree(first, live, ignore=shutil.ignore_patterns("checkpoints"))
     (live / "summary.json").unlink()
-    (live / "lock").write_text(f"{os.getpid()}\n")
-    lines = (first / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (live / "metrics.jsonl").write_text("".join(lines[:3]))
+    truncate_after(live / "metrics.jsonl", 2)
     return [first, second, live]
 
 
@@ -243,16 +242,17 @@ def test_runs_are_compared_with_the_difference_of_their_options(page):
 
 def test_a_live_run_is_followed(page, runs):
     live = runs[2]
-    page.open("overview?run=live")
-    page.wait(f"return {LENGTH}?.x.length === 2")
-    assert "running" in page.texts("#summary")[0]
     lines = (runs[0] / "metrics.jsonl").read_text().splitlines(keepends=True)
-    with open(live / "metrics.jsonl", "a") as metrics:
-        metrics.writelines([*lines[3:-1], lines[-1][:40]])  # the last line is half written
-    page.wait(f"return {LENGTH}?.x.length === 3")
-    with open(live / "metrics.jsonl", "a") as metrics:
-        metrics.write(lines[-1][40:])
-    (live / "summary.json").write_text('{"exit_reason": "finished"}')
+    with RunDirectory(live).lock(4):
+        page.open("overview?run=live")
+        page.wait(f"return {LENGTH}?.x.length === 2")
+        assert "running" in page.texts("#summary")[0]
+        with open(live / "metrics.jsonl", "a") as metrics:
+            metrics.writelines([*lines[3:-1], lines[-1][:40]])  # the last line is half written
+        page.wait(f"return {LENGTH}?.x.length === 3")
+        with open(live / "metrics.jsonl", "a") as metrics:
+            metrics.write(lines[-1][40:])
+        close_with(live, "finished")
     page.wait(f"return {LENGTH}?.x.length === 4 && document.querySelector('#summary').textContent.includes('finished')")
 
 

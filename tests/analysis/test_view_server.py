@@ -10,14 +10,18 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from dapo.analysis.compare import compare_runs
 from dapo.analysis.explain import explain_group
-from dapo.analysis.view.rollout_index import Filter, RolloutIndex
-from dapo.analysis.view.run_files import RunFiles, compare_evaluations, find_runs
 from dapo.analysis.view.server import HEADERS, listen
-from dapo.core.errors import CheckpointError, ConfigError, DataError
+from dapo.config import dump_config, load_config
+from dapo.core.errors import CheckpointError, ConfigError
+from dapo.runs.directory import RunDirectory
+from dapo.runs.records import read_metrics
+from dapo.runs.rollout_index import Filter, RolloutIndex
+from dapo.runs.run_files import RunFiles, find_runs
+from dapo.runs.status import run_status
 from dapo.telemetry.rollout_table import write_rollouts
-from dapo.telemetry.sinks import read_metrics
-from helpers.view_runs import Client, make_run, serving
+from helpers.view_runs import Client, close_with, make_run, serving
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -137,20 +141,59 @@ def test_a_half_written_last_line_is_left_out_and_a_new_one_shown(run, tmp_path)
     assert "expected an object" in files.metrics()["problem"]
 
 
-def test_a_run_without_its_summary_is_running_only_while_its_process_lives(run, tmp_path):
-    import os
+def copy_of(run: Path, target: Path, *, summary: bool = False) -> RunDirectory:
+    """A copy of a run as its process left it, or as it was before it wrote its summary."""
+    shutil.copytree(run, target, ignore=shutil.ignore_patterns("checkpoints"))
+    if not summary:
+        (target / "summary.json").unlink()
+    return RunDirectory(target)
 
-    copy = tmp_path / "copy"
-    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("checkpoints"))
-    (copy / "summary.json").unlink()
-    (copy / "lock").write_text(f"{os.getpid()}\n")
-    live = RunFiles("copy", copy).summary()
-    assert (live["state"], live["seconds_left"]) == ("running", 0.0)
-    (copy / "lock").write_text("999999999\n")
-    assert RunFiles("copy", copy).summary()["state"] == "interrupted"
-    (copy / "summary.json").write_text('{"exit_reason": "CheckpointError: the disk is full"}')
-    stopped = RunFiles("copy", copy).summary()
-    assert (stopped["state"], stopped["note"]) == ("stopped", "CheckpointError: the disk is full")
+
+def shown_as(run: RunDirectory) -> dict[str, Any]:
+    """The summary of a run on the page, which has the state and the time left that `dapo status` reports."""
+    found, status = RunFiles("copy", run.path).summary(), run_status(run.path)
+    assert (found["state"], found["note"]) == (status.state, status.exit_reason)
+    assert (found["steps"], found["num_steps"]) == (status.step, status.num_steps)
+    assert found["seconds_left"] == pytest.approx(status.seconds_left)
+    return found
+
+
+def test_a_live_run_is_shown_as_running_with_the_steps_of_its_lock_and_its_time_left(run, tmp_path):
+    copy = copy_of(run, tmp_path / "copy")
+    with copy.lock(24):
+        live = shown_as(copy)
+    assert (live["state"], live["num_steps"]) == ("running", 24)
+    assert live["seconds_left"] > 0
+    assert shown_as(copy)["state"] == "stopped"  # its process was killed
+
+
+def test_a_budget_of_tokens_counts_in_the_time_left(run, tmp_path):
+    copy = copy_of(run, tmp_path / "copy")
+    spent = sum(record.get("rollout/tokens_generated", 0) for record in read_metrics(copy.metrics))
+    budget = ["train.num_steps=1000", f"train.token_budget={int(spent * 1.5)}"]
+    copy.config.write_text(dump_config(load_config(copy.config, budget)))
+    with copy.lock(1000):
+        assert (
+            0
+            < shown_as(copy)["seconds_left"]
+            < 1000 * 0.01 * sum(record.get("time/step_s", 0) for record in read_metrics(copy.metrics))
+        )
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [
+        ("finished", "finished"),
+        ("solved", "solved"),
+        ("interrupted: stopped by SIGINT", "stopped"),
+        ("CheckpointError: the disk is full", "failed"),
+    ],
+)
+def test_an_ended_run_is_shown_as_it_ended(run, tmp_path, reason, state):
+    copy = copy_of(run, tmp_path / "copy")
+    close_with(copy.path, reason)
+    found = shown_as(copy)
+    assert (found["state"], found["note"], found["seconds_left"]) == (state, reason, None)
 
 
 def test_runs_are_found_by_path_or_in_a_folder_and_have_names_of_their_own(run, tmp_path):
@@ -338,7 +381,7 @@ def test_the_index_follows_new_changed_removed_and_damaged_tables(run, tmp_path)
 
 def test_the_index_of_a_long_run_is_kept_and_used_again(run, tmp_path, monkeypatch):
     monkeypatch.setenv("DAPO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("dapo.analysis.view.rollout_index.KEPT_FROM_STEPS", 2)
+    monkeypatch.setattr("dapo.runs.rollout_index.KEPT_FROM_STEPS", 2)
     before = snapshot(run)
     first = RolloutIndex(run / "rollouts")
     first.wait()
@@ -381,14 +424,14 @@ def test_two_evaluations_are_paired_by_problem(run, client):
     assert len(found["table"]) == len(differences)
 
 
-def test_problems_of_one_evaluation_only_are_counted_and_left_out():
-    def evaluation(**accuracies: float) -> dict[str, Any]:
-        return {"binary": True, "table": [{"id": name, "accuracy": value} for name, value in accuracies.items()]}
-
-    found = compare_evaluations(evaluation(a=0.0, b=1.0, c=0.0), evaluation(b=1.0, c=1.0, d=0.0))
-    assert (found["difference"], found["problems"], found["unpaired"]) == (0.5, 2, 2)
-    with pytest.raises(DataError, match="no problem in common"):
-        compare_evaluations(evaluation(a=0.0), evaluation(b=1.0))
+def test_the_page_refuses_to_pair_what_dapo_compare_refuses(run, tmp_path):
+    other = tmp_path / "other"
+    make_run(other, "eval.temperature=0.1")
+    with serving(run, other) as client:
+        status, _, body = client.request("/api/paired?a_run=first&a_step=0&b_run=other&b_step=4")
+    assert status == 404
+    assert json.loads(body) == {"error": "temperature is 1.0 in one and 0.1 in the other"}
+    assert "temperature is 1.0 in one and 0.1 in the other" in " ".join(compare_runs(run, other).notes)
 
 
 def test_the_difference_of_two_configs_names_the_options(run, tmp_path):

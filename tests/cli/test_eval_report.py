@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from dapo.cli.eval_report import print_comparison, print_evaluation
-from dapo.evaluation.scores import Evaluation, EvaluationPlan, JudgedProblem, JudgedResponse, paired_difference
+from dapo.evaluation.pairing import paired_difference
+from dapo.evaluation.scores import Evaluation, EvaluationPlan, JudgedProblem, JudgedResponse
 from dapo.types import Problem
 
 
@@ -35,7 +36,7 @@ def printed(capsys: pytest.CaptureFixture[str], found: dict[str, Any], *, by_pro
 def compared(
     capsys: pytest.CaptureFixture[str], first: dict[str, Any], second: dict[str, Any], *, by_problem: bool = False
 ) -> str:
-    difference = paired_difference(first["table"], second["table"], binary=first["binary"])
+    difference = paired_difference(first, second)
     print_comparison({"first": first, "second": second, "comparison": difference}, None, by_problem=by_problem)
     return capsys.readouterr().out
 

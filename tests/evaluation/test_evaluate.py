@@ -19,12 +19,12 @@ from dapo.core.journal import Journal, open_journal
 from dapo.data.problems import load_problems
 from dapo.engines.scripted import ScriptedEngine
 from dapo.evaluation.evaluate import EngineSampler, evaluate
+from dapo.evaluation.pairing import paired_difference
 from dapo.evaluation.scores import (
     Evaluation,
     EvaluationPlan,
     JudgedProblem,
     JudgedResponse,
-    paired_difference,
     pass_at_k,
 )
 from dapo.types import GenerationRequest, Problem, Verdict
@@ -214,15 +214,18 @@ def test_more_than_one_percent_of_errors_is_noted_and_one_percent_is_not():
     assert warning == "2 of 100 responses have no verdict (2.0%): metrics of the others only"
 
 
-def table(*accuracies: float | None) -> list[dict[str, Any]]:
-    return [{"id": str(i), "accuracy": accuracy} for i, accuracy in enumerate(accuracies)]
+def scored(*accuracies: float | None, **settings: Any) -> dict[str, Any]:
+    """A stored evaluation with these accuracies of its problems."""
+    settings = {"name": "toy", "temperature": 1.0, "top_p": 0.7, "max_response_tokens": 20, "binary": True} | settings
+    rows = [{"id": str(i), "accuracy": accuracy} for i, accuracy in enumerate(accuracies)]
+    return {**settings, "seed": settings.get("seed", 0), "samples_per_problem": 4, "table": rows}
 
 
 def test_a_paired_difference_is_narrower_than_the_spread_of_the_problems():
     hard_and_easy = [i % 2 for i in range(40)]
-    first = table(*(0.8 * easy for easy in hard_and_easy))
-    second = table(*(0.8 * easy + 0.05 * (1 + i % 3) for i, easy in enumerate(hard_and_easy)))
-    found = paired_difference(first, list(reversed(second)))
+    first = scored(*(0.8 * easy for easy in hard_and_easy))
+    second = scored(*(0.8 * easy + 0.05 * (1 + i % 3) for i, easy in enumerate(hard_and_easy)))
+    found = paired_difference(first, second | {"table": second["table"][::-1]})
     assert found["difference"] == pytest.approx(0.09875)
     # the differences deviate by 0.041, the accuracies by 0.4
     assert 0.02 < found["high"] - found["low"] < 0.03
@@ -231,20 +234,35 @@ def test_a_paired_difference_is_narrower_than_the_spread_of_the_problems():
 
 
 def test_a_difference_that_does_not_vary_has_a_wide_interval_or_none():
-    third = paired_difference(table(0.5, 0.5, 0.5), table(0.53125, 0.53125, 0.53125))
+    third = paired_difference(scored(0.5, 0.5, 0.5), scored(0.53125, 0.53125, 0.53125))
     assert third["difference"] == 0.03125
     assert third["low"] < -0.5 < 0.5 < third["high"]
-    scores = paired_difference(table(2.5, 7.0), table(3.0, 7.5), binary=False)
+    scores = paired_difference(scored(2.5, 7.0, binary=False), scored(3.0, 7.5, binary=False))
     assert (scores["difference"], scores["low"], scores["high"]) == (0.5, None, None)
 
 
 def test_a_problem_without_a_judgement_on_either_side_is_no_pair():
-    found = paired_difference(table(1.0, None, 0.0), table(0.0, 1.0, 1.0))
+    found = paired_difference(scored(1.0, None, 0.0), scored(0.0, 1.0, 1.0))
     assert (found["problems"], found["difference"]) == (2, 0.0)
-    nothing = paired_difference(table(None, 1.0), table(0.0, None))
+    nothing = paired_difference(scored(None, 1.0), scored(0.0, None))
     assert (nothing["problems"], nothing["difference"], nothing["low"], nothing["high"]) == (0, None, None, None)
-    with pytest.raises(DataError, match="not of the same problems: 1 are in one of them only"):
-        paired_difference(table(1.0), table(1.0, 0.0))
+    with pytest.raises(DataError, match="1 problems are in one of them only"):
+        paired_difference(scored(1.0), scored(1.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("setting", "other"),
+    [("name", "aime"), ("temperature", 0.1), ("top_p", 1.0), ("max_response_tokens", 8), ("binary", False)],
+)
+def test_evaluations_with_another_setting_are_never_paired(setting: str, other: Any):
+    with pytest.raises(DataError, match=f"^{setting} is .* in one and {other} in the other$"):
+        paired_difference(scored(1.0, 0.0), scored(1.0, 0.0, **{setting: other}))
+
+
+def test_another_seed_is_paired_unless_the_same_draws_are_wanted():
+    assert paired_difference(scored(1.0, 0.0), scored(1.0, 0.0, seed=1))["equal"] == 2
+    with pytest.raises(DataError, match="seed is 0 in one and 1 in the other"):
+        paired_difference(scored(1.0, 0.0), scored(1.0, 0.0, seed=1), same_draws=True)
 
 
 class EvaluationKilled(Exception):

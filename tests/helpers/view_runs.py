@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import pytest
+
 from dapo.analysis.view.queries import Runs
-from dapo.analysis.view.run_files import find_runs
 from dapo.analysis.view.server import listen, make_server
-from dapo.core.files import atomic_write_json
-from dapo.training.train import train
-from helpers.tiny_runs import new_run, tiny
+from dapo.api.lifecycle.execute import Frontend, new_run, run_training
+from dapo.runs.directory import SUMMARY_FIELDS, RunDirectory
+from dapo.runs.run_files import find_runs
+from helpers.tiny_runs import tiny
 
 SHORT = (
     "train.num_steps=4",
@@ -36,10 +38,16 @@ SHORT = (
 
 def make_run(path: Path, *overrides: str) -> Path:
     """A finished run of the tiny model, four steps with three evaluations."""
-    with new_run(tiny(*SHORT, *overrides), path) as run:
-        train(run)
-        atomic_write_json(run.directory.summary, {"exit_reason": "finished"})
+    with new_run(tiny(*SHORT, *overrides), path, command=["dapo", "train"]) as ready:
+        run_training(ready, Frontend(warn=pytest.fail))
     return path
+
+
+def close_with(path: Path, reason: str) -> None:
+    """Give a run the summary that it writes when it ends for this reason."""
+    run = RunDirectory(path)
+    summary = dict.fromkeys(SUMMARY_FIELDS)
+    run.write_summary(summary | {"exit_reason": reason})
 
 
 class Client:

@@ -16,6 +16,8 @@ from pyarrow.parquet import read_table
 from rich.console import Console
 
 from dapo.core.errors import ConfigError, DataError
+from dapo.runs.curves import plot_curves, reliability
+from dapo.runs.records import read_metrics, truncate_after
 from dapo.telemetry.console import (
     ProgressDisplay,
     duration,
@@ -27,10 +29,9 @@ from dapo.telemetry.console import (
     step_line,
     stopwatch,
 )
-from dapo.telemetry.curves import plot_curves, reliability
 from dapo.telemetry.metric_table import metric_of
 from dapo.telemetry.rollout_table import AUDIT_COLUMNS, ROLLOUT_SCHEMA, short_fields, write_rollouts
-from dapo.telemetry.sinks import JsonlSink, TensorBoardSink, TrackioSink, WandbSink, read_metrics, truncate_after
+from dapo.telemetry.sinks import JsonlSink, TensorBoardSink, TrackioSink, WandbSink
 
 STEP = {
     "reward/mean": -0.632,

@@ -1,10 +1,11 @@
 """Options of a run that act after sampling, changed: those that its stored responses can be judged anew with."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dapo.config import Config
+from dapo.config.differences import option_differences
 from dapo.config.load import PRESETS, resolve_auto_verifier
 from dapo.config.options import options_of
 from dapo.core.errors import ConfigError
@@ -70,17 +71,7 @@ def _of_preset(preset: str) -> Iterator[tuple[str, Any]]:
 
 def differences(old: Config, new: Config) -> list[dict[str, Any]]:
     """The options that differ, with both values."""
-    before, after = (dict(_flat(config.model_dump(mode="json"))) for config in (old, new))
-    names = [name for name in before | after if before.get(name) != after.get(name)]
-    return [{"name": name, "old": before.get(name), "new": after.get(name)} for name in names]
-
-
-def _flat(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in options.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+    return [{"name": name, "old": a, "new": b} for name, (a, b) in option_differences(old, new).items()]
 
 
 def judges_anew(overrides: Sequence[str]) -> bool:

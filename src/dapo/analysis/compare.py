@@ -1,7 +1,7 @@
 """Two runs beside each other: options, accuracy on held-out problems, training curves, tokens and seconds.
 
 All differences are b - a. They are paired by problem; where both runs also drew with the same random numbers, as forks
-of one run do, the pairing removes most of the chance of sampling too (`pairs.py`).
+of one run do, the pairing removes most of the chance of sampling too (`evaluation/pairing.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,13 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dapo.analysis.pairs import CURVES, Paired, mean_over_steps, paired, paired_problems, problem_means
 from dapo.config.differences import option_differences
 from dapo.core.errors import DataError
+from dapo.evaluation.pairing import Paired, mean_over_steps, paired, paired_problems, require_pairable
 from dapo.runs.directory import RunDirectory, read_evaluation
 from dapo.runs.fork_record import Fork
+from dapo.runs.records import metrics_by_step
+from dapo.runs.rollouts import CURVES, problem_means
 from dapo.runs.stored_config import load_run_config
-from dapo.telemetry.sinks import read_metrics
 
 CURVE_METRICS = {
     "reward": "reward/mean",
@@ -29,7 +30,6 @@ COSTS = {
     "tokens_trained": "rollout/tokens_in_minibatches",
     "seconds": "time/step_s",
 }
-_MUST_MATCH = ("name", "temperature", "top_p", "max_response_tokens", "binary")
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def compare_runs(a: str | Path, b: str | Path) -> Comparison:
     runs = (RunDirectory.open(a), RunDirectory.open(b))
     notes: list[str] = []
     configs = [load_run_config(run) for run in runs]
-    metrics = [metrics_by_step(run) for run in runs]
+    metrics = [metrics_by_step(run.metrics) for run in runs]
     equal = equal_steps(*metrics)
     steps = sorted(step for step in metrics[0].keys() & metrics[1].keys() if step > equal)
     seeds = [config.train.seed for config in configs]
@@ -133,14 +133,6 @@ def compare_runs(a: str | Path, b: str | Path) -> Comparison:
         },
         notes=notes,
     )
-
-
-def metrics_by_step(run: RunDirectory) -> dict[int, dict[str, Any]]:
-    """The metrics of each finished step of a run; further lines of a step add to it. Empty before the first."""
-    rows: dict[int, dict[str, Any]] = {}
-    for record in read_metrics(run.metrics) if run.metrics.exists() else []:
-        rows.setdefault(record["step"], {}).update(record)
-    return rows
 
 
 def equal_steps(a: Mapping[int, Mapping[str, Any]], b: Mapping[int, Mapping[str, Any]]) -> int:
@@ -212,14 +204,10 @@ def compare_evaluations(first: tuple[int, Mapping[str, Any]], second: tuple[int,
         DataError: They were sampled otherwise, or are of different problems.
     """
     (step_a, a), (step_b, b) = first, second
-    for name in _MUST_MATCH:
-        if a.get(name) != b.get(name):
-            raise DataError(f"{name} is {a.get(name)} in one and {b.get(name)} in the other")
+    require_pairable(a, b)
     shares_draws = a.get("seed") == b.get("seed")
     samples = min(a["samples_per_problem"], b["samples_per_problem"]) if shares_draws else None
     rows = [{row["id"]: _accuracy(row, samples) for row in found["table"]} for found in (a, b)]
-    if alone := rows[0].keys() ^ rows[1].keys():
-        raise DataError(f"{len(alone)} problems are in one of them only")
     judged = [name for name in rows[0] if rows[0][name] is not None and rows[1][name] is not None]
     ours, theirs = ([row[name] or 0.0 for name in judged] for row in rows)
     found = paired(ours, theirs, proportions=bool(a["binary"]))

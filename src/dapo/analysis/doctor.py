@@ -1,14 +1,13 @@
 """A whole run through the rules: which findings hold, since when, and which problems and responses show them."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from dapo.config import Config
+from dapo.runs.rollouts import iterate_rows
 from dapo.training.rules.all_rules import RULES, holding
 from dapo.training.rules.finding import SEVERITIES, Finding, Rule
 from dapo.training.rules.history import WINDOW, History
@@ -121,7 +120,7 @@ def _unfinished_step(metrics: Sequence[Mapping[str, Any]], tables: Mapping[int, 
     step = max((record["step"] for record in metrics), default=0) + 1
     if step not in tables:
         return
-    rows = list(_rows(tables[step], ["group_id", "outcome", "correct", "error", "finish", "response_tokens"]))
+    rows = list(iterate_rows(tables[step], ["group_id", "outcome", "correct", "error", "finish", "response_tokens"]))
     groups = Counter({row["group_id"]: row["outcome"] for row in rows}.values())
     decided = groups.total() - groups["excess"]
     judged = [row for row in rows if row["outcome"] != "excess"]
@@ -151,7 +150,7 @@ def _with_responses(case: Case, rule: Rule, tables: Mapping[int, Path]) -> Case:
     errors: Counter[str] = Counter()
     example, read = "", 0
     for step in [step for step in sorted(tables, reverse=True) if first <= step <= last][:WINDOW]:
-        for row in _rows(tables[step]):
+        for row in iterate_rows(tables[step]):
             read += 1
             if rule.response(row):
                 problems[row["problem_id"]] += 1
@@ -162,15 +161,6 @@ def _with_responses(case: Case, rule: Rule, tables: Mapping[int, Path]) -> Case:
     error = errors.most_common(1)[0][0] if errors else ""
     most = tuple(problems.most_common(MAX_PROBLEMS))
     return Case(case.finding, case.since, case.holds, most, problems.total(), example, error)
-
-
-def _rows(path: Path, columns: Sequence[str] = ()) -> Iterable[dict[str, Any]]:
-    """The rows of a table with these columns, or with all that a rule may read."""
-    with pq.ParquetFile(path) as file:
-        unread = ("engine_logprobs", "prompt", "fields")
-        columns = columns or [name for name in file.schema_arrow.names if name not in unread]
-        for batch in file.iter_batches(batch_size=1024, columns=columns):
-            yield from batch.to_pylist()
 
 
 def _shown(text: str) -> str:

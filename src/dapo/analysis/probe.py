@@ -26,7 +26,7 @@ from dapo.evaluation.intervals import Interval, mean_interval
 from dapo.policy.memory_model import GIB
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
-from dapo.telemetry.sinks import read_metrics
+from dapo.runs.records import read_metrics
 from dapo.training.forecast import make_forecast
 from dapo.training.problem_stats import ProblemStats
 from dapo.training.rollout import Batch, Sampling, collect

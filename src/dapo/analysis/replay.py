@@ -7,7 +7,6 @@ those that the run has logged: that they are equal is the evidence that the poli
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from dapo.analysis.stored_groups import (
     RunProblems,
@@ -25,8 +24,8 @@ from dapo.core.errors import CheckpointError, DataError
 from dapo.data.prompts import PromptEncoder
 from dapo.policy.policy import Policy
 from dapo.runs.directory import RunDirectory
+from dapo.runs.records import metrics_by_step
 from dapo.telemetry.metrics import mean_of_updates
-from dapo.telemetry.sinks import read_metrics
 from dapo.training.samples import minibatches, with_advantages, with_old_logprobs
 from dapo.types import Sample
 
@@ -106,7 +105,7 @@ class Replay:
         self._policy = Policy(config, loaded)
         if plan.start:
             self._policy.load(directory.checkpoint(plan.start))
-        self._logged = _logged_updates(directory)
+        self._logged = metrics_by_step(directory.metrics)
         self._compared: list[tuple[float, float]] = []
 
     def update(self, number: int) -> ReplayedUpdate:
@@ -161,15 +160,6 @@ class Replay:
         for name, value in mean_of_updates(updates).items():
             if not name.startswith(_NOT_COMPARED) and isinstance(logged.get(name), float | int):
                 self._compared.append((value, logged[name]))
-
-
-def _logged_updates(directory: RunDirectory) -> dict[int, dict[str, Any]]:
-    """The metrics of each step; empty where there are none."""
-    logged: dict[int, dict[str, Any]] = {}
-    if directory.metrics.exists():
-        for record in read_metrics(directory.metrics):
-            logged.setdefault(int(record["step"]), {}).update(record)
-    return logged
 
 
 def initial_or_saved(plan: ReplayPlan) -> str:

@@ -11,8 +11,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from dapo.analysis.compare import as_json, final_evaluation
-from dapo.analysis.pairs import paired
 from dapo.evaluation.intervals import mean_interval
+from dapo.evaluation.pairing import paired
 from dapo.runs.directory import RunDirectory
 from dapo.runs.fork_record import Fork
 

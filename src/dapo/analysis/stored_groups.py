@@ -9,7 +9,6 @@ from itertools import groupby
 from typing import Any, TypeAlias
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dapo.config import Config
 from dapo.core.constant_rows import constant_row
@@ -18,6 +17,7 @@ from dapo.data.problems import load_problems
 from dapo.data.prompts import PromptEncoder
 from dapo.policy.model import load_local_tokenizer
 from dapo.runs.directory import RunDirectory, numbered, step_of
+from dapo.runs.rollouts import read_rollouts
 from dapo.telemetry.rollout_table import rows_of, short_fields
 from dapo.training.dynamic_sampling import Outcome
 from dapo.training.rows import NO_COLUMNS, load_rows
@@ -53,7 +53,7 @@ class StoredGroup:
 
 def stored_steps(directory: RunDirectory) -> list[int]:
     """The steps whose tables of responses are there, ascending."""
-    return [step_of(path) for path in numbered(directory.path / "rollouts")]
+    return list(directory.rollout_tables())
 
 
 def saved_steps(directory: RunDirectory) -> list[int]:
@@ -79,11 +79,11 @@ def read_groups(
     if not path.is_file():
         raise DataError(_why_missing(directory, step))
     try:
-        light = pq.read_table(path, columns=[name for name in pq.read_schema(path).names if name not in _TOKEN_COLUMNS])
+        without_tokens = read_rollouts([path])
         chosen = None if tokens_of is None else [("group_id", "in", sorted(tokens_of))]
         keys = ["group_id", "sample"]
-        tokens = _token_rows(pq.read_table(path, columns=[*keys, *_TOKEN_COLUMNS], filters=chosen))
-        rows = light.to_pylist()
+        tokens = _token_rows(read_rollouts([path], [*keys, *_TOKEN_COLUMNS], filters=chosen))
+        rows = without_tokens.to_pylist()
         members = (list(of_group) for _, of_group in groupby(rows, key=lambda row: row["group_id"]))
         return tuple(_stored_group(each, tokens) for each in members)
     except (OSError, pa.ArrowException, KeyError, TypeError) as error:

@@ -28,8 +28,8 @@ from dapo.rewards.judge import Judge
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
+from dapo.runs.records import read_metrics
 from dapo.runs.stored_config import naming_start_folder
-from dapo.telemetry.sinks import read_metrics
 from dapo.training.dynamic_sampling import DynamicSampler, Outcome
 from dapo.training.rows import NO_COLUMNS
 from dapo.training.samples import shaped_reward, with_advantages

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from dapo.api.lifecycle.execute import Frontend
     from dapo.api.lifecycle.generate import OpenModel
 
-TOKEN_COLUMNS = ("response_ids", "engine_logprobs")
 """The columns of rollouts with a number per token, which `Run.rollouts` leaves out."""
 SHOWN_METRICS = ("reward/mean", "reward/accuracy", "rollout/keep_rate", "rollout/response_tokens_mean", "loss/entropy")
 
@@ -77,13 +76,9 @@ class Run:
         """The metrics by step; an evaluation before the first step is row 0. docs/metrics.md explains the columns."""
         import pandas as pd
 
-        from dapo.telemetry.sinks import read_metrics
+        from dapo.runs.records import metrics_by_step
 
-        path = self._directory.metrics
-        records = read_metrics(path) if path.exists() else []
-        rows: dict[int, dict[str, Any]] = {}
-        for record in records:
-            rows.setdefault(record["step"], {}).update(record)
+        rows = metrics_by_step(self._directory.metrics)
         return pd.DataFrame(list(rows.values()), columns=None if rows else ["step"]).set_index("step")
 
     @property
@@ -92,11 +87,12 @@ class Run:
 
         A large run has millions of them: `read_rollouts` reads some steps and some columns.
         """
-        import pyarrow.parquet as pq
+        import pandas as pd
 
-        paths = self._rollout_paths(None)
-        names = pq.read_schema(paths[0]).names if paths else []
-        return self.read_rollouts(columns=[name for name in names if name not in TOKEN_COLUMNS])
+        from dapo.runs.rollouts import read_rollouts
+
+        paths = list(self._directory.rollout_tables().values())
+        return read_rollouts(paths).to_pandas() if paths else pd.DataFrame()
 
     def read_rollouts(
         self, *, steps: Sequence[int] | None = None, columns: Sequence[str] | None = None
@@ -112,20 +108,14 @@ class Run:
             DataError: a step has no table.
         """
         import pandas as pd
-        import pyarrow as pa
-        import pyarrow.parquet as pq
 
-        wanted = list(columns) if columns is not None else None
-        tables = [pq.read_table(path, columns=wanted) for path in self._rollout_paths(steps)]
-        return pa.concat_tables(tables).to_pandas() if tables else pd.DataFrame()
+        from dapo.runs.rollouts import all_columns, read_rollouts
 
-    def _rollout_paths(self, steps: Sequence[int] | None) -> list[Path]:
-        if steps is None:
-            return sorted((self.path / "rollouts").glob("step_*.parquet"))
-        paths = [self._directory.rollouts(step) for step in steps]
-        if missing := [step for step, path in zip(steps, paths, strict=True) if not path.is_file()]:
+        tables = self._directory.rollout_tables()
+        if missing := [step for step in steps or () if step not in tables]:
             raise DataError(f"{self.path} has no rollouts of step {missing[0]} (log.rollouts says which are kept)")
-        return paths
+        paths = list(tables.values()) if steps is None else [tables[step] for step in steps]
+        return read_rollouts(paths, columns or all_columns(paths[0])).to_pandas() if paths else pd.DataFrame()
 
     @property
     def problems(self) -> "pd.DataFrame":
@@ -145,7 +135,7 @@ class Run:
         """The run's own evaluations by step: accuracy (avg@k) with its 95 % interval, and what else was measured."""
         import pandas as pd
 
-        paths = sorted((self.path / "eval").glob("step_*.json"))
+        paths = self._directory.evaluations().values()
         rows = [{k: v for k, v in read_json(path).items() if not isinstance(v, dict | list)} for path in paths]
         return pd.DataFrame(rows, columns=None if rows else ["step", "accuracy"]).set_index("step")
 
@@ -158,10 +148,9 @@ class Run:
         Raises:
             DataError: there is none.
         """
-        path = (
-            max((self.path / "eval").glob("step_*.json"), default=None) if step is None else self._directory.eval(step)
-        )
-        if path is None or not path.is_file():
+        stored = self._directory.evaluations()
+        path = stored.get(max(stored, default=0) if step is None else step)
+        if path is None:
             raise DataError(f"{self.path} has no evaluation{'' if step is None else f' after step {step}'}")
         return EvaluationResult.of(read_json(path))
 
@@ -172,7 +161,7 @@ class Run:
             DataError: there are no metrics yet.
         """
         from dapo.api.lifecycle.execute import title_of
-        from dapo.telemetry.curves import curves_figure
+        from dapo.runs.curves import curves_figure
 
         return Curves(curves_figure(self._directory.metrics, title=title_of(self.config)))
 

@@ -78,7 +78,7 @@ def stats(
     if output is not None:
         require_new(output, force=force)
     source: DataSpec = spec
-    if (Path(spec) / "manifest.json").is_file():
+    if RunDirectory.is_run(spec):
         run = Path(spec)
         source = load_run_config(RunDirectory.open(run)).data.train
     group_size = group_size or _group_size_of(run)

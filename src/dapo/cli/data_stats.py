@@ -175,7 +175,7 @@ def warn_of_unusable_rows(spec: str, data: Sequence[Problem], overrides: Sequenc
     from dapo.runs.directory import RunDirectory
 
     raw: dict[str, Any] = {"model": "none"}
-    if (Path(spec) / "manifest.json").is_file():
+    if RunDirectory.is_run(spec):
         config = load_run_config(RunDirectory.open(Path(spec))).model_dump(mode="json")
         raw |= {"data": {"train": config["data"]["train"]}, "reward": config["reward"]}
     else:

@@ -7,8 +7,8 @@ from textwrap import wrap
 from dapo.analysis.doctor import Case, Diagnosis, diagnose
 from dapo.config import load_config
 from dapo.core.terminal import print_text
-from dapo.runs.directory import RunDirectory, step_of
-from dapo.telemetry.sinks import read_metrics
+from dapo.runs.directory import RunDirectory
+from dapo.runs.records import read_metrics
 from dapo.training.rules.all_rules import RULES
 
 _WIDTH, _LABEL = 110, 10
@@ -17,7 +17,7 @@ _WIDTH, _LABEL = 110, 10
 def examine(path: Path) -> Diagnosis:
     """The diagnosis of a run. Raises CheckpointError for what is no run, and DataError for damaged metrics."""
     run = RunDirectory.open(path)
-    tables = {step_of(table): table for table in path.glob("rollouts/step_*.parquet")}
+    tables = run.rollout_tables()
     return diagnose(load_config(run.config), read_metrics(run.metrics) if run.metrics.exists() else [], tables)
 
 

@@ -33,7 +33,7 @@ def submit_run(
     Returns what there is to know, as JSON values: the run, nodes, the script's text and path, and the job's id. With
     `dry_run` nothing is written, and path and id are None.
     """
-    is_run = (config_or_run / "config.yaml").is_file()
+    is_run = RunDirectory.is_run(config_or_run)
     if is_run and run_dir is not None:
         raise ConfigError(f"{config_or_run} is a run, which continues where it is; leave --run-dir out")
     source = RunDirectory.open(config_or_run).config if is_run else find_config(config_or_run)

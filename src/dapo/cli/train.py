@@ -80,8 +80,8 @@ def report(config: Config, directory: RunDirectory) -> None:
         files={
             "curves": directory.curves,
             "metrics, one line per step": directory.metrics,
-            **({} if config.log.rollouts == "none" else {"judged responses": directory.path / "rollouts"}),
-            **({"evaluations": directory.path / "eval"} if evaluations else {}),
+            **({} if config.log.rollouts == "none" else {"judged responses": directory.rollouts_folder}),
+            **({"evaluations": directory.evaluations_folder} if evaluations else {}),
             "checkpoint": newest,
             "evaluate it": f"dapo eval {directory.path} {asked}",
             "export it": f"dapo export {directory.path} my-model",

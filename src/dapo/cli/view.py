@@ -6,10 +6,10 @@ from pathlib import Path
 
 from dapo.analysis.view.queries import Runs
 from dapo.analysis.view.report import write_report
-from dapo.analysis.view.run_files import RunFiles, find_runs
 from dapo.analysis.view.server import serve
 from dapo.core.errors import ConfigError
 from dapo.core.terminal import print_json, print_text
+from dapo.runs.run_files import RunFiles, find_runs
 
 
 def view_runs(paths: Sequence[Path], *, port: int | None, open_browser: bool, as_json: bool) -> None:

@@ -1,14 +1,14 @@
 """Scores of a model from k judged responses per problem: avg@k, pass@j and cons@k, each with a 95 % interval."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import comb
 from statistics import fmean
 from typing import Any
 
 from dapo.core.errors import DataError
-from dapo.evaluation.intervals import difference_interval, mean_interval
+from dapo.evaluation.intervals import mean_interval
 from dapo.types import Finish, Message, Problem
 
 CORRECT = None
@@ -198,41 +198,6 @@ def _warning(errors: int, responses: int) -> str | None:
     if errors <= WARN_ERROR_FRACTION * responses:
         return None
     return f"{errors} of {responses} responses have no verdict ({errors / responses:.1%}): metrics of the others only"
-
-
-def paired_difference(
-    first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]], *, binary: bool = True
-) -> dict[str, Any]:
-    """The mean difference (second minus first) of two evaluations, paired by problem, with its 95 % interval.
-
-    Pairing removes the difficulty of the problems from the interval. Without a pair the difference is None; without an
-    interval `low` and `high` are.
-
-    Args:
-        first: The rows of an evaluation's table, with `id` and `accuracy`.
-        second: The rows of the other evaluation, of the same problems in any order.
-        binary: Whether the accuracies are fractions of correct responses, and not scores.
-
-    Raises:
-        DataError: The tables hold different problems.
-    """
-    rows = {row["id"]: row for row in first}
-    if set(rows) != {row["id"] for row in second}:
-        alone = len(set(rows) ^ {row["id"] for row in second})
-        raise DataError(f"the two evaluations are not of the same problems: {alone} are in one of them only")
-    pairs = [(rows[row["id"]]["accuracy"], row["accuracy"]) for row in second]
-    judged = [(a, b) for a, b in pairs if a is not None and b is not None]
-    differences = [b - a for a, b in judged]
-    interval = difference_interval(differences, proportions=binary)
-    return {
-        "difference": fmean(differences) if differences else None,
-        "low": None if interval is None else interval[0],
-        "high": None if interval is None else interval[1],
-        "problems": len(judged),
-        "better": sum(difference > 0 for difference in differences),
-        "worse": sum(difference < 0 for difference in differences),
-        "equal": differences.count(0),
-    }
 
 
 def count_votes(answers: Iterable[tuple[bool | None, str | None]]) -> "Counter[str | None]":

@@ -32,7 +32,7 @@ from dapo.core.processor import cpu_model
 from dapo.core.secrets import mask_secrets
 from dapo.core.terminal import to_json
 from dapo.evaluation.scores import require_summary
-from dapo.telemetry.sinks import read_metrics, truncate_after
+from dapo.runs.records import read_metrics, truncate_after
 
 _STEP_NAME = re.compile(r"step_(\d{6,})(\.parquet|\.json)?")
 PROBLEM_STATS_FILE = "problems.parquet"
@@ -154,13 +154,36 @@ class RunDirectory:
         """The directory of `step_NNNNNN` directories."""
         return self.path / "checkpoints"
 
+    @property
+    def rollouts_folder(self) -> Path:
+        """The folder of the tables of judged responses."""
+        return self.path / "rollouts"
+
     def rollouts(self, step: int) -> Path:
         """The table of a step's judged responses."""
-        return self.path / "rollouts" / f"step_{step:06d}.parquet"
+        return self.rollouts_folder / f"step_{step:06d}.parquet"
 
     def eval(self, step: int) -> Path:
         """The evaluation at a step."""
-        return self.path / "eval" / f"step_{step:06d}.json"
+        return self.evaluations_folder / f"step_{step:06d}.json"
+
+    @staticmethod
+    def is_run(path: str | Path) -> bool:
+        """Whether a path holds a run, whole or not yet begun."""
+        return (Path(path) / "config.yaml").is_file()
+
+    def rollout_tables(self) -> dict[int, Path]:
+        """The tables of judged responses that are there, by step in ascending order."""
+        return {step_of(path): path for path in numbered(self.rollouts_folder)}
+
+    @property
+    def evaluations_folder(self) -> Path:
+        """The folder of the stored evaluations."""
+        return self.path / "eval"
+
+    def evaluations(self) -> dict[int, Path]:
+        """The stored evaluations, by step in ascending order."""
+        return {step_of(path): path for path in numbered(self.evaluations_folder)}
 
     def exit_reason(self) -> str | None:
         """How the run has ended, by its summary; None where that is absent or damaged."""
@@ -179,7 +202,7 @@ class RunDirectory:
 
         No others are read. `warn` is told of each that is damaged.
         """
-        paths = sorted(self.path.glob("eval/step_*.json"))
+        paths = list(self.evaluations().values())
         found: list[dict[str, Any]] = []
         while paths and not found:
             found += read_evaluation(paths.pop(0), warn)
@@ -326,7 +349,7 @@ class RunDirectory:
 
     def drop_old_rollouts(self, step: int, keep: int) -> None:
         """Of the tables of responses up to a step leave the newest `keep`."""
-        for path in numbered(self.path / "rollouts"):
+        for path in numbered(self.rollouts_folder):
             if step_of(path) <= step - keep:
                 path.unlink()
 

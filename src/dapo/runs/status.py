@@ -3,6 +3,7 @@
 import math
 import os
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,8 +14,8 @@ from dapo.core.errors import ConfigError
 from dapo.core.files import read_json
 from dapo.runs.directory import RunDirectory
 from dapo.runs.fork_record import Fork
+from dapo.runs.records import read_metrics
 from dapo.telemetry.console import STEPS_FOR_ETA, seconds_left, steps_left, training_seconds
-from dapo.telemetry.sinks import read_metrics
 
 State = Literal["running", "stopped", "finished", "solved", "failed"]
 """`running`: a process holds the run's lock; `stopped`: a signal or a kill has ended it; `failed`: an error has."""
@@ -58,6 +59,43 @@ class RunStatus:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class RunProgress:
+    """How far a run has come; the fields of `RunStatus` that the console, the page and `dapo status` share."""
+
+    state: State
+    process: int | None
+    exit_reason: str | None
+    step: int
+    num_steps: int | None
+    seconds_left: float | None
+
+
+def run_progress(run: RunDirectory, records: Sequence[Mapping[str, Any]]) -> RunProgress:
+    """Read how far a run has come from its lock, its summary, its options and its metrics.
+
+    Args:
+        run: The run.
+        records: The lines of its metrics.jsonl.
+    """
+    holder = run.holder()
+    summary = None if holder else _read_summary(run)
+    reason = None if summary is None else str(summary.get("exit_reason"))
+    steps = _training_steps(records)
+    step = max((record["step"] for record in steps), default=0)
+    configured = _configured(run)
+    recorded = holder[1] if holder else (summary or {}).get("num_steps")
+    num_steps = recorded or (None if configured is None else configured.num_steps)
+    return RunProgress(
+        state="running" if holder else _ended(reason),
+        process=holder[0] if holder else None,
+        exit_reason=reason,
+        step=step,
+        num_steps=num_steps,
+        seconds_left=_seconds_left(steps, _steps_left(steps, num_steps, step, configured)) if holder else None,
+    )
+
+
 def run_status(path: str | Path) -> RunStatus:
     """Read how a run stands.
 
@@ -69,32 +107,27 @@ def run_status(path: str | Path) -> RunStatus:
         DataError: Its metrics are damaged.
     """
     run = RunDirectory.open(path)
-    holder = run.holder()
     records = read_metrics(run.metrics) if run.metrics.exists() else []
-    summary = None if holder else _read_summary(run)
-    reason = None if summary is None else str(summary.get("exit_reason"))
-    steps = [record for record in records if record["step"] > 0 and any(map(_is_of_training, record))]
-    step = max((record["step"] for record in steps), default=0)
-    configured = _configured(run)
-    recorded = holder[1] if holder else (summary or {}).get("num_steps")
-    num_steps = recorded or (None if configured is None else configured.num_steps)
+    progress = run_progress(run, records)
+    steps = _training_steps(records)
     newest = run.newest_step()
+    is_live = progress.state == "running"
     return RunStatus(
         run=str(path),
-        state="running" if holder else _ended(reason),
-        process=holder[0] if holder else None,
-        exit_reason=reason,
-        step=step,
-        num_steps=num_steps,
-        seconds_left=_seconds_left(steps, _steps_left(steps, num_steps, step, configured)) if holder else None,
-        seconds_since_step=max(0.0, time.time() - run.metrics.stat().st_mtime) if holder and steps else None,
+        **asdict(progress),
+        seconds_since_step=max(0.0, time.time() - run.metrics.stat().st_mtime) if is_live and steps else None,
         metrics={k: v for k, v in steps[-1].items() if _is_of_training(k)} if steps else {},
         evaluations=_newest_evaluations(records),
         checkpoint=None if newest is None else {"step": newest, "path": str(run.checkpoints / f"step_{newest:06d}")},
         disk_bytes=_disk_bytes(run.path),
         fork=None if (fork := Fork.of(run)) is None else asdict(fork),
-        summary=summary,
+        summary=None if is_live else _read_summary(run),
     )
+
+
+def _training_steps(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The records of finished steps, without evaluations before the first or after the last one."""
+    return [dict(each) for each in records if each["step"] > 0 and any(map(_is_of_training, each))]
 
 
 def _is_of_training(name: str) -> bool:

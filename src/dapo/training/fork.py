@@ -26,8 +26,8 @@ from dapo.core.files import atomic_write_json, atomic_write_text, crc32_of, read
 from dapo.core.rng import keyed_seed
 from dapo.runs.directory import RunDirectory, accuracy_of, make_manifest, numbered, require_new_run, step_of
 from dapo.runs.fork_record import MANIFEST_KEY, Fork
+from dapo.runs.records import truncate_after
 from dapo.runs.stored_config import OWN_FOLDERS, extend_import_path
-from dapo.telemetry.sinks import truncate_after
 from dapo.training.checkpointing import STATE_FILE, is_logged, read_state
 from dapo.training.prefetched_batch import PREFETCHED_BATCH_FILE, RESPONSES_FILE, read_prefetched_start
 

@@ -15,7 +15,7 @@ from dapo.analysis.ablate.table import make_table
 from dapo.core.errors import DataError
 from dapo.core.files import atomic_file
 from dapo.evaluation.intervals import student_quantile
-from dapo.telemetry.curves import (
+from dapo.runs.curves import (
     BLUE,
     GREEN,
     INK,

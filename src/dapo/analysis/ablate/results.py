@@ -21,13 +21,13 @@ import pyarrow.parquet as pq
 
 import dapo
 from dapo.analysis.ablate.experiment import ACCURACY, Experiment, Panel, PlannedRun
-from dapo.analysis.compare import metrics_by_step
 from dapo.config import Config
 from dapo.core.errors import DataError
 from dapo.core.files import atomic_file, atomic_write_text, read_json
 from dapo.core.processor import cpu_model
 from dapo.core.terminal import to_json
 from dapo.runs.directory import RunDirectory, package_versions, read_evaluation
+from dapo.runs.records import metrics_by_step
 from dapo.telemetry.console import training_seconds
 
 RESULTS_JSON, RESULTS_PARQUET = "results.json", "results.parquet"
@@ -242,13 +242,13 @@ def _read_run(planned: PlannedRun, path: Path, metrics: Sequence[str]) -> tuple[
         "accuracies": None,
         "table": None,
     }
-    if not (path / "config.yaml").is_file():
+    if not RunDirectory.is_run(path):
         return facts, []
     run = RunDirectory.open(path)
     reason = run.exit_reason()
     facts["state"] = "unfinished" if reason is None or reason.startswith("interrupted") else "failed"
     facts["reason"] = reason
-    rows = metrics_by_step(run)
+    rows = metrics_by_step(run.metrics)
     evaluations = {step: found for step in (0, max(rows, default=0)) if (found := _evaluation(run, step))}
     name = next((each["name"] for each in evaluations.values()), None)
     curve = _curve(planned, rows, name, metrics)

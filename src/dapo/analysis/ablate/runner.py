@@ -216,7 +216,7 @@ class _Runner:
             return
         if _stored_options(self._folder, run) is None:
             atomic_write_json(self._folder / "options" / f"{run.name}.json", flat_options(run.config))
-        if (path / "config.yaml").is_file():
+        if RunDirectory.is_run(path):
             arguments = ["resume", str(path)]
         else:
             threads = threads_per_run(run.config.train.threads, self._jobs)
@@ -304,12 +304,12 @@ class _Runner:
 
 
 def _is_held(path: Path) -> bool:
-    return (path / "lock").is_file() and RunDirectory(path).holder() is not None
+    return RunDirectory(path).holder() is not None
 
 
 def _stored_options(folder: Path, run: PlannedRun) -> dict[str, Any] | None:
     """The options that a run was started with; None for one that is not there."""
-    if not (folder / "runs" / run.name / "config.yaml").is_file():
+    if not RunDirectory.is_run(folder / "runs" / run.name):
         return None
     try:
         found = read_json(folder / "options" / f"{run.name}.json")

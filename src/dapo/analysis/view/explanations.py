@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dapo.analysis.view.run_files import RunFiles
 from dapo.core.errors import DapoError
+from dapo.runs.run_files import RunFiles
 
 MAX_KEPT = 16
 

@@ -3,14 +3,15 @@
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import exp
-from pathlib import Path
 from typing import Any
 
 from dapo.analysis.view.explanations import Explanations
-from dapo.analysis.view.rollout_index import SORTS, Filter, RolloutIndex
-from dapo.analysis.view.run_files import RunFiles, compare_configs, compare_evaluations
 from dapo.analysis.view.tokens import TokenTexts
+from dapo.config.differences import differing
 from dapo.core.errors import DataError
+from dapo.evaluation.pairing import paired_evaluations
+from dapo.runs.rollout_index import SORTS, Filter, RolloutIndex
+from dapo.runs.run_files import RunFiles
 from dapo.telemetry.metric_table import METRICS, OUTCOMES, PHASES
 
 VERDICTS = ("correct", "wrong", "score", "error")
@@ -38,7 +39,7 @@ class ViewedRun:
     @cached_property
     def index(self) -> RolloutIndex:
         """The index of the responses, made when first asked for."""
-        return RolloutIndex(self.files.directory.path / "rollouts")
+        return RolloutIndex(self.files.directory.rollouts_folder)
 
     @cached_property
     def tokens(self) -> TokenTexts:
@@ -182,7 +183,7 @@ def paired(runs: Runs, given: Parameters) -> dict[str, Any]:
     first, second = (
         evaluation_of(runs, given.get(f"{which}_run", ""), _integer(given, f"{which}_step")) for which in ("a", "b")
     )
-    return compare_evaluations(first, second)
+    return paired_evaluations(first, second)
 
 
 def evaluation_of(runs: Runs, name: str, step: int | None) -> dict[str, Any]:
@@ -198,7 +199,7 @@ def configs(runs: Runs, given: Parameters) -> dict[str, Any]:
     chosen = [runs[name].files for name in names]
     return {
         "runs": names,
-        "rows": compare_configs(chosen),
+        "rows": [{"name": name, "values": values} for name, values in differing([r.config() for r in chosen]).items()],
         "options": max((len(r.config()) for r in chosen), default=0),
     }
 
@@ -216,10 +217,9 @@ def _without_responses(row: Mapping[str, Any]) -> dict[str, Any]:
 def missing_rollouts(run: ViewedRun) -> str | None:
     """Why there is no table of responses, or not of every step."""
     kept = str(run.files.config().get("log.rollouts", "all"))
-    folder = Path(run.files.directory.path) / "rollouts"
     if kept == "none":
         return "This run keeps no responses: log.rollouts is none. Set log.rollouts=all to see them in the next run."
-    if not folder.is_dir() or not any(folder.glob("step_*.parquet")):
+    if not run.files.directory.rollout_tables():
         return "No responses yet: rollouts/ gets a table when the first step has been judged."
     if kept.startswith("last:"):
         return (

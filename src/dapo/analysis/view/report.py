@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from dapo.analysis.view import queries
-from dapo.analysis.view.rollout_index import RolloutIndex
-from dapo.analysis.view.run_files import RunFiles, compare_evaluations
 from dapo.analysis.view.server import SCRIPTS, index_page, page_file, plotly_js
+from dapo.core.errors import DataError
 from dapo.core.files import atomic_write_text
 from dapo.core.terminal import printable, to_json
+from dapo.evaluation.pairing import paired_evaluations
+from dapo.runs.rollout_index import RolloutIndex
+from dapo.runs.run_files import RunFiles
 
 MAX_GROUP_BYTES = 700_000
 MAX_EVALUATION_BYTES = 250_000
@@ -151,8 +153,10 @@ def _evaluations(files: RunFiles) -> dict[str, Any]:
         if left >= 0:
             tables[str(step)] = table
     for a, b in combinations(steps, 2):
-        found = compare_evaluations(files.evaluation(a), files.evaluation(b))
-        paired[f"{a}:{b}"] = found
+        try:
+            paired[f"{a}:{b}"] = paired_evaluations(files.evaluation(a), files.evaluation(b))
+        except DataError as error:  # a resumed run may have evaluated with other settings
+            paired[f"{a}:{b}"] = {"error": str(error)}
     return {"evaluations": summaries, "evaluation_tables": tables, "paired": paired, "paired_steps": steps}
 
 

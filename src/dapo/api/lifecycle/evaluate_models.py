@@ -21,7 +21,8 @@ from dapo.core.terminal import print_text, warn
 from dapo.data.prepare.write import require_new
 from dapo.data.prompts import PromptEncoder, chat_messages
 from dapo.evaluation.evaluate import EngineSampler, Sampler, evaluate
-from dapo.evaluation.scores import Evaluation, EvaluationPlan, paired_difference, require_summary
+from dapo.evaluation.pairing import paired_difference
+from dapo.evaluation.scores import Evaluation, EvaluationPlan, require_summary
 from dapo.evaluation.server import ServerSampler
 from dapo.policy.lora import saved_weights
 from dapo.policy.model import LoadedModel
@@ -34,7 +35,6 @@ from dapo.training.signals import END_AT_ONCE, InterruptHandler, signals_as_requ
 from dapo.types import Problem
 
 DEFAULT_TOKENS = 1024  # the response limit for a model that no run made; eval.max_response_tokens overrides it
-_SETTINGS_THAT_MUST_MATCH = ("samples_per_problem", "temperature", "top_p", "max_response_tokens", "seed", "binary")
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,10 @@ def compare_models(first: str, second: str, request: EvalRequest) -> dict[str, A
         else:
             summary, result = _evaluate(model, request, base=base, journal=_journal_path(request.output, f".{index}"))
             results.append({**summary, "table": result.table()})
-    for name in _SETTINGS_THAT_MUST_MATCH:
-        if results[0].get(name) != results[1].get(name):
-            differ = f"{name} is {results[0].get(name)} in one and {results[1].get(name)} in the other"
-            raise DataError(f"{first} and {second} cannot be compared: {differ}")
-    difference = paired_difference(results[0]["table"], results[1]["table"], binary=results[0]["binary"])
+    try:
+        difference = paired_difference(*results, same_draws=True)
+    except DataError as error:
+        raise DataError(f"{first} and {second} cannot be compared: {error}") from None
     found = {"first": results[0], "second": results[1], "comparison": difference}
     if request.output is not None:
         _write_result(request.output, found)
@@ -96,7 +95,7 @@ def compare_models(first: str, second: str, request: EvalRequest) -> dict[str, A
 
 def run_options(model: str) -> dict[str, Any] | None:
     """The options that a run was trained with; None if `model` is not a run directory."""
-    if not (Path(model) / "manifest.json").is_file():
+    if not RunDirectory.is_run(model):
         return None
     return load_run_config(RunDirectory.open(model)).model_dump(mode="json")
 
@@ -122,7 +121,7 @@ def evaluation_config(
         raw = json.loads(json.dumps(base))
         if kinds(parse_spec(data)) != kinds(parse_spec(raw["data"]["train"])):
             raw["reward"] = {}  # another kind of problem needs another verifier
-    if (Path(model) / "manifest.json").is_file():
+    if RunDirectory.is_run(model):
         run = RunDirectory.open(model)
         checkpoint = run.latest_checkpoint(warn=warn)
         if checkpoint is None:

@@ -22,14 +22,15 @@ from dapo.policy.hf_io import require_new
 from dapo.policy.lora import export_adapter, saved_weights
 from dapo.policy.model import export_model
 from dapo.rewards.workers.pool import VerifierPool
+from dapo.runs.curves import plot_curves
 from dapo.runs.directory import RunDirectory, make_manifest, step_of
 from dapo.runs.fork_record import Fork
 from dapo.runs.provenance import changes_since, made_with
+from dapo.runs.records import read_metrics
 from dapo.runs.stored_config import load_run_config, naming_start_folder
 from dapo.telemetry.console import ProgressDisplay
-from dapo.telemetry.curves import plot_curves
 from dapo.telemetry.progress import progress
-from dapo.telemetry.sinks import Display, read_metrics
+from dapo.telemetry.sinks import Display
 from dapo.training import one_step_off
 from dapo.training.checkpoint_writer import describe, disk_errors_as_storage_error
 from dapo.training.checkpointing import is_logged, read_state, restore

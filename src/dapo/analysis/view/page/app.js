@@ -55,14 +55,14 @@ const drawHead = (state) => {
 };
 
 const drawSummary = (s) => {
-  const kind = { running: "live", finished: "good", stopped: "warn", interrupted: "warn" }[s.state] || "plain";
+  const kind = { running: "live", finished: "good", solved: "good", stopped: "warn", failed: "bad" }[s.state] || "plain";
   const facts = [["model", s.model], ["data", s.data || "–"], ["held out", s.held_out || "none"], ["tokens", View.big(s.tokens)], ["time", View.seconds(s.seconds)]];
   document.getElementById("summary").replaceChildren(
     View.badge(s.state, kind, s.note && s.note !== s.state ? s.note : undefined),
     View.h("span", {}, "step ", View.h("b", {}, `${View.count(s.steps)}${s.num_steps ? ` of ${View.count(s.num_steps)}` : ""}`)),
     s.seconds_left !== null && s.seconds_left !== undefined ? View.h("span", {}, "about ", View.h("b", {}, View.seconds(s.seconds_left)), " left") : "",
     ...facts.map(([name, value]) => View.h("span", {}, `${name} `, View.h("b", {}, value))),
-    s.note && s.state === "stopped" ? View.h("span", {}, s.note) : "");
+    s.note && (s.state === "stopped" || s.state === "failed") ? View.h("span", {}, s.note) : "");
 };
 
 const follow = async () => {

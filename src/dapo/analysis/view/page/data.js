@@ -67,6 +67,7 @@ View.reportAnswers = {
   paired(d, p) {
     const [a, b] = [Number(p.a_step), Number(p.b_step)], found = d.paired[a < b ? `${a}:${b}` : `${b}:${a}`];
     if (!found) throw new Error(a === b ? "Choose two different evaluations." : "The report does not hold the difference of these two; dapo view shows it.");
+    if (found.error) throw new Error(found.error);
     if (a < b) return found;
     const turned = found.table.map((r) => ({ ...r, first: r.second, second: r.first }));
     const minus = (v) => (v === null ? null : -v);

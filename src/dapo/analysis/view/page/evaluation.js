@@ -17,8 +17,7 @@ const verdictLine = (found, binary) => {
   const sure = found.low === null ? "no interval: fewer than two problems, or the same difference on all" : `95 % interval ${unit(found.low)} to ${unit(found.high)}`;
   const verdict = found.low === null ? "" : found.low <= 0 && found.high >= 0 ? "no significant difference" : found.low > 0 ? "B is better" : "B is worse";
   return View.h("p", { id: "paired" }, View.h("span", { class: `number ${View.signClass(found.difference)}` }, unit(found.difference)), `  ${sure}`, verdict ? View.h("b", {}, `: ${verdict}`) : "", ". ",
-    `Paired over ${View.count(found.problems)} problems: better on ${found.better}, worse on ${found.worse}, equal on ${found.equal}.`,
-    found.unpaired ? ` ${View.count(found.unpaired)} problems are in one of the two only and do not count.` : "");
+    `Paired over ${View.count(found.problems)} problems: better on ${found.better}, worse on ${found.worse}, equal on ${found.equal}.`);
 };
 
 const pickEvaluation = (which, state, all) => {

@@ -3,25 +3,23 @@
 Nothing is written into the run. Values are kept until the file that they come from changes.
 """
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, median
 from typing import Any, TypeVar
 
+from dapo.config.differences import flatten
 from dapo.core.errors import CheckpointError, DataError
 from dapo.core.files import read_json
 from dapo.core.secrets import mask_options
-from dapo.evaluation.scores import paired_difference, require_summary
+from dapo.evaluation.scores import require_summary
 from dapo.runs.directory import RunDirectory, step_of
-from dapo.telemetry.sinks import read_metrics
+from dapo.runs.records import metrics_by_step, read_metrics
+from dapo.runs.status import run_progress
 
 Value = TypeVar("Value")
 
-STEPS_FOR_ETA = 20
 SIGNIFICANT_DIGITS = 7
-_EVALUATION_NAME = re.compile(r"step_\d{6,}\.json")
 
 
 class RunFiles:
@@ -40,11 +38,18 @@ class RunFiles:
         left out; a damaged file gives no steps, and `problem` says why.
         """
         try:
-            return self._keep(self.directory.metrics, lambda path: _columns(read_metrics(path)))
+            return self._keep(self.directory.metrics, lambda path: _columns(metrics_by_step(path)))
         except FileNotFoundError:
-            return _columns([])
+            return _columns({})
         except DataError as error:
-            return _columns([]) | {"problem": str(error)}
+            return _columns({}) | {"problem": str(error)}
+
+    def _records(self) -> list[dict[str, Any]]:
+        """The lines of the metrics; none where there is no file, or a damaged one."""
+        try:
+            return read_metrics(self.directory.metrics)
+        except DataError:
+            return []
 
     def metrics_version(self) -> str:
         """A text that changes when the metrics do."""
@@ -64,7 +69,7 @@ class RunFiles:
                 raise DataError(f"{path} is damaged: it is no YAML") from None
             if not isinstance(found, dict):
                 raise DataError(f"{path} is damaged: it holds no options")
-            return flatten(mask_options(found))
+            return dict(flatten(mask_options(found)))
 
         try:
             return self._keep(self.directory.config, read)
@@ -78,13 +83,12 @@ class RunFiles:
     def evaluations(self) -> list[dict[str, Any]]:
         """The summary of each stored evaluation, without its table, by step; `problem` where one cannot be read."""
         found = []
-        for path in sorted(self.directory.path.glob("eval/step_*.json")):
-            if _EVALUATION_NAME.fullmatch(path.name):
-                try:
-                    found.append(self._keep(path, _evaluation_summary))
-                except (OSError, DataError) as error:
-                    found.append({"step": step_of(path), "problem": str(error)})
-        return sorted(found, key=lambda each: each["step"])
+        for step, path in self.directory.evaluations().items():
+            try:
+                found.append(self._keep(path, _evaluation_summary))
+            except (OSError, DataError) as error:
+                found.append({"step": step, "problem": str(error)})
+        return found
 
     def evaluation(self, step: int) -> dict[str, Any]:
         """One evaluation with its table. Raises DataError where there is none of this step, or it is damaged."""
@@ -97,41 +101,23 @@ class RunFiles:
     def summary(self) -> dict[str, Any]:
         """What the head of the page says of the run: model, data, steps done and wanted, state, seconds left."""
         config, metrics, manifest = self.config(), self.metrics(), self.manifest()
-        steps = [step for step in metrics["steps"] if step > 0]
-        wanted = config.get("train.num_steps")
-        state, note = self._state()
+        progress = run_progress(self.directory, self._records())
         return {
             "name": self.name,
             "path": str(self.directory.path),
             "model": config.get("model.name", "unknown"),
             "data": _data_label(config, "data.train"),
             "held_out": _data_label(config, "data.eval"),
-            "steps": steps[-1] if steps else 0,
-            "num_steps": wanted,
-            "state": state,
-            "note": note,
+            "steps": progress.step,
+            "num_steps": progress.num_steps,
+            "state": progress.state,
+            "note": progress.exit_reason,
             "started": manifest.get("started"),
             "seconds": sum(value or 0.0 for value in metrics["columns"].get("time/step_s", [])),
-            "seconds_left": _seconds_left(metrics, wanted) if state == "running" else None,
+            "seconds_left": progress.seconds_left,
             "tokens": sum(value or 0 for value in metrics["columns"].get("rollout/tokens_generated", [])),
             "problem": metrics["problem"],
         }
-
-    def _state(self) -> tuple[str, str | None]:
-        """`running`, `finished`, `stopped` or `interrupted`, and the reason that the run gave for its end."""
-        if (reason := self.directory.exit_reason()) is not None:
-            return ("finished" if reason == "finished" else "stopped"), reason
-        return ("running" if self._holder_is_alive() else "interrupted"), None
-
-    def _holder_is_alive(self) -> bool:
-        """Whether the process that the lock file names exists. The lock itself is not touched."""
-        try:
-            os.kill(int((self.directory.path / "lock").read_text(encoding="ascii").strip()), 0)
-        except PermissionError:
-            return True  # another user's
-        except (OSError, ValueError, OverflowError):
-            return False
-        return True
 
     def _object(self, path: Path) -> dict[str, Any]:
         try:
@@ -157,10 +143,10 @@ def find_runs(paths: Sequence[Path]) -> list[RunFiles]:
     """
     found: list[Path] = []
     for path in paths or [Path("runs")]:
-        if (path / "config.yaml").is_file() or not path.is_dir():
+        if RunDirectory.is_run(path) or not path.is_dir():
             found.append(path)
             continue
-        inside = [each for each in path.iterdir() if (each / "config.yaml").is_file()]
+        inside = [each for each in path.iterdir() if RunDirectory.is_run(each)]
         if not inside:
             raise CheckpointError(
                 f"{path} holds no run: expected run directories that `dapo train` made, such as {path}/quickstart-..."
@@ -176,57 +162,12 @@ def find_runs(paths: Sequence[Path]) -> list[RunFiles]:
     return [RunFiles(name, path) for name, path in names.items()]
 
 
-def compare_configs(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
-    """The options in which the runs differ: each with its name and its value per run, None where a run lacks it."""
-    configs = [run.config() for run in runs]
-    names = dict.fromkeys(name for config in configs for name in config)
-    rows = [{"name": name, "values": [config.get(name) for config in configs]} for name in names]
-    return [row for row in rows if any(value != row["values"][0] for value in row["values"])]
-
-
-def compare_evaluations(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """The paired difference, second minus first, over the problems of both, and a row per problem.
-
-    Problems that only one of them holds are counted in `unpaired`. Raises DataError where they share none.
-    """
-    rows, others = ({row["id"]: row for row in each["table"]} for each in (first, second))
-    shared = [key for key in rows if key in others]
-    if not shared:
-        raise DataError("the two evaluations have no problem in common: nothing can be paired")
-    result = paired_difference(
-        [rows[key] for key in shared],
-        [others[key] for key in shared],
-        binary=bool(first["binary"] and second["binary"]),
-    )
-    table = [
-        {
-            **{name: rows[key].get(name, "") for name in ("id", "source", "question", "answer")},
-            "first": rows[key]["accuracy"],
-            "second": others[key]["accuracy"],
-        }
-        for key in shared
-    ]
-    return {**result, "unpaired": len(rows.keys() ^ others.keys()), "table": table}
-
-
-def flatten(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested options by dotted name; lists and empty sections stay values."""
-    flat: dict[str, Any] = {}
-    for key, value in options.items():
-        name = f"{prefix}{key}"
-        flat |= flatten(value, f"{name}.") if isinstance(value, dict) and value else {name: value}
-    return flat
-
-
 def _version(path: Path) -> tuple[int, int]:
     status = path.stat()
     return status.st_mtime_ns, status.st_size
 
 
-def _columns(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    merged: dict[int, dict[str, Any]] = {}
-    for record in records:
-        merged.setdefault(record["step"], {}).update(record)
+def _columns(merged: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     steps = sorted(merged)
     names = dict.fromkeys(name for step in steps for name in merged[step] if name != "step")
     columns = {name: [_short(merged[step].get(name)) for step in steps] for name in names}
@@ -261,14 +202,3 @@ def _data_label(config: Mapping[str, Any], name: str) -> str | None:
         if f"{name}.{key}" in config:
             return str(config[f"{name}.{key}"])
     return None
-
-
-def _seconds_left(metrics: Mapping[str, Any], wanted: Any) -> float | None:
-    steps = [step for step in metrics["steps"] if step > 0]
-    seconds = [value for value in metrics["columns"].get("time/step_s", []) if value is not None]
-    evaluations = [value or 0.0 for value in metrics["columns"].get("time/evaluate_s", [])]
-    if not seconds or not isinstance(wanted, int):
-        return None
-    recent = [total - extra for total, extra in zip(seconds[::-1], evaluations[::-1], strict=False)] or seconds[::-1]
-    per_step = median(recent[:STEPS_FOR_ETA]) + (fmean(evaluations[-STEPS_FOR_ETA:]) if evaluations else 0.0)
-    return float(per_step * max(0, wanted - steps[-1]))

@@ -1,0 +1,152 @@
+"""Paired comparisons: which evaluations may be paired, and the mean difference of pairs with its 95 % interval.
+
+Two runs that sample the same problem with the same random numbers differ less by chance than two that do not. With a_i
+and b_i the values of pair i, the variance of the mean difference over n pairs is
+
+    paired      var(b_i - a_i) / n
+    unpaired    (var(a_i) + var(b_i)) / n
+
+Their ratio is the factor by which an unpaired comparison needs more problems for the same interval.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+import numpy as np
+
+from dapo.core.errors import DataError
+from dapo.evaluation.intervals import difference_interval, student_quantile
+
+MUST_MATCH = ("name", "temperature", "top_p", "max_response_tokens", "binary")
+"""Settings in which two evaluations must agree, or their difference is not the models' alone."""
+SAME_DRAWS = ("samples_per_problem", "seed")
+"""Settings that give both evaluations the same random numbers."""
+
+
+def require_pairable(a: Mapping[str, Any], b: Mapping[str, Any], *, same_draws: bool = False) -> None:
+    """Raise DataError where two evaluations must not be paired; the one rule for commands, page and Python.
+
+    Args:
+        a: An evaluation as `dapo eval --output` or a run writes it, with its table.
+        b: Another.
+        same_draws: Whether seed and samples per problem must agree as well.
+    """
+    for name in (*MUST_MATCH, *(SAME_DRAWS if same_draws else ())):
+        if a.get(name) != b.get(name):
+            raise DataError(f"{name} is {a.get(name)} in one and {b.get(name)} in the other")
+    ids_a, ids_b = ({row["id"] for row in found["table"]} for found in (a, b))
+    if alone := ids_a ^ ids_b:
+        raise DataError(f"{len(alone)} problems are in one of them only")
+
+
+def paired_difference(a: Mapping[str, Any], b: Mapping[str, Any], *, same_draws: bool = False) -> dict[str, Any]:
+    """Compute the mean difference (b minus a) of two evaluations, paired by problem, with its 95 % interval.
+
+    Pairing removes the difficulty of the problems from the interval. Without a pair the difference is None; without an
+    interval `low` and `high` are. Problems without a verdict in either evaluation are left out.
+
+    Args:
+        a: An evaluation with its table, rows of `id` and `accuracy`.
+        b: Another of the same problems, in any order.
+        same_draws: As in `require_pairable`.
+
+    Raises:
+        DataError: They must not be paired.
+    """
+    require_pairable(a, b, same_draws=same_draws)
+    rows = {row["id"]: row["accuracy"] for row in a["table"]}
+    values = [(rows[row["id"]], row["accuracy"]) for row in b["table"]]
+    judged = [(x, y) for x, y in values if x is not None and y is not None]
+    found = paired([x for x, _ in judged], [y for _, y in judged], proportions=bool(a["binary"]))
+    differences = [y - x for x, y in judged]
+    return {
+        "difference": found.difference,
+        "low": found.low,
+        "high": found.high,
+        "problems": len(judged),
+        "better": sum(difference > 0 for difference in differences),
+        "worse": sum(difference < 0 for difference in differences),
+        "equal": differences.count(0),
+    }
+
+
+def paired_evaluations(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
+    """Compute `paired_difference` with a row per problem under `table`: id, source, question, answer, both accuracies.
+
+    Raises:
+        DataError: They must not be paired.
+    """
+    found = paired_difference(a, b)
+    others = {row["id"]: row["accuracy"] for row in b["table"]}
+    table = [
+        {
+            **{name: row.get(name, "") for name in ("id", "source", "question", "answer")},
+            "first": row["accuracy"],
+            "second": others[row["id"]],
+        }
+        for row in a["table"]
+    ]
+    return {**found, "table": table}
+
+
+@dataclass(frozen=True)
+class Paired:
+    """The mean of b - a over pairs."""
+
+    difference: float | None
+    """None without a pair."""
+    low: float | None
+    """The lower end of the 95 % interval; None where there is none."""
+    high: float | None
+    pairs: int
+    unpaired_variance: float
+    """The variance that the mean difference would have without the pairing."""
+    paired_variance: float
+    """The variance of the mean difference over the pairs."""
+
+    @property
+    def variance_ratio(self) -> float | None:
+        """The unpaired variance over the paired one; None where the pairs do not vary."""
+        return self.unpaired_variance / self.paired_variance if self.paired_variance > 0 else None
+
+
+def paired(a: Sequence[float], b: Sequence[float], *, proportions: bool = False) -> Paired:
+    """The mean difference of paired values, `b[i] - a[i]`; `proportions` says that all of them are from 0 to 1."""
+    first, second = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    differences, count = second - first, len(first)
+    interval = difference_interval(differences.tolist(), proportions=proportions) if count > 1 else None
+    low, high = (None, None) if interval is None else interval
+    if count < 2:
+        return Paired(float(differences.mean()) if count else None, None, None, count, 0.0, 0.0)
+    unpaired = float(first.var(ddof=1) + second.var(ddof=1)) / count
+    return Paired(float(differences.mean()), low, high, count, unpaired, float(differences.var(ddof=1)) / count)
+
+
+def mean_over_steps(steps: Sequence[Paired]) -> Paired:
+    """The mean over steps of their differences, those with at least two pairs.
+
+    Given the weights of both runs, the draws of different steps are independent, so variances add up. The interval
+    says how far the two runs differ beyond the chance of these draws, not what two other runs would do.
+    """
+    found = [step for step in steps if step.pairs > 1 and step.difference is not None]
+    if not found:
+        return Paired(None, None, None, 0, 0.0, 0.0)
+    count = len(found)
+    mean = sum(step.difference or 0.0 for step in found) / count
+    unpaired, own = (
+        sum(variances) / count**2
+        for variances in zip(*((step.unpaired_variance, step.paired_variance) for step in found), strict=True)
+    )
+    pairs = sum(step.pairs for step in found)
+    if not own > 0:
+        return Paired(mean, None, None, pairs, unpaired, own)
+    half = student_quantile(pairs - count) * sqrt(own)
+    return Paired(mean, mean - half, mean + half, pairs, unpaired, own)
+
+
+def paired_problems(a: Mapping[str, float], b: Mapping[str, float]) -> Paired:
+    """The difference over the problems that both runs were asked; no interval where all of them differ alike."""
+    both = sorted(a.keys() & b.keys())
+    return paired([a[name] for name in both], [b[name] for name in both])
