@@ -43,10 +43,10 @@ def all_columns(path: Path) -> list[str]:
 def iterate_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """Yield the rows of a table one chunk at a time, so that a reader may stop early.
 
-    Without `columns` all are read but those of tokens.
+    Without `columns` all are read but the log-probabilities.
     """
     with pq.ParquetFile(path) as file:
-        wanted = list(columns) or [name for name in file.schema_arrow.names if name not in TOKEN_COLUMNS]
+        wanted = list(columns) or [name for name in file.schema_arrow.names if name != "engine_logprobs"]
         for batch in file.iter_batches(1024, columns=wanted):
             yield from batch.to_pylist()
 
