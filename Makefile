@@ -95,7 +95,7 @@ bench: install
 	$(VENV)/bin/python -m benchmarks.bench $(ARGS)
 
 # the controller at the paper's size, with an engine and a trainer that compute nothing: a few minutes, 8 GB;
-# ARGS="--scale 10 --steps 1" for ten times that size, with shared rows; docs/scale.md gets the figures
+# ARGS="--scale 10 --steps 1" for ten times that size, with shared rows; docs/lab/scale.md gets the figures
 simulate: install
 	$(VENV)/bin/python -m benchmarks.simulate $(ARGS)
 

@@ -24,7 +24,7 @@ from dapo.config import load_config
 
 PROMPTS = 512
 RESULTS = ROOT / "benchmarks" / "results" / "simulation.json"
-DOCUMENT = ROOT / "docs" / "scale.md"
+DOCUMENT = ROOT / "docs" / "lab" / "scale.md"
 MARK = "<!-- simulation -->"
 """Stands before and after the tables in the document."""
 TARGET_S, TARGET_GB = 0.5, 8.0
@@ -94,7 +94,7 @@ def main() -> int:
     parser.add_argument(
         "--scale",
         type=float,
-        help=f"so many times {PROMPTS} prompts, with shared rows (see docs/scale.md), and no others",
+        help=f"so many times {PROMPTS} prompts, with shared rows (see docs/lab/scale.md), and no others",
     )
     parser.add_argument("--ranks", type=int, default=8, help="processes of the trainer")
     parser.add_argument("--steps", type=int, default=3, help="the first starts everything and does not count")
@@ -145,7 +145,7 @@ def with_run(runs: Sequence[Mapping[str, Any]], run: Mapping[str, Any]) -> list[
 
 
 def write_results(path: Path, runs: Sequence[Mapping[str, Any]]) -> None:
-    """Write the file of results and, for the committed one, the tables of docs/scale.md, which show nothing else."""
+    """Write the file of results and, for the committed one, every table of docs/lab/scale.md."""
     unit = "seconds are processor seconds of one thread, but for until_first_logprob_s, which pass"
     path.write_text(json.dumps({"unit": unit, "runs": runs}, indent=1) + "\n", encoding="utf-8")
     if path == RESULTS:

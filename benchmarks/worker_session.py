@@ -42,7 +42,7 @@ class Settings:
     again: bool = False
     quick: bool = False
     timeout_s: float = 1800.0
-    plots: Path = ROOT / "docs"
+    plots: Path = ROOT / "docs" / "lab"
     results: Path | None = None
     """The file that the results will join."""
 

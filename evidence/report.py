@@ -1,4 +1,4 @@
-"""Tables, pictures and verdicts of stored experiments in documents: `python -m evidence.report docs/evidence.md`.
+"""Tables, pictures and verdicts of stored experiments in documents: `python -m evidence.report docs/lab/evidence.md`.
 
 A document has pairs of equal marker lines. Between two lines `<!-- evidence: NAME -->` comes the table of the
 experiment `evidence/results/NAME`, one for each condition; between two lines `<!-- grid: NAME -->` come its conditions

@@ -127,7 +127,7 @@ def test_with_fewer_responses_than_a_group_has_a_chance_is_the_mean_of_its_poste
 
 
 def test_with_fewer_responses_chances_of_problems_that_are_nearly_never_solved_are_too_high():
-    """What docs/scale.md says of it: 4 responses expect .12 of groups of 8 where .04 carry a signal."""
+    """What docs/lab/scale.md says of it: 4 responses expect .12 of groups of 8 where .04 carry a signal."""
     rates = samples(Beta(1, 200), 40_000)
     correct = np.random.default_rng(1).binomial(4, rates)
     expected = np.mean([np.mean(measured_chances(c, 4 - c, 8)) for c in correct.reshape(-1, 32)])

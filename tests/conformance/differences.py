@@ -1,7 +1,7 @@
 """What a case of the set would give in other systems: `python tests/conformance/differences.py` prints the table.
 
 Each row takes a committed case and computes it once more as the code that it names does, in plain Python; nobody's code
-is run. docs/conformance.md holds the table, and a test compares the two.
+is run. docs/lab/conformance.md holds the table, and a test compares the two.
 """
 
 import json

@@ -16,7 +16,7 @@ from evidence.report import Claim, Finding, find, load_claims
 from helpers.ablations import write_run
 from helpers.paths import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DOCUMENTS = [page for page in PAGES if re.search("<!-- (evidence|grid|claims): ", page.read_text("utf-8"))]
 
 

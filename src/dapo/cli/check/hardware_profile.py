@@ -84,7 +84,7 @@ def _this_machine() -> HardwareProfile:
     return HardwareProfile(
         device="cpu",
         memory_gib=round(memory / GIB, 1),
-        tflops=0.085 * cores,  # this and the rates below as measured in docs/performance.md
+        tflops=0.085 * cores,  # this and the rates below as measured in docs/lab/performance.md
         bandwidth_gb_s=10.0 * cores,
         link_gb_s=2.0,
         devices_per_node=1,
