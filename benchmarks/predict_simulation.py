@@ -61,7 +61,7 @@ class Simulation:
             self,
             DynamicSampler(prompts_per_step=PROMPTS, max_groups_per_step=10 * PROMPTS),
             self,
-            SamplingPlan(GROUP_SIZE, TOKENS, 1.0, 1.0, (0,), seed),
+            SamplingPlan(GROUP_SIZE, TOKENS, 1.0, (0,), seed),
         )
 
     def rate(self, j: int) -> float:

@@ -15,18 +15,10 @@ SHAPE_QUICK = {"prompts": 2, "group": 4, "tokens": 8}
 
 ONE_STEP_OFF = "one_step_off: trainer and engine process, 1 thread each"
 SYSTEMS = {
-    ONE_STEP_OFF: ("schedule=one_step_off", "train.threads=1", "rollout.engines=1", "rollout.engine_threads=1"),
+    ONE_STEP_OFF: ("schedule=one_step_off", "train.threads=1", "rollout.engines=1"),
     "sync: one process, 2 threads": ("train.threads=2",),
-    "sync: trainer and engine process, 1 thread each": (
-        "train.threads=1",
-        "rollout.engines=1",
-        "rollout.engine_threads=1",
-    ),
-    "sync: trainer and engine process, 2 threads each": (
-        "train.threads=2",
-        "rollout.engines=1",
-        "rollout.engine_threads=2",
-    ),
+    "sync: trainer and engine process, 1 thread each": ("train.threads=1", "rollout.engines=1"),
+    "sync: trainer and engine process, 2 threads each": ("train.threads=2", "rollout.engines=1"),
 }
 """The last has both cores for whichever of the two is at work."""
 

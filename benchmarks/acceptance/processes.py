@@ -108,7 +108,7 @@ def check_vllm(setting: Setting) -> list[Measurement]:
     """VLLM's log-probabilities of what it sampled against the policy's of the same tokens, in bfloat16."""
     if setting.vllm_python is None and find_spec("vllm") is None:
         raise Skipped("no vLLM in this environment, and none named: VLLM_PYTHON=PATH of another one's interpreter")
-    vllm = {"python": setting.vllm_python, "cache_gib": 1.0, "max_sequences": 16, "eager": True}
+    vllm = {"python": setting.vllm_python, "cache_gib": 1.0, "eager": True}
     config = _config(setting, dtype="bfloat16", rollout={"engine": "vllm", "engines": 1, "vllm": vllm}, small=False)
     loaded = _load(config)
     policy = Policy(config, loaded)

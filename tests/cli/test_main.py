@@ -38,7 +38,7 @@ def write(path: Path, text: str) -> str:
         ("rollout.temperature=warm", "option rollout.temperature: input should be a valid number"),
         ("rollout.group_size=1", "rollout.group_size must be at least 2 to compare responses with each other, got 1"),
         ("train.minibatch_groups=3", "rollout.prompts_per_step=4 (prompts per step) must be a multiple of"),
-        ("rollout.top_p=0.9", "rollout.top_p must be 1 in training, got 0.9"),
+        ("rollout.top_p=0.9", "unknown option rollout.top_p; it is fixed to 1"),
         ("clip_high", "override 'clip_high': expected key=value, for example loss.clip_high=0.3"),
         ("data.train=nowhere.jsonl", "nowhere.jsonl"),
         ("data.train=builtin:sumz", "sums"),

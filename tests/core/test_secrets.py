@@ -27,7 +27,7 @@ REFUSED = {
     "a key in a query": f"reward.options.url=http://host/judge?a=1&api_key={K}",
     "a short name in a query": f"reward.options.url=http://host?key={K}",
     "a signature in a query": f"model.name=https://host/model?X-Amz-Signature={K}",
-    "a token in a fragment": f"log.project=http://host/#access_token={K}",
+    "a token in a fragment": f"reward.options.url=http://host/#access_token={K}",
     "a header": f"reward.options.headers={{Authorization: Bearer {K}}}",
     "a header of another name": f"reward.options.headers={{X-Api-Key: {K}}}",
     "a cookie": f"reward.options.headers={{Cookie: session={K}}}",
@@ -47,7 +47,7 @@ REFUSED = {
     "where no option is": f"reward.api_key={K}",
     "in data": f"data.train={{gym: {{chain_sum: {{token: {K}}}}}}}",
     "a path with a user": f"data.train=https://user:{K}@host/problems.jsonl",
-    "a token of Hugging Face": f"log.project=hf_{K * 4}",
+    "a token of Hugging Face": f"data.instruction=hf_{K * 4}",
     "a key of OpenAI": f"reward.options.model=sk-proj-{K * 3}",
     "a token of GitHub": f"reward.options.a=ghp_{K * 4}",
     "a JSON web token": f"reward.options.a=eyJ{K}{K}.eyJ{K}{K}.{K}",
@@ -109,7 +109,7 @@ def test_secrets_of_several_words_are_masked(words: list[str], masked: list[str]
         "loss.aggregate=token",
         "model.name=org/key-token-7b",
         "launcher=ray:host:6379",
-        "log.project=task-force-disk-sk-learn-models",
+        "model.name=task-force-disk-sk-learn-models",
     ],
 )
 def test_what_only_sounds_like_a_secret_is_taken_and_not_masked(option: str):
@@ -133,7 +133,10 @@ def test_no_option_of_ours_is_named_like_a_secret():
 @pytest.mark.parametrize("text", ["${oc.env:MY_TOK}", "x${oc.env:MY_TOK,none}y", "${oc.decode:${oc.env:MY_TOK}}"])
 def test_a_variable_of_the_environment_is_not_written_to_the_configuration(text: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MY_TOK", K)
-    for raw, overrides in ((BASE, [f"log.project={text}"]), (BASE | {"log": {"project": text}}, [])):
+    for raw, overrides in (
+        (BASE, [f"data.instruction={text}"]),
+        (BASE | {"data": {**BASE["data"], "instruction": text}}, []),
+    ):
         with pytest.raises(ConfigError, match=r"oc\.env:MY_TOK\}: the value of this environment variable") as caught:
             build_config(raw, overrides)
         assert K not in str(caught.value)

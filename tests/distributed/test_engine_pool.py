@@ -360,7 +360,7 @@ OPTIONS = (
     "train.save_every=0",
     "train.eval_every=2",
     "rollout.native.slots=8",
-    "rollout.engine_threads=1",
+    "train.threads=1",
 )
 
 
@@ -467,7 +467,7 @@ def test_an_evaluation_by_two_engines_agrees_with_one_in_process(tmp_path: Path)
         (["rollout.engines=16"], 1),
         (["rollout.engines=3", "schedule=one_step_off"], 2),
         (["rollout.engines=1", "schedule=one_step_off"], 4),
-        (["rollout.engines=3", "rollout.engine_threads=5"], 5),
+        (["rollout.engines=3", "train.threads=5"], 5),
         (["rollout.engine=vllm"], 8),
     ],
 )
@@ -476,7 +476,7 @@ def test_threads_are_shared_equally_unless_they_are_given(options: list[str], th
 
 
 def test_a_worker_spec_sets_the_threads_before_the_interpreter_starts() -> None:
-    made = engine_specs(tiny("rollout.engines=2", "rollout.engine_threads=3"))
+    made = engine_specs(tiny("rollout.engines=2", "train.threads=3"))
     assert [(one.cpus, one.environment["OMP_NUM_THREADS"], one.options["threads"]) for one in made] == [(3, "3", 3)] * 2
 
 
@@ -501,12 +501,11 @@ def test_engines_take_the_gpus_that_trainers_leave_or_share_all_of_them() -> Non
 
 
 def test_check_says_which_options_have_no_effect() -> None:
-    unused = ["rollout.engine_threads=2", "rollout.vllm.cache_gib=1", "distributed.gpus_per_process=1"]
-    names = [line.partition(":")[0] for line in ignored_options(tiny(*unused, "distributed.start_timeout_s=5"))]
-    for name in ("rollout.engine_threads", "rollout.vllm.*", "distributed.gpus_per_process"):
+    unused = ["rollout.reproducible=false", "rollout.vllm.cache_gib=1", "distributed.gpus_per_process=1"]
+    names = [line.partition(":")[0] for line in ignored_options(tiny(*unused))]
+    for name in ("rollout.reproducible", "rollout.vllm.*", "distributed.gpus_per_process"):
         assert name in names
-    assert "distributed.start_timeout_s" in names
-    used = ["rollout.engines=1", "rollout.engine_threads=2", "distributed.gpus_per_process=1", "launcher=ray"]
+    used = ["rollout.engines=1", "rollout.reproducible=false", "distributed.gpus_per_process=1", "launcher=ray"]
     assert not [
         line for line in ignored_options(tiny(*used)) if line.startswith(("rollout", "distributed", "launcher"))
     ]

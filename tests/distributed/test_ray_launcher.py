@@ -104,7 +104,7 @@ def test_what_cannot_be_placed_is_named_with_what_there_is(start_in: Callable[..
     with pytest.raises(LaunchError) as error:
         launcher.start(["a", "b", "c"], [needing(3), needing(3), needing(1, gpus=2)])
     assert str(error.value) == (
-        "not enough resources within 1 s (distributed.start_timeout_s) for b (3 CPUs) and c (1 CPU, 2 GPUs), "
+        "not enough resources within 1 s for b (3 CPUs) and c (1 CPU, 2 GPUs), "
         "4 CPUs, 2 GPUs in all; the cluster has 1 node with 4 CPUs (1 free; 4 on the largest node) and 0 GPUs (0 free; "
         "0 on the largest node)"
     )
@@ -293,7 +293,7 @@ def test_a_cluster_that_cannot_be_joined_is_an_error_that_names_the_address() ->
 
 # --- whole runs
 
-OPTIONS = ("train.num_steps=3", "train.save_every=1", "train.eval_every=2", "rollout.engine_threads=1")
+OPTIONS = ("train.num_steps=3", "train.save_every=1", "train.eval_every=2", "train.threads=1")
 
 
 class TrackingRayLauncher(RayLauncher):

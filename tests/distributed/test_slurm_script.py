@@ -319,7 +319,7 @@ def test_two_nodes_that_are_this_machine_train_with_a_real_ray_that_is_gone_afte
     pytest.importorskip("ray")
     job = a_job(tmp_path, nodes=2, python=Path(sys.executable), start_timeout_s=120)
     job.folder.mkdir()
-    options = ["train.num_steps=1", "train.threads=1", "train.eval_every=0", "distributed.start_timeout_s=60"]
+    options = ["train.num_steps=1", "train.threads=1", "train.eval_every=0"]
     job.config.write_text(dump_config(load_config(TINY, options)))
     code, output = FakeAllocation(job, nodes=2).run(timeout_s=200)
     assert code == 0, output

@@ -305,7 +305,7 @@ def test_smollm2_trains_with_vllm_in_another_interpreters_process(tmp_path: Path
         CONFIGS / "quickstart.yaml",
         [
             "rollout={engine: vllm, prompts_per_step: 2, group_size: 4, max_response_tokens: 16}",
-            f"rollout.vllm={{cache_gib: 0.5, max_sequences: 32, python: {sys.executable}}}",
+            f"rollout.vllm={{cache_gib: 0.5, python: {sys.executable}}}",
             "dynamic_sampling={enabled: false, max_groups_per_step: null}",
             "train={num_steps: 3, minibatch_groups: 2, microbatch_tokens: 512, save_every: 0, eval_every: 0}",
             *("data.eval=null", "model.dtype=float32", "data.max_prompt_tokens=256"),

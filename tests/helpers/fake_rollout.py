@@ -53,7 +53,7 @@ def in_order(count: int) -> ProblemStream:
 
 
 def plan(group_size: int = 4, limit: int = 12) -> SamplingPlan:
-    return SamplingPlan(group_size, limit, 1.0, 1.0, (END,), 0)
+    return SamplingPlan(group_size, limit, 1.0, (END,), 0)
 
 
 def sampler(prompts: int = 4, bound: int = 40, **options: object) -> DynamicSampler:

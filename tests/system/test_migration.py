@@ -113,7 +113,6 @@ def test_dynamic_bs_of_areal_bounds_the_groups_by_the_batch_and_trains_on_what_i
     found = re.findall(r"^```yaml\n(.*?)^```", page("areal"), flags=re.DOTALL | re.MULTILINE)
     config = build_config(ANY | yaml.safe_load(next(text for text in found if "max_groups_per_step" in text)))
     assert config.dynamic_sampling.max_groups_per_step == config.rollout.prompts_per_step
-    assert config.dynamic_sampling.on_shortfall == "train"
     assert build_config(ANY).dynamic_sampling.max_groups_per_step is None
 
 

@@ -49,7 +49,7 @@ def test_one_step_off_with_predictions_it_resumes_from_any_step_to_the_byte(tmp_
 def test_two_engines_in_processes_of_their_own_ask_the_same_problems(tmp_path: Path):
     options = (*THINNED, "train.num_steps=3")
     start_run(tiny(*options), run_dir=tmp_path / "one", config_name="tiny")
-    engines = ("rollout.engines=2", "rollout.engine_threads=1")
+    engines = ("rollout.engines=2", "train.threads=1")
     start_run(tiny(*options, *engines), run_dir=tmp_path / "two", config_name="tiny")
     names = ("rollout/problems_skipped", "rollout/skipped_chance", "rollout/effective_groups", "rollout/tokens_trained")
     one, two = ([{name: row[name] for name in names} for row in metrics(tmp_path / run)[1:]] for run in ("one", "two"))

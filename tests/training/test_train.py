@@ -90,7 +90,7 @@ def test_a_resumed_run_takes_the_kernels_that_it_recorded_also_in_an_engine_of_i
 
     monkeypatch.setattr(build, "EnginePool", not_started)
     with pytest.raises(EngineError, match="not started"):
-        resume_run(path, ["train.num_steps=2", "rollout.engines=1", "rollout.engine_threads=1"])
+        resume_run(path, ["train.num_steps=2", "rollout.engines=1"])
     assert [spec.factory for spec in specs] == ["dapo.distributed.engine_specs:native_engine"]
     own = native_engine(**specs[0].options)
     own.submit([GenerationRequest("a", (4, 5), max_new_tokens=3, temperature=1.0, top_p=1.0, seed=0, stop_ids=())])

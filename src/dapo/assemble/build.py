@@ -1,6 +1,7 @@
 """Builds a run from its parts: the only file that names concrete classes."""
 
 import copy
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -13,6 +14,7 @@ import torch
 from dapo.algo.sampling import ScoreThresholds
 from dapo.assemble.inputs import Inputs, load_filter
 from dapo.config import Config, ScoreThresholdsConfig
+from dapo.config.run import START_TIMEOUT_S
 from dapo.data.prompts import PromptEncoder
 from dapo.data.stream import ProblemStream
 from dapo.distributed.engine_pool import EnginePool, WeightSettings
@@ -186,11 +188,11 @@ def probe_kernels(config: Config, loaded: LoadedModel) -> dict[str, str]:
 
 def build_sinks(config: Config, run: RunDirectory, *, first_step: int) -> list[Sink]:
     """metrics.jsonl always; the others as named."""
-    options = config.model_dump(mode="json")
+    options, project = config.model_dump(mode="json"), os.environ.get("WANDB_PROJECT") or "dapo"
     makers: dict[str, Callable[[], Sink]] = {
         "tensorboard": lambda: TensorBoardSink(run.path / "tensorboard", first_step=first_step),
-        "wandb": lambda: WandbSink(config.log.project, run.path.name, options, run.path),
-        "trackio": lambda: TrackioSink(config.log.project, run.path.name, options),
+        "wandb": lambda: WandbSink(project, run.path.name, options, run.path),
+        "trackio": lambda: TrackioSink(project, run.path.name, options),
     }
     return [JsonlSink(run.metrics), *(makers[name]() for name in config.log.sinks)]
 
@@ -221,14 +223,13 @@ def open_launcher(config: Config, logs: Path | None = None) -> Iterator[Launcher
         return
     with ExitStack() as stack:
         folder = logs or Path(stack.enter_context(TemporaryDirectory(prefix="dapo-logs-")))
-        timeout_s = config.distributed.start_timeout_s
         launcher: Launcher
         if config.uses_ray:
             from dapo.distributed.ray.launcher import RayLauncher
 
-            launcher = RayLauncher(folder, timeout_s=timeout_s, address=config.ray_address)
+            launcher = RayLauncher(folder, timeout_s=START_TIMEOUT_S, address=config.ray_address)
         else:
             from dapo.distributed.local import LocalLauncher
 
-            launcher = LocalLauncher(folder, timeout_s=timeout_s)
+            launcher = LocalLauncher(folder, timeout_s=START_TIMEOUT_S)
         yield stack.enter_context(closing(launcher))

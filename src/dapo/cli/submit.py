@@ -49,7 +49,6 @@ def submit_run(
         use_ray=needs_ray(config, allocation),
         overrides=tuple(overrides) if is_run else (),  # a new run's are in its config
         setup=setup,
-        start_timeout_s=config.distributed.start_timeout_s,
     )
     script = batch_script(job, allocation)
     report = {"run": str(run_dir), "nodes": allocation.nodes, "script": script, "script_path": None, "job": None}

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from pydantic import BaseModel, ValidationError
 
 from dapo.config.options import Config, options_of, section_in
-from dapo.config.other_names import called_elsewhere
+from dapo.config.other_names import REMOVED, called_elsewhere
 
 SECTIONS = frozenset(name for name, info in Config.model_fields.items() if section_in(info.annotation))
 """The names of the sections."""
@@ -57,6 +57,8 @@ def nearest_option(parts: Sequence[str], value: object) -> str:
         parts: the parts of its name.
         value: what it was set to: a mapping for a section.
     """
+    if advice := REMOVED.get(".".join(parts)):
+        return advice
     is_section = isinstance(value, Mapping)
     has_name_of_ours = not is_section and any(name.endswith(f".{parts[-1]}") for name, _ in options_of())
     elsewhere = None if has_name_of_ours else called_elsewhere(".".join(parts), value)

@@ -173,11 +173,6 @@ class Config(Section):
         """Whether problems are skipped by the predicted chance that their groups carry a signal."""
         return self.dynamic_sampling.predict != "off"
 
-    @property
-    def has_tracker(self) -> bool:
-        """Whether metrics go to a tracker that has projects."""
-        return bool({"wandb", "trackio"} & set(self.log.sinks))
-
     @model_validator(mode="after")
     def _sizes_fit(self) -> "Config":
         rollout, train, overlong = self.rollout, self.train, self.overlong
@@ -185,11 +180,6 @@ class Config(Section):
         if rollout.group_size < 2:
             raise ValueError(
                 f"rollout.group_size must be at least 2 to compare responses with each other, got {rollout.group_size}"
-            )
-        if rollout.top_p < 1:
-            raise ValueError(
-                f"rollout.top_p must be 1 in training, got {rollout.top_p:g}: the sampler would use a renormalised "
-                "distribution that the trainer's log-probabilities do not describe (eval.top_p is free)"
             )
         if rollout.prompts_per_step % train.minibatch_groups:
             raise ValueError(
@@ -393,8 +383,6 @@ CONDITIONS = {
     "decays_lr": "optim.schedule=linear or cosine",
     "engine_processes": "engine processes (rollout.engines, or rollout.engine=vllm)",
     "has_kl": "loss.kl_coef above 0",
-    "has_tracker": "wandb or trackio among log.sinks",
-    "is_multiprocess": "more than one process",
     "predicts_signal": "dynamic_sampling.predict=thin or thompson",
     "has_ratios": f"{_SEVERAL_UPDATES}, and no loss.function",
     "reuses_samples": _SEVERAL_UPDATES,

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from dapo.config.section import MAX_PROCESSES, Float, Positive, Processes, Seconds, Section, Tokens, option
+from dapo.config.section import MAX_PROCESSES, Float, Positive, Processes, Section, Tokens, option
 
 
 class EvalConfig(Section):
@@ -19,11 +19,12 @@ class EvalConfig(Section):
     )
 
 
+START_TIMEOUT_S = 900.0
+"""Seconds until all processes of a run must be ready."""
+
+
 class DistributedConfig(Section):
     trainer_ranks: Processes = option(1, "Processes that the model is sharded over (FSDP2).", unit="processes")
-    start_timeout_s: Seconds = option(
-        300.0, "Seconds until all processes must be ready.", only_with="is_multiprocess", unit="s"
-    )
     gpus_per_process: Float | None = option(
         None,
         "GPUs that Ray gives each trainer rank and each engine; 0.5: two share one; none: one where the cluster has "
@@ -45,7 +46,6 @@ class LogConfig(Section):
     sinks: list[Literal["tensorboard", "wandb", "trackio"]] = option(
         [], "Where metrics go besides metrics.jsonl and the console."
     )
-    project: str = option("dapo", "Name of the project in W&B and trackio.", only_with="has_tracker")
     rollouts: Annotated[str, AfterValidator(_rollouts)] = option(
         "all",
         "Which judged responses rollouts/*.parquet keeps; all: every step's; no-logprobs: without engine_logprobs, "

@@ -37,6 +37,10 @@ class NativeConfig(Section):
     )
 
 
+VLLM_MAX_SEQUENCES = 256
+"""Sequences that each vLLM engine decodes at a time."""
+
+
 class VllmConfig(Section):
     """`rollout.vllm`: options of the vLLM engine."""
 
@@ -46,7 +50,6 @@ class VllmConfig(Section):
         "of the GPU's memory (90 %, divided by the processes that share it); 2 on a CPU.",
         unit="GiB",
     )
-    max_sequences: Positive = option(256, "Sequences that each engine decodes at a time.", le=16384, unit="sequences")
     tensor_parallel: Processes = option(1, "GPUs per engine.", unit="GPUs")
     eager: Annotated[bool | None, Auto] = option(
         None, "No compilation and no captured graphs: starts at once, decodes slower; none or auto: on a CPU only."
@@ -64,12 +67,6 @@ class RolloutConfig(Section):
         ge=0,
         le=MAX_PROCESSES,
         unit="processes",
-    )
-    engine_threads: Processes | None = option(
-        None,
-        "CPU threads per engine; none: an equal part of its machine's, or the part that its GPUs are of the machine's.",
-        only_with="engine_processes",
-        unit="threads",
     )
     reproducible: bool = option(
         True,
@@ -90,14 +87,6 @@ class RolloutConfig(Section):
         unit="tokens",
     )
     temperature: Float = option(1.0, "Temperature at which responses are sampled and scored.", paper=1.0, gt=0)
-    top_p: Float = option(
-        1.0,
-        "Probability mass of the tokens that can be sampled. Training needs 1: its log-probabilities are those of the "
-        "whole distribution.",
-        paper=1.0,
-        gt=0,
-        le=1,
-    )
 
 
 class ScoreThresholdsConfig(Section):
@@ -120,12 +109,10 @@ class ScoreThresholdsConfig(Section):
 class DynamicSamplingConfig(Section):
     enabled: bool = option(True, "Train only on groups whose responses differ in reward (Eq. 11).", paper=True)
     max_groups_per_step: Positive | None = option(
-        None, "Groups that may be judged per step; none: ten times rollout.prompts_per_step.", unit="groups"
-    )
-    on_shortfall: Literal["train", "stop"] = option(
-        "train",
-        "What a step does whose batch is not full at max_groups_per_step. train: update on the groups found; stop: end "
-        "the run, with its state saved.",
+        None,
+        "Groups that may be judged per step. A batch that is not full then trains as it is. none: ten times "
+        "rollout.prompts_per_step.",
+        unit="groups",
     )
     filter: str | ScoreThresholdsConfig | None = option(
         None,

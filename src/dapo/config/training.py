@@ -213,7 +213,6 @@ class CriticConfig(Section):
         ge=0,
         le=1,
     )
-    gamma: Float = option(1.0, "Discount of a reward per token.", gt=0, le=1)
     clip_range: Float | None = option(
         0.5,
         "By how much a step's updates may move a value before it loses its gradient, in units of the reward; none: by "
@@ -260,7 +259,8 @@ class TrainConfig(Section):
     seed: Seed = option(0, "Seed of everything that is random in a run.")
     threads: Processes | None = option(
         None,
-        "CPU threads per process that trains; none: torch's own choice, divided among a machine's trainer ranks.",
+        "CPU threads per process that trains or samples. none: torch's own choice, divided among the processes of a "
+        "machine that compute at the same time.",
         unit="threads",
     )
     device: Literal["auto", "cpu", "cuda"] = option("auto", "Where the model computes; auto: a GPU where there is one.")

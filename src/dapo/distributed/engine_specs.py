@@ -41,7 +41,7 @@ def engine_specs(
         gpus = config.distributed.gpus_per_process
         if gpus is None:
             gpus = float(gpus_per_engine) if any(node.gpus for node in nodes) else 0.0
-        given = config.rollout.engine_threads or threads_on_cluster(config, nodes, gpus=gpus)
+        given = config.train.threads or threads_on_cluster(config, nodes, gpus=gpus)
         threads = given or engine_threads(config, torch.get_num_threads())
         return [replace(_engine_spec(config, kernels, threads=threads, gpus=0), gpus=gpus)] * count
     trainers, visible = config.distributed.trainer_ranks, visible_gpus()
@@ -197,12 +197,12 @@ def _import_path(python: str | None) -> dict[str, str]:
 
 
 def engine_threads(config: Config, available: int) -> int:
-    """CPU threads per engine: the option, or an equal share of the `available` ones.
+    """CPU threads per engine: `train.threads`, or an equal share of the `available` ones.
 
     Trainer ranks count as well if they update while the engines sample.
     """
-    if config.rollout.engine_threads is not None:
-        return config.rollout.engine_threads
+    if config.train.threads is not None:
+        return config.train.threads
     trainers = config.distributed.trainer_ranks if config.schedule == "one_step_off" else 0
     return max(1, available // (config.engine_processes + trainers))
 

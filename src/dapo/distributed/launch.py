@@ -62,7 +62,7 @@ def wait_until_ready(future: "Future[Any]", *, since: float, timeout_s: float, w
     try:
         return future.result(max(since + timeout_s - time.monotonic(), 0.0))
     except FutureTimeoutError as error:
-        late = f"{what} was not ready within {timeout_s:g} s (distributed.start_timeout_s)"
+        late = f"{what} was not ready within {timeout_s:g} s"
         raise LaunchError(f"{late}; {see}") from error
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from dapo.config import Config
+from dapo.config.run import START_TIMEOUT_S
 from dapo.core.errors import EngineError, OutOfMemory, TrainerLost, WorkerDied, WorkerFault
 from dapo.core.garbage import collections_paused
 from dapo.distributed.launch import allocator_environment, threads_on_cluster, weight_transfer
@@ -230,7 +231,7 @@ class TrainerGroup:
         rendezvous: Any = self._folder.path / "rendezvous"
         if not on_one_machine:
             request = self._workers[0].call("rendezvous_address")
-            [rendezvous] = self._answers([request], self._config.distributed.start_timeout_s)
+            [rendezvous] = self._answers([request], START_TIMEOUT_S)
         self._all("init_process_group", rendezvous, timeout_s=self._timeout_s)
 
     def _write(self, directory: Path) -> None:

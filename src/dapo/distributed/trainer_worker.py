@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from dapo.config import Config
+from dapo.config.run import START_TIMEOUT_S
 from dapo.core.errors import ConfigError, EngineError
 from dapo.core.loopback import use_loopback_interface
 from dapo.distributed.channel import Buffers
@@ -41,7 +42,7 @@ class TrainerWorker:
             dtype=getattr(torch, config.model.dtype),
             trust_remote_code=config.model.trust_remote_code,
         )
-        self._start_timeout = timedelta(seconds=config.distributed.start_timeout_s)
+        self._start_timeout = timedelta(seconds=START_TIMEOUT_S)
         self._store: Any = None
         self._policy: Any = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="dapo-checkpoint")

@@ -22,6 +22,8 @@ from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
 # A group is decided this many polls after its last token: the engine goes on while verifiers work, and what is
 # submitted next depends on polls, never on the clock.
 VERDICT_LAG_POLLS = 2
+TOP_P = 1.0
+"""Training samples from the whole distribution, which the trainer's log-probabilities describe."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,6 @@ class SamplingPlan:
     group_size: int
     max_response_tokens: int
     temperature: float
-    top_p: float
     stop_ids: tuple[int, ...]
     seed: int
     min_response_tokens: int = 0
@@ -282,7 +283,7 @@ class _Collector:
                 prompt_ids=prompt_ids,
                 max_new_tokens=plan.max_response_tokens,
                 temperature=plan.temperature,
-                top_p=plan.top_p,
+                top_p=TOP_P,
                 seed=keyed_seed(plan.seed, "token", self.step, position, i),
                 stop_ids=plan.stop_ids,
                 min_new_tokens=plan.min_response_tokens,
@@ -390,7 +391,6 @@ def sampling_plan(config: Config, stop_ids: Sequence[int]) -> SamplingPlan:
         group_size=config.rollout.group_size,
         max_response_tokens=config.rollout.max_response_tokens,
         temperature=config.rollout.temperature,
-        top_p=config.rollout.top_p,
         stop_ids=tuple(stop_ids),
         seed=config.train.seed,
     )

@@ -50,7 +50,7 @@ def with_token_advantages(
         token_rewards(shaped, lengths, penalties),
         values,
         lengths,
-        gamma=config.critic.gamma,
+        gamma=1.0,
         gae_lambda=config.critic.gae_lambda,
     )
     advantages = whiten(advantages, mask)

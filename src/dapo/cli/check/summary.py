@@ -86,9 +86,8 @@ def safeguards(config: Config) -> Iterator[str]:
         yield f"a token whose log-ratio to the old policy is beyond +-{LOG_RATIO_BOUND:g} has no gradient"
     yield f"prompts longer than data.max_prompt_tokens={config.data.max_prompt_tokens:,} are left out"
     if sampling.enabled:
-        short = {"train": "a short batch is trained on", "stop": "a short batch ends the run"}[sampling.on_shortfall]
         bound = f"dynamic_sampling.max_groups_per_step={config.max_groups_per_step:,}"
-        yield f"a step ends at {bound}: {short} (dynamic_sampling.on_shortfall={sampling.on_shortfall})"
+        yield f"a step ends at {bound}: a short batch trains"
         yield f"{MAX_EMPTY_STEPS} steps in a row without a group to train on end the run, at the start one"
     yield (
         "responses without a verdict train nothing, nor do groups with fewer than two verdicts; more than "
@@ -231,7 +230,7 @@ def _step(config: Config) -> Iterator[str]:
         first = f"; alone in the first {critic.pretrain_steps} steps" if critic.pretrain_steps else ""
         yield (
             f"  critic      a value of each token, learning rate {critic.lr:g}{first}; advantages by GAE with lambda "
-            f"{critic.gae_lambda:g} and gamma {critic.gamma:g}, whitened over the tokens of the batch"
+            f"{critic.gae_lambda:g}, whitened over the tokens of the batch"
         )
     yield (
         f"  loss        {config.loss.function or _surrogate(config)}, averaged by {config.loss.aggregate}"

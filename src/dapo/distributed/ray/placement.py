@@ -80,7 +80,7 @@ def reserve(
         granted = {r: r.wait_until_ready(max(deadline - time.monotonic(), 0.0)) for r in reservations}
         if lacking := [i for i, (reservation, _) in enumerate(placed) if not granted[reservation]]:
             demand = describe_demand([names[i] for i in lacking], [specs[i] for i in lacking])
-            within = f"within {timeout_s:g} s (distributed.start_timeout_s)"
+            within = f"within {timeout_s:g} s"
             raise LaunchError(f"not enough resources {within} for {demand}; {describe_cluster()}")
     except BaseException:
         for reservation in reservations:

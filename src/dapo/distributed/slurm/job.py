@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import dapo
+from dapo.config.run import START_TIMEOUT_S
 from dapo.core.errors import ConfigError, LaunchError
 
 JOB = Path(__file__).with_name("job.sh")  # the body of every script, after the variables of the job
@@ -41,7 +42,7 @@ class Job:
     use_ray: bool
     overrides: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()  # shell lines that run first: `module load cuda`
-    start_timeout_s: float = 300.0
+    start_timeout_s: float = START_TIMEOUT_S
 
     @property
     def folder(self) -> Path:

@@ -29,7 +29,7 @@ def wait_for_nodes(address: str, count: int, timeout_s: float) -> None:
                 return
             if time.monotonic() > deadline:
                 joined = f"{len(names)} of {count} nodes joined the Ray cluster at {address} within {timeout_s:g} s"
-                raise LaunchError(f"{joined} (distributed.start_timeout_s): {', '.join(names)}")
+                raise LaunchError(f"{joined}: {', '.join(names)}")
             time.sleep(POLL_INTERVAL_S)
     finally:
         ray.shutdown()

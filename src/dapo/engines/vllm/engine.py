@@ -113,9 +113,7 @@ class VllmEngine(checks.EngineState):
                 )
         self._waiting.update((request.id, request) for request in requests)
 
-    @explain_out_of_memory(
-        torch.OutOfMemoryError, "generation with vLLM", "lower rollout.vllm.cache_gib or rollout.vllm.max_sequences"
-    )
+    @explain_out_of_memory(torch.OutOfMemoryError, "generation with vLLM", "lower rollout.vllm.cache_gib")
     def poll(self) -> list[Generation]:
         """Run one step of vLLM, mostly a token for every running sequence. Returns what has finished.
 

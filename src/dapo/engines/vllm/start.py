@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from dapo.config.sampling import VLLM_MAX_SEQUENCES
 from dapo.core.errors import EngineError
 from dapo.core.loopback import use_loopback_interface
 from dapo.core.out_of_memory import explain_out_of_memory
@@ -52,8 +53,8 @@ class VllmOptions:
     """Shapes of all weights by their Hugging Face names, tied ones under each of them."""
     dtype: str
     cache_gib: float | None  # None: what the device has room for
-    max_sequences: int
     max_tokens: int  # the longest prompt and response together
+    max_sequences: int = VLLM_MAX_SEQUENCES
     tensor_parallel: int = 1
     eager: bool | None = None  # None: on a CPU
     reproducible: bool = True  # every request has a seed of its own, and a step ends before the next is scheduled
@@ -64,7 +65,7 @@ class VllmOptions:
 @explain_out_of_memory(
     torch.OutOfMemoryError,
     "starting vLLM",
-    "lower rollout.vllm.cache_gib or rollout.vllm.max_sequences, or raise rollout.vllm.tensor_parallel",
+    "lower rollout.vllm.cache_gib, or raise rollout.vllm.tensor_parallel",
     then="start again",
 )
 def open_vllm_engine(options: VllmOptions) -> VllmEngine:
