@@ -19,7 +19,7 @@ NO_DIFFERENCE = {
     *("reward.verifier", "reward.options", "train.num_steps", "train.seed", "model.trust_remote_code"),
     "train.token_budget",
     # parts of an option whose default is the paper's
-    *("model.lora.rank", "model.lora.alpha", "model.lora.targets"),
+    *("model.lora.rank", "model.lora.alpha"),
     *("critic.lr", "critic.gae_lambda", "critic.clip_range", "critic.pretrain_steps"),
     *("dynamic_sampling.filter.min_spread", "dynamic_sampling.filter.mean_between", "optim.min_lr_fraction"),
     *("loss.engine_ratio", "loss.engine_over_cap"),

@@ -472,7 +472,7 @@ def test_an_evaluation_by_two_engines_agrees_with_one_in_process(tmp_path: Path)
     ],
 )
 def test_threads_are_shared_equally_unless_they_are_given(options: list[str], threads: int) -> None:
-    assert engine_threads(tiny(*options), 8) == threads
+    assert engine_threads(tiny("train.threads=null", *options), 8) == threads
 
 
 def test_a_worker_spec_sets_the_threads_before_the_interpreter_starts() -> None:

@@ -291,8 +291,6 @@ class TestCheckpoints:
                 make_policy(loaded("llama"), lora=other).load(tmp_path / "adapted")
         with pytest.raises(CheckpointError, match=r"model\.lora=none, and here it is \{rank: 3"):
             adapted.load(tmp_path / "whole")
-        with pytest.raises(CheckpointError, match="names differ"):
-            make_policy(loaded("llama"), lora=LORA | {"targets": "q_proj"}).load(tmp_path / "adapted")
         with pytest.raises(CheckpointError, match=r"another model: .* is \(3, 80\) there and \(3, 64\) here"):
             saved_weights(tmp_path / "adapted", load_model("tiny-random", dtype=torch.float32).model)
         with pytest.raises(CheckpointError, match=r"no linear layer model\.layers\.0\.mlp"):
@@ -304,36 +302,15 @@ class TestCheckpoints:
 class TestTargets:
     def test_all_linear_is_every_linear_layer_but_the_head(self):
         for family in ("llama", "tied llama"):
-            names = adapted_layers(tiny_model(family), "all-linear")
+            names = adapted_layers(tiny_model(family))
             kinds = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
             assert [name.rpartition(".")[2] for name in names] == kinds * 2
             assert not any("head" in name or "embed" in name for name in names)
 
-    def test_layers_may_be_named_by_the_end_of_their_names(self):
-        model = tiny_model("llama")
-        assert adapted_layers(model, "q_proj") == [f"model.layers.{i}.self_attn.q_proj" for i in (0, 1)]
-        assert adapted_layers(model, ["layers.1.mlp.up_proj", "model.layers.0.self_attn.v_proj"]) == [
-            "model.layers.0.self_attn.v_proj",
-            "model.layers.1.mlp.up_proj",
-        ]
-
-    @pytest.mark.parametrize("targets", ["query", ["q_proj", "query"], ["query", "j_proj"], "lm_head", "proj"])
-    def test_a_target_that_is_not_there_is_answered_with_those_that_are(self, targets: Any):
-        with pytest.raises(ConfigError, match="has no linear layer") as raised:
-            adapted_layers(tiny_model("tied llama"), targets)
-        for name in ("LlamaForCausalLM", "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj", "head"):
-            assert name in str(raised.value)
-        assert "q_proj, query" not in str(raised.value)
-
-    def test_no_target_at_all_is_an_error(self):
-        with pytest.raises(ConfigError, match="has no linear layer that is named; there are: q_proj"):
-            adapted_layers(tiny_model("llama"), [])
-
-    @pytest.mark.parametrize("targets", ["v_proj", ["layers.1.self_attn.q_proj", "layers.0.mlp.up_proj"]])
-    def test_an_adapter_of_some_layers_is_exported_for_just_these(self, targets: Any, tmp_path: Path):
-        policy = make_policy(loaded("llama", dtype=torch.float32), lora=LORA | {"targets": targets})
+    def test_the_exported_adapter_is_of_all_linear_layers(self, tmp_path: Path):
+        policy = make_policy(loaded("llama", dtype=torch.float32), lora=LORA)
         factors = give_factors(policy, tmp_path / "saved")
-        assert sorted(pairs(factors)) == sorted(adapted_layers(tiny_model("llama"), targets))
+        assert sorted(pairs(factors)) == sorted(adapted_layers(tiny_model("llama")))
         export_adapter(tmp_path / "saved", loaded("llama", dtype=torch.float32), tmp_path / "adapter")
         adapted: Any = peft.PeftModel.from_pretrained(tiny_model("llama"), tmp_path / "adapter")
         merged: Any = hand_merged(tiny_model("llama"), factors)
@@ -357,17 +334,14 @@ class TestSizes:
         rank = 2
         numbers = 2 * rank * ((32 + 32) * 2 + (32 + 16) * 2 + (32 + 64) * 3)
         dimensions = KNOWN_DIMENSIONS["tiny-random"]
-        assert (dimensions.lora_parameters(rank, "all-linear"), len(dimensions.adapted_linears("all-linear"))) == (
-            numbers,
-            14,
-        )
+        assert (dimensions.lora_parameters(rank), dimensions.layers * len(dimensions.linears)) == (numbers, 14)
         policy = make_policy(load_model("tiny-random", dtype=torch.float32), lora={"rank": rank})
         assert sum(factor.numel() for factor in factors_of(policy, tmp_path).values()) == numbers
 
     def test_bytes_by_hand(self):
         model = KNOWN_DIMENSIONS["tiny-random"].parameters
-        adapters = KNOWN_DIMENSIONS["tiny-random"].lora_parameters(2, "q_proj")
-        lora = {"rank": 2, "targets": "q_proj"}
+        adapters = KNOWN_DIMENSIONS["tiny-random"].lora_parameters(2)
+        lora = {"rank": 2}
         assert state_bytes(estimate(dtype="bfloat16")) == model * (2 + 4 + 4 + 8)
         assert state_bytes(estimate()) == model * (4 + 4 + 8)
         assert state_bytes(estimate(lora, "bfloat16")) == model * 2 + adapters * (2 + 4 + 4 + 8)
@@ -375,11 +349,6 @@ class TestSizes:
         assert state_bytes(estimate(lora, "float64")) == model * 8 + adapters * 32
         assert estimate(dtype="bfloat16").checkpoint_copy_bytes() == 12 * model
         assert estimate(lora).checkpoint_copy_bytes() == 12 * adapters
-
-    def test_layers_are_named_by_the_end_of_their_names(self):
-        """As `adapted_layers` finds them in a loaded model."""
-        dimensions = KNOWN_DIMENSIONS["tiny-random"]
-        assert dimensions.adapted_linears(["layers.1.mlp.up_proj", "v_proj"]) == [(32, 16), (32, 16), (32, 64)]
 
     @pytest.mark.parametrize("lora", [None, LORA])
     @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -414,9 +383,6 @@ class TestSizes:
         assert "frozen weights" in output
         raw["model"] = {"name": "someone/not-on-this-machine", "lora": {"rank": 2}}
         assert "someone/not-on-this-machine are not known here" in next(describe_estimate(build_config(raw)))
-        raw["model"] = {"name": "tiny-random", "lora": {"targets": ["query"]}}
-        with pytest.raises(ConfigError, match=r"model\.lora\.targets: .* no linear layer query"):
-            list(describe_estimate(build_config(raw)))
 
 
 def dapo(*arguments: str) -> int:
@@ -479,12 +445,10 @@ class TestRuns:
         tables = [json.loads(path.read_text())["table"] for path in (first, second)]
         assert [row["responses"] for row in tables[0]] == [row["responses"] for row in tables[1]]
 
-    def test_a_wrong_target_or_a_missing_package_is_reported_before_anything_is_written(
+    def test_a_missing_package_is_reported_before_anything_is_written(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ):
         path = tmp_path / "run"
-        assert dapo("train", TINY, "model.lora.targets=[query]", "--run-dir", str(path)) == 2
-        assert "model.lora.targets: LlamaForCausalLM has no linear layer query" in capsys.readouterr().err
         monkeypatch.setitem(sys.modules, "peft", None)  # as where it is not installed
         assert dapo("train", TINY, "model.lora.rank=4", "--run-dir", str(path)) == 2
         assert "pip install 'dapo-rl[lora]'" in capsys.readouterr().err

@@ -74,7 +74,7 @@ def read_model_and_encoder(config: Config, *, training: bool) -> tuple[LoadedMod
     """The model with all that ends a response, what encodes its prompts, and notes. Raises ConfigError."""
     loaded = read_model(config, device_for_inputs(config, training=training))
     if training and config.model.lora is not None:
-        check_adapters(loaded.model, config.model.lora)
+        check_adapters()
     encoder = PromptEncoder(loaded.tokenizer, config.data)
     notes = turn_end_notes(loaded.tokenizer, loaded.stop_ids, encoder.turn_end)
     if training:

@@ -12,13 +12,10 @@ MODEL_ALIASES = ("smollm2-135m-instruct", "tiny-random")
 
 
 class LoraConfig(Section):
-    """`model.lora`: low-rank adapters are trained instead of the weights."""
+    """Options of low-rank adapters, which every linear layer but the head gets."""
 
     rank: Positive = option(16, "Rank of the adapters' two factors.", le=16384)
     alpha: Float = option(32.0, "An adapter's product is scaled by alpha / rank.", gt=0)
-    targets: str | list[str] = option(
-        "all-linear", "Names of the linear layers that get adapters; all-linear: every one but the head."
-    )
 
 
 class ModelConfig(Section):

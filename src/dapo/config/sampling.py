@@ -37,10 +37,6 @@ class NativeConfig(Section):
     )
 
 
-VLLM_MAX_SEQUENCES = 256
-"""Sequences that each vLLM engine decodes at a time."""
-
-
 class VllmConfig(Section):
     """`rollout.vllm`: options of the vLLM engine."""
 

@@ -84,11 +84,11 @@ def merged_weights(
 def add_adapters(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> Adapters:
     """Put adapters into `model` in place and freeze all its own weights.
 
-    A is uniform in +-1 / sqrt(inputs), keyed by `seed` and the layer's name; B is zero. Raises ConfigError as
-    `adapted_layers` does, and where peft is not installed.
+    A is uniform in +-1 / sqrt(inputs), keyed by `seed` and the layer's name; B is zero. Raises ConfigError where peft
+    is not installed.
     """
     peft = _peft()
-    names = adapted_layers(model, config.targets)
+    names = adapted_layers(model)
     frozen, tied = dict(model.named_parameters()), tied_names(model)
     settings = {"rank": config.rank, "alpha": config.alpha}
     # peft fills the factors with random numbers, which are replaced below: keep the caller's generator as it was
@@ -102,32 +102,23 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> Ad
     return adapters
 
 
-def check_adapters(model: PreTrainedModel, config: LoraConfig) -> None:
-    """Raise the ConfigError that `add_adapters` would raise; changes nothing."""
+def check_adapters() -> None:
+    """Raise the ConfigError that `add_adapters` would raise."""
     _peft()
-    adapted_layers(model, config.targets)
 
 
-def adapted_layers(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
-    """Names of the linear layers that get adapters, in the model's order.
+def adapted_layers(model: PreTrainedModel) -> list[str]:
+    """List the linear layers that get adapters, in the model's order.
 
-    A target is the last part or parts of a layer's name, such as `q_proj` or `layers.3.mlp.up_proj`. `all-linear` is
-    every linear layer except the head, which is often tied to the embedding. Raises ConfigError, naming the layers
-    that exist, for a target that matches none.
+    The head and layers with a tied weight get none: an adapter would change one of the weight's two uses.
     """
-    linear = _linear_layers(model)
-    if targets == "all-linear":
-        targets = linear
-    wanted = [targets] if isinstance(targets, str) else targets
-    found = {target: {name for name in linear if f".{name}".endswith(f".{target}")} for target in wanted}
-    unknown = [target for target in wanted if not found[target]]
-    if unknown or not wanted:
-        raise ConfigError(
-            f"model.lora.targets: {type(model).__name__} has no linear layer {', '.join(unknown) or 'that is named'}; "
-            f"there are: {', '.join(_kinds(linear)) or 'none'} (neither the head nor a tied weight takes an adapter)"
-        )
-    chosen = set().union(*found.values())
-    return [name for name in linear if name in chosen]
+    head, tied = model.get_output_embeddings(), tied_names(model)
+    shared = tied.keys() | set(tied.values())
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head and f"{name}.weight" not in shared
+    ]
 
 
 def saved_weights(directory: str | Path, model: PreTrainedModel) -> SavedWeights | NamedWeights:
@@ -169,17 +160,6 @@ def export_adapter(directory: str | Path, source: LoadedModel, out_dir: str | Pa
 def factor_names(layer: str) -> tuple[str, str]:
     """The names of a layer's A `[rank, in]` and B `[out, rank]`."""
     return f"{layer}.lora_A.{ADAPTER}.weight", f"{layer}.lora_B.{ADAPTER}.weight"
-
-
-def _linear_layers(model: PreTrainedModel) -> list[str]:
-    """All except the head and layers whose weight is tied: an adapter would change one of its two uses."""
-    head, tied = model.get_output_embeddings(), tied_names(model)
-    shared = tied.keys() | set(tied.values())
-    return [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module is not head and f"{name}.weight" not in shared
-    ]
 
 
 def _peft() -> Any:

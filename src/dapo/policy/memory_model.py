@@ -83,7 +83,7 @@ class TrainerMemory:
     def trainable_parameters(self) -> int:
         """Parameters that the optimiser updates: the model's, or its adapters'."""
         lora = self.config.model.lora
-        return self.dimensions.parameters if lora is None else self.dimensions.lora_parameters(lora.rank, lora.targets)
+        return self.dimensions.parameters if lora is None else self.dimensions.lora_parameters(lora.rank)
 
     @property
     def critic_parameters(self) -> int:

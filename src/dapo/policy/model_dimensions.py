@@ -1,14 +1,11 @@
 """How large a model is, from its configuration alone: parameters, and bytes of cache per token. No weights are read."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dapo.core.errors import ConfigError
-
-ALL_LINEAR = "all-linear"
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
@@ -74,27 +71,9 @@ class ModelDimensions:
         """Keys and values of one token in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes
 
-    def adapted_linears(self, targets: str | Sequence[str]) -> list[tuple[int, int]]:
-        """(inputs, outputs) of each product of the model that gets an adapter. Raises ConfigError for unknown names."""
-        names = {
-            f".model.layers.{i}.{'self_attn' if name in ATTENTION else 'mlp'}.{name}": size
-            for i in range(self.layers)
-            for name, size in self.linears.items()
-        }
-        if targets == ALL_LINEAR:
-            return list(names.values())
-        ends = tuple(f".{target}" for target in ([targets] if isinstance(targets, str) else targets))
-        for end in ends:
-            if not any(name.endswith(end) for name in names):
-                raise ConfigError(
-                    f"model.lora.targets: the model has no linear layer {end[1:]}; there are "
-                    f"{', '.join(self.linears)}, and {ALL_LINEAR} for every one"
-                )
-        return [size for name, size in names.items() if name.endswith(ends)]
-
-    def lora_parameters(self, rank: int, targets: str | Sequence[str]) -> int:
-        """Parameters of the adapters: `rank` times inputs plus outputs of each adapted product."""
-        return rank * sum(map(sum, self.adapted_linears(targets)))
+    def lora_parameters(self, rank: int) -> int:
+        """Parameters of the adapters: `rank` times inputs plus outputs of each linear layer."""
+        return rank * self.layers * sum(map(sum, self.linears.values()))
 
 
 # layers, hidden, intermediate, heads, kv heads, head dim, vocabulary, tied, positions: from the published config.json

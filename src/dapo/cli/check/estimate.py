@@ -20,9 +20,8 @@ from dapo.cli.check.speed import (
     response_lengths,
 )
 from dapo.config import Config
-from dapo.config.sampling import VLLM_MAX_SEQUENCES
 from dapo.engines.native.device_memory import CACHE_SHARE, SAMPLING_FLOATS
-from dapo.engines.vllm.start import CPU_CACHE_GIB, GPU_MEMORY
+from dapo.engines.vllm.start import CPU_CACHE_GIB, GPU_MEMORY, MAX_SEQUENCES
 from dapo.policy.logprobs import chunk_tokens
 from dapo.policy.memory_model import GIB, ResponseLengths, TrainerMemory
 from dapo.policy.model_dimensions import ModelDimensions
@@ -186,7 +185,7 @@ class ResourceEstimate:
         """
         rollout, prompt = self.config.rollout, self.profile.prompt_tokens
         if rollout.engine == "vllm":
-            bound, length = VLLM_MAX_SEQUENCES, prompt + self.profile.mean_response_tokens / 2
+            bound, length = MAX_SEQUENCES, prompt + self.profile.mean_response_tokens / 2
         else:
             bound, length = rollout.native.slots, prompt + rollout.max_response_tokens
         held = self.cache_tokens / length

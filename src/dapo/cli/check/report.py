@@ -91,7 +91,7 @@ def _processes(estimate: ResourceEstimate) -> Iterator[str]:
     config, dimensions, lora = estimate.config, estimate.dimensions, estimate.config.model.lora
     yield f"resources (launcher {config.launcher}, {dimensions.parameters:,} parameters):"
     if lora is not None:
-        yield _adapters(lora, dimensions.adapted_linears(lora.targets), dimensions.parameters)
+        yield _adapters(lora, list(dimensions.linears.values()) * dimensions.layers, dimensions.parameters)
         whole = estimate.changed("model", lora=None)
         memory = [_gib(sum(each.trainer_memory().values())) for each in (estimate, whole)]
         copies = [_gib(each.checkpoint_copy_bytes()) for each in (estimate, whole)]
@@ -137,7 +137,7 @@ def _adapters_of_layers(model: ModelConfig, lora: LoraConfig) -> Iterator[str]:
         meta = load_meta_model(model.name, trust_remote_code=model.trust_remote_code, local_files_only=True)
     except ConfigError:
         return
-    linears = [meta.get_parameter(f"{name}.weight").shape for name in adapted_layers(meta, lora.targets)]
+    linears = [meta.get_parameter(f"{name}.weight").shape for name in adapted_layers(meta)]
     yield _adapters(lora, linears, meta.num_parameters())
 
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from dapo.config.sampling import VLLM_MAX_SEQUENCES
 from dapo.core.errors import EngineError
 from dapo.core.loopback import use_loopback_interface
 from dapo.core.out_of_memory import explain_out_of_memory
@@ -39,6 +38,7 @@ GPU_MEMORY = 0.9
 _GIB = 2**30
 # prefix caching shares whole blocks only: vLLM's default for CPUs, 128, is longer than most prompts
 _CPU_BLOCK_TOKENS = 32
+MAX_SEQUENCES = 256  # that an engine decodes at a time
 _BATCH_TOKENS = 8192  # positions that a step computes at most: vLLM's default of 2048 lets prompts wait
 _CAUSE_CHARS = 600
 
@@ -54,7 +54,7 @@ class VllmOptions:
     dtype: str
     cache_gib: float | None  # None: what the device has room for
     max_tokens: int  # the longest prompt and response together
-    max_sequences: int = VLLM_MAX_SEQUENCES
+    max_sequences: int = MAX_SEQUENCES
     tensor_parallel: int = 1
     eager: bool | None = None  # None: on a CPU
     reproducible: bool = True  # every request has a seed of its own, and a step ends before the next is scheduled
