@@ -86,7 +86,7 @@ start_ray() {
     until [ -s "$ray_tmp/ray_current_cluster" ]; do
         [ -z "$is_stopping" ] || return 0
         is_alive "$head" || fail "Ray did not start; see $state/$SLURM_JOB_ID-ray-$SLURMD_NODENAME.log"
-        [ "$SECONDS" -lt "$deadline" ] || fail "Ray was not ready after $start_timeout_s s (distributed.start_timeout_s)"
+        [ "$SECONDS" -lt "$deadline" ] || fail "Ray was not ready after $start_timeout_s s"
         sleep 0.2
     done
     address=$(cat "$ray_tmp/ray_current_cluster")
