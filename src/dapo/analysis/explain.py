@@ -78,7 +78,7 @@ def explain_group(
         log: Takes a line about each step that is trained again.
 
     Returns:
-        JSON values; docs/explain.md describes them.
+        JSON values; docs/view.md describes them.
 
     Raises:
         CheckpointError: There is no such run.

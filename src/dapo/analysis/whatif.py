@@ -77,7 +77,7 @@ def what_if(
         log: Takes a line about what is being done.
 
     Returns:
-        JSON values; docs/explain.md describes them.
+        JSON values; docs/view.md describes them.
 
     Raises:
         ConfigError: An option cannot be changed afterwards, `steps` is malformed, or advantages come from a critic

@@ -22,7 +22,7 @@ class AdvantageConfig(Section):
         "group",
         "What a response is compared with. group: its group's mean (Eq. 9); rloo: the mean of the others of its group; "
         "reinforce_pp: the mean of the whole batch of the step, divided by the batch's standard deviation; gae: what a "
-        "critic expected of each of its tokens (PPO, docs/ppo.md). docs/losses.md has the equations.",
+        "critic expected of each of its tokens (PPO, docs/losses.md). docs/losses.md has the equations.",
         paper="group",
     )
     scale: Annotated[Literal["std", "none"], BeforeValidator(lambda v: "none" if v is None else v)] = option(

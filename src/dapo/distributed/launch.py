@@ -22,7 +22,7 @@ ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 def weight_transfer() -> str:
-    """How engine processes get weights, by the environment: `auto`, `file`, `broadcast` or `ipc` (docs/ray.md).
+    """How engine processes get weights, by the environment: `auto`, `file`, `broadcast` or `ipc` (docs/cluster.md).
 
     Raises ConfigError for anything else.
     """

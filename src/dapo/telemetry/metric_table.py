@@ -16,7 +16,7 @@ SECTIONS = {
     "rollout": "What a step generated. `groups_*` and `tokens_*` count all of it; the other metrics, and those of "
     "`reward/`, leave out groups with the outcome `excess`, so that none depends on how many groups were in flight.",
     "loss": "The loss, and means over the tokens that train.",
-    "critic": "The value function of PPO (`advantage.estimator: gae`, docs/ppo.md).",
+    "critic": "The value function of PPO (`advantage.estimator: gae`, docs/losses.md).",
     "optim": "The optimizer.",
     "time": "Seconds, speed, memory and warnings. Only these depend on the machine and the moment; all other metrics "
     "are the same in every repetition of a run.",

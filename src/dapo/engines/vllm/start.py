@@ -28,8 +28,8 @@ from dapo.engines.vllm.engine import VllmEngine
 from dapo.types import GenerationRequest
 
 INSTALL = (
-    "install it: pip install 'dapo-rl[vllm]' on a GPU; docs/vllm.md has the steps for a CPU; or name the interpreter "
-    "of another environment, rollout.vllm.python=PATH"
+    "install it: pip install 'dapo-rl[vllm]' on a GPU; docs/gpu_server.md has the steps for a CPU; or name the "
+    "interpreter of another environment, rollout.vllm.python=PATH"
 )
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
 CPU_CACHE_GIB = 2.0  # what `rollout.vllm.cache_gib: auto` is on a CPU
