@@ -19,14 +19,14 @@ class Quantity:
 
 @dataclass(frozen=True)
 class TextAnswer:
-    """An answer that is no mathematics."""
+    """An answer in words rather than mathematics."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Collection:
-    """Several parts in brackets, of which `{}` do not keep an order."""
+    """Several parts in brackets: a tuple, a list, a vector, or with `{}` a set, whose order is irrelevant."""
 
     items: tuple["Part", ...]
     brackets: str
@@ -41,14 +41,14 @@ class Matrix:
 
 @dataclass(frozen=True)
 class NumberSet:
-    """A set of real numbers that is no list."""
+    """A set of real numbers given by intervals."""
 
     real_set: RealSet
 
 
 @dataclass(frozen=True)
 class Relation:
-    """An inequality that is not solved for one variable, or with several."""
+    """An inequality that is not solved for one variable, or has several."""
 
     sides: tuple[Node, ...]
     signs: tuple[str, ...]
@@ -64,7 +64,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class BaseNumber:
-    """Digits in a base that is named: `1011_2`."""
+    """Digits in a named base: `1011_2`."""
 
     digits: str
     base: str
@@ -72,7 +72,7 @@ class BaseNumber:
 
 @dataclass(frozen=True)
 class Congruence:
-    r"""`3 \pmod 7`."""
+    r"""A residue class: `3 \pmod 7`."""
 
     residue: Node
     modulus: Node
@@ -86,14 +86,14 @@ class Part:
     """One of the values of an answer; most answers have one."""
 
     value: Value
-    names: tuple[str, ...] = ()  # what is equal to it: x in `x = 5`; several for `(x, y) = (1, 2)`
+    names: tuple[str, ...] = ()  # the names that equal it: x in `x = 5`; several for `(x, y) = (1, 2)`
     claims: tuple[Quantity, ...] = ()  # other sides of the equation without variables: `6 * 7` in `6 * 7 = 42`
-    left: tuple[Node, ...] = ()  # sides with variables that are no single name
+    left: tuple[Node, ...] = ()  # sides with variables that are more than a name
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The parts of an answer, in the order in which they are written."""
+    """The parts of an answer, in their written order."""
 
     parts: tuple[Part, ...]
     text: str = field(compare=False, default="")
@@ -115,7 +115,7 @@ def nodes_of(value: Value) -> Sequence[Node]:
 
 
 def real_set_of(value: Value) -> RealSet | None:
-    """The set of numbers that a value is or may be read as (`(1, 2)` is a point or an interval)."""
+    """The set of numbers that a value states or may state: `(1, 2)` is a point or an interval."""
     if isinstance(value, NumberSet):
         return value.real_set
     if not isinstance(value, Collection) or len(value.items) != 2 or value.brackets not in ("()", "[]", "[)", "(]"):

@@ -1,4 +1,4 @@
-"""Decides whether an expression is an answer or the question restated: which operations it leaves unevaluated."""
+"""Tells an answer from the question restated, by the operations that an expression leaves unevaluated."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ _MIN_BARE_EXPONENT = 3  # 10^2 for 100 is the question restated
 
 
 def is_literal(node: Node) -> bool:
-    r"""Whether it is a rational number as numbers are written.
+    r"""Whether an expression is a rational number in a usual notation.
 
-    Those are decimals, repeating decimals, fractions of integers (reduced or not) that are no integers, mixed numbers
+    Usual are decimals, repeating decimals, fractions of integers (reduced or not) that are no integers, mixed numbers
     and scientific notation (`1.6 \times 10^{-19}`, `10^6`).
     """
     if node.op == "neg":
@@ -59,7 +59,7 @@ def _unsigned(node: Node) -> Node:
 
 
 def form_allows(reference: Node, answer: Node) -> bool:
-    """Whether the answer leaves no more to be done than the reference does."""
+    """Whether the answer leaves no operation unevaluated that the reference does not."""
     if is_literal(answer):
         return True
     if is_literal(reference):
@@ -80,7 +80,7 @@ def form_allows(reference: Node, answer: Node) -> bool:
 
 
 def _free(allowed: Counter[str], *, named: bool) -> set[str]:
-    """The operations of which an answer may have any number."""
+    """The operations that an answer may contain any number of times."""
     free = {"name power"} | {op for op in allowed if op.startswith("call ")}
     if named:
         free.add("+")
@@ -104,7 +104,7 @@ def constants_of(node: Node) -> frozenset[str]:
 
 
 def _operations(node: Node) -> Counter[str]:
-    """How often each operation is left to be done; none in a literal number."""
+    """Count the operations that an expression leaves unevaluated; a literal number has none."""
     if is_literal(node) or node.op in ("name", "constant"):
         return Counter()
     if node.op == "neg":
@@ -144,7 +144,7 @@ def _degree(node: Node) -> int:
 
 
 def _num_additions(node: Node) -> int:
-    """The additions of an expression that are not in an exponent."""
+    """The number of additions outside exponents."""
     own = len(list(_terms(node))) - 1 if node.op == "+" else 0
     inner = _terms(node) if node.op == "+" else node.args[:1] if node.op == "^" else node.args
     return own + sum(map(_num_additions, inner))
@@ -161,7 +161,7 @@ def _of_sum(node: Node) -> Counter[str]:
 
 
 def _kind_of_term(term: Node) -> frozenset[tuple[Node, bool, int]]:
-    """The factors of a term but for its numbers: equal for `2x` and `x`, which are one term."""
+    """The factors of a term without its numbers: equal for `2x` and `x`, which are like terms."""
     above: list[Node] = []
     below: list[Node] = []
     _factors(term, above, below)
@@ -240,7 +240,7 @@ def _is_integer(node: Node) -> bool:
 
 
 def _is_rational(node: Node) -> bool:
-    """Whether it is arithmetic on numbers alone (a power with a fraction as exponent and a root are not)."""
+    """Whether it is arithmetic on numbers alone; roots and powers with a fractional exponent are not."""
     if node.op in ("name", "constant", "root", "call", "log", "degree"):
         return False
     if node.op == "^":
@@ -257,7 +257,7 @@ def _has_root(node: Node) -> bool:
 
 
 def _has_factors(reference: Node, answer: Node) -> bool:
-    """Whether an answer to a product of sums (`(x-2)(x-3)`, `3(x+1)`) is a product of as many factors."""
+    """Whether an answer to a product of sums, such as `(x-2)(x-3)` or `3(x+1)`, has at least as many factors."""
     below: list[Node] = []
     _factors(reference, [], below)
     expected = 0 if below else _num_factors(reference)
@@ -265,7 +265,7 @@ def _has_factors(reference: Node, answer: Node) -> bool:
 
 
 def _num_factors(node: Node) -> int:
-    """The factors with variables of a product, one of which is a sum; 0 for anything else."""
+    """The number of factors with variables in a product that contains a sum; 0 for anything else."""
     above: list[Node] = []
     _factors(node, above, [])
     if not any(_base(factor).op == "+" for factor in above):

@@ -1,4 +1,4 @@
-"""Reads the text of an answer into typed parts."""
+"""Parses the text of an answer into typed parts."""
 
 import re
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ _VERBAL_SETS = {
 
 
 def read_answer(text: str, names: frozenset[str] | None = None, *, thousands: bool = True) -> Answer:
-    """An answer from its text.
+    """Parse the text of an answer.
 
     Args:
         text: LaTeX or plain text.
@@ -68,7 +68,7 @@ def read_answer(text: str, names: frozenset[str] | None = None, *, thousands: bo
         thousands: Whether `1,234` is one number.
 
     Raises:
-        Unreadable: if a part is not in the grammar.
+        Unreadable: a part is outside the grammar.
     """
     cleaned = clean(text, thousands=thousands)
     tokens = tokenize(cleaned, names)
@@ -127,12 +127,12 @@ class _Reader:
         return [Part(self._value(tokens))]
 
     def _approximated(self, tokens: Sequence[Token]) -> list[Part]:
-        r"""`\sqrt{2} \approx 1.41`: the value before the sign, if what follows is its rounding."""
+        r"""Parse `\sqrt{2} \approx 1.41` as the value before the sign; the decimal after it must be its rounding."""
         exact, *decimals = split(tokens, "≈")
         parts = self._single(exact)
         (value,) = [part.value for part in parts]
         if not isinstance(value, Quantity) or names_of(value.node):
-            raise Unreadable("an approximation of no number")
+            raise Unreadable("an approximation of something other than a number")
         for decimal in decimals:
             if not approximation_holds(value.node, self._quantity(decimal).node):
                 raise Unreadable("an approximation that is not the value")
@@ -162,7 +162,7 @@ class _Reader:
             raise
 
     def _compound(self, tokens: Sequence[Token]) -> Collection | None:
-        """`2 hours 30 minutes`: several numbers, each with its unit."""
+        """Parse `2 hours 30 minutes`: several numbers, each with its unit."""
         starts = [i for i, token in enumerate(tokens) if token.kind == "number" and token.after_space] if tokens else []
         bounds = [0, *(i for i in starts if i > 0), len(tokens)]
         if len(bounds) < 3:
@@ -264,7 +264,7 @@ class _Reader:
         return [Part(self._value(value), names, tuple(claims), tuple(left)) for value in values]
 
     def _left_side(self, side: Sequence[Token]) -> Quantity | None:
-        """A left side that is no name; None if it is mathematics outside the grammar, or a description in words."""
+        """Parse a left side that is more than a name; None for a description in words or unknown mathematics."""
         has_words = any(t.kind == "word" for t in side)
         if not side or (has_words and self._words(side) is None and any(t.kind == "number" for t in side)):
             try:
@@ -308,7 +308,7 @@ class _Reader:
         )
 
     def _real_set(self, tokens: Sequence[Token]) -> RealSet:
-        """A set of numbers in the notation of sets."""
+        """Parse set notation: unions, intersections, differences, intervals, braces."""
         for sign, join in (("∪", union), ("∩", intersection)):
             pieces = split(tokens, sign)
             if len(pieces) > 1:
@@ -357,7 +357,7 @@ class _Reader:
 
 
 def _joined_real_sets(found: Sequence[Sequence[Part]], connectives: Sequence[str]) -> Part | None:
-    """One set of numbers from inequalities joined by `and`, `or` and commas; None if they are a list."""
+    """Join inequalities connected by `and`, `or` and commas into one set of numbers; None if they are a list."""
     if len(found) < 2 or any(len(parts) != 1 for parts in found):
         return None
     parts = [parts[0] for parts in found]
@@ -389,7 +389,7 @@ def _is_unbounded(part: Part) -> bool:
 
 
 def _without_conditions(found: list[list[Part]]) -> list[list[Part]]:
-    r"""Without `n \in \mathbb{Z}` next to a value."""
+    r"""Drop conditions such as `n \in \mathbb{Z}` next to a value."""
     kept = [parts for parts in found if not (isinstance(parts[0].value, TextAnswer) and parts[0].value.text in "ℤℕℚℂ")]
     return kept or found
 
@@ -399,7 +399,7 @@ def _direction(sign: str) -> str:
 
 
 def _name_of(side: Sequence[Token]) -> str | None:
-    r"""The name that a side is: `x`, `x_1`, `f(3)`; None for anything else."""
+    r"""The name if a side is only a name, as `x`, `x_1` and `f(3)` are; else None."""
     if not side or side[0].kind != "name":
         return None
     if len(side) > 3 and side[1].is_sign("(") and side[-1].is_sign(")") and side[0].text.isalpha():
@@ -412,7 +412,7 @@ def _name_of(side: Sequence[Token]) -> str | None:
 
 
 def _names_of_side(side: Sequence[Token]) -> tuple[str, ...]:
-    """The names that a side is: `x`, `(x, y)`; empty for anything else."""
+    """The names if a side is only names, as `x` and `(x, y)` are; else empty."""
     if name := _name_of(side):
         return (name,)
     if is_bracketed(side, "("):
@@ -423,14 +423,14 @@ def _names_of_side(side: Sequence[Token]) -> tuple[str, ...]:
 
 
 def _names_points(tokens: Sequence[Token]) -> bool:
-    """Whether it is what is written before coordinates: `A`, `the point`."""
+    """Whether tokens introduce coordinates: `A`, `the point`."""
     if len(tokens) == 1 and tokens[0].kind == "name":
         return tokens[0].text.isupper()
     return bool(tokens) and all(t.text.lower() in ("the", "point", "ordered", "pair", "vector") for t in tokens)
 
 
 def _base_number(tokens: Sequence[Token]) -> BaseNumber | None:
-    r"""`1011_2`, `(1A)_{16}`."""
+    r"""A number in a named base, such as `1011_2` or `(1A)_{16}`, if the tokens are one."""
     index = next((i for i, t in enumerate(tokens) if t.is_sign("_")), None)
     if index is None or index == 0:
         return None

@@ -1,4 +1,4 @@
-"""Computes expressions within bounds: exactly where the value is rational, else to 100 digits."""
+"""Evaluates expressions within bounds: exactly where the value is rational, else to 100 digits."""
 
 import math
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ _MAX_FACTORIAL = 20_000
 _MAX_MAGNITUDE = 10**15  # bits of the exponent's effect
 _DIGITS = 100
 _AGREEMENT = 40
-"""Two irrational values are the same if they agree to so many digits, of the 100 computed: a relative tolerance."""
+"""Digits, of the 100 computed, to which two irrational values must agree to be equal: a relative tolerance."""
 _MAX_HEIGHT = 10**20
 _POINTS = 8
 _MIN_POINTS = 3
 
 
 class Undefined(ArithmeticError):
-    """No value: a division by zero, a logarithm of zero."""
+    """The expression has no value: a division by zero, a logarithm of zero."""
 
 
 class TooCostly(ArithmeticError):
@@ -30,7 +30,7 @@ class TooCostly(ArithmeticError):
 
 @cache
 def _mp() -> Any:
-    """A context of mpmath of our own: its precision is nobody else's."""
+    """A private mpmath context, whose precision no other code changes."""
     import mpmath
 
     context = mpmath.mp.clone()
@@ -39,11 +39,11 @@ def _mp() -> Any:
 
 
 def value_of(node: Node, names: Mapping[str, Fraction] | None = None) -> Value:
-    """The value of an expression, with these values for its variables.
+    """The value of an expression at these values of its variables.
 
     Raises:
-        Undefined: if it has none.
-        TooCostly: if it is beyond the bounds; nothing large is computed before that is known.
+        Undefined: it has no value.
+        TooCostly: it exceeds the bounds; this is found before anything large is computed.
     """
     try:
         return _value(node, names or {})
@@ -82,7 +82,7 @@ def real_key(value: Value) -> Any:
 
 
 def is_accurate(node: Node) -> bool:
-    """Whether the digits of a constant are those that more digits would give: they do not cancel."""
+    """Whether higher precision confirms the digits of a constant; false where digits cancel."""
     value = value_of(node)
     if isinstance(value, Fraction):
         return True
@@ -91,7 +91,7 @@ def is_accurate(node: Node) -> bool:
 
 
 def is_zero(node: Node) -> bool:
-    """Whether a constant is zero: exactly, or by as many digits as are computed."""
+    """Whether a constant is zero: exactly, or to all computed digits."""
     value = value_of(node)
     if isinstance(value, Fraction):
         return value == 0
@@ -106,7 +106,7 @@ def is_less(one: Value, other: Value) -> bool:
 
 
 def is_rounding(decimal: Fraction, num_decimals: int, value: Value) -> bool:
-    """Whether a decimal with so many digits behind the point is a value, rounded to the last of them or cut there."""
+    """Whether a decimal is `value` rounded or truncated to `num_decimals` decimals."""
     if not is_real(value):
         return False
     missing = (real_key(to_mp(value)) - to_mp(decimal)) * _mp().mpf(10) ** num_decimals
@@ -115,14 +115,14 @@ def is_rounding(decimal: Fraction, num_decimals: int, value: Value) -> bool:
 
 
 def is_near(number: Fraction, value: Value) -> bool:
-    """Whether a number is a value in double precision, as `1.4142135623730951` is."""
+    """Whether a number equals a value in double precision, as `1.4142135623730951` equals the root of 2."""
     return bool(abs(to_mp(number) - value) <= abs(value) * _mp().mpf(2) ** -52)
 
 
 def same_function(one: Node, other: Node) -> bool:
     """Whether two expressions with variables agree at points of both signs at which `one` is real.
 
-    The points are fractions; integers if `one` is real at too few of them, as `(-1)^n` is.
+    The points are fractions, or integers where `one` is real at too few fractions, such as `(-1)^n`.
     """
     names = sorted(names_of(one) | names_of(other))
     for coordinate in (_fraction, _integer_coordinate):

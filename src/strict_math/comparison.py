@@ -156,7 +156,7 @@ def _check(part: Part) -> None:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """The rules, value by value."""
+    """Compares two answers value by value."""
 
     def answers(self, reference: Answer, answer: Answer) -> bool:
         try:
@@ -192,7 +192,7 @@ class _Comparison:
         return reference.keys() == group.keys() and all(self._value(v, group[name]) for name, v in reference.items())
 
     def _match_all(self, references: Sequence, answers: Sequence, same: Callable) -> bool:  # type: ignore[type-arg]
-        """Whether each reference has an answer of its own; equality decides, so the first that is found will do."""
+        """Whether references and answers pair up one to one; equality is transitive, so the first match serves."""
         left = list(answers)
         if len(left) != len(references):
             return False
@@ -213,7 +213,7 @@ class _Comparison:
         return self._value(reference.value, part.value)
 
     def _equation(self, reference: Part, part: Part) -> bool:
-        """`2x + 3y = 6`: the same curve, whatever the factor."""
+        """Whether two equations such as `2x + 3y = 6` describe the same curve: one is a multiple of the other."""
         side = part.left[0] if len(part.left) == 1 else None
         if side is None and len(part.claims) == 1:
             side = part.claims[0].node
@@ -308,7 +308,7 @@ def _mirrored(relation: Relation) -> Relation:
 
 
 def _same_names(reference: Sequence[str], names: Sequence[str]) -> bool:
-    """Whether these are the reference's names; `x_1` names a solution for `x`."""
+    """Whether the names match the reference's; `x_1` names a solution for `x`."""
     return len(reference) == len(names) and all(
         name == other or ("_" not in name and other.startswith(f"{name}_"))
         for name, other in zip(reference, names, strict=True)
@@ -340,7 +340,7 @@ def _compound(answer: Answer) -> Sequence[Part]:
 
 
 def _groups(parts: Sequence[Part]) -> "list[dict[str, Value]] | None":
-    """The solutions that a list of assignments states: `p=5, q=2; p=7, q=2` and `(p, q) = (5, 2), (7, 2)` are two."""
+    """Group assignments into solutions: `p=5, q=2; p=7, q=2` and `(p, q) = (5, 2), (7, 2)` have two each."""
     tuples = [part for part in parts if isinstance(part.value, Collection)]
     names = next((part.names for part in tuples if len(part.names) > 1), ())
     if tuples and len(tuples) == len(parts) and names:
@@ -362,7 +362,7 @@ def _groups(parts: Sequence[Part]) -> "list[dict[str, Value]] | None":
 
 
 def _normal_form(answer: Answer, *, units: bool) -> str:
-    """Numbers by value, in increasing order; anything else as it is written."""
+    """Numbers by value, sorted; any other answer as written."""
     values = [part.value for part in answer.parts]
     if not all(isinstance(value, Quantity) and is_literal(value.node) for value in values):
         return answer.text.casefold() if any(isinstance(value, TextAnswer) for value in values) else answer.text

@@ -1,4 +1,4 @@
-"""Decides whether two expressions are equal, in a form that is an answer, and whether an equation's sides agree."""
+"""Compares expressions by value and form, and checks whether the sides of an equation agree."""
 
 from fractions import Fraction
 
@@ -18,12 +18,12 @@ from strict_math.real_sets import infinity_of
 from strict_math.units import PERCENT, conversion
 
 _MIN_DIGITS = 7
-"""A decimal answers an irrational reference if it has so many significant digits, each of them right."""
+"""Significant digits, all correct, that a decimal needs to answer an irrational reference."""
 _DIGITS_OF_A_DOUBLE = (16, 17)
 
 
 def same_expression(reference: Node, answer: Node) -> bool:
-    """Whether an expression is the reference's value, in a form that leaves nothing to be computed."""
+    """Whether an expression has the reference's value in a form that leaves nothing to be computed."""
     if infinity_of(reference) or infinity_of(answer):
         return infinity_of(reference) == infinity_of(answer)
     if reference == answer:
@@ -48,7 +48,7 @@ def same_exact(one: Node, other: Node) -> bool:
 
 
 def is_below_one(node: Node) -> bool:
-    """Whether it is a number between -1 and 1, as numbers are written."""
+    """Whether it is a literal number between -1 and 1."""
     return is_literal(node) and abs(value_of(node)) < 1
 
 
@@ -75,7 +75,7 @@ def claim_holds(claim: Quantity, value: Value) -> bool:
 
 
 def approximation_holds(exact: Node, decimal: Node) -> bool:
-    r"""Whether the right side of `\approx` is the left one, rounded or cut to the digits that it has."""
+    r"""Whether the right side of `\approx` is the left one, rounded or truncated to its number of digits."""
     digits = (decimal.args[0] if decimal.op == "neg" else decimal).text
     if not is_literal(decimal) or decimal.op not in ("number", "neg"):
         return False
@@ -83,7 +83,7 @@ def approximation_holds(exact: Node, decimal: Node) -> bool:
 
 
 def difference(left: Node, right: Node) -> Node:
-    """The expression that is zero where an equation holds."""
+    """The difference of two sides, which is zero where the equation holds."""
     return Node("+", (left, Node("neg", (right,))))
 
 

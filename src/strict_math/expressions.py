@@ -1,4 +1,4 @@
-"""Parses the tokens of one expression into a tree. What the grammar does not know is refused, never guessed."""
+"""Parses the tokens of one expression into a tree. Anything outside the grammar is rejected, never guessed."""
 
 import re
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _MAX_EXPONENT = 20_000  # of scientific notation, in decimal digits
 
 
 class Unreadable(ValueError):
-    """The text is not in the grammar."""
+    """The text is outside the grammar."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Node:
 
 
 def number(value: int | Fraction, text: str = "") -> Node:
-    """The node of a number; `text` is how it is written."""
+    """The node of a number; `text` is its notation."""
     return Node("number", value=Fraction(value), text=text or "computed")
 
 
@@ -97,7 +97,7 @@ class _Parser:
         return Node("*", (left, right))
 
     def _mixed(self, left: Node) -> Node | None:
-        r"""`2\frac{1}{2}`: an integer and a proper fraction of integers."""
+        r"""Parse a mixed number, an integer and a fraction of integers: `2\frac{1}{2}`."""
         token = self._peek()
         if left.op != "number" or not left.text.isdigit() or token is None or not token.is_sign("frac"):
             return None
@@ -195,7 +195,7 @@ class _Parser:
         return Node("root", (self._argument(), index))
 
     def _argument(self) -> Node:
-        r"""A group, or one digit, letter or command: `\frac12`, `\sqrt3`."""
+        r"""Parse an argument: a group, or one digit, letter or command, as in `\frac12` and `\sqrt3`."""
         token = self._peek()
         if token is None:
             raise Unreadable("an argument is missing")
@@ -220,7 +220,7 @@ class _Parser:
         return number(decimal_value(token.text), token.text)
 
     def _repeating(self, token: Token) -> Node:
-        r"""`0.1\overline{6}`."""
+        r"""Parse the period of a repeating decimal: `0.1\overline{6}`."""
         self._take()
         bare = self._tokens[self.index : self.index + 1]
         if bare and bare[0].text.isdigit():
@@ -285,7 +285,7 @@ class _Parser:
         return tuple(found)
 
     def _bare_argument(self) -> Node:
-        r"""`\sin 2x`, `\ln 2`: factors up to an operator or another function."""
+        r"""Parse an argument without brackets, up to an operator or another function: `\sin 2x`, `\ln 2`."""
         node = self._power()
         while (token := self._peek()) is not None and (token.kind == "name" or token.is_sign("pi", "frac", "sqrt")):
             node = Node("*", (node, self._power()))
@@ -335,7 +335,7 @@ def _call(name: str, arguments: tuple[Node, ...]) -> Node:
 
 
 def _repeating(text: str, digits: str) -> Node:
-    r"""`0.1` and `6`: the decimal 0.1666..."""
+    r"""The node of a repeating decimal: `0.1` and `6` make 0.1666..."""
     if not re.fullmatch(r"\d*\.\d*", text) or not digits.isdigit() or len(digits) > _MAX_PERIOD:
         raise Unreadable("a repeating decimal")
     decimals = len(text.partition(".")[2])

@@ -75,7 +75,7 @@ def extract_answer(response: str) -> str | None:
 
 
 def last_boxes(text: str) -> list[str]:
-    """The content of the last box, with those before it that are joined to it as a list; empty without a box."""
+    """The content of the last box and of the boxes that form a list with it; empty without a box."""
     found = sorted(boxes(text), key=lambda box: box.start)
     contents = [box.content for box in found[-1:]]
     for box, following in zip(reversed(found[:-1]), reversed(found[1:]), strict=True):
@@ -87,7 +87,7 @@ def last_boxes(text: str) -> list[str]:
 
 
 def _without_boxes(text: str) -> str:
-    """The text with the content of each box in its place."""
+    """The text with each box replaced by its content."""
     for box in sorted(boxes(text), reverse=True):
         text = text[: box.start] + box.content + text[box.end :]
     return text
@@ -99,9 +99,9 @@ def is_hedged(words: str) -> bool:
 
 
 def value_in_sentence(line: str) -> str | None:
-    """The value of `The number of ways is 13.`: what follows the verb; None if the line is no such sentence.
+    """The value of a sentence such as `The number of ways is 13.`: the text after its verb; None for other lines.
 
-    What is before the verb has no digits and no words of denial or doubt; what follows must be readable as a value.
+    The subject must have no digits, no denial and no doubt. The caller parses the value.
     """
     line = re.sub(r"\\text\{([A-Za-z ,:]*)\}", r"\1", line.strip().rstrip(".").rstrip())
     line = re.sub(r"^(it|that)['’]s\b", r"\1 is", line, flags=re.IGNORECASE)
@@ -117,7 +117,7 @@ def value_in_sentence(line: str) -> str | None:
 
 
 def _without_tail(text: str) -> str:
-    """The text without `in total` and `in the class`, but with words that may change the number before them."""
+    """The text without a tail such as `in total` or `in the class`; words that may change the number are kept."""
     tail = _TAIL.search(text)
     if tail is None or (tail["words"] and not NO_UNIT.isdisjoint(tail["words"].lower().split())):
         return text

@@ -1,4 +1,4 @@
-"""Sets of real numbers: finite unions of intervals with exact ends, from inequalities and from interval notation."""
+"""Sets of real numbers as finite unions of intervals with exact endpoints."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from strict_math.expressions import Node
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An end of an interval: a finite value, or with `infinite` -1 or 1 none."""
+    """An endpoint of an interval: a finite value, or with `infinite` -1 or 1 minus or plus infinity."""
 
     node: Node | None = None
     value: Any = None
@@ -18,7 +18,7 @@ class Endpoint:
 
     @classmethod
     def read(cls, node: Node) -> "Endpoint":
-        """The end that an expression without variables is; raises Undefined and TooCostly."""
+        """The endpoint given by an expression without variables. Raises Undefined or TooCostly."""
         if infinity_of(node):
             return cls(infinite=infinity_of(node))
         return cls(node=node, value=real_key(value_of(node)))
@@ -78,7 +78,7 @@ def half_line(end: Endpoint, sign: str) -> RealSet:
 
 
 def union(*real_sets: RealSet) -> RealSet:
-    """The numbers that are in one of them at least."""
+    """The numbers in any of the sets."""
     intervals = [interval for real_set in real_sets for interval in real_set if not interval.is_empty]
     ordered: list[Interval] = []
     for interval in intervals:
@@ -94,12 +94,12 @@ def union(*real_sets: RealSet) -> RealSet:
 
 
 def intersection(one: RealSet, other: RealSet) -> RealSet:
-    """The numbers that are in both."""
+    """The numbers in both sets."""
     return union(tuple(found for a in one for b in other if not (found := _common(a, b)).is_empty))
 
 
 def complement(real_set: RealSet) -> RealSet:
-    """The numbers that are not in it."""
+    """The real numbers outside the set."""
     found = REALS
     for interval in real_set:
         pieces: list[Interval] = []
@@ -112,7 +112,7 @@ def complement(real_set: RealSet) -> RealSet:
 
 
 def same_endpoints(one: RealSet, other: RealSet) -> Sequence[tuple[Endpoint, Endpoint]] | None:
-    """The pairs of ends that correspond if two real_sets have the same intervals, else None."""
+    """The pairs of corresponding endpoints if two sets have the same intervals, else None."""
     if len(one) != len(other):
         return None
     pairs = []

@@ -1,4 +1,4 @@
-"""Rules for finding an answer in a text: `Answer:` lines, boxes, wrappers, numbers."""
+"""Rules for finding an answer in text: `Answer:` lines, boxes, code fences, wrappers, plain numbers."""
 
 import re
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _WRAPPERS = (
 
 
 def final_part(response: str) -> str:
-    """What follows the model's private reasoning (`</think>`), or the whole response."""
+    """The text after the model's private reasoning (`</think>`); without it, the whole response."""
     return response.rpartition("</think>")[2]
 
 
@@ -38,7 +38,7 @@ def fences(text: str) -> list[tuple[str, str]]:
 
 
 def answer_lines(text: str) -> list[str]:
-    """The content of each line `Answer: ...`, or of the line or display after it where it has none itself.
+    """The content of each `Answer:` line, or of the line or display after it if the line itself is empty.
 
     Case is ignored, and so are Markdown bold, headings, quotes and bullets around the word; `Final answer:` and `The
     answer is:` count. `answer:` in the middle of a line does not.
@@ -73,7 +73,7 @@ class Box(NamedTuple):
 
     @property
     def content(self) -> str:
-        """What is between the braces; not kept, for nested boxes would take memory quadratic in the text's length."""
+        """The text between the braces. Cut on access: nested boxes would take memory quadratic in the length."""
         return self.text[self.content_start : self.end - 1]
 
 
@@ -92,7 +92,7 @@ def boxes(text: str) -> list[Box]:
 
 
 def outer_boxes(text: str) -> list[Box]:
-    """The `boxes` that are in no other box, in the order of the text."""
+    """The `boxes` outside all other boxes, in the order of the text."""
     outer: list[Box] = []
     for box in reversed(boxes(text)):
         if not outer or box.end <= outer[-1].start:
@@ -113,7 +113,7 @@ def marked_answer(text: str) -> str | None:
 
 
 def strip_formatting(text: str, *, braces: bool = False) -> str:
-    r"""The text without bold, code, quotes, dollars, `\( \)` and boxes around all of it, and final full stops.
+    r"""The text without the bold, code, quotes, dollars, `\( \)` or box around all of it, and without final full stops.
 
     With `braces` also without `{...}` and `\text{...}` around all of it.
     """
@@ -134,7 +134,7 @@ def strip_formatting(text: str, *, braces: bool = False) -> str:
 
 
 def plain_number(text: str) -> Fraction | None:
-    """The value of a text that is one number (`-1,234.50`), else None."""
+    """The value of a text that is a single number (`-1,234.50`), else None."""
     text = text.strip().replace("−", "-")
     return _value(text) if _PLAIN_NUMBER.fullmatch(text) else None
 
@@ -145,7 +145,7 @@ def numbers_in(text: str) -> list[Fraction]:
 
 
 def normalize_number(number: Fraction) -> str:
-    """A number of any size as text: `str` refuses more than 4300 digits."""
+    """The text of a number of any size; very large ones by their hash, for `str` refuses more than 4300 digits."""
     is_huge = max(number.numerator.bit_length(), number.denominator.bit_length()) > 10_000
     return f"a number with hash {hash(number)}" if is_huge else str(number)
 
@@ -156,5 +156,5 @@ def _value(number: str) -> Fraction:
 
 
 def without_text_commands(part: str) -> str:
-    r"""The text with `B` for `\text{B}`."""
+    r"""The text with `\text{B}` replaced by `B`."""
     return TEXT_COMMAND.sub(r"\1", part).strip()

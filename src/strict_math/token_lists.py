@@ -10,7 +10,7 @@ CLOSING = frozenset(OPENING.values())
 
 
 def split_list(tokens: Sequence[Token]) -> tuple[list[Sequence[Token]], list[str]]:
-    """The pieces between commas, semicolons, `and` and `or`, and these; `, and` is one separator."""
+    """The pieces between commas, semicolons, `and` and `or`, and these separators; `, and` counts as one."""
     pieces: list[list[Token]] = [[]]
     connectives: list[str] = []
     for token, depth in with_depth(tokens):

@@ -1,4 +1,4 @@
-"""Cuts the text of an answer, LaTeX or plain, into tokens; everything that means the same becomes the same token."""
+"""Cuts the text of an answer, LaTeX or plain, into tokens; notations with the same meaning become the same token."""
 
 import re
 import unicodedata
@@ -13,7 +13,7 @@ from strict_math.vocabulary import COMMAND_OF, FUNCTIONS, GREEK, SHORT_WORDS
 class Token(NamedTuple):
     r"""One token.
 
-    `kind` is `number`, `name` (a variable), `word` (letters that are no mathematics), `function`, `sign` (an operator,
+    `kind` is `number`, `name` (a variable), `word` (other letters), `function`, `sign` (an operator,
     a bracket, a connective) or `command` (any other LaTeX command).
     """
 
@@ -135,18 +135,18 @@ def clean(text: str, *, thousands: bool = True) -> str:
 
 
 def tokenize(text: str, names: frozenset[str] | None = None) -> list[Token]:
-    """The tokens of the output of `clean`.
+    """Cut cleaned text into tokens.
 
     Args:
-        text: What is cut.
+        text: The output of `clean`.
         names: The variables of the reference: a run of these letters is their product, any other run is a word. None
-            for a reference itself, in which a run of up to three letters that is no unit is a product.
+            for a reference itself, where a run of up to three letters is a product unless it is a word or unit.
     """
     return _Lexer(names).read(text)
 
 
 def plain_words(tokens: Sequence[Token]) -> str:
-    """The words of tokens as one text, without brackets around them."""
+    """The tokens as plain text, without brackets around all of it."""
     text = "".join((" " if token.after_space else "") + token.text for token in tokens).strip()
     return text[1:-1].strip() if text.startswith("(") and text.endswith(")") else text
 
@@ -240,7 +240,7 @@ def _nfkc(text: str) -> str:
 
 
 def _nfkc_kept(text: str) -> str:
-    """NFKC but for the characters that the rules read themselves."""
+    """Normalize to NFKC, except characters that the rules handle."""
     return "".join(c if c in _KEPT or c in COMMAND_OF else _nfkc(c) for c in text)
 
 
@@ -248,7 +248,7 @@ _KEPT = frozenset("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ₀₁₂₃₄₅�
 
 
 def _without_math_dollars(text: str) -> str:
-    r"""Without `$` that delimits mathematics; a single one next to a number is money, as `\$` is."""
+    r"""Remove `$` around mathematics; a single one next to a number is money, like `\$`."""
     bare = [match.start() for match in re.finditer(r"(?<!\\)\$", text)]
     if len(bare) == 1 and re.search(r"(?<!\\)\$\s*[\d.]|\d\s*\$", text):
         return text

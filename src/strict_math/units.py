@@ -1,4 +1,4 @@
-"""Units behind (and money before) a value, in one form: `m/s^2` is `meters per second squared`."""
+"""Reads units after a value, and currencies before it, into one form: `m/s^2` equals `meters per second squared`."""
 
 import re
 from collections import Counter
@@ -21,7 +21,7 @@ _CONVERTED = (
     {"milliliter": 1, "liter": 1000},
     {"cent": 1, "dollar": 100},
 )
-"""Units whose ratio is known: only to find that `2 hours = 5 minutes` is false, never to accept another unit."""
+"""Units with a known ratio, used to reject `2 hours = 5 minutes`, never to accept another unit."""
 _COMPOUND = {
     "mph": (("mile", 1), ("hour", -1)),
     "kph": (("kilometer", 1), ("hour", -1)),
@@ -36,11 +36,11 @@ _MAX_WORDS = 4
 
 
 def split_unit(tokens: Sequence[Token], names: frozenset[str]) -> tuple[list[Token], Unit, Fraction]:
-    """The tokens of the value, its unit, and the factor of a word such as `million`.
+    """Split tokens into the value, its unit, and the factor of a word such as `million`.
 
     Args:
-        tokens: One value.
-        names: Variables of the reference, which are no units.
+        tokens: One value with its unit.
+        names: Variables of the reference; they are never units.
     """
     tokens, before = _split_money(list(tokens))
     start = len(tokens) if _ends_in_an_angle(tokens) else _start_of_unit(tokens, names)
@@ -79,7 +79,7 @@ def _split_money(tokens: list[Token]) -> tuple[list[Token], Unit]:
 
 
 def _start_of_unit(tokens: Sequence[Token], names: frozenset[str]) -> int:
-    """The index from which on everything is part of a unit; 0 if the value would be empty."""
+    """The index where the unit starts; 0 if the value would be empty."""
     start = index = len(tokens)
     while index > 0:
         index -= 1
@@ -107,7 +107,7 @@ def _names_unit(tokens: Sequence[Token], index: int, names: frozenset[str]) -> b
 
 
 def _read(tokens: Sequence[Token]) -> tuple[Unit | None, Fraction]:
-    """The unit that all of these tokens are and the factor before it; the unit is None if they are something else."""
+    """Parse tokens as a unit with an optional factor before it; the unit is None if they are anything else."""
     scale = Fraction(_SCALES.get(tokens[0].text.lower(), 1)) if tokens else Fraction(1)
     reader = _UnitReader()
     index = int(scale != 1)
@@ -128,7 +128,7 @@ class _UnitReader:
         self._sign, self._power = 1, 1
 
     def read(self, tokens: Sequence[Token], index: int) -> int | None:
-        """The index behind the factor that starts at `index`, or None if there is no unit."""
+        """Read the factor at `index`; returns the index after it, or None if it is not a unit."""
         token = tokens[index]
         word = token.text if token.text in CASED_UNITS else token.text.lower()
         if word in ("/", "per"):
@@ -144,7 +144,7 @@ class _UnitReader:
         return index + 1
 
     def unit(self) -> Unit | None:
-        """What was collected; None if it is a text of many words or the square of an unknown one."""
+        """The collected unit; None for a text of many words or the square of an unknown word."""
         if len(self._nouns) > _MAX_WORDS or (self._nouns and self._power != 1):
             return None
         if self._nouns:
@@ -172,7 +172,7 @@ class _UnitReader:
 
 
 def _exponent(tokens: Sequence[Token], index: int) -> tuple[int | None, int]:
-    """The exponent from `index` on (`^2`, `^{-1}`, `squared`) and the index behind it; None if it is no integer."""
+    """The exponent at `index` (`^2`, `^{-1}`, `squared`) and the index after it; None if it is not an integer."""
     if index < len(tokens) and tokens[index].text.lower() in _POWERS_AFTER:
         return _POWERS_AFTER[tokens[index].text.lower()], index + 1
     if index >= len(tokens) or not tokens[index].is_sign("^"):
@@ -194,7 +194,7 @@ def _canonical(word: str) -> str:
 
 
 def conversion(unit: Unit, other: Unit) -> Fraction | None:
-    """How many of the other unit one of this unit is, where that is known."""
+    """The number of `other` units in one `unit`; None where unknown."""
     if len(unit) != 1 or len(other) != 1 or unit[0][1] != other[0][1]:
         return None
     (name, exponent), (target, _) = unit[0], other[0]

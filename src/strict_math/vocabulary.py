@@ -1,4 +1,4 @@
-"""The words of mathematics and of units, and the words that a value is not read with."""
+"""Vocabulary: functions, Greek letters, units, and words that cannot accompany a value."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -21,7 +21,7 @@ COMMAND_OF = {
     "ν": "nu", "ρ": "rho", "σ": "sigma", "τ": "tau", "φ": "phi", "χ": "chi", "ψ": "psi", "ω": "omega", "Δ": "Delta",
     "Ω": "Omega", "Γ": "Gamma", "Σ": "Sigma", "Φ": "Phi", "Ψ": "Psi", "≡": "equiv", "≈": "approx",
 }  # fmt: skip
-"""The LaTeX command that says the same as a character."""
+"""The LaTeX command for a character."""
 SHORT_WORDS = _words(
     "cm mm km kg mg ml kl dl cl ft lb lbs oz mph kph kmh in sec min hr hrs yd mi usd eur gbp sq cu per pm am "
     "hz kw mw kj cal mol yr yrs day men cat dog no yes all odd ways rad ton gal pt qt cc amp ohm bit bar not "
@@ -46,7 +46,7 @@ NO_UNIT = _words(
     "inverse opposite complement power hundredfold tenfold ish mil lakh crore tens ones "
     "prime presumably hopefully rounded estimate estimated approximated supposedly apparently tentatively"
 )
-"""TextAnswer that change, deny or explain a number: what they are in is no unit."""
+"""Words that change, deny or explain a number: no unit contains them."""
 UNITS = {
     "meter": "m metre meters metres", "centimeter": "cm centimetre", "millimeter": "mm millimetre",
     "kilometer": "km kilometre kms", "inch": "in inches", "foot": "ft feet", "yard": "yd yds", "mile": "mi",
@@ -59,8 +59,8 @@ UNITS = {
     "man": "men", "woman": "women", "unit": "", "percent": "%", "am": "a.m", "pm": "p.m", "acre": "", "bit": "",
     "ton": "tonne tonnes", "celsius": "", "fahrenheit": "",
 }  # fmt: skip
-"""Every unit that has other names, with these."""
+"""Canonical unit -> its other names."""
 CASED_UNITS = _words("N J W V A K")
-"""Units of one capital: a small letter is another unit or none."""
+"""Single capitals that are units; in lower case they are another unit or none."""
 BARE_UNITS = _words("m g s h d L l N J W V")
-"""Letters that are a unit behind a number and a space even outside of `\\text{}`."""
+"""Single letters that are a unit after a number and a space, even outside of `\\text{}`."""

@@ -164,9 +164,9 @@ def test_check_exits_with_2_where_memory_does_not_suffice_and_names_the_processo
 @pytest.mark.parametrize(
     ("verifier", "ask", "expected"),
     [
-        ("math_dapo", "Put it into \\boxed{}.", "0 of 16 prompts ask; they ask for \\boxed{...} (16 rows)"),
-        ("math_dapo", "Reply with the number.", "0 of 16 prompts ask. Ask for it in data.instruction"),
-        ("gsm8k", "Reply with the number.", "0 of 16 prompts ask. Ask for it in data.instruction"),
+        ("math_dapo", "Put it into \\boxed{}.", "0 of 16 prompts request; they request \\boxed{...} (16 rows)"),
+        ("math_dapo", "Reply with the number.", "0 of 16 prompts request. Request it in data.instruction"),
+        ("gsm8k", "Reply with the number.", "0 of 16 prompts request. Request it in data.instruction"),
         ("math_dapo", "End with `Answer: 7`.", None),
         ("math", "Put it into \\boxed{}.", None),
         ("exact", "Reply with the number.", None),

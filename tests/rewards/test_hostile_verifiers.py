@@ -39,7 +39,7 @@ def judged(pool, response):
 
 
 LATE = "timed out after 2 s"
-TOO_LARGE = "the worker process and what it had started used more than 0.5 GiB (reward.memory_gib)"
+TOO_LARGE = "the worker process and its descendants used more than 0.5 GiB (reward.memory_gib)"
 EXPECTED_ERRORS = {
     "loop": LATE,
     "sleep_through_signals": LATE,

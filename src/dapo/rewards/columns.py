@@ -1,4 +1,4 @@
-"""The data columns that reward functions get by name, and whether a data set has those that they need."""
+"""The data columns that reward functions receive by name, and the check that a data set has them."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -8,9 +8,9 @@ from dapo.types import Problem
 
 
 def columns_of(problem: Problem) -> dict[str, Any]:
-    """A problem's columns by name: its fields, and `prompt`, `source` and `answer`, where it has one.
+    """A problem's columns by name: its fields, `prompt`, `source`, and `answer` if it has one.
 
-    verl's names of the last two, `data_source` and `ground_truth`, stand for them unless a column has that name.
+    `data_source` and `ground_truth`, verl's names of the last two, are added unless a column has that name.
     """
     answer = {"answer": problem.answer} if problem.answer else {}
     columns = {"prompt": problem.prompt, "source": problem.source, **problem.fields, **answer}
@@ -24,12 +24,12 @@ def columns_of(problem: Problem) -> dict[str, Any]:
 
 
 def missing_columns(needed: Collection[str], problem: Problem) -> str:
-    """The names, separated by commas, of the needed columns that a problem does not have."""
+    """The needed columns that a problem lacks, separated by commas."""
     return ", ".join(sorted(set(needed).difference(columns_of(problem)))) if needed else ""
 
 
 def missing_columns_error(missing: str, problem: Problem) -> str:
-    """What an error verdict says of missing columns."""
+    """The error message for missing columns."""
     return f"needs {missing}, which the problem does not have; it has {_own(problem)}"
 
 
@@ -39,7 +39,7 @@ def require_columns(problems: Sequence[Problem], needed: Mapping[str, Collection
     Args:
         problems: all rows of a data source, in order.
         needed: the columns that each function needs, by the function's name.
-        where: what the rows are, for the message: `data.train`.
+        where: name of the rows in the message: `data.train`.
     """
     for name, columns in needed.items():
         lacking = [i for i, problem in enumerate(problems) if missing_columns(columns, problem)]

@@ -25,7 +25,7 @@ Scope: TypeAlias = Literal["response", "group"]  # what a verifier sees in one c
 
 @dataclass(frozen=True)
 class RewardSpec:
-    """The verifiers of a reward with their weights and options, as JSON values, so that a worker can rebuild it."""
+    """The verifiers of a reward with weights and options, as JSON values from which a worker can rebuild it."""
 
     weights: Mapping[str, float]
     options: Mapping[str, Mapping[str, Any]]  # options by verifier
@@ -39,9 +39,9 @@ class RewardSpec:
         options: Mapping[str, Any] | None = None,
         threshold: float | None = None,
     ) -> "RewardSpec":
-        """The specification of a `reward` section; `options` are those of the one verifier, or by verifier of several.
+        """Read a `reward` section; `options` belong to the only verifier, or are keyed by verifier for several.
 
-        Raises RewardError for one that makes no sense.
+        Raises RewardError if the section is invalid.
         """
         options = options or {}
         if isinstance(spec, str):
@@ -69,9 +69,9 @@ class RewardSpec:
     def combine(self, verdicts: Sequence[Verdict | None]) -> Verdict:
         """One verdict from one per verifier, in the order of `weights`; None where a verifier does not apply.
 
-        The score is the weighted sum over those that apply, whose own scores are the `components`. `correct` is whether
-        all binary verdicts are right; without any, whether the score reaches the threshold (None if there is none). An
-        error of one is the error of the sum: a reward with a part missing is another reward.
+        The score is the weighted sum over the verifiers that apply; their own scores are the `components`. `correct` is
+        whether all binary verdicts are right; without any, whether the score reaches the threshold (None without one).
+        An error of one verifier is the error of the sum: without a part it would be a different reward.
         """
         applied = {name: o for name, o in zip(self.weights, verdicts, strict=True) if o is not None}
         errors = [verdict.error for verdict in applied.values() if verdict.error is not None]
@@ -93,7 +93,7 @@ class CombinedVerifier:
     """The verifiers of a specification, built to judge groups in this process."""
 
     def __init__(self, spec: RewardSpec, functions: Mapping[str, Callable[..., Any]] = NO_FUNCTIONS) -> None:
-        """Import what the verifiers need, besides the `functions` that are there. Raises RewardError."""
+        """Import all verifiers but `functions`, which are given. Raises RewardError."""
         self.spec = spec
         self._verifiers = [
             function_verifier(name, functions[name], spec.options[name])
@@ -105,13 +105,13 @@ class CombinedVerifier:
             "response": tuple(i for i, v in enumerate(self._verifiers) if not isinstance(v, GroupVerifier)),
             "group": tuple(i for i, v in enumerate(self._verifiers) if isinstance(v, GroupVerifier)),
         }
-        """Positions in `spec.weights` of the verifiers that see one response, and of those that see the group."""
+        """Positions in `spec.weights` of the verifiers that judge single responses, and of those that judge groups."""
         self.needed_columns: Mapping[str, Sequence[str]] = {
             name: sorted(verifier.needed_columns)
             for name, verifier in zip(spec.weights, self._verifiers, strict=True)
             if isinstance(verifier, ScoreFunction | RewardFunction)
         }
-        """The data columns that each of the user's functions cannot be called without."""
+        """The data columns that each user function requires."""
 
     def judge_group(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> list[Verdict]:
         """One verdict per response, in order."""
@@ -150,9 +150,9 @@ def build_verifier(
 
     Args:
         spec: a verifier's name, or several with their weights.
-        options: those of the verifier, or by verifier of several.
-        threshold: the score from which a response of a graded verifier is correct.
-        functions: callables by the name that stands for them in `spec`, where they need not be imported.
+        options: options of the only verifier, or by verifier if there are several.
+        threshold: the lowest score of a correct response, for verifiers that give scores.
+        functions: callables by their name in `spec`, instead of an import.
 
     Raises:
         RewardError: a verifier does not exist or cannot be used.

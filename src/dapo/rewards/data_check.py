@@ -1,4 +1,4 @@
-"""Finds the rows of a data set that a reward cannot judge whatever the response, before anything is sampled."""
+"""Finds, before sampling, the rows of a data set for which a reward cannot judge any response."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,25 +12,25 @@ from dapo.types import Problem
 
 _SHOWN_ROWS = 5
 TIME_S = 3.0
-"""Processor time for one verifier: the start of a run on many rows with long tests does not wait for all of them."""
+"""CPU time per verifier, so that many rows with long tests do not delay the start of a run."""
 
 
 @dataclass(frozen=True)
 class UnusableRows:
-    """The rows that one verifier cannot judge: their numbers from 1 on, each with the reason."""
+    """The rows that one verifier cannot judge: their numbers from 1, each with the reason."""
 
     verifier: str
     reasons: Mapping[int, str]
-    num_checked: int  # the first so many rows
+    num_checked: int  # rows checked, from the first on
     num_rows: int  # of the whole data set
 
     @property
     def is_all(self) -> bool:
-        """Whether it is every row that was checked."""
+        """Whether none of the checked rows can be judged."""
         return len(self.reasons) == self.num_checked
 
     def __str__(self) -> str:
-        """One line: how many rows, the first of them, and what is wrong with the very first."""
+        """One line: the number of rows, the first of them, and the reason of the first."""
         rows = list(self.reasons)
         named = ", ".join(f"{row:,}" for row in rows[:_SHOWN_ROWS]) + ", ..." * (len(rows) > _SHOWN_ROWS)
         first = f"the first {self.num_checked:,} of " if self.num_checked < self.num_rows else ""
@@ -47,19 +47,19 @@ def unusable_rows(
     *,
     time_s: float = TIME_S,
 ) -> list[UnusableRows]:
-    """The rows that each verifier of a `reward` section cannot judge, as far as it can find out without a response.
+    """The rows that each verifier of a `reward` section cannot judge, as far as this shows without a response.
 
     Args:
         problems: the rows of a data set, in order.
         verifier: `reward.verifier`.
         options: `reward.options`.
-        time_s: processor time for each verifier, after which no more rows are checked once one can be judged.
+        time_s: CPU time per verifier; afterwards the check ends as soon as one row can be judged.
 
     Returns:
         One entry per verifier with such rows.
 
     Raises:
-        RewardError: the section makes no sense, or names a verifier that does not exist.
+        RewardError: the section is invalid, or names an unknown verifier.
     """
     spec = RewardSpec.of(verifier, options=options)
     found = []
@@ -76,7 +76,7 @@ def unusable_rows(
 def _reasons(
     name: str, check: Callable[[Problem], str | None], problems: Sequence[Problem], time_s: float
 ) -> tuple[dict[int, str], int]:
-    """Why rows cannot be judged, by their numbers, and how many were checked: one that can be is among them."""
+    """The reasons by row number, and the number of rows checked, at least one of which can be judged."""
     checked: dict[int, str | None] = {}  # by object: equal rows of a file share one
     reasons: dict[int, str] = {}
     end = time.process_time() + time_s
@@ -94,9 +94,9 @@ def _reasons(
 def warnings_about_rows(
     problems: Sequence[Problem], verifier: str | Mapping[str, float], options: Mapping[str, Any], *, where: str
 ) -> list[str]:
-    """What to say about rows that cannot be judged, one line per verifier; `where` names the data, as `data.train`.
+    """Warnings about rows that cannot be judged, one line per verifier; `where` names the data, such as `data.train`.
 
-    Raises RewardError where a verifier can judge none of the rows.
+    Raises RewardError if a verifier can judge none of the rows.
     """
     lines = []
     for unusable in unusable_rows(problems, verifier, options):

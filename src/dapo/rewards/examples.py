@@ -1,10 +1,10 @@
-"""Small reward functions in TRL's convention: what configs/tiny.yaml trains on, and templates for your own."""
+"""Small reward functions in TRL's convention: the reward of configs/tiny.yaml, and templates for your own."""
 
 from typing import Any
 
 
 def has_digit(completions: list[Any], **columns: Any) -> list[bool]:
-    """Right if the response contains a digit, which even a random model achieves sometimes."""
+    """Right if the response contains a digit; even a random model sometimes succeeds."""
     return [any(character.isdigit() for character in _text(completion)) for completion in completions]
 
 
@@ -15,7 +15,7 @@ def digit_share(completions: list[Any], **columns: Any) -> list[float]:
 
 
 def brevity(completions: list[Any], **columns: Any) -> list[float]:
-    """A score between 0 and 1 that falls with the number of words; to combine with a verifier, with a small weight."""
+    """A score between 0 and 1 that falls with the number of words; combine it with a verifier at a small weight."""
     return [1.0 / (1.0 + len(_text(completion).split())) for completion in completions]
 
 

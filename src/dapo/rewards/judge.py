@@ -1,4 +1,4 @@
-"""The interface through which the training loop gets verdicts, and the judge that works in process."""
+"""The interface through which the training loop gets verdicts, and an in-process judge."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -24,12 +24,12 @@ class Judge(Protocol):
 class TimedJudge(Protocol):
     """A judge that measures how long its verifiers take."""
 
-    def take_call_seconds(self) -> float | None:
-        """The mean seconds of a call since the last time that this was asked; None: there was none."""
+    def pop_mean_latency(self) -> float | None:
+        """The mean seconds per call since this was last read; None without a call."""
 
 
 class InlineJudge:
-    """Judges at once, in this process and without a time limit: for tests, notebooks and trusted verifiers."""
+    """Judges synchronously in this process, without a time limit: for tests, notebooks and trusted verifiers."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class InlineJudge:
         """The arguments are those of `build_verifier`. Raises RewardError if the verifier cannot be built."""
         self._verifier = build_verifier(spec, options=options, threshold=threshold, functions=functions)
         self.needed_columns = self._verifier.needed_columns
-        """The data columns that each of the user's functions cannot be called without."""
+        """The data columns that each user function requires."""
         self._closed = False
 
     def submit(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> "Future[tuple[Verdict, ...]]":

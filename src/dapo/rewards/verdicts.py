@@ -1,23 +1,27 @@
-"""Makes the kinds of verdict that verifiers give; one that may not apply to a response gives `Verdict | None`."""
+"""Makes verdicts: right or wrong, errors, and from the results of user code; None where a verifier does not apply."""
 
+import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, TypeAlias
 
+from dapo.core.loading import try_call
 from dapo.core.secrets import mask_text
 from dapo.types import Problem, Verdict
 
 TokenIds: TypeAlias = Sequence[Sequence[int]]  # the tokens of each of several responses
+_SHOWN_CHARS = 80
 
 
 def binary_verdict(correct: bool, answer: str | None = None) -> Verdict:
-    """The verdict right or wrong with the score of Eq. 7, +1 or -1; `answer` as in `Verdict`."""
+    """A verdict of right or wrong, scored +1 or -1 (Eq. 7); `answer` as in `Verdict`."""
     return Verdict(correct=correct, score=1.0 if correct else -1.0, answer=answer)
 
 
 def error_verdict(reason: str) -> Verdict:
-    """A verdict without judgement; the reason names the verifier, and secrets in it are masked.
+    """A verdict for a response that could not be judged: left out of training, never counted as zero.
 
-    Its score is a placeholder, not a zero.
+    `reason` starts with the verifier's name; secrets in it are masked.
     """
     # a reason may quote what no file can hold: halves of surrogate pairs
     return Verdict(correct=None, score=0.0, error=mask_text(reason.encode(errors="backslashreplace").decode()))
@@ -27,3 +31,65 @@ def problem_to_json(problem: Problem) -> dict[str, Any]:
     """A problem as JSON values, for a judge in another process; `fields` are JSON values already."""
     prompt = problem.prompt if isinstance(problem.prompt, str) else [dict(message) for message in problem.prompt]
     return {**vars(problem), "prompt": prompt, "fields": dict(problem.fields)}
+
+
+def to_verdict(name: str, value: Any) -> Verdict | None:
+    """One result of the function `name` as a verdict.
+
+    A bool is right or wrong (Eq. 7: +1 or -1), a number a score without right or wrong; None means not applicable.
+    """
+    value = _unboxed(value)
+    if value is None:
+        return None
+    if isinstance(value, Verdict):
+        return _checked(name, value)
+    if isinstance(value, bool):
+        return binary_verdict(value)
+    score = _finite(value)
+    if score is None:
+        return error_verdict(f"{name} returned {_shown(value)}, expected a finite number, a bool or None")
+    return Verdict(None, score)
+
+
+def to_verdicts(name: str, results: Any, count: int) -> list[Verdict | None]:
+    """The results of one call over `count` responses; anything but a list of that length is an error for each."""
+    if hasattr(results, "tolist"):  # a NumPy array or a tensor
+        results = results.tolist()
+    if not isinstance(results, list | tuple):
+        reason = f"{name} returned {_shown(results)}, expected a list with one number for each response ({count})"
+    elif len(results) != count:
+        reason = f"{name} returned {len(results)} results for {count} responses"
+    else:
+        return [to_verdict(name, value) for value in results]
+    return [error_verdict(reason) for _ in range(count)]
+
+
+def _unboxed(value: Any) -> Any:
+    """A NumPy or torch scalar as a Python scalar."""
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+
+
+def _finite(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _shown(value: Any) -> str:
+    text = try_call(lambda: repr(value))
+    if not isinstance(text, str):
+        return f"a {type(value).__name__}"
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+
+
+def _checked(name: str, verdict: Verdict) -> Verdict:
+    if verdict.error is not None:
+        return error_verdict(f"{name}: {verdict.error}")
+    correct, score = _unboxed(verdict.correct), _finite(_unboxed(verdict.score))
+    if score is None or not isinstance(correct, bool | None):
+        return error_verdict(f"{name} returned {_shown(verdict)}, expected a bool or None as correct, a finite score")
+    return Verdict(correct, score, answer=verdict.answer if isinstance(verdict.answer, str) else None)

@@ -30,6 +30,8 @@ class GroupVerifier(Protocol):
         """One verdict per response, None where it does not apply; `token_ids[i]` are the tokens of `responses[i]`."""
 
 
+ANSWER_MARKERS: Mapping[str, str] = {"answer:": "a line `Answer: ...`", "boxed": "\\boxed{...}", "####": "`#### ...`"}
+"""How a prompt requests a marked answer, in lower case, and the name of the marker in messages."""
 RowCheck: TypeAlias = Callable[[Problem], str | None]
 """Why no response to a problem can be judged; None if responses can be."""
 
@@ -44,6 +46,8 @@ class Registration:
     """Every verdict is right or wrong, so that reward.threshold has no effect."""
     reads_answer: Callable[[Mapping[str, Any]], bool] = lambda options: False
     """Whether, with these options, every row needs a reference answer."""
+    markers: Sequence[str] = ()
+    """The markers of ANSWER_MARKERS that it reads an answer from; empty if it reads unmarked answers as well."""
     check: Callable[[str, Mapping[str, Any]], RowCheck] | None = None
     """Builds the check of a data set's rows, from the verifier's name and options; `_by_verdict` where a verdict on an
     empty response is cheap, and an error exactly for rows that cannot be judged."""
@@ -74,11 +78,17 @@ VERIFIERS: Mapping[str, Registration] = {
     "choice": Registration("choice:ChoiceVerifier", binary=True, reads_answer=_always, check=_by_verdict),
     "code": Registration("code:CodeVerifier", binary=True, check=_by_tests),  # the answer where a row has no tests
     "exact": Registration("exact:ExactVerifier", binary=True, reads_answer=_always, check=_by_verdict),
-    "gsm8k": Registration("gsm8k:Gsm8kVerifier", binary=True, reads_answer=_always, check=_by_verdict),
+    "gsm8k": Registration(
+        "gsm8k:Gsm8kVerifier",
+        binary=True,
+        reads_answer=_always,
+        markers=("answer:", "boxed", "####"),
+        check=_by_verdict,
+    ),
     "gym": Registration("gym:GymVerifier"),
     "json_schema": Registration("json_schema:JsonSchemaVerifier", binary=True, check=_by_verdict),
-    "math": Registration("math:MathVerifier", binary=True, reads_answer=_always),
-    "math_dapo": Registration("math_dapo:MathDapoVerifier", binary=True, reads_answer=_always),
+    "math": Registration("math:MathVerifier", binary=True, reads_answer=_always, markers=("answer:", "boxed")),
+    "math_dapo": Registration("math_dapo:MathDapoVerifier", binary=True, reads_answer=_always, markers=("answer:",)),
     "regex": Registration("regex:RegexVerifier", binary=True, reads_answer=_for_groups, check=_by_verdict),
     "reward_model": Registration("reward_model:RewardModelVerifier"),
     "server": Registration("server:ServerVerifier"),

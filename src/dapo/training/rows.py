@@ -9,13 +9,10 @@ from dapo.data.sources.builtin import Split
 from dapo.rewards.columns import require_columns
 from dapo.rewards.combine import RewardSpec
 from dapo.rewards.data_check import warnings_about_rows
+from dapo.rewards.verifier import ANSWER_MARKERS, VERIFIERS
 from dapo.types import Problem, Prompt
 
 NO_COLUMNS: Mapping[str, Collection[str]] = {}
-ALL_MARKS = {"answer:": "a line `Answer: ...`", "boxed": "\\boxed{...}", "####": "`#### ...`"}
-"""How prompts ask for a mark of the answer, in lower case, and how it is called."""
-MARKS = {"math_dapo": ("answer:",), "math": ("answer:", "boxed"), "gsm8k": ("answer:", "boxed", "####")}
-"""The marks that the verifiers read which read nothing else."""
 
 
 def load_rows(
@@ -24,9 +21,9 @@ def load_rows(
     """The rows of `data.train` or `data.eval`, and warnings about those that the reward cannot judge.
 
     Args:
-        config: the configuration, its verifier settled.
+        config: the configuration, its verifier resolved.
         split: which of the two.
-        needed_columns: the columns that each function of the reward cannot be called without (`VerifierPool`).
+        needed_columns: the columns that each user function of the reward requires (`VerifierPool`).
 
     Raises:
         DataError: rows lack what the reward reads.
@@ -39,27 +36,28 @@ def load_rows(
     where = f"data.{split}"
     require_columns(rows, needed_columns, where=where)
     warnings = warnings_about_rows(rows, config.reward.verifier, config.reward.options, where=where)
-    return rows, [*warnings, *_unasked_marks(config, rows, reward, where)]
+    return rows, [*warnings, *_unrequested_markers(config, rows, reward, where)]
 
 
-def _unasked_marks(config: Config, rows: Sequence[Problem], reward: RewardSpec, where: str) -> Iterator[str]:
-    """Which verifiers look for a mark of the answer that most prompts do not ask for."""
+def _unrequested_markers(config: Config, rows: Sequence[Problem], reward: RewardSpec, where: str) -> Iterator[str]:
+    """A warning per verifier that reads a marker of the answer which most prompts do not request."""
     always = f"{config.data.instruction}\n{config.data.system or ''}"
-    for name, marks in MARKS.items():
-        if name not in reward.weights or reward.options[name].get("flexible"):
+    for name in reward.weights:
+        markers = VERIFIERS[name].markers if name in VERIFIERS else ()
+        if not markers or reward.options[name].get("flexible"):
             continue
-        asked = Counter(
-            mark for row in rows for mark in ALL_MARKS if mark in f"{_text(row.prompt)}\n{always}".casefold()
+        requested = Counter(
+            marker for row in rows for marker in ANSWER_MARKERS if marker in f"{_text(row.prompt)}\n{always}".casefold()
         )
-        if 2 * max(asked[mark] for mark in marks) >= len(rows):
+        most = max(requested[marker] for marker in markers)
+        if 2 * most >= len(rows):
             continue
-        known = [ALL_MARKS[mark] for mark in marks]
-        others = [f"{ALL_MARKS[mark]} ({count:,} rows)" for mark, count in asked.items() if mark not in marks]
+        known = [ANSWER_MARKERS[marker] for marker in markers]
+        others = [f"{ANSWER_MARKERS[m]} ({count:,} rows)" for m, count in requested.items() if m not in markers]
         yield (
-            f"{where}: the verifier {name} reads an answer marked by {' or '.join(known)}, for which "
-            f"{max(asked[mark] for mark in marks):,} of {len(rows):,} prompts ask"
-            f"{'; they ask for ' + ' and '.join(others) if others else ''}. Ask for it in data.instruction, or take "
-            "another verifier"
+            f"{where}: the verifier {name} reads an answer marked by {' or '.join(known)}, which {most:,} of "
+            f"{len(rows):,} prompts request{'; they request ' + ' and '.join(others) if others else ''}. Request it in "
+            "data.instruction, or use another verifier"
         )
 
 

@@ -152,7 +152,7 @@ def evaluate_and_log(run: Run) -> None:
 def _verifier_seconds(run: Run) -> dict[str, float]:
     """The seconds of a verifier's call since the last step; with an evaluation its calls count as well."""
     judge = run.sampling.judge
-    seconds = judge.take_call_seconds() if isinstance(judge, TimedJudge) else None
+    seconds = judge.pop_mean_latency() if isinstance(judge, TimedJudge) else None
     return {} if seconds is None else {"time/verifier_call_s": round(seconds, 6)}
 
 

@@ -1,1 +1,1 @@
-"""One file per verifier, and what they share."""
+"""One file per verifier, and their shared code."""

@@ -1,4 +1,4 @@
-"""`choice`: multiple choice by one letter; an answer that names two letters names none."""
+"""`choice`: multiple choice by one letter; an answer with two letters is no choice."""
 
 import re
 import string
@@ -22,7 +22,7 @@ _LAST_LINE = re.compile(
     re.IGNORECASE,
 )
 _MAX_CHARS = 2000
-"""The longest text that names a choice: commands within commands would keep longer ones busy for minutes."""
+"""Longest text that may name a choice; stripping nested commands from longer texts could take minutes."""
 _CAPITAL = re.compile(r"(?<![A-Za-z'’])(?!A [a-z])[A-Z](?![A-Za-z'’])")
 """Isolated capitals, which may name a second choice; an `A` before a lower-case letter is an article."""
 
@@ -31,9 +31,9 @@ _CAPITAL = re.compile(r"(?<![A-Za-z'’])(?!A [a-z])[A-Z](?![A-Za-z'’])")
 class ChoiceVerifier:
     r"""Right if the response marks the reference's letter: `B`, `(B)`, `B.`, `B) the text`, `\boxed{\text{B}}`.
 
-    The answer is on lines `Answer:`, else in boxes, else in the last line, if that is only a letter or `The answer is
-    B`. All lines `Answer:` (or boxes, or lines of that kind) must name the same letter, and one letter each: `A or B`,
-    and `Answer: A` followed by `Answer: B`, are wrong whatever the reference.
+    The answer stands on `Answer:` lines, else in boxes, else on the last line if that is only a letter or `The answer
+    is B`. All of them must name the same single letter: `A or B`, and `Answer: A` followed by `Answer: B`, are wrong
+    whatever the reference.
     """
 
     letters: str = "ABCDE"  # the available choices

@@ -1,4 +1,4 @@
-"""`exact`: the response must be the answer itself, as the built-in problems ask (`Reply with only the answer.`)."""
+"""`exact`: the response must be the answer itself, as the built-in problems request (`Reply with only the answer.`)."""
 
 from dataclasses import dataclass
 from typing import Literal

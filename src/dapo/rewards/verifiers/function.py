@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, load_callable, try_call
 from dapo.rewards.columns import columns_of, missing_columns, missing_columns_error
-from dapo.rewards.verdicts import TokenIds, error_verdict
-from dapo.rewards.verifiers.results import to_verdict, to_verdicts
+from dapo.rewards.verdicts import TokenIds, error_verdict, to_verdict, to_verdicts
 from dapo.types import Problem, Verdict
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ class EventLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def finish(self, result: Any) -> Any:
-        """The result itself, or what it yields if it is awaitable."""
+        """The result, awaited if it is awaitable."""
         if not inspect.isawaitable(result):
             return result
         import asyncio  # most functions need none, and every verifier process would wait for its import
@@ -59,11 +58,10 @@ _OF_VERL = frozenset({"data_source", "solution_str", "ground_truth", "extra_info
 
 
 def load_function(path: str, options: Mapping[str, Any]) -> "FunctionVerifier | RewardFunction":
-    """The callable at `module:name` as a verifier; a class is instantiated with the options, a function gets them.
+    """Load the callable at `module:name` as a verifier; a class is instantiated with the options, a function gets them.
 
-    Parameters named `problem` and `response` make it a verifier of our own protocol, `solution_str` one that is called
-    as verl calls `compute_score`, anything else is called as TRL calls reward functions. `def` and `async def` both
-    work. Raises RewardError if it cannot be any of them.
+    Parameters named `problem` and `response` mean dapo's own protocol, `solution_str` means verl's `compute_score`, any
+    others mean TRL's reward functions. `def` and `async def` both work. Raises RewardError if none of them fits.
     """
     return function_verifier(path, load_callable(path, error=RewardError), options)
 
@@ -71,7 +69,7 @@ def load_function(path: str, options: Mapping[str, Any]) -> "FunctionVerifier | 
 def function_verifier(
     path: str, function: Callable[..., Any], options: Mapping[str, Any]
 ) -> "FunctionVerifier | RewardFunction":
-    """A callable as a verifier, as `load_function` makes one; `path` is what messages call it."""
+    """Wrap a callable as `load_function` does; `path` is its name in messages."""
     if inspect.isclass(function):
         made, given = try_call(lambda: function(**options)), ", ".join(options) or "no options"
         if isinstance(made, Failure):
@@ -100,7 +98,7 @@ def function_verifier(
 
 @dataclass(frozen=True)
 class FunctionVerifier:
-    """A user's `(problem, response)`: returns a Verdict, a bool, a number, or None where it does not apply."""
+    """A user function `(problem, response)` that returns a Verdict, a bool, a number, or None if it does not apply."""
 
     name: str
     function: Callable[..., Any]
@@ -111,7 +109,7 @@ class FunctionVerifier:
         return self.judge(problem, response) or error_verdict(f"{self.name}: {NOT_APPLIED}")
 
     def judge(self, problem: Problem, response: str) -> Verdict | None:
-        """The function's result as a verdict, None where it does not apply; what is wrong with it is its error."""
+        """The function's result as a verdict, None if it does not apply; an invalid result is an error verdict."""
         result = self._call(problem=problem, response=response)
         return (
             error_verdict(f"{self.name} {result.reason}")
@@ -125,11 +123,11 @@ class FunctionVerifier:
 
 @dataclass(frozen=True)
 class ScoreFunction(FunctionVerifier):
-    """A function as verl calls it, once per response: `compute_score(data_source, solution_str, ground_truth, ...)`.
+    """A function in verl's convention, `compute_score(data_source, solution_str, ground_truth, ...)`, for one response.
 
-    It gets the data columns that its signature names; one with `**kwargs` gets verl's four, `extra_info` among them. It
-    returns a number, a bool, None, or a dict whose `score` is one of these; of a dict, a bool `acc` is whether the
-    response is correct and a string `pred` its answer, as in verl's metrics and votes.
+    It receives the data columns in its signature; with `**kwargs` verl's four, including `extra_info`. It returns a
+    number, a bool, None, or a dict whose `score` is one of these. In a dict, a bool `acc` sets whether the response is
+    correct, and a string `pred` its answer for majority votes.
     """
 
     required: frozenset[str]  # parameters without a default that are no options
@@ -137,7 +135,7 @@ class ScoreFunction(FunctionVerifier):
 
     @property
     def needed_columns(self) -> frozenset[str]:
-        """The data columns without which it cannot be called."""
+        """The data columns that the function requires."""
         return self.required - {"solution_str", "extra_info"}
 
     def judge(self, problem: Problem, response: str) -> Verdict | None:
@@ -166,11 +164,11 @@ class ScoreFunction(FunctionVerifier):
 
 @dataclass(frozen=True)
 class RewardFunction:
-    """A reward function as TRL calls it: keywords, each a list over the responses of one group.
+    """A reward function in TRL's convention: keyword arguments, each a list over the responses of one group.
 
     `prompts`, `completions` (texts, or `[{"role": "assistant", "content": text}]` where the prompt is a list of
-    messages), `completion_ids`, and every column of the problem by its name; what its signature does not accept is left
-    out. It returns a list with a number, a bool or None for each response.
+    messages), `completion_ids`, and every column of the problem by its name, limited to its signature. It
+    returns a list with a number, a bool or None for each response.
     """
 
     name: str
@@ -182,14 +180,14 @@ class RewardFunction:
 
     @property
     def needed_columns(self) -> frozenset[str]:
-        """The data columns without which it cannot be called."""
+        """The data columns that the function requires."""
         return self.required.difference(_GIVEN)
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         return self.judge_group(problem, [response], [()])[0] or error_verdict(f"{self.name}: {NOT_APPLIED}")
 
     def judge_group(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> list[Verdict | None]:
-        """One call for the group. If it raises, one call per response, so that only the offender has an error."""
+        """Call the function for the group; if that raises, once per response, so that only the offender fails."""
         if missing := missing_columns(self.needed_columns, problem):
             return [error_verdict(f"{self.name} {missing_columns_error(missing, problem)}") for _ in responses]
         arguments = self._arguments(problem, responses, token_ids)

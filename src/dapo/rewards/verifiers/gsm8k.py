@@ -15,7 +15,7 @@ _MARK = "####"
 
 @dataclass(frozen=True)
 class Gsm8kVerifier:
-    r"""Right if the number after the last `####`, else on a line `Answer:`, else in the last `\boxed{}`, is equal.
+    r"""Right if the number after the last `####`, else on an `Answer:` line, else in the last `\boxed{}`, is equal.
 
     The marked text must state exactly one number: `#### $1,200.00` and `Answer: 1200 dollars` are 1200; `#### 3 or 4`,
     `#### not 3` and `#### \pm 3` are wrong whatever the reference.

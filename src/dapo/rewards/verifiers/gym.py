@@ -1,4 +1,4 @@
-"""`gym`: reasoning-gym's own scorers, on an extracted answer."""
+"""`gym`: the scorers of reasoning-gym, on an extracted answer."""
 
 import inspect
 import json
@@ -35,16 +35,16 @@ class Task:
     runs_code: bool  # whether the scorer evaluates the answer as Python
 
     def score(self, answer: str, entry: Mapping[str, Any]) -> float:
-        """The task's score, without running a program that a model wrote."""
+        """The task's score; an answer that could run as code must equal the reference."""
         if self.runs_code and any(not _FUNCTIONS.fullmatch(name) for name in _NAME.findall(answer)):
             return float(answer == entry["answer"])
         return float(self.score_answer(answer, entry))
 
 
 class GymVerifier:
-    r"""Right if the task scores the answer 1: its partial credit (a substring, a bonus for trying) is no answer.
+    r"""Right if the task scores the answer 1; partial credit (a substring, a bonus for trying) is wrong.
 
-    The answer is in the last `<answer>` tags, else on a line `Answer:`, else in the last `\boxed{}`, else the response
+    The answer is in the last `<answer>` tags, else on an `Answer:` line, else in the last `\boxed{}`, else the response
     itself if it is one short line.
 
     Some scorers pass the answer to `eval`. They get only numbers, signs and one-letter or mathematical names; any other
@@ -52,7 +52,7 @@ class GymVerifier:
     """
 
     def __init__(self, partial_credit: bool = False) -> None:
-        """`partial_credit`: give the task's own score, not right or wrong. Raises RewardError without reasoning-gym."""
+        """`partial_credit`: give the task's score, not right or wrong. Raises RewardError without reasoning-gym."""
         self._partial_credit = partial_credit
         try:
             import reasoning_gym
@@ -101,7 +101,7 @@ def extract(response: str) -> str | None:
 
 
 def _last_tagged(text: str) -> str | None:
-    """The last `<answer>...</answer>`, in time linear in the text, unlike a pattern for both tags."""
+    """The last `<answer>...</answer>`. Linear time, unlike a pattern for both tags."""
     start: int | None = None
     tagged = None
     for tag in _TAG.finditer(text):

@@ -89,7 +89,7 @@ def _schema_of(problem: Problem) -> str | None:
 
 
 def _validators() -> Callable[[str], Callable[[Any], bool]]:
-    """A function from a schema's text to a function that says whether a value satisfies it."""
+    """A function from a schema's text to a test of values."""
     try:
         import jsonschema
         import referencing

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from dapo.rewards.verdicts import binary_verdict
 from dapo.types import Problem, Verdict
 
-WINDOW_CHARS = 300  # only the last so many characters of a response are read
+WINDOW_CHARS = 300  # characters at the end of a response that are read
 
 _ANSWER = re.compile(r"Answer\s*:\s*([^\n]+)", re.IGNORECASE)
 
@@ -41,7 +41,7 @@ _REWRITTEN = (
 class MathDapoVerifier:
     """The last `Answer:` in the last 300 characters, normalized, must equal the normalized reference.
 
-    No mathematics: `0.5` does not answer `1/2`, and a box without `Answer:` is wrong.
+    Texts are compared, not values: `0.5` does not match `1/2`, and a box without `Answer:` is wrong.
     """
 
     def __call__(self, problem: Problem, response: str) -> Verdict:

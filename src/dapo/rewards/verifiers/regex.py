@@ -18,21 +18,20 @@ _compiled = lru_cache(1024)(re.compile)
 
 @dataclass(frozen=True)
 class RegexVerifier:
-    """Right if the response matches a regular expression of Python, in one of three ways:
+    """Right if the response matches a Python regular expression, in one of three ways:
 
     - no `pattern`: the reference is the pattern;
     - a `pattern` without a group: the same for every problem, for example a format;
-    - a `pattern` with one group: what it captures must be the reference. All that it captures in the response must
-      agree, so that naming every possible answer is wrong.
+    - a `pattern` with one group: the captured text must be the reference. All captures in the response must agree, so
+      that listing every possible answer is wrong.
 
-    A pattern can take forever (`(a+)+$`): the time limit of the worker process, `reward.timeout_s`, ends it with an
-    error verdict.
+    A pattern such as `(a+)+$` can take forever; `reward.timeout_s` ends it with an error verdict.
     """
 
     pattern: str | None = None
     match: Match = "full"
-    """`full`: the pattern must match the whole response but for white space around it; `search`: a part of it. A
-    pattern with a group is always searched for."""
+    """`full`: the pattern must match the whole response, stripped of white space; `search`: a part of it. A pattern
+    with a group is always searched for."""
     ignore_case: bool = False
 
     def __post_init__(self) -> None:

@@ -12,11 +12,11 @@ from dapo.types import Problem, Verdict
 class RewardModelVerifier:
     """Gives a score, neither right nor wrong (set reward.threshold for that).
 
-    The model reads, with a chat template, the conversation that ends in the response; without one the prompt's text, a
-    new line, and the response. What is longer than the model's positions is an error.
+    The model reads the conversation that ends in the response, or without a chat template the prompt's text, a new
+    line, and the response. A text longer than the model's positions is an error.
 
     Each worker process loads a copy: use reward.workers=1, a reward.memory_gib that fits the model, and a
-    reward.timeout_s that suffices for a group (on CPU, one thread). Loading may take at most a minute.
+    reward.timeout_s that suffices for a group on one CPU thread. Loading may take at most a minute.
     """
 
     def __init__(
@@ -34,12 +34,12 @@ class RewardModelVerifier:
             model: a directory or Hugging Face id.
             label: index of the logit that is the score.
             batch_size: responses per forward pass.
-            device: as torch names it.
+            device: a torch device.
             dtype: float32, bfloat16 or float16.
             trust_remote_code: run code of the model's repository.
 
         Raises:
-            RewardError: an option cannot be used, or the model not be loaded.
+            RewardError: an option is invalid, or the model cannot be loaded.
         """
         if not isinstance(batch_size, int) or batch_size < 1:
             raise RewardError(f"reward_model: batch_size must be a positive integer, got {batch_size!r}")

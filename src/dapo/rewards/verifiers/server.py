@@ -17,9 +17,8 @@ from dapo.core.errors import RewardError
 from dapo.core.http_client import RETRYABLE_STATUSES, HttpClient, ServerFailed
 from dapo.core.secrets import mask_text
 from dapo.core.verifier_limits import SERVER_TOTAL_S
-from dapo.rewards.verdicts import TokenIds, error_verdict, problem_to_json
+from dapo.rewards.verdicts import TokenIds, error_verdict, problem_to_json, to_verdict
 from dapo.rewards.verifiers.function import NOT_APPLIED
-from dapo.rewards.verifiers.results import to_verdict
 from dapo.types import Problem, Verdict
 
 VERSION = 1
@@ -28,10 +27,10 @@ _SHOWN_CHARS = 200
 
 
 class ServerVerifier:
-    """Sends responses to a server and takes its verdicts; what it does not answer in time is an error, never a zero.
+    """Sends responses to a server and returns its verdicts; a missing answer is an error, never a zero.
 
-    Retried after 0.2, 0.4, 0.8 ... s or what `Retry-After` says: no connection, no answer in time, a status 408, 409,
-    425, 429, 500, 502, 503 or 504. Any other status, and an answer in another form, is an error at once.
+    A failed connection, a timeout and the statuses 408, 409, 425, 429, 500, 502, 503 and 504 are retried after 0.2,
+    0.4, 0.8 ... s, or after `Retry-After` if that is longer. Any other status or form of answer is an error at once.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class ServerVerifier:
         """Check the options; no request is made yet.
 
         Args:
-            url: where requests are posted.
+            url: the address for POST requests.
             batch_size: responses in one request.
             request_s: time limit of one request.
             total_s: time limit of a group's verdicts with all retries; keep it below reward.timeout_s.
@@ -54,7 +53,7 @@ class ServerVerifier:
             token_env: the environment variable that holds a bearer token.
 
         Raises:
-            RewardError: an option cannot be used.
+            RewardError: an option is invalid.
         """
         try:
             parts = urlsplit(url) if isinstance(url, str) else None

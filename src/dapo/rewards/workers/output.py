@@ -1,4 +1,4 @@
-"""Keeps what the verifiers of a run print away from the console, and moves it into a file of the run."""
+"""Captures the output of a run's verifiers and moves it into a file of the run."""
 
 import contextlib
 import os
@@ -17,21 +17,20 @@ _COUNT = re.compile(rb"\n\[(\d{15}) bytes more are not kept\]\n")
 
 
 class VerifierOutput:
-    """A temporary file to which all verifier processes append, each at most as much as its supervisor lets through."""
+    """A temporary file to which all verifier processes append, each within its supervisor's limit."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  close() closes it
         self._moved = 0
 
     def fileno(self) -> int:
-        """The descriptor that verifier processes write to."""
+        """File descriptor for the verifier processes."""
         return self._file.fileno()
 
     def move_to(self, path: Path) -> bytes:
-        """Append what is new to the file at `path`, which holds at most MAX_LOG_BYTES; returns the new text.
+        """Append new output to the file at `path`, up to MAX_LOG_BYTES; returns the new text.
 
-        The last line of a full file counts the bytes that it does not hold. Raises OSError where the file cannot be
-        written.
+        The last line of a full file counts the bytes left out. Raises OSError if the file cannot be written.
         """
         new = self._read()
         if not new:
@@ -50,7 +49,7 @@ class VerifierOutput:
         return new
 
     def close(self) -> None:
-        """Print what was not moved to the standard error: nothing is lost where there is no run to keep it."""
+        """Print to standard error the output that was not moved, so that none is lost without a run."""
         if self._file.closed:
             return
         if left := self._read():
@@ -59,7 +58,7 @@ class VerifierOutput:
         self._file.close()
 
     def _read(self) -> bytes:
-        """What was written since the last call; pread, as the processes share the file's position."""
+        """The output since the last call. Uses pread: the processes share the file's position."""
         parts = []
         while part := os.pread(self._file.fileno(), _CHUNK, self._moved):
             self._moved += len(part)

@@ -26,23 +26,22 @@ if TYPE_CHECKING:
 
 STARTUP_S = 60.0  # the time in which a worker must have imported what its verifier needs
 
-MAX_REPEATS = 2
-"""How often a task is given to another worker because its own was killed or stopped by a signal.
+MAX_RETRIES = 2
+"""Retries of a task on another worker after a signal killed or stopped its own.
 
-The signal may have come from outside, and verifiers are stateless: the next worker gives the verdict that this one
-would have given. A verifier that kills its own process does so each time, and ends as an error verdict.
+The signal may have come from another process, and verifiers are stateless: the next worker gives the same verdict. A
+verifier that kills its own process does so each time, which ends in an error verdict.
 """
 
 
 class VerifierPool:
-    """Judges groups in `reward.workers` processes; verdicts depend neither on their number nor on which of them judges.
+    """Judges groups in `reward.workers` processes; verdicts depend neither on their number nor on which one judges.
 
-    A verifier of single responses gets one task per response, a function that wants a whole group one task per group. A
-    task that outlasts `reward.timeout_s` for each of its responses is an error verdict for all of them (it is not tried
-    again), and its worker is killed with all that it has started, and replaced. So is a worker that dies, or that a
-    task leaves in another state than it found. The timeout counts from when a worker receives the task. When a task is
-    about to time out, a standby worker is started already. A task whose worker is killed or stopped by a signal is
-    given to another one up to MAX_REPEATS times.
+    A verifier of single responses gets one task per response, a group verifier one task per group. A task may take
+    `reward.timeout_s` for each of its responses, from when a worker receives it. On a timeout all its responses get an
+    error verdict without a retry; the worker and every process it started are killed and replaced. A worker that dies,
+    or whose process state a task has changed, is replaced too. A standby worker starts when a task is about to time
+    out. If a signal kills or stops a worker, its task moves to another one, up to MAX_RETRIES times.
 
     `reward.memory_gib` bounds the private memory of each process, and of a worker with all that it has started.
     """
@@ -52,8 +51,8 @@ class VerifierPool:
     ) -> None:
         """Start the workers and wait for the first; the others start meanwhile.
 
-        What the verifiers print is shown on the standard error, or kept in `output`, which closes with the pool. Raises
-        RewardError if the verifier cannot be built there, or not within `startup_s`.
+        Verifier output goes to standard error, or to `output`, which closes with the pool. Raises RewardError if the
+        verifier cannot be built in a worker within `startup_s`.
         """
         self.spec = RewardSpec.of(reward.verifier, options=reward.options, threshold=reward.threshold)
         self._init_message = encode_init_message(self.spec)
@@ -61,14 +60,14 @@ class VerifierPool:
         self._memory_bytes = round(reward.memory_gib * 2**30)
         self.output = output
         self._slow_s = reward.timeout_s / 2
-        """The time after which a worker's standby is started."""
+        """Seconds of a task after which a standby worker is started."""
         self._tasks: queue.SimpleQueue[VerifierTask | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
         self._losses = 0
         self._calls, self._call_s = 0, 0.0
         self.log: Callable[[str], None] = _print_to_stderr
-        """Where lost workers are reported."""
+        """Receives a line per lost worker."""
         self._live_workers: set[WorkerProcess] = set()
         started: Future[WorkerProcess] = Future()
         self._threads = [
@@ -84,11 +83,11 @@ class VerifierPool:
             raise
         self._scopes = first.scopes
         self.needed_columns: Mapping[str, Collection[str]] = first.needed_columns
-        """The data columns that each of the user's functions cannot be called without."""
+        """The data columns that each user function requires."""
 
     @property
     def worker_pids(self) -> list[int]:
-        """The process ids of the workers that live now."""
+        """The process ids of the live workers."""
         with self._lock:
             return sorted(worker.pid for worker in self._live_workers)
 
@@ -105,8 +104,8 @@ class VerifierPool:
                 self._tasks.put(task)
         return group.future
 
-    def take_call_seconds(self) -> float | None:
-        """The mean seconds of the workers' calls since the last time that this was asked; None: there was none."""
+    def pop_mean_latency(self) -> float | None:
+        """The mean seconds per call of a worker since this was last read; None without a call."""
         with self._lock:
             calls, seconds = self._calls, self._call_s
             self._calls, self._call_s = 0, 0.0
@@ -139,7 +138,7 @@ class VerifierPool:
         self.close()
 
     def _serve(self, started: "Future[WorkerProcess]") -> None:
-        """The thread of one worker: call it, hand on its verdicts, replace it."""
+        """Run the thread of one worker: call it, pass on its verdicts, replace it."""
         began = time.monotonic()
         standby: list[WorkerProcess] = []  # none or one: started, not yet waited for
         worker, reason = self._spawn(standby)
@@ -160,7 +159,7 @@ class VerifierPool:
         self, task: "VerifierTask", worker: WorkerProcess | None, standby: list[WorkerProcess]
     ) -> WorkerProcess | None:
         """Enter the verdicts of a task; returns the worker for the next one, if there is any."""
-        for repeats_left in range(MAX_REPEATS, -1, -1):
+        for retries_left in range(MAX_RETRIES, -1, -1):
             if worker is not None and worker.is_lost:  # while it was idle
                 self._stop(worker, graceful=False)
                 worker = None
@@ -188,7 +187,7 @@ class VerifierPool:
                 self._count_call(time.monotonic() - began)
                 self._stop(worker, graceful=False)
                 worker = None
-                if not (error.may_be_from_outside and repeats_left):
+                if not (error.may_be_from_outside and retries_left):
                     self._fail(task, str(error))
                     break
                 self._log_loss(error)
@@ -202,9 +201,9 @@ class VerifierPool:
         return self._spawn(standby)[0]
 
     def _spawn(self, standby: list[WorkerProcess]) -> tuple[WorkerProcess | None, str]:
-        """A worker that is ready, or None and why there is none."""
+        """A ready worker, or None with the reason."""
         reason = ""
-        for _ in range(1 + MAX_REPEATS):
+        for _ in range(1 + MAX_RETRIES):
             if not standby:
                 reason = self._spawn_standby(standby)
             if not standby:
@@ -222,7 +221,7 @@ class VerifierPool:
         return None, reason
 
     def _spawn_standby(self, standby: list[WorkerProcess]) -> str:
-        """Start a worker unless there is a standby; returns why that cannot be done, or nothing."""
+        """Start a worker unless there is a standby; returns the reason of a failure."""
         if standby:
             return ""
         with self._lock:
@@ -252,7 +251,7 @@ class VerifierPool:
             self._call_s += seconds
 
     def _log_loss(self, error: WorkerLost) -> None:
-        """Report a lost worker: each of the first, then ever fewer, as a verifier may lose one per response."""
+        """Report a lost worker: the first ones each, later ones ever more rarely, as each response may lose one."""
         with self._lock:
             self._losses += 1
             is_reported = self._losses & (self._losses - 1) == 0 and not self._closed  # 1, 2, 4, 8
@@ -278,7 +277,7 @@ class VerifierTask:
 
 
 class PendingGroup:
-    """The verdicts received so far on one group's responses; `future` is done when none is missing."""
+    """The verdicts on one group's responses as they arrive; `future` is done when none is missing."""
 
     def __init__(self, spec: RewardSpec, size: int, num_tasks: int) -> None:
         self.future: Future[tuple[Verdict, ...]] = Future()
@@ -325,17 +324,17 @@ def make_tasks(
     responses: Sequence[str],
     token_ids: TokenIds,
 ) -> tuple[PendingGroup, list[VerifierTask]]:
-    """Cut a group into one task per response and one for the group, as far as there are verifiers of either scope.
+    """Split a group into one task per response and one per group, for the scopes that have verifiers.
 
     Args:
         spec: the reward's verifiers.
-        scopes: positions in `spec.weights` of the verifiers that see one response, and of those that see the group.
-        problem: what the responses answer.
+        scopes: positions in `spec.weights` of the verifiers of each scope.
+        problem: the problem of the group.
         responses: their texts.
         token_ids: their tokens.
 
     Raises:
-        RewardError: the problem is not made of JSON values.
+        RewardError: the problem's fields are not JSON.
     """
     if len(responses) != len(token_ids):
         raise ValueError(f"{len(responses)} responses, but the tokens of {len(token_ids)}")
@@ -360,7 +359,7 @@ def make_tasks(
 
 
 def _rows_of(answer: Mapping[str, Any], num_responses: int, num_verifiers: int) -> list[list[Verdict | None]]:
-    """The verdicts of a worker's answer, `[response][verifier]`. Raises WorkerLost if it is something else."""
+    """The verdicts in a worker's answer, `[response][verifier]`. Raises WorkerLost if it is malformed."""
     rows: Any = answer.get("verdicts")
     is_table = isinstance(rows, list) and all(isinstance(row, list) for row in rows)
     if not is_table or [len(row) for row in rows] != [num_verifiers] * num_responses:

@@ -1,4 +1,4 @@
-"""One worker process as the pool sees it, and the messages between them: JSON after its length in 4 bytes."""
+"""The pool's handle on one worker process, and their messages: JSON after its length in 4 bytes."""
 
 import contextlib
 import io
@@ -29,16 +29,16 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class WorkerLost(Exception):
-    """The worker gave no answer that counts, and has been ended; the text says why."""
+    """The worker gave no valid answer and was ended; the message gives the reason."""
 
     def __init__(self, reason: str, *, may_be_from_outside: bool = False) -> None:
         super().__init__(reason)
         self.may_be_from_outside = may_be_from_outside
-        """Whether another process may have killed or stopped the worker: then another worker can be asked the same."""
+        """Whether another process may have killed or stopped the worker, so that a retry may succeed."""
 
 
 def encode_init_message(spec: RewardSpec) -> bytes:
-    """The first message to a worker: what to build, and where this process finds modules. Raises RewardError."""
+    """The first message to a worker: the reward to build, and this process's module path. Raises RewardError."""
     for name in spec.weights:
         if name.startswith("__main__:"):
             raise RewardError(f"{name!r}: what the running script or notebook defines stays there; put it in a module")
@@ -51,12 +51,12 @@ def encode_init_message(spec: RewardSpec) -> bytes:
 class WorkerProcess:
     """A supervisor and its child, the worker, in a session of its own; never forked from this process.
 
-    Messages go over a socket pair. What the verifier prints goes, shortened, to the descriptor `output`. One thread
+    Messages go over a socket pair. Verifier output goes, limited in length, to the descriptor `output`. One thread
     calls; any thread may `interrupt`.
     """
 
     def __init__(self, init_message: bytes, *, memory_bytes: int, output: int = _STDERR) -> None:
-        """Start the process; `begin` sends it the `init_message`, `wait_ready` says whether it works."""
+        """Start the process; `begin` sends the `init_message`, `wait_ready` raises if it does not work."""
         self._connection, theirs = socket.socketpair()
         their_keepalive_pipe, keepalive_pipe = os.pipe()
         report, their_report = os.pipe()
@@ -91,23 +91,23 @@ class WorkerProcess:
         self.busy = True
         """Whether it is starting or judging."""
         self.needed_columns: Mapping[str, Sequence[str]] = {}
-        """The data columns that each of the user's functions cannot be called without; known once it is ready."""
+        """The data columns that each user function requires; known once it is ready."""
         self.scopes: Mapping[Scope, Sequence[int]] = {}
-        """Positions of the verifiers that see a response and of those that see a group; known once it is ready."""
+        """Positions of the verifiers of each scope; known once it is ready."""
 
     @property
     def is_lost(self) -> bool:
-        """Whether the worker or its supervisor has ended, or was stopped by a signal, since it was started."""
+        """Whether the worker or its supervisor has ended or was stopped by a signal."""
         return self._read_events() or bool(self._events)
 
     def begin(self) -> None:
-        """Let the worker import what its verifier needs. A failure shows in `wait_ready`."""
+        """Have the worker build its verifier. `wait_ready` raises if that fails."""
         with contextlib.suppress(OSError):
             self._connection.settimeout(_SEND_S)
             self._connection.sendall(self._init_message)
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Wait until it can judge. Raises RewardError if it cannot build its verifier, WorkerLost if it exits."""
+        """Wait until the worker can judge. Raises RewardError if building its verifier fails, WorkerLost if it ends."""
         reply = self._exchange(b"", timeout_s, "the worker process was not ready after")
         if "scopes" not in reply:
             raise RewardError(reply.get("error", "the worker process started with nonsense"))
@@ -171,14 +171,14 @@ class WorkerProcess:
         return self._stop_and_raise(reason)
 
     def _stop_and_raise(self, reason: str | None) -> NoReturn:
-        """End the worker. What its supervisor has reported is the reason where none is given."""
+        """End the worker. The default reason is its supervisor's report."""
         self.stop(graceful=False)
         if reason is None:
             reason = self._events[-1].text if self._events else "the worker process closed its connection"
         raise WorkerLost(reason, may_be_from_outside=any(event.may_be_from_outside for event in self._events))
 
     def _read_events(self) -> bool:
-        """Take what has been reported so far, without waiting; returns whether no more can come."""
+        """Read the reports so far, without waiting; returns whether the pipe has ended."""
         if _is_newly_stopped(self._process.pid):
             self._events.append(Event("the supervisor of the worker process was stopped by a signal", True))
         while readable(self._report.fileno(), 0):
@@ -213,21 +213,21 @@ class WorkerProcess:
 
 
 def frame(body: str) -> bytes:
-    """A message, from its JSON text, as it is sent."""
+    """The bytes of a message with this JSON text."""
     # json escapes lone surrogates, which a tokenizer may produce and UTF-8 refuses: all of it is ASCII
     return _LENGTH.pack(len(body)) + body.encode("ascii")
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """A message as it is sent. Raises TypeError or ValueError for what is not JSON."""
+    """The bytes of a message. Raises TypeError or ValueError for a value that is not JSON."""
     return frame(json.dumps(message))
 
 
 def receive(connection: socket.socket, deadline: float | None = None) -> dict[str, Any] | None:
     """The next message, or None at the end of the stream.
 
-    The pool gives a `deadline`, on the clock of `time.monotonic()`, after which this raises TimeoutError; user code may
-    write to the worker's end, so what is no message raises ValueError.
+    Raises TimeoutError after `deadline`, by `time.monotonic()`, and ValueError for malformed data, as user code may
+    write to the worker's end.
     """
     head = _read(connection, _LENGTH.size, deadline)
     if head is None:
@@ -261,7 +261,7 @@ def _read(connection: socket.socket, size: int, deadline: float | None) -> bytes
 
 
 def _is_newly_stopped(pid: int) -> bool:
-    """Whether a signal has stopped or continued this child since this was last asked."""
+    """Whether a signal has stopped or continued this child since the last call."""
     if not hasattr(os, "waitid"):  # macOS before Python 3.13
         return False
     with contextlib.suppress(ChildProcessError):  # it has ended
@@ -270,7 +270,7 @@ def _is_newly_stopped(pid: int) -> bool:
 
 
 def readable(descriptor: int, timeout_s: float) -> bool:
-    """Whether there is something to read, or the end of the stream, within this time."""
+    """Whether data, or the end of the stream, can be read within this time."""
     waiting = select.poll()  # select() refuses descriptors above 1023
     waiting.register(descriptor, select.POLLIN)
     return bool(waiting.poll(math.ceil(timeout_s * 1000)))

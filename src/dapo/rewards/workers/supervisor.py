@@ -1,11 +1,11 @@
-"""The process between the pool and one worker: it kills all that the worker has started and shows some of its output.
+"""The process between the pool and one worker: kills every process that the worker started and limits its output.
 
-User code can take its own process down, leave others behind and fill a console; the process that cleans up must not run
-that code itself. On Linux a supervisor adopts orphans of its worker's processes, so that nothing escapes by a session
-or a parent of its own; elsewhere it kills the worker's process group.
+User code can crash its process, leave others behind and flood a console, so cleaning up needs a process that does not
+run user code. On Linux a supervisor adopts the orphans of its worker, so that no process escapes through a session or
+parent of its own; elsewhere it kills the worker's process group.
 
-It reports to the pool in lines of JSON, `[text, whether another process may have done it]`: that the worker was stopped
-by a signal, and why it has ended.
+It reports to the pool in lines of JSON, `[text, may_be_from_outside]`: a signal that stopped the worker, and the reason
+of its end.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from typing import NamedTuple
 from dapo.core.terminal import UNSAFE
 
 MAX_PROCESSES = 256  # A worker with more live processes has leaked them, or is a fork bomb
-SHOWN_BYTES = 8192  # how much of a worker's output is shown at once, and then per minute
+SHOWN_BYTES = 8192  # bytes of a worker's output shown at once, and then per minute
 _POLL_INTERVAL_MS = 250
 _STOP_TIMEOUT_S = 3.0
 _LINUX = sys.platform == "linux"
@@ -37,9 +37,9 @@ def supervise(worker: int, *, keepalive_pipe: int, output: int, report: int, mem
     Args:
         worker: process id of the child.
         keepalive_pipe: a pipe whose other end the pool closes to have the worker killed, or by exiting.
-        output: a pipe with what the worker prints.
-        report: a pipe for what has happened to the worker; nothing is reported if the pool ended it.
-        memory_bytes: bound on the private memory of the worker with all that it has started.
+        output: a pipe with the worker's output.
+        report: a pipe for events of the worker; none is reported if the pool ended it.
+        memory_bytes: bound on the private memory of the worker and its descendants together.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -54,18 +54,18 @@ def supervise(worker: int, *, keepalive_pipe: int, output: int, report: int, mem
 
 
 def exit_with_supervisor(supervisor_pid: int) -> None:
-    """Have this process, the worker, killed when the supervisor exits."""
+    """Have the kernel kill this process, the worker, when its supervisor exits."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor_pid:
         os._exit(1)
 
 
 class Event(NamedTuple):
-    """What has happened to a worker."""
+    """An event of a worker's life."""
 
     text: str
     may_be_from_outside: bool = False
-    """Whether another process may have done it: a signal does not say who sent it."""
+    """Whether another process may be the cause; a signal does not name its sender."""
 
 
 class Console:
@@ -94,7 +94,7 @@ class Console:
         self._hidden += len(data) - shown
 
     def close(self) -> None:
-        """Print how much was not shown since this was last printed."""
+        """Print how many bytes were hidden since the last such line."""
         if self._hidden:
             self._try_write(b"\n[verifier process %d: %d bytes of output not shown]\n" % (self._worker, self._hidden))
             self._hidden = 0
@@ -109,9 +109,9 @@ class Console:
 
 
 def _monitor(worker: int, keepalive_pipe: int, output: int, console: Console, memory_bytes: int) -> Iterator[Event]:
-    """Wait until the worker or the pool ends or the worker exceeds a limit; the last event is the end, if not wanted.
+    """Wait until the worker or the pool ends or the worker exceeds a limit; the last event is an unrequested end.
 
-    That a signal has stopped the worker is an event when it happens, once.
+    The first signal that stops the worker is an event as well.
     """
     waiting = select.poll()
     for descriptor in (keepalive_pipe, output, _wakeup()):
@@ -167,13 +167,13 @@ def _end(status: int) -> Event:
 
 
 def _limit_exceeded(memory_bytes: int) -> str | None:
-    """The limit (of processes, or of their memory together) that the worker and all that it has started exceed."""
+    """The limit, on processes or their total memory, that the worker and its descendants exceed; None within both."""
     processes = _descendants(os.getpid())
     if len(processes) > MAX_PROCESSES:
         return f"the worker process had more than {MAX_PROCESSES} processes running, itself included"
     if len(processes) > 1 and sum(map(_memory_of, processes)) > memory_bytes:
         limit = f"{memory_bytes / 2**30:g} GiB (reward.memory_gib)"
-        return f"the worker process and what it had started used more than {limit}"
+        return f"the worker process and its descendants used more than {limit}"
     return None
 
 
@@ -194,7 +194,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _memory_of(pid: int) -> int:
-    """The bytes of a process's private and shared memory, files not counted."""
+    """The bytes of a process's private and shared memory, without files."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

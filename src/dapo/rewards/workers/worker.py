@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _limit(memory_bytes: int) -> None:
-    """Limit private writable memory, also of what this process starts; RLIMIT_AS would count mere reservations too."""
+    """Limit private writable memory, also of child processes; RLIMIT_AS would count mere reservations too."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
     bound = memory_bytes if hard_limit == resource.RLIM_INFINITY else min(memory_bytes, hard_limit)
@@ -94,7 +94,7 @@ def _verdict_to_json(verdict: Verdict | None) -> list[Any] | None:
 
 
 def _process_state(connection: socket.socket) -> dict[str, Any]:
-    """What must be the same before every verdict, or this process must not judge again, by what is wrong if not."""
+    """Process state that every verdict must leave unchanged, keyed by the message for a change."""
     state: dict[str, Any] = {"left the working directory changed": None}
     with contextlib.suppress(OSError):  # it was removed
         state["left the working directory changed"] = os.getcwd()
