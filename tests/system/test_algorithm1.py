@@ -1,5 +1,6 @@
 """The whole system against examples/minimal_dapo.py: no packing, no cache, no microbatches, no engine."""
 
+import inspect
 import json
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from dapo.config import Config
+from dapo.training.train import train
 from examples.minimal_dapo import GROUP_SIZE, MinimalDapo
 from helpers.fork_server import ForkServer
 from helpers.minimal_runs import STEPS, minimal_config, minimal_inputs
@@ -48,3 +50,8 @@ def test_the_example_runs_as_a_script_and_prints_its_steps(fork_server: ForkServ
     assert steps == [f"step {step}" for step in range(1, 6)]
     assert printed.count("advantage") == 5 * GROUP_SIZE
     assert printed.count("update on") == 5 * 2
+
+
+def test_the_loop_reads_on_one_screen() -> None:
+    source = inspect.getsource(train)
+    assert len(source.splitlines()) <= 30

@@ -33,10 +33,9 @@ from dapo.training.rollout import Batch, Sampling, collect
 from dapo.training.rules.all_rules import holding
 from dapo.training.rules.finding import Finding
 from dapo.training.rules.history import History
-from dapo.training.samples import minibatches, with_advantages, with_kl_in_rewards, with_old_logprobs
 from dapo.training.state import TrainablePolicy
 from dapo.training.step_metrics import batch_metrics
-from dapo.training.token_advantages import with_token_advantages
+from dapo.training.updates import estimate_advantages, prepare_updates
 from dapo.types import Group
 
 MAX_PROBLEMS = 32
@@ -256,18 +255,12 @@ def _steps(
 
 def _update(config: Config, policy: TrainablePolicy, batch: Batch, *, step: int) -> tuple[int, float]:
     """Trained tokens and seconds of a step's updates; 0 where the batch has no group to train on."""
-    samples = with_advantages(batch.groups, config, batch.weights)
+    started = time.perf_counter()
+    critic = value_function_of(policy)
+    samples = estimate_advantages(batch.groups, policy, config, step=step, weights=batch.weights, critic=critic)
     if not samples:
         return 0, 0.0
-    started = time.perf_counter()
-    if (critic := value_function_of(policy)) is not None:
-        samples = with_token_advantages(samples, critic, config, step=step)
-    elif config.loss.has_kl_reward:
-        samples = with_kl_in_rewards(samples, policy.response_kl(samples, step=step), config)
-    updates = minibatches(samples, config, step=step)
-    if len(updates) > 1:
-        updates = with_old_logprobs(updates, policy.record_old_logprobs, source=config.loss.old_logprobs)
-    for minibatch in updates:
+    for minibatch in prepare_updates(samples, policy, config, step=step):
         policy.update(minibatch, step=step)
     return sum(sample.num_trained_tokens for sample in samples), time.perf_counter() - started
 

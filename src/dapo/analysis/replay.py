@@ -26,7 +26,7 @@ from dapo.policy.policy import Policy
 from dapo.runs.directory import RunDirectory
 from dapo.runs.records import metrics_by_step
 from dapo.telemetry.metrics import mean_of_updates
-from dapo.training.samples import minibatches, with_advantages, with_old_logprobs
+from dapo.training.updates import estimate_advantages, prepare_updates
 from dapo.types import Sample
 
 _NOT_COMPARED = ("time/", "rollout/engine_logprob_gap_mean", "rollout/engine_logprob_gap_max")
@@ -130,11 +130,8 @@ class Replay:
     def _updates_of(self, step: int) -> list[list[Sample]]:
         groups = [each for each in read_groups(self._directory, step) if each.outcome == "trained"]
         stored = [with_prompt_ids(self._found(each), self.encoder).group for each in groups]
-        updates = minibatches(with_advantages(stored, self._config), self._config, step=step)
-        if len(updates) > 1:
-            source = self._config.loss.old_logprobs
-            updates = with_old_logprobs(updates, self._policy.record_old_logprobs, source=source)
-        return updates
+        samples = estimate_advantages(stored, self._policy, self._config, step=step)
+        return prepare_updates(samples, self._policy, self._config, step=step)
 
     def _found(self, stored: StoredGroup) -> StoredGroup:
         problem = self._problems.find(stored)

@@ -17,7 +17,7 @@ from dapo.api.results import EvaluationResult
 from dapo.api.rewards import Reward, named_rewards
 from dapo.api.rows import Data, is_source, write_rows
 from dapo.api.train import base_of, laid_over
-from dapo.assemble.build import build_engine, build_sampling, open_policy, probe_kernels
+from dapo.assemble.build import build_engine, build_sampling, open_policy, probe_kernels, value_function_of
 from dapo.assemble.inputs import max_positions, read_model_and_encoder, require_context
 from dapo.assemble.resolve import require_hardware, resolve_auto
 from dapo.config import Config, build_config
@@ -35,10 +35,9 @@ from dapo.telemetry.metrics import mean_of_updates
 from dapo.telemetry.progress import progress
 from dapo.training.rollout import Sampling, collect
 from dapo.training.rows import load_rows
-from dapo.training.samples import minibatches, with_advantages, with_kl_in_rewards, with_old_logprobs
 from dapo.training.shortfall import require_groups, reward_test_command
 from dapo.training.signals import Interrupted, signals_as_requests
-from dapo.training.token_advantages import with_token_advantages
+from dapo.training.updates import estimate_advantages, prepare_updates
 from dapo.types import Problem
 
 if TYPE_CHECKING:
@@ -117,11 +116,10 @@ class Session:
             progress("sample", unit="groups", after_s=SHOW_AFTER_S) as show,
         ):
             batch = collect(sampling, step=step, on_progress=lambda done, total, note: show(done, total), check=check)
-        samples = with_advantages(batch.groups, self.config, batch.weights)
-        if self._policy.critic is not None:
-            samples = with_token_advantages(samples, self._policy, self.config, step=step)
-        elif self.config.loss.has_kl_reward and samples:
-            samples = with_kl_in_rewards(samples, self._policy.response_kl(samples, step=step), self.config)
+        critic = value_function_of(self._policy)
+        samples = estimate_advantages(
+            batch.groups, self._policy, self.config, step=step, weights=batch.weights, critic=critic
+        )
         return CollectedBatch(step, batch, tuple(samples), self._encoder.decode_prompt)
 
     def update(self, batch: CollectedBatch, *, loss: LossFunction | str | None = None) -> dict[str, float]:
@@ -157,10 +155,7 @@ class Session:
         )
         self._engine.drop_weights()
         self._engine_version = None
-        updates = minibatches(batch.samples, config, step=step)
-        if len(updates) > 1:
-            source = config.loss.old_logprobs
-            updates = with_old_logprobs(updates, self._policy.record_old_logprobs, source=source)
+        updates = prepare_updates(batch.samples, self._policy, config, step=step)
         made = [self._policy.update(minibatch, step=step, custom=custom) for minibatch in updates]
         metrics = {"step": step, **batch.metrics, **mean_of_updates(made)}
         self._empty_steps = 0 if batch.groups else self._empty_steps + 1

@@ -42,10 +42,8 @@ from dapo.training.checkpointing import save_if_due, save_now
 from dapo.training.divergence import check_divergence
 from dapo.training.prefetched_batch import PrefetchedBatch
 from dapo.training.rollout import Batch, collect
-from dapo.training.samples import minibatches, with_advantages, with_kl_in_rewards, with_old_logprobs
 from dapo.training.state import Run
 from dapo.training.step_metrics import evaluate_and_log, report_step, rollouts_in_background
-from dapo.training.token_advantages import with_token_advantages
 from dapo.training.train import saved_on_failure
 
 MAX_STALENESS = 1  # steps
@@ -58,7 +56,7 @@ def train(run: Run) -> None:
 
     Raises DapoError, or OSError from the run directory, where it cannot go on; the state is then saved.
     """
-    config, state = run.config, run.state
+    state = run.state
     with saved_on_failure(run):
         evaluate_and_log(run)
         for step in run.steps():
@@ -67,18 +65,9 @@ def train(run: Run) -> None:
                 batch = prefetched_batch(run, step=step)  # * sampled during the step before
                 is_last = run.config.train.is_budget_spent(state.tokens_generated + batch.num_generated_tokens)
                 with next_batch(run, step=step + 1, is_last=is_last) as pending:  # * lines 2 to 8 of it, in a thread
-                    samples = with_advantages(batch.groups, config, batch.weights)
-                    if run.critic is not None:
-                        with run.phase("values"):
-                            samples = with_token_advantages(samples, run.critic, config, step=step)
-                    elif config.loss.has_kl_reward and samples:
-                        with run.phase("reference_kl"):
-                            samples = with_kl_in_rewards(samples, run.policy.response_kl(samples, step=step), config)
-                    updates = minibatches(samples, config, step=step)
+                    samples = run.estimate_advantages(batch, step=step)
                     with rollouts_in_background(run, batch, samples) as text_metrics:
-                        if len(updates) > 1:
-                            with run.phase("old_logprobs"):
-                                updates = with_old_logprobs(updates, run.policy.record_old_logprobs)
+                        updates = run.prepare_updates(samples, step=step)
                     staleness = bounded_staleness(staleness_metrics(batch.groups, version=state.step))
                     with run.stop.deferred():
                         if pending is not None:

@@ -21,10 +21,11 @@ from dapo.training.checkpoint_writer import CheckpointWriter
 from dapo.training.forecast import make_forecast
 from dapo.training.prefetched_batch import PrefetchedBatch
 from dapo.training.problem_stats import ProblemStats
-from dapo.training.rollout import Sampling
+from dapo.training.rollout import Batch, Sampling
 from dapo.training.rules.watch import Watch, warning
 from dapo.training.signals import StopRequest
 from dapo.training.token_advantages import ValueFunction
+from dapo.training.updates import estimate_advantages, prepare_updates
 from dapo.types import Problem, Sample
 
 T = TypeVar("T")
@@ -181,6 +182,17 @@ class Run:
             for i, item in enumerate(items):
                 on_progress(i, len(items))
                 yield item
+
+    def estimate_advantages(self, batch: Batch, *, step: int) -> list[Sample]:
+        """Algorithm 1, line 9: the samples of a batch with their advantages (`updates.py`)."""
+        weights, critic = batch.weights, self.critic
+        return estimate_advantages(
+            batch.groups, self.policy, self.config, step=step, weights=weights, critic=critic, phase=self.phase
+        )
+
+    def prepare_updates(self, samples: Sequence[Sample], *, step: int) -> list[list[Sample]]:
+        """Algorithm 1, line 10: the minibatches of a step, with pi_old of Eq. 6 from the second one on."""
+        return prepare_updates(samples, self.policy, self.config, step=step, phase=self.phase)
 
     def begin_sampling(self, step: int) -> None:
         """Make the engine and the sampling ready for a step's batch: the newest weights, and what is predicted now.

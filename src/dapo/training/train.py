@@ -16,11 +16,9 @@ from dapo.core.errors import DapoError
 from dapo.training.checkpointing import save_after_failure, save_if_due, save_now
 from dapo.training.divergence import check_divergence
 from dapo.training.rollout import collect
-from dapo.training.samples import minibatches, with_advantages, with_kl_in_rewards, with_old_logprobs
 from dapo.training.shortfall import ProblemsSolved
 from dapo.training.state import Run
 from dapo.training.step_metrics import evaluate_and_log, evaluate_last, report_step, rollouts_in_background
-from dapo.training.token_advantages import with_token_advantages
 
 
 def train(run: Run) -> None:
@@ -37,19 +35,9 @@ def train(run: Run) -> None:
                 with run.phase("generate", total=config.rollout.prompts_per_step) as on_progress:  # lines 2, 4 to 8
                     batch = collect(run.sampling, step=step, on_progress=on_progress, check=run.stop.check)  # Eq. 11
                 run.drop_engine_weights()
-                samples = with_advantages(batch.groups, config, batch.weights)  # line 9: Eq. 9, 13
-                if run.critic is not None:
-                    with run.phase("values"):
-                        samples = with_token_advantages(samples, run.critic, config, step=step)  # PPO: Eq. 2, 3
-                elif config.loss.has_kl_reward and samples:
-                    with run.phase("reference_kl"):
-                        samples = with_kl_in_rewards(samples, run.policy.response_kl(samples, step=step), config)
-                updates = minibatches(samples, config, step=step)  # line 10
+                samples = run.estimate_advantages(batch, step=step)  # line 9: Eq. 9, 13
                 with rollouts_in_background(run, batch, samples) as text_metrics:
-                    if len(updates) > 1:
-                        with run.phase("old_logprobs"):
-                            source = config.loss.old_logprobs  # pi_old of Eq. 6
-                            updates = with_old_logprobs(updates, run.policy.record_old_logprobs, source=source)
+                    updates = run.prepare_updates(samples, step=step)  # line 10, and pi_old of Eq. 6
                 for minibatch in run.track("update", updates):
                     state.updates.append(run.policy.update(minibatch, step=step))  # line 11: Eq. 8
                 report_step(run, batch, samples, text_metrics)
