@@ -1,18 +1,11 @@
 """Finds the answer that a response states, and the value in a sentence that has exactly one reading."""
 
 import re
-from itertools import pairwise
 
-from strict_math.text import answer_line, boxes, final_part
+from strict_math.text import answer_line, boxes, final_part, is_list, last_boxes
 from strict_math.vocabulary import NO_UNIT
 
 _ONLY_WORDS = re.compile(r"(?:[A-Za-z\s.,:;!*$'’]|\\[()\[\]])*")
-_JOINED = re.compile(r"[\s$*]*(?:\\[()\]\[])?\s*(?:[,;]|\\text\{\s*)?\s*(?:and|or)?\s*\}?\s*(?:\\[()\]\[])?[\s$*]*")
-"""Text between two boxes of one list."""
-_ALTERNATIVE = re.compile(
-    r"[^.\n\d]{0,80}\b(?:or(?! rather)|alternatively|maybe|perhaps|possibly|otherwise)\b[^.\n\d]{0,80}", re.IGNORECASE
-)
-"""Text between two boxes where the second does not replace the first: both are stated."""
 _ANSWER_IS = re.compile(
     r"(?:(?:so|thus|hence|therefore),?\s+)?(?:(?:the\s+)?(?:final\s+|correct\s+)?answer\s+is:?\s*)?", re.IGNORECASE
 )
@@ -67,23 +60,9 @@ def extract_answer(response: str) -> str | None:
     if not found:
         return line
     around = line[: found[0].start] + " " + line[found[-1].end :]
-    if not _ONLY_WORDS.fullmatch(around) or not all(
-        _JOINED.fullmatch(line[box.end : following.start]) for box, following in pairwise(found)
-    ):
+    if not (_ONLY_WORDS.fullmatch(around) and is_list(line, found)):
         return _without_boxes(line)
     return line if is_hedged(around) else ", ".join(last_boxes(line))
-
-
-def last_boxes(text: str) -> list[str]:
-    """The content of the last box and of the boxes that form a list with it; empty without a box."""
-    found = sorted(boxes(text), key=lambda box: box.start)
-    contents = [box.content for box in found[-1:]]
-    for box, following in zip(reversed(found[:-1]), reversed(found[1:]), strict=True):
-        between = text[box.end : following.start]
-        if not (_JOINED.fullmatch(between) or _ALTERNATIVE.fullmatch(between)) or box.end > following.start:
-            break
-        contents.insert(0, box.content)
-    return contents
 
 
 def _without_boxes(text: str) -> str:

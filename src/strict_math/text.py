@@ -4,7 +4,14 @@ import re
 from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
+from itertools import pairwise
 from typing import NamedTuple
+
+__all__ = [
+    "INTEGER", "TEXT_COMMAND", "Box", "answer_line", "answer_lines", "boxes", "fences", "final_part", "is_list",
+    "last_boxed", "last_boxes", "marked_answer", "normalize_number", "numbers_in", "outer_boxes", "plain_number",
+    "strip_formatting", "without_text_commands",
+]  # fmt: skip
 
 TEXT_COMMAND = re.compile(r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf)|mbox|operatorname)\s*\{([^{}]*)\}")
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
@@ -18,6 +25,12 @@ _ANSWER_LINE = re.compile(
     re.IGNORECASE,
 )
 _BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)  # \{ and \} are text
+_JOINED = re.compile(r"[\s$*]*(?:\\[()\]\[])?\s*(?:[,;]|\\text\{\s*)?\s*(?:and|or)?\s*\}?\s*(?:\\[()\]\[])?[\s$*]*")
+"""Text between two boxes of one list."""
+_ALTERNATIVE = re.compile(
+    r"[^.\n\d]{0,80}\b(?:or(?! rather)|alternatively|maybe|perhaps|possibly|otherwise)\b[^.\n\d]{0,80}", re.IGNORECASE
+)
+"""Text between two boxes where the second does not replace the first: both are stated."""
 _FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 _DISPLAY_LINES = 50  # A bound, so that many answer lines before unclosed displays do not take long
 _MAX_WRAPPERS = 50  # Each costs time in proportion to the text
@@ -98,6 +111,23 @@ def outer_boxes(text: str) -> list[Box]:
         if not outer or box.end <= outer[-1].start:
             outer.append(box)
     return outer[::-1]
+
+
+def last_boxes(text: str) -> list[str]:
+    """The content of the last box and of the boxes that form a list with it; empty without a box."""
+    found = sorted(boxes(text), key=lambda box: box.start)
+    contents = [box.content for box in found[-1:]]
+    for box, following in zip(reversed(found[:-1]), reversed(found[1:]), strict=True):
+        between = text[box.end : following.start]
+        if not (_JOINED.fullmatch(between) or _ALTERNATIVE.fullmatch(between)) or box.end > following.start:
+            break
+        contents.insert(0, box.content)
+    return contents
+
+
+def is_list(text: str, found: Sequence[Box]) -> bool:
+    """Whether only commas, `and` and `or` stand between these boxes of a text."""
+    return all(_JOINED.fullmatch(text[box.end : following.start]) for box, following in pairwise(found))
 
 
 def last_boxed(text: str) -> str | None:

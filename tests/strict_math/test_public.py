@@ -1,5 +1,6 @@
 """The public surface: its names, its examples, and the page that describes it."""
 
+import ast
 import doctest
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import strict_math
 import strict_math.comparison
 import strict_math.extraction
+import strict_math.text
 from strict_math import Reference, extract_answer, is_equal
 
 README = Path(strict_math.__file__).with_name("README.md").read_text(encoding="utf-8")
@@ -55,3 +57,17 @@ def test_a_sentence_matches_by_its_value_and_a_hedge_matches_nothing():
     assert reference.matches("The number of ways is 13.")
     assert not reference.matches("The number of ways is not 13.")
     assert extract_answer("Answer: 12\nNo.\nAnswer: 13") == "13"
+
+
+def test_dapo_uses_the_public_names_only():
+    public = {f"strict_math.{name}" for name in strict_math.__all__}
+    public |= {f"strict_math.text.{name}" for name in strict_math.text.__all__}
+    found = [
+        f"{node.module}.{alias.name}"
+        for path in (Path(strict_math.__file__).parents[1] / "dapo").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "strict_math"
+        for alias in node.names
+    ]
+    assert found
+    assert set(found) <= public

@@ -7,8 +7,7 @@ from dapo.rewards.verdicts import error_verdict
 from dapo.rewards.verifiers.stated_number import number_verdict, stated_number
 from dapo.types import Problem, Verdict
 from strict_math import extract_answer
-from strict_math.extraction import last_boxes
-from strict_math.text import answer_line, final_part, numbers_in, plain_number, strip_formatting
+from strict_math.text import answer_line, final_part, last_boxes, numbers_in, plain_number, strip_formatting
 
 _MARK = "####"
 
