@@ -1,6 +1,6 @@
 """Whether predicting which problems carry a signal saves anything: tokens, time and updates to an accuracy.
 
-    python -m benchmarks.predict [--seeds 3] [--tasks quickstart mix] [--modes off thin thompson]
+    python -m benchmarks.predict [--seeds 3] [--tasks quickstart mix] [--modes off proportional thompson]
 
 Each run is one `dapo train` in a folder of its own, stopped once it has reached the highest target; the seeds are
 paired: the runs of a seed have the same problems, stream and keys. A command that was interrupted goes on where it
@@ -24,9 +24,9 @@ RESULTS = ROOT / "benchmarks" / "results" / "predict.json"
 TARGETS = (0.75, 0.9)
 MODES = {
     "off": (),
-    "thin": ("dynamic_sampling.predict=thin",),
+    "proportional": ("dynamic_sampling.predict=proportional",),
     "thompson": ("dynamic_sampling.predict=thompson",),
-    "thin inverse": ("dynamic_sampling.predict=thin", "dynamic_sampling.weights=inverse"),
+    "proportional inverse": ("dynamic_sampling.predict=proportional", "dynamic_sampling.weights=inverse"),
 }
 EVALUATED = "{builtin: {sums: {high: 12}, products: {high: 10}, largest: {count: 3}}, size: 60, seed: 2}"
 # sums and products teach; which of two numbers is larger is soon always right; the other three never are
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=["off", "thin", "thompson"])
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=["off", "proportional", "thompson"])
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "predict", help="of the runs")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--table", action="store_true", help="print what is there, and run nothing")

@@ -3,7 +3,7 @@
     python -m benchmarks.predict_simulation
 
 A response to problem j of kind k is right with probability sigmoid(skill[k] + ease[j]). A group that trains moves the
-skill of its kind by the policy gradient with the advantages of Eq. 9, times its weight. Sampling, forecasts, history
+skill of its kind by the policy gradient with the advantages of Eq. 9, times its weight. Sampling, selection, history
 and stream are those of a run. It says what to expect where kinds learn apart; `benchmarks.predict` measures a policy.
 """
 
@@ -20,9 +20,9 @@ from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.data.stream import ProblemStream
 from dapo.engines.scripted import ScriptedEngine
 from dapo.training.dynamic_sampling import DynamicSampler
-from dapo.training.forecast import Forecast
 from dapo.training.problem_stats import ProblemStats
 from dapo.training.rollout import Sampling, SamplingPlan, collect
+from dapo.training.selection import ProblemSelector
 from dapo.types import GenerationRequest, Group, Problem, Verdict
 
 PROMPTS, GROUP_SIZE, TOKENS, SEEDS, MAX_STEPS = 8, 8, 16, 5, 200
@@ -33,9 +33,9 @@ SHARES = {"trivial": 0.45, "impossible": 0.35, "useful": 0.2}
 TARGETS = (0.75, 0.9)
 MODES = {
     "off": ("off", "none"),
-    "thin": ("thin", "none"),
+    "proportional": ("proportional", "none"),
     "thompson": ("thompson", "none"),
-    "thin inverse": ("thin", "inverse"),
+    "proportional inverse": ("proportional", "inverse"),
 }
 CASES = {"a source for each kind, 6,000 problems": (True, 6000), "one source, 300 problems": (False, 300)}
 
@@ -99,7 +99,7 @@ class Simulation:
     def step(self, step: int) -> None:
         """Sample a batch, and move the skills by its gradient."""
         if self.predict != "off":
-            self.sampling.forecast = Forecast(
+            self.sampling.selector = ProblemSelector(
                 self.stats.history(),
                 step=step,
                 predict=self.predict,

@@ -494,7 +494,7 @@ def test_the_engine_s_logprobs_are_pi_old_only_where_it_computes_as_the_trainer_
 
 
 def test_predictions_are_refused_where_eq_11_does_not_decide():
-    for predict in ("thin", "thompson"):
+    for predict in ("proportional", "thompson"):
         given = f"dynamic_sampling.predict={predict}"
         assert "enabled=false drops none" in message(given, "dynamic_sampling.enabled=false")
         assert "enabled=false drops none" in message(given, "preset=grpo")
@@ -502,12 +502,13 @@ def test_predictions_are_refused_where_eq_11_does_not_decide():
         assert "not those that dynamic_sampling.filter keeps" in message(given, "dynamic_sampling.filter.min_spread=1")
     assert config("dynamic_sampling.predict=off", "dynamic_sampling.weights=none").dynamic_sampling.predict == "off"
     assert any(
-        "predict=thin or thompson" in line for line in ignored_options(config("dynamic_sampling.weights=inverse"))
+        "predict=proportional or thompson" in line
+        for line in ignored_options(config("dynamic_sampling.weights=inverse"))
     )
     differing = list(
-        differences_from_paper(config("dynamic_sampling.predict=thin", "dynamic_sampling.weights=inverse"))
+        differences_from_paper(config("dynamic_sampling.predict=proportional", "dynamic_sampling.weights=inverse"))
     )
-    assert "dynamic_sampling.predict: thin (paper: off)" in differing
+    assert "dynamic_sampling.predict: proportional (paper: off)" in differing
     assert "dynamic_sampling.weights: inverse (paper: none)" in differing
 
 

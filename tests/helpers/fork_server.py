@@ -42,7 +42,7 @@ IMPORTED_ONCE = (
 
 AREAS = {
     "start": ("cli", "assemble", "config", "training/signals", "data"),
-    "rollout": ("training/rollout", "training/forecast", "engines", "core/rng"),
+    "rollout": ("training/rollout", "training/selection", "engines", "core/rng"),
     "judging": ("rewards",),
     "update": (
         "policy/policy",

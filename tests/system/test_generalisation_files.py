@@ -105,7 +105,7 @@ def test_a_curriculum_evaluates_its_hardest_part_and_mixes_it_with_easier_ones(n
     *easier, hardest = mixed.parts.values()
     assert tasks(hardest) == hard
     assert all(tasks(each) != hard for each in easier)
-    assert rows["mixed, thin"].dynamic_sampling.predict == "thin"
+    assert rows["mixed, proportional"].dynamic_sampling.predict == "proportional"
 
 
 def problems_of(numbers: range) -> Iterator[Problem]:

@@ -446,11 +446,19 @@ class TestCurves:
         from matplotlib.image import imread
 
         rows = [
-            {"rollout/recheck_groups_0_20": 3, "rollout/recheck_chance_0_20": 0.3, "rollout/recheck_signals_0_20": 1},
-            {"rollout/recheck_groups_80_100": 2, "rollout/recheck_chance_80_100": 1.8},
-            {"rollout/recheck_groups_0_20": 1, "rollout/recheck_chance_0_20": 0.1, "rollout/recheck_signals_0_20": 0},
+            {
+                "rollout/calibration_groups_0_20": 3,
+                "rollout/calibration_chance_0_20": 0.3,
+                "rollout/calibration_signals_0_20": 1,
+            },
+            {"rollout/calibration_groups_80_100": 2, "rollout/calibration_chance_80_100": 1.8},
+            {
+                "rollout/calibration_groups_0_20": 1,
+                "rollout/calibration_chance_0_20": 0.1,
+                "rollout/calibration_signals_0_20": 0,
+            },
         ]
-        rows[1]["rollout/recheck_signals_80_100"] = 2
+        rows[1]["rollout/calibration_signals_80_100"] = 2
         assert reliability(rows) == [(pytest.approx(0.1), 0.25, 4), (0.9, 1.0, 2)]
         plain = self.metrics(tmp_path / "m", 3)
         plot_curves(plain, tmp_path / "plain.png")

@@ -34,9 +34,9 @@ from dapo.telemetry.sinks import JsonlSink, Tracker
 from dapo.training import one_step_off
 from dapo.training.checkpointing import restore
 from dapo.training.dynamic_sampling import OUTCOMES, DynamicSampler
-from dapo.training.forecast import Prediction
 from dapo.training.prefetched_batch import PrefetchedBatch, read_prefetched_batch, write_prefetched_batch
 from dapo.training.rollout import Batch, Sampling, SamplingStart, sampling_plan
+from dapo.training.selection import Prediction
 from dapo.training.signals import Interrupted
 from dapo.training.state import Run, TrainablePolicy
 from dapo.types import Generation, GenerationRequest, Group, Problem, Sample, Verdict

@@ -27,12 +27,12 @@ from dapo.policy.memory_model import GIB
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
 from dapo.runs.records import read_metrics
-from dapo.training.forecast import make_forecast
 from dapo.training.problem_stats import ProblemStats
 from dapo.training.rollout import Batch, Sampling, collect
 from dapo.training.rules.all_rules import holding
 from dapo.training.rules.finding import Finding
 from dapo.training.rules.history import History
+from dapo.training.selection import make_selector
 from dapo.training.state import TrainablePolicy
 from dapo.training.step_metrics import batch_metrics
 from dapo.training.updates import estimate_advantages, prepare_updates
@@ -239,7 +239,7 @@ def _steps(
             sampling.engine.load_weights(policy.weights(version=step - 1), version=step - 1)
             load_s = time.perf_counter() - started
         sampling.sampler.max_groups_per_step = min(config.max_groups_per_step, problems - decided)
-        sampling.forecast = make_forecast(config, stats, step=step)
+        sampling.selector = make_selector(config, stats, step=step)
         started = time.perf_counter()
         batch = collect(sampling, step=step)
         generate_s = time.perf_counter() - started

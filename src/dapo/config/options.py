@@ -383,7 +383,7 @@ CONDITIONS = {
     "decays_lr": "optim.schedule=linear or cosine",
     "engine_processes": "engine processes (rollout.engines, or rollout.engine=vllm)",
     "has_kl": "loss.kl_coef above 0",
-    "predicts_signal": "dynamic_sampling.predict=thin or thompson",
+    "predicts_signal": "dynamic_sampling.predict=proportional or thompson",
     "has_ratios": f"{_SEVERAL_UPDATES}, and no loss.function",
     "reuses_samples": _SEVERAL_UPDATES,
     "uses_ray": "launcher=ray",

@@ -117,17 +117,17 @@ class DynamicSamplingConfig(Section):
         paper=None,
         only_with="dynamic_sampling.enabled",
     )
-    predict: Annotated[Literal["off", "thin", "thompson"], Switch] = option(
+    predict: Annotated[Literal["off", "proportional", "thompson"], Switch] = option(
         "off",
-        "Which problems are asked, by the predicted chance that their groups carry a signal (Eq. 11). off: every one; "
-        "thin: with a probability in proportion to that chance; thompson: where the chance at a success rate sampled "
-        "from its posterior is at least half of the largest one.",
+        "Selects the problems to sample by the predicted chance that their groups carry a signal (Eq. 11). off: sample "
+        "every problem; proportional: sample with a probability in proportion to that chance; thompson: sample where "
+        "the chance, at a success rate drawn from its posterior, is at least half of the largest one.",
         paper="off",
     )
     weights: Annotated[Literal["none", "inverse"], BeforeValidator(lambda v: "none" if v is None else v)] = option(
         "none",
-        "How groups weigh in the loss that were asked by prediction. inverse: by 1 / the probability with which they "
-        "were asked, so that the expected gradient is that of asking every problem, at a higher variance.",
+        "Weight in the loss of groups that were selected by prediction. inverse: 1 / the probability of their "
+        "selection, so that the expected gradient equals the one of sampling every problem, at a higher variance.",
         paper="none",
         only_with="predicts_signal",
         also=[{"type": "null"}],

@@ -155,7 +155,7 @@ def reliability(records: Sequence[Record]) -> list[tuple[float, float, int]]:
     sums: dict[str, dict[str, float]] = {}
     for record in records:
         for name, value in record.items():
-            if match := re.fullmatch(r"rollout/recheck_(groups|chance|signals)_(\w+)", name):
+            if match := re.fullmatch(r"rollout/calibration_(groups|chance|signals)_(\w+)", name):
                 of_bin = sums.setdefault(match[2], dict.fromkeys(("groups", "chance", "signals"), 0))
                 of_bin[match[1]] += value
     ordered = sorted(sums.values(), key=lambda each: each["chance"] / each["groups"])

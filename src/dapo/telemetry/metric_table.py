@@ -84,7 +84,7 @@ class Metric:
         return 100.0 if self.unit == "fraction" else 1.0
 
 
-_RECHECKED = "with `dynamic_sampling.predict`, in steps with such a group"
+_CALIBRATION = "with `dynamic_sampling.predict`, in steps with such a group"
 _AUDITED = "with `audit.verifier`, in steps with an audited response"
 _CRITIC = "with `advantage.estimator: gae`"
 METRICS = (
@@ -99,7 +99,7 @@ METRICS = (
     Metric("reward/kl_mean", "nats per token", "The estimate of the KL divergence to the reference, as a mean over "
            "the response tokens of the groups that train. Its sum over a response, times `loss.kl_coef`, is subtracted "
            "from the reward; the other metrics of rewards are of those before.", "", when="with `loss.kl_in: reward`"),
-    Metric("audit/responses", "responses", "The number of trained responses that `audit.verifier` was asked to judge.",
+    Metric("audit/responses", "responses", "The number of trained responses that were sent to `audit.verifier`.",
            when="with `audit.verifier`"),
     Metric("audit/errors", "responses", "The number of these without a verdict of the audit; they are in no mean.",
            when="with `audit.verifier`"),
@@ -142,16 +142,17 @@ METRICS = (
     Metric("rollout/tokens_generated", "tokens", "The number of generated tokens."),
     Metric("rollout/tokens_{outcome}", "tokens", "The number of tokens generated for groups with this outcome."),
     Metric("rollout/tokens_in_minibatches", "tokens", "The number of response tokens that train.", "Eq. 12"),
-    Metric("rollout/problems_skipped", "problems", "The number of problems of the stream that were not asked.",
+    Metric("rollout/problems_skipped", "problems", "The number of problems of the stream that were skipped.",
            when="with `dynamic_sampling.predict`"),
-    Metric("rollout/skipped_chance", "groups", "The sum of the chances of a signal that were predicted for the skipped "
-           "problems: how many of their groups would have trained.", when="with `dynamic_sampling.predict`"),
-    Metric("rollout/recheck_groups_{bin}", "groups", "The number of judged groups of the 2 % that are asked whatever "
-           "is predicted, whose predicted chance of a signal is within these per cent.", when=_RECHECKED),
-    Metric("rollout/recheck_chance_{bin}", "groups", "The sum of the predicted chances of these groups.",
-           when=_RECHECKED),
-    Metric("rollout/recheck_signals_{bin}", "groups", "The number of these groups that carried a signal.",
-           when=_RECHECKED),
+    Metric("rollout/skipped_chance", "groups", "The expected number of informative groups that skipping gave up.",
+           when="with `dynamic_sampling.predict`"),
+    Metric("rollout/calibration_groups_{bin}", "groups", "The number of judged groups of the calibration sample (2 % "
+           "of the stream, sampled whatever is predicted) whose predicted chance of a signal is within these per cent.",
+           when=_CALIBRATION),
+    Metric("rollout/calibration_chance_{bin}", "groups", "The sum of the predicted chances of these groups.",
+           when=_CALIBRATION),
+    Metric("rollout/calibration_signals_{bin}", "groups", "The number of these groups that carried a signal.",
+           when=_CALIBRATION),
     Metric("rollout/effective_groups", "groups", "The number of equally weighted groups whose mean would vary as much: "
            "the squared sum of the groups' loss weights over the sum of their squares.",
            when="with `dynamic_sampling.weights: inverse`"),

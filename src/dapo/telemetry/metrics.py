@@ -135,24 +135,27 @@ def chance_bin(chance: float) -> str:
 
 
 def prediction_metrics(
-    skipped: int, skipped_chance: float, rechecks: Sequence[tuple[float, bool]], weights: Sequence[float]
+    skipped: int, skipped_chance: float, calibration: Sequence[tuple[float, bool]], weights: Sequence[float]
 ) -> dict[str, float]:
-    """The metrics of one step's predictions: what was skipped, and how predictions turned out.
+    """Compute the metrics of one step's selection: skipped problems, and how well predictions held.
 
     Args:
-        skipped: The number of problems that were not asked.
-        skipped_chance: The sum of the chances that they were given.
-        rechecks: The predicted chance of each problem that was asked whatever it was, and whether its group carried a
-            signal.
+        skipped: The number of skipped problems.
+        skipped_chance: The sum of their predicted chances.
+        calibration: The predicted chance of each group of the calibration sample, and whether it carried a signal.
         weights: The loss weight of each group that trains; empty where all weigh the same.
     """
     metrics: dict[str, float] = {"rollout/problems_skipped": skipped, "rollout/skipped_chance": skipped_chance}
     bins: dict[str, list[tuple[float, bool]]] = {}
-    for chance, had_signal in sorted(rechecks):
+    for chance, had_signal in sorted(calibration):
         bins.setdefault(chance_bin(chance), []).append((chance, had_signal))
     for name, found in bins.items():
         chances, signals = zip(*found, strict=True)
-        sums = {"recheck_groups": len(found), "recheck_chance": fsum(chances), "recheck_signals": sum(signals)}
+        sums = {
+            "calibration_groups": len(found),
+            "calibration_chance": fsum(chances),
+            "calibration_signals": sum(signals),
+        }
         metrics |= {f"rollout/{kind}_{name}": value for kind, value in sums.items()}
     if weights:
         metrics["rollout/effective_groups"] = fsum(weights) ** 2 / fsum(weight**2 for weight in weights)

@@ -16,8 +16,8 @@ from dapo.core.files import atomic_write_json
 from dapo.data.stream import ProblemStream
 from dapo.telemetry.rollout_table import column_of, rows_of
 from dapo.training.dynamic_sampling import OUTCOMES, Outcome
-from dapo.training.forecast import Prediction
 from dapo.training.rollout import Batch, SamplingStart
+from dapo.training.selection import Prediction
 from dapo.types import Generation, Group, Verdict
 
 PREFETCHED_BATCH_FILE = "prefetched_batch.json"

@@ -16,7 +16,7 @@ from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
 from dapo.rewards.judge import Judge
 from dapo.training.dynamic_sampling import OUTCOMES, DynamicSampler, Outcome
-from dapo.training.forecast import Decision, Forecast, Prediction
+from dapo.training.selection import Decision, Prediction, ProblemSelector
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
 
 # A group is decided this many polls after its last token: the engine goes on while verifiers work, and what is
@@ -121,8 +121,8 @@ class Sampling:
         verdict.score if verdict.error is None else None
     )
     """The shaped reward of a response; None where its verdict is an error."""
-    forecast: Forecast | None = None
-    """Which problems are asked; None: all of them. Set for each step before its sampling begins."""
+    selector: ProblemSelector | None = None
+    """The selection of problems, set before each step is sampled; None: every problem is sampled."""
     start: "SamplingStart | None" = None
     """Where the newest batch began; None once it is kept for later."""
     judge_wait_s: float = 0.0
@@ -237,12 +237,12 @@ class _Collector:
         )
 
     def prediction(self) -> Prediction | None:
-        """What was decided about the problems up to the last decided group; the others come again."""
-        if self.sampling.forecast is None:
+        """The decisions on the problems up to the last decided group; later ones come again."""
+        if self.sampling.selector is None:
             return None
         final = [each for each in self.decisions if each.position < self.sampling.stream.position]
         judged = [group for group, outcome in self.judged if outcome != "excess"]
-        return self.sampling.forecast.account(final, judged, self.accepted)
+        return self.sampling.selector.summarize(final, judged, self.accepted)
 
     def check_or_abort(self) -> None:
         try:
@@ -262,13 +262,13 @@ class _Collector:
             self.submit_group()
 
     def next_problem(self) -> tuple[int, Problem]:
-        """The next problem of the stream that is asked, with its position."""
+        """The next problem of the stream to sample, with its position."""
         while True:
             position, problem = self.sampling.stream.take()
-            if self.sampling.forecast is None:
+            if self.sampling.selector is None:
                 return position, problem
-            self.decisions.append(self.sampling.forecast.decide(position, problem))
-            if self.decisions[-1].is_asked:
+            self.decisions.append(self.sampling.selector.decide(position, problem))
+            if self.decisions[-1].is_sampled:
                 return position, problem
 
     def submit_group(self) -> None:
@@ -325,8 +325,8 @@ class _Collector:
             group = head.group(self.sampling.reward)
             if not self.by_request:
                 self.sampling.judge_wait_s += time.perf_counter() - started
-            if self.sampling.forecast is not None:
-                self.sampling.forecast.require_binary(group)
+            if self.sampling.selector is not None:
+                self.sampling.selector.require_binary(group)
             outcome = self.sampling.sampler.outcome(group)
             if outcome == "trained":
                 self.accepted.append(group)

@@ -18,11 +18,11 @@ from dapo.telemetry.profiler import profiled_step
 from dapo.telemetry.sinks import Tracker
 from dapo.training.audit import Audit
 from dapo.training.checkpoint_writer import CheckpointWriter
-from dapo.training.forecast import make_forecast
 from dapo.training.prefetched_batch import PrefetchedBatch
 from dapo.training.problem_stats import ProblemStats
 from dapo.training.rollout import Batch, Sampling
 from dapo.training.rules.watch import Watch, warning
+from dapo.training.selection import make_selector
 from dapo.training.signals import StopRequest
 from dapo.training.token_advantages import ValueFunction
 from dapo.training.updates import estimate_advantages, prepare_updates
@@ -200,7 +200,7 @@ class Run:
         Not in the thread that samples: with `schedule: one_step_off` the loop changes the history meanwhile.
         """
         self.sync_engine()
-        self.sampling.forecast = make_forecast(self.config, self.problem_stats, step=step)
+        self.sampling.selector = make_selector(self.config, self.problem_stats, step=step)
 
     def sync_engine(self) -> None:
         """Give the engine the policy's weights, unless it holds them."""

@@ -79,7 +79,9 @@ def report_step(run: Run, batch: Batch, samples: Sequence[Sample], more: Mapping
     tokens_trained = sum(sample.num_trained_tokens for sample in samples)
     metrics = batch_metrics(batch, samples)
     if (found := batch.prediction) is not None:
-        metrics |= prediction_metrics(found.skipped, found.skipped_chance, found.rechecks, list(found.weights.values()))
+        metrics |= prediction_metrics(
+            found.skipped, found.skipped_chance, found.calibration, list(found.weights.values())
+        )
     metrics |= mean_of_updates(state.updates) | _signal_metrics(batch, samples) | dict(more)
     errors = [v.error for group, _ in batch.judged for v in group.verdicts if v.error is not None]
     if errors:

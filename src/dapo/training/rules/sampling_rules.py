@@ -26,7 +26,8 @@ TOP_PROBLEM = 0.5
 """The fraction of a step's trained tokens that one problem may have."""
 EASIER_PROBLEMS = (
     "mix in problems that the model solves at times, data.train={mix: {easy: SOURCE, hard: SOURCE}} "
-    "(dynamic_sampling.predict=thin asks the others less often), or train on easier ones first and go on with dapo fork"
+    "(dynamic_sampling.predict=proportional samples the others less often), or train on easier ones first and go on "
+    "with dapo fork"
 )
 """What to do where a model solves none of its problems."""
 _MANY_TOKENS = 8
@@ -132,7 +133,7 @@ def _sampling_change(config: Config) -> tuple[str, ...]:
     sampling = config.dynamic_sampling
     if not sampling.enabled:
         return ("dynamic_sampling.enabled=true",)
-    return () if config.predicts_signal or sampling.filter is not None else ("dynamic_sampling.predict=thin",)
+    return () if config.predicts_signal or sampling.filter is not None else ("dynamic_sampling.predict=proportional",)
 
 
 def signal_rate(history: History, config: Config) -> float | None:

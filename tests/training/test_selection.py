@@ -1,4 +1,4 @@
-"""Which problems are asked: posteriors from the history, keyed decisions, weights, and an account that adds up."""
+"""The selection of problems: posteriors from the history, keyed decisions, weights, and metrics that add up."""
 
 import json
 from collections.abc import Iterable
@@ -14,14 +14,14 @@ from dapo.algo.chance import Beta, chance_at, expected_chance, largest_chance
 from dapo.core.errors import RewardError
 from dapo.data.stream import ProblemStream
 from dapo.engines.scripted import ScriptedEngine
-from dapo.training.forecast import FLOOR, RECHECKED, Decision, Forecast, Prediction
 from dapo.training.problem_stats import HALF_LIFE_STEPS, ProblemStats, read_problem_stats, write_problem_stats
 from dapo.training.rollout import Batch, Sampling, collect
+from dapo.training.selection import CALIBRATION_SHARE, FLOOR, Decision, Prediction, ProblemSelector
 from dapo.types import Generation, Group, Problem, Verdict
 from helpers.fake_rollout import RIGHT, VERDICTS, FakeEncoder, FakeJudge, plan, random_script, sampler
 
 G = 8
-MODES = ("thin", "thompson")
+MODES = ("proportional", "thompson")
 
 
 def group(problem: Problem, correct: int, size: int = G, position: int = 0) -> Group:
@@ -37,11 +37,11 @@ def seen(groups: Iterable[tuple[str, str, int]], *, step: int = 1) -> ProblemSta
     return stats
 
 
-def forecast(
-    stats: ProblemStats, predict: str = "thin", *, step: int = 2, weights: str = "none", **kw: int
-) -> Forecast:
+def selector(
+    stats: ProblemStats, predict: str = "proportional", *, step: int = 2, weights: str = "none", **kw: int
+) -> ProblemSelector:
     options = {"group_size": G, "seed": 0} | kw
-    return Forecast(stats.history(), step=step, predict=predict, weights=weights, **options)
+    return ProblemSelector(stats.history(), step=step, predict=predict, weights=weights, **options)
 
 
 MIXED = seen(
@@ -53,10 +53,10 @@ MIXED = seen(
 
 def test_what_a_problem_has_shown_counts_half_after_the_half_life():
     stats = seen([("a", "s", 6)], step=3)
-    prior = forecast(stats, step=3).posterior(Problem("new", "?", "!", "s"))
-    fresh = forecast(stats, step=3).posterior(Problem("a", "?", "!", "s"))
+    prior = selector(stats, step=3).posterior(Problem("new", "?", "!", "s"))
+    fresh = selector(stats, step=3).posterior(Problem("a", "?", "!", "s"))
     assert fresh == pytest.approx((prior.a + 6, prior.b + 2))
-    later = forecast(stats, step=3 + HALF_LIFE_STEPS).posterior(Problem("a", "?", "!", "s"))
+    later = selector(stats, step=3 + HALF_LIFE_STEPS).posterior(Problem("a", "?", "!", "s"))
     assert later == pytest.approx((prior.a + 3, prior.b + 1), rel=1e-6)
     stats.record([group(Problem("a", "?", "!", "s"), 1)], step=3 + HALF_LIFE_STEPS)
     history = stats.history()
@@ -64,7 +64,7 @@ def test_what_a_problem_has_shown_counts_half_after_the_half_life():
 
 
 def test_a_problem_never_seen_has_the_distribution_of_its_source_or_else_the_uniform_one():
-    found = forecast(MIXED)
+    found = selector(MIXED)
     means = {s: found.posterior(Problem("new", "?", "!", s)) for s in ("easy", "hard", "medium", "other")}
     rates = {source: beta.a / sum(beta) for source, beta in means.items()}
     assert rates["easy"] > 0.95 > 0.55 > rates["medium"] > 0.45 > 0.05 > rates["hard"]
@@ -72,38 +72,40 @@ def test_a_problem_never_seen_has_the_distribution_of_its_source_or_else_the_uni
 
 
 @pytest.mark.parametrize("predict", MODES)
-def test_problems_are_asked_as_often_as_the_probability_says(predict: str):
-    found = forecast(MIXED, predict)
+def test_problems_are_sampled_as_often_as_the_probability_says(predict: str):
+    found = selector(MIXED, predict)
     for source in ("easy", "hard", "medium"):
         decisions = [found.decide(i, Problem("new", "?", "!", source)) for i in range(4000)]
         (probability,) = {each.probability for each in decisions}
-        assert np.mean([each.is_asked for each in decisions]) == pytest.approx(probability, abs=0.02)
-        assert np.mean([each.is_recheck for each in decisions]) == pytest.approx(RECHECKED, abs=0.007)
-        assert all(each.is_asked for each in decisions if each.is_recheck)
-    least = RECHECKED + (1 - RECHECKED) * FLOOR
+        assert np.mean([each.is_sampled for each in decisions]) == pytest.approx(probability, abs=0.02)
+        assert np.mean([each.is_calibration for each in decisions]) == pytest.approx(CALIBRATION_SHARE, abs=0.007)
+        assert all(each.is_sampled for each in decisions if each.is_calibration)
+    least = CALIBRATION_SHARE + (1 - CALIBRATION_SHARE) * FLOOR
     assert found.decide(0, Problem("new", "?", "!", "hard")).probability == pytest.approx(least, abs=0.06)
     assert found.decide(0, Problem("new", "?", "!", "medium")).probability > 0.8
 
 
 def test_thin_asks_by_the_chance_and_thompson_by_that_of_a_sampled_success_rate():
     problem = Problem("new", "?", "!", "medium")
-    posterior = forecast(MIXED).posterior(problem)
-    thin, thompson = (forecast(MIXED, predict).decide(0, problem) for predict in MODES)
-    assert thin.chance == thompson.chance == expected_chance(posterior, G)
-    share = thin.chance / largest_chance(G)
-    assert thin.probability == pytest.approx(RECHECKED + (1 - RECHECKED) * share)
+    posterior = selector(MIXED).posterior(problem)
+    proportional, thompson = (selector(MIXED, predict).decide(0, problem) for predict in MODES)
+    assert proportional.chance == thompson.chance == expected_chance(posterior, G)
+    share = proportional.chance / largest_chance(G)
+    assert proportional.probability == pytest.approx(CALIBRATION_SHARE + (1 - CALIBRATION_SHARE) * share)
     rates = np.random.Generator(np.random.Philox(key=3)).beta(*posterior, size=100_000)
     is_likely = [chance_at(p, G) >= largest_chance(G) / 2 for p in rates]
-    assert thompson.probability == pytest.approx(RECHECKED + (1 - RECHECKED) * np.mean(is_likely), abs=0.005)
+    assert thompson.probability == pytest.approx(
+        CALIBRATION_SHARE + (1 - CALIBRATION_SHARE) * np.mean(is_likely), abs=0.005
+    )
 
 
-def test_a_forecast_does_not_change_while_its_step_is_sampled():
+def test_a_selector_does_not_change_while_its_step_is_sampled():
     stats = seen([("a", "s", 6), ("b", "s", 3)])
-    found, asked = forecast(stats), [Problem(name, "?", "!", "s") for name in ("a", "b", "c")]
+    found, asked = selector(stats), [Problem(name, "?", "!", "s") for name in ("a", "b", "c")]
     before = [found.decide(i, problem) for i, problem in enumerate(asked)]
     stats.record([group(problem, 8) for problem in asked], step=2)
     assert [found.decide(i, problem) for i, problem in enumerate(asked)] == before
-    assert [forecast(stats, step=3).decide(i, problem) for i, problem in enumerate(asked)] != before
+    assert [selector(stats, step=3).decide(i, problem) for i, problem in enumerate(asked)] != before
 
 
 def test_a_history_from_the_disk_decides_as_the_one_that_was_written(tmp_path: Path):
@@ -114,7 +116,7 @@ def test_a_history_from_the_disk_decides_as_the_one_that_was_written(tmp_path: P
     assert copy.table() == stats.table()
     problems = [Problem(name, "?", "!", source) for name, source in (("a", "s\ud83d"), ("n", "s\ud83d"), ("b", ""))]
     for predict in MODES:
-        ours, theirs = (forecast(each, predict, step=9) for each in (stats, copy))
+        ours, theirs = (selector(each, predict, step=9) for each in (stats, copy))
         assert [ours.decide(i, each) for i, each in enumerate(problems)] == [
             theirs.decide(i, each) for i, each in enumerate(problems)
         ]
@@ -145,7 +147,7 @@ def gradients_of(rate: float, direction: np.ndarray) -> np.ndarray:
 
 
 def uniform_gradient() -> np.ndarray:
-    """What asking every problem and keeping the informative groups (Eq. 11) gives in expectation, exactly."""
+    """What sampling every problem and keeping the informative groups (Eq. 11) gives in expectation, exactly."""
     total, kept = np.zeros(3), 0.0
     for _, rate, direction in zip(*synthetic(), strict=True):
         chances = np.array([comb(G, k) * rate**k * (1 - rate) ** (G - k) for k in range(G + 1)])
@@ -161,7 +163,7 @@ def sampled_gradients(predict: str, *, batches: int = 40) -> tuple[np.ndarray, n
     for step in (1, 2, 3):
         stats.record(map(group, problems, rng.binomial(G, rates).tolist()), step=step)
     by_count = [gradients_of(rate, direction) for rate, direction in zip(rates, directions, strict=True)]
-    found, stream = forecast(stats, predict, step=4, weights="inverse"), ProblemStream(problems, seed=1)
+    found, stream = selector(stats, predict, step=4, weights="inverse"), ProblemStream(problems, seed=1)
     gradients, weights = [], []
     for _ in range(batches):
         decisions: list[Decision] = []
@@ -170,9 +172,9 @@ def sampled_gradients(predict: str, *, batches: int = 40) -> tuple[np.ndarray, n
             position, problem = stream.take()
             decisions.append(found.decide(position, problem))
             j = int(problem.id)
-            if decisions[-1].is_asked and 0 < (k := rng.binomial(G, rates[j])) < G:
+            if decisions[-1].is_sampled and 0 < (k := rng.binomial(G, rates[j])) < G:
                 trained[position] = group(problem, k, position=position), by_count[j][k]
-        of_batch = found.account(decisions, [], [each for each, _ in trained.values()]).weights
+        of_batch = found.summarize(decisions, [], [each for each, _ in trained.values()]).weights
         gradients += [gradient for _, gradient in trained.values()]
         weights += [of_batch[i] for i in trained]
     return np.array(gradients), np.array(weights)[:, None]
@@ -183,7 +185,7 @@ def cosine(first: np.ndarray, second: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("predict", MODES)
-def test_with_inverse_weights_2000_groups_have_the_gradient_of_asking_every_problem(predict: str):
+def test_with_inverse_weights_2000_groups_have_the_gradient_of_sampling_every_problem(predict: str):
     expected = uniform_gradient()
     plain, weights = sampled_gradients(predict)
     weighted = weights * plain
@@ -202,11 +204,11 @@ FEW = [Problem(str(i), "?", "!", source=f"s{i % 5}") for i in range(400)]
 
 
 def sampled(
-    found: Forecast | None, *, prompts: int = 6, bound: int = 60, delay: int = 0, step: int = 2
+    found: ProblemSelector | None, *, prompts: int = 6, bound: int = 60, delay: int = 0, step: int = 2
 ) -> tuple[Batch, Sampling]:
     engine = ScriptedEngine(random_script, delay=lambda request: 1 + delay * (int(request.id.split("/")[1]) % 7))
     stream = ProblemStream(FEW, seed=0)
-    sampling = Sampling(stream, engine, FakeJudge(), sampler(prompts, bound), FakeEncoder(), plan(), forecast=found)
+    sampling = Sampling(stream, engine, FakeJudge(), sampler(prompts, bound), FakeEncoder(), plan(), selector=found)
     return collect(sampling, step=step), sampling
 
 
@@ -223,21 +225,21 @@ def history() -> ProblemStats:
 def test_every_problem_up_to_the_end_of_the_batch_is_skipped_or_decided(
     history: ProblemStats, predict: str, bound: int
 ):
-    found = forecast(history, predict, group_size=4, weights="inverse")
+    found = selector(history, predict, group_size=4, weights="inverse")
     batch, sampling = sampled(found, bound=bound)
     assert batch.prediction is not None
     assert batch.prediction.skipped > 0
     assert batch.prediction.skipped + len(batch.decided) == sampling.stream.position
     chances = [found.decide(i, sampling.stream.problem_at(i)) for i in range(sampling.stream.position)]
-    assert batch.prediction.skipped_chance == pytest.approx(sum(e.chance for e in chances if not e.is_asked))
-    assert {e.position for e in chances if e.is_asked} == {group.id for group, _ in batch.decided}
+    assert batch.prediction.skipped_chance == pytest.approx(sum(e.chance for e in chances if not e.is_sampled))
+    assert {e.position for e in chances if e.is_sampled} == {group.id for group, _ in batch.decided}
     assert batch.prediction.weights.keys() == {group.id for group in batch.groups}
     assert sum(batch.group_counts.values()) == len(batch.judged) + batch.group_counts["aborted"]
     assert bool(batch.shortfall) == (bound == 8)
 
 
-def test_what_is_asked_does_not_depend_on_the_speed_of_the_engine(history: ProblemStats):
-    batches = [sampled(forecast(history, group_size=4, weights="inverse"), delay=delay)[0] for delay in (0, 1, 5)]
+def test_the_selection_does_not_depend_on_the_speed_of_the_engine(history: ProblemStats):
+    batches = [sampled(selector(history, group_size=4, weights="inverse"), delay=delay)[0] for delay in (0, 1, 5)]
     assert len({tuple(group.id for group, _ in batch.decided) for batch in batches}) == 1
     assert batches[0].prediction == batches[1].prediction == batches[2].prediction
 
@@ -245,20 +247,20 @@ def test_what_is_asked_does_not_depend_on_the_speed_of_the_engine(history: Probl
 def test_skipping_problems_without_a_signal_generates_fewer_groups_for_as_full_a_batch(history: ProblemStats):
     everything, _ = sampled(None, prompts=20, bound=400)
     for predict in MODES:
-        thinned, _ = sampled(forecast(history, predict, group_size=4), prompts=20, bound=400)
+        thinned, _ = sampled(selector(history, predict, group_size=4), prompts=20, bound=400)
         assert len(thinned.groups) == len(everything.groups) == 20
         assert len(thinned.decided) < 0.8 * len(everything.decided)
 
 
-def test_problems_asked_whatever_is_predicted_calibrate(history: ProblemStats):
-    found = forecast(history, group_size=4)
+def test_the_calibration_sample_shows_whether_predictions_hold(history: ProblemStats):
+    found = selector(history, group_size=4)
     decisions = [found.decide(i, FEW[i % 400]) for i in range(4000)]
-    judged = [group(FEW[i % 400], 1 + i % 2, size=2, position=i) for i in range(4000) if decisions[i].is_asked]
-    rechecks = found.account(decisions, judged, []).rechecks
-    expected = [each for each in decisions if each.is_recheck]
-    assert [chance for chance, _ in rechecks] == [each.chance for each in expected]
-    assert [had_signal for _, had_signal in rechecks] == [each.position % 2 == 0 for each in expected]
-    assert 40 < len(rechecks) < 120
+    judged = [group(FEW[i % 400], 1 + i % 2, size=2, position=i) for i in range(4000) if decisions[i].is_sampled]
+    calibration = found.summarize(decisions, judged, []).calibration
+    expected = [each for each in decisions if each.is_calibration]
+    assert [chance for chance, _ in calibration] == [each.chance for each in expected]
+    assert [had_signal for _, had_signal in calibration] == [each.position % 2 == 0 for each in expected]
+    assert 40 < len(calibration) < 120
 
 
 def test_a_prediction_is_the_same_after_a_round_trip_through_json():
@@ -269,9 +271,9 @@ def test_a_prediction_is_the_same_after_a_round_trip_through_json():
 def test_a_reward_that_gives_a_score_alone_is_refused_at_the_first_group(history: ProblemStats):
     scores = {**VERDICTS, str(RIGHT): Verdict(None, 0.5)}
     stream = ProblemStream(FEW, seed=0)
-    found = forecast(history, group_size=4)
+    found = selector(history, group_size=4)
     graded = Sampling(
-        stream, ScriptedEngine(random_script), FakeJudge(scores), sampler(), FakeEncoder(), plan(), forecast=found
+        stream, ScriptedEngine(random_script), FakeJudge(scores), sampler(), FakeEncoder(), plan(), selector=found
     )
-    with pytest.raises(RewardError, match="predict=thin needs a reward that decides right or wrong"):
+    with pytest.raises(RewardError, match="predict=proportional needs a reward that decides correct or wrong"):
         collect(graded, step=2)
