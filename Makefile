@@ -68,7 +68,7 @@ check: install-dev
 	$(VENV)/bin/ruff format --check src tests benchmarks evidence examples docs/*.py setup.py
 	$(VENV)/bin/ruff check src tests benchmarks evidence examples docs/*.py setup.py
 	$(VENV)/bin/codespell src benchmarks evidence examples docs configs README.md CONTRIBUTING.md CHANGELOG.md
-	$(PYTEST) -q tests/system/test_words.py
+	$(PYTEST) -q tests/system/test_words.py tests/system/test_language.py
 	$(VENV)/bin/mypy
 
 # build/site: the documentation as pages of HTML; a warning, such as a dead link, is an error
