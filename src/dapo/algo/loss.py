@@ -6,14 +6,85 @@ gradients (reduce them with SUM, never with a mean).
 """
 
 import math
-from typing import Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 LOG_RATIO_BOUND = 20.0
 
 OverCap: TypeAlias = Literal["truncate", "mask"]
+
+
+class RatioBounds(NamedTuple):
+    """The bounds that Eq. 8 puts on the ratio r."""
+
+    low: float
+    """Bounds r where A < 0."""
+    high: float
+    """Bounds r where A > 0."""
+    dual: float
+    """Bounds r from above where A < 0; infinite without a dual clip."""
+
+
+def ratio_bounds(clip_low: float, clip_high: float, dual_clip: float | None = None) -> RatioBounds:
+    """Eq. 10: the ratio is clipped to [1 - clip_low, 1 + clip_high].
+
+    Loss, gradient and clip fractions take the bounds from here. Raises ValueError if `dual_clip` is not above 1.
+    """
+    if dual_clip is not None and dual_clip <= 1:
+        raise ValueError(f"dual_clip must be above 1 (it bounds the ratio where A < 0), got {dual_clip}")
+    return RatioBounds(1 - clip_low, 1 + clip_high, math.inf if dual_clip is None else dual_clip)
+
+
+class ClippedSurrogate(torch.autograd.Function):
+    """Eq. 8 for each token: forward is min(r A, clip(r) A), backward its derivative by log r.
+
+    The derivative is written out because autograd takes five times as many kernels. The trainer differentiates the loss
+    in chunks and calls `interval` once for a microbatch and `derivative` for each chunk: what `backward` does.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, log_ratio: Tensor, advantage: Tensor, bounds: RatioBounds) -> tuple[Tensor, Tensor]:
+        """The surrogate of each token and its ratio, of the shape of `log_ratio`; the ratio has no gradient."""
+        ctx.save_for_backward(log_ratio, advantage)
+        ctx.bounds = bounds
+        ratio = log_ratio.exp()  # r_it, Eq. 6
+        ctx.mark_non_differentiable(ratio)
+        surrogate = torch.minimum(ratio * advantage, ratio.clamp(bounds.low, bounds.high) * advantage)
+        if bounds.dual < math.inf:
+            surrogate = torch.where(advantage < 0, torch.maximum(surrogate, bounds.dual * advantage), surrogate)
+        return surrogate, ratio
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+        """The gradient by `log_ratio`; advantage and bounds have none."""
+        log_ratio, advantage = ctx.saved_tensors
+        low, high = ClippedSurrogate.interval(advantage, ctx.bounds)
+        return ClippedSurrogate.derivative(log_ratio, gradient * advantage, low, high), None, None
+
+    @staticmethod
+    def interval(advantage: Tensor, bounds: RatioBounds) -> tuple[Tensor, Tensor]:
+        """The least and the greatest log r at which each token has a gradient."""
+        lowest = math.log(bounds.low) if bounds.low > 0 else -LOG_RATIO_BOUND
+        highest = min(math.log(bounds.dual), LOG_RATIO_BOUND)
+        low = torch.where(advantage < 0, max(lowest, -LOG_RATIO_BOUND), -LOG_RATIO_BOUND)
+        high = torch.where(advantage > 0, math.log(bounds.high), highest)
+        return low.to(advantage.dtype), high.clamp(max=LOG_RATIO_BOUND).to(advantage.dtype)
+
+    @staticmethod
+    def derivative(log_ratio: Tensor, scale: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        """The derivative of `scale * min(r, clip(r))` by log r: `scale r` inside the interval, 0 outside.
+
+        Args:
+            log_ratio: `[T]` log r of each token, not clamped.
+            scale: `[T]` the factor of the token's ratio, such as minus weight times advantage; 0 where nothing trains.
+            low: `[T]` from `interval`.
+            high: `[T]` from `interval`.
+        """
+        return torch.where(log_ratio.clamp(low, high) == log_ratio, scale * log_ratio.exp(), 0.0)
 
 
 def policy_loss(
@@ -54,24 +125,20 @@ def policy_loss(
     Raises:
         ValueError: the shapes do not fit, or `dual_clip` is not above 1.
     """
-    if dual_clip is not None and dual_clip <= 1:
-        raise ValueError(f"dual_clip must be above 1 (it bounds the ratio where A < 0), got {dual_clip}")
+    bounds = ratio_bounds(clip_low, clip_high, dual_clip)
     check_shapes(logprobs, old_logprobs=old_logprobs, mask=mask)
     trained = mask.bool()
     log_ratio = masked_log_ratio(logprobs, old_logprobs.detach(), trained)
-    ratio = log_ratio.exp()  # r_it, Eq. 6
-    advantage = per_token("advantages", advantages, ratio)
-    surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip_low, 1 + clip_high) * advantage)
-    if dual_clip is not None:
-        surrogate = torch.where(advantage < 0, torch.maximum(surrogate, dual_clip * advantage), surrogate)
+    advantage = per_token("advantages", advantages, log_ratio)
+    surrogate, ratio = ClippedSurrogate.apply(log_ratio, advantage, bounds)
     negative, positive = trained & (advantage < 0), trained & (advantage > 0)
     sums = describe_tokens(
         logprobs,
         log_ratio,
         trained,
-        clipped_low=negative & (ratio < 1 - clip_low),
-        clipped_high=positive & (ratio > 1 + clip_high),
-        clipped_dual=negative & (ratio > (torch.inf if dual_clip is None else dual_clip)),
+        clipped_low=negative & (ratio < bounds.low),
+        clipped_high=positive & (ratio > bounds.high),
+        clipped_dual=negative & (ratio > bounds.dual),
     )
     return -(torch.where(trained, surrogate, 0.0) * per_token("weights", weights, ratio)).sum(), sums
 
@@ -98,33 +165,6 @@ def describe_tokens(logprobs: Tensor, log_ratio: Tensor, trained: Tensor, **clip
     if "clipped_high" in each:
         each["clipped_high_prob_sum"] = torch.where(each["clipped_high"], prob, 0.0)
     return {name: values.sum(dtype=torch.float64) for name, values in each.items()}
-
-
-def gradient_interval(
-    advantages: Tensor, *, clip_low: float, clip_high: float, dual_clip: float | None = None
-) -> tuple[Tensor, Tensor]:
-    """The least and the greatest log r at which each token has a gradient under `policy_loss`; arguments as there."""
-    lowest = math.log1p(-clip_low) if clip_low < 1 else -LOG_RATIO_BOUND
-    bound = LOG_RATIO_BOUND if dual_clip is None else math.log(dual_clip)
-    low = torch.where(advantages < 0, max(lowest, -LOG_RATIO_BOUND), -LOG_RATIO_BOUND)
-    high = torch.where(advantages > 0, math.log1p(clip_high), bound)
-    return low.to(advantages.dtype), high.clamp(max=LOG_RATIO_BOUND).to(advantages.dtype)
-
-
-def policy_gradient(logprobs: Tensor, old_logprobs: Tensor, scale: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """The derivative of `policy_loss` by each of its `logprobs`: `scale r` inside of the interval, and 0 outside.
-
-    It is written out because autograd takes five times as many kernels, and the loss is differentiated chunk by chunk.
-
-    Args:
-        logprobs: `[T]` of the policy.
-        old_logprobs: `[T]`; may be `logprobs` itself.
-        scale: `[T]` minus weight times advantage; 0 for tokens that do not train.
-        low: `[T]` from `gradient_interval`.
-        high: `[T]` from `gradient_interval`.
-    """
-    log_ratio = logprobs - old_logprobs
-    return torch.where(log_ratio.clamp(low, high) == log_ratio, scale * log_ratio.exp(), 0.0)
 
 
 def engine_weights(
