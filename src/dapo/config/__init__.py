@@ -1,4 +1,4 @@
-"""Every option of a run, how a configuration is read, and what is said where it is wrong. Imports no torch."""
+"""Options of a run: their definition, how a configuration is read, and its error messages. Imports no torch."""
 
 from dapo.config.load import PRESETS, build_config, dump_config, load_config, parse_data_argument, parse_overrides
 from dapo.config.messages import SECTIONS

@@ -1,4 +1,4 @@
-"""Data specs: what `data.train` and `data.eval` may say, read into one typed form."""
+"""Data specs: the values of `data.train` and `data.eval`, parsed into typed sources."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ INSTRUCTION = (
     "Solve the problem step by step. The last line of your response must be of the form Answer: $ANSWER, "
     "where $ANSWER is the answer to the problem."
 )
-"""What `dapo eval` adds to their problems, unless data.instruction says something else: the verifiers look for it."""
+"""Instruction that `dapo eval` adds to benchmarks unless data.instruction is set; verifiers look for this format."""
 
 
 Kind: TypeAlias = Literal["path", "hub", "builtin", "gym"]
@@ -67,7 +67,7 @@ class FileSource:
 
     path: Path
     columns: Columns = ANY_COLUMNS
-    size: int | None = None  # the first so many rows; None: all
+    size: int | None = None  # the number of first rows to read; None: all
     kind: ClassVar[Kind] = "path"
 
     @property
@@ -85,7 +85,7 @@ class HubSource:
     config: str | None = None  # the data set's configuration (`main` of openai/gsm8k)
     columns: Columns = ANY_COLUMNS
     size: int | None = None
-    benchmark: str | None = None  # the name it was asked for by, if it is one of the benchmarks
+    benchmark: str | None = None  # its name among the benchmarks, if it is one
     kind: ClassVar[Kind] = "hub"
 
     @property

@@ -72,7 +72,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def read_options(path: Path) -> dict[str, Any]:
-    """The options that a YAML file sets, as they stand there. Raises ConfigError."""
+    """Read the options that a YAML file sets. Raises ConfigError."""
     try:
         loaded = OmegaConf.load(path)
         raw = OmegaConf.to_container(loaded) if loaded else {}
@@ -114,12 +114,12 @@ def build_config(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, where
 
 
 def merge_options(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
-    """Two configurations as one, in which `top` counts where both set an option. Nothing is validated."""
+    """Merge two configurations without validation; `top` wins where both set an option."""
     return _merge(_with_model_section(base), _with_model_section(top))
 
 
 def _is_in(path: Sequence[object], options: object) -> bool:
-    """Whether the option that a path of names begins with is among these."""
+    """Whether the options contain a path of names."""
     if not path or not isinstance(options, Mapping):
         return True
     return path[0] in options and _is_in(path[1:], options[path[0]])
@@ -127,7 +127,7 @@ def _is_in(path: Sequence[object], options: object) -> bool:
 
 @contextmanager
 def _guarded_environment() -> Iterator[None]:
-    """Inside, `${oc.env:NAME}` gives only variables that name places: config.yaml would hold what others hold."""
+    """Resolve `${oc.env:NAME}` only for variables that name places; config.yaml would store a secret."""
 
     def environment(name: str, *default: str | None) -> str | None:
         if not may_be_written(name):
@@ -168,7 +168,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_data_argument(text: str, *, name: str = "--data") -> DataSpec:
-    """A data source on the command line: a spec, or a mapping as YAML, `{builtin: {sums: {}}, size: 50}`."""
+    """Parse a data source of the command line: a spec, or a YAML mapping, `{builtin: {sums: {}}, size: 50}`."""
     if not text.lstrip().startswith("{"):
         return text
     parsed = parse_overrides([f"data={text}"])["data"]
@@ -183,7 +183,7 @@ def dump_config(config: Config) -> str:
 
 
 def as_literal(value: Any) -> Any:
-    """A value in which `${x}` stands for itself where it is read as a configuration."""
+    """Escape `${x}` in a value, so that it is read literally as a configuration."""
     if isinstance(value, str):
         return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + "\\${", value)
     if isinstance(value, dict):
@@ -196,13 +196,13 @@ _TOO_DEEP = f"values are nested more than {_MAX_DEPTH} deep"
 
 
 def _reason(error: Exception) -> str:
-    """An error of reading YAML on one line. OmegaConf has its own type for a recursion that is too deep."""
+    """Format a YAML error on one line. OmegaConf has its own type for a recursion that is too deep."""
     text = " ".join(str(error).split())
     return _TOO_DEEP if "maximum recursion depth exceeded" in text else text
 
 
 def _require_shallow(value: Any, where: str, *, depth: int = _MAX_DEPTH) -> None:
-    """Raise ConfigError for lists and mappings that are nested too deep for those who walk them."""
+    """Raise ConfigError for lists and mappings that are nested too deep to walk."""
     level = {id(value): value}
     for _ in range(depth + 1):
         children = (item for each in level.values() for item in (each.values() if isinstance(each, Mapping) else each))
@@ -216,7 +216,7 @@ _WHOLE_VALUES = {("data", "train"), ("data", "eval"), ("reward", "verifier"), ("
 
 
 class _Dotted(dict[str, Any]):
-    """What the dots of `a.b.c=1` stand for, as against a mapping that was written out."""
+    """The mapping made from the dots of `a.b.c=1`, unlike one that was written out."""
 
 
 def _plain(value: Any) -> Any:
@@ -245,7 +245,7 @@ def _with_model_section(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolve_auto_verifier(config: Config) -> Config:
-    """`reward.verifier: auto` replaced by what suits the training data; its options stay the user's where given."""
+    """Replace `reward.verifier: auto` by the verifier that suits the training data; options of the user stay."""
     if config.reward.verifier != "auto":
         return config
     name, options = config.auto_verifier

@@ -15,11 +15,11 @@ _BRANCHES = {section.__name__ for _, info in options_of() if (section := section
     "dict[str,any]",
     "dict[str,float]",
 }
-"""How pydantic names the branches of unions, in the place of an option."""
+"""Names that pydantic gives the branches of unions, in the place of an option."""
 
 
 def format_validation_errors(error: ValidationError) -> Iterator[str]:
-    """A line for each fault of a configuration."""
+    """Format each fault of a configuration as a line."""
     seen = set()
     for detail in error.errors():
         branch = detail["loc"][-1] if detail["loc"] else None
@@ -51,7 +51,7 @@ def format_validation_errors(error: ValidationError) -> Iterator[str]:
 
 
 def nearest_option(parts: Sequence[str], value: object) -> str:
-    """What an unknown option is called here, or the nearest name that there is, for a message.
+    """Say how an unknown option is called here, or which known name is nearest.
 
     Args:
         parts: the parts of its name.

@@ -24,8 +24,8 @@ class ModelConfig(Section):
     )
     dtype: Literal["auto", "bfloat16", "float32", "float64"] = option(
         "auto",
-        "Number format of the forward and backward pass. Master weights are float32, or float64 if that is asked for. "
-        "auto: bfloat16 where the processor multiplies it fast, else float32.",
+        "Number format of the forward and backward pass. Master weights are float32, or float64 with float64. "
+        "auto: bfloat16 if the processor multiplies it fast, else float32.",
     )
     trust_remote_code: bool = option(False, "Run the Python code that comes with the model.")
     lora: LoraConfig | None = option(
@@ -44,10 +44,10 @@ class DataConfig(Section):
     max_prompt_tokens: Tokens = option(
         2048, "Length of the longest prompt, in tokens; longer ones are dropped and counted, never cut.", unit="tokens"
     )
-    instruction: str = option("", "Text added after each problem, before the chat template.")
+    instruction: str = option("", "Text to append to each problem, before the chat template.")
     system: str | None = option(None, "System message for chat models; none: no system message.")
     chat_template: Annotated[Literal["auto", "on", "off"], Switch] = option(
-        "auto", "Whether prompts are put into the model's chat template; auto: where the tokenizer has one."
+        "auto", "Apply the model's chat template to prompts. auto: if the tokenizer has one."
     )
 
     @cached_property
@@ -62,5 +62,5 @@ class DataConfig(Section):
 
     @property
     def paths(self) -> dict[str, str]:
-        """What may be paths of files in `data.train` and `data.eval`, by the option that holds each."""
+        """Possible paths of files in `data.train` and `data.eval`, by the option that holds each."""
         return paths_in(self.train, "data.train") | ({} if self.eval is None else paths_in(self.eval, "data.eval"))

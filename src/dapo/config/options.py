@@ -1,4 +1,4 @@
-"""A whole configuration: its sections, what they say together, and what they must not say together."""
+"""The configuration of a run: its sections, derived values, and checks across sections."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self, get_args
@@ -28,7 +28,7 @@ class Config(Section):
     """A whole run."""
 
     preset: Literal["dapo", "grpo", "dr_grpo", "gspo", "cispo", "sapo", "ppo", "rloo", "reinforce_pp"] = option(
-        "dapo", "The values that options have where nothing else is set."
+        "dapo", "The method: sets defaults for the options it defines."
     )
     model: ModelConfig = option(description="For example model=smollm2-135m-instruct.", also=[{"type": "string"}])
     data: DataConfig = option(description="For example data.train=builtin:sums.")
@@ -45,8 +45,8 @@ class Config(Section):
     eval: EvalConfig = option(EvalConfig(), only_with="data.eval")
     launcher: Annotated[str, AfterValidator(_launcher)] = option(
         "local",
-        "Where processes run; local: on this machine; ray: on it, started by Ray; ray:auto or ray:HOST:PORT: on a "
-        "running Ray cluster (`dapo submit` for Slurm).",
+        "Where processes run. local: on this machine; ray: on this machine, started by Ray; ray:auto or ray:HOST:PORT: "
+        "on a running Ray cluster (`dapo submit` for Slurm).",
     )
     schedule: Literal["sync", "one_step_off"] = option(
         "sync", "sync: Algorithm 1; one_step_off: the next batch is sampled while the policy updates.", paper="sync"
@@ -69,7 +69,7 @@ class Config(Section):
         return values
 
     def changed(self, section: str, **values: Any) -> Self:
-        """This configuration with some options of a section changed; nothing is validated again."""
+        """Return a copy with some options of a section changed, without validation."""
         changed = getattr(self, section).model_copy(update=values)
         for name in changed.__dict__.keys() - type(changed).model_fields.keys():
             del changed.__dict__[name]  # a property that was computed from the values before
@@ -87,15 +87,15 @@ class Config(Section):
 
     @property
     def microbatch_tokens(self) -> int:
-        """`train.microbatch_tokens`, where `auto` is settled (`assemble.resolve`)."""
+        """The value of `train.microbatch_tokens`, once `auto` is resolved (`assemble.resolve`)."""
         tokens = self.train.microbatch_tokens
         if tokens is None:
-            raise ValueError("train.microbatch_tokens=auto is not settled: see dapo.assemble.resolve.resolve_auto")
+            raise ValueError("train.microbatch_tokens=auto is not resolved: see dapo.assemble.resolve.resolve_auto")
         return tokens
 
     @property
     def reuses_samples(self) -> bool:
-        """Whether a step updates more than once, so that the policy leaves the one that the step began with."""
+        """Whether a step has several updates, so that the policy moves away from the sampling policy."""
         return self.updates_per_step > 1
 
     @property
@@ -288,7 +288,7 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _one_step_off_is_corrected(cls, values: Any) -> Any:
-        """`schedule: one_step_off` has a default of its own: its responses are those of another policy."""
+        """Correct `schedule: one_step_off` by default: a policy one step older sampled its responses."""
         if isinstance(values, Mapping) and values.get("schedule") == "one_step_off":
             loss = values.get("loss", {})
             if isinstance(loss, Mapping) and "engine_correction" not in loss:
@@ -330,7 +330,7 @@ class Config(Section):
 
     @property
     def audit_reward(self) -> RewardConfig | None:
-        """The audit's verifier as a section `reward`, with one worker and the limits of the run's; None: no audit."""
+        """The audit's verifier as a section `reward`, with one worker and the limits of the run; None: no audit."""
         if self.audit.name_and_options is None:
             return None
         name, options = self.audit.name_and_options
@@ -339,7 +339,7 @@ class Config(Section):
 
     @property
     def auto_verifier(self) -> tuple[str, dict[str, Any]]:
-        """What `reward.verifier: auto` stands for: what suits the training data, with the user's own options."""
+        """Resolve `reward.verifier: auto`: the verifier that suits the training data, with the user's options."""
         names = {{"builtin": "exact", "gym": "gym"}.get(kind, "math") for kind in kinds(self.data.train_source)}
         if len(names) > 1:
             raise DataError(
@@ -356,7 +356,7 @@ class Config(Section):
         return self
 
     def _why_engine_is_not_pi_old(self) -> str | None:
-        """Why the engine's log-probabilities may not be those of the policy that a step begins with."""
+        """Explain why the engine's log-probabilities may differ from those of the policy at the start of a step."""
         if self.schedule == "one_step_off":
             return "takes the policy that sampled for the one that the step begins with: it needs schedule=sync"
         if self.rollout.engine == "vllm":
@@ -389,17 +389,17 @@ CONDITIONS = {
     "uses_ray": "launcher=ray",
     "uses_trainer_group": "a trainer in processes of its own (distributed.trainer_ranks, or launcher=ray)",
 }
-"""What the properties that are conditions of options stand for."""
+"""Descriptions of the properties of Config that are conditions of options."""
 
 
 def section_in(annotation: Any) -> type[BaseModel] | None:
-    """The section that an option is, or that may stand in its place."""
+    """Return the section that an option is or may hold; None for a plain value."""
     kinds = (annotation, *get_args(annotation))
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
 def options_of(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every option and section by its dotted name, with what is known about it."""
+    """Yield every option and section by its dotted name, with its field."""
     for name, info in section.model_fields.items():
         yield f"{prefix}{name}", info
         if inner := section_in(info.annotation):
@@ -407,5 +407,5 @@ def options_of(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[
 
 
 def known_about(info: FieldInfo) -> dict[str, Any]:
-    """An option's `paper` and `only_with`, those that it has."""
+    """Return the metadata of an option: `paper`, `only_with`, `unit`, `also`."""
     return info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}

@@ -1,4 +1,4 @@
-"""What is known about each option, for docs/options.md, `dapo options` and the JSON schema of a configuration."""
+"""The metadata of each option, for docs/options.md, `dapo options` and the JSON schema of a configuration."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from dapo.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class OptionEntry:
-    """An option with what is known about it."""
+    """An option with its metadata."""
 
     name: str
     """With its sections: `loss.clip_high`."""
@@ -21,7 +21,7 @@ class OptionEntry:
     """It has no default."""
     meaning: str
     unit: str
-    """What a number counts or is measured in; empty for what has none."""
+    """The unit of a number; empty for a pure number."""
     condition: str
     """When the option has an effect: `option=value`, an option, or a name in CONDITIONS; empty: always."""
     has_paper_value: bool
@@ -35,7 +35,7 @@ class OptionEntry:
 
     @property
     def default_text(self) -> str:
-        """The default as it stands in a file."""
+        """The default as YAML."""
         return "required" if self.is_required else yaml_text(self.default)
 
     @property
@@ -104,7 +104,7 @@ def section_names(entries: Sequence[OptionEntry]) -> list[str]:
 
 
 def yaml_text(value: Any) -> str:
-    """A value as it stands in a YAML file."""
+    """Format a value as YAML."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, tuple | list):

@@ -14,7 +14,7 @@ _TIME_LIMITS = {"code": ("time_s", CODE_TIME_S), "server": ("total_s", SERVER_TO
 class RewardConfig(Section):
     verifier: str | dict[str, float] = option(
         "auto",
-        "What judges a response: a name (math, exact, ...), module:function, or a mapping of several to their weights; "
+        "The verifier: a name (math, exact, ...), module:function, or a mapping of several to their weights. "
         "auto: exact for builtin:, gym for gym:, math otherwise.",
     )
     options: dict[str, Any] = option(
@@ -22,18 +22,18 @@ class RewardConfig(Section):
     )
     threshold: Float | None = option(
         None,
-        "A score from this number on counts as correct, for verifiers that give scores; none: a score is neither "
-        "correct nor wrong.",
+        "Smallest score that counts as correct, for verifiers that return scores. none: a score is neither correct "
+        "nor wrong.",
         paper=None,
     )
     timeout_s: Seconds = option(
         10.0,
-        "Seconds that one verdict may take, after which it is an error verdict; a function that gets a whole group may "
-        "take as long for each of its responses.",
+        "Time limit of a verdict, after which it is an error verdict. A function that receives a whole group has this "
+        "time for each of its responses.",
         unit="s",
     )
     workers: Processes = option(2, "Processes that run verifiers.", unit="processes")
-    memory_gib: Gibibytes = option(4.0, "GiB that each verifier process may use, with all that it starts.", unit="GiB")
+    memory_gib: Gibibytes = option(4.0, "Memory limit of each verifier process and its children.", unit="GiB")
 
     @model_validator(mode="after")
     def _verifiers_end_in_time(self) -> "RewardConfig":
@@ -58,13 +58,13 @@ class AuditConfig(Section):
 
     verifier: str | dict[str, dict[str, Any]] | None = option(
         None,
-        "What judges them: a name or module:function, or a mapping of one to its options, {choice: {letters: ABCD}}; "
+        "Second verifier: a name or module:function, or a mapping of one to its options, {choice: {letters: ABCD}}; "
         "none: no audit.",
         paper=None,
     )
     share: Float = option(
         0.05,
-        "The fraction of the trained responses that it judges, sampled by key.",
+        "Fraction of the trained responses to audit, sampled by key.",
         only_with="audit.verifier",
         gt=0,
         le=1,
@@ -90,20 +90,20 @@ class AuditConfig(Section):
 class OverlongConfig(Section):
     mode: Annotated[Literal["soft", "filter", "off"], Switch] = option(
         "soft",
-        "What happens to responses near the limit; soft: a penalty on their length (Eq. 13); filter: truncated ones "
-        "do not train; off: nothing.",
+        "Treatment of responses near the length limit. soft: a penalty on their length (Eq. 13); filter: truncated "
+        "responses do not train; off: nothing.",
         paper="soft",
     )
     buffer_tokens: Tokens = option(
         4096,
-        "L_cache: the penalty grows over the last so many tokens before rollout.max_response_tokens.",
+        "L_cache: length of the interval before rollout.max_response_tokens over which the penalty grows.",
         paper=4096,
         only_with="overlong.mode=soft",
         unit="tokens",
     )
     penalty: Float = option(
         1.0,
-        "What the penalty takes from the reward of a response of rollout.max_response_tokens tokens.",
+        "Largest penalty, for a response of rollout.max_response_tokens tokens.",
         paper=1.0,
         only_with="overlong.mode=soft",
         ge=0,

@@ -24,7 +24,7 @@ START_TIMEOUT_S = 900.0
 
 
 class DistributedConfig(Section):
-    trainer_ranks: Processes = option(1, "Processes that the model is sharded over (FSDP2).", unit="processes")
+    trainer_ranks: Processes = option(1, "Processes that shard the model (FSDP2).", unit="processes")
     gpus_per_process: Float | None = option(
         None,
         "GPUs that Ray gives each trainer rank and each engine; 0.5: two share one; none: one where the cluster has "
@@ -44,12 +44,12 @@ def _rollouts(value: str) -> str:
 
 class LogConfig(Section):
     sinks: list[Literal["tensorboard", "wandb", "trackio"]] = option(
-        [], "Where metrics go besides metrics.jsonl and the console."
+        [], "Trackers that receive metrics, besides metrics.jsonl and the console."
     )
     rollouts: Annotated[str, AfterValidator(_rollouts)] = option(
         "all",
-        "Which judged responses rollouts/*.parquet keeps; all: every step's; no-logprobs: without engine_logprobs, "
-        "which are most of their bytes; last:N: those of the last N steps; none.",
+        "Judged responses to keep in rollouts/*.parquet. all: of every step; no-logprobs: without the column "
+        "engine_logprobs, most of the bytes; last:N: of the last N steps; none.",
     )
 
     @property
@@ -59,7 +59,7 @@ class LogConfig(Section):
 
 
 def _one_or_several(value: object) -> object:
-    """`3` is short for `[3]`, and nothing for none."""
+    """Accept `3` for `[3]`, and null for no step."""
     if value is None:
         return []
     return value if isinstance(value, list | tuple) else [value]

@@ -1,4 +1,4 @@
-"""Options of what is sampled and kept: `rollout`, `dynamic_sampling`."""
+"""Options of sampling: `rollout`, `dynamic_sampling`."""
 
 from typing import Annotated, Literal
 
@@ -20,35 +20,35 @@ from dapo.config.section import (
 
 
 class NativeConfig(Section):
-    """`rollout.native`: options of the native engine."""
+    """Options of the native engine (`rollout.native`)."""
 
     slots: Positive = option(
         64,
-        "Sequences that each engine decodes at a time; responses of a group whose tokens are equal so far are one.",
+        "Sequences that each engine decodes at a time; responses of a group with equal tokens so far count as one.",
         le=16384,
         unit="sequences",
     )
     cache_tokens: Tokens | None = option(
         None,
-        "Prompt and response tokens whose keys and values each engine may hold; none: as many as its slots need, on a "
-        "GPU at most what fits into 90 % of the memory that is free when sampling begins and that a step leaves, "
-        "divided by the processes that share it.",
+        "Prompt and response tokens whose keys and values each engine may hold. none: as many as its slots need; on a "
+        "GPU at most 90 % of the memory that is free when sampling begins and that a step leaves, divided by the "
+        "processes that share it.",
         unit="tokens",
     )
 
 
 class VllmConfig(Section):
-    """`rollout.vllm`: options of the vLLM engine."""
+    """Options of the vLLM engine (`rollout.vllm`)."""
 
     cache_gib: Annotated[Gibibytes | None, Auto] = option(
         None,
-        "GiB for keys and values on each GPU of an engine; none or auto: what the weights leave of the engine's part "
-        "of the GPU's memory (90 %, divided by the processes that share it); 2 on a CPU.",
+        "GiB for keys and values on each GPU of an engine. none or auto: the rest of the engine's part of the GPU's "
+        "memory (90 %, divided by the processes that share it) after the weights; 2 on a CPU.",
         unit="GiB",
     )
     tensor_parallel: Processes = option(1, "GPUs per engine.", unit="GPUs")
     eager: Annotated[bool | None, Auto] = option(
-        None, "No compilation and no captured graphs: starts at once, decodes slower; none or auto: on a CPU only."
+        None, "Skip compilation and graph capture: a faster start, slower decoding. none or auto: on a CPU only."
     )
     python: str | None = option(
         None, "Python interpreter of an environment that has vLLM; none: the one that runs the training."
@@ -56,18 +56,19 @@ class VllmConfig(Section):
 
 
 class RolloutConfig(Section):
-    engine: Literal["native", "vllm"] = option("native", "What samples the responses.")
+    engine: Literal["native", "vllm"] = option("native", "The engine that samples responses.")
     engines: Int = option(
         0,
-        "Engine processes; 0: the process that trains also samples (vllm always has a process of its own).",
+        "Engine processes. 0: the training process also samples (vllm always has its own process).",
         ge=0,
         le=MAX_PROCESSES,
         unit="processes",
     )
     reproducible: bool = option(
         True,
-        "Several engines get their requests by key and advance in lockstep, so that two runs on CPUs are equal; off: "
-        "by load, equal only up to rounding. With vllm, off also samples without a seed per request, which is faster.",
+        "Distribute requests to several engines by key and advance them in lockstep, so that two runs on CPUs are "
+        "equal. false: distribute by load; runs are equal up to rounding. With vllm, false also samples without a seed "
+        "per request, which is faster.",
         only_with="engine_processes",
     )
     native: NativeConfig = option(NativeConfig(), only_with="rollout.engine=native")
@@ -86,11 +87,11 @@ class RolloutConfig(Section):
 
 
 class ScoreThresholdsConfig(Section):
-    """`dynamic_sampling.filter` as thresholds."""
+    """Thresholds on scores (`dynamic_sampling.filter`)."""
 
     min_spread: Float = option(0.0, "Least difference between a group's largest and smallest score.", ge=0)
     mean_between: tuple[Float | None, Float | None] = option(
-        (None, None), "A group's mean score is above the first and below the second number; null: no bound."
+        (None, None), "Bounds of a group's mean score: above the first and below the second number; null: no bound."
     )
 
     @field_validator("mean_between")

@@ -14,7 +14,7 @@ _SWITCH = {"enum": [True, False]}
 def config_schema() -> dict[str, Any]:
     """A JSON schema (draft 2020-12) that describes every option: type, bounds, default, meaning, unit, paper's value.
 
-    What options say together, and names of files, models and verifiers, no schema can check: `dapo check` does.
+    A schema cannot check combinations of options or names of files, models and verifiers: `dapo check` does.
     """
     schema = Config.model_json_schema()
     definitions = schema["$defs"]

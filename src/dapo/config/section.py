@@ -1,4 +1,4 @@
-"""What every section of options is made of: its base class, its types, and an option with what is known about it."""
+"""Building blocks of sections: the base class, the types of values, and options with metadata."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
@@ -33,8 +33,8 @@ def option(
         paper: The paper's value, where it has one.
         only_with: The condition under which the option has an effect: `option=value`, or the name of an option or of a
             property of Config that must be true.
-        unit: What a number counts or is measured in; a pure number has none.
-        also: JSON schemas of what a file may hold besides the type, which a validator makes a value of it.
+        unit: The unit of a number; a pure number has none.
+        also: JSON schemas of further values that a validator converts to the type.
         bounds: `gt`, `ge`, `lt`, `le`, as for pydantic's Field.
     """
     known: dict[str, Any] = {} if paper is _UNSET else {"paper": paper}
@@ -55,7 +55,7 @@ def reject_bool(value: object) -> object:
 
 
 MAX_COUNT = 10**9
-"""No count is larger, and what costs memory, processes or threads has a lower bound of its own."""
+"""Largest count; options that cost memory, processes or threads have a smaller limit."""
 MAX_SECONDS = 1e6
 MAX_PROCESSES = 4096
 
@@ -69,4 +69,4 @@ Gibibytes: TypeAlias = Annotated[Float, Field(gt=0, le=1e6)]
 Seed: TypeAlias = Annotated[int, BeforeValidator(reject_bool), Field(ge=0, lt=2**63)]
 Switch = BeforeValidator(_yaml_switch)
 Auto = BeforeValidator(lambda value: None if value == "auto" else value)
-"""`auto` is another word for none, where that stands for a choice made at the start."""
+"""Accept `auto` for none, where none means a choice made at the start."""

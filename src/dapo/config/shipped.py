@@ -36,5 +36,5 @@ def find_config(path: str | Path) -> Path:
 
 
 def first_comment(path: Path) -> str:
-    """What the first line of a configuration says of it."""
+    """Return the description in the first line of a configuration."""
     return path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")

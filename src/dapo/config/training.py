@@ -20,14 +20,14 @@ Beta: TypeAlias = Annotated[Float, Field(ge=0, lt=1)]
 class AdvantageConfig(Section):
     estimator: Literal["group", "rloo", "reinforce_pp", "gae"] = option(
         "group",
-        "What a response is compared with. group: its group's mean (Eq. 9); rloo: the mean of the others of its group; "
-        "reinforce_pp: the mean of the whole batch of the step, divided by the batch's standard deviation; gae: what a "
-        "critic expected of each of its tokens (PPO, docs/losses.md). docs/losses.md has the equations.",
+        "Baseline of a response. group: the mean of its group (Eq. 9); rloo: the mean of the others of its group; "
+        "reinforce_pp: the mean of the whole batch of the step, divided by the batch's standard deviation; gae: the "
+        "critic's value of each token (PPO, docs/losses.md). docs/losses.md has the equations.",
         paper="group",
     )
     scale: Annotated[Literal["std", "none"], BeforeValidator(lambda v: "none" if v is None else v)] = option(
         "std",
-        "What advantages are divided by; std: the group's standard deviation of rewards (Eq. 9).",
+        "Divisor of advantages. std: the group's standard deviation of rewards (Eq. 9).",
         paper="std",
         only_with="advantage.estimator=group",
         also=[{"type": "null"}],
@@ -43,15 +43,15 @@ def _function_path(value: str) -> str:
 class LossConfig(Section):
     function: Annotated[str, AfterValidator(_function_path)] | None = option(
         None,
-        "module:function of a loss of one's own in place of Eq. 8: (logprobs, old_logprobs, advantages, mask, weights) "
-        "-> (loss, metrics), see docs/losses.md; none: the paper's.",
+        "module:function of a custom loss that replaces Eq. 8: (logprobs, old_logprobs, advantages, mask, weights) "
+        "-> (loss, metrics), see docs/losses.md. none: the loss of the paper.",
         paper=None,
     )
     surrogate: Literal["clip", "gspo", "cispo", "sapo"] = option(
         "clip",
-        "What a token contributes, by its ratio r. clip: min(r A, clip(r) A) (Eq. 8); gspo: the same with one ratio "
-        "for each response, the geometric mean of its tokens'; cispo: min(r, 1 + clip_high) A log pi, with a gradient "
-        "of log pi only; sapo: a smooth gate in place of the clip. docs/losses.md has the equations.",
+        "Contribution of a token to the loss, by its ratio r. clip: min(r A, clip(r) A) (Eq. 8); gspo: the same "
+        "with one ratio per response, the geometric mean over its tokens; cispo: min(r, 1 + clip_high) A log pi, with "
+        "a gradient of log pi only; sapo: a smooth gate in place of the clip. docs/losses.md has the equations.",
         paper="clip",
         only_with="has_ratios",
     )
@@ -111,38 +111,37 @@ class LossConfig(Section):
     )
     engine_correction: Annotated[Float | None, BeforeValidator(_weight_cap)] = option(
         None,
-        "Truncated importance sampling, for an engine that computes otherwise than the trainer: each token's loss "
-        "times min(exp(old_logprob - engine_logprob), this number). tis: 2; none: no correction.",
+        "Cap of truncated importance sampling, which corrects for the difference between engine and trainer: each "
+        "token's loss is multiplied by min(exp(old_logprob - engine_logprob), cap). tis: 2; none: no correction.",
         paper=None,
         also=[{"enum": ["tis", "none"]}],
         gt=0,
     )
     engine_ratio: Literal["token", "sequence"] = option(
         "token",
-        "Whose ratio loss.engine_correction bounds and multiplies by. token: each token's own; sequence: the product "
-        "over its response.",
+        "Compute the engine correction per token or per response. sequence: the ratio is the product over the "
+        "response.",
         only_with="corrects_engine",
     )
     engine_over_cap: Literal["truncate", "mask"] = option(
         "truncate",
-        "What becomes of a ratio above loss.engine_correction. truncate: it counts as that number (truncated "
-        "importance sampling); mask: its tokens do not train, nor do those whose ratio is below 1 / that number "
-        "(masked importance sampling).",
+        "Treatment of ratios above loss.engine_correction, the cap. truncate: use the cap (truncated importance "
+        "sampling); mask: exclude tokens whose ratio is above the cap or below 1 / cap (masked importance sampling).",
         only_with="corrects_engine",
     )
     old_logprobs: Literal["policy", "engine"] = option(
         "policy",
-        "Whose log-probabilities are pi_old in the second and later updates of a step. policy: the trainer's, computed "
-        "before the first update; engine: those that the responses were sampled with, which saves that pass. It needs "
-        "the native engine in the process that trains, in float32 or float64, and the run ends where the two differ by "
-        "more than 0.001 nats at any token of a step's first update.",
+        "Source of pi_old in the second and later updates of a step. policy: log-probabilities of the trainer, "
+        "computed before the first update; engine: those of the sampling, which saves that pass. engine needs the "
+        "native engine in the training process, in float32 or float64; the run ends if the two differ by more than "
+        "0.001 nats at any token of a step's first update.",
         paper="policy",
         only_with="reuses_samples",
     )
     max_approx_kl: Float | None = option(
         10.0,
-        "Nats to the old policy (ratio - 1 - log ratio), mean over an update's tokens, above which the ratio has "
-        "exploded and the update is skipped and counted; none: no limit.",
+        "Limit of the mean KL divergence to the old policy (ratio - 1 - log ratio) over an update's tokens. An update "
+        "beyond it is skipped and counted. none: no limit.",
         paper=None,
         gt=0,
         unit="nats",
@@ -182,8 +181,8 @@ class OptimConfig(Section):
     )
     schedule: Literal["constant", "linear", "cosine"] = option(
         "constant",
-        "What the learning rate does after the warm-up. constant: it stays; linear, cosine: it falls to "
-        "optim.min_lr_fraction of optim.lr in the step train.num_steps.",
+        "Learning rate after the warm-up. constant: optim.lr; linear, cosine: falls to optim.min_lr_fraction of "
+        "optim.lr in the step train.num_steps.",
         paper="constant",
     )
     min_lr_fraction: Float = option(
@@ -203,33 +202,31 @@ class CriticConfig(Section):
 
     lr: Float = option(
         1.0e-5,
-        "Learning rate of the critic's AdamW after the warm-up; the rest of `optim` holds for it too.",
+        "Learning rate of the critic's AdamW after the warm-up; the other options of `optim` apply to the critic too.",
         gt=0,
     )
     gae_lambda: Float = option(
         1.0,
-        "Lambda of the advantages. 1: all rewards to come less the critic's value; 0: one step's reward and the "
-        "difference of two values; in between, less variance for more bias.",
+        "Lambda of the advantages. 1: the sum of future rewards minus the critic's value; 0: one step's reward and the "
+        "difference of two values; values in between trade variance for bias.",
         ge=0,
         le=1,
     )
     clip_range: Float | None = option(
         0.5,
-        "By how much a step's updates may move a value before it loses its gradient, in units of the reward; none: by "
-        "any amount.",
+        "Distance that a step's updates may move a value before it loses its gradient, in units of the reward; none: "
+        "no limit.",
         gt=0,
     )
-    pretrain_steps: Int = option(
-        0, "Training steps at the beginning in which the critic learns and the policy stays.", ge=0, unit="steps"
-    )
+    pretrain_steps: Int = option(0, "Number of first training steps that update only the critic.", ge=0, unit="steps")
 
 
 class TrainConfig(Section):
     num_steps: Positive = option(300, "Training steps of the run.", unit="steps")
     token_budget: Annotated[Int, Field(gt=0, le=10**15)] | None = option(
         None,
-        "Generated tokens after which the run ends, if that is before train.num_steps: the step that reaches them is "
-        "the last one. Groups that do not train count too, evaluations do not. none: no bound.",
+        "Generated tokens after which the run ends, if it reaches them before train.num_steps; the step that reaches "
+        "them is the last. Groups that do not train count; evaluations do not. none: no limit.",
         unit="tokens",
     )
     minibatch_groups: Positive = option(32, "Groups per optimiser update.", paper=32, unit="groups")
@@ -241,13 +238,13 @@ class TrainConfig(Section):
     )
     recompute: Annotated[bool | None, Auto] = option(
         None,
-        "Keep only each layer's input for the backward pass and compute the rest again: a third more arithmetic, a "
-        "fraction of the memory. none or auto: on a GPU on which 8192 tokens per backward pass, or the longest prompt "
-        "and response, do not fit otherwise.",
+        "Recompute activations in the backward pass from each layer's input: a third more arithmetic, a fraction of "
+        "the memory. none or auto: on a GPU if 8192 tokens per backward pass, or the longest prompt and response, do "
+        "not fit otherwise.",
     )
     save_every: Int = option(20, "Steps between checkpoints; 0: only at the end.", ge=0, unit="steps")
     keep_checkpoints: Positive = option(
-        2, "Newest checkpoints that are kept; so is the best evaluated one.", unit="checkpoints"
+        2, "Number of newest checkpoints to keep, besides the best evaluated one.", unit="checkpoints"
     )
     eval_every: Int = option(
         20,
@@ -256,15 +253,15 @@ class TrainConfig(Section):
         ge=0,
         unit="steps",
     )
-    seed: Seed = option(0, "Seed of everything that is random in a run.")
+    seed: Seed = option(0, "Seed of all randomness in a run.")
     threads: Processes | None = option(
         None,
         "CPU threads per process that trains or samples. none: torch's own choice, divided among the processes of a "
         "machine that compute at the same time.",
         unit="threads",
     )
-    device: Literal["auto", "cpu", "cuda"] = option("auto", "Where the model computes; auto: a GPU where there is one.")
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "Device of the model. auto: a GPU if the machine has one.")
 
     def is_budget_spent(self, tokens_generated: int) -> bool:
-        """Whether a run that has generated so many tokens has reached `train.token_budget`."""
+        """Whether the generated tokens have reached `train.token_budget`."""
         return self.token_budget is not None and tokens_generated >= self.token_budget

@@ -12,15 +12,15 @@ from dapo.core.terminal import print_text
 
 SECTIONS = {
     "reward": "Rewards of the step's judged responses.",
-    "audit": "What a second verifier (`audit.verifier`), which never trains, says of a share of the trained responses.",
-    "rollout": "What a step generated. `groups_*` and `tokens_*` count all of it; the other metrics, and those of "
-    "`reward/`, leave out groups with the outcome `excess`, so that none depends on how many groups were in flight.",
+    "audit": "Verdicts of a second verifier (`audit.verifier`), which never trains, on a share of trained responses.",
+    "rollout": "Responses that a step generated. `groups_*` and `tokens_*` count all of them; the other metrics, "
+    "and those of `reward/`, leave out groups with the outcome `excess`: none depends on the number of groups in flight.",
     "loss": "The loss, and means over the tokens that train.",
     "critic": "The value function of PPO (`advantage.estimator: gae`, docs/losses.md).",
     "optim": "The optimizer.",
     "time": "Seconds, speed, memory and warnings. Only these depend on the machine and the moment; all other metrics "
     "are the same in every repetition of a run.",
-    "eval": "Evaluations: before the first step, then as `train.eval_every` says. `{data}` is the data set's name.",
+    "eval": "Evaluations: before the first step, then every `train.eval_every` steps. `{data}` is the data set's name.",
 }
 
 OUTCOMES = {
@@ -80,7 +80,7 @@ class Metric:
 
     @property
     def scale(self) -> float:
-        """What the value is multiplied by to be shown: fractions are shown in per cent."""
+        """Factor of the displayed value: fractions are shown in per cent."""
         return 100.0 if self.unit == "fraction" else 1.0
 
 
@@ -116,7 +116,8 @@ METRICS = (
     Metric("rollout/all_wrong_fraction", "fraction", "The fraction of judged groups that are all wrong, whether "
            "they train or not.", "Eq. 11"),
     Metric("rollout/trained_pass_rate_mean", "fraction", "The mean fraction of correct responses of the groups that "
-           "train and have correct and wrong ones: how hard the problems are that the policy learns from.", "Eq. 11",
+           "train and have correct and wrong ones: the difficulty of the problems that the policy learns from.",
+           "Eq. 11",
            when="where the verifier decides correct or wrong, in steps with such a group"),
     Metric("rollout/response_tokens_mean", "tokens", "The mean length of a response.", "Fig. 7a"),
     Metric("rollout/response_tokens_max", "tokens", "The length of the longest response."),
@@ -260,9 +261,9 @@ def metrics_page() -> str:
         "<!-- Made from src/dapo/telemetry/metric_table.py by `make docs`: change the table, not this page. -->",
         "# Metrics",
         "",
-        "What `metrics.jsonl` holds, one line per step. *Updates* says how the values of a step's optimizer updates "
-        "are combined; without an entry the metric describes the whole step. *When* is the condition under which it is "
-        "logged; means over tokens are also missing in a step in which no token trains.",
+        "The metrics of `metrics.jsonl`, one line per step. *Updates* is the way in which the values of a step's "
+        "optimizer updates are combined; without an entry the metric describes the whole step. *When* is the "
+        "condition under which a metric is logged; a step without trained tokens has no means over tokens.",
     ]
     for section, text in SECTIONS.items():
         lines += ["", f"## {section}/", "", text, "", "| metric | unit | meaning | paper | updates | when |"]
