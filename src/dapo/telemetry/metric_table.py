@@ -14,7 +14,7 @@ SECTIONS = {
     "reward": "Rewards of the step's judged responses.",
     "audit": "Verdicts of a second verifier (`audit.verifier`), which never trains, on a share of trained responses.",
     "rollout": "Responses that a step generated. `groups_*` and `tokens_*` count all of them; the other metrics, "
-    "and those of `reward/`, leave out groups with the outcome `excess`: none depends on the number of groups in flight.",
+    "and those of `reward/`, leave out groups with outcome `excess`: none depends on the number of groups in flight.",
     "loss": "The loss, and means over the tokens that train.",
     "critic": "The value function of PPO (`advantage.estimator: gae`, docs/losses.md).",
     "optim": "The optimizer.",
