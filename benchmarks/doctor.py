@@ -1,7 +1,7 @@
 """Does `dapo doctor` find planted faults, and is it silent on healthy runs? `python -m benchmarks.doctor`.
 
 Each fault and each healthy run is trained with several seeds: a few minutes on one core. It also times the rules in a
-run that trains. The table is for docs/doctor.md.
+run that trains. The table is for docs/lab/doctor.md.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def _diagnosed(case: Case, model: Path, folder: Path, seed: int) -> Diagnosis:
 
 
 def table(found: dict[str, list[Diagnosis]], seeds: Sequence[int]) -> list[str]:
-    """The rows for docs/doctor.md: each fault with how often it was found, then the healthy runs as one row."""
+    """The rows for docs/lab/doctor.md: each fault with how often it was found, then the healthy runs as one row."""
     lines = ["| planted | finding | found | named first | other findings |", "|---|---|---|---|---|"]
     right = first = 0
     for case in FAULTS:
