@@ -122,8 +122,10 @@ class Run:
         """Each problem that was sampled, with its visits, right answers and last step, as of the newest checkpoint."""
         import pandas as pd
 
+        from dapo.runs.rollouts import read_rollouts
+
         path = self._directory.problem_stats
-        return pd.read_parquet(path) if path.exists() else pd.DataFrame()
+        return read_rollouts([path]).to_pandas() if path.exists() else pd.DataFrame()
 
     @property
     def summary(self) -> dict[str, Any] | None:
