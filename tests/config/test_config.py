@@ -293,6 +293,7 @@ def test_a_group_of_one_is_refused(size):
 
 
 def test_top_p_below_one_is_refused_in_training_and_free_in_evaluation():
+    assert config("rollout.top_p=1.0") == config()
     assert "unknown option rollout.top_p; it is fixed to 1" in message("rollout.top_p=0.7")
     assert config("eval.top_p=0.5").eval.top_p == 0.5
 
@@ -581,7 +582,7 @@ def test_there_are_at_most_95_options():
 @pytest.mark.parametrize("name", REMOVED)
 def test_a_removed_option_is_answered_with_what_to_do(name: str):
     assert name not in {known for known, _ in options_of()}
-    assert message(f"{name}=1").endswith(f"unknown option {name}; {REMOVED[name]}")
+    assert message(f"{name}=0.5").endswith(f"unknown option {name}; {REMOVED[name]}")
 
 
 def test_the_page_of_options_is_what_the_options_give():

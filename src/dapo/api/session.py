@@ -149,6 +149,7 @@ class Session:
         config, step = self.config, self.step + 1
         require_groups(
             batch.batch,
+            on_shortfall=config.dynamic_sampling.on_shortfall,
             step=step,
             empty_steps=self._empty_steps,
             reward_test=reward_test_command(config),

@@ -102,6 +102,11 @@ def build_config(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, where
         assert isinstance(values, dict)
         # a section with nothing under it, or everything commented out, means its defaults
         values = {name: value for name, value in values.items() if not (value is None and name in SECTIONS)}
+        rollout = values.get("rollout")
+        if (
+            isinstance(rollout, dict) and rollout.get("top_p") == 1
+        ):  # its only value in training, which recipes spell out
+            values["rollout"] = {name: value for name, value in rollout.items() if name != "top_p"}
     except OmegaConfBaseException as error:
         raise ConfigError(f"{where}: {' '.join(str(error).split())}") from None
     try:

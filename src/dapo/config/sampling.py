@@ -106,10 +106,12 @@ class ScoreThresholdsConfig(Section):
 class DynamicSamplingConfig(Section):
     enabled: bool = option(True, "Train only on groups whose responses differ in reward (Eq. 11).", paper=True)
     max_groups_per_step: Positive | None = option(
-        None,
-        "Groups that may be judged per step. A batch that is not full then trains as it is. none: ten times "
-        "rollout.prompts_per_step.",
-        unit="groups",
+        None, "Groups that may be judged per step; none: ten times rollout.prompts_per_step.", unit="groups"
+    )
+    on_shortfall: Literal["train", "stop"] = option(
+        "train",
+        "What a step does whose batch is not full at max_groups_per_step. train: update on the groups found; stop: end "
+        "the run, with its state saved.",
     )
     filter: str | ScoreThresholdsConfig | None = option(
         None,

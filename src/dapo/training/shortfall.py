@@ -1,6 +1,6 @@
-"""Decides how a run goes on after a step whose search for groups ended without a full batch.
+"""What becomes of a step whose search for groups came to an end without a full batch.
 
-A short batch trains. A step without any group changes no weight; after a first step
+With `on_shortfall: train` a short batch is trained on. A step without any group changes no weight; after a first step
 that trained such steps are tolerated, as with small batches they come by chance, up to MAX_EMPTY_STEPS in a row. Where
 every response of the whole search was correct, the problems are solved, and the run ends well: it is evaluated, saved
 and finished. Before any step has trained that is an error too: nothing was learned, or the reward accepts everything.
@@ -48,11 +48,14 @@ class ProblemsSolved(ShortfallError):
     """Every response of a step's whole search was correct: a run that has trained has nothing left to learn."""
 
 
-def require_groups(batch: Batch, *, step: int = 1, empty_steps: int = 0, reward_test: str = REWARD_TEST) -> None:
+def require_groups(
+    batch: Batch, *, on_shortfall: str, step: int = 1, empty_steps: int = 0, reward_test: str = REWARD_TEST
+) -> None:
     """Return if the step can go on with this batch, which may be short.
 
     Args:
         batch: what the step has sampled.
+        on_shortfall: `dynamic_sampling.on_shortfall`.
         step: the number of the step, from 1.
         empty_steps: how many of the steps before it, in a row, had no group.
         reward_test: the command that shows what the run's reward does.
@@ -63,15 +66,15 @@ def require_groups(batch: Batch, *, step: int = 1, empty_steps: int = 0, reward_
     """
     has_trained = empty_steps < step - 1
     found: Counter[str] = Counter(outcome for _, outcome in batch.decided if outcome != "trained")
-    if not batch.shortfall or batch.groups:
+    if not batch.shortfall or (batch.groups and on_shortfall == "train"):
         return
-    if has_trained:
+    if not batch.groups and has_trained:
         if found.keys() == {"all_correct"}:
             raise ProblemsSolved(
                 f"all {found['all_correct']} groups of step {step} are all correct: nothing is left to learn from "
                 f"them, and the run ends after step {step - 1}"
             )
-        if empty_steps + 1 < MAX_EMPTY_STEPS:
+        if on_shortfall == "train" and empty_steps + 1 < MAX_EMPTY_STEPS:
             return
     raise ShortfallError(_explain(batch, found, step=step, empty_steps=empty_steps, reward_test=reward_test))
 

@@ -60,6 +60,7 @@ def rollouts_in_background(run: Run, batch: Batch, samples: Sequence[Sample]) ->
         try:
             require_groups(
                 batch,
+                on_shortfall=run.config.dynamic_sampling.on_shortfall,
                 step=step,
                 empty_steps=run.state.empty_steps,
                 reward_test=reward_test_command(run.config),
