@@ -160,7 +160,7 @@ def test_a_runs_configuration_holds_what_auto_stands_for():
 
 
 def test_auto_without_being_settled_is_an_error_where_it_is_used():
-    with pytest.raises(ValueError, match=r"train\.microbatch_tokens=auto is not settled"):
+    with pytest.raises(ValueError, match=r"train\.microbatch_tokens=auto is not resolved"):
         _ = config_of("train.microbatch_tokens=auto").microbatch_tokens
 
 
