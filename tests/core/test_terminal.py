@@ -19,13 +19,13 @@ from dapo.telemetry.console import ProgressDisplay, SafeConsole
 
 ATTACK = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eevil\u2066\r\x08[red]m[/red] :bomb: \ud800"
 ESCAPED = "\\x1b]0;owned\\x07\\x1b[2J\\x9b31m\\u202eevil\\u2066\\r\\x08[red]m[/red] :bomb: \\ud800"
-SOURCES = Path(dapo.__file__).parent
+SOURCES = Path(dapo.__file__).parents[1]
 RIM = {
-    "core/terminal.py": {"print"},
-    "telemetry/console.py": {"Console"},
-    # inside of the sandbox: JSON to the parent's pipe, and what the tests of a program print, which is kept in memory
-    "rewards/sandbox/probes.py": {"sys.stdout.write"},
-    "rewards/sandbox/rpc.py": {"sys.stdout.write"},
+    "dapo/core/terminal.py": {"print"},
+    "dapo/telemetry/console.py": {"Console"},
+    # inside of the sandbox: JSON to the parent's pipe, and output of a program, which is kept in memory
+    "code_sandbox/confined/probes.py": {"sys.stdout.write"},
+    "code_sandbox/confined/rpc.py": {"sys.stdout.write"},
 }
 """The files that write to a stream, and by what."""
 
@@ -95,7 +95,7 @@ def test_a_command_line_that_is_refused_is_shown_as_text(
 ):
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(cli.warnings, "formatwarning", cli.warnings.formatwarning)
-    monkeypatch.chdir(SOURCES.parents[1])
+    monkeypatch.chdir(SOURCES.parent)
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
     shown = capsys.readouterr()

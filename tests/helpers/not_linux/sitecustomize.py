@@ -1,6 +1,6 @@
-"""Makes the modules of dapo, in every process that has this folder on its path, see a system that is not Linux.
+"""Makes the modules of dapo and code_sandbox, in every process that has this folder on its path, see macOS.
 
-Only they do: other packages are the ones built for this machine. In modules of dapo, `sys.platform` is darwin, what
+Only they do: other packages are the ones built for this machine. In these modules, `sys.platform` is darwin, what
 macOS lacks is missing from `os`, `fcntl`, `select`, `socket` and `resource`, there are no files below /proc and
 /dev/shm, and limits of memory are refused. With DAPO_SEEN set, each process adds its command to that file.
 """
@@ -26,6 +26,7 @@ MISSING = {
     "resource": {"prlimit", "RLIMIT_MSGQUEUE", "RLIMIT_NICE", "RLIMIT_RTPRIO", "RLIMIT_SIGPENDING"},
 }
 NOT_THERE = ("/proc", "/dev/shm")
+OURS = ("dapo", "code_sandbox")
 
 
 def refused(limit: int, bounds: tuple[int, int]) -> None:
@@ -81,10 +82,10 @@ class Loader(importlib.machinery.SourceFileLoader):
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules of dapo as usual, and has them loaded by Loader."""
+    """Finds these modules as usual, and has them loaded by Loader."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name.split(".")[0] == "dapo" else None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name.split(".")[0] in OURS else None
         if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
             spec.loader = Loader(spec.loader.name, spec.loader.path)
         return spec
@@ -92,7 +93,7 @@ class Finder(importlib.abc.MetaPathFinder):
 
 def hide(method: Any, absent: Any) -> Any:
     def hidden(self: pathlib.Path, *arguments: Any, **keywords: Any) -> Any:
-        if str(self).startswith(NOT_THERE) and sys._getframe(1).f_globals.get("__name__", "").startswith("dapo"):
+        if str(self).startswith(NOT_THERE) and sys._getframe(1).f_globals.get("__name__", "").startswith(OURS):
             if absent is None:
                 raise FileNotFoundError(2, "No such file or directory", str(self))
             return absent

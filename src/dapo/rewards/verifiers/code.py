@@ -3,47 +3,46 @@
 import math
 import time
 from collections.abc import Mapping
-from importlib.machinery import SourceFileLoader
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, Literal
 
+from code_sandbox import LocalSandbox, SandboxError, Tests, UnusableTests, probe, read_tests
 from dapo.core.errors import RewardError
 from dapo.core.verifier_limits import CODE_TIME_S
-from dapo.rewards.sandbox import sandbox
-from dapo.rewards.sandbox.sandbox import Sandbox, SandboxError
 from dapo.rewards.verdicts import binary_verdict, error_verdict
-from dapo.rewards.verifiers.code_tests import COLUMNS, Pairs, Statements, read_tests
 from dapo.types import Problem, Verdict
 from strict_math.text import fences, final_part
 
 Isolation = Literal["require", "best_effort"]
 
+_COLUMNS = ("tests", "test_list", "test")  # the second is the column of MBPP, the third that of HumanEval
+_SETUP_COLUMNS = ("test_imports", "test_setup_code")
 _LANGUAGES = ("", "python", "py", "python3")
 
 
 class CodeVerifier:
     """Right if the response's last Python fence (without a fence: all of it) passes every test.
 
-    Tests are in the row's column `tests` (option `field`), else in the reference, as values or as JSON text:
+    The tests stand in the row's column `tests` (option `field`), or else in the reference, as values or as JSON text:
 
     - `[{"input": "1 2", "output": "3"}, ...]` or `{"inputs": [...], "outputs": [...]}`: the program reads standard
-      input, and what it prints must equal the output, apart from white space at the ends of lines and of the whole;
+      input and must print the output; white space at the ends of lines and of the whole is ignored;
     - `["assert add(1, 2) == 3", ...]`, or one string of Python: statements, functions of pytest, cases of unittest, or
       `def check(candidate)`, which is called with the column `entry_point`.
 
-    Tests of the second kind are passed only if assertions on values of the program were executed and held; tests that
-    execute none are an error. docs/verifiers.md says what is run and counted, and which names are the program's.
+    A program passes tests of the second kind only if assertions on its values were executed and held; tests that
+    execute none are an error. docs/verifiers.md lists what is run and counted, and which names belong to the program.
 
-    The program never sees the tests: it gets inputs and arguments, and answers with text or plain values (see
-    `sandbox.rpc`), which are compared in another process. So a test cannot pass it a function or compare its objects.
+    The program never sees the tests: it receives inputs and arguments, and answers with text or plain values, which a
+    different process compares. A test therefore cannot pass it a function or compare its objects.
 
-    Python's standard library only, one thread, no files (`sandbox.sandbox` says what holds on which system). Too
-    much time, memory or output is wrong, as a failed test is; tests that cannot run are an error.
+    Programs have Python's standard library, one thread and no files (`code_sandbox` describes the layers per system).
+    Too much time, memory or output is wrong, like a failed test; tests that cannot run are an error.
     """
 
     def __init__(
         self,
-        field: str = COLUMNS[0],
+        field: str = _COLUMNS[0],
         time_s: float = CODE_TIME_S,
         memory_mib: int = 1024,
         isolation: Isolation = "require",
@@ -57,7 +56,7 @@ class CodeVerifier:
             isolation: `best_effort` runs programs even on a machine that cannot confine them.
 
         Raises:
-            RewardError: an option cannot be used, or the machine cannot confine a program.
+            RewardError: an option has no valid value, or the machine cannot confine a program.
         """
         if not isinstance(field, str) or not field:
             raise RewardError(f"code: field must be the name of a column, got {field!r}")
@@ -65,62 +64,47 @@ class CodeVerifier:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise RewardError(f"code: {name} must be a positive number, got {value!r}")
         self._field, self._time_s = field, time_s
-        _cache_bytecode()
-        self._sandbox = Sandbox(round(memory_mib * 2**20), require_confinement=isolation == "require")
+        sandbox = LocalSandbox(round(memory_mib * 2**20))
+        self._sandbox = replace(sandbox, require_confinement=isolation == "require")
         try:
-            gaps = self._sandbox.gaps()
+            weaknesses = dict.fromkeys(probe(sandbox).values())
         except SandboxError as error:
             raise RewardError(f"code: {error}; memory_mib={memory_mib} may be too little") from None
-        if gaps and isolation == "require":
+        if weaknesses and isolation == "require":
             raise RewardError(
-                f"code: on this machine a response's program could {', '.join(gaps)}. Linux on x86_64 or "
+                f"code: on this machine a response's program could {', '.join(weaknesses)}. Linux on x86_64 or "
                 "aarch64, with Landlock (since 5.13) or the right to make namespaces, confines it; "
                 "reward.options.isolation=best_effort runs it anyway"
             )
 
     @staticmethod
     def check_problem(problem: Problem, options: Mapping[str, Any]) -> str | None:
-        """Why no program can be judged by the tests of this row."""
-        field = options.get("field", COLUMNS[0])
+        """Return why no program can be judged by the tests of this row; None if programs can be judged."""
+        field = options.get("field", _COLUMNS[0])
         if not isinstance(field, str):
-            return None  # the constructor refuses it
+            return None  # the constructor rejects it
         try:
-            read_tests(problem, field)
-        except ValueError as error:
+            _tests_of(problem, field)
+        except UnusableTests as error:
             return str(error)
         return None
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         try:
-            tests = read_tests(problem, self._field)
-        except ValueError as error:
+            tests = _tests_of(problem, self._field)
+        except UnusableTests as error:
             return error_verdict(f"code: problem {problem.id!r}: {error}")
         source = program_in(response)
         if not source.strip():
             return binary_verdict(False)
-        deadline = time.monotonic() + self._time_s
         try:
-            return self._passes(source, tests, deadline)
-        except SandboxError as error:
-            return binary_verdict(False) if time.monotonic() >= deadline else error_verdict(f"code: {error}")
-
-    def _passes(self, source: str, tests: Pairs | Statements, deadline: float) -> Verdict:
-        if isinstance(tests, Pairs):
-            return binary_verdict(all(self._prints(source, *pair, deadline) for pair in tests.pairs))
-        result = self._sandbox.run_tests(source, tests.message, deadline=deadline)
-        if result == "unchecked":
-            return error_verdict("code: these tests run no assertion on a value of the program")
-        if result.startswith("broken: "):
-            return error_verdict(f"code: the tests cannot run: {result.removeprefix('broken: ')}")
-        return binary_verdict(result == "passed")
-
-    def _prints(self, source: str, stdin: str, expected: str, deadline: float) -> bool:
-        result = self._sandbox.run(source, stdin, deadline=deadline, max_output_bytes=max(4 * len(expected), 1 << 16))
-        return result.exit_code == 0 and _lines(result.output.decode(errors="replace")) == _lines(expected)
+            return binary_verdict(tests.passed_by(source, self._sandbox, deadline=time.monotonic() + self._time_s))
+        except (SandboxError, UnusableTests) as error:
+            return error_verdict(f"code: {error}")
 
 
 def program_in(response: str) -> str:
-    """The last fence of Python (or of no language), even if not closed; without any fence, the whole response."""
+    """Return the last fence of Python or of no language, closed or not; without any fence, the whole response."""
     text = final_part(response)
     found = fences(text)
     programs = [content for language, content in found if language in _LANGUAGES]
@@ -129,11 +113,21 @@ def program_in(response: str) -> str:
     return "" if found else text
 
 
-def _cache_bytecode() -> None:
-    """Compile the modules of the sandbox's processes, which read them before they are confined and write nothing."""
-    for name in ("rpc", "test_runner", "pytest_subset"):
-        SourceFileLoader(name, str(Path(sandbox.__file__).with_name(f"{name}.py"))).get_code(name)
-
-
-def _lines(output: str) -> list[str]:
-    return [line.rstrip() for line in output.rstrip().splitlines()]
+def _tests_of(problem: Problem, field: str) -> Tests:
+    """Read the tests of a row from its column `field` or its reference. Raises UnusableTests."""
+    names = _COLUMNS if field == _COLUMNS[0] else (field,)
+    found = [problem.fields[name] for name in names if problem.fields.get(name) is not None]
+    tests = found[0] if found else problem.answer
+    if tests in ("", [], {}):
+        raise UnusableTests(
+            f"no tests in field {field!r} or in the reference; expected pairs [{{'input': ..., 'output': ...}}], or "
+            "statements such as 'assert add(1, 2) == 3'"
+        )
+    setup = [problem.fields[name] for name in _SETUP_COLUMNS if problem.fields.get(name)]
+    prompt = problem.prompt if isinstance(problem.prompt, str) else "\n".join(m["content"] for m in problem.prompt)
+    return read_tests(
+        tests,
+        setup=[text for part in setup for text in ([part] if isinstance(part, str) else part)],
+        entry_point=problem.fields.get("entry_point") or None,
+        prompt=prompt,
+    )

@@ -1,14 +1,15 @@
 """Rewrites tests so that the assertions on values of a program are counted while they run.
 
 An assertion counts if its expression can be false and mentions the program: one of its names, or a variable, attribute,
-parameter or function of the tests into which a value of the program may have gone, by assignment, loop, call or return.
-This is followed by name through the whole text, in any order (`Flows`), so it finds rather too many than too few; the
-test runner asks for a call of the program as well.
+parameter or function of the tests that a value of the program can reach by assignment, loop, call or return. `DataFlow`
+follows values by name through the whole text, in any order, and finds too many names rather than too few; the test
+runner requires a call of the program as well.
 
-Rewritten are `assert`; `if ...: raise`; the body of `with pytest.raises(...)` and `with self.assertRaises(...)`; calls
-of unittest's assertion methods; and `try` with an `assert False` for the case that nothing is raised. A counted
-assertion that fails is remembered even where the tests catch it, unless the handler asserts something itself or names
-an exception other than AssertionError. The names that the rewritten text calls are those of `Counter` in `test_runner`.
+The rewritten forms are `assert`; `if ...: raise`; the body of `with pytest.raises(...)` and `with
+self.assertRaises(...)`; calls of unittest's assertion methods; and `try` with an `assert False` for the case that
+nothing is raised. A counted assertion that fails is recorded even if the tests catch it, unless the handler has an
+assertion of its own or names an exception other than AssertionError. The rewritten text calls methods of
+`confined.test_runner.Counter`.
 """
 
 import ast
@@ -23,14 +24,14 @@ _CATCHES_ASSERTIONS = ("AssertionError", "Exception", "BaseException")
 
 @dataclass
 class Names:
-    """Names of variables and of attributes that a text uses, or that a value may have gone to."""
+    """Names of variables and attributes: those that a text uses, or those that a value can reach."""
 
     variables: set[str] = field(default_factory=set)
     attributes: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, *nodes: ast.AST | None) -> "Names":
-        """All that these trees mention."""
+        """Collect the names that these trees mention."""
         found = cls()
         for node in nodes:
             for part in ast.walk(node) if node is not None else ():
@@ -40,47 +41,47 @@ class Names:
                     found.attributes.add(part.attr)
         return found
 
-    def meets(self, other: "Names") -> bool:
+    def intersects(self, other: "Names") -> bool:
         """Whether the two have a name in common."""
         return not (self.variables.isdisjoint(other.variables) and self.attributes.isdisjoint(other.attributes))
 
     def add(self, other: "Names") -> bool:
-        """Take in the names of `other`; returns whether there was a new one."""
+        """Add the names of `other`; return whether one of them is new."""
         before = len(self.variables) + len(self.attributes)
         self.variables |= other.variables
         self.attributes |= other.attributes
         return len(self.variables) + len(self.attributes) > before
 
 
-class Flows:
-    """Where values may go in tests: from the names that an expression mentions to those that it is bound to.
+class DataFlow:
+    """The names that values can reach in tests: each expression flows from its names to those that it is bound to.
 
-    What the program prints may be in whatever the tests redirect the output to.
+    Output of the program flows into every object to which the tests redirect the output.
     """
 
     def __init__(self, trees: Sequence[ast.Module]) -> None:
-        self._pairs: list[tuple[Names, Names]] = []
-        self._printed = Names({"capsys"})  # where the tests look for what the program prints
+        self._edges: list[tuple[Names, Names]] = []
+        self._printed = Names({"capsys"})  # the names that can hold output of the program
         self.parameters: dict[str, set[str]] = {}
         nodes = [node for tree in trees for node in ast.walk(tree)]
         for node in nodes:
             if isinstance(node, _FunctionNode):
                 self.parameters.setdefault(node.name, set()).update(parameters_of(node))
         for node in nodes:
-            self._pairs.extend(self._flows_of(node))
+            self._edges.extend(self._edges_of(node))
 
     def reached_from(self, names: Iterable[str]) -> Names:
-        """All names that a value of the variables `names` may go to, these included."""
+        """Return the names that a value of the variables `names` can reach, including these."""
         reached = Names(set(names))
         reached.add(self._printed)
         grows = True
         while grows:
             grows = False
-            for source, to in self._pairs:
-                grows |= source.meets(reached) and reached.add(to)
+            for source, to in self._edges:
+                grows |= source.intersects(reached) and reached.add(to)
         return reached
 
-    def _flows_of(self, node: ast.AST) -> Iterator[tuple[Names, Names]]:
+    def _edges_of(self, node: ast.AST) -> Iterator[tuple[Names, Names]]:
         match node:
             case ast.Assign(targets=targets, value=value):
                 if any(isinstance(target, ast.Attribute) and target.attr == "stdout" for target in targets):
@@ -91,7 +92,7 @@ class Flows:
             case ast.For() | ast.AsyncFor() | ast.comprehension():
                 yield Names.of(node.iter), _bound_by(node.target)
             case ast.With() | ast.AsyncWith():
-                yield from self._flows_of_with(node)
+                yield from self._edges_of_with(node)
             case ast.If() | ast.While():
                 yield Names.of(node.test), _bound_in([*node.body, *node.orelse])
             case ast.Try(body=body, handlers=handlers, orelse=orelse):
@@ -109,16 +110,16 @@ class Flows:
             case ast.ClassDef(name=name, body=body):
                 yield Names.of(*body), Names({name})
             case ast.Call() | ast.Expr(value=ast.Call()):
-                yield from self._flows_of_call(node)
+                yield from self._edges_of_call(node)
 
-    def _flows_of_with(self, node: ast.With | ast.AsyncWith) -> Iterator[tuple[Names, Names]]:
+    def _edges_of_with(self, node: ast.With | ast.AsyncWith) -> Iterator[tuple[Names, Names]]:
         for item in node.items:
             if isinstance(item.context_expr, ast.Call) and _last_name(item.context_expr.func) in _REDIRECTS:
                 self._printed.add(_bound_by(*item.context_expr.args))
             if item.optional_vars is not None:
                 yield Names.of(item.context_expr, *node.body), _bound_by(item.optional_vars)
 
-    def _flows_of_call(self, call: ast.Call | ast.Expr) -> Iterator[tuple[Names, Names]]:
+    def _edges_of_call(self, call: ast.Call | ast.Expr) -> Iterator[tuple[Names, Names]]:
         if isinstance(call, ast.Expr):  # such as sort_numbers(numbers)
             assert isinstance(call.value, ast.Call)
             yield Names.of(call.value.func), _bound_by(*call.value.args)
@@ -133,13 +134,13 @@ class Flows:
 
 
 def parameters_of(function: _FunctionNode) -> set[str]:
-    """The names of a function's parameters but `self` and `cls`."""
+    """Return the names of the parameters of a function, except `self` and `cls`."""
     every = ast.walk(function.args)
     return {part.arg for part in every if isinstance(part, ast.arg)} - {"self", "cls"}
 
 
 def _bound_by(*targets: ast.expr) -> Names:
-    """What an assignment to these targets changes; of `self.x` the attribute alone."""
+    """Return the names that an assignment to these targets changes; for `self.x`, the attribute alone."""
     bound = Names()
     for target in targets:
         match target:
@@ -156,7 +157,7 @@ def _bound_by(*targets: ast.expr) -> Names:
 
 
 def _bound_in(statements: Iterable[ast.stmt]) -> Names:
-    """What these statements may change, by assignment or a method: `ok = False`, `errors.append(x)`."""
+    """Return the names that statements such as `ok = False` and `errors.append(x)` can change."""
     bound = Names()
     for part in _walk(statements):
         match part:
@@ -173,7 +174,7 @@ _NEVER_FALSE = ("str", "repr", "map", "filter", "zip", "iter", "enumerate", "rev
 
 
 def constant_truth(test: ast.expr | None) -> bool | None:
-    """Whether an expression is always true or always false whatever the program; None: neither is plain to see."""
+    """Return whether an expression is always true or always false for any program; None if it depends or is unclear."""
     match test:
         case ast.Constant(value=value):
             return bool(value)
@@ -199,7 +200,7 @@ def constant_truth(test: ast.expr | None) -> bool | None:
 
 
 def _is_never_false(test: ast.expr | None) -> bool:
-    """Whether an expression only looks as if it could be false, such as a list of comparisons without `all`."""
+    """Return whether an expression is true whatever its parts are, such as a list of comparisons without `all`."""
     match test:
         case (
             ast.ListComp(elt=part, generators=loops)
@@ -213,10 +214,10 @@ def _is_never_false(test: ast.expr | None) -> bool:
 
 
 class Instrument(ast.NodeTransformer):
-    """Rewrites the assertions of a tree; `num_counted` of them are on values of the program."""
+    """Rewrites the assertions of a tree and counts in `num_counted` those on values of the program."""
 
     def __init__(self, of_program: Names, defined: Iterable[str]) -> None:
-        """`of_program`: where values of the program go; `defined`: names that the tests define themselves."""
+        """Create a rewriter; `of_program`: names that hold values of the program, `defined`: names of the tests."""
         self._of_program, self._defined = of_program, set(defined)
         self.num_counted = 0
         self._in_class = False
@@ -228,29 +229,29 @@ class Instrument(ast.NodeTransformer):
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        return self._noted(node)
+        return self._record_call(node)
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        return self._noted(node)
+        return self._record_call(node)
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         counts = self._counts(node.test)
         self.generic_visit(node)
         fail = ast.Raise(_call("__assertion_error__", *([node.msg] if node.msg else [])))
-        check = ast.If(ast.UnaryOp(ast.Not(), _call("__held__", node.test)), [fail], [])
-        return _remembered(check) if counts else node
+        check = ast.If(ast.UnaryOp(ast.Not(), _call("__count_pass__", node.test)), [fail], [])
+        return _recorded(check) if counts else node
 
     def visit_If(self, node: ast.If) -> ast.AST:
         counts = not node.orelse and _only_fails(node.body) and self._counts(node.test)
         self.generic_visit(node)
         if not counts:
             return node
-        node.test = ast.UnaryOp(ast.Not(), _call("__held__", ast.UnaryOp(ast.Not(), node.test)))
-        return _remembered(node)
+        node.test = ast.UnaryOp(ast.Not(), _call("__count_pass__", ast.UnaryOp(ast.Not(), node.test)))
+        return _recorded(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         name = _last_name(node.func)
-        of_program = Names.of(*node.args, *node.keywords).meets(self._of_program)
+        of_program = Names.of(*node.args, *node.keywords).intersects(self._of_program)
         if name in ("assertTrue", "assertFalse") and node.args and constant_truth(node.args[0]) is not None:
             of_program = False
         self.generic_visit(node)
@@ -260,46 +261,46 @@ class Instrument(ast.NodeTransformer):
         return node
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
-        modifying = isinstance(node.value, ast.Call) and Names.of(node.value.func).meets(self._of_program)
+        tracks = isinstance(node.value, ast.Call) and Names.of(node.value.func).intersects(self._of_program)
         self.generic_visit(node)
-        if modifying and isinstance(node.value, ast.Call):
-            node.value.func = _call("__modifying__", node.value.func)
+        if tracks and isinstance(node.value, ast.Call):
+            node.value.func = _call("__track_mutation__", node.value.func)
         return node
 
     def visit_With(self, node: ast.With) -> ast.AST | list[ast.AST]:
         called = [_last_name(i.context_expr.func) for i in node.items if isinstance(i.context_expr, ast.Call)]
         expects = any(name in EXPECTS_EXCEPTION and name not in self._defined for name in called)
-        counts = expects and Names.of(*node.body).meets(self._of_program)
+        counts = expects and Names.of(*node.body).intersects(self._of_program)
         self.generic_visit(node)
         if not counts:
             return node
         self.num_counted += 1
         site = ast.Constant(self.num_counted)
-        node.body.insert(0, ast.Expr(_call("__begin__", site)))
+        node.body.insert(0, ast.Expr(_call("__enter_raises__", site)))
         return [node, ast.Expr(_call("__raised__", site))]
 
     def visit_Try(self, node: ast.Try) -> ast.AST:
         body_fails = any(map(_always_fails, [*node.body, *node.orelse]))
-        expects = body_fails and Names.of(*node.body).meets(self._of_program)
+        expects = body_fails and Names.of(*node.body).intersects(self._of_program)
         own = [any(isinstance(part, ast.Assert) for part in _walk(handler.body)) for handler in node.handlers]
         self.generic_visit(node)
         for handler, asserts in zip(node.handlers, own, strict=True):
             if expects:
                 self.num_counted += 1
-                handler.body.insert(0, ast.Expr(_call("__caught__")))
+                handler.body.insert(0, ast.Expr(_call("__on_except__")))
             elif asserts or not _catches_assertions(handler.type):
-                handler.body.insert(0, ast.Expr(_call("__forgive__")))
+                handler.body.insert(0, ast.Expr(_call("__clear_failure__")))
         return node
 
-    def _noted(self, node: _FunctionNode) -> _FunctionNode:
-        """A function that the runner would call notes that the tests have called it themselves."""
+    def _record_call(self, node: _FunctionNode) -> _FunctionNode:
+        """Record calls of a function that the runner would otherwise call."""
         self.generic_visit(node)
         if not self._in_class and (node.name.startswith("test") or node.name == "check"):
-            node.body.insert(0, ast.Expr(_call("__entered__", ast.Constant(node.name))))
+            node.body.insert(0, ast.Expr(_call("__called__", ast.Constant(node.name))))
         return node
 
     def _counts(self, test: ast.expr) -> bool:
-        counts = constant_truth(test) is None and Names.of(test).meets(self._of_program)
+        counts = constant_truth(test) is None and Names.of(test).intersects(self._of_program)
         self.num_counted += counts
         return counts
 
@@ -308,10 +309,10 @@ def _call(name: str, *arguments: ast.expr) -> ast.Call:
     return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
 
 
-def _remembered(check: ast.stmt) -> ast.Try:
-    """The statement, with a note of it where it raises."""
-    note: list[ast.stmt] = [ast.Expr(_call("__failed__")), ast.Raise()]
-    return ast.Try([check], [ast.ExceptHandler(None, None, note)], [], [])
+def _recorded(check: ast.stmt) -> ast.Try:
+    """Wrap a statement so that an exception in it is recorded."""
+    record: list[ast.stmt] = [ast.Expr(_call("__fail__")), ast.Raise()]
+    return ast.Try([check], [ast.ExceptHandler(None, None, record)], [], [])
 
 
 def _last_name(function: ast.expr) -> str:

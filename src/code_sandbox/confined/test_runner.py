@@ -1,7 +1,7 @@
-"""Runs compiled tests on a submission and counts the assertions that hold; in the test runner's process.
+"""Runs compiled tests on a submission and counts the assertions that pass, in the process of the test runner.
 
-The tests are executed as `__main__`. What they define is then collected and called, unless they have called it
-themselves: functions `test*`, classes `Test*`, cases of unittest, and `check(candidate)`. Standard library only.
+The tests are executed as `__main__`. Functions `test*`, classes `Test*`, cases of unittest and `check(candidate)` are
+then collected and called, unless the tests have called them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _DATA_ERRORS = (ImportError, NameError, SyntaxError, OSError, rpc.UnusableTest)
 _SETUP = {"setUp", "setUpClass", "setUpModule", "asyncSetUp", "setup_method", "setup_class", "setup_module"}
-_SETUP |= {"fixture_value"}  # of `pytest_subset`, which is imported where tests are collected only
+_SETUP |= {"fixture_value"}  # in `pytest_subset`, which is imported only to collect tests
 
 
 class Counter:
@@ -29,60 +29,60 @@ class Counter:
 
     def __init__(self, connection: rpc.Connection) -> None:
         self._connection = connection
-        self._began: dict[int, int] = {}
-        self.num_held = 0
-        self.failed = False  # one has failed, and the tests have not dealt with it
+        self._entered: dict[int, int] = {}
+        self.num_passed = 0
+        self.failed = False  # an assertion has failed and the tests have not handled it
 
     def _used(self) -> int:
-        """How often the program has given a value or raised an exception."""
+        """Count the values that the program has given and the exceptions that it has raised."""
         return self._connection.values + len(self._connection.raised)
 
     def names(self) -> dict[str, Any]:
-        """The names that the rewritten tests use."""
+        """Return the functions that the rewritten tests call, by name."""
         return {
-            "__held__": self.held,
-            "__failed__": self.fail,
-            "__forgive__": self.forgive,
-            "__begin__": self.begin,
+            "__count_pass__": self.count_pass,
+            "__fail__": self.fail,
+            "__clear_failure__": self.clear_failure,
+            "__enter_raises__": self.enter,
             "__raised__": self.raised,
-            "__caught__": self.caught,
+            "__on_except__": self.on_except,
             "__method__": self.method,
-            "__modifying__": self.modifying,
+            "__track_mutation__": self.track_mutation,
             "__assertion_error__": AssertionError,
         }
 
-    def held(self, value: Any) -> bool:
-        """Whether an assertion's expression is true, in which case it is counted."""
+    def count_pass(self, value: Any) -> bool:
+        """Count an assertion if its expression is true; return whether it is."""
         true = bool(value)
-        self.num_held += true and self._used() > 0
+        self.num_passed += true and self._used() > 0
         return true
 
     def fail(self) -> None:
-        """An assertion is false, or evaluating it has raised, and not by a fault of the tests."""
+        """Record that an assertion is false or has raised, unless the tests are at fault."""
         error = sys.exc_info()[1]
         self.failed |= error is None or not is_fault_of_tests(error, self._connection)
 
-    def forgive(self) -> None:
-        """The tests handle a failed assertion themselves."""
+    def clear_failure(self) -> None:
+        """Forget a failed assertion that the tests handle themselves."""
         self.failed = False
 
-    def begin(self, site: int) -> None:
-        """The body of a `with` begins in which an exception is expected."""
-        self._began[site] = self._used()
+    def enter(self, site: int) -> None:
+        """Enter the body of a `with` that expects an exception."""
+        self._entered[site] = self._used()
 
     def raised(self, site: int) -> None:
-        """The exception that was expected has come; it counts if the program was used."""
-        self.num_held += self._used() > self._began[site]
+        """Count an exception that was expected and has come, if the body used the program."""
+        self.num_passed += self._used() > self._entered[site]
         self.failed = False
 
-    def caught(self) -> None:
-        """A handler begins, of a `try` that fails if nothing is raised; it counts if the program has raised."""
+    def on_except(self) -> None:
+        """Enter the handler of a `try` that fails if nothing is raised; count an exception of the program."""
         if any(sys.exc_info()[1] is error for error in self._connection.raised):
-            self.num_held += 1
+            self.num_passed += 1
             self.failed = False
 
     def method(self, function: Any) -> Any:
-        """A method of unittest or function of pytest that asserts, counted; anything else as it is."""
+        """Wrap an assertion method of unittest or pytest so that it is counted; return other functions unchanged."""
         owner = getattr(function, "__func__", function)
         if not str(getattr(owner, "__module__", "")).startswith(("unittest.case", "pytest")):
             return function
@@ -96,38 +96,38 @@ class Counter:
                 raise
             if function.__name__ in ("raises", "assertRaises", "assertRaisesRegex"):
                 if len(args) > 1 + (function.__name__ == "assertRaisesRegex") or "func" in kwargs:
-                    self.num_held += self._used() > before
+                    self.num_passed += self._used() > before
             else:
-                self.num_held += self._used() > 0
+                self.num_passed += self._used() > 0
             return result
 
         return counted
 
-    def modifying(self, function: Any) -> Any:
-        """A function whose result the tests do not use: what it does to their lists is what they are about."""
-        if not isinstance(function, rpc.Remote):
+    def track_mutation(self, function: Any) -> Any:
+        """Wrap a function whose result the tests ignore, so that it changes their lists."""
+        if not isinstance(function, rpc.RemoteObject):
             return function
-        return lambda *args, **kwargs: self._connection.call(rpc.CALL_MODIFYING, function._handle, args, kwargs)
+        return lambda *args, **kwargs: self._connection.call(rpc.CALL_MUTATING, function._handle, args, kwargs)
 
 
 class Runner:
-    """Runs the tests of one message. The first failure ends it, as an exception."""
+    """Runs the tests of one message. The first failure ends the run with an exception."""
 
     def __init__(self, connection: rpc.Connection) -> None:
         self.connection = connection
         self.counter = Counter(connection)
-        self.entered: set[str] = set()  # the names of the functions that have been called
+        self.called: set[str] = set()  # names of the functions that the tests have called
         self.module = types.ModuleType("__main__")
         self.names = vars(self.module)
 
     def run(self, codes: Sequence[types.CodeType], check: str | None) -> None:
-        """Execute the tests, then what they define."""
+        """Execute the tests, then call `check`."""
         sys.modules["__main__"] = self.module
         self.names.update(self.counter.names())
-        self.names["__entered__"] = self.entered.add
+        self.names["__called__"] = self.called.add
         for code in codes:
             exec(code, self.names)
-        if check is not None and "check" not in self.entered and callable(self.names.get("check")):
+        if check is not None and "check" not in self.called and callable(self.names.get("check")):
             finished(self.names["check"](eval(check, self.names)))
 
     def run_collected(self) -> None:
@@ -143,7 +143,7 @@ class Runner:
         classes = [c for c in classes if inspect.getattr_static(c, "__init__") is object.__init__]
         cases = [c for c in defined if isinstance(c, type) and _is_case(c)]
         fixtures = pytest_subset.Fixtures(self.names, finished)
-        functions = [f for f in functions if f.__name__ not in self.entered]
+        functions = [f for f in functions if f.__name__ not in self.called]
         if functions or classes:
             _call(self.names, "setup_module", self.module)
         for function in functions:
@@ -176,16 +176,17 @@ def run(connection: rpc.Connection, message: Mapping[str, Any]) -> str:
     """Run tests on a submission.
 
     Args:
-        connection: to the submission.
-        message: `code`: the compiled tests, in order; `names`: those that they may take from the program; `certain`:
-            those of them without which the program is wrong; `standard_modules`: modules that the tests use without
-            importing them; `program_modules`: those from which they import the program; `check`: the expression that
-            `check` is called with ("": the program's function; None: it is not called); `mentioned`: for `check=""`,
-            the words of the prompt; `asynchronous`, `pytest`, `unittest`: whether the tests may need these.
+        connection: the connection to the submission.
+        message: `code`: the compiled tests, in order; `names`: the names that they take from the program; `certain`:
+            the names without which the program is wrong; `standard_modules`: modules that the tests use without an
+            import; `program_modules`: modules from which they import the program; `check`: the argument of `check`
+            ("": the function of the program; None: `check` is not called); `mentioned`: the words of the prompt, for
+            `check=""`; `collect`: whether the tests define functions or classes; `asynchronous`, `pytest`,
+            `unittest`: whether the tests may need these.
 
     Returns:
-        `passed`, `failed`, `unchecked` where no assertion on a value of the program has run, or `broken: why` where
-        the tests cannot run.
+        `passed`; `failed`; `unchecked` if no assertion on a value of the program has run; `broken: reason` if the
+        tests cannot run.
     """
     runner = Runner(connection)
     try:
@@ -195,7 +196,7 @@ def run(connection: rpc.Connection, message: Mapping[str, Any]) -> str:
             is_wrong = set(missing) & set(message["certain"]) or len(missing) == len(names)
             return "failed" if is_wrong else f"broken: neither they nor the program define {', '.join(missing)}"
         runner.names.update({name: public[name] for name in names})
-        connection.values += sum(not isinstance(public[name], rpc.Remote) for name in names)
+        connection.values += sum(not isinstance(public[name], rpc.RemoteObject) for name in names)
         runner.names.update({name: importlib.import_module(name) for name in message["standard_modules"]})
         prepare(message, public)
         if (argument := message["check"]) == "":
@@ -205,25 +206,25 @@ def run(connection: rpc.Connection, message: Mapping[str, Any]) -> str:
         if message["collect"]:
             runner.run_collected()
     except BaseException as error:
-        result = blame(error, runner)
+        result = assign_fault(error, runner)
         if result is not None:
             return result
     if connection.lost or runner.counter.failed:
         return "failed"
-    if connection.refused is not None:
-        return f"broken: {connection.refused}"
-    return "passed" if runner.counter.num_held else "unchecked"
+    if connection.rejection is not None:
+        return f"broken: {connection.rejection}"
+    return "passed" if runner.counter.num_passed else "unchecked"
 
 
-def blame(error: BaseException, runner: Runner) -> str | None:
-    """What an exception that ends the tests means: `failed`, or `broken: why` for a fault of the tests; None: nothing.
+def assign_fault(error: BaseException, runner: Runner) -> str | None:
+    """Decide whose fault an exception is that ends the tests: `failed`, `broken: reason`, or None if it is no failure.
 
-    A fault of the tests is one that no program could avoid: something that they import or use is not there, a file, a
-    fixture that fails, anything before the program was first used.
+    The tests are at fault if no program could avoid the exception: a missing module, name or file, a fixture that
+    fails, or anything before the first use of the program.
     """
     connection, counter = runner.connection, runner.counter
-    if connection.refused is not None:
-        return f"broken: {connection.refused}"
+    if connection.rejection is not None:
+        return f"broken: {connection.rejection}"
     if connection.lost or counter.failed or any(error is each for each in connection.raised):
         return "failed"
     if isinstance(error, SystemExit):
@@ -234,7 +235,7 @@ def blame(error: BaseException, runner: Runner) -> str | None:
 
 
 def is_fault_of_tests(error: BaseException, connection: rpc.Connection) -> bool:
-    """Whether no program could have avoided the exception."""
+    """Return whether no program could have avoided the exception."""
     if any(error is each for each in connection.raised):
         return False
     unused = not connection.values and not connection.raised
@@ -246,7 +247,7 @@ def is_fault_of_tests(error: BaseException, connection: rpc.Connection) -> bool:
 
 
 def finished(result: Any) -> Any:
-    """The result of a call, run to its end where it is a coroutine."""
+    """Return the result of a call, and run it to its end if it is a coroutine."""
     if isinstance(result, types.CoroutineType):
         import asyncio
 
@@ -255,7 +256,7 @@ def finished(result: Any) -> Any:
 
 
 def prepare(message: Mapping[str, Any], public: Mapping[str, Any]) -> None:
-    """Make what the tests may import work here; `public` are the names of the program."""
+    """Provide the modules that the tests may import; `public` are the names of the program."""
     for name in message["program_modules"]:
         sys.modules[name] = types.ModuleType(name)
         vars(sys.modules[name]).update(public)
@@ -265,7 +266,7 @@ def prepare(message: Mapping[str, Any], public: Mapping[str, Any]) -> None:
 
         run_coroutine = asyncio.run
         asyncio.run = lambda main, **options: run_coroutine(
-            rpc.coroutine(main) if isinstance(main, rpc.Remote) else main, **options
+            rpc.coroutine(main) if isinstance(main, rpc.RemoteObject) else main, **options
         )
     if message["pytest"]:
         import pytest_subset
@@ -278,13 +279,13 @@ def prepare(message: Mapping[str, Any], public: Mapping[str, Any]) -> None:
 
 
 def _only_function(public: Mapping[str, Any], mentioned: Sequence[str]) -> str:
-    functions = [name for name, value in public.items() if isinstance(value, rpc.Remote)]
-    asked = [name for name in functions if name in mentioned] or functions
-    if len(asked) != 1:
+    functions = [name for name, value in public.items() if isinstance(value, rpc.RemoteObject)]
+    candidates = [name for name in functions if name in mentioned] or functions
+    if len(candidates) != 1:
         raise rpc.UnusableTest(
-            f"check(candidate) may mean any of {len(asked)} names of the program; a column entry_point says which"
+            f"check(candidate) may mean any of {len(candidates)} names of the program; entry_point names one"
         )
-    return asked[0]
+    return candidates[0]
 
 
 def _functions_of(error: BaseException) -> set[str]:
@@ -313,7 +314,7 @@ def _run_cases(cases: Sequence[type], counter: Counter) -> None:
                 raise err[1]
 
         def addExpectedFailure(self, test: Any, err: Any) -> None:  # noqa: N802
-            counter.forgive()
+            counter.clear_failure()
 
         def addUnexpectedSuccess(self, test: Any) -> None:  # noqa: N802
             raise AssertionError("an expected failure did not come")

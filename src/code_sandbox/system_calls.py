@@ -1,11 +1,11 @@
-"""The list of system calls that a sandboxed process may make, as a filter program for seccomp(2).
+"""Lists the system calls that a confined process may make, as a filter program for seccomp(2).
 
-Everything that is not on the list fails with EPERM, calls that future kernels add included. What is on it computes,
-reads, and writes to what is open already: no call starts anything, talks to anything, or changes a file, a process
-or the system. A filter sees numbers and not what pointers point to, so it cannot tell one path from another:
-which files may be read is up to Landlock and namespaces (`process.py`).
+Every other call fails with EPERM, including those of future kernels. The listed calls compute, read, and write to files
+that are already open; none starts a process, communicates, or changes a file, a process or the system. A filter sees
+numbers and not the memory behind pointers, so it cannot tell one path from another: Landlock and namespaces restrict
+the files that can be read (`confined/process.py`).
 
-A call by another convention of the processor (32 bits) kills the process; those of x32 are numbers not on the list.
+A call by the processor's 32-bit convention kills the process; calls of x32 have numbers that are not listed.
 """
 
 import struct
@@ -41,22 +41,22 @@ prlimit64 302 261, sched_getaffinity 204 123, exit 60 93, exit_group 231 94
 """
 
 _Word = tuple[int, int, tuple[int, ...]]
-"""Offset in the data, bits that count, and which values they may have."""
+"""Offset in the data, the bits to compare, and the values that they may have."""
 
 
 def _argument(index: int, *values: int, bits: int = _ANY) -> _Word:
-    """An argument that the kernel reads as 32 bits."""
+    """Require one of these values for an argument that the kernel reads as 32 bits."""
     return _ARGUMENTS + _ARGUMENT_BYTES * index, bits, values
 
 
 def _null(index: int) -> tuple[_Word, _Word]:
-    """An argument that is a pointer to nothing."""
+    """Require a null pointer."""
     offset = _ARGUMENTS + _ARGUMENT_BYTES * index
     return (offset, _ANY, (0,)), (offset + _HALF, _ANY, (0,))
 
 
 def _conditions(machine: str) -> dict[str, tuple[_Word, ...]]:
-    """What the arguments of a call on the list must be, where it matters."""
+    """Return the requirements on the arguments of calls that are safe only with some of them."""
     # O_DIRECTORY, O_NOFOLLOW and O_LARGEFILE of asm/fcntl.h; no O_WRONLY, O_CREAT, O_TRUNC, O_APPEND, O_PATH ...
     by_machine = {"x86_64": 0x10000 | 0x20000 | 0x8000, "aarch64": 0x4000 | 0x8000 | 0x20000}
     o_nonblock, o_noctty, o_cloexec = 0x800, 0x100, 0x80000
@@ -72,7 +72,7 @@ def _conditions(machine: str) -> dict[str, tuple[_Word, ...]]:
         "madvise": (_argument(2, 0, 1, 2, 3, 4, 8, 14),),
         # wait, wake, requeue and their kin, shared or private and by either clock; no lock that lends priority
         "futex": (_argument(1, 0, 1, 3, 4, 5, 9, 10, bits=0x7F),),
-        # of this process, and no new limit
+        # for this process, without a new limit
         "prlimit64": (_argument(0, 0), *_null(2)),
         "sched_getaffinity": (_argument(0, 0),),
     }
@@ -80,7 +80,7 @@ def _conditions(machine: str) -> dict[str, tuple[_Word, ...]]:
 
 @cache
 def allowed_numbers(machine: str) -> dict[str, int]:
-    """The allowed calls' numbers by name on a machine, as `platform.machine` has it; empty for an unknown one."""
+    """Return the numbers of the allowed calls by name; empty for a machine that `filter_program` does not support."""
     if machine not in _COLUMN:
         return {}
     rows = (row.split() for row in _ALLOWED.replace("\n", " ").split(","))
@@ -89,10 +89,10 @@ def allowed_numbers(machine: str) -> dict[str, int]:
 
 @cache
 def filter_program(machine: str) -> bytes | None:
-    """The filter for seccomp(2): instructions of classic BPF; None for a machine that it is not written for.
+    """Return the filter for seccomp(2) as instructions of classic BPF; None for an unsupported machine.
 
     Args:
-        machine: as `platform.machine` has it; filters are written for x86_64 and aarch64, with 64 bits.
+        machine: the value of `platform.machine()`; x86_64 and aarch64 are supported, with 64 bits.
     """
     if machine not in _COLUMN or sys.platform != "linux" or sys.maxsize < 1 << 32:
         return None
@@ -110,7 +110,7 @@ def filter_program(machine: str) -> bytes | None:
 
 
 def _checks(words: Iterable[_Word]) -> list[bytes]:
-    """Instructions that refuse the call unless every word has one of its values."""
+    """Return instructions that reject a call unless every word has one of its values."""
     checks = []
     for offset, bits, values in words:
         checks += [_instruction(_LOAD, offset), _instruction(_AND, bits)]
@@ -122,5 +122,5 @@ def _checks(words: Iterable[_Word]) -> list[bytes]:
 
 
 def _instruction(code: int, value: int, *, if_true: int = 0, if_false: int = 0) -> bytes:
-    """A struct sock_filter; jumps skip so many instructions."""
+    """Pack a struct sock_filter; jumps give the number of instructions to skip."""
     return struct.pack("=HBBI", code, if_true, if_false, value)

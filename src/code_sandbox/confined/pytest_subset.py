@@ -1,10 +1,10 @@
-"""The part of pytest that tests of small functions use, for the test runner: pytest itself is not in its process.
+"""Implements the part of pytest that tests of small functions use; the test runner does not have pytest itself.
 
 Covered: `raises` (also with `match`, and with a function), `approx` (numbers, sequences, mappings), `fixture` (of the
 module or a class, with arguments that are fixtures, with `yield`, `autouse`), `mark.parametrize` (stacked, with
 `param`), `mark.skip`, `mark.skipif`, `skip`, `fail`, `importorskip`, `capsys.readouterr`, `main` (does nothing); every
 other mark is ignored. Not covered, and an error: the other fixtures of pytest's own (`tmp_path`, `monkeypatch`,
-`request`), fixtures with `params`, `warns`, `mark.xfail`, plugins. Standard library only.
+`request`), fixtures with `params`, `warns`, `mark.xfail`, plugins.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Skipped(BaseException):
 
 
 def module() -> types.ModuleType:
-    """What tests get when they import pytest."""
+    """Create the module that tests import as pytest."""
     found = types.ModuleType("pytest")
     for part in (raises, approx, fixture, param, skip, fail, importorskip, main, ExceptionInfo):
         part.__module__ = "pytest"
@@ -40,11 +40,11 @@ def module() -> types.ModuleType:
 
 
 def _not_covered(*args: Any, **kwargs: Any) -> Any:
-    raise rpc.UnusableTest("the tests use a part of pytest that is not there")
+    raise rpc.UnusableTest("the tests use a part of pytest that is not covered")
 
 
 def main(*args: Any, **kwargs: Any) -> int:
-    """Does nothing: the tests are collected anyway."""
+    """Do nothing: the tests are collected in any case."""
     return 0
 
 
@@ -73,16 +73,16 @@ class ExceptionInfo:
 
     @property
     def type(self) -> Any:
-        """Its class."""
+        """The class of the exception."""
         return type(self.value)
 
     @property
     def typename(self) -> str:
-        """The name of its class."""
+        """The name of the class of the exception."""
         return type(self.value).__name__
 
     def match(self, pattern: str) -> bool:
-        """Whether its text has the pattern; else the test fails."""
+        """Fail the test unless the pattern occurs in the text of the exception."""
         if not re.search(pattern, str(self.value)):
             raise AssertionError(f"{pattern!r} is not in {str(self.value)!r}")
         return True
@@ -105,7 +105,7 @@ class _Raises(ExceptionInfo):
 
 
 def raises(expected: Any, *args: Any, match: Any = None, **kwargs: Any) -> Any:
-    """A context in which an exception must be raised; with a function, it is called at once."""
+    """Create a context in which an exception must be raised; call the function in it if there is one."""
     context = _Raises(expected, match)
     if args:
         with context:
@@ -114,7 +114,7 @@ def raises(expected: Any, *args: Any, match: Any = None, **kwargs: Any) -> Any:
 
 
 class approx:  # noqa: N801
-    """Equal to a number, or to a sequence or mapping of numbers, within a tolerance."""
+    """Equals a number, or a sequence or mapping of numbers, within a tolerance."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -207,13 +207,13 @@ Captured = namedtuple("Captured", ["out", "err"])
 
 
 class Capsys:
-    """The fixture `capsys`: the test runner prints what the program has printed, to a buffer."""
+    """The fixture `capsys`: reads the buffer into which the test runner prints the output of the program."""
 
     def __init__(self) -> None:
         self.readouterr()
 
     def readouterr(self) -> tuple[str, str]:
-        """What has been printed since the last call."""
+        """Return the output since the last call."""
         assert isinstance(sys.stdout, io.StringIO)
         text = sys.stdout.getvalue()
         sys.stdout.seek(0)
@@ -222,7 +222,7 @@ class Capsys:
 
 
 class Fixtures:
-    """The fixtures of the tests, and the calls of test functions with them."""
+    """Calls test functions with their fixtures."""
 
     def __init__(self, names: dict[str, Any], finished: Callable[[Any], Any]) -> None:
         self._names, self._finished = names, finished
@@ -273,7 +273,7 @@ class Fixtures:
 
 
 def fixture_value(function: Any, arguments: dict[str, Any], opened: list[Iterator[Any]], finished: Any) -> Any:
-    """What a fixture gives; one that yields is kept in `opened` until the test is over."""
+    """Return the value of a fixture; a fixture that yields is added to `opened`, to be continued after the test."""
     result = finished(function(**arguments))
     if inspect.isgenerator(result):
         opened.append(result)

@@ -1,8 +1,8 @@
-"""The program by which `Sandbox.gaps` finds out what a program could do here: each probe does one forbidden thing.
+"""The program that `probe` runs in a sandbox: each probe attempts one forbidden action.
 
-It runs in the sandbox and prints the names of the probes that succeed and what each stands for. Where nothing confines
-it, no probe harms anything: files are those of a temporary folder, limits and priorities are set to what they are, and
-signal number 0 is none. Calls for which Python has no function, or another one, are made by number.
+It prints the names of the probes that succeed, each with the weakness that it shows. No probe does harm where nothing
+confines it: files belong to a temporary folder, limits and priorities keep their values, and signal number 0 is no
+signal. Calls that Python's functions do not make are made by number.
 """
 
 import ctypes
@@ -48,7 +48,7 @@ Probe = Callable[[], object]
 
 
 def _call(name: str, *arguments: Any) -> int:
-    """Make a system call by its number. Raises OSError, also where this system has no such number."""
+    """Make a system call by its number. Raises OSError if it fails, or this system has no such number."""
     if _COLUMN is None or sys.platform != "linux":
         raise OSError("no number is known here")
     numbers = dict(row.split(maxsplit=1) for row in _NUMBERS.replace("\n", " ").split(","))
@@ -59,8 +59,13 @@ def _call(name: str, *arguments: Any) -> int:
     return result
 
 
+def _require(condition: bool) -> None:
+    if not condition:
+        raise OSError
+
+
 class _Targets:
-    """What the probes reach for: a folder with a file and Unix sockets, an abstract name, 8 bytes of a process."""
+    """The things to attack: a folder with a file and Unix sockets, an abstract name, a process and its memory."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         self.folder: str = given["folder"]
@@ -68,19 +73,20 @@ class _Targets:
         self.memory_bytes: int = given["memory_bytes"]
         self.abstract: str = given["abstract"]
         self.address: int = given["address"]
+        self.variable: str = given["variable"]
         self._process: int = given["process"]
         self._names = 0
 
     @property
     def process(self) -> int:
-        """Another process of the same user; in a namespace its number may be that of this one or of none."""
+        """The id of another process of the same user; in a namespace it may belong to this process or to none."""
         if self._process in (os.getpid(), 0):
             raise ProcessLookupError
         return self._process
 
     @property
     def opened(self) -> int:
-        """The file, opened for reading; where that is refused, a file that was opened before the confinement."""
+        """The file, open for reading; standard input if the sandbox refuses that."""
         try:
             return os.open(self.file, os.O_RDONLY)
         except OSError:
@@ -270,6 +276,7 @@ def _processes(t: _Targets) -> dict[str, Probe]:
     ours, theirs = (ctypes.c_uint64 * 2)(ctypes.addressof(buffer), 8), (ctypes.c_uint64 * 2)(t.address, 8)
     return {
         "list processes": lambda: os.listdir("/proc"),
+        "inherit the environment": lambda: _require(t.variable in os.environ),
         "read an environment": lambda: open(f"/proc/{t.process}/environ", "rb").read(),
         "open the memory": lambda: open(f"/proc/{t.process}/mem", "rb"),
         "ptrace": lambda: _call("ptrace", _TRACE_SEIZE, t.process, 0, 0),
@@ -285,7 +292,7 @@ def _kernel(t: _Targets) -> dict[str, Probe]:
     parameters = ctypes.create_string_buffer(bytes(256))
 
     def message_queue() -> None:
-        name = f"dapo-probe-{os.getpid()}".encode()
+        name = f"code-sandbox-probe-{os.getpid()}".encode()
         _call("mq_open", name, os.O_CREAT | os.O_RDWR, 0o600, None)
         _call("mq_unlink", name)
 

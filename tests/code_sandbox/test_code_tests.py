@@ -1,20 +1,20 @@
-"""`code`: every form in which tests are written, with a right and a wrong program; tests that assert nothing; cheats.
+"""Every form in which tests are written, with a right and a wrong program; tests that assert nothing; cheats.
 
 The cases are in `tests/data/code_*.txt`: `=== NAME {columns of the row}`, then parts such as `--- tests`.
 """
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
 
-from dapo.rewards import get_verifier
-from dapo.rewards.sandbox.sandbox import Sandbox
-from dapo.types import Problem
+from code_sandbox import LocalSandbox, UnusableTests, probe, read_tests
 
-GAPS = Sandbox(2**30).gaps()
-pytestmark = pytest.mark.skipif(bool(GAPS), reason=f"this machine cannot confine a program: it could {GAPS}")
+SANDBOX = LocalSandbox(2**30)
+WEAKNESSES = set(probe(SANDBOX).values())
+pytestmark = pytest.mark.skipif(bool(WEAKNESSES), reason=f"no program can be confined here: it could {WEAKNESSES}")
 
 DATA = Path(__file__).parents[1] / "data"
 ADD = "def add(a, b):\n    return a + b"
@@ -43,28 +43,27 @@ def cases(name):
     return found
 
 
-@pytest.fixture(scope="module")
-def verifier():
-    return get_verifier("code", time_s=5)
-
-
-def judged(verifier, source, tests, prompt="Q", **columns):
+def judged(source, tests, prompt="Q", entry_point=None, **setup):
     """True, False, or the error."""
-    verdict = verifier(Problem("1", prompt, "", fields={"tests": tests, **columns}), f"```python\n{source}\n```")
-    return verdict.error or verdict.correct
+    texts = [text for part in setup.values() for text in ([part] if isinstance(part, str) else part)]
+    try:
+        read = read_tests(tests, setup=texts, entry_point=entry_point, prompt=prompt)
+        return read.passed_by(source, SANDBOX, deadline=time.monotonic() + 5)
+    except UnusableTests as error:
+        return str(error)
 
 
 @pytest.mark.parametrize(("columns", "parts"), cases("code_forms.txt"))
-def test_in_every_form_a_right_program_passes_and_a_wrong_one_does_not(verifier, columns, parts):
+def test_in_every_form_a_right_program_passes_and_a_wrong_one_does_not(columns, parts):
     (right,), (wrong,) = parts.get("right", [ADD]), parts.get("wrong", [WRONG])
-    assert judged(verifier, right, parts["tests"], **columns) is True
-    assert judged(verifier, wrong, parts["tests"], **columns) is False
+    assert judged(right, parts["tests"], **columns) is True
+    assert judged(wrong, parts["tests"], **columns) is False
 
 
 @pytest.mark.parametrize(("columns", "parts"), cases("code_unusable.txt"))
-def test_tests_that_assert_nothing_or_cannot_run_are_an_error_for_every_program(verifier, columns, parts):
+def test_tests_that_assert_nothing_or_cannot_run_are_an_error_for_every_program(columns, parts):
     for source in (ADD, WRONG, ADD + HELPERS, WRONG + HELPERS):
-        assert isinstance(judged(verifier, source, parts["tests"], **columns), str)
+        assert isinstance(judged(source, parts["tests"], **columns), str)
 
 
 RIGHT = "def f(): return 918273"
@@ -81,17 +80,17 @@ TESTS_OF_CHEATS = [
 
 
 @pytest.mark.parametrize("tests", TESTS_OF_CHEATS)
-def test_the_right_program_passes_the_tests_of_the_cheats(verifier, tests):
-    assert judged(verifier, RIGHT, tests) is True
+def test_the_right_program_passes_the_tests_of_the_cheats(tests):
+    assert judged(RIGHT, tests) is True
 
 
 @pytest.mark.parametrize(
     ("index", "case"), list(enumerate(cases("code_cheats.txt"))), ids=lambda v: getattr(v, "id", "")
 )
-def test_no_cheat_passes(verifier, index, case):
+def test_no_cheat_passes(index, case):
     (program,) = case.values[1]["program"]
     for tests in (TESTS_OF_CHEATS[0], TESTS_OF_CHEATS[1 + index % (len(TESTS_OF_CHEATS) - 1)]):
-        assert judged(verifier, program, tests) is not True
+        assert judged(program, tests) is not True
 
 
 @pytest.mark.parametrize(
@@ -113,9 +112,9 @@ def test_no_cheat_passes(verifier, index, case):
         ("assert add(1, 2) == 3", {"entry_point": "add("}, "its entry_point must be the name of a function"),
     ],
 )
-def test_the_error_says_what_is_wrong_with_the_tests(verifier, tests, columns, message):
+def test_the_error_says_what_is_wrong_with_the_tests(tests, columns, message):
     program = f"{ADD}\nclass V:\n    def __init__(self, x):\n        pass"
-    assert message in judged(verifier, program, tests, **columns)
+    assert message in judged(program, tests, **columns)
 
 
 @pytest.mark.parametrize(
@@ -136,13 +135,6 @@ def test_the_error_says_what_is_wrong_with_the_tests(verifier, tests, columns, m
          "Q", "check(candidate) may mean any of 2 names of the program"),
     ],
 )  # fmt: skip
-def test_the_names_that_the_question_asks_for_are_the_programs(verifier, source, tests, prompt, expected):
-    found = judged(verifier, source, tests, prompt)
+def test_the_names_that_the_question_asks_for_are_the_programs(source, tests, prompt, expected):
+    found = judged(source, tests, prompt)
     assert expected in found if isinstance(expected, str) else found is expected
-
-
-@pytest.mark.parametrize("column", ["tests", "test_list", "test"])
-def test_the_tests_are_found_in_the_columns_of_known_data_sets(verifier, column):
-    problem = Problem("1", "Q", "see tests", fields={column: ["assert add(1, 2) == 3"]})
-    assert verifier(problem, ADD).correct is True
-    assert verifier(problem, WRONG).correct is False

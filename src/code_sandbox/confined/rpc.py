@@ -1,9 +1,9 @@
-"""The roles of a sandboxed process: program, submission whose functions are called, test runner that calls them.
+"""The roles of a confined process: a program, a submission whose functions are called, a test runner that calls them.
 
-The submission's process holds the model's code, the test runner's the tests. Only plain values cross: each is rebuilt
-as exactly bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, None or a type of `_VALUES`. So
-nothing that a model defines (an `__eq__` that is always true) can be compared, and no expected value ever reaches its
-process. Anything else is a `Remote` to the test runner. Standard library only.
+The submission runs in one process and the tests in another. Only plain values cross: each is rebuilt as exactly bool,
+int, float, complex, str, bytes, list, tuple, dict, set, frozenset, None or a type of `_VALUES`. No object of the
+submission (with an `__eq__` that is always true) is ever compared, and no expected value reaches its process. Every
+other value is a `RemoteObject` to the test runner.
 """
 
 from __future__ import annotations
@@ -34,15 +34,22 @@ _VALUES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "datetime.date": lambda value: (value.isoformat(),),
     "datetime.time": lambda value: (value.isoformat(),),
 }
-"""Other types that cross: the arguments from which the value is built again, by `fromisoformat` where there is one."""
+"""Other types that cross, with the arguments that rebuild a value, by `fromisoformat` if the type has it."""
 
-CALL_MODIFYING = "()="  # a call whose arguments come back as the program has left them
-CALL, SET, NEXT, AWAIT, BOOL, IS_INSTANCE = "()", "=", ">", "~", "?", "is a"  # else an action is an attribute's name
+CALL_MUTATING = "()="  # a call whose arguments come back with the changes of the program
+CALL, SET, NEXT, AWAIT, BOOL, IS_INSTANCE = (
+    "()",
+    "=",
+    ">",
+    "~",
+    "?",
+    "is a",
+)  # any other action is the name of an attribute
 _PLAIN: tuple[type, ...] = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
 
 
 def load(role: str, sources: list[Any]) -> None:
-    """Import what the role needs from this folder, which a confined process cannot read."""
+    """Import the modules of the role from this folder, which a confined process cannot read."""
     if role == "test_runner":
         import test_runner  # noqa: F401
 
@@ -61,10 +68,10 @@ def program(channel_fd: int, source: str) -> None:
 
 
 def test_runner(channel_fd: int, message: dict[str, Any]) -> None:
-    """Run the tests of a message from `code_tests`. Writes `passed`, `failed`, `unchecked` or `broken: why`."""
+    """Run the tests of an `AssertionTests` message. Writes `passed`, `failed`, `unchecked` or `broken: reason`."""
     import test_runner as runner  # `load` has read it
 
-    sys.stdout = io.StringIO()  # what the tests print is no result
+    sys.stdout = io.StringIO()  # output of the tests is no result
     result = runner.run(Connection(channel_fd), message)
     os.write(1, result.encode(errors="replace"))
     os._exit(0)
@@ -78,7 +85,7 @@ def submission(channel_fd: int, source: str) -> None:
 
 
 class Submission:
-    """The submission's end of the channel. The program can change all of it: what it sends is its own claim."""
+    """The end of the channel in the submission. The program controls it: every message is the claim of the program."""
 
     def __init__(self, lines: BinaryIO, channel: BinaryIO) -> None:
         self._lines, self._channel = lines, channel
@@ -87,7 +94,7 @@ class Submission:
         self._loop: Any = None
 
     def serve(self, source: str) -> None:
-        """Answer until the connection ends."""
+        """Answer requests until the connection ends."""
         module = types.ModuleType("solution")
         sys.modules["solution"] = module
         exec(compile(source, "solution.py", "exec", dont_inherit=True), module.__dict__)
@@ -108,7 +115,7 @@ class Submission:
 
     def _answer(self, action: str, thing: Any, given: list[Any], named: dict[str, Any]) -> list[Any]:
         try:
-            if action in (CALL, CALL_MODIFYING):
+            if action in (CALL, CALL_MUTATING):
                 result = thing(*given, **named)
             elif action == SET:
                 setattr(thing, *given)
@@ -127,7 +134,7 @@ class Submission:
             if action in (NEXT, AWAIT):
                 return ["stop"]
             raise
-        arguments = [encode(arg, self._keep) for arg in given] if action == CALL_MODIFYING else None
+        arguments = [encode(arg, self._keep) for arg in given] if action == CALL_MUTATING else None
         return ["ok", encode(result, self._keep), arguments]
 
     def _finish(self, awaitable: Any) -> Any:
@@ -148,7 +155,7 @@ class Submission:
         return self._objects[handle]
 
     def _chain(self, kind: type) -> list[Any]:
-        """A class of exceptions and its bases up to the first that is built in: handle, module, name."""
+        """Describe an exception class and its bases up to the first built-in one: handle, module, name."""
         chain: list[Any] = []
         for base in kind.__mro__:
             if id(base) not in self._handles:
@@ -165,16 +172,16 @@ class Submission:
 
 
 class _Output(io.BytesIO):
-    """What the program prints, up to a bound; the test runner gets it with each answer."""
+    """Collects the output of the program, up to a limit; the test runner receives it with each answer."""
 
     def write(self, data: Any) -> int:
-        """Take in the bytes."""
+        """Append the bytes unless the limit is reached."""
         if self.getbuffer().nbytes < _MAX_PRINTED:
             super().write(data)
         return len(data)
 
     def take(self) -> str:
-        """The text since the last call."""
+        """Return the text since the last call."""
         text = self.getvalue().decode(errors="replace")
         self.seek(0)
         self.truncate()
@@ -182,7 +189,7 @@ class _Output(io.BytesIO):
 
 
 def use_event_loop_without_sockets() -> None:
-    """Make asyncio use a loop that only waits for time: the usual one begins by opening sockets."""
+    """Give asyncio a loop that only waits for time; its own loops open sockets when they start."""
     import asyncio
     import time
 
@@ -206,7 +213,7 @@ def use_event_loop_without_sockets() -> None:
             pass
 
         def create_task(self, coro: Any, **options: Any) -> Any:
-            return super().create_task(coroutine(coro) if isinstance(coro, Remote) else coro, **options)
+            return super().create_task(coroutine(coro) if isinstance(coro, RemoteObject) else coro, **options)
 
     class Policy(asyncio.DefaultEventLoopPolicy):
         _loop_factory = Loop
@@ -215,12 +222,12 @@ def use_event_loop_without_sockets() -> None:
 
 
 async def coroutine(awaitable: Any) -> Any:
-    """A coroutine that awaits something awaitable."""
+    """Await an awaitable, as a coroutine."""
     return await awaitable
 
 
 def _open_channel(fd: int) -> tuple[BinaryIO, BinaryIO]:
-    """The channel as a file to read and one to write: a sandboxed process may make no system call of sockets."""
+    """Open the channel as a file to read and one to write, because a confined process makes no calls on sockets."""
     return open(fd, "rb", closefd=False), open(fd, "wb", closefd=False)
 
 
@@ -230,33 +237,34 @@ def _send(channel: BinaryIO, message: Any) -> None:
 
 
 class Unsendable(BaseException):
-    """The tests need what cannot cross: they pass the submission a function, or compare two of its objects."""
+    """The tests need a value that cannot cross: they pass a function, or compare two objects of the program."""
 
 
 class UnusableTest(Exception):
-    """The tests use what is not there."""
+    """The tests use a feature that the test runner does not have."""
 
 
 class SubmissionLost(BaseException):
-    """The submission has exited, or sent what is no answer."""
+    """The submission has exited, or sent an invalid answer."""
 
 
 class Connection:
-    """The test runner's end of the channel."""
+    """The end of the channel in the test runner."""
 
     def __init__(self, channel_fd: int) -> None:
         self._lines, self._channel = _open_channel(channel_fd)
-        self._remotes: dict[int, Remote] = {}
+        self._remotes: dict[int, RemoteObject] = {}
         self._classes: dict[int, type] = {}
         self.values = 0
-        """How many values have come from the submission's calls, iterations and attributes."""
+        """Number of values that calls, iterations and attributes of the submission have given."""
         self.raised: list[Exception] = []
-        """The exceptions of the submission, which keeps their identity."""
+        """Exceptions that the submission has raised, to be recognized by identity."""
         self.lost = False
-        self.refused: str | None = None
+        self.rejection: str | None = None
+        """The reason why the tests cannot be run on any program."""
 
     def public_names(self) -> dict[str, Any]:
-        """The submission's public names and their values."""
+        """Return the public names of the submission with their values."""
         found = {}
         with _Answer(self):
             for name, value in self._next():
@@ -265,17 +273,17 @@ class Connection:
         return found
 
     def call(self, action: str, target: int, args: Any = (), kwargs: Any = None) -> Any:
-        """The value of a call, an attribute, ... ; raises what the submission raised, as far as `_exception` allows."""
+        """Perform an action on an object of the submission and return its value, or raise its exception."""
         given = [encode(arg, self._handle) for arg in args]
         named = {name: encode(arg, self._handle) for name, arg in (kwargs or {}).items()}
         with _Answer(self):
             _send(self._channel, [action, target, given, named])
             printed, kind, *content = self._next()
             if not isinstance(printed, str):
-                raise ValueError("printed what is no text")
+                raise ValueError("its output is no text")
             if kind == "ok":
                 value = decode(content[0], self._kept)
-                if action == CALL_MODIFYING:
+                if action == CALL_MUTATING:
                     for arg, left in zip(args, [decode(each, self._kept) for each in content[1]], strict=True):
                         _update(arg, left)
             elif kind == "raised":
@@ -290,7 +298,7 @@ class Connection:
             self.raised.append(error)
             raise error
         of_name = action in (BOOL, IS_INSTANCE) or action.startswith("__")  # such as: assert f; f.__name__
-        self.values += action in (CALL, CALL_MODIFYING, NEXT, AWAIT) or not (of_name or isinstance(value, Remote))
+        self.values += action in (CALL, CALL_MUTATING, NEXT, AWAIT) or not (of_name or isinstance(value, RemoteObject))
         return value
 
     def _next(self) -> Any:
@@ -303,26 +311,26 @@ class Connection:
         if isinstance(handle, list):
             return self.class_of(handle)
         if handle not in self._remotes:
-            self._remotes[handle] = Remote(self, handle)
+            self._remotes[handle] = RemoteObject(self, handle)
         return self._remotes[handle]
 
-    def refuse(self, why: str) -> Unsendable:
-        """The exception for tests that need what cannot cross; remembered, for the tests may catch it."""
-        self.refused = self.refused or why
-        return Unsendable(why)
+    def reject(self, reason: str) -> Unsendable:
+        """Return the exception for a value that cannot cross, and record the reason, because tests may catch it."""
+        self.rejection = self.rejection or reason
+        return Unsendable(reason)
 
     def _handle(self, value: Any) -> list[Any]:
-        if isinstance(value, Remote):
+        if isinstance(value, RemoteObject):
             return ["kept", object.__getattribute__(value, "_handle")]
-        if isinstance(value, type) and "_dapo_handle" in vars(value):
-            return ["kept", vars(value)["_dapo_handle"]]
-        raise self.refuse(f"a test passes the solution a {type(value).__name__}; only plain values can be passed")
+        if isinstance(value, type) and "_remote_handle" in vars(value):
+            return ["kept", vars(value)["_remote_handle"]]
+        raise self.reject(f"a test passes the solution a {type(value).__name__}; only plain values can be passed")
 
     def class_of(self, chain: Any) -> type[Exception]:
-        """The class of exceptions that a chain of the submission's classes stands for.
+        """Return the exception class for a chain of classes of the submission.
 
-        A built-in one is itself, and so is one of a standard module that the tests have imported. What would steer the
-        tests instead of telling them something (AssertionError, StopIteration, SkipTest) is another class.
+        A built-in class, or one of a standard module that the tests have imported, is itself. Classes that would
+        control the tests (AssertionError, StopIteration, SkipTest) are replaced.
         """
         (handle, module, name), *bases = chain
         if handle in self._classes:
@@ -330,14 +338,14 @@ class Connection:
         known = None
         if module == "builtins" or not bases:
             known = getattr(builtins, str(name), None)
-        elif module in sys.modules and module.partition(".")[0] in sys.stdlib_module_names - _STEERING_MODULES:
+        elif module in sys.modules and module.partition(".")[0] in sys.stdlib_module_names - _CONTROL_MODULES:
             known = getattr(sys.modules[module], str(name), None)
         if isinstance(known, type) and issubclass(known, Exception):
             if issubclass(known, StopIteration | StopAsyncIteration):
                 return RuntimeError
             return ProgramError if issubclass(known, AssertionError) else known
         base = self.class_of(bases) if bases else RuntimeError
-        found = type(str(name), (base,), {"__str__": _text_of, "_dapo_handle": int(handle)})
+        found = type(str(name), (base,), {"__str__": _text_of, "_remote_handle": int(handle)})
         self._classes[handle] = found
         return found
 
@@ -350,23 +358,23 @@ class Connection:
             error = kind.__new__(kind)
             error.args = given
         error.__dict__.update({name: decode(value, self._kept) for name, value in attributes.items()})
-        error.__dict__["_dapo_text"] = str(text)
+        error.__dict__["_remote_text"] = str(text)
         return error
 
 
-_STEERING_MODULES = frozenset({"unittest", "asyncio"})
+_CONTROL_MODULES = frozenset({"unittest", "asyncio"})
 
 
 class ProgramError(RuntimeError):
-    """An AssertionError of the program, which is no failed assertion of the tests."""
+    """An AssertionError of the program, which is not a failed assertion of the tests."""
 
 
 def _text_of(error: Exception) -> str:
-    return str(error.__dict__.get("_dapo_text", Exception.__str__(error)))
+    return str(error.__dict__.get("_remote_text", Exception.__str__(error)))
 
 
 class _Answer:
-    """Turns whatever goes wrong while an answer is read into the loss of the submission."""
+    """Turns every error in reading an answer into the loss of the submission."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -382,7 +390,7 @@ class _Answer:
 
 
 def _update(value: Any, changed: Any) -> None:
-    """Give a list, dictionary or set of the tests the contents that the program has left in its copy."""
+    """Copy the changes of the program into a list, dictionary or set of the tests."""
     if type(value) is not type(changed):
         return
     if isinstance(value, list):
@@ -393,22 +401,22 @@ def _update(value: Any, changed: Any) -> None:
 
 
 def _forwarded(name: str, *, calculates: bool = False) -> Any:
-    """A method that calls the submission's; one that `calculates` takes no plain value, which might be the expected."""
+    """Create a method that calls the submission; one that `calculates` rejects plain values, which may be expected."""
 
-    def method(self: Remote, *args: Any) -> Any:
+    def method(self: RemoteObject, *args: Any) -> Any:
         try:
             bound = self._connection.call(name, self._handle)
         except AttributeError:
             raise TypeError(f"it has no {name}") from None
-        if calculates and not all(isinstance(arg, Remote) for arg in args):
-            raise self._connection.refuse("they calculate with an object of the program and a plain value")
+        if calculates and not all(isinstance(arg, RemoteObject) for arg in args):
+            raise self._connection.reject("they calculate with an object of the program and a plain value")
         return bound(*args)
 
     return method
 
 
-class Remote:
-    """A value of the submission that is not plain. It can be used, but not compared with what a test expects."""
+class RemoteObject:
+    """A value of the submission that is not plain. Tests can use it, but not compare it with an expected value."""
 
     def __init__(self, connection: Connection, handle: int) -> None:
         self.__dict__.update(_connection=connection, _handle=handle)
@@ -445,7 +453,9 @@ class Remote:
         return bool(self._connection.call(BOOL, self._handle))
 
     def __instancecheck__(self, instance: Any) -> bool:
-        return isinstance(instance, Remote) and bool(self._connection.call(IS_INSTANCE, self._handle, (instance,)))
+        return isinstance(instance, RemoteObject) and bool(
+            self._connection.call(IS_INSTANCE, self._handle, (instance,))
+        )
 
     def __enter__(self) -> Any:
         return _forwarded("__enter__")(self)
@@ -456,8 +466,8 @@ class Remote:
     def __eq__(self, other: object) -> bool:
         if self is other or other is None:
             return self is other
-        if isinstance(other, Remote):
-            raise self._connection.refuse("they compare two objects of the program, which only the program could do")
+        if isinstance(other, RemoteObject):
+            raise self._connection.reject("they compare two objects of the program, which only the program could do")
         raise TypeError("only plain values can be compared here")
 
     def __hash__(self) -> int:
@@ -465,9 +475,9 @@ class Remote:
 
 
 for _name in ("str", "repr", "getitem", "setitem", "delitem", "neg", "abs"):
-    setattr(Remote, f"__{_name}__", _forwarded(f"__{_name}__"))
+    setattr(RemoteObject, f"__{_name}__", _forwarded(f"__{_name}__"))
 for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "floordiv", "mod", "pow"):
-    setattr(Remote, f"__{_name}__", _forwarded(f"__{_name}__", calculates=True))
+    setattr(RemoteObject, f"__{_name}__", _forwarded(f"__{_name}__", calculates=True))
 
 
 def _iterated(remote: Any) -> Iterator[Any]:
@@ -480,7 +490,7 @@ def _iterated(remote: Any) -> Iterator[Any]:
 
 
 def encode(value: Any, keep: Callable[[Any], list[Any]]) -> Any:
-    """A value as JSON: other than plain values are kept and sent as a number, subclasses as their plain base."""
+    """Convert a value to JSON: objects are kept and sent as a number, instances of subclasses as their plain base."""
     kind = next((plain for plain in _PLAIN if isinstance(value, plain)), None)
     if value is None or kind is bool or kind is str:
         return str(value) if kind is str else value
@@ -509,7 +519,7 @@ def _encode_other(value: Any, keep: Callable[[Any], list[Any]]) -> list[Any]:
 
 
 def decode(value: Any, kept: Callable[[Any], Any]) -> Any:
-    """The value that `encode` was given, of exactly the plain types. Raises ValueError for anything else."""
+    """Rebuild an encoded value from exactly the plain types. Raises ValueError for anything else."""
     if value is None or isinstance(value, bool | int | str):
         return value
     match value:

@@ -1,7 +1,7 @@
-"""The process that runs a model's program: `python process.py INIT_MESSAGE`. It gives up its rights first.
+"""Gives up the rights of its process, then runs one role of `rpc`: `python process.py INIT_MESSAGE`.
 
-Standard library only, and little of it, since every response waits for its imports. What it is confined to:
-`sandbox.py`. A layer that this system does not have is left out: the process says whether it is confined without it.
+Imports little of the standard library, because every program waits for it. The package describes the layers. A layer
+that this system lacks is skipped; the process reports whether the others confine it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_FILES = 32
 
 
 def main() -> None:
-    """Fork, confine the child and run its role there; this process waits and exits as the child did."""
+    """Fork, confine the child and run its role there; this process waits and exits with the code of the child."""
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # behind the standard library, for the roles only
     import rpc
 
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def _wait_for(child: int) -> None:
-    """Wait for the child, which a SIGTERM to this process kills, and exit with its code."""
+    """Wait for the child and exit with its code; a SIGTERM to this process kills the child."""
     signal.signal(signal.SIGTERM, lambda number, frame: os.kill(child, signal.SIGKILL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     os.closerange(0, 1 << 16)  # a reader of the child's output waits until the last writer has closed it
@@ -70,7 +70,7 @@ def _wait_for(child: int) -> None:
 
 
 def _separate(libc: ctypes.CDLL, readable: Sequence[str]) -> bool:
-    """Enter new namespaces, as far as the system allows them; whether all files but these paths are hidden."""
+    """Enter new namespaces as far as the system allows; return whether all files except these paths are hidden."""
     if not _LINUX:
         return False
     user, group = os.getuid(), os.getgid()
@@ -91,7 +91,7 @@ def _separate(libc: ctypes.CDLL, readable: Sequence[str]) -> bool:
 
 
 def _hide_files(libc: ctypes.CDLL, readable: Sequence[str]) -> None:
-    """Exchange the tree of files for one of these paths. Raises OSError where mounting is not allowed."""
+    """Replace the file tree by one with only these paths. Raises OSError if mounting is not allowed."""
 
     def mount(source: str, target: str, kind: bytes | None, flags: int, options: bytes | None = None) -> None:
         _require(libc.mount(source.encode(), os.fsencode(target), kind, flags, options))
@@ -118,10 +118,10 @@ def _hide_files(libc: ctypes.CDLL, readable: Sequence[str]) -> None:
 
 
 def _confine(libc: ctypes.CDLL, init_message: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Give up rights for good, those to make system calls last because this function makes many.
+    """Give up rights for good; system calls come last because this function makes many.
 
     Returns:
-        Whether Landlock and whether the filter of system calls is in force.
+        Whether Landlock is in force, and whether the filter of system calls is.
     """
     layers = init_message["layers"]
     if "user" in layers:
@@ -163,12 +163,12 @@ def _limit(init_message: Mapping[str, Any]) -> None:
         try:
             resource.setrlimit(limit, (bound, bound))
         except (ValueError, OSError):
-            if _LINUX:  # macOS refuses some; what can then be done, the probes find
+            if _LINUX:  # macOS refuses some; the probes find the consequences
                 raise
 
 
 def _open_to_others(path: str) -> bool:
-    """Whether any user can read the path; folders that do not exist are no obstacle."""
+    """Return whether every user can read the path; ignore folders that do not exist."""
     while path != os.path.dirname(path):
         if os.path.isdir(path) and not os.stat(path).st_mode & 0o001:
             return False
@@ -180,7 +180,7 @@ def _landlock(libc: ctypes.CDLL, readable: Sequence[str], max_abi: int) -> bool:
     """Allow reading these paths and no other file access, TCP or signal, as far as this kernel knows these rights.
 
     Returns:
-        Whether it is in force: older kernels do not have it.
+        Whether Landlock is in force; older kernels do not have it.
     """
     abi = min(libc.syscall(_LANDLOCK_CREATE, None, 0, 1), max_abi)
     if abi < 1:
@@ -201,7 +201,7 @@ def _landlock(libc: ctypes.CDLL, readable: Sequence[str], max_abi: int) -> bool:
 
 
 def _readable_files(readable: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Paths with their rights, which hold below them, too; files of packages installed among them get none."""
+    """Yield paths and their rights, which extend to everything below; files of installed packages get none."""
     for path in filter(os.path.exists, readable):
         if not os.path.isdir(path):
             yield path, _READ_FILE
@@ -215,10 +215,10 @@ def _readable_files(readable: Sequence[str]) -> Iterator[tuple[str, int]]:
 
 
 def _filter_system_calls(libc: ctypes.CDLL, program: bytes) -> bool:
-    """Load the program that `system_calls.py` made.
+    """Load the program of `system_calls.py`.
 
     Returns:
-        Whether it is in force: a system may allow no filters, and there is no program for some machines.
+        Whether it is in force: some systems allow no filters, and some machines have no program.
     """
     if not program:
         return False

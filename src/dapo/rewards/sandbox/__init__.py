@@ -1,1 +1,0 @@
-"""Confines and runs the programs that a model wrote."""
