@@ -82,7 +82,7 @@ dist: install-dev
 
 # the pages of metrics and of options, and the tables of other systems' options, from what the code uses
 docs: install
-	$(VENV)/bin/python -m dapo.telemetry.metric_table > docs/metrics.md
+	$(VENV)/bin/python -m dapo.runs.metric_table > docs/metrics.md
 	$(VENV)/bin/python -m dapo.config.page > docs/options.md
 	$(VENV)/bin/python -m dapo.config.page docs/from_*.md
 

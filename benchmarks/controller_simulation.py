@@ -38,7 +38,7 @@ from dapo.engines.scripted import ScriptedEngine
 from dapo.policy.builtin_models import smollm2_directory
 from dapo.runs.directory import RunDirectory
 from dapo.runs.records import read_metrics
-from dapo.telemetry.sinks import JsonlSink, Tracker
+from dapo.runs.sinks import JsonlSink, Tracker
 from dapo.training.dynamic_sampling import DynamicSampler
 from dapo.training.rollout import Sampling, sampling_plan
 from dapo.training.samples import shaped_reward

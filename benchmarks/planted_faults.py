@@ -14,9 +14,6 @@ from typing import Any
 import torch
 
 from dapo.analysis.doctor import Diagnosis
-from dapo.assemble.build import build_run
-from dapo.assemble.inputs import Inputs, read_inputs
-from dapo.assemble.resolve import resolve_auto
 from dapo.cli.doctor import examine
 from dapo.config import Config, build_config, dump_config
 from dapo.core.errors import DapoError
@@ -25,9 +22,12 @@ from dapo.policy.builtin_models import tiny_random
 from dapo.policy.hf_io import write_model_directory
 from dapo.rewards.judge import InlineJudge
 from dapo.rewards.workers.pool import VerifierPool
+from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
-from dapo.telemetry.console import ProgressDisplay
 from dapo.training import one_step_off, train
+from dapo.training.assemble.build import build_run
+from dapo.training.assemble.inputs import Inputs, read_inputs
+from dapo.training.assemble.resolve import resolve_auto
 from dapo.training.state import Run
 
 REWARDS = "benchmarks.planted_rewards"

@@ -27,7 +27,7 @@ from dapo.analysis.ablate.figures import plot_results
 from dapo.analysis.ablate.results import Results, read_results, steps_at_the_end
 from dapo.analysis.ablate.table import make_table
 from dapo.evaluation.intervals import student_quantile
-from dapo.telemetry.metric_table import metric_of
+from dapo.runs.metric_table import metric_of
 
 FOLDER = Path(__file__).parent
 STORED = FOLDER / "results"

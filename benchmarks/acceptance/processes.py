@@ -17,7 +17,6 @@ from benchmarks.acceptance.check import Measurement, Setting, Skipped
 from benchmarks.acceptance.correctness import SMALL_MODEL_GAP_NATS, total_error
 from benchmarks.acceptance.engines import EQUAL_RESPONSES, answers, engine_gap, equal_share, sampling_requests
 from benchmarks.acceptance.models import ragged_samples
-from dapo.assemble.build import build_engine
 from dapo.config import Config
 from dapo.config.load import build_config
 from dapo.config.sampling import NativeConfig
@@ -27,6 +26,7 @@ from dapo.distributed.trainer_group import TrainerGroup
 from dapo.engines.native.engine import NativeEngine
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.policy import Policy
+from dapo.training.assemble.build import build_engine
 
 RANKS = 2
 GRADIENT_ERROR = 1e-4

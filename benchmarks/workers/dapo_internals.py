@@ -13,7 +13,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from benchmarks.memory import current_rss_bytes, peak_rss_bytes
 from benchmarks.op_categories import seconds_by_kind
 from benchmarks.protocol import serve
-from dapo.assemble.resolve import multiplies_bfloat16_fast
 from dapo.config import Config
 from dapo.config.sampling import NativeConfig
 from dapo.core.rng import keyed_seed, keyed_uniforms
@@ -21,6 +20,7 @@ from dapo.engines.native.engine import EngineStats, NativeEngine
 from dapo.policy.model import load_model
 from dapo.policy.policy import Policy
 from dapo.runs.directory import RunDirectory
+from dapo.training.assemble.resolve import multiplies_bfloat16_fast
 from dapo.training.checkpoint_writer import CheckpointWriter
 from dapo.types import GenerationRequest, Sample
 

@@ -1,4 +1,4 @@
-"""dapo as a user runs it: the shipped loop, engine and policy, put together by `dapo.assemble`."""
+"""dapo as a user runs it: the shipped loop, engine and policy, put together by `dapo.training.assemble`."""
 
 import io
 import queue
@@ -19,9 +19,6 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 import dapo
 from benchmarks.memory import peak_rss_bytes
 from benchmarks.protocol import serve
-from dapo.assemble.build import build_run
-from dapo.assemble.inputs import read_inputs
-from dapo.assemble.resolve import resolve_auto
 from dapo.config import dump_config, load_config
 from dapo.core.rng import keyed_seed
 from dapo.data.problems import load_problems
@@ -31,10 +28,13 @@ from dapo.evaluation.evaluate import EngineSampler, evaluate
 from dapo.policy.builtin_models import smollm2_directory
 from dapo.policy.model import export_model
 from dapo.rewards.workers.pool import VerifierPool
+from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory, make_manifest
-from dapo.telemetry.console import ProgressDisplay
-from dapo.telemetry.sinks import Tracker
+from dapo.runs.sinks import Tracker
 from dapo.training import one_step_off
+from dapo.training.assemble.build import build_run
+from dapo.training.assemble.inputs import read_inputs
+from dapo.training.assemble.resolve import resolve_auto
 from dapo.training.train import train
 from dapo.types import GenerationRequest
 

@@ -13,7 +13,7 @@ from dapo.cli.main import main
 from dapo.cli.train import resume_run, start_run
 from dapo.config import dump_config
 from dapo.runs.directory import RunDirectory
-from dapo.telemetry.rollout_table import AUDIT_COLUMNS, ROLLOUT_SCHEMA, write_rollouts
+from dapo.runs.rollout_table import AUDIT_COLUMNS, ROLLOUT_SCHEMA, write_rollouts
 from dapo.training.rules.watch import Watch
 from helpers.tiny_runs import tiny
 

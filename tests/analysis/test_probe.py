@@ -16,9 +16,6 @@ from dapo.analysis.probe import (
     pass_rate_histogram,
     probe_run,
 )
-from dapo.assemble.build import probe_kernels
-from dapo.assemble.inputs import read_inputs
-from dapo.assemble.resolve import resolve_auto
 from dapo.cli.check.probe import describe_probe
 from dapo.cli.train import start_run
 from dapo.config import Config
@@ -26,6 +23,9 @@ from dapo.core.errors import DataError
 from dapo.evaluation.intervals import mean_interval
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
+from dapo.training.assemble.build import probe_kernels
+from dapo.training.assemble.inputs import read_inputs
+from dapo.training.assemble.resolve import resolve_auto
 from helpers.commands import run as run_command
 from helpers.paths import CONFIGS
 from helpers.tiny_runs import metrics, tiny

@@ -13,8 +13,8 @@ from dapo.analysis.view.report import write_report
 from dapo.core.files import atomic_write_json, read_json
 from dapo.runs.directory import RunDirectory
 from dapo.runs.records import truncate_after
+from dapo.runs.rollout_table import write_rollouts
 from dapo.runs.run_files import RunFiles
-from dapo.telemetry.rollout_table import write_rollouts
 from helpers.browser import MISSING, open_browser
 from helpers.view_runs import Client, close_with, make_run, serving
 

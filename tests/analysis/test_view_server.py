@@ -18,9 +18,9 @@ from dapo.core.errors import CheckpointError, ConfigError
 from dapo.runs.directory import RunDirectory
 from dapo.runs.records import read_metrics
 from dapo.runs.rollout_index import Filter, RolloutIndex
+from dapo.runs.rollout_table import write_rollouts
 from dapo.runs.run_files import RunFiles, find_runs
 from dapo.runs.status import run_status
-from dapo.telemetry.rollout_table import write_rollouts
 from helpers.view_runs import Client, close_with, make_run, serving
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"

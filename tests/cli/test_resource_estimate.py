@@ -16,7 +16,6 @@ from transformers import (
     SmolLM3Config,
 )
 
-from dapo.assemble.resolve import resolve_auto
 from dapo.cli.check.estimate import ResourceEstimate
 from dapo.cli.check.hardware_profile import HardwareProfile, hardware_profile_for
 from dapo.cli.check.report import describe_estimate, find_problems, settle_estimate
@@ -28,6 +27,7 @@ from dapo.policy.logprobs import hidden_states, use_packed_forward
 from dapo.policy.model_dimensions import KNOWN_DIMENSIONS, dimensions_from_config, find_dimensions
 from dapo.policy.packing import pack
 from dapo.policy.policy import recompute_layers
+from dapo.training.assemble.resolve import resolve_auto
 from helpers.paths import CONFIGS
 from helpers.tiny_models import COMMON
 from helpers.tiny_policies import groups_of, loaded, make_policy, weights_of

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from dapo.assemble.resolve import resolve_auto
 from dapo.cli.check.estimate import ResourceEstimate
 from dapo.cli.check.hardware_profile import HardwareProfile, hardware_profile_for
 from dapo.cli.check.speed import (
@@ -25,6 +24,7 @@ from dapo.cli.check.speed import (
 )
 from dapo.config import build_config
 from dapo.policy.model_dimensions import KNOWN_DIMENSIONS
+from dapo.training.assemble.resolve import resolve_auto
 
 QWEN = KNOWN_DIMENSIONS["qwen2.5-1.5b"]
 H100 = HardwareProfile()

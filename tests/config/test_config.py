@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from dapo.assemble.resolve import resolve_auto
 from dapo.cli.check.summary import differences_from_paper, explain, ignored_options, value_of
 from dapo.config import (
     PRESETS,
@@ -23,6 +22,7 @@ from dapo.config.options import CONDITIONS, known_about, options_of, section_in
 from dapo.config.other_names import REMOVED
 from dapo.config.page import options_page
 from dapo.core.errors import ConfigError
+from dapo.training.assemble.resolve import resolve_auto
 from helpers.paths import ROOT
 
 SMALL: dict[str, Any] = {"model": "tiny-random", "data": {"train": "builtin:sums"}}

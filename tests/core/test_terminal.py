@@ -15,14 +15,14 @@ from rich.text import Text
 import dapo
 from dapo.cli import main as cli
 from dapo.core.terminal import UNSAFE, print_text, printable, printable_json, to_json
-from dapo.telemetry.console import ProgressDisplay, SafeConsole
+from dapo.runs.console import ProgressDisplay, SafeConsole
 
 ATTACK = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eevil\u2066\r\x08[red]m[/red] :bomb: \ud800"
 ESCAPED = "\\x1b]0;owned\\x07\\x1b[2J\\x9b31m\\u202eevil\\u2066\\r\\x08[red]m[/red] :bomb: \\ud800"
 SOURCES = Path(dapo.__file__).parents[1]
 RIM = {
     "dapo/core/terminal.py": {"print"},
-    "dapo/telemetry/console.py": {"Console"},
+    "dapo/runs/console.py": {"Console"},
     # inside of the sandbox: JSON to the parent's pipe, and output of a program, which is kept in memory
     "code_sandbox/confined/probes.py": {"sys.stdout.write"},
     "code_sandbox/confined/rpc.py": {"sys.stdout.write"},

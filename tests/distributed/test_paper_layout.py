@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from dapo.assemble.inputs import device_for_inputs, max_positions, read_model
 from dapo.config import Config, load_config
 from dapo.distributed.engine_specs import engine_specs
 from dapo.distributed.launch import threads_on_cluster
@@ -25,6 +24,7 @@ from dapo.policy.fsdp.policy import shard
 from dapo.policy.fsdp.ranks import Ranks
 from dapo.policy.model import load_meta_model, load_model
 from dapo.policy.stored_weights import rows_of_rank
+from dapo.training.assemble.inputs import device_for_inputs, max_positions, read_model
 from helpers.paper_model import NODES, PARAMETERS, paper_config
 from helpers.paths import TINY
 from helpers.tiny_models import tiny_model

@@ -17,7 +17,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dapo.assemble.inputs import device_for_inputs
 from dapo.cli.train import export_run, resume_run, start_run
 from dapo.config import Config
 from dapo.core.errors import NumericsError, OutOfMemory, TrainerLost, WorkerDied, WorkerFault
@@ -27,6 +26,7 @@ from dapo.distributed.weight_files import WeightsFolder
 from dapo.distributed.weight_session import Location
 from dapo.policy.checkpoint import SavedWeights
 from dapo.policy.model import load_model
+from dapo.training.assemble.inputs import device_for_inputs
 from dapo.training.train import train
 from dapo.types import WeightLayout
 from helpers.sockets import listeners

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from dapo.assemble.build import evaluation_plan
 from dapo.config import build_config
 from dapo.config.sampling import NativeConfig
 from dapo.core.rng import keyed_seed, keyed_uniforms
@@ -20,6 +19,7 @@ from dapo.engines.native.engine import NativeEngine
 from dapo.engines.scripted import ScriptedEngine
 from dapo.evaluation.evaluate import EngineSampler, evaluate
 from dapo.evaluation.scores import Evaluation, EvaluationPlan
+from dapo.training.assemble.build import evaluation_plan
 from dapo.types import GenerationRequest, Problem, Verdict
 from helpers.fake_rollout import FakeEncoder, FakeJudge, problems
 from helpers.tiny_models import tiny_model

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dapo.api.lifecycle.evaluate_models import EvalRequest, evaluation_config, evaluation_data
-from dapo.assemble.inputs import distinct
 from dapo.config import build_config
 from dapo.config.data_spec import parse_spec
 from dapo.core.errors import ConfigError, DataError
@@ -27,6 +26,7 @@ from dapo.evaluation.scores import (
     JudgedResponse,
     pass_at_k,
 )
+from dapo.training.assemble.inputs import distinct
 from dapo.types import GenerationRequest, Problem, Verdict
 from helpers.fake_rollout import FakeEncoder, FakeJudge
 from helpers.paths import SHARED_DATA

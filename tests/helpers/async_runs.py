@@ -8,15 +8,15 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dapo.assemble.build import build_run
-from dapo.assemble.inputs import read_inputs
-from dapo.assemble.resolve import resolve_auto
 from dapo.config import Config, dump_config, load_config
 from dapo.core.errors import DapoError
 from dapo.rewards.judge import InlineJudge
+from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory, step_of
-from dapo.telemetry.console import ProgressDisplay
 from dapo.training import one_step_off
+from dapo.training.assemble.build import build_run
+from dapo.training.assemble.inputs import read_inputs
+from dapo.training.assemble.resolve import resolve_auto
 from dapo.training.checkpointing import is_logged, restore
 from dapo.training.signals import signals_as_requests
 from dapo.training.state import Run, TrainState

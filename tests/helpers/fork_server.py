@@ -30,7 +30,7 @@ from helpers.paths import TESTS
 PYTHONPATH = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 IMPORTED_ONCE = (
-    "dapo.assemble.build",
+    "dapo.training.assemble.build",
     "dapo.api.lifecycle.evaluate_models",
     "dapo.cli.main",
     "dapo.cli.train",
@@ -41,7 +41,7 @@ IMPORTED_ONCE = (
 """What the commands import one after the other, by which a run of a few steps would take twice as long."""
 
 AREAS = {
-    "start": ("cli", "assemble", "config", "training/signals", "data"),
+    "start": ("cli", "training/assemble", "config", "training/signals", "data"),
     "rollout": ("training/rollout", "training/selection", "engines", "core/rng"),
     "judging": ("rewards",),
     "update": (
@@ -66,7 +66,6 @@ AREAS = {
         "training/one_step_off",
         "training/samples",
         "training/token_advantages",
-        "telemetry",
     ),
 }
 

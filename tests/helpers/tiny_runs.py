@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dapo.assemble.build import build_run
-from dapo.assemble.inputs import read_inputs
-from dapo.assemble.resolve import resolve_auto
 from dapo.config import Config, dump_config, load_config
 from dapo.rewards.workers.pool import VerifierPool
+from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
-from dapo.telemetry.console import ProgressDisplay
+from dapo.training.assemble.build import build_run
+from dapo.training.assemble.inputs import read_inputs
+from dapo.training.assemble.resolve import resolve_auto
 from dapo.training.state import Run
 from helpers.paths import CONFIGS
 

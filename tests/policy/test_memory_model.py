@@ -2,7 +2,6 @@
 
 import pytest
 
-from dapo.assemble.resolve import resolve_auto
 from dapo.config import Config, build_config, dump_config
 from dapo.core.errors import ConfigError
 from dapo.distributed.engine_specs import processes_per_gpu
@@ -24,6 +23,7 @@ from dapo.policy.model_dimensions import KNOWN_DIMENSIONS, dimensions_from_confi
 from dapo.policy.packed_attention import use_packed_attention
 from dapo.policy.packing import pack
 from dapo.policy.policy import recompute_layers
+from dapo.training.assemble.resolve import resolve_auto
 from helpers.fake_cuda import fake_cuda, saved_bytes
 from helpers.fake_models import FAMILIES, fake_model
 from helpers.tiny_policies import groups_of

@@ -18,7 +18,7 @@ from dapo.cli.train import resume_run, start_run
 from dapo.config import Config
 from dapo.core.errors import CheckpointError, DapoError, NumericsError, RewardError
 from dapo.runs.directory import RunDirectory
-from dapo.telemetry.sinks import JsonlSink
+from dapo.runs.sinks import JsonlSink
 from dapo.training.checkpoint_writer import StorageError
 from dapo.training.signals import Interrupted, StopRequest
 from dapo.training.state import TrainState

@@ -20,12 +20,12 @@ ROOT = where.ROOT / "src" / PACKAGE
 LAYERS = [
     {"core"},
     {"config", "types", "algo"},
-    {"data", "rewards", "engines", "policy", "telemetry"},
+    {"data", "rewards", "engines", "policy"},
     {"distributed"},
     {"evaluation"},
     {"runs"},
     {"training"},
-    {"assemble"},
+    {"training/assemble"},
     {"analysis"},
     {"api"},
     {"cli", "__main__"},
@@ -40,9 +40,9 @@ OPTIONAL_HOMES = {
     "jsonschema": {"rewards"},
     "datasketch": {"data"},
     "reasoning_gym": {"data", "rewards"},
-    "tensorboard": {"telemetry"},
-    "trackio": {"telemetry"},
-    "wandb": {"telemetry"},
+    "tensorboard": {"runs"},
+    "trackio": {"runs"},
+    "wandb": {"runs"},
 }
 SEVERAL_FILES = {"ray"}  # a whole folder stands for it
 
@@ -57,7 +57,7 @@ LIGHT = (
     "cli/data",
     "cli/reward",
     "cli/submit",
-    "telemetry/progress",
+    "runs/progress",
 )
 HEAVY = {"torch", "transformers", "math_verify", "reasoning_gym", "datasets", "pyarrow"}
 
@@ -123,9 +123,14 @@ def _layer(part: str) -> int | None:
     return next((level for level, names in enumerate(LAYERS) if part in names), None)
 
 
+NESTED = {name for names in LAYERS for name in names if "/" in name}
+"""Folders inside another folder that are a layer of their own."""
+
+
 def _part(file: Path) -> str:
-    """The folder or module directly below the package: `rewards/math.py` -> rewards, `train.py` -> train."""
-    return file.parts[0].removesuffix(".py")
+    """The room of a file: `rewards/math.py` -> rewards, `train.py` -> train, a nested layer by its own path."""
+    nested = "/".join(file.parts[:2])
+    return nested if nested in NESTED else file.parts[0].removesuffix(".py")
 
 
 def downward_imports(root: Path) -> list[str]:
@@ -136,7 +141,7 @@ def downward_imports(root: Path) -> list[str]:
         if names[0] != root.name:
             continue
         own = _part(found.file)
-        other = names[1] if len(names) > 1 and _exists(root, names[1]) else "__init__"
+        other = _part(Path(*names[1:3])) if len(names) > 1 and _exists(root, names[1]) else "__init__"
         if other in (own, "__init__") or (own == "__init__" and found.typing_only):
             continue  # the public names are imported when they are used: only a type checker reads where they are
         level, other_level = (-1 if own == "__init__" else _layer(own)), _layer(other)
@@ -242,6 +247,10 @@ def test_optional_packages_are_imported_inside_functions_of_their_own_file():
 
 def test_light_modules_load_without_torch_and_other_heavy_packages():
     assert heavy_imports(ROOT) == []
+
+
+def test_the_package_has_at_most_18_entries_at_the_top():
+    assert len([entry for entry in ROOT.iterdir() if entry.name != "__pycache__"]) <= 18
 
 
 def test_the_paper_knows_no_configuration():
@@ -356,10 +365,13 @@ def tree(folder: Path, files: dict[str, str]) -> Path:
         ("data/stream", "from dapo.rewards.verifiers.math import verify"),
         ("data/stream", "def late():\n    import dapo.rewards"),
         ("__init__", "from dapo.rewards import math"),
+        ("training/assemble/build", "from dapo.analysis import probe"),
+        ("training/loop", "from dapo.training.assemble import build"),
     ],
 )
 def test_walker_finds_each_way_to_write_an_import_that_points_down_or_sideways(tmp_path, importer, text):
-    root = tree(tmp_path, {"rewards/math": "", importer: text})
+    files = dict.fromkeys(["rewards/math", "training/assemble/build", "analysis/probe"], "")
+    root = tree(tmp_path, {**files, importer: text})
     assert len(downward_imports(root)) == 1
 
 
@@ -397,18 +409,18 @@ def test_walker_reports_a_module_that_is_in_no_layer(tmp_path):
 @pytest.mark.parametrize(
     ("files", "faults"),
     [
-        ({"telemetry/sinks": "def f():\n    import wandb"}, 0),
-        ({"telemetry/sinks": "def f():\n    from torch.utils.tensorboard import SummaryWriter"}, 0),
-        ({"telemetry/sinks": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import wandb"}, 0),
+        ({"runs/sinks": "def f():\n    import wandb"}, 0),
+        ({"runs/sinks": "def f():\n    from torch.utils.tensorboard import SummaryWriter"}, 0),
+        ({"runs/sinks": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import wandb"}, 0),
         ({"distributed/actors": "def f():\n    import ray", "distributed/pools": "def f():\n    import ray"}, 0),
         ({"data/gym": "def f():\n    import reasoning_gym", "rewards/gym": "def f():\n    import reasoning_gym"}, 0),
-        ({"telemetry/sinks": "import wandb"}, 1),
-        ({"telemetry/sinks": "from torch.utils.tensorboard import SummaryWriter"}, 1),
-        ({"telemetry/sinks": "class Sink:\n    import trackio"}, 1),
-        ({"telemetry/sinks": "try:\n    import wandb\nexcept ImportError:\n    wandb = None"}, 1),
+        ({"runs/sinks": "import wandb"}, 1),
+        ({"runs/sinks": "from torch.utils.tensorboard import SummaryWriter"}, 1),
+        ({"runs/sinks": "class Sink:\n    import trackio"}, 1),
+        ({"runs/sinks": "try:\n    import wandb\nexcept ImportError:\n    wandb = None"}, 1),
         ({"train": "def f():\n    import wandb"}, 1),
         ({"rollout": "def f():\n    from vllm.sampling_params import SamplingParams"}, 1),
-        ({"telemetry/a": "def f():\n    import wandb", "telemetry/b": "def f():\n    import wandb"}, 1),
+        ({"runs/a": "def f():\n    import wandb", "runs/b": "def f():\n    import wandb"}, 1),
         ({"policy/model": "def f():\n    import importlib\n    return importlib.import_module('peft')"}, 0),
         ({"cli": "def f():\n    return __import__('ray')"}, 1),
     ],

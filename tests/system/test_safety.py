@@ -20,7 +20,7 @@ from dapo.core.terminal import UNSAFE
 from dapo.policy.model import export_model, load_model
 from dapo.rewards import get_verifier
 from dapo.runs.directory import RunDirectory
-from dapo.telemetry.sinks import JsonlSink
+from dapo.runs.sinks import JsonlSink
 from dapo.types import Problem
 from helpers.hostile_functions import ATTACK
 from helpers.paths import CONFIGS

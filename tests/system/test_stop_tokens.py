@@ -7,13 +7,13 @@ import pytest
 import torch
 from pyarrow.parquet import read_table
 
-from dapo.assemble.inputs import Inputs, read_inputs
-from dapo.assemble.resolve import resolve_auto
 from dapo.cli.main import main
 from dapo.cli.train import start_run
 from dapo.config import Config
 from dapo.core.errors import ConfigError
 from dapo.policy.model import export_model, load_model
+from dapo.training.assemble.inputs import Inputs, read_inputs
+from dapo.training.assemble.resolve import resolve_auto
 from helpers.paths import TINY
 from helpers.tiny_runs import new_run, tiny
 

@@ -14,16 +14,16 @@ import torch
 from safetensors.torch import load_file
 
 from dapo.algo.loss import engine_weights
-from dapo.assemble.build import build_run
-from dapo.assemble.inputs import read_inputs
 from dapo.cli.train import resume_run, start_run
 from dapo.config import Config, load_config
 from dapo.core.errors import EngineError, NumericsError
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.rewards.judge import InlineJudge
+from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
-from dapo.telemetry.console import ProgressDisplay
+from dapo.training.assemble.build import build_run
+from dapo.training.assemble.inputs import read_inputs
 from dapo.training.divergence import sampled_entropy
 from dapo.training.rollout import Batch
 from dapo.training.state import Run

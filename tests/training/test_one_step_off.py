@@ -27,10 +27,10 @@ from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.scripted import ScriptedEngine
 from dapo.evaluation.scores import EvaluationPlan
+from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
-from dapo.telemetry.console import ProgressDisplay
-from dapo.telemetry.metrics import staleness_metrics
-from dapo.telemetry.sinks import JsonlSink, Tracker
+from dapo.runs.metrics import staleness_metrics
+from dapo.runs.sinks import JsonlSink, Tracker
 from dapo.training import one_step_off
 from dapo.training.checkpointing import restore
 from dapo.training.dynamic_sampling import OUTCOMES, DynamicSampler

@@ -7,9 +7,9 @@ from pyarrow.parquet import read_table
 
 from dapo.config import load_config
 from dapo.data.stream import ProblemStream
+from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
-from dapo.telemetry.console import ProgressDisplay
-from dapo.telemetry.sinks import Tracker
+from dapo.runs.sinks import Tracker
 from dapo.training.dynamic_sampling import OUTCOMES
 from dapo.training.rollout import Batch, Sampling
 from dapo.training.samples import with_advantages

@@ -15,7 +15,6 @@ import torch
 from pyarrow.parquet import read_table
 
 import dapo
-from dapo.assemble import build
 from dapo.cli.train import resume_run, start_run
 from dapo.core.errors import EngineError, ShortfallError
 from dapo.distributed.engine_specs import native_engine
@@ -23,6 +22,7 @@ from dapo.distributed.protocol import WorkerSpec
 from dapo.engines.native.linear_probe import linear_shapes
 from dapo.engines.native.prepacked_linear import KERNELS, default_kernel, multiplies, shape_name
 from dapo.policy.model import load_model
+from dapo.training.assemble import build
 from dapo.types import GenerationRequest
 from helpers.paths import TESTS
 from helpers.tiny_runs import contents, metrics, saved_steps, tiny

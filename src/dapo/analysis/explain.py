@@ -11,13 +11,13 @@ from dapo.algo.overlong import overlong_penalty, trains
 from dapo.analysis.replay import CannotReplay, Replay, ReplayedUpdate, ReplayPlan, initial_or_saved, plan_replay
 from dapo.analysis.stored_groups import StoredGroup, local_encoder, read_groups
 from dapo.analysis.token_terms import CLIP_NAMES, TokenTerms, token_terms
-from dapo.assemble.resolve import resolve_auto
 from dapo.config import Config
 from dapo.core.errors import ConfigError, DataError
 from dapo.data.prompts import PromptEncoder
 from dapo.policy.policy import loss_weights
 from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config
+from dapo.training.assemble.resolve import resolve_auto
 from dapo.training.samples import minibatches, shaped_reward, with_advantages
 from dapo.types import Sample
 

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from dapo.analysis.changes import Rejudged
 from dapo.analysis.stored_groups import RunProblems, saved_steps, with_problem, with_prompt_ids
-from dapo.assemble.inputs import read_model
-from dapo.assemble.resolve import device_of, resolve_auto
 from dapo.config import Config
 from dapo.core.errors import ConfigError
 from dapo.data.prompts import PromptEncoder
 from dapo.policy.policy import Policy
 from dapo.runs.directory import RunDirectory
+from dapo.training.assemble.inputs import read_model
+from dapo.training.assemble.resolve import device_of, resolve_auto
 from dapo.training.samples import with_advantages
 from dapo.types import Group, Sample
 

@@ -1,8 +1,8 @@
 """A run's first two steps, tried before the run: pass rates, lengths, speed and memory of its real model and data.
 
-Nothing is written. Sampling, judging and updates are those of the run (`assemble/build.py`) under its keys, so the
-first batches are those that the run would train on, and the updates are its own. The second one is the first to hold
-the optimizer's moments beside its activations. Further batches are sampled with the weights after it, until enough
+Nothing is written. Sampling, judging and updates are those of the run (`training/assemble/build.py`) under its keys, so
+the first batches are those that the run would train on, and the updates are its own. The second one is the first to
+hold the optimizer's moments beside its activations. Further batches are sampled with the weights after it, until enough
 problems are judged.
 """
 
@@ -18,8 +18,6 @@ from typing import Any
 import numpy as np
 
 from dapo.algo.chance import measured_chances
-from dapo.assemble.build import build_engine, build_sampling, open_launcher, open_policy, value_function_of
-from dapo.assemble.inputs import Inputs
 from dapo.config import Config
 from dapo.core.errors import DataError
 from dapo.evaluation.intervals import Interval, mean_interval
@@ -27,6 +25,8 @@ from dapo.policy.memory_model import GIB
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
 from dapo.runs.records import read_metrics
+from dapo.training.assemble.build import build_engine, build_sampling, open_launcher, open_policy, value_function_of
+from dapo.training.assemble.inputs import Inputs
 from dapo.training.problem_stats import ProblemStats
 from dapo.training.rollout import Batch, Sampling, collect
 from dapo.training.rules.all_rules import holding

@@ -17,15 +17,15 @@ from dapo.analysis.stored_groups import (
     with_problem,
     with_prompt_ids,
 )
-from dapo.assemble.inputs import read_model
-from dapo.assemble.resolve import device_of
 from dapo.config import Config
 from dapo.core.errors import CheckpointError, DataError
 from dapo.data.prompts import PromptEncoder
 from dapo.policy.policy import Policy
 from dapo.runs.directory import RunDirectory
+from dapo.runs.metrics import mean_of_updates
 from dapo.runs.records import metrics_by_step
-from dapo.telemetry.metrics import mean_of_updates
+from dapo.training.assemble.inputs import read_model
+from dapo.training.assemble.resolve import device_of
 from dapo.training.updates import estimate_advantages, prepare_updates
 from dapo.types import Sample
 

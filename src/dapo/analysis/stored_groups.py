@@ -17,8 +17,8 @@ from dapo.data.problems import load_problems
 from dapo.data.prompts import PromptEncoder
 from dapo.policy.model import load_local_tokenizer
 from dapo.runs.directory import RunDirectory, numbered, step_of
+from dapo.runs.rollout_table import rows_of, short_fields
 from dapo.runs.rollouts import read_rollouts
-from dapo.telemetry.rollout_table import rows_of, short_fields
 from dapo.training.dynamic_sampling import Outcome
 from dapo.training.rows import NO_COLUMNS, load_rows
 from dapo.types import Generation, Group, Problem, Verdict

@@ -20,7 +20,6 @@ from dapo.analysis.stored_groups import (
     with_problem,
     with_prompt_ids,
 )
-from dapo.assemble.build import dynamic_sampler
 from dapo.config import Config
 from dapo.core.errors import ConfigError, DataError
 from dapo.data.prompts import PromptEncoder
@@ -30,6 +29,7 @@ from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
 from dapo.runs.records import read_metrics
 from dapo.runs.stored_config import naming_start_folder
+from dapo.training.assemble.build import dynamic_sampler
 from dapo.training.dynamic_sampling import DynamicSampler, Outcome
 from dapo.training.rows import NO_COLUMNS
 from dapo.training.samples import shaped_reward, with_advantages

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dapo.core.errors import DataError
 from dapo.core.loading import Failure, try_call
-from dapo.telemetry.metrics import reflection_metrics
+from dapo.runs.metrics import reflection_metrics
 from dapo.training.rollout import Batch
 from dapo.training.step_metrics import batch_metrics, rollout_rows
 from dapo.types import Group, Sample

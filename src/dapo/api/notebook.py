@@ -8,9 +8,9 @@ from html import escape
 from typing import Any
 
 from dapo.core.terminal import print_text
-from dapo.telemetry.console import ProgressDisplay, stopwatch
-from dapo.telemetry.metric_table import PHASES
-from dapo.telemetry.sinks import Display
+from dapo.runs.console import ProgressDisplay, stopwatch
+from dapo.runs.metric_table import PHASES
+from dapo.runs.sinks import Display
 
 REFRESH_S = 0.5
 """The page of a notebook is drawn anew so often at most."""

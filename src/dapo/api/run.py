@@ -16,10 +16,10 @@ from dapo.config import Config
 from dapo.core.errors import DapoError, DataError
 from dapo.core.files import read_json
 from dapo.core.terminal import warn
+from dapo.runs.console import METRIC_COLUMNS
 from dapo.runs.directory import RunDirectory
 from dapo.runs.status import RunStatus, run_status
 from dapo.runs.stored_config import CODE_FOLDER, load_run_config
-from dapo.telemetry.console import METRIC_COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd

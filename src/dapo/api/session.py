@@ -17,9 +17,6 @@ from dapo.api.results import EvaluationResult
 from dapo.api.rewards import Reward, named_rewards
 from dapo.api.rows import Data, is_source, write_rows
 from dapo.api.train import base_of, laid_over
-from dapo.assemble.build import build_engine, build_sampling, open_policy, probe_kernels, value_function_of
-from dapo.assemble.inputs import max_positions, read_model_and_encoder, require_context
-from dapo.assemble.resolve import require_hardware, resolve_auto
 from dapo.config import Config, build_config
 from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError
@@ -31,8 +28,11 @@ from dapo.policy.model import export_model
 from dapo.policy.policy import Policy
 from dapo.rewards.judge import InlineJudge
 from dapo.rewards.workers.pool import VerifierPool
-from dapo.telemetry.metrics import mean_of_updates
-from dapo.telemetry.progress import progress
+from dapo.runs.metrics import mean_of_updates
+from dapo.runs.progress import progress
+from dapo.training.assemble.build import build_engine, build_sampling, open_policy, probe_kernels, value_function_of
+from dapo.training.assemble.inputs import max_positions, read_model_and_encoder, require_context
+from dapo.training.assemble.resolve import require_hardware, resolve_auto
 from dapo.training.rollout import Sampling, collect
 from dapo.training.rows import load_rows
 from dapo.training.shortfall import require_groups, reward_test_command

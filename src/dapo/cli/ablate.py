@@ -24,7 +24,7 @@ from dapo.analysis.ablate.experiment import (
 from dapo.config.differences import option_differences
 from dapo.core.errors import ConfigError
 from dapo.core.terminal import print_json, print_text, printable, stdout_to_stderr, warn
-from dapo.telemetry.console import BAR_WIDTH, REFRESHES_PER_SECOND, SafeConsole, duration
+from dapo.runs.console import BAR_WIDTH, REFRESHES_PER_SECOND, SafeConsole, duration
 
 _MAX_SEEDS = 10_000
 _LOG_WIDTH = 120

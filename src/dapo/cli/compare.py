@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from dapo.analysis.compare import Comparison, HeldOut, compare_runs
 from dapo.analysis.spread import Branches, find_branches
 from dapo.core.terminal import print_json, printable
-from dapo.telemetry.console import SafeConsole
+from dapo.runs.console import SafeConsole
 
 DIFFERENCE = ("b - a", "95 % interval")
 RATIO = "ratio"

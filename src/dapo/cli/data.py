@@ -132,7 +132,7 @@ def dedupe(
     """Keep one row of each problem. OUT.removed.jsonl lists the removed rows and the rows that they duplicate."""
     from dapo.data.prepare.dedupe import Removed, deduplicate
     from dapo.data.prepare.write import require_new_data, write_data
-    from dapo.telemetry.progress import progress
+    from dapo.runs.progress import progress
 
     report = out.with_name(f"{out.name}.removed.jsonl")
     require_new_data(out, report, force=force)
@@ -266,7 +266,7 @@ def integerize(
     from dapo.core.rng import keyed_seed
     from dapo.data.prepare import integerize as rewriting
     from dapo.data.prepare.write import require_new_data, write_data
-    from dapo.telemetry.progress import progress
+    from dapo.runs.progress import progress
 
     report, journal_path = (out.with_name(f"{out.name}.{ending}") for ending in ("decisions.jsonl", "partial"))
     require_new_data(out, report, force=force)
@@ -324,7 +324,7 @@ def _report(as_json: bool, spec: str, title: str, counts: Mapping[str, int], *pa
 def _print_result(title: str, counts: Mapping[str, int], *paths: Path) -> None:
     from rich.table import Column, Table
 
-    from dapo.telemetry.console import SafeConsole
+    from dapo.runs.console import SafeConsole
 
     columns = "", Column(justify="right")
     table = Table(*columns, title=title, title_style="bold", title_justify="left", show_header=False)

@@ -16,9 +16,9 @@ from dapo.data.prepare.stats import PassRate
 from dapo.data.problems import unique_problems
 from dapo.data.sources.rows import prompt_text
 from dapo.rewards.data_check import unusable_rows
+from dapo.runs.console import SafeConsole
+from dapo.runs.progress import progress
 from dapo.runs.stored_config import load_run_config
-from dapo.telemetry.console import SafeConsole
-from dapo.telemetry.progress import progress
 from dapo.types import Problem
 
 BAR_WIDTH = 40
@@ -69,11 +69,11 @@ def model_pass_rates(
         The length of every prompt, and the pass rate of each sampled problem, by problem id.
     """
     from dapo.api.lifecycle.evaluate_models import EvalRequest, evaluation_config, open_engine_sampler, run_options
-    from dapo.assemble.build import evaluation_plan
-    from dapo.assemble.inputs import device_for_inputs, read_model, require_context, stop_at_turn_end
     from dapo.data.prompts import PromptEncoder
     from dapo.evaluation.evaluate import evaluate
     from dapo.rewards.workers.pool import VerifierPool
+    from dapo.training.assemble.build import evaluation_plan
+    from dapo.training.assemble.inputs import device_for_inputs, read_model, require_context, stop_at_turn_end
 
     spec = parse_data_argument(spec) if isinstance(spec, str) else spec
     as_trained = [f"eval.samples_per_problem={max(1, samples)}", "eval.temperature=1.0", "eval.top_p=1.0"]

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from dapo.core.terminal import printable
 from dapo.evaluation.scores import CORRECT, count_votes
-from dapo.telemetry.console import SafeConsole
+from dapo.runs.console import SafeConsole
 
 
 def evaluation_json(result: Mapping[str, Any], *, by_problem: bool) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from dapo.core.terminal import print_json, print_text, printable
-from dapo.telemetry.console import SafeConsole
+from dapo.runs.console import SafeConsole
 
 SHOWN_CHARS = 320
 SHOWN_TOKENS = 20

@@ -6,7 +6,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from dapo.config.reference import OptionEntry, section_names, yaml_text
-from dapo.telemetry.console import SafeConsole
+from dapo.runs.console import SafeConsole
 
 
 def print_options(entries: Sequence[OptionEntry]) -> None:

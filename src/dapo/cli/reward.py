@@ -17,7 +17,7 @@ from dapo.rewards.audit import EXAMPLES, SUM, Audit, CheckResult, audit_reward
 from dapo.rewards.columns import missing_columns, require_columns
 from dapo.rewards.combine import RewardSpec
 from dapo.rewards.workers.pool import VerifierPool
-from dapo.telemetry.console import SafeConsole
+from dapo.runs.console import SafeConsole
 from dapo.types import Problem
 
 PROBLEMS = 3

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from rich.table import Column, Table
 
 from dapo.core.terminal import printable
+from dapo.runs.console import SafeConsole, duration, evaluation_line, metric_columns, training_seconds
 from dapo.runs.fork_record import Fork
 from dapo.runs.status import RunStatus
-from dapo.telemetry.console import SafeConsole, duration, evaluation_line, metric_columns, training_seconds
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 

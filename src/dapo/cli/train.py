@@ -21,8 +21,8 @@ from dapo.api.lifecycle.execute import (
 from dapo.config import Config
 from dapo.core.terminal import print_text, warn
 from dapo.rewards.workers.pool import VerifierPool
+from dapo.runs.console import SafeConsole, final_report
 from dapo.runs.directory import RunDirectory, default_run_path
-from dapo.telemetry.console import SafeConsole, final_report
 
 SHOWN_SAMPLES = 3  # responses that the final report shows from before and after training
 

@@ -87,10 +87,10 @@ class Config(Section):
 
     @property
     def microbatch_tokens(self) -> int:
-        """The value of `train.microbatch_tokens`, once `auto` is resolved (`assemble.resolve`)."""
+        """The value of `train.microbatch_tokens`, once `auto` is resolved (training/assemble/resolve.py)."""
         tokens = self.train.microbatch_tokens
         if tokens is None:
-            raise ValueError("train.microbatch_tokens=auto is not resolved: see dapo.assemble.resolve.resolve_auto")
+            raise ValueError("train.microbatch_tokens=auto is not resolved: see training/assemble/resolve.py")
         return tokens
 
     @property

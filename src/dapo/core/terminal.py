@@ -1,6 +1,6 @@
 """The way to a terminal: text of models, data, verifiers and errors is shown there, and cannot control it.
 
-Everything that this package prints goes through `print_text`, or through a `SafeConsole` (telemetry/console.py).
+Everything that this package prints goes through `print_text`, or through a `SafeConsole` (runs/console.py).
 Control characters (escape sequences, carriage returns, the C1 set), characters that change the direction of the text or
 cannot be seen, line separators and halves of surrogate pairs appear as escapes.
 """

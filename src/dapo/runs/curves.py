@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from dapo.core.errors import DataError
 from dapo.core.files import atomic_file
 from dapo.core.terminal import printable
+from dapo.runs.metric_table import OUTCOMES, metric_of
 from dapo.runs.records import read_metrics
-from dapo.telemetry.metric_table import OUTCOMES, metric_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

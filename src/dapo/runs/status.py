@@ -12,10 +12,10 @@ from dapo.config import load_config
 from dapo.config.training import TrainConfig
 from dapo.core.errors import ConfigError
 from dapo.core.files import read_json
+from dapo.runs.console import STEPS_FOR_ETA, seconds_left, steps_left, training_seconds
 from dapo.runs.directory import RunDirectory
 from dapo.runs.fork_record import Fork
 from dapo.runs.records import read_metrics
-from dapo.telemetry.console import STEPS_FOR_ETA, seconds_left, steps_left, training_seconds
 
 State = Literal["running", "stopped", "finished", "solved", "failed"]
 """`running`: a process holds the run's lock; `stopped`: a signal or a kill has ended it; `failed`: an error has."""

@@ -37,7 +37,7 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager
 
 from dapo.core.errors import EngineError, ShortfallError
-from dapo.telemetry.metrics import staleness_metrics
+from dapo.runs.metrics import staleness_metrics
 from dapo.training.checkpointing import save_if_due, save_now
 from dapo.training.divergence import check_divergence
 from dapo.training.prefetched_batch import PrefetchedBatch

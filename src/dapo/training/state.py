@@ -12,10 +12,10 @@ from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.runs.directory import RunDirectory
+from dapo.runs.metrics import StepTimer
+from dapo.runs.profiler import profiled_step
 from dapo.runs.records import read_metrics
-from dapo.telemetry.metrics import StepTimer
-from dapo.telemetry.profiler import profiled_step
-from dapo.telemetry.sinks import Tracker
+from dapo.runs.sinks import Tracker
 from dapo.training.audit import Audit
 from dapo.training.checkpoint_writer import CheckpointWriter
 from dapo.training.prefetched_batch import PrefetchedBatch

@@ -14,9 +14,9 @@ from dapo.core.files import atomic_write_json
 from dapo.evaluation.evaluate import EngineSampler, evaluate
 from dapo.evaluation.scores import Evaluation
 from dapo.rewards.judge import TimedJudge
-from dapo.telemetry.metrics import mean_of_updates, prediction_metrics, reflection_metrics, rollout_metrics
-from dapo.telemetry.responses import response_metrics
-from dapo.telemetry.rollout_table import short_fields, write_rollouts
+from dapo.runs.metrics import mean_of_updates, prediction_metrics, reflection_metrics, rollout_metrics
+from dapo.runs.responses import response_metrics
+from dapo.runs.rollout_table import short_fields, write_rollouts
 from dapo.training.advice import show_responses
 from dapo.training.audit import AuditedStep
 from dapo.training.divergence import entropy_collapse_steps

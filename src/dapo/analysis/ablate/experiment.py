@@ -30,7 +30,7 @@ from dapo.config.differences import option_differences
 from dapo.config.load import parse_overrides, read_options
 from dapo.core.errors import ConfigError
 from dapo.core.suggest import did_you_mean
-from dapo.telemetry.metric_table import metric_of
+from dapo.runs.metric_table import metric_of
 
 ACCURACY = "accuracy"
 """The metric of held-out accuracy, avg@k, whatever the evaluation is called."""

@@ -27,7 +27,7 @@ from dapo.runs.curves import (
     running_mean,
     smoothing_window,
 )
-from dapo.telemetry.metric_table import metric_of
+from dapo.runs.metric_table import metric_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

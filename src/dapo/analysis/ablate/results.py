@@ -26,9 +26,9 @@ from dapo.core.errors import DataError
 from dapo.core.files import atomic_file, atomic_write_text, read_json
 from dapo.core.processor import cpu_model
 from dapo.core.terminal import to_json
+from dapo.runs.console import training_seconds
 from dapo.runs.directory import RunDirectory, package_versions, read_evaluation
 from dapo.runs.records import metrics_by_step
-from dapo.telemetry.console import training_seconds
 
 RESULTS_JSON, RESULTS_PARQUET = "results.json", "results.parquet"
 FORMAT = 1

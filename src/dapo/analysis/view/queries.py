@@ -10,9 +10,9 @@ from dapo.analysis.view.tokens import TokenTexts
 from dapo.config.differences import differing
 from dapo.core.errors import DataError
 from dapo.evaluation.pairing import paired_evaluations
+from dapo.runs.metric_table import METRICS, OUTCOMES, PHASES
 from dapo.runs.rollout_index import SORTS, Filter, RolloutIndex
 from dapo.runs.run_files import RunFiles
-from dapo.telemetry.metric_table import METRICS, OUTCOMES, PHASES
 
 VERDICTS = ("correct", "wrong", "score", "error")
 PROBLEM_KINDS = ("all", "never", "sometimes", "always", "undecided")

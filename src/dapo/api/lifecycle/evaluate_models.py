@@ -9,9 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dapo.assemble.build import build_engine, evaluation_plan, open_launcher, probe_kernels
-from dapo.assemble.inputs import Inputs, distinct, read_inputs
-from dapo.assemble.resolve import resolve_auto
 from dapo.config import Config, DataSpec, build_config, parse_data_argument, parse_overrides
 from dapo.config.data_spec import BENCHMARKS, INSTRUCTION, kinds, parse_spec
 from dapo.core.errors import CheckpointError, ConfigError, DataError
@@ -28,8 +25,11 @@ from dapo.policy.lora import saved_weights
 from dapo.policy.model import LoadedModel
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory, step_of
+from dapo.runs.progress import progress
 from dapo.runs.stored_config import load_run_config
-from dapo.telemetry.progress import progress
+from dapo.training.assemble.build import build_engine, evaluation_plan, open_launcher, probe_kernels
+from dapo.training.assemble.inputs import Inputs, distinct, read_inputs
+from dapo.training.assemble.resolve import resolve_auto
 from dapo.training.rows import load_rows
 from dapo.training.signals import END_AT_ONCE, InterruptHandler, signals_as_requests
 from dapo.types import Problem

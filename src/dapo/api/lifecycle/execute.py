@@ -13,25 +13,25 @@ from typing import Any
 
 import torch
 
-from dapo.assemble.build import build_run, probe_kernels
-from dapo.assemble.inputs import Inputs, read_inputs, read_model
-from dapo.assemble.resolve import require_hardware, resolve_auto
 from dapo.config import Config, dump_config
 from dapo.core.errors import CheckpointError, DapoError, DataError, TrainerLost
 from dapo.policy.hf_io import require_new
 from dapo.policy.lora import export_adapter, saved_weights
 from dapo.policy.model import export_model
 from dapo.rewards.workers.pool import VerifierPool
+from dapo.runs.console import ProgressDisplay
 from dapo.runs.curves import plot_curves
 from dapo.runs.directory import RunDirectory, make_manifest, step_of
 from dapo.runs.fork_record import Fork
+from dapo.runs.progress import progress
 from dapo.runs.provenance import changes_since, made_with
 from dapo.runs.records import read_metrics
+from dapo.runs.sinks import Display
 from dapo.runs.stored_config import load_run_config, naming_start_folder
-from dapo.telemetry.console import ProgressDisplay
-from dapo.telemetry.progress import progress
-from dapo.telemetry.sinks import Display
 from dapo.training import one_step_off
+from dapo.training.assemble.build import build_run, probe_kernels
+from dapo.training.assemble.inputs import Inputs, read_inputs, read_model
+from dapo.training.assemble.resolve import require_hardware, resolve_auto
 from dapo.training.checkpoint_writer import describe, disk_errors_as_storage_error
 from dapo.training.checkpointing import is_logged, read_state, restore
 from dapo.training.signals import END_AT_ONCE, Interrupted, InterruptHandler, StepListener, signals_as_requests

@@ -5,8 +5,6 @@ from contextlib import ExitStack
 from typing import Any
 
 from dapo.api.lifecycle.evaluate_models import open_engine_sampler
-from dapo.assemble.inputs import read_model, stop_at_turn_end
-from dapo.assemble.resolve import resolve_auto
 from dapo.core.errors import CheckpointError
 from dapo.core.terminal import warn
 from dapo.data.prompts import PromptEncoder
@@ -15,6 +13,8 @@ from dapo.evaluation.evaluate import EngineSampler, Response
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.runs.directory import RunDirectory, step_of
 from dapo.runs.stored_config import load_run_config
+from dapo.training.assemble.inputs import read_model, stop_at_turn_end
+from dapo.training.assemble.resolve import resolve_auto
 from dapo.types import Problem, Prompt
 
 

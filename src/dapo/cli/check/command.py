@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dapo.assemble.resolve import require_hardware
 from dapo.cli.check.as_json import check_as_json
 from dapo.cli.check.report import describe_estimate, describe_response_end
 from dapo.cli.check.summary import explain
@@ -14,6 +13,7 @@ from dapo.core.errors import ConfigError
 from dapo.core.terminal import print_json, print_text
 from dapo.runs.directory import RunDirectory
 from dapo.runs.fork_record import Fork
+from dapo.training.assemble.resolve import require_hardware
 from dapo.training.start import open_judge
 
 

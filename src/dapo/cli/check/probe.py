@@ -8,16 +8,16 @@ from textwrap import wrap
 from typing import Any
 
 from dapo.analysis.probe import FIRST_STEPS, TOLERANCE, Probe, compare_with_run, default_problems, probe_run
-from dapo.assemble.build import probe_kernels
-from dapo.assemble.inputs import read_inputs
-from dapo.assemble.resolve import resolve_auto
 from dapo.cli.check.estimate import ResourceEstimate
 from dapo.cli.check.report import estimate_of, whole_step_seconds
 from dapo.config import Config
 from dapo.policy.memory_model import GIB
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
-from dapo.telemetry.progress import progress
+from dapo.runs.progress import progress
+from dapo.training.assemble.build import probe_kernels
+from dapo.training.assemble.inputs import read_inputs
+from dapo.training.assemble.resolve import resolve_auto
 from dapo.training.rules.watch import warning
 
 _BAR, _WIDTH = 30, 110

@@ -4,8 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from math import ceil
 
-from dapo.assemble.inputs import turn_end_notes
-from dapo.assemble.resolve import resolve_auto
 from dapo.cli.check.estimate import ResourceEstimate
 from dapo.cli.check.hardware_profile import HardwareProfile, hardware_profile_for
 from dapo.cli.check.speed import GB
@@ -16,7 +14,9 @@ from dapo.policy.lora import adapted_layers
 from dapo.policy.memory_model import GIB, FreeMemory, settle_microbatches
 from dapo.policy.model import load_local_tokenizer, load_meta_model
 from dapo.policy.model_dimensions import KNOWN_DIMENSIONS, find_dimensions
-from dapo.telemetry.console import duration
+from dapo.runs.console import duration
+from dapo.training.assemble.inputs import turn_end_notes
+from dapo.training.assemble.resolve import resolve_auto
 
 
 def describe_estimate(config: Config, given: Sequence[str] = ()) -> Iterator[str]:

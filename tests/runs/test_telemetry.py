@@ -16,9 +16,7 @@ from pyarrow.parquet import read_table
 from rich.console import Console
 
 from dapo.core.errors import ConfigError, DataError
-from dapo.runs.curves import plot_curves, reliability
-from dapo.runs.records import read_metrics, truncate_after
-from dapo.telemetry.console import (
+from dapo.runs.console import (
     ProgressDisplay,
     duration,
     evaluation_line,
@@ -29,9 +27,11 @@ from dapo.telemetry.console import (
     step_line,
     stopwatch,
 )
-from dapo.telemetry.metric_table import metric_of
-from dapo.telemetry.rollout_table import AUDIT_COLUMNS, ROLLOUT_SCHEMA, short_fields, write_rollouts
-from dapo.telemetry.sinks import JsonlSink, TensorBoardSink, TrackioSink, WandbSink
+from dapo.runs.curves import plot_curves, reliability
+from dapo.runs.metric_table import metric_of
+from dapo.runs.records import read_metrics, truncate_after
+from dapo.runs.rollout_table import AUDIT_COLUMNS, ROLLOUT_SCHEMA, short_fields, write_rollouts
+from dapo.runs.sinks import JsonlSink, TensorBoardSink, TrackioSink, WandbSink
 
 STEP = {
     "reward/mean": -0.632,

@@ -18,7 +18,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from dapo.core.terminal import UNSAFE, print_text, printable
-from dapo.telemetry.metric_table import PHASES, metric_of
+from dapo.runs.metric_table import PHASES, metric_of
 
 REFRESHES_PER_SECOND = 2  # 0.7 % of a core
 BAR_WIDTH = 32

@@ -252,13 +252,13 @@ def metric_of(name: str) -> Metric:
         outcomes = metric.name.replace("{outcome}", f"({'|'.join(OUTCOMES)})")
         if re.fullmatch(re.sub(r"\{\w+\}", "(.+)", outcomes), name):
             return metric
-    raise KeyError(f"{name} is not in the table of metrics (dapo.telemetry.metric_table)")
+    raise KeyError(f"{name} is not in the table of metrics (dapo.runs.metric_table)")
 
 
 def metrics_page() -> str:
     """docs/metrics.md."""
     lines = [
-        "<!-- Made from src/dapo/telemetry/metric_table.py by `make docs`: change the table, not this page. -->",
+        "<!-- Made from src/dapo/runs/metric_table.py by `make docs`: change the table, not this page. -->",
         "# Metrics",
         "",
         "The metrics of `metrics.jsonl`, one line per step. *Updates* is the way in which the values of a step's "

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dapo.telemetry.rollout_table import storable
+from dapo.runs.rollout_table import storable
 from dapo.types import Group
 
 ANSWER_MARK = r"(?im)\banswer\s*:|\\boxed\s*\{|####\s*-?[\d.,/]+\s*$"

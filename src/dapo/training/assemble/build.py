@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 import torch
 
 from dapo.algo.sampling import ScoreThresholds
-from dapo.assemble.inputs import Inputs, load_filter
 from dapo.config import Config, ScoreThresholdsConfig
 from dapo.config.run import START_TIMEOUT_S
 from dapo.data.prompts import PromptEncoder
@@ -35,7 +34,8 @@ from dapo.rewards.judge import Judge
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
-from dapo.telemetry.sinks import Display, JsonlSink, Sink, TensorBoardSink, Tracker, TrackioSink, WandbSink
+from dapo.runs.sinks import Display, JsonlSink, Sink, TensorBoardSink, Tracker, TrackioSink, WandbSink
+from dapo.training.assemble.inputs import Inputs, load_filter
 from dapo.training.audit import Audit
 from dapo.training.dynamic_sampling import MAX_ERROR_RATE, DynamicSampler
 from dapo.training.rollout import Sampling, sampling_plan

@@ -8,8 +8,8 @@ import pytest
 
 import dapo
 from dapo.cli.train import start_run
-from dapo.telemetry.metric_table import METRICS, OUTCOMES, PHASES, SECTIONS, metric_of, metrics_page
-from dapo.telemetry.metrics import mean_of_updates
+from dapo.runs.metric_table import METRICS, OUTCOMES, PHASES, SECTIONS, metric_of, metrics_page
+from dapo.runs.metrics import mean_of_updates
 from dapo.training import rollout
 from helpers.async_runs import async_config, run_or_resume
 from helpers.paths import ROOT

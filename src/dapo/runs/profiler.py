@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dapo.telemetry.metrics import StepTimer
+from dapo.runs.metrics import StepTimer
 
 PHASE_PREFIX = "phase: "
 OPERATIONS_PER_PHASE = 6

@@ -1,6 +1,6 @@
 """Computes the metrics of a step from its groups, samples and updates, and times its phases.
 
-`dapo.telemetry.metric_table` describes each metric. Only metrics under `time/` depend on the machine.
+`dapo.runs.metric_table` describes each metric. Only metrics under `time/` depend on the machine.
 """
 
 import resource
@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dapo.telemetry.metric_table import metric_of
-from dapo.telemetry.rollout_table import storable
+from dapo.runs.metric_table import metric_of
+from dapo.runs.rollout_table import storable
 from dapo.types import Generation, Group
 
 REFLECTION = (

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from dapo.core.terminal import print_text
-from dapo.telemetry.console import SafeConsole, duration
+from dapo.runs.console import SafeConsole, duration
 
 _TOTAL_LINES = 10
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from dapo.assemble.resolve import device_of, require_hardware
 from dapo.config import Config, ScoreThresholdsConfig
 from dapo.config.data_spec import Source, kinds
 from dapo.core.errors import ConfigError
@@ -17,6 +16,7 @@ from dapo.data.turn_end import TurnEnd
 from dapo.policy.lora import check_adapters
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.varlen_attention import has_operators, padded_attention_notes
+from dapo.training.assemble.resolve import device_of, require_hardware
 from dapo.training.rows import NO_COLUMNS, load_rows
 from dapo.types import Group, Problem
 

@@ -1,1 +1,0 @@
-"""Telemetry: metrics, their sinks, the console, curves, rollout tables and the profiler."""
