@@ -8,7 +8,7 @@ PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check 
 # the extra dev is what `make test` and `make check` need
 PYTEST ?= $(VENV)/bin/python -m pytest
 
-.PHONY: install install-dev install-gym quickstart test test-changed test-vllm nightly soak gpu-acceptance check dist docs site format golden bench bench-peers verifier-report mutants simulate clean
+.PHONY: install install-dev install-gym quickstart test test-changed test-tools test-vllm nightly soak gpu-acceptance check dist docs site format golden bench bench-peers verifier-report mutants simulate clean
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -46,12 +46,17 @@ BASE ?= HEAD
 test-changed: install-dev
 	$(PYTEST) -m "not ray" tests/system/test_imports.py tests/system/test_words.py $$(.ci/changed-tests $(BASE)) $(ARGS)
 
+# the tests of benchmarks/ and evidence/, which `make nightly` runs, and CI where they or what they import changed
+TOOLS ?= benchmarks/tests evidence/tests
+test-tools: install-dev
+	$(PYTEST) --numprocesses=auto --maxprocesses=4 --dist=loadfile $(TOOLS) $(ARGS)
+
 # vLLM's CPU wheel, in an environment of its own: it pins torch, transformers and much else
 test-vllm: .venv-vllm/.installed-dapo
 	.venv-vllm/bin/python -m pytest -m vllm tests/engines/test_vllm.py tests/contracts/test_engine_contract.py $(ARGS)
 
-# what takes too long for every change: 200 kills at random moments (about eight minutes), and the soak
-nightly: install-dev
+# what takes too long for every change: the tests of tools, 200 kills at random moments (about eight minutes), the soak
+nightly: test-tools
 	DAPO_KILLS=200 $(PYTEST) -s --timeout=3600 tests/system/test_kills.py
 	$(VENV)/bin/python -m benchmarks.soak $(ARGS)
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from helpers.paths import ROOT, TESTS
+from helpers.paths import ROOT
 
 FOLDERS = ("src", "tests", "benchmarks", "evidence", "examples")
+TEST_FOLDERS = ("tests", "benchmarks/tests", "evidence/tests")
 MAX_TEST_NAME = 89
 
 
@@ -60,8 +61,8 @@ def test_no_identifier_contains_a_retired_word():
 
 def test_names_of_tests_are_under_90_characters():
     long = [
-        f"{path.relative_to(TESTS)}: {node.name}"
-        for path in python_files("tests")
+        f"{path.relative_to(ROOT)}: {node.name}"
+        for path in python_files(*TEST_FOLDERS)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and len(node.name) > MAX_TEST_NAME
     ]
@@ -76,8 +77,8 @@ def _modules(node: ast.AST) -> list[str]:
 
 def test_no_test_file_imports_from_another():
     imports = [
-        f"{path.relative_to(TESTS)}: {module}"
-        for path in python_files("tests")
+        f"{path.relative_to(ROOT)}: {module}"
+        for path in python_files(*TEST_FOLDERS)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         for module in _modules(node)
         if module.rpartition(".")[2].startswith("test_")

@@ -3,13 +3,12 @@
 import json
 import os
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 # the benchmarks are not part of the package: they are run from the repository's root
-from benchmarks import bench, compare, mutants, natural, op_categories, report, reward_noise, wheel_requirements
+from benchmarks import bench, compare, natural, op_categories, report, reward_noise, wheel_requirements
 from benchmarks.compute_limits import (
     heavy_tail_lengths,
     limit_tokens_per_s,
@@ -297,23 +296,3 @@ def test_a_spread_of_six_standard_deviations_of_the_judge_keeps_groups_by_signal
     assert sum(group.has_signal for group in kept) >= 198
     assert sum(not group.has_signal for group in kept) <= 2
     assert reward_noise.agreement(kept, "std") > 0.9 > 0.7 > reward_noise.agreement(judged, "std")
-
-
-def test_every_deliberate_mistake_still_applies_and_names_tests_that_exist(tmp_path: Path):
-    table = mutants.read_mutants()
-    assert len({mutant.name for mutant in table}) == len(table) >= 75
-    for mutant in table:
-        copy, original = mutant.path(tmp_path), mutant.path(ROOT)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text(original.read_text(encoding="utf-8"), encoding="utf-8")
-        assert mutant.apply(tmp_path) == original.read_text(encoding="utf-8")
-        compile(copy.read_text(encoding="utf-8"), mutant.name, "exec")
-        assert all((ROOT / "tests" / name).is_file() for name in mutant.tests), mutant.name
-
-
-def test_a_mistake_whose_text_is_gone_is_named(tmp_path: Path):
-    (tmp_path / "src" / "dapo").mkdir(parents=True)
-    (tmp_path / "src" / "dapo" / "x.py").write_text("a = 1\na = 1\n")
-    for old in ("a = 1", "a = 2"):
-        with pytest.raises(ValueError, match=r"swap: 'a = .' stands [02] times in src/dapo/x.py; expected once"):
-            mutants.Mutant("swap", "x.py", old, "b = 1", ("t",)).apply(tmp_path)

@@ -8,12 +8,12 @@ from pathlib import Path
 from socket import gethostname
 from typing import Any
 
+import acceptance_checks
 import pytest
 
 from benchmarks.acceptance.report import without_names
 from benchmarks.compute_limits import memory_limit_tokens_per_s
 from benchmarks.gpu_acceptance import CHECKS, main, run_checks
-from helpers import acceptance_checks
 from helpers.paths import ROOT
 
 ONLY_ON_GPUS = {"kernels", "memory", "syncs", "vllm"}
