@@ -1,5 +1,6 @@
 """The how-to texts of CONTRIBUTING.md, carried out in a copy of the package: what they say is enough."""
 
+import json
 import os
 import re
 import shutil
@@ -21,12 +22,37 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def snippets(topic: str) -> dict[str, str]:
-    """The code of one how-to, by the comment in its first line."""
+def how_to(topic: str) -> str:
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     text = page.partition(f"- **{topic}**")[2].partition("\n- **")[0]
-    found = [textwrap.dedent(code) for code in re.findall(r"```python\n(.*?)  ```", text, re.DOTALL)]
-    return {code.partition("\n")[0].removeprefix("# "): code.partition("\n")[2] for code in found}
+    assert text, topic
+    return text
+
+
+def snippets(topic: str, language: str = "python") -> list[str]:
+    """The code of one how-to."""
+    found = re.findall(rf"```{language}\n(.*?)  ```", how_to(topic), re.DOTALL)
+    return [textwrap.dedent(code) for code in found]
+
+
+def carry_out(topic: str, copy: Path) -> None:
+    """Write the files of a how-to, `# PATH` in their first line, and apply its changes, `--- PATH` before each."""
+    for code in snippets(topic):
+        path, _, text = code.partition("\n")
+        (copy / path.removeprefix("# ")).write_text(text, encoding="utf-8")
+    for code in snippets(topic, "diff"):
+        for path, change in re.findall(r"^--- (\S+)\n((?:[ +-].*\n)+?)(?=--- |\Z)", code, re.MULTILINE):
+            apply(change, copy / path)
+
+
+def apply(change: str, path: Path) -> None:
+    """Replace the lines of a change that begin with a space or `-` by those that begin with a space or `+`."""
+    lines = change.splitlines(keepends=True)
+    old = "".join(line[1:] for line in lines if line[0] in " -")
+    new = "".join(line[1:] for line in lines if line[0] in " +")
+    text = path.read_text(encoding="utf-8")
+    assert text.count(old) == 1, f"CONTRIBUTING.md changes lines that {path} does not have:\n{old}"
+    path.write_text(text.replace(old, new), encoding="utf-8")
 
 
 def run(copy: Path, *command: str) -> subprocess.CompletedProcess[str]:
@@ -36,18 +62,14 @@ def run(copy: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def output_of(copy: Path, *command: str) -> str:
+    done = run(copy, *command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def test_a_verifier_is_a_file_and_a_row_of_the_table(copy: Path):
-    code = snippets("A verifier")
-    name = "src/dapo/rewards/verifiers/even.py"
-    (copy / name).write_text(code[name], encoding="utf-8")
-    table = copy / "src/dapo/rewards/verifier.py"
-    start, end = (
-        "VERIFIERS: Mapping[str, Registration] = {\n",
-        code["a row of VERIFIERS in src/dapo/rewards/verifier.py"],
-    )
-    text = table.read_text(encoding="utf-8")
-    assert text.count(start) == 1
-    table.write_text(text.replace(start, start + end), encoding="utf-8")
+    carry_out("A verifier", copy)
     script = """
 from dapo.rewards import VerifierPool, get_verifier
 from dapo.config.reward import RewardConfig
@@ -67,5 +89,38 @@ with VerifierPool(RewardConfig(verifier="even", workers=1)) as pool:
         "even: the problem has no prompt",
         "[1.0, -1.0]",
     ]
-    tested = run(copy, "-m", "dapo", "reward", "test", "even", "--right", "42")
-    assert tested.returncode == 0, tested.stdout + tested.stderr
+    output_of(copy, "-m", "dapo", "reward", "test", "even", "--right", "42")
+
+
+def test_an_option_is_a_field_that_is_read_where_its_section_arrives(copy: Path):
+    carry_out("An option", copy)
+    assert output_of(copy, "-m", "dapo", "options", "optim.eps").startswith("optim.eps  default 1e-08, paper 1e-08\n")
+    assert "  - optim.eps: 0.1 (paper: 1e-08)\n" in output_of(copy, "-m", "dapo", "check", "tiny", "optim.eps=0.1")
+    assert "| `optim.eps` | `1e-08` | `1e-08` |  | Number" in output_of(copy, "-m", "dapo.config.page")
+    refused = run(copy, "-m", "dapo", "check", "tiny", "optim.eps=0")
+    assert refused.stderr == "error: command line: option optim.eps: input should be greater than 0, got 0\n"
+    script = """
+import dapo
+
+for eps in (1e-8, 1e6):
+    with dapo.session(config="tiny", **{"optim.eps": eps}) as session:
+        print(session.update(session.collect())["loss/approx_kl"] > 1e-9)
+"""
+    assert output_of(copy, "-c", script).splitlines()[-2:] == ["True", "False"]  # so large an eps leaves no update
+
+
+def test_a_metric_is_a_row_of_the_table_and_a_value(copy: Path):
+    carry_out("A metric", copy)
+    output_of(copy, "-m", "dapo", "train", "tiny", "train.num_steps=1", "data.eval=null", "--run-dir", "run")
+    rows = [json.loads(line) for line in (copy / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["rollout/responses_trained"] == 16
+    page = output_of(copy, "-m", "dapo.runs.metric_table")
+    assert "| `rollout/responses_trained` | responses | The number of responses that train. |" in page
+
+
+def test_a_change_of_lines_that_a_file_does_not_have_is_found(tmp_path: Path):
+    (tmp_path / "a.py").write_text("x = 1\ny = 2\n")
+    apply(" x = 1\n-y = 2\n+y = 3\n+z = 4\n", tmp_path / "a.py")
+    assert (tmp_path / "a.py").read_text() == "x = 1\ny = 3\nz = 4\n"
+    with pytest.raises(AssertionError, match="does not have"):
+        apply(" x = 2\n+y = 3\n", tmp_path / "a.py")
