@@ -23,9 +23,8 @@ from dapo.core.errors import DataError
 from dapo.evaluation.intervals import mean_interval
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
-from dapo.training.assemble.build import probe_kernels
 from dapo.training.assemble.inputs import read_inputs
-from dapo.training.assemble.resolve import resolve_auto
+from dapo.training.assemble.resolve import resolve_auto, resolve_kernels
 from helpers.commands import run as run_command
 from helpers.paths import CONFIGS
 from helpers.tiny_runs import metrics, tiny
@@ -44,8 +43,9 @@ def probe_of(config: Config, *, problems: int | None = None, samples: int | None
     config = resolve_auto(config)
     with VerifierPool(config.reward) as judge:
         inputs = read_inputs(config, judge.needed_columns)
-        inputs.kernels = probe_kernels(config, inputs.loaded)
-        return probe_run(config, inputs, judge, problems=problems, samples=samples)
+        return probe_run(
+            resolve_kernels(config, inputs.loaded.model), inputs, judge, problems=problems, samples=samples
+        )
 
 
 @pytest.fixture(scope="module")

@@ -118,7 +118,7 @@ def test_options_are_listed_by_section_and_by_name(capsys: pytest.CaptureFixture
     assert out.startswith("rollout.group_size  default 16, paper 16, unit responses\n")
     assert [entry.name for entry in entries_of("rollout.native")] == [
         "rollout.native.slots",
-        "rollout.native.cache_tokens",
+        "rollout.native.kernels",
     ]
     code, out, err = run(capsys, "options", "los")
     assert (code, out) == (2, "")

@@ -19,6 +19,7 @@ from dapo.engines.native.rows import Row, Rows
 from dapo.engines.native.sampling import BLOCK, FIRST_CANDIDATES, Draws, SamplingSettings, invert_cdf, sample
 from dapo.engines.native.scheduler import FIRST_UNIFORMS, RunningSequence, Scheduler
 from dapo.types import Generation, GenerationRequest
+from helpers.fake_memory import POSITION_BYTES, FakeMemory, bytes_for_cache
 from helpers.tiny_models import REFUSED, SERVED, VOCABULARY, ModelWeights, llama, randomised, tied_llama, tiny_model
 
 PROMPT = (11, 42, 7, 99)
@@ -207,8 +208,10 @@ def test_memory_follows_what_is_live_and_is_given_back() -> None:
     assert engine.stats.cache_bytes_peak == 2 * 128 * bytes_per_position()
 
 
-def test_memory_never_exceeds_cache_tokens() -> None:
-    engine = NativeEngine(tiny_model("llama"), NativeConfig(slots=64, cache_tokens=120))
+def test_memory_never_exceeds_what_is_free() -> None:
+    memory = FakeMemory(bytes_for_cache(120, slots=64))
+    model = tiny_model("llama", dtype=torch.float64)
+    engine = NativeEngine(model, NativeConfig(slots=64), memory=memory)
     limits = [(4, 20), (30, 60), (8, 5), (1, 10), (80, 40), (5, 5), (9, 9), (60, 6)]
     requests = [
         request(f"r{i}{j}", prompt_ids=tuple(range(prompt)), max_new_tokens=new)
@@ -216,8 +219,8 @@ def test_memory_never_exceeds_cache_tokens() -> None:
         for j in range(2)
     ]
     done = run(engine, requests)
-    assert engine.stats.cache_bytes_peak <= 120 * bytes_per_position()
-    plenty = run(NativeEngine(tiny_model("llama"), NativeConfig(slots=64)), requests)
+    assert engine.stats.cache_bytes_peak <= 120 * POSITION_BYTES
+    plenty = run(NativeEngine(tiny_model("llama", dtype=torch.float64), NativeConfig(slots=64)), requests)
     assert {i: g.token_ids for i, g in done.items()} == {i: g.token_ids for i, g in plenty.items()}
 
 
@@ -233,7 +236,8 @@ def names(groups: Sequence[list[RunningSequence]]) -> list[str]:
 
 
 def test_admission_counts_rows_times_the_longest_reservation() -> None:
-    scheduler = Scheduler(slots=8, cache_tokens=100, max_positions=None, vocabulary=200)
+    scheduler = Scheduler(slots=8, max_positions=None, vocabulary=200)
+    scheduler.cache_tokens = 100
     small = [request(f"s{i}", prompt_ids=(*PROMPT, i), max_new_tokens=15) for i in range(7)]  # 20 positions each
     scheduler.submit([*small, request("big", max_new_tokens=46), request("last", max_new_tokens=1, top_p=0.5)])
     started = scheduler.admit(rows_of([]))
@@ -246,7 +250,7 @@ def test_admission_counts_rows_times_the_longest_reservation() -> None:
 
 
 def test_a_group_that_starts_counts_with_all_its_requests_and_later_with_its_branches() -> None:
-    scheduler = Scheduler(slots=8, cache_tokens=None, max_positions=None, vocabulary=200)
+    scheduler = Scheduler(slots=8, max_positions=None, vocabulary=200)
     groups = [group(letter, 5, prompt_ids=(*PROMPT, i)) for i, letter in enumerate("abcd")]
     scheduler.submit([r for each in groups for r in each])
     started = scheduler.admit(rows_of([]))
@@ -265,7 +269,7 @@ def test_a_group_that_starts_counts_with_all_its_requests_and_later_with_its_bra
 
 @pytest.mark.parametrize("options", [{"temperature": 0.5}, {"top_p": 0.5}, {"stop_ids": (1,)}, {"min_new_tokens": 1}])
 def test_only_requests_with_the_same_distributions_start_in_one_row(options: dict[str, object]) -> None:
-    scheduler = Scheduler(slots=8, cache_tokens=None, max_positions=None, vocabulary=200)
+    scheduler = Scheduler(slots=8, max_positions=None, vocabulary=200)
     scheduler.submit([request("a"), request("b", max_new_tokens=9), request("c", **options)])
     assert names(scheduler.admit(rows_of([]))) == ["a b", "c"]
 
@@ -273,7 +277,7 @@ def test_only_requests_with_the_same_distributions_start_in_one_row(options: dic
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"max_new_tokens": 61}, ("65 positions", "4 prompt", "61 max_new_tokens", "cache_tokens is 64")),
+        ({"max_new_tokens": 509}, ("513 positions", "4 prompt", "509 max_new_tokens", "embeddings is 512")),
         ({"temperature": -0.1}, ("temperature", "-0.1")),
         ({"temperature": math.nan}, ("temperature", "nan")),
         ({"top_p": 0.0}, ("top_p", "0.0")),
@@ -286,7 +290,7 @@ def test_only_requests_with_the_same_distributions_start_in_one_row(options: dic
 def test_a_request_that_can_never_be_served_is_refused_with_its_numbers(
     options: dict[str, object], words: tuple[str, ...]
 ) -> None:
-    engine = NativeEngine(tiny_model("llama"), NativeConfig(slots=2, cache_tokens=64))
+    engine = NativeEngine(tiny_model("llama"), NativeConfig(slots=2))
     with pytest.raises(EngineError) as caught:
         engine.submit([request("good"), request("bad", **options)])
     assert "'bad'" in str(caught.value)
@@ -294,16 +298,9 @@ def test_a_request_that_can_never_be_served_is_refused_with_its_numbers(
     assert engine.poll() == []  # the good one was not queued either
 
 
-def test_a_request_beyond_the_models_context_is_refused() -> None:
-    engine = NativeEngine(tiny_model("llama"), NativeConfig(slots=2))
-    with pytest.raises(EngineError, match=r"513 positions .* max_position_embeddings is 512"):
-        engine.submit([request("a", max_new_tokens=509)])
-
-
-@pytest.mark.parametrize("options", [{"slots": 0}, {"slots": 2, "cache_tokens": 0}])
-def test_an_engine_of_no_size_is_refused(options: dict[str, int]) -> None:
+def test_an_engine_of_no_size_is_refused() -> None:
     with pytest.raises(ValidationError, match="greater than 0"):
-        NativeEngine(tiny_model("llama"), NativeConfig(**options))
+        NativeEngine(tiny_model("llama"), NativeConfig(slots=0))
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------

@@ -211,7 +211,7 @@ def test_the_shapes_to_time_are_those_that_a_model_is_prepacked_with() -> None:
             used.add(name)
             return "plain"
 
-    patch_model(model, rows=4, formulation=Formulation(is_joint=False, kernels=Recording()))
+    patch_model(model, rows=4, kernels=Recording(), formulation=Formulation(is_joint=False))
     assert used
     assert used <= shapes
     prepacked = [m for m in model.modules() if isinstance(m, PrepackedLinear) and hasattr(m, "_prepacked")]

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from dapo.engines.native.forward import Forward
 from dapo.engines.native.joint_layers import JointKernels
 from dapo.types import Generation, GenerationRequest
 from helpers.fake_cuda import fake_cuda
+from helpers.fake_memory import POSITION_BYTES, FakeMemory, bytes_for_cache
 from helpers.fake_models import fake_model
 from helpers.tiny_models import SERVED, WINDOW, ModelWeights, tiny_model
 from helpers.varlen_operators import decode_attention
@@ -221,20 +222,6 @@ def test_a_gpu_computes_joint_layers_and_attends_by_lengths_where_a_kernel_does(
 # --- the engine -------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class FakeMemory:
-    """A device's memory that counts what is asked of it."""
-
-    free: int = 10**9
-    returned: int = 0
-
-    def free_bytes(self) -> int:
-        return self.free
-
-    def free_unused(self) -> None:
-        self.returned += 1
-
-
 def requests(count: int, **options: Any) -> list[GenerationRequest]:
     base = GenerationRequest(
         id="", prompt_ids=(11, 42, 7), max_new_tokens=12, temperature=1.0, top_p=1.0, seed=0, stop_ids=(5,)
@@ -287,26 +274,14 @@ def test_what_does_not_fit_the_free_memory_waits_and_memory_is_measured_again_ea
     model = tiny_model("llama", dtype=torch.float64)
     memory = FakeMemory()
     engine = NativeEngine(model, NativeConfig(slots=8), formulation=ON_GPU, memory=memory)
-    position_bytes = 2 * 2 * 2 * 8 * 8  # keys and values, 2 layers, 2 heads of 8, float64
-    needed = step_bytes(
-        slots=8, vocabulary=197, prefill_tokens=4096, position_bytes=position_bytes, hidden=48, intermediate=80, width=8
-    )
     for sequences in (3, 5, 1):
-        memory.free = needed + int((sequences * 15 + 1) * position_bytes / CACHE_SHARE)  # 3 + 12 positions each
+        memory.free = bytes_for_cache(sequences * 15, slots=8)  # 3 + 12 positions each
         before = engine.stats
         run(engine, requests(8, stop_ids=()))
         steps = engine.stats.decode_steps - before.decode_steps
         assert engine.stats.decode_slot_steps - before.decode_slot_steps == 8 * 11
         assert steps == 11 * -(-8 // sequences)
-        assert engine.stats.cache_bytes_peak <= max(5 * 15, sequences * 15) * position_bytes
-
-
-def test_cache_tokens_is_what_counts_where_it_is_given() -> None:
-    memory = FakeMemory(free=0)
-    config = NativeConfig(slots=8, cache_tokens=60)
-    engine = NativeEngine(tiny_model("llama", dtype=torch.float64), config, formulation=ON_GPU, memory=memory)
-    run(engine, requests(8, stop_ids=()))
-    assert engine.stats.decode_steps == 2 * 11
+        assert engine.stats.cache_bytes_peak <= max(5 * 15, sequences * 15) * POSITION_BYTES
 
 
 def test_memory_is_given_back_when_nothing_runs_and_when_weights_are_dropped() -> None:

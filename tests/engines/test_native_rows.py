@@ -18,6 +18,7 @@ from dapo.engines.native.rows import Copies, Row, Rows
 from dapo.engines.native.sampling import Draws, SamplingSettings, sample
 from dapo.engines.native.scheduler import LEAST_SHARED_PROMPT, RunningSequence
 from dapo.types import Generation, GenerationRequest
+from helpers.fake_memory import FakeMemory, bytes_for_cache
 from helpers.tiny_models import SERVED, tiny_model
 
 PROMPTS = [(11, 42, 7, 99), (5, 5, 120), (64, 3, 190, 17, 1, 80)]
@@ -46,8 +47,9 @@ def answers(engine: NativeEngine, requests: Sequence[GenerationRequest]) -> dict
     return done
 
 
-def engine_of(slots: int, **options: object) -> NativeEngine:
-    return NativeEngine(tiny_model("llama", dtype=torch.float64), NativeConfig(slots=slots, **options))
+def engine_of(slots: int, *, cache_tokens: int | None = None) -> NativeEngine:
+    memory = None if cache_tokens is None else FakeMemory(bytes_for_cache(cache_tokens, slots=slots))
+    return NativeEngine(tiny_model("llama", dtype=torch.float64), NativeConfig(slots=slots), memory=memory)
 
 
 def distinct_beginnings(requests: Sequence[GenerationRequest], done: dict[str, Generation]) -> int:

@@ -87,16 +87,6 @@ class TestCreateAndOpen:
             RunDirectory.open(tmp_path)
         assert str(error.value) == f"{tmp_path} is not a run directory: it has no config.yaml and no manifest.json"
 
-    def test_kernels_are_those_of_the_manifest_and_a_damaged_one_is_named(self, run):
-        assert run.kernels() == {}  # of a run that recorded none
-        manifest = {"machine": {"linear_kernels": {"8x4": "onednn"}}}
-        run.manifest.write_text(json.dumps(manifest))
-        assert run.kernels() == {"8x4": "onednn"}
-        for damaged in ("{", "[]", '{"machine": 3}', '{"machine": {"linear_kernels": []}}'):
-            run.manifest.write_text(damaged)
-            with pytest.raises(CheckpointError, match=r"manifest.json is damaged"):
-                run.kernels()
-
     def test_a_run_without_a_name_is_named_after_its_config_and_the_time(self):
         path = default_run_path("configs/quickstart.yaml", datetime(2025, 3, 9, 7, 5, 1))
         assert path == Path("runs/quickstart-20250309-070501")
@@ -341,7 +331,7 @@ class TestManifest:
             # these only sound like secrets
             ("loss.aggregate=token", "loss.aggregate=token"),
             ("train.microbatch_tokens=4096", "train.microbatch_tokens=4096"),
-            ("rollout.cache_tokens=4096", "rollout.cache_tokens=4096"),
+            ("eval.max_response_tokens=4096", "eval.max_response_tokens=4096"),
             ("data.train=secret.jsonl", "data.train=secret.jsonl"),
             ("configs/token.yaml", "configs/token.yaml"),
         ],

@@ -16,6 +16,7 @@ from pyarrow.parquet import read_table
 
 import dapo
 from dapo.cli.train import resume_run, start_run
+from dapo.config import load_config
 from dapo.core.errors import EngineError, ShortfallError
 from dapo.distributed.engine_specs import native_engine
 from dapo.distributed.protocol import WorkerSpec
@@ -73,14 +74,16 @@ def test_a_resumed_run_takes_the_kernels_that_it_recorded_also_in_an_engine_of_i
     monkeypatch.setitem(KERNELS, "counting", Counting)  # type: ignore[arg-type]
     assert multiplies("counting", torch.float32)  # asked once, and not counted below
     used.clear()
-    path = tmp_path / "run"
-    start_run(tiny("model.dtype=float32", "train.eval_every=0", "train.num_steps=1"), run_dir=path, config_name="tiny")
-    manifest = json.loads((path / "manifest.json").read_text())
-    assert manifest["machine"]["linear_kernels"] == {}  # weights this small are not timed
+    options = ["model.dtype=float32", "train.eval_every=0", "train.num_steps=1"]
+    start_run(tiny(*options), run_dir=tmp_path / "auto", config_name="tiny")
+    assert load_config(tmp_path / "auto" / "config.yaml").rollout.native.kernels == {}  # small weights are not timed
     assert not used
     shapes = linear_shapes(load_model("tiny-random", dtype=torch.float32).model)
-    manifest["machine"]["linear_kernels"] = {shape_name(*shape): "counting" for shape in shapes}
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    kernels = json.dumps({shape_name(*shape): "counting" for shape in shapes})
+    path = tmp_path / "run"
+    start_run(tiny(*options, f"rollout.native.kernels={kernels}"), run_dir=path, config_name="tiny")
+    in_first_step = set(used)
+    used.clear()
 
     specs: list[WorkerSpec] = []
 
@@ -99,7 +102,7 @@ def test_a_resumed_run_takes_the_kernels_that_it_recorded_also_in_an_engine_of_i
     in_own_process = set(used)
     used.clear()
     resume_run(path, ["train.num_steps=2"])
-    assert set(used) == in_own_process
+    assert set(used) == in_own_process == in_first_step
     assert used.keys() <= shapes
     assert len(used) >= 4  # queries, keys and values in one; the attention's output; the two of the MLP
 

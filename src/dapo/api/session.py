@@ -30,9 +30,9 @@ from dapo.rewards.judge import InlineJudge
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.metrics import mean_of_updates
 from dapo.runs.progress import progress
-from dapo.training.assemble.build import build_engine, build_sampling, open_policy, probe_kernels, value_function_of
+from dapo.training.assemble.build import build_engine, build_sampling, open_policy, value_function_of
 from dapo.training.assemble.inputs import max_positions, read_model_and_encoder, require_context
-from dapo.training.assemble.resolve import require_hardware, resolve_auto
+from dapo.training.assemble.resolve import require_hardware, resolve_auto, resolve_kernels
 from dapo.training.rollout import Sampling, collect
 from dapo.training.rows import load_rows
 from dapo.training.shortfall import require_groups, reward_test_command
@@ -75,8 +75,8 @@ class Session:
         with ExitStack() as stack:
             self._folder = Path(stack.enter_context(TemporaryDirectory(prefix="dapo-session-")))
             self._loaded, self._encoder, notes = read_model_and_encoder(self.config, training=True)
-            kernels = probe_kernels(self.config, self._loaded)
-            self._engine = build_engine(self.config, self._loaded, kernels=kernels, log=print_text)
+            self.config = resolve_kernels(self.config, self._loaded.model)
+            self._engine = build_engine(self.config, self._loaded, log=print_text)
             stack.callback(self._engine.close)
             policy = stack.enter_context(open_policy(self.config, self._loaded, None))
             assert isinstance(policy, Policy)

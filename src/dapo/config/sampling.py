@@ -28,12 +28,10 @@ class NativeConfig(Section):
         le=16384,
         unit="sequences",
     )
-    cache_tokens: Tokens | None = option(
+    kernels: Annotated[dict[str, str] | None, Auto] = option(
         None,
-        "Prompt and response tokens whose keys and values each engine may hold. none: as many as its slots need; on a "
-        "GPU at most 90 % of the memory that is free when sampling begins and that a step leaves, divided by the "
-        "processes that share it.",
-        unit="tokens",
+        "Kernel (mkl, onednn or plain) that multiplies weights of a shape on a CPU, {576x1536: onednn}; the other "
+        "shapes get the kernel for model.dtype. none or auto: the fastest of each shape, timed when the run starts.",
     )
 
 

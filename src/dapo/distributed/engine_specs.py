@@ -4,7 +4,7 @@ import hashlib
 import importlib.util
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle, islice
 from math import ceil
@@ -21,20 +21,15 @@ from dapo.distributed.launch import allocator_environment, threads_on_cluster
 from dapo.distributed.protocol import Node, WorkerSpec
 from dapo.engines.native.device_memory import CudaMemory
 from dapo.engines.native.engine import NativeEngine
-from dapo.engines.native.formulation import formulation_for
-from dapo.engines.native.prepacked_linear import BY_PROCESSOR
 from dapo.engines.vllm.start import INSTALL, VllmOptions
 from dapo.policy.hf_io import config_of
 from dapo.policy.model import load_meta_model, load_model
 
 
-def engine_specs(
-    config: Config, nodes: Sequence[Node] = (), kernels: Mapping[str, str] = BY_PROCESSOR
-) -> list[WorkerSpec]:
-    """One spec for each of the `config.engine_processes`; `model.dtype` must be settled.
+def engine_specs(config: Config, nodes: Sequence[Node] = ()) -> list[WorkerSpec]:
+    """One spec for each of the `config.engine_processes`; `auto` must be resolved.
 
     `nodes` are the launcher's. If it has none, the processes see this machine's GPUs, which are divided here.
-    `kernels` are those of the native engine's prepacked weights.
     """
     count, gpus_per_engine = config.engine_processes, config.gpus_per_engine
     if config.uses_ray:
@@ -43,10 +38,10 @@ def engine_specs(
             gpus = float(gpus_per_engine) if any(node.gpus for node in nodes) else 0.0
         given = config.train.threads or threads_on_cluster(config, nodes, gpus=gpus)
         threads = given or engine_threads(config, torch.get_num_threads())
-        return [replace(_engine_spec(config, kernels, threads=threads, gpus=0), gpus=gpus)] * count
+        return [replace(_engine_spec(config, threads=threads, gpus=0), gpus=gpus)] * count
     trainers, visible = config.distributed.trainer_ranks, visible_gpus()
     threads = engine_threads(config, torch.get_num_threads())
-    spec = _engine_spec(config, kernels, threads=threads, gpus=len(visible))
+    spec = _engine_spec(config, threads=threads, gpus=len(visible))
     assignments = gpu_assignments(visible, trainers=trainers, engines=count, gpus_per_engine=gpus_per_engine)
     return [
         replace(spec, environment={**spec.environment, "CUDA_VISIBLE_DEVICES": gpu_ids}) if gpu_ids else spec
@@ -54,12 +49,11 @@ def engine_specs(
     ]
 
 
-def _engine_spec(config: Config, kernels: Mapping[str, str], *, threads: int, gpus: int) -> WorkerSpec:
+def _engine_spec(config: Config, *, threads: int, gpus: int) -> WorkerSpec:
     """The spec of each engine on a machine with so many GPUs, of which it uses any; on Ray they are assigned later."""
     if config.rollout.engine == "vllm":
         return vllm_engine_spec(config, threads=threads, gpu_processes=processes_per_gpu(config, gpus))
-    sharing = processes_per_gpu(config, gpus)
-    return native_engine_spec(config, threads=threads, gpu_processes=sharing, kernels=kernels)
+    return native_engine_spec(config, threads=threads, gpu_processes=processes_per_gpu(config, gpus))
 
 
 def processes_per_gpu(config: Config, gpus: int) -> float:
@@ -70,21 +64,17 @@ def processes_per_gpu(config: Config, gpus: int) -> float:
     return max(1, ceil((config.distributed.trainer_ranks + engines) / max(1, gpus)))
 
 
-def native_engine_spec(
-    config: Config, *, threads: int, gpu_processes: float = 1, kernels: Mapping[str, str] = BY_PROCESSOR
-) -> WorkerSpec:
+def native_engine_spec(config: Config, *, threads: int, gpu_processes: float = 1) -> WorkerSpec:
     """A native engine, which loads the model by its name; the policy's weights are loaded later.
 
-    `gpu_processes` are those that share its GPU, this one included; `kernels` those of its prepacked weights.
+    `gpu_processes` share its GPU, this one included.
     """
     environment = {"OMP_NUM_THREADS": str(threads)} | allocator_environment(config)
-    options = {"config": config, "threads": threads, "gpu_processes": gpu_processes, "kernels": dict(kernels)}
+    options = {"config": config, "threads": threads, "gpu_processes": gpu_processes}
     return WorkerSpec("dapo.distributed.engine_specs:native_engine", options, environment=environment, cpus=threads)
 
 
-def native_engine(
-    *, config: Config, threads: int, gpu_processes: float = 1, kernels: Mapping[str, str] = BY_PROCESSOR
-) -> NativeEngine:
+def native_engine(*, config: Config, threads: int, gpu_processes: float = 1) -> NativeEngine:
     """Create the engine in its process. Raises ConfigError and EngineError for a model that it cannot load or serve."""
     torch.set_num_threads(threads)
     model, device = config.model, config.train.device
@@ -93,9 +83,8 @@ def native_engine(
     dtype = getattr(torch, model.dtype)
     loaded = load_model(model.name, dtype=dtype, device=device, trust_remote_code=model.trust_remote_code)
     memory = CudaMemory(torch.device(device), processes=gpu_processes) if device == "cuda" else None
-    reproducible = config.rollout.reproducible
-    formulation = replace(formulation_for(loaded.model, reproducible=reproducible), kernels=kernels)
-    return NativeEngine(loaded.model, config.rollout.native, formulation=formulation, memory=memory)
+    rollout = config.rollout
+    return NativeEngine(loaded.model, rollout.native, reproducible=rollout.reproducible, memory=memory)
 
 
 def vllm_engine_spec(config: Config, *, threads: int, gpu_processes: float = 1) -> WorkerSpec:

@@ -38,7 +38,6 @@ _STEP_NAME = re.compile(r"step_(\d{6,})(\.parquet|\.json)?")
 PROBLEM_STATS_FILE = "problems.parquet"
 """Statistics per problem: in each checkpoint, and a copy of the newest in the run directory."""
 CHECKPOINT_MANIFEST = "manifest.json"
-KERNELS_KEY = "linear_kernels"
 _LOCK_ATTEMPTS, _LOCK_INTERVAL_S = 5, 0.05
 _REPLACED = ".replaced.tmp"
 _REMOVED = ".gone.tmp"
@@ -101,19 +100,6 @@ class RunDirectory:
     def manifest(self) -> Path:
         """Versions, machine, command line, seed."""
         return self.path / "manifest.json"
-
-    def kernels(self) -> dict[str, str]:
-        """The kernels of the native engine's products with which the run began; none where it recorded none.
-
-        Raises CheckpointError if the manifest is damaged.
-        """
-        try:
-            found = read_json(self.manifest).get("machine", {}).get(KERNELS_KEY, {})
-            return {str(shape): str(kernel) for shape, kernel in found.items()}
-        except (ValueError, AttributeError):
-            raise CheckpointError(
-                f"{self.manifest} is damaged: expected what `dapo train` wrote at the start"
-            ) from None
 
     @property
     def metrics(self) -> Path:
@@ -419,7 +405,6 @@ def make_manifest(
     seed: int,
     started: datetime,
     gpus: Sequence[str] = (),
-    kernels: Mapping[str, str] | None = None,
     run_dir: Path | None = None,
     module_folders: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -438,7 +423,6 @@ def make_manifest(
             "cpu": cpu_model(),
             "cores": os.cpu_count(),
             "gpus": list(gpus),
-            KERNELS_KEY: dict(kernels or {}),  # of the native engine's products, by shape; others: by type
         },
     }
 

@@ -32,8 +32,8 @@ _FREE_OPTIONS = (
 _PATHS = re.compile(r"data\.(train|eval)(\.mix\.[^.]+)?(\.path)?")
 """Options by which the same problems may be found elsewhere: the problems themselves are compared."""
 
-_ROUNDING_OPTIONS = ("train.microbatch_tokens", "train.recompute")
-"""Options that change in which pieces the same sums are computed."""
+_ROUNDING_OPTIONS = ("train.microbatch_tokens", "train.recompute", "rollout.native.kernels")
+"""Options, and beginnings of them, that change in which pieces the same sums are computed."""
 
 _END_OF_DECAY = "train.num_steps"
 """Changes no step where the learning rate is constant; a rate that falls reaches its floor there."""
@@ -69,7 +69,7 @@ def changes_since(
         for name in sorted(values.keys() | before[kind].keys()):
             old, new = before[kind].get(name), values.get(name)
             if old != new and not _PATHS.fullmatch(name) and not (kind == "options" and name in expected):
-                is_other = kind in ("options", "data") and name not in _ROUNDING_OPTIONS
+                is_other = kind in ("options", "data") and not name.startswith(_ROUNDING_OPTIONS)
                 means = "this is another run" if is_other else "results may differ by rounding"
                 if name == _END_OF_DECAY:
                     if old is None or new is None:  # a constant rate, then or now, which optim.schedule says

@@ -221,7 +221,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _manifest(plan: ForkPlan, command: Sequence[str]) -> dict[str, Any]:
-    """The manifest of a new run, with the parent's choice of kernels, and where its data and modules are."""
+    """The manifest of a new run, with where its data and modules are."""
     import torch
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -230,7 +230,6 @@ def _manifest(plan: ForkPlan, command: Sequence[str]) -> dict[str, Any]:
         seed=plan.config.train.seed,
         started=datetime.now(UTC),
         gpus=gpus,
-        kernels=plan.parent.kernels(),
     )
     of_parent = read_json(plan.parent.manifest)
     found = {name: of_parent[name] for name in _LOCATIONS if name in of_parent}

@@ -27,9 +27,9 @@ from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory, step_of
 from dapo.runs.progress import progress
 from dapo.runs.stored_config import load_run_config
-from dapo.training.assemble.build import build_engine, evaluation_plan, open_launcher, probe_kernels
+from dapo.training.assemble.build import build_engine, evaluation_plan, open_launcher
 from dapo.training.assemble.inputs import Inputs, distinct, read_inputs
-from dapo.training.assemble.resolve import resolve_auto
+from dapo.training.assemble.resolve import resolve_auto, resolve_kernels
 from dapo.training.rows import load_rows
 from dapo.training.signals import END_AT_ONCE, InterruptHandler, signals_as_requests
 from dapo.types import Problem
@@ -126,9 +126,12 @@ def evaluation_config(
         checkpoint = run.latest_checkpoint(warn=warn)
         if checkpoint is None:
             raise CheckpointError(f"{run.path} has no checkpoint yet, so there is nothing to evaluate")
-        raw["model"] = load_run_config(run).model_dump(mode="json")["model"]
+        own = load_run_config(run).model_dump(mode="json")
+        raw["model"] = own["model"]
+        raw["rollout"]["native"]["kernels"] = own["rollout"]["native"]["kernels"]  # those of its own evaluations
     elif base is not None:
         raw["model"] = {"name": model, "dtype": raw["model"]["dtype"]}  # trust in one model is not trust in another
+        raw["rollout"]["native"]["kernels"] = None
     raw["data"] |= {"train": data, "eval": data}
     if isinstance(data, str) and data in BENCHMARKS and not raw["data"].get("instruction"):
         raw["data"]["instruction"] = INSTRUCTION
@@ -219,9 +222,7 @@ def open_engine_sampler(
 ) -> EngineSampler:
     """An engine with the weights of the checkpoint, or of the model; closed with `stack`."""
     launcher = stack.enter_context(open_launcher(config))
-    # a run is evaluated as it evaluates itself
-    kernels = probe_kernels(config, loaded) if checkpoint is None else RunDirectory.of(checkpoint).kernels()
-    engine = build_engine(config, loaded, launcher, kernels=kernels, log=warn)
+    engine = build_engine(resolve_kernels(config, loaded.model), loaded, launcher, log=warn)
     stack.callback(engine.close)
     if checkpoint is not None:
         engine.load_weights(saved_weights(checkpoint, loaded.model), version=step_of(checkpoint))

@@ -29,9 +29,9 @@ from dapo.runs.records import read_metrics
 from dapo.runs.sinks import Display
 from dapo.runs.stored_config import load_run_config, naming_start_folder
 from dapo.training import one_step_off
-from dapo.training.assemble.build import build_run, probe_kernels
+from dapo.training.assemble.build import build_run
 from dapo.training.assemble.inputs import Inputs, read_inputs, read_model
-from dapo.training.assemble.resolve import require_hardware, resolve_auto
+from dapo.training.assemble.resolve import require_hardware, resolve_auto, resolve_kernels
 from dapo.training.checkpoint_writer import describe, disk_errors_as_storage_error
 from dapo.training.checkpointing import is_logged, read_state, restore
 from dapo.training.signals import END_AT_ONCE, Interrupted, InterruptHandler, StepListener, signals_as_requests
@@ -114,13 +114,12 @@ def new_run(
         inputs.notes += notes
         started = datetime.now(UTC)
         gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        inputs.kernels = probe_kernels(config, inputs.loaded)
+        config = resolve_kernels(config, inputs.loaded.model)
         manifest = make_manifest(
             command,
             seed=config.train.seed,
             started=started,
             gpus=gpus,
-            kernels=inputs.kernels,
             run_dir=path,
             module_folders=module_folders,
         )
@@ -152,7 +151,6 @@ def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | F
         with naming_start_folder(directory):
             judge = stack.enter_context(open_judge(config))
             inputs = _read_inputs(config, judge)
-        inputs.kernels = directory.kernels()
         yield ReadyRun(config, inputs, judge, directory)
 
 

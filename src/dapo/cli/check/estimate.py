@@ -109,9 +109,9 @@ class ResourceEstimate:
         native = self.config.rollout.native
         # slots grow to the longest sequence that lives: a typical prompt's
         longest = self.profile.prompt_tokens + self.config.rollout.max_response_tokens
-        cache = self.cached_token_bytes * (native.cache_tokens or native.slots * longest)
+        cache = self.cached_token_bytes * native.slots * longest
         logits = SAMPLING_FLOATS * 4 * native.slots * dimensions.vocabulary
-        if self.profile.device == "gpu" and native.cache_tokens is None:
+        if self.profile.device == "gpu":
             resident = sum(self.memory.state().values()) if self.is_colocated else 0
             free = self.profile.memory_gib * GIB - resident - breakdown["weights"] - logits
             cache = min(cache, max(self.cached_token_bytes, CACHE_SHARE * free))

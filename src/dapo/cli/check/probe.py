@@ -15,9 +15,8 @@ from dapo.policy.memory_model import GIB
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
 from dapo.runs.progress import progress
-from dapo.training.assemble.build import probe_kernels
 from dapo.training.assemble.inputs import read_inputs
-from dapo.training.assemble.resolve import resolve_auto
+from dapo.training.assemble.resolve import resolve_auto, resolve_kernels
 from dapo.training.rules.watch import warning
 
 _BAR, _WIDTH = 30, 110
@@ -28,7 +27,7 @@ def run_probe(config: Config, *, problems: int | None, samples: int | None) -> P
     config = resolve_auto(config)
     with VerifierPool(config.reward) as judge:
         inputs = read_inputs(config, judge.needed_columns)
-        inputs.kernels = probe_kernels(config, inputs.loaded)
+        config = resolve_kernels(config, inputs.loaded.model)
         with progress("probe") as show:
             show(0, problems or default_problems(config))
             return probe_run(config, inputs, judge, problems=problems, samples=samples, on_progress=show)

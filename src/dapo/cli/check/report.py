@@ -306,9 +306,10 @@ def _engine_too_large(estimate: ResourceEstimate, breakdown: Mapping[str, float]
         return
     remaining = available - (total - breakdown["cache"])
     if remaining > 0:
+        slots = estimate.config.rollout.native.slots
         is_vllm = estimate.config.rollout.engine == "vllm"
-        name = "rollout.vllm.cache_gib" if is_vllm else "rollout.native.cache_tokens"
-        limit = remaining / (GIB if is_vllm else estimate.cached_token_bytes)
+        name = "rollout.vllm.cache_gib" if is_vllm else "rollout.native.slots"
+        limit = remaining / GIB if is_vllm else slots * remaining / breakdown["cache"]
         yield (
             f"a GPU of an engine needs {_gib(total)}, and there are {_gib(available)}: set {name} to at most "
             f"{int(limit):,}"

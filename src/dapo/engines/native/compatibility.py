@@ -1,6 +1,6 @@
 """Checks that the engine can serve a model: by its configuration first, then by comparing logits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from dapo.engines.native.formulation import Formulation, formulation_for
 from dapo.engines.native.forward import Forward
 from dapo.engines.native.fused_layers import fuse_prepacked_layers
 from dapo.engines.native.joint_layers import fuse_joint_layers
-from dapo.engines.native.prepacked_linear import prepack_linears
+from dapo.engines.native.prepacked_linear import DEFAULT_KERNELS, prepack_linears
 
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
@@ -28,13 +28,19 @@ float16 two plain forwards already differ by a few hundredths."""
 
 
 def patch_model(
-    model: PreTrainedModel, *, rows: int, reproducible: bool = True, formulation: Formulation | None = None
+    model: PreTrainedModel,
+    *,
+    rows: int,
+    kernels: Mapping[str, str] = DEFAULT_KERNELS,
+    reproducible: bool = True,
+    formulation: Formulation | None = None,
 ) -> Forward:
     """Give the model the engine's attention and decoder layers; returns it ready to run.
 
     Args:
         model: is changed; it must be in evaluation mode.
         rows: about as many are decoded at a time.
+        kernels: of prepacked weights by shape (`rollout.native.kernels`).
         reproducible: attention rounds the same whatever else is in the batch.
         formulation: None: the one for the model's device and type.
 
@@ -49,8 +55,8 @@ def patch_model(
     attention.register()
     formulation = formulation or formulation_for(model, reproducible=reproducible)
     if not formulation.is_joint:
-        fuse_prepacked_layers(model, rows=rows, kernels=formulation.kernels)
-        prepack_linears(model, rows=rows, kernels=formulation.kernels)
+        fuse_prepacked_layers(model, rows=rows, kernels=kernels)
+        prepack_linears(model, rows=rows, kernels=kernels)
     forward = Forward(model, formulation, fuse_joint_layers(model) if formulation.is_joint else ())
     model.set_attn_implementation(attention.NAME)
     cause: Exception | None = None

@@ -22,6 +22,7 @@ from dapo.engines.native.compatibility import patch_model
 from dapo.engines.native.device_memory import CudaMemory, DeviceMemory, cache_token_bound, step_bytes
 from dapo.engines.native.formulation import Formulation
 from dapo.engines.native.forward import Beginning, Prefilled, Shared
+from dapo.engines.native.prepacked_linear import DEFAULT_KERNELS
 from dapo.engines.native.rows import Branch, Copies, Row, Rows, flat
 from dapo.engines.native.sampling import Draws, SamplingSettings, sample
 from dapo.engines.native.scheduler import RunningSequence, Scheduler
@@ -33,7 +34,7 @@ PREFILL_TOKENS = 4096  # positions in one prefill, padding included (a longer pr
 
 LEAST_SHARED = 8  # positions of a beginning that prompts share, below which it is not worth a forward of its own
 
-FEWER_SLOTS = "lower rollout.native.slots or rollout.native.cache_tokens"
+FEWER_SLOTS = "lower rollout.native.slots"
 
 
 @dataclass(frozen=True)
@@ -68,26 +69,29 @@ class NativeEngine(EngineState):
         """Raises EngineError for a model that the engine cannot serve (see `compatibility`).
 
         Args:
-            model: becomes the engine's own: its weights, attention and layers are replaced.
-            config: `slots` sequences are decoded at a time; `cache_tokens` bounds the slots in use times the longest of
-                them (prompt + max_new_tokens). Without it the cache grows with the running sequences, on a GPU up to
-                what is free.
-            reproducible: as `compatibility.patch_model`.
-            formulation: as `compatibility.patch_model`.
-            memory: of the device; None: that of the GPU that the model is on, if it is on one.
+            model: Becomes the engine's own: its weights, attention and layers are replaced.
+            config: The section `rollout.native`.
+            reproducible: As for `compatibility.patch_model`.
+            formulation: As for `compatibility.patch_model`.
+            memory: The memory of the device, whose free part bounds the cache; None: the GPU's if the model is on one,
+                else the cache grows with the running sequences.
         """
         super().__init__(version=0)
         model.eval().requires_grad_(False)
-        self._forward = patch_model(model, rows=config.slots, reproducible=reproducible, formulation=formulation)
+        self._forward = patch_model(
+            model,
+            rows=config.slots,
+            kernels=config.kernels or DEFAULT_KERNELS,
+            reproducible=reproducible,
+            formulation=formulation,
+        )
         self._scheduler = Scheduler(
             config.slots,
-            config.cache_tokens,
             max_positions=getattr(model.config, "max_position_embeddings", None),
             vocabulary=self._forward.vocabulary,
             shares_prompts=self._forward.shares_prompts,
         )
         self._memory = CudaMemory(model.device) if memory is None and model.device.type == "cuda" else memory
-        self._is_bound_measured = self._memory is not None and config.cache_tokens is None
         self._cache = self._forward.formulation.new_slots()
         self._rows = Rows()
         self._prompts: dict[tuple[int, ...], PromptCache] = {}
@@ -137,8 +141,8 @@ class NativeEngine(EngineState):
         Raises EngineError if the logits are not finite; then the engine can only be closed.
         """
         self._require_open()
-        if self._is_bound_measured and not self._rows and self._scheduler.waiting:
-            self._scheduler.cache_tokens = self._cache_token_bound()
+        if self._memory is not None and not self._rows and self._scheduler.waiting:
+            self._scheduler.cache_tokens = self._cache_token_bound(self._memory)
         finished = self._decode() if self._rows else []
         self._drop_prompts()
         self._spread()
@@ -350,9 +354,8 @@ class NativeEngine(EngineState):
         if self._memory is not None:
             self._memory.free_unused()
 
-    def _cache_token_bound(self) -> int:
-        """The positions that the cache may hold, from what is free before there is one."""
-        assert self._memory is not None
+    def _cache_token_bound(self, memory: DeviceMemory) -> int:
+        """The positions that the cache may hold, from the free memory before there is a cache."""
         model, position_bytes = self._forward.model, self._forward.position_bytes
         needed = step_bytes(
             slots=self._scheduler.slots,
@@ -363,7 +366,7 @@ class NativeEngine(EngineState):
             intermediate=model.config.intermediate_size,
             width=model.dtype.itemsize,
         )
-        return cache_token_bound(self._memory.free_bytes(), position_bytes=position_bytes, step_bytes=needed)
+        return cache_token_bound(memory.free_bytes(), position_bytes=position_bytes, step_bytes=needed)
 
     def _count(self, **added: int) -> None:
         self.stats = replace(self.stats, **{name: getattr(self.stats, name) + n for name, n in added.items()})

@@ -1,7 +1,6 @@
 """Which of several equal formulations of a model the engine computes: chosen by device and type, or by a test."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -28,8 +27,6 @@ class Formulation:
     num_splits: int | None = None
     """1: a row's attention rounds the same whatever else is in the batch. None: the kernel cuts long rows as it likes,
     which is faster for few of them."""
-    kernels: Mapping[str, str] = field(default_factory=dict)
-    """The kernels of prepacked weights by their shape, of `linear_probe`; others get the one for their type."""
 
     def new_slots(self) -> SlotCache:
         """An empty cache of the kind that the attention reads."""

@@ -23,7 +23,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from dapo.engines.native.attention import native_attention
 from dapo.engines.native.cache import KeyValueCache
-from dapo.engines.native.prepacked_linear import BY_PROCESSOR, FusedQKVLinear, can_prepack, prepack_linears
+from dapo.engines.native.prepacked_linear import DEFAULT_KERNELS, FusedQKVLinear, can_prepack, prepack_linears
 
 FAMILIES = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
 """Layers with the same modules in the same order; those of the last family also normalize queries and keys."""
@@ -62,7 +62,7 @@ def run_layer(
     return kernels.add_mlp(kernels.add_attention(hidden_states, attn_output.flatten(2)))
 
 
-def fuse_prepacked_layers(model: PreTrainedModel, *, rows: int, kernels: Mapping[str, str] = BY_PROCESSOR) -> None:
+def fuse_prepacked_layers(model: PreTrainedModel, *, rows: int, kernels: Mapping[str, str] = DEFAULT_KERNELS) -> None:
     """Replace the forward of decoder layers of known families whose weights can be prepacked."""
     layers: list[Any] = [layer for layer in model.modules() if type(layer) in FAMILIES and _is_suited(layer)]
     for layer in layers:

@@ -19,7 +19,7 @@ PROBE = (5, 24, 40)
 """Rows, inputs and outputs of the product that tests whether this processor and this torch support the operators."""
 
 
-BY_PROCESSOR: Mapping[str, str] = {}
+DEFAULT_KERNELS: Mapping[str, str] = {}
 """No choice of kernels: each weight gets the one for its type."""
 
 
@@ -107,7 +107,7 @@ class PrepackedLinear(nn.Module):
         rows: int,
         tied: bool,
         fused_qkv: "FusedQKVLinear | None" = None,
-        kernels: Mapping[str, str] = BY_PROCESSOR,
+        kernels: Mapping[str, str] = DEFAULT_KERNELS,
     ) -> None:
         """`fused_qkv`: the product of several layers that includes this one; then it cannot be called on its own."""
         super().__init__()
@@ -161,7 +161,9 @@ class FusedQKVLinear:
     `layers` replace the given ones in the model: new values are loaded through them, by their names.
     """
 
-    def __init__(self, linears: Sequence[nn.Linear], *, rows: int, kernels: Mapping[str, str] = BY_PROCESSOR) -> None:
+    def __init__(
+        self, linears: Sequence[nn.Linear], *, rows: int, kernels: Mapping[str, str] = DEFAULT_KERNELS
+    ) -> None:
         self._rows, self._kernels = rows, kernels
         self._pending_weights: dict[PrepackedLinear, Tensor] = {}
         self.layers: list[PrepackedLinear] = []  # empty while they hand in their first values
@@ -184,7 +186,7 @@ class FusedQKVLinear:
         return self._prepacked.multiply(inputs, None if biases[0] is None else torch.cat(biases))
 
 
-def prepack_linears(model: nn.Module, *, rows: int, kernels: Mapping[str, str] = BY_PROCESSOR) -> int:
+def prepack_linears(model: nn.Module, *, rows: int, kernels: Mapping[str, str] = DEFAULT_KERNELS) -> int:
     """Replace every plain linear layer, for products of about `rows` rows; returns how many were replaced.
 
     Layers in float64, on another device than the CPU, or of a subclass stay as they are. `kernels` are the names of the
@@ -217,7 +219,7 @@ def can_prepack(layer: nn.Module) -> bool:
     return default_kernel(layer.weight.dtype) is not None
 
 
-def prepack(weight: Tensor, rows: int, kernels: Mapping[str, str] = BY_PROCESSOR) -> PrepackedWeight:
+def prepack(weight: Tensor, rows: int, kernels: Mapping[str, str] = DEFAULT_KERNELS) -> PrepackedWeight:
     """Reorder a weight of a type that `can_prepack`, by the kernel for its shape if this processor has that."""
     name = kernels.get(shape_name(*weight.shape))
     if name is None or not multiplies(name, weight.dtype):

@@ -106,23 +106,18 @@ class Scheduler:
     def __init__(
         self,
         slots: int,
-        cache_tokens: int | None,
         max_positions: int | None,
         vocabulary: int,
         *,
         shares_prompts: bool = False,
     ) -> None:
-        """`max_positions` is the longest sequence that the model takes, `vocabulary` the number of tokens it knows.
-
-        `cache_tokens` may be set anew at any time; requests are refused only for the bound given here.
-        """
-        self.slots, self.cache_tokens, self.vocabulary = slots, cache_tokens, vocabulary
+        """`max_positions` is the longest sequence that the model takes, `vocabulary` the number of tokens it knows."""
+        self.slots, self.vocabulary = slots, vocabulary
+        self.cache_tokens: int | None = None
+        """The bound on the positions that the cache holds; None: none. It may change at any time."""
         self._shares_prompts = shares_prompts
-        bounds = (
-            (cache_tokens, "rollout.native.cache_tokens", "raise it"),
-            (max_positions, "the model's max_position_embeddings", "use a model with a longer context"),
-        )
-        self._bounds = [PositionBound(bound, name, fix) for bound, name, fix in bounds if bound is not None]
+        name, fix = "the model's max_position_embeddings", "use a model with a longer context"
+        self._bounds = [] if max_positions is None else [PositionBound(max_positions, name, fix)]
         self._num_started = 0
         self.waiting: dict[str, GenerationRequest] = {}
 
@@ -134,7 +129,7 @@ class Scheduler:
     def most_rows(self, longest: int) -> int:
         """How many rows there may be where the longest reservation is so many positions.
 
-        One row alone is always allowed: where it cannot fit, `submit` has refused it or nothing smaller would help.
+        One row alone is always allowed: nothing smaller would help.
         """
         return self.slots if self.cache_tokens is None else max(1, min(self.slots, self.cache_tokens // longest))
 

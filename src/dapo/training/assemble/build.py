@@ -2,9 +2,8 @@
 
 import copy
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,9 +23,6 @@ from dapo.distributed.trainer_group import TrainerGroup
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.native.engine import NativeEngine
-from dapo.engines.native.formulation import formulation_for
-from dapo.engines.native.linear_probe import choices_file, choose_kernels, linear_shapes
-from dapo.engines.native.prepacked_linear import BY_PROCESSOR
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.policy.model import LoadedModel
 from dapo.policy.policy import Policy
@@ -62,7 +58,7 @@ def build_run(
     judge.log = display.message
     with ExitStack() as stack:
         launcher = stack.enter_context(open_launcher(config, directory.logs))
-        engine = build_engine(config, inputs.loaded, launcher, kernels=inputs.kernels, log=display.message)
+        engine = build_engine(config, inputs.loaded, launcher, log=display.message)
         stack.callback(engine.close)
         policy = stack.enter_context(open_policy(config, inputs.loaded, launcher))
         yield Run(
@@ -147,17 +143,13 @@ def build_engine(
     loaded: LoadedModel,
     launcher: Launcher | None = None,
     *,
-    kernels: Mapping[str, str] = BY_PROCESSOR,
     log: Callable[[str], None] = print,
 ) -> RolloutEngine:
-    """The rollout engine: in this process, or in processes that `launcher` starts. All that it answers is checked.
-
-    `kernels` are those of the native engine's prepacked weights, as `probe_kernels` chooses them.
-    """
+    """The rollout engine: in this process, or in processes that `launcher` starts. All that it answers is checked."""
     engine: RolloutEngine
     if config.engine_processes:
         assert launcher is not None, "engine processes need a launcher"
-        specs = engine_specs(config, launcher.nodes, kernels)
+        specs = engine_specs(config, launcher.nodes)
         engine = EnginePool(
             launcher,
             specs,
@@ -171,19 +163,9 @@ def build_engine(
             ),
         )
     else:
-        formulation = replace(formulation_for(loaded.model, reproducible=True), kernels=kernels)
-        engine = NativeEngine(copy.deepcopy(loaded.model), config.rollout.native, formulation=formulation)
+        engine = NativeEngine(copy.deepcopy(loaded.model), config.rollout.native)
     vocabulary = next(loaded.model.get_input_embeddings().parameters()).shape[0]
     return CheckedEngine(engine, vocabulary=vocabulary)
-
-
-def probe_kernels(config: Config, loaded: LoadedModel) -> dict[str, str]:
-    """The fastest kernels for the native engine's weights, by shape, timed on this processor; none for a GPU."""
-    on_gpu = config.train.device == "cuda" or (config.train.device == "auto" and torch.cuda.is_available())
-    if on_gpu or config.rollout.engine != "native":
-        return {}
-    shapes, rows = linear_shapes(loaded.model), config.rollout.native.slots
-    return choose_kernels(shapes, loaded.model.dtype, rows, choices=choices_file())
 
 
 def build_sinks(config: Config, run: RunDirectory, *, first_step: int) -> list[Sink]:

@@ -1,7 +1,7 @@
 """Reads the inputs of a run, data and model, and checks that they fit, before anything is written."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -31,7 +31,6 @@ class Inputs:
     held_out: list[Problem]
     notes: list[str]
     copies: int = 1  # how often the file of held-out problems has each of them, where it is the same for all
-    kernels: Mapping[str, str] = field(default_factory=dict)  # of the native engine's prepacked weights
 
 
 def read_inputs(

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from dapo.config import Config
 from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import ConfigError
 from dapo.distributed.engine_specs import processes_per_gpu, require_vllm
+from dapo.engines.native.linear_probe import choices_file, choose_kernels, linear_shapes
 from dapo.policy.memory_model import GIB, FreeMemory, settle_microbatches
 from dapo.policy.model_dimensions import find_dimensions
 
@@ -47,6 +49,22 @@ def resolve_auto(
         if reason is not None:
             log(reason)
     return config
+
+
+def resolve_kernels(config: Config, model: nn.Module) -> Config:
+    """Resolve `rollout.native.kernels` by timing them on this processor; on a GPU, and with another engine, to none.
+
+    The model is the one that the engine samples with; it may be on the device `meta`.
+    """
+    native = config.rollout.native
+    if native.kernels is not None:
+        return config
+    on_gpu = config.train.device == "cuda" or (config.train.device == "auto" and torch.cuda.is_available())
+    kernels = {}
+    if config.rollout.engine == "native" and not on_gpu:
+        dtype = getattr(torch, config.model.dtype)
+        kernels = choose_kernels(linear_shapes(model), dtype, native.slots, choices=choices_file())
+    return config.changed("rollout", native=native.model_copy(update={"kernels": kernels}))
 
 
 def trainer_gpu(config: Config, device: str) -> FreeMemory | None:
