@@ -16,11 +16,11 @@ from pyarrow.parquet import read_table
 from rich.console import Console
 
 from dapo.core.errors import ConfigError, DataError
+from dapo.core.text import excerpt
 from dapo.runs.console import (
     ProgressDisplay,
     duration,
     evaluation_line,
-    excerpt,
     final_report,
     printable,
     sparkline,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.config import Config
+from dapo.core.text import one_line, shorten
 from dapo.runs.rollouts import iterate_rows
 from dapo.training.rules.all_rules import RULES, holding
 from dapo.training.rules.finding import SEVERITIES, Finding, Rule
@@ -155,15 +156,9 @@ def _with_responses(case: Case, rule: Rule, tables: Mapping[int, Path]) -> Case:
             if rule.response(row):
                 problems[row["problem_id"]] += 1
                 errors.update([row["error"]] if row["error"] else [])
-                example = example or _shown(row["response"])
+                example = example or shorten(one_line(row["response"]), _SHOWN_CHARS, keep="end")
         if read >= MAX_ROWS:
             break
     error = errors.most_common(1)[0][0] if errors else ""
     most = tuple(problems.most_common(MAX_PROBLEMS))
     return Case(case.finding, case.since, case.holds, most, problems.total(), example, error)
-
-
-def _shown(text: str) -> str:
-    """The end of a response on one line."""
-    line = " ".join(text.split())
-    return line if len(line) <= _SHOWN_CHARS else f"... {line[-_SHOWN_CHARS:]}"

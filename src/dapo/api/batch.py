@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dapo.core.errors import DataError
 from dapo.core.loading import Failure, try_call
+from dapo.core.text import one_line, shorten
 from dapo.runs.metrics import reflection_metrics
 from dapo.training.rollout import Batch
 from dapo.training.step_metrics import batch_metrics, rollout_rows
@@ -128,7 +129,7 @@ class CollectedBatch:
 
     def __repr__(self) -> str:
         shown = self.groups[:SHOWN_ROWS]
-        lines = [self._title(), *(f"  {_short(group.problem.prompt, 48):50} {_rewards(group)}" for group in shown)]
+        lines = [self._title(), *(f"  {shorten(_question(group), 48):50} {_rewards(group)}" for group in shown)]
         if len(self.groups) > SHOWN_ROWS:
             lines.append(f"  and {len(self.groups) - SHOWN_ROWS} more groups; batch.rollouts has all responses")
         return "\n".join(lines)
@@ -146,8 +147,8 @@ class CollectedBatch:
 def _shown(group: Group, outcome: str) -> tuple[str, ...]:
     """What a row of a notebook's table says of a group."""
     judged = [(reward, text) for reward, text in zip(group.rewards, group.texts, strict=True) if reward is not None]
-    ends = [_short(text, 80) for _, text in (max(judged), min(judged))] if judged else ["", ""]
-    return _short(group.problem.prompt, 80), outcome.replace("_", " "), _rewards(group), *ends
+    ends = [shorten(one_line(text), 80) for _, text in (max(judged), min(judged))] if judged else ["", ""]
+    return shorten(_question(group), 80), outcome.replace("_", " "), _rewards(group), *ends
 
 
 def _rewards(group: Group) -> str:
@@ -163,8 +164,6 @@ def _numbers(function: Advantages, rewards: list[float]) -> list[float]:
     return [float(value) for value in function(list(rewards))]
 
 
-def _short(prompt: Any, length: int) -> str:
-    """A prompt on one line."""
-    text = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
-    text = " ".join(text.split())
-    return text if len(text) <= length else f"{text[: length - 1]}…"
+def _question(group: Group) -> str:
+    prompt = group.problem.prompt
+    return one_line(prompt if isinstance(prompt, str) else str(prompt[-1]["content"]))

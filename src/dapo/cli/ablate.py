@@ -24,6 +24,7 @@ from dapo.analysis.ablate.experiment import (
 from dapo.config.differences import option_differences
 from dapo.core.errors import ConfigError
 from dapo.core.terminal import print_json, print_text, printable, stdout_to_stderr, warn
+from dapo.core.text import shorten
 from dapo.runs.console import BAR_WIDTH, REFRESHES_PER_SECOND, SafeConsole, duration
 
 _MAX_SEEDS = 10_000
@@ -181,7 +182,7 @@ def _accuracy_table(condition: Mapping[str, Any], baseline: str) -> Table:
     facts = ["" if k is None else f"avg@{k}", f"{condition['problems']} held-out problems"]
     facts += [f"{(n := counts.pop())} seed{'s' * (n != 1)}"] if len(counts) == 1 else []
     columns = ["seeds"] if counts else []
-    columns += ["accuracy", *(["vs row before"] if shows_previous else []), f"vs {_short(baseline)}"]
+    columns += ["accuracy", *(["vs row before"] if shows_previous else []), f"vs {printable(shorten(baseline, 16))}"]
     table = _table(f"Accuracy in % with 95 % intervals: {', '.join(filter(None, facts))}", "", *columns)
     if (before := condition["accuracy_before"]) is not None:
         cells = [*([""] if counts else []), _percent(before["mean"])]
@@ -237,10 +238,6 @@ def _percent(value: float | None, sign: str = "") -> str:
 
 def _number(value: float | None, style: str) -> str:
     return "" if value is None else f"{value:{style}}"
-
-
-def _short(name: str) -> str:
-    return printable(name if len(name) <= 16 else f"{name[:15]}…")
 
 
 def _print_notes(experiment: Experiment) -> None:

@@ -11,6 +11,7 @@ from dapo.config import DataSpec, build_config, parse_data_argument
 from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import DataError
 from dapo.core.rng import keyed_permutation
+from dapo.core.text import shorten
 from dapo.data.prepare.select import read_pass_rates
 from dapo.data.prepare.stats import PassRate
 from dapo.data.problems import unique_problems
@@ -155,7 +156,7 @@ def print_description(result: Mapping[str, Any]) -> None:
             table.add_row(name.replace("_", ", "), ", ".join(f"{key} {value:,.0f}" for key, value in summary.items()))
     for name in ("instruction_before", "instruction_after"):
         if result[name]:
-            table.add_row(name.replace("_", " "), shortened(result[name]))
+            table.add_row(name.replace("_", " "), shorten(result[name], 100, keep="ends"))
     kinds = [f"{kind} {count:,}" for kind, count in result["answer_types"].items() if count]
     table.add_row("answer types", ", ".join(kinds))
     sources = [f"{name} {count:,}" for name, count in result["sources"].items()]
@@ -218,12 +219,7 @@ def print_most_visited(data: Sequence[Problem], rates: Mapping[str, PassRate]) -
     title = "most visited problems, hardest first"
     table = Table("problem", *numbers, "question", title=title, title_style="bold", title_justify="left")
     for rate, problem in sorted(known, key=lambda pair: (-pair[0].visits, pair[0].rate, pair[1].id))[:SHOWN_PROBLEMS]:
-        question = shortened(prompt_text(problem.prompt), 60)
+        question = shorten(prompt_text(problem.prompt), 60, keep="ends")
         cells = (problem.id, f"{rate.visits}", f"{rate.responses}", f"{rate.rate:.0%}", f"{rate.last_seen}", question)
         table.add_row(*cells)
     SafeConsole().print(table)
-
-
-def shortened(text: str, length: int = 100) -> str:
-    """The beginning and the end of a long text."""
-    return text if len(text) <= length else f"{text[: length // 2]} ... {text[-length // 2 :]}"

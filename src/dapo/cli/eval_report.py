@@ -9,6 +9,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from dapo.core.terminal import printable
+from dapo.core.text import one_line
 from dapo.evaluation.scores import CORRECT, count_votes
 from dapo.runs.console import SafeConsole
 
@@ -125,12 +126,12 @@ def _problem_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         judged = [response for response in responses if response["error"] is None]
         binary = all(response["correct"] is not None for response in judged)
         table.add_row(
-            _one_line(row["question"]),
-            _one_line(str(row["answer"])),
+            one_line(row["question"]),
+            one_line(str(row["answer"])),
             _format_optional(row["accuracy"], ".3f"),
             f"{sum(bool(response['correct']) for response in judged)}/{len(judged)}" if binary else "-",
             f"{fmean(response['tokens'] for response in responses):.0f}",
-            _one_line(_most_frequent_answer(judged)),
+            one_line(_most_frequent_answer(judged)),
         )
     return table
 
@@ -158,17 +159,13 @@ def _paired_problem_table(first: Sequence[Mapping[str, Any]], second: Sequence[M
     differences = [(row, a, b, None if a is None or b is None else b - a) for row, a, b in pairs]
     for row, a, b, difference in sorted(differences, key=lambda line: (line[3] is None, line[3])):
         table.add_row(
-            _one_line(str(row.get("question", row["id"]))),
-            _one_line(str(row.get("answer", ""))),
+            one_line(str(row.get("question", row["id"]))),
+            one_line(str(row.get("answer", ""))),
             _format_optional(a, ".3f"),
             _format_optional(b, ".3f"),
             _format_optional(difference, "+.3f"),
         )
     return table
-
-
-def _one_line(text: str) -> str:
-    return printable(" ".join(text.split()))
 
 
 def _format_fraction(value: float, interval: Sequence[float | None], *, binary: bool = True) -> str:

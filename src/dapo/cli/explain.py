@@ -11,6 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from dapo.core.terminal import print_json, print_text, printable
+from dapo.core.text import shorten
 from dapo.runs.console import SafeConsole
 
 SHOWN_CHARS = 320
@@ -80,14 +81,16 @@ def _text(text: str) -> Text:
 def _prompt(found: Mapping[str, Any]) -> list[RenderableType]:
     problem = found["problem"]
     reference = f"reference answer: {problem['answer']}" if problem["answer"] else "no reference answer"
-    return [Padding(_text(_shortened(problem["prompt"].strip())), (0, 0, 0, 2)), _text(reference)]
+    prompt = shorten(problem["prompt"].strip(), SHOWN_CHARS, keep="ends")
+    return [Padding(_text(prompt), (0, 0, 0, 2)), _text(reference)]
 
 
 def _responses(found: Mapping[str, Any]) -> Table:
     table = Table(Column("#", justify="right"), "verdict", Column("tokens", justify="right"), "response", box=None)
     for each in found["responses"]:
         length = f"{each['tokens']}{'+' if each['finish'] == 'length' else ''}"
-        table.add_row(f"{each['sample']}", _verdict(each), length, _shortened(each["text"].strip()) or "(empty)")
+        text = shorten(each["text"].strip(), SHOWN_CHARS, keep="ends")
+        table.add_row(f"{each['sample']}", _verdict(each), length, text or "(empty)")
     return table
 
 
@@ -236,19 +239,13 @@ def _context(response: Mapping[str, Any], token: Mapping[str, Any]) -> Text:
         return Text("")
     at = token["position"]
     before, after = "".join(texts[max(0, at - _CONTEXT_TOKENS) : at]), "".join(texts[at + 1 : at + 1 + _CONTEXT_TOKENS])
-    parts = [(_one_line(before), ""), (_one_line(texts[at]), "bold reverse"), (_one_line(after), "")]
-    return Text.assemble(*parts)
+    parts = ((before, ""), (texts[at], "bold reverse"), (after, ""))
+    return Text.assemble(*((_visible_breaks(text), style) for text, style in parts))
 
 
-def _one_line(text: str) -> str:
+def _visible_breaks(text: str) -> str:
     return printable(text.replace("\n", "\\n").replace("\t", "\\t"))
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:+.6g}" if value else "0"
-
-
-def _shortened(text: str) -> str:
-    """The beginning and the end of a long text."""
-    half = SHOWN_CHARS // 2
-    return text if len(text) <= SHOWN_CHARS else f"{text[:half].rstrip()} [...] {text[-half:].lstrip()}"

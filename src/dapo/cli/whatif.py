@@ -10,6 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from dapo.core.terminal import print_json, print_text, printable
+from dapo.core.text import one_line, shorten
 from dapo.runs.console import SafeConsole
 
 SHOWN_STEPS = 20
@@ -157,5 +158,4 @@ def _number(value: float | None) -> str:
 
 
 def _shortened(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS // 2]} [...] {text[-SHOWN_CHARS // 2 :]}"
+    return shorten(one_line(text), SHOWN_CHARS, keep="ends")

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from dapo.core.loading import try_call
 from dapo.core.secrets import mask_text
+from dapo.core.text import shorten
 from dapo.types import Problem, Verdict
 
 TokenIds: TypeAlias = Sequence[Sequence[int]]  # the tokens of each of several responses
@@ -83,7 +84,7 @@ def _shown(value: Any) -> str:
     text = try_call(lambda: repr(value))
     if not isinstance(text, str):
         return f"a {type(value).__name__}"
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+    return shorten(text, _SHOWN_CHARS)
 
 
 def _checked(name: str, verdict: Verdict) -> Verdict:

@@ -18,13 +18,12 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from dapo.core.terminal import UNSAFE, print_text, printable
+from dapo.core.text import excerpt
 from dapo.runs.metric_table import PHASES, metric_of
 
 REFRESHES_PER_SECOND = 2  # 0.7 % of a core
 BAR_WIDTH = 32
 STEPS_FOR_ETA = 20
-EXCERPT_CHARS = 800
-EXCERPT_LINES = 16
 _UNITS = {"fraction": "%", "tokens/s": " tok/s", "s": " s"}
 
 
@@ -311,19 +310,6 @@ def final_report(
     for label, location in files.items():
         line = Text.assemble((f"{label:<{width}}  ", "dim"), printable(str(location), console.encoding))
         console.print(line, soft_wrap=True)  # a path that is broken over two lines cannot be copied
-
-
-def excerpt(text: str) -> str:
-    """The beginning and the end of a long text, with a note of how much was left out."""
-    lines = text.strip("\n").split("\n")
-    if len(lines) > EXCERPT_LINES:
-        head, tail = lines[: EXCERPT_LINES // 2], lines[-EXCERPT_LINES // 2 :]
-        lines = [*head, f"[... {len(lines) - EXCERPT_LINES:,} lines left out ...]", *tail]
-    text = "\n".join(lines)
-    if len(text) > EXCERPT_CHARS:
-        half = EXCERPT_CHARS // 2
-        text = f"{text[:half]} [... {len(text) - EXCERPT_CHARS:,} characters left out ...] {text[-half:]}"
-    return text
 
 
 def _append_finite(values: list[float] | deque[float], value: float | None) -> None:

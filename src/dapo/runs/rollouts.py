@@ -60,12 +60,12 @@ def read_rows(path: str, rows: Sequence[int]) -> list[dict[str, Any]]:
             end = start + table.metadata.row_group(chunk).num_rows
             if here := [row for row in rows if start <= row < end]:
                 taken = table.read_row_group(chunk, columns=SHOWN_COLUMNS).take([row - start for row in here])
-                records += [_shown(record, row) for record, row in zip(taken.to_pylist(), here, strict=True)]
+                records += [_preview(record, row) for record, row in zip(taken.to_pylist(), here, strict=True)]
             start = end
     return records
 
 
-def _shown(record: dict[str, Any], row: int) -> dict[str, Any]:
+def _preview(record: dict[str, Any], row: int) -> dict[str, Any]:
     """A row as the page shows it: with its verdict in a word, and the beginnings of its texts."""
     correct = {True: "correct", False: "wrong", None: "score"}[record.pop("correct")]
     texts = {name: record[name][:PREVIEW_CHARS] for name in ("prompt", "response")}

@@ -170,11 +170,11 @@ def _version(path: Path) -> tuple[int, int]:
 def _columns(merged: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     steps = sorted(merged)
     names = dict.fromkeys(name for step in steps for name in merged[step] if name != "step")
-    columns = {name: [_short(merged[step].get(name)) for step in steps] for name in names}
+    columns = {name: [_rounded(merged[step].get(name)) for step in steps] for name in names}
     return {"steps": steps, "columns": columns, "problem": None}
 
 
-def _short(value: Any) -> Any:
+def _rounded(value: Any) -> Any:
     """Numbers with the digits that a picture can show: half as many bytes to send."""
     return float(f"{value:.{SIGNIFICANT_DIGITS}g}") if isinstance(value, float) else value
 

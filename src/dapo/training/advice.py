@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from dapo.core.text import one_line, shorten
 from dapo.evaluation.scores import Evaluation, JudgedProblem, question_text
 from dapo.training.state import Run
 
@@ -30,5 +31,4 @@ def _mark(problem: JudgedProblem) -> str:
 
 def _line(text: str) -> str:
     """The end of a text on one line: a question and an answer stand there."""
-    words = " ".join(text.split())
-    return words if len(words) <= _SHOWN_CHARS else f"... {words[-_SHOWN_CHARS:]}"
+    return shorten(one_line(text), _SHOWN_CHARS, keep="end")

@@ -18,6 +18,7 @@ from dapo.analysis.view.server import SCRIPTS, index_page, page_file, plotly_js
 from dapo.core.errors import DataError
 from dapo.core.files import atomic_write_text
 from dapo.core.terminal import printable, to_json
+from dapo.core.text import shorten
 from dapo.evaluation.pairing import paired_evaluations
 from dapo.runs.rollout_index import RolloutIndex
 from dapo.runs.run_files import RunFiles
@@ -85,7 +86,7 @@ def _sample(run: queries.ViewedRun) -> tuple[int, list[dict[str, Any]]]:
     chosen: list[dict[str, Any]] = []
     left = MAX_GROUP_BYTES
     for step, group_id in order:
-        group = _shortened(queries.group(run, {"step": str(step), "group": str(group_id)}))
+        group = _without_long_texts(queries.group(run, {"step": str(step), "group": str(group_id)}))
         left -= len(to_json(group))
         if left < 0:
             break
@@ -128,15 +129,14 @@ def _by_interest(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[s
                 yield rank, group
 
 
-def _shortened(group: dict[str, Any]) -> dict[str, Any]:
+def _without_long_texts(group: dict[str, Any]) -> dict[str, Any]:
     """A group whose long texts are cut, which the page says."""
     for response in group["responses"]:
         if response["tokens"] is not None and len(response["tokens"]) > MAX_TOKENS_SHOWN:
             response["tokens_left"] += len(response["tokens"]) - MAX_TOKENS_SHOWN
             response["tokens"] = response["tokens"][:MAX_TOKENS_SHOWN]
             response["probabilities"] = response["probabilities"] and response["probabilities"][:MAX_TOKENS_SHOWN]
-        if len(response["response"]) > MAX_TEXT:
-            response["response"] = response["response"][:MAX_TEXT] + " …"
+        response["response"] = shorten(response["response"], MAX_TEXT)
     return group
 
 

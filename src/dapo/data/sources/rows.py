@@ -12,6 +12,7 @@ from uuid import UUID
 
 from dapo.config.data_spec import ANY_COLUMNS, Columns
 from dapo.core.errors import DataError
+from dapo.core.text import shorten
 from dapo.types import Message, Problem, Prompt
 
 PROMPT_COLUMNS = ("prompt", "question", "problem")
@@ -215,5 +216,4 @@ def _encodable(text: str, where: str) -> str:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+    return f"{type(value).__name__} {shorten(repr(value), 60)}"

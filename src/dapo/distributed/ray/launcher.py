@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import tempfile
-import textwrap
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 
 import dapo
 from dapo.core.errors import LaunchError, WorkerDied, WorkerFault
+from dapo.core.text import one_line, shorten
 from dapo.distributed.launch import import_path, log_tail, wait_until_ready
 from dapo.distributed.protocol import Node, WorkerSpec
 from dapo.distributed.ray.actor import ActorInfo, WorkerActor
@@ -148,7 +148,7 @@ class RayWorker:
             how, cause = "is out of reach, perhaps with its node", text.partition("RpcError: ")[2]
         else:
             how, cause = "is gone", text.partition("because ")[2]
-        message = f"{self.name}{where} {how}: {textwrap.shorten(cause or text, MAX_CAUSE_CHARS, placeholder=' ...')}"
+        message = f"{self.name}{where} {how}: {shorten(one_line(cause or text), MAX_CAUSE_CHARS)}"
         if self.info is None:
             return message
         return message + (log_tail(self.log) if self.log.exists() else f"; its log is {self.log} on that node")

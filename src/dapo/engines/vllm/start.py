@@ -23,6 +23,7 @@ from dapo.core.errors import EngineError
 from dapo.core.loopback import use_loopback_interface
 from dapo.core.out_of_memory import explain_out_of_memory
 from dapo.core.terminal import print_text
+from dapo.core.text import shorten
 from dapo.engines.engine import WeightSource
 from dapo.engines.vllm.engine import VllmEngine
 from dapo.types import GenerationRequest
@@ -235,4 +236,4 @@ def _require_heads(width: int, model: str) -> None:
 
 def _cause(error: Exception) -> str:
     text = " ".join(filter(None, map(str.strip, str(error).splitlines()))) or type(error).__name__
-    return text if len(text) <= _CAUSE_CHARS else text[:_CAUSE_CHARS] + "..."
+    return shorten(text, _CAUSE_CHARS)

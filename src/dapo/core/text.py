@@ -1,0 +1,36 @@
+"""Text cut to a length, for messages and tables."""
+
+from typing import Literal
+
+EXCERPT_CHARS = 800
+EXCERPT_LINES = 16
+
+
+def one_line(text: str) -> str:
+    """The words of a text, separated by single spaces."""
+    return " ".join(text.split())
+
+
+def shorten(text: str, chars: int, *, keep: Literal["start", "ends", "end"] = "start") -> str:
+    """A text of at most `chars` characters; a longer one keeps its start, both ends or its end, and shows the cut."""
+    if len(text) <= chars:
+        return text
+    if keep == "start":
+        return f"{text[: chars - 3]}..."
+    if keep == "end":
+        return f"... {text[4 - chars :]}"
+    half = (chars - 7) // 2
+    return f"{text[:half].rstrip()} [...] {text[-half:].lstrip()}"
+
+
+def excerpt(text: str) -> str:
+    """Both ends of a text of many lines or characters, with a note of how much is left out."""
+    lines = text.strip("\n").split("\n")
+    if len(lines) > EXCERPT_LINES:
+        head, tail = lines[: EXCERPT_LINES // 2], lines[-EXCERPT_LINES // 2 :]
+        lines = [*head, f"[... {len(lines) - EXCERPT_LINES:,} lines left out ...]", *tail]
+    text = "\n".join(lines)
+    if len(text) > EXCERPT_CHARS:
+        half = EXCERPT_CHARS // 2
+        text = f"{text[:half]} [... {len(text) - EXCERPT_CHARS:,} characters left out ...] {text[-half:]}"
+    return text
